@@ -66,9 +66,10 @@ struct Attention {
     AttnArgs a;
     AttnPlan plan;
     Attention(int heads, int kv_heads, int k_dim, int v_dim, int page_size, int dtype, float scale,
-              int window, int chunk, float softcap, bool causal, Address sinks, Address slopes) {
+              int window, int chunk, float softcap, bool causal, Address sinks, Address alibi_slopes) {
         a.heads = heads, a.q_head = k_dim, a.scale = scale, a.window = window, a.chunk = chunk,
-        a.softcap = softcap, a.causal = causal, a.sinks = at<float>(sinks), a.slopes = at<float>(slopes);
+        a.softcap = softcap, a.causal = causal, a.sinks = at<float>(sinks),
+        a.alibi_slopes = at<float>(alibi_slopes);
         a.cache = make_cache(0, 0, dtype, kv_heads, k_dim, v_dim, page_size);
     }
     void run(Address q, int64_t ldq, Address out, int64_t ldo, Address k_cache, Address v_cache,
@@ -84,9 +85,9 @@ struct Attention {
         const Kernels& k = kernels();
         int n = threads > 0 ? threads : threads_for(plan.bytes, plan.flops);
         run_team(n, plan.partial_floats * 4, local_for(k, c), [&](const Ctx& ctx) {
-            AttnArgs mine = c;
-            plan.give(mine, ctx.shared());
-            run_attention(k, mine, ctx);
+            AttnArgs args = c;
+            plan.fill(args, ctx.shared());
+            run_attention(k, args, ctx);
         });
     }
 };
@@ -143,7 +144,7 @@ using ScanTensor = std::tuple<Address, int64_t, int64_t, int64_t>;
 void run_scan(int kind, const std::array<int64_t, 5>& sizes, int decays,
               const std::vector<ScanTensor>& inputs, Address a, Address state, Address out, int threads) {
     ScanArgs s;
-    s.kind = kind, s.decays = decays;
+    s.kind = ScanKind(kind), s.decays = decays;
     s.sequences = sizes[0], s.tokens = sizes[1], s.heads = sizes[2], s.keys = sizes[3], s.values = sizes[4];
     ScanInput* to[] = {&s.q, &s.k, &s.v, &s.decay, &s.beta};
     for (size_t i = 0; i < inputs.size() && i < 5; i++) {
@@ -190,6 +191,160 @@ void run_embed(Address ids, int64_t tokens, Address table, int dtype, int64_t vo
     run_team(threads_for(double(tokens) * double(dim) * 8, 0), 0, 0, [&](const Ctx& c) { k.embed(a, c); });
 }
 
+// A pointer that Python sets as an address.
+template <class T, class P>
+void pointer(nb::class_<T>& of, const char* name, P* T::* field) {
+    of.def_prop_rw(
+        name, [field](const T& args) { return Address(args.*field); },
+        [field](T& args, Address a) { args.*field = at<P>(a); });
+}
+
+// The parts of the kernels' arguments that last from step to step, and what a step passes.
+void bind_program_args(nb::module_& m) {
+    nb::enum_<Gate>(m, "Gate")
+        .value("SIGMOID", Gate::SIGMOID)
+        .value("SILU", Gate::SILU)
+        .value("SOFTPLUS", Gate::SOFTPLUS)
+        .value("TWICE_SIGMOID", Gate::TWICE_SIGMOID)
+        .value("IDENTITY", Gate::IDENTITY);
+    nb::enum_<ScanKind>(m, "ScanKind")
+        .value("SELECTIVE", ScanKind::SELECTIVE)
+        .value("DECAYED", ScanKind::DECAYED)
+        .value("DELTA", ScanKind::DELTA);
+    nb::enum_<RouterScore>(m, "RouterScore")
+        .value("SOFTMAX", RouterScore::SOFTMAX)
+        .value("SIGMOID", RouterScore::SIGMOID)
+        .value("SOFTMAX_TOPK", RouterScore::SOFTMAX_TOPK)
+        .value("SIGMOID_TOPK", RouterScore::SIGMOID_TOPK)
+        .value("SPARSEMIXER", RouterScore::SPARSEMIXER);
+
+    auto embed = nb::class_<EmbedArgs>(m, "EmbedArgs").def(nb::init<>());
+    pointer(embed, "table", &EmbedArgs::table);
+    pointer(embed, "positions_table", &EmbedArgs::positions_table);
+    embed.def_rw("dtype", &EmbedArgs::dtype)
+        .def_rw("vocab", &EmbedArgs::vocab)
+        .def_rw("dim", &EmbedArgs::dim);
+    embed.def_rw("scale", &EmbedArgs::scale).def_rw("position_offset", &EmbedArgs::position_offset);
+    embed.def_rw("takes_first", &EmbedArgs::takes_first);
+
+    auto norm = nb::class_<NormArgs>(m, "NormArgs").def(nb::init<>());
+    pointer(norm, "weight", &NormArgs::weight);
+    pointer(norm, "bias", &NormArgs::bias);
+    norm.def_rw("dim", &NormArgs::dim)
+        .def_rw("eps", &NormArgs::eps)
+        .def_rw("layer_norm", &NormArgs::layer_norm);
+
+    auto cache = nb::class_<Cache>(m, "Cache").def(nb::init<>());
+    pointer(cache, "k", &Cache::k);
+    pointer(cache, "v", &Cache::v);
+    cache.def_rw("dtype", &Cache::dtype).def_rw("page_size", &Cache::page_size);
+
+    auto store = nb::class_<StoreArgs>(m, "StoreArgs").def(nb::init<>());
+    store.def_rw("heads", &StoreArgs::heads).def_rw("kv_heads", &StoreArgs::kv_heads);
+    store.def_rw("head_dim", &StoreArgs::head_dim).def_rw("v_dim", &StoreArgs::v_dim);
+    store.def_rw("q_head", &StoreArgs::q_head).def_rw("k_lead", &StoreArgs::k_lead);
+    store.def_rw("norm", &StoreArgs::norm).def_rw("layer_norm", &StoreArgs::layer_norm);
+    pointer(store, "q_norm", &StoreArgs::q_norm);
+    pointer(store, "k_norm", &StoreArgs::k_norm);
+    pointer(store, "q_norm_bias", &StoreArgs::q_norm_bias);
+    pointer(store, "k_norm_bias", &StoreArgs::k_norm_bias);
+    store.def_rw("eps", &StoreArgs::eps).def_rw("rotary", &StoreArgs::rotary);
+    store.def_rw("interleaved", &StoreArgs::interleaved).def_rw("cache", &StoreArgs::cache);
+
+    auto attention = nb::class_<AttnArgs>(m, "AttnArgs").def(nb::init<>());
+    attention.def_rw("heads", &AttnArgs::heads).def_rw("q_head", &AttnArgs::q_head);
+    attention.def_rw("scale", &AttnArgs::scale).def_rw("softcap", &AttnArgs::softcap);
+    attention.def_rw("window", &AttnArgs::window).def_rw("chunk", &AttnArgs::chunk);
+    pointer(attention, "sinks", &AttnArgs::sinks);
+    pointer(attention, "alibi_slopes", &AttnArgs::alibi_slopes);
+
+    nb::class_<GateArgs>(m, "GateArgs")
+        .def(nb::init<>())
+        .def_rw("heads", &GateArgs::heads)
+        .def_rw("width", &GateArgs::width)
+        .def_rw("stride", &GateArgs::stride)
+        .def_rw("act", &GateArgs::act)
+        .def_rw("per_head", &GateArgs::per_head);
+
+    auto head_norm = nb::class_<HeadNormArgs>(m, "HeadNormArgs").def(nb::init<>());
+    pointer(head_norm, "weight", &HeadNormArgs::weight);
+    head_norm.def_rw("heads", &HeadNormArgs::heads).def_rw("width", &HeadNormArgs::width);
+    head_norm.def_rw("eps", &HeadNormArgs::eps).def_rw("scale", &HeadNormArgs::scale);
+    head_norm.def_rw("act", &HeadNormArgs::act).def_rw("gates_last", &HeadNormArgs::gates_last);
+    head_norm.def_rw("is_sum", &HeadNormArgs::is_sum);
+    head_norm.def_rw("per_head_weights", &HeadNormArgs::per_head_weights);
+
+    auto conv = nb::class_<ConvArgs>(m, "ConvArgs").def(nb::init<>());
+    pointer(conv, "weight", &ConvArgs::weight);
+    pointer(conv, "bias", &ConvArgs::bias);
+    pointer(conv, "state", &ConvArgs::state);
+    conv.def_rw("channels", &ConvArgs::channels)
+        .def_rw("width", &ConvArgs::width)
+        .def_rw("act", &ConvArgs::act);
+
+    auto decay = nb::class_<DecayArgs>(m, "DecayArgs").def(nb::init<>());
+    pointer(decay, "bias", &DecayArgs::bias);
+    pointer(decay, "rate", &DecayArgs::rate);
+    decay.def_rw("dim", &DecayArgs::dim).def_rw("low", &DecayArgs::low).def_rw("high", &DecayArgs::high);
+    decay.def_rw("floor", &DecayArgs::floor).def_rw("is_factor", &DecayArgs::is_factor);
+
+    auto scan = nb::class_<ScanArgs>(m, "ScanArgs").def(nb::init<>());
+    pointer(scan, "a", &ScanArgs::a);
+    pointer(scan, "skip", &ScanArgs::skip);
+    pointer(scan, "state", &ScanArgs::state);
+    scan.def_rw("kind", &ScanArgs::kind).def_rw("heads", &ScanArgs::heads).def_rw("keys", &ScanArgs::keys);
+    scan.def_rw("values", &ScanArgs::values).def_rw("decays", &ScanArgs::decays);
+    scan.def_rw("repeats", &ScanArgs::repeats);
+    nb::class_<ScanSource>(m, "ScanSource")
+        .def("__init__", [](ScanSource* self, int buffer, int64_t offset, int64_t head) {
+            new (self) ScanSource{buffer, offset, head};
+        });
+
+    nb::class_<Xielu>(m, "Xielu")
+        .def(nb::init<>())
+        .def_rw("above", &Xielu::above)
+        .def_rw("below", &Xielu::below)
+        .def_rw("eps", &Xielu::eps)
+        .def_rw("beta", &Xielu::beta);
+
+    auto route = nb::class_<Route>(m, "Route").def(nb::init<>());
+    pointer(route, "correction", &Route::correction);
+    pointer(route, "expert_scale", &Route::expert_scale);
+    route.def_rw("experts", &Route::experts).def_rw("top_k", &Route::top_k).def_rw("score", &Route::score);
+    route.def_rw("renorm", &Route::renorm).def_rw("scale", &Route::scale).def_rw("jitter", &Route::jitter);
+    route.def_rw("groups", &Route::groups).def_rw("groups_kept", &Route::groups_kept);
+    route.def_rw("group_top2", &Route::group_top2);
+
+    nb::class_<KvGroup>(m, "KvGroup")
+        .def("__init__", [](KvGroup* self, Address page_table, int64_t stride, Address slots) {
+            new (self) KvGroup{page_table, stride, slots};
+        });
+    nb::class_<RopeTable>(m, "RopeTable")
+        .def("__init__", [](RopeTable* self, Address cos_sin, bool by_token) {
+            new (self) RopeTable{cos_sin, by_token};
+        });
+    nb::class_<Step>(m, "Step")
+        .def(nb::init<>())
+        .def_rw("tokens", &Step::tokens)
+        .def_rw("ids", &Step::ids)
+        .def_rw("positions", &Step::positions)
+        .def_rw("num_seqs", &Step::num_seqs)
+        .def_rw("query_start", &Step::query_start)
+        .def_rw("kv_len", &Step::kv_len)
+        .def_rw("groups", &Step::groups)
+        .def_rw("ropes", &Step::ropes)
+        .def_rw("rows", &Step::rows)
+        .def_rw("num_rows", &Step::num_rows)
+        .def_rw("logits", &Step::logits)
+        .def_rw("ld_logits", &Step::ld_logits)
+        .def_rw("hidden", &Step::hidden)
+        .def_rw("ld_hidden", &Step::ld_hidden)
+        .def_rw("embeds", &Step::embeds)
+        .def_rw("embeds_mask", &Step::embeds_mask)
+        .def_rw("runs", &Step::runs)
+        .def_rw("num_runs", &Step::num_runs);
+}
+
 }  // namespace
 
 NB_MODULE(_cpu, m) {
@@ -226,37 +381,51 @@ NB_MODULE(_cpu, m) {
     nb::class_<HeadLinear>(m, "HeadLinear")
         .def(nb::init<const std::vector<const Linear*>&>())
         .def("run", &HeadLinear::run, Release());
+    bind_program_args(m);
     nb::class_<Program>(m, "Program")
         .def(nb::init<>())
         .def("buffer", &Program::buffer, arg("width"), arg("rows_per_token") = 1)
-        .def("moe", &Program::moe)
-        .def("embed", &Program::embed, arg("y"), arg("tied").none(), arg("table"), arg("dtype"), arg("vocab"),
-             arg("dim"), arg("scale"), arg("positions"), arg("offset"), arg("is_second") = false)
-        .def("norm", &Program::norm, arg("x"), arg("residual"), arg("y"), arg("weight"), arg("bias"),
-             arg("dim"), arg("eps"), arg("layer"), arg("selected"), arg("offset") = 0)
-        .def("linear", &Program::linear)
-        .def("store", &Program::store)
-        .def("latent_store", &Program::latent_store)
-        .def("heads", &Program::heads)
-        .def("attention", &Program::attention)
-        .def("gate", &Program::gate)
-        .def("grow_rows", &Program::grow_rows)
-        .def("scale", &Program::scale)
-        .def("head_norm", &Program::head_norm)
-        .def("conv", &Program::conv)
-        .def("decay", &Program::decay)
-        .def("scan", &Program::scan)
-        .def("add", &Program::add)
+        .def("embed", &Program::embed, arg("y"), arg("tied").none(), arg("args"), arg("replaced"))
+        .def("norm", &Program::norm, arg("x"), arg("y"), arg("args"), arg("offset") = 0,
+             arg("selected") = false)
+        .def("linear", &Program::linear, arg("x"), arg("y"), arg("w"), arg("residual") = -1,
+             arg("out_scale") = 1.0f, arg("act") = int(ACT_NONE), arg("selected") = false)
+        .def("store", &Program::store, arg("x"), arg("offsets"), arg("args"), arg("rope"), arg("group"),
+             arg("parts"))
+        .def("latent_store", &Program::latent_store, arg("q"), arg("kv"), arg("absorbed"), arg("args"),
+             arg("rope"), arg("group"))
+        .def("heads", &Program::heads, arg("x"), arg("y"), arg("w"), arg("x_head"), arg("y_head"))
+        .def("attention", &Program::attention, arg("q"), arg("y"), arg("args"))
+        .def("gate", &Program::gate, arg("x"), arg("y"), arg("args"), arg("offset") = 0,
+             arg("selected") = false)
+        .def("head_norm", &Program::head_norm, arg("x"), arg("y"), arg("args"), arg("x_offset") = 0,
+             arg("y_offset") = 0, arg("gate") = -1, arg("gate_offset") = 0)
+        .def("conv", &Program::conv, arg("x"), arg("y"), arg("args"), arg("offset"), arg("times") = -1,
+             arg("gate") = -1)
+        .def("decay", &Program::decay, arg("x"), arg("offset"), arg("step"), arg("log"), arg("args"))
+        .def("scan", &Program::scan, arg("inputs"), arg("y"), arg("args"))
+        .def("add", &Program::add, arg("x"), arg("y"), arg("dim"), arg("scale") = 1.0f,
+             arg("selected") = false)
         .def("gather", &Program::gather, arg("x"), arg("y"), arg("dim"), arg("offset") = 0)
-        .def("xielu", &Program::xielu)
-        .def("columns", &Program::columns)
-        .def("activation", &Program::activation)
-        .def("hidden", &Program::hidden)
-        .def("logits", &Program::logits)
+        .def("columns", &Program::columns, arg("x"), arg("y"), arg("index"), arg("dim"), arg("selected"))
+        .def("scale", &Program::scale, arg("y"), arg("offset"), arg("dim"), arg("scale") = 1.0f,
+             arg("cap") = 0.0f, arg("sigmoid") = false, arg("selected") = false)
+        .def("scale_heads", &Program::scale_heads, arg("y"), arg("factors"), arg("heads"), arg("head_dim"),
+             arg("stride"))
+        .def("xielu", &Program::xielu, arg("y"), arg("dim"), arg("coefficients"), arg("selected"))
+        .def("moe", &Program::moe, arg("x"), arg("logits"), arg("y"), arg("experts"), arg("route"),
+             arg("scale"), arg("adds"), arg("zero_experts"), arg("zero_experts_are_identity"),
+             arg("scales_input"), arg("selected"))
+        .def("hidden", &Program::hidden, arg("x"), arg("dim"))
+        .def("logits", &Program::logits, arg("x"), arg("w"), arg("scale"), arg("softcap"))
         .def("run", &Program::run, Release())
         .def("profile", &Program::profile)
         .def_rw("profiling", &Program::profiling)
         .def_prop_ro("num_ops", &Program::num_ops);
+    m.attr("STORE_Q") = int(Program::STORE_Q);
+    m.attr("STORE_K") = int(Program::STORE_K);
+    m.attr("STORE_CACHE") = int(Program::STORE_CACHE);
+    m.attr("MAX_CONV") = MAX_CONV;
     m.def("norm", &run_norm, Release());
     m.def("store", &run_store);
     m.def("activation", &run_activation, Release());

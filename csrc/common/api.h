@@ -34,9 +34,9 @@ enum Act : int {
     ACT_SWIGLU_OAI = 8
 };  // the last one gated only
 
-constexpr int PANEL = 32;       // output channels of one weight panel
-constexpr int MOST_SPAN = 512;  // inputs; integer sums of a span stay below 2^24, so floats hold them exactly
-constexpr int MOST_MULTIPLE = 15;  // q * multiple fits a byte
+constexpr int PANEL = 32;      // output channels of one weight panel
+constexpr int MAX_SPAN = 512;  // inputs; integer sums of a span stay below 2^24, so floats hold them exactly
+constexpr int MAX_MULTIPLE = 15;  // q * multiple fits a byte
 
 // Weights [N, K] as panels of 32 outputs: [ceil(N/32)][K][32] (see pack.cpp for each format's order).
 struct Weight {
@@ -144,8 +144,8 @@ struct AttnArgs {
     int window = 0, causal = 1;
     int chunk = 0;  // a token sees only its own chunk of so many positions
     const float* sinks = nullptr;
-    const float* slopes = nullptr;  // [heads]: slope * (key - query position) is added to a score
-    const uint8_t* tree = nullptr;  // [tokens][tree_ld]: may query i see new token j of its sequence
+    const float* alibi_slopes = nullptr;  // [heads]: slope * (key - query position) is added to a score
+    const uint8_t* tree = nullptr;        // [tokens][tree_ld]: may query i see new token j of its sequence
     int64_t tree_ld = 0;
     const AttnTask* tasks = nullptr;
     int num_shared = 0, num_tasks = 0, num_merges = 0;  // one kind behind the other
@@ -169,21 +169,30 @@ struct ActArgs {
     int act = 0, gated = 0;
 };
 
-// Numbers of rows, each by itself.
+// Elementwise operations on rows.
+enum class MixKind : int {
+    ADD,            // y += x * x_scale
+    COPY_ROWS,      // y = x, or x's row index[r]
+    SOFTCAP,        // y = tanh(y * x_scale / cap) * cap
+    COPY_COLUMNS,   // y[i] = x[index[i]]
+    SCALE_HEADS,    // y's heads times x[index[r]]
+    SCALE,          // y = y * x_scale, clamped to +-cap unless that is 0
+    SIGMOID_SCALE,  // y = sigmoid(y) * x_scale
+    XIELU,          // above 0: above * y^2, else (e^min(y, eps) - 1 - y) * below; plus beta * y
+};
+struct Xielu {  // arXiv:2411.13010
+    float above = 0, below = 0, eps = 0, beta = 0;
+};
 struct MixArgs {
     const float* x = nullptr;
     float* y = nullptr;
     int64_t ldx = 0, ldy = 0, rows = 0, dim = 0;
-    // 0 y = y + x * x_scale, 2 copy (rows gathered), 3 cap: y = tanh(y * x_scale / cap) * cap, 4 columns
-    // gathered, 5 y's heads times x[index of the row], 6 y = y * x_scale within +-cap, 7 y = sigmoid(y) *
-    // x_scale, 8 xIELU: above 0 rising[0] y^2, below (e^min(y, rising[2]) - 1 - y) rising[1], both and
-    // rising[3] y
-    int mode = 0;
+    MixKind kind = MixKind::ADD;
     float x_scale = 1, cap = 0;
     int head = 0, head_stride = 0;  // of y: head h starts at h * head_stride
     const int32_t* index = nullptr;
-    const uint8_t* mask = nullptr;  // copy: rows whose byte is set
-    float rising[4] = {0, 0, 0, 0};
+    const uint8_t* mask = nullptr;  // COPY_ROWS: rows whose byte is set
+    Xielu xielu;
 };
 
 // Tokens of one sequence, in the rows of a step, that go from a page's states to another's. Runs of a
@@ -193,7 +202,7 @@ struct StateRun {
 };
 
 // Causal convolutions a channel, over the last `width` tokens: see state.cpp.
-constexpr int MOST_CONV = 16;
+constexpr int MAX_CONV = 16;
 struct ConvArgs {
     const float* x = nullptr;
     const float* times = nullptr;  // x is multiplied with it first, or null
@@ -221,23 +230,18 @@ struct DecayArgs {
     int is_factor = 0;  // e^log is written
 };
 
-enum Gate : int {
-    GATE_SIGMOID,
-    GATE_SILU,
-    GATE_SOFTPLUS,
-    GATE_TWICE,
-    GATE_PLAIN
-};  // twice: two sigmoids; plain: the number itself
+enum class Gate : int { SIGMOID, SILU, SOFTPLUS, TWICE_SIGMOID, IDENTITY };
 
 // RMS norms of heads, perhaps with a gate before or behind. is_sum: by the sum of squares, not their mean.
 struct HeadNormArgs {
     const float* x = nullptr;
     const float* gate = nullptr;
-    const float* weight = nullptr;  // [width], own_weights: [heads, width]
+    const float* weight = nullptr;  // [width], per_head_weights: [heads, width]
     float* y = nullptr;
     int64_t ldx = 0, ldg = 0, ldy = 0, rows = 0, heads = 0, width = 0;
     float eps = 0, scale = 1;
-    int act = 0, gates_last = 0, own_weights = 0, is_sum = 0;
+    Gate act = Gate::SIGMOID;
+    bool gates_last = false, per_head_weights = false, is_sum = false;
 };
 
 // y's heads times what a gate lets through: a number each of x's heads, `stride` apart, or one a head.
@@ -245,17 +249,19 @@ struct GateArgs {
     const float* x = nullptr;
     float* y = nullptr;
     int64_t ldx = 0, ldy = 0, rows = 0, heads = 0, width = 0, stride = 0;
-    int act = 0, one_each = 0;
+    Gate act = Gate::SIGMOID;
+    bool per_head = false;
 };
 
 // Recurrences over a state: see scan.cpp. Decays per key channel of a delta rule come as factors.
-enum { SCAN_SELECTIVE, SCAN_DECAYED, SCAN_DELTA };
+enum class ScanKind : int { SELECTIVE, DECAYED, DELTA };
 struct ScanInput {
     const float* data = nullptr;
     int64_t sequence = 0, token = 0, head = 0;  // numbers from one to the next
 };
 struct ScanArgs {
-    int kind = 0, decays = 1;  // of a head, or of each of its keys
+    ScanKind kind = ScanKind::SELECTIVE;
+    int decays = 1;  // of a head, or of each of its keys
     int64_t sequences = 0, tokens = 0, heads = 0, keys = 0, values = 0;
     ScanInput q, k, v, decay, beta;
     const float* a = nullptr;        // selective: [values, keys]
@@ -406,14 +412,14 @@ inline size_t local_for(const Kernels& k, const AttnArgs& a) {
 
 // Rows of an attention task: query heads of one KV head, of several tokens. A large task brings a block
 // of keys into order once for all of its rows, whose sums still fit into second-level cache.
-constexpr int TASK_ROWS = 96, MOST_TASK_ROWS = 512, TASK_SUMS = MOST_TASK_ROWS * 160;
+constexpr int TASK_ROWS = 96, MAX_TASK_ROWS = 512, TASK_SUMS = MAX_TASK_ROWS * 160;
 inline int state_floats(int v_dim) { return (v_dim + 15) / 16 * 16 + 32; }
-inline int most_rows(int v_dim, int group) {
+inline int max_rows(int v_dim, int group) {
     const int rows = TASK_SUMS / state_floats(v_dim) / 16 * 16;
-    return group > TASK_ROWS       ? group
-           : rows < TASK_ROWS      ? TASK_ROWS
-           : rows > MOST_TASK_ROWS ? MOST_TASK_ROWS
-                                   : rows;
+    return group > TASK_ROWS      ? group
+           : rows < TASK_ROWS     ? TASK_ROWS
+           : rows > MAX_TASK_ROWS ? MAX_TASK_ROWS
+                                  : rows;
 }
 constexpr int ATTN_BLOCK = 64;  // tokens of one turn of the online softmax
 constexpr int SPLIT =

@@ -35,14 +35,14 @@ RADIX_INLINE vf vexpm1(vf x) {
 
 static void mix_row(const MixArgs& a, int64_t r) {
     if (a.mask && !a.mask[r]) return;
-    const bool gathers_rows = a.index && a.mode == 2;
+    const bool gathers_rows = a.index && a.kind == MixKind::COPY_ROWS;
     const float* x = a.x ? a.x + (gathers_rows ? a.index[r] : r) * a.ldx : nullptr;
     float* y = a.y + r * a.ldy;
-    if (a.mode == 4) {
+    if (a.kind == MixKind::COPY_COLUMNS) {
         for (int64_t i = 0; i < a.dim; i++) y[i] = x[a.index[i]];
         return;
     }
-    if (a.mode == 5) {
+    if (a.kind == MixKind::SCALE_HEADS) {
         const vf factor = set1(a.x[a.index[r]]);
         for (int64_t h = 0; h * a.head < a.dim; h++)
             for (int i = 0; i < a.head; i += 16) {
@@ -53,26 +53,30 @@ static void mix_row(const MixArgs& a, int64_t r) {
         return;
     }
     for (int64_t i = 0; i < a.dim; i += 16) {
-        int n = lanes_at(i, a.dim);
-        if (a.mode == 0) store_n(y + i, fma(load_n(x + i, n), set1(a.x_scale), load_n(y + i, n)), n);
-        if (a.mode == 2) store_n(y + i, load_n(x + i, n), n);
-        if (a.mode == 3) {
-            vf v = mul(load_n(y + i, n), set1(a.x_scale));
-            if (a.cap != 0.0f) v = mul(vtanh(div(v, set1(a.cap))), set1(a.cap));
-            store_n(y + i, v, n);
+        const int n = lanes_at(i, a.dim);
+        const vf v = a.kind == MixKind::COPY_ROWS ? load_n(x + i, n) : load_n(y + i, n);
+        vf result = v;
+        switch (a.kind) {
+            case MixKind::ADD: result = fma(load_n(x + i, n), set1(a.x_scale), v); break;
+            case MixKind::SOFTCAP:
+                result = mul(v, set1(a.x_scale));
+                if (a.cap != 0.0f) result = mul(vtanh(div(result, set1(a.cap))), set1(a.cap));
+                break;
+            case MixKind::SCALE:
+                result = mul(v, set1(a.x_scale));
+                if (a.cap != 0.0f) result = vmin(vmax(result, set1(-a.cap)), set1(a.cap));
+                break;
+            case MixKind::SIGMOID_SCALE: result = mul(vsigmoid(v), set1(a.x_scale)); break;
+            case MixKind::XIELU: {
+                const Xielu& c = a.xielu;
+                const vf below = mul(sub(vexpm1(vmin(v, set1(c.eps))), v), set1(c.below)),
+                         above = mul(mul(v, v), set1(c.above));
+                result = fma(v, set1(c.beta), select_lt(zero(), v, above, below));
+                break;
+            }
+            default: break;
         }
-        if (a.mode == 6) {
-            vf v = mul(load_n(y + i, n), set1(a.x_scale));
-            if (a.cap != 0.0f) v = vmin(vmax(v, set1(-a.cap)), set1(a.cap));
-            store_n(y + i, v, n);
-        }
-        if (a.mode == 7) store_n(y + i, mul(vsigmoid(load_n(y + i, n)), set1(a.x_scale)), n);
-        if (a.mode == 8) {
-            const vf v = load_n(y + i, n), least = vmin(v, set1(a.rising[2]));
-            const vf below = mul(sub(vexpm1(least), v), set1(a.rising[1])),
-                     above = mul(mul(v, v), set1(a.rising[0]));
-            store_n(y + i, fma(v, set1(a.rising[3]), select_lt(zero(), v, above, below)), n);
-        }
+        store_n(y + i, result, n);
     }
 }
 

@@ -21,9 +21,9 @@ struct BlockPointers {     // float32, or bfloat16 straight from the cache
     const void* next_v[TILES];
 };
 template <int DTYPE>
-static void widen_tile(const Shape& s, const Tile& t, int width, float* k, float* v) {
-    widen_k<DTYPE>(t.k, s.k_dim, k);
-    widen_v<DTYPE>(t.v, width, s.v_dim, s.v_pad, v);
+static void upcast_tile(const Shape& s, const Tile& t, int width, float* k, float* v) {
+    upcast_k<DTYPE>(t.k, s.k_dim, k);
+    upcast_v<DTYPE>(t.v, width, s.v_dim, s.v_pad, v);
 }
 
 // p[row][64] = q . k, one chain over d for each token
@@ -39,7 +39,7 @@ static void scores(const float* q, int k_dim, const BlockPointers& bp, float* p)
             vf k[TILES_AT_ONCE];
             for (int t = 0; t < TILES_AT_ONCE; t++) k[t] = load_kv<DTYPE>(bp.k[t0 + t], d * 16);
             if (d % LINE == 0)
-                for (int t = 0; t < TILES_AT_ONCE; t++) ask_for<DTYPE>(bp.next_k[t0 + t], d * 16);
+                for (int t = 0; t < TILES_AT_ONCE; t++) prefetch_line<DTYPE>(bp.next_k[t0 + t], d * 16);
             RADIX_UNROLL(6)
             for (int r = 0; r < R; r++) {
                 vf qv = set1(q[r * k_dim + d]);
@@ -65,7 +65,7 @@ static void weighted_part(float* state, int stride, const float* p, const BlockP
             vf x[NV];
             for (int c = 0; c < NV; c++) x[c] = load_kv<DTYPE>(v, t * bp.v_stride + at + c * 16);
             for (int c = 0; c < NV * 16; c += 64 / dtype_size(DTYPE))
-                ask_for<DTYPE>(bp.next_v[tile], t * bp.v_stride + at + c);
+                prefetch_line<DTYPE>(bp.next_v[tile], t * bp.v_stride + at + c);
             RADIX_UNROLL(6)
             for (int r = 0; r < R; r++) {
                 vf w = set1(p[r * BLOCK + tile * 16 + t]);
@@ -113,11 +113,11 @@ class VectorBlock {
         return size_t(rows) * s.k_dim + size_t(BLOCK) * (s.k_dim + s.v_pad) + (MAX_GROUP + 2) * BLOCK;
     }
     VectorBlock(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of,
-                const Later& after, float* memory)
+                const NextTiles& after, float* memory)
         : a(args),
           s(shape),
           rows(of),
-          later(after),
+          next_tiles(after),
           pages(args.page_table + int64_t(task.seq) * args.ldp),
           kv_head(task.kv_head) {
         k = memory;
@@ -141,7 +141,7 @@ class VectorBlock {
     const AttnArgs& a;
     const Shape& s;
     const Rows& rows;
-    const Later& later;
+    const NextTiles& next_tiles;
     const int32_t* pages;
     int kv_head, raw;
     float *k, *v, *p, *scale, *q;
@@ -159,7 +159,7 @@ void VectorBlock::open(int first_tile, int last_tile, BlockPointers& out) const 
     for (int i = 0; i < TILES; i++) {
         const int tile = first_tile / TILES * TILES + i;
         const bool is_there = tile >= first_tile && tile <= last_tile, is_read = raw || direct;
-        const Tile next = later.of(tile);
+        const Tile next = next_tiles.of(tile);
         if (next.v && !(is_read && is_there)) prefetch_tile(c, next);
         out.k[i] = nullptr;
         if (!is_there) continue;
@@ -177,12 +177,12 @@ void VectorBlock::open(int first_tile, int last_tile, BlockPointers& out) const 
         }
         if (raw || (direct_k && direct)) continue;
         switch (c.dtype) {
-            case DT_F32: widen_tile<DT_F32>(s, t, width, own_k, own_v); break;
-            case DT_BF16: widen_tile<DT_BF16>(s, t, width, own_k, own_v); break;
-            case DT_F16: widen_tile<DT_F16>(s, t, width, own_k, own_v); break;
-            case DT_I8: widen_tile<DT_I8>(s, t, width, own_k, own_v); break;
-            case DT_E4M3: widen_tile<DT_E4M3>(s, t, width, own_k, own_v); break;
-            default: widen_tile<DT_E5M2>(s, t, width, own_k, own_v);
+            case DT_F32: upcast_tile<DT_F32>(s, t, width, own_k, own_v); break;
+            case DT_BF16: upcast_tile<DT_BF16>(s, t, width, own_k, own_v); break;
+            case DT_F16: upcast_tile<DT_F16>(s, t, width, own_k, own_v); break;
+            case DT_I8: upcast_tile<DT_I8>(s, t, width, own_k, own_v); break;
+            case DT_E4M3: upcast_tile<DT_E4M3>(s, t, width, own_k, own_v); break;
+            default: upcast_tile<DT_E5M2>(s, t, width, own_k, own_v);
         }
     }
     for (int i = 0; i < TILES; i++)
@@ -200,7 +200,7 @@ void VectorBlock::run_block(int block0) {
         if (hi <= block0 || lo >= block0 + BLOCK) continue;
         SCORE[raw][n - 1](q + int64_t(r0) * s.k_dim, s.k_dim, bp, p);
         for (int r = 0; r < n; r++)
-            soften_row(a, s, rows, kv_head, r0 + r, block0, p + r * BLOCK, bp.k_scale, bp.v_scale);
+            softmax_row(a, s, rows, kv_head, r0 + r, block0, p + r * BLOCK, bp.k_scale, bp.v_scale);
         const int t0 = lo > block0 ? lo - block0 : 0, t1 = hi < block0 + BLOCK ? hi - block0 : BLOCK;
         WEIGHT[raw][n - 1](rows.now + int64_t(r0) * s.state, s, p, bp, t0, t1);
     }
@@ -215,11 +215,11 @@ class LatentBlock {
         return size_t(rows) * (s.k_dim + BLOCK) + size_t(STRIP) * BLOCK + 2 * BLOCK;
     }
     LatentBlock(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of,
-                const Later& after, float* memory)
+                const NextTiles& after, float* memory)
         : a(args),
           s(shape),
           rows(of),
-          later(after),
+          next_tiles(after),
           pages(args.page_table + int64_t(task.seq) * args.ldp),
           kv_head(task.kv_head) {
         strip = memory;
@@ -250,7 +250,7 @@ class LatentBlock {
     const AttnArgs& a;
     const Shape& s;
     const Rows& rows;
-    const Later& later;
+    const NextTiles& next_tiles;
     const int32_t* pages;
     int kv_head;
     float *strip, *scale, *p, *q;  // [TILES][STRIP][16]; [2][64]; [rows][64]; [rows][k_dim]
@@ -263,7 +263,7 @@ class LatentBlock {
     template <int DTYPE>
     void add_values(int block0);
     template <int DTYPE>
-    void ask_for_next(int block0, int d, int n) const;
+    void prefetch_next(int block0, int d, int n) const;
     template <class F>
     void each_group(int block0, F&& f) const {
         for (int r0 = 0; r0 < rows.count; r0 += MAX_GROUP) {
@@ -314,9 +314,9 @@ void LatentBlock::open(int block0) {
 }
 
 template <int DTYPE>
-void LatentBlock::ask_for_next(int block0, int d, int n) const {
+void LatentBlock::prefetch_next(int block0, int d, int n) const {
     for (int i = 0; i < TILES; i++) {
-        const char* next = (const char*)later.of(block0 / TILE + i).v;
+        const char* next = (const char*)next_tiles.of(block0 / TILE + i).v;
         if (!next) continue;
         for (int64_t r = 0; r < TILE; r++)
             prefetch_bytes(next + (r * s.k_dim + d) * dtype_size(DTYPE), int64_t(n) * dtype_size(DTYPE));
@@ -331,9 +331,9 @@ void LatentBlock::run_of(int block0) {
     for (int d = 0; d < s.k_dim; d += STRIP) {
         const int n = s.k_dim - d < STRIP ? s.k_dim - d : STRIP;
         for (int i = first; i <= last; i++)
-            turn_rows<DTYPE>((const char*)tiles[i].v + int64_t(d) * dtype_size(DTYPE), s.k_dim, n,
-                             strip + i * STRIP * TILE);
-        ask_for_next<DTYPE>(block0, d, n);
+            transpose_rows<DTYPE>((const char*)tiles[i].v + int64_t(d) * dtype_size(DTYPE), s.k_dim, n,
+                                  strip + i * STRIP * TILE);
+        prefetch_next<DTYPE>(block0, d, n);
         each_group(block0, [&](int r0, int count) {
             SCORES[count - 1](q + int64_t(r0) * s.k_dim + d, s.k_dim, n, strip, p + int64_t(r0) * BLOCK,
                               first, last, d == 0);
@@ -343,7 +343,7 @@ void LatentBlock::run_of(int block0) {
                 *v_scale = DTYPE == DT_I8 ? scale + BLOCK : nullptr;
     each_group(block0, [&](int r0, int count) {
         for (int r = r0; r < r0 + count; r++)
-            soften_row(a, s, rows, kv_head, r, block0, p + int64_t(r) * BLOCK, k_scale, v_scale);
+            softmax_row(a, s, rows, kv_head, r, block0, p + int64_t(r) * BLOCK, k_scale, v_scale);
     });
     add_values<DTYPE>(block0);
 }
@@ -360,7 +360,7 @@ void LatentBlock::add_values(int block0) {
             const char* from = (const char*)tiles[i].v + int64_t(at) * dtype_size(DTYPE);
             float* own = strip + i * STRIP * TILE;
             if (!direct)
-                widen_v<DTYPE>(from, s.k_dim, s.v_dim - at < STRIP ? s.v_dim - at : STRIP, part.v_pad, own);
+                upcast_v<DTYPE>(from, s.k_dim, s.v_dim - at < STRIP ? s.v_dim - at : STRIP, part.v_pad, own);
             bp.v[i] = bp.next_v[i] = direct ? (const void*)from : own;
         }
         each_group(block0, [&](int r0, int count) {

@@ -32,8 +32,8 @@ static void few_scores_of(const float* q, int k_dim, int k_pad, const FewTile* t
             vf a[N], b[N];
             for (int t = 0; t < N; t++) {
                 a[t] = load_kv<DTYPE>(tile[t].k, d * TILE), b[t] = load_kv<DTYPE>(tile[t].k, (d + 1) * TILE);
-                if (d % LINE == 0) ask_for<DTYPE>(tile[t].next_k, d * TILE);
-                if (LINE == 1) ask_for<DTYPE>(tile[t].next_k, (d + 1) * TILE);
+                if (d % LINE == 0) prefetch_line<DTYPE>(tile[t].next_k, d * TILE);
+                if (LINE == 1) prefetch_line<DTYPE>(tile[t].next_k, (d + 1) * TILE);
             }
             RADIX_UNROLL(8)
             for (int r = 0; r < R; r++) {
@@ -52,17 +52,17 @@ static void few_scores_of(const float* q, int k_dim, int k_pad, const FewTile* t
 // Tiles that are there stand together and are read together, as many as registers hold sums of.
 template <int R, int DTYPE>
 static void few_scores(const float* q, int k_dim, int k_pad, const FewTile* tile, float* p) {
-    constexpr int MOST = R > 4 ? 1 : R > 2 ? 2 : 4;
+    constexpr int MAX_TILES = R > 4 ? 1 : R > 2 ? 2 : 4;
     for (int t = 0, n; t < 4; t += n) {
-        for (n = 0; n < MOST && t + n < 4 && tile[t + n].k;) n++;
+        for (n = 0; n < MAX_TILES && t + n < 4 && tile[t + n].k;) n++;
         if (n == 0)
             for (int r = n++; r < R; r++) store(p + r * 4 * TILE + t * TILE, zero());
         else if (n == 1)
             few_scores_of<R, DTYPE, 1>(q, k_dim, k_pad, tile + t, p + t * TILE);
-        else if constexpr (MOST > 1) {
+        else if constexpr (MAX_TILES > 1) {
             if (n == 2)
                 few_scores_of<R, DTYPE, 2>(q, k_dim, k_pad, tile + t, p + t * TILE);
-            else if constexpr (MOST > 2) {
+            else if constexpr (MAX_TILES > 2) {
                 if (n == 3)
                     few_scores_of<R, DTYPE, 3>(q, k_dim, k_pad, tile + t, p + t * TILE);
                 else
@@ -80,7 +80,7 @@ struct FewChains {
                                        int64_t at) {
         vf x[N];
         for (int c = 0; c < N; c++) x[c] = load_kv<DTYPE>(from.v, at + c * 16);
-        for (int c = 0; c < N * 16; c += 64 / dtype_size(DTYPE)) ask_for<DTYPE>(from.next_v, at + c);
+        for (int c = 0; c < N * 16; c += 64 / dtype_size(DTYPE)) prefetch_line<DTYPE>(from.next_v, at + c);
         RADIX_UNROLL(8)
         for (int r = 0; r < R; r++) {
             const vf w = set1(weight[r * 4 * TILE]);

@@ -24,25 +24,28 @@ struct Rows {
     int position(int i, int group) const { return position0 + i / group; }
 };
 
-inline int rows_of_task(const AttnArgs& a) { return most_rows(a.cache.v_dim, a.heads / a.cache.kv_heads); }
+inline int rows_of_task(const AttnArgs& a) {
+    return radix::max_rows(a.cache.v_dim, a.heads / a.cache.kv_heads);
+}
 inline size_t rows_floats(const Shape& s, int rows) { return size_t(rows + 15) * (2 * s.state + 2); }
 
 // All see all of [from, end).
-static Rows open_shared(const AttnArgs& a, const Shape& s, const AttnTask& task, float* memory, int most) {
+static Rows open_shared(const AttnArgs& a, const Shape& s, const AttnTask& task, float* memory,
+                        int max_rows) {
     Rows r{};
-    r.now = memory, r.total = r.now + int64_t(most + 15) * s.state;
-    r.row_lo = (int*)(r.total + int64_t(most) * s.state), r.row_hi = r.row_lo + most;
+    r.now = memory, r.total = r.now + int64_t(max_rows + 15) * s.state;
+    r.row_lo = (int*)(r.total + int64_t(max_rows) * s.state), r.row_hi = r.row_lo + max_rows;
     r.count = task.qn * s.group;
     r.lo = task.from * BLOCK, r.hi = r.kv_len = task.end * BLOCK;
     for (int i = 0; i < r.count; i++) r.row_lo[i] = r.lo, r.row_hi[i] = r.hi;
     return r;
 }
-static Rows open_rows(const AttnArgs& a, const Shape& s, const AttnTask& task, float* memory, int most) {
+static Rows open_rows(const AttnArgs& a, const Shape& s, const AttnTask& task, float* memory, int max_rows) {
     Rows r{};
-    if (task.readers >= 0) return open_shared(a, s, task, memory, most);
+    if (task.readers >= 0) return open_shared(a, s, task, memory, max_rows);
     const int q_len = a.query_start[task.seq + 1] - a.query_start[task.seq];
-    r.now = memory, r.total = r.now + int64_t(most + 15) * s.state;
-    r.row_lo = (int*)(r.total + int64_t(most) * s.state), r.row_hi = r.row_lo + most;
+    r.now = memory, r.total = r.now + int64_t(max_rows + 15) * s.state;
+    r.row_lo = (int*)(r.total + int64_t(max_rows) * s.state), r.row_hi = r.row_lo + max_rows;
     r.kv_len = a.kv_len[task.seq];
     r.first_new = r.kv_len - q_len;
     r.token0 = a.query_start[task.seq] + task.q0;
@@ -66,14 +69,14 @@ inline const float* query_of(const AttnArgs& a, const Shape& s, const AttnTask& 
 }
 
 // What row i makes of its scores of a block: weights in place.
-inline void soften_row(const AttnArgs& a, const Shape& s, const Rows& r, int kv_head, int i, int block0,
-                       float* p, const float* k_scale, const float* v_scale) {
+inline void softmax_row(const AttnArgs& a, const Shape& s, const Rows& r, int kv_head, int i, int block0,
+                        float* p, const float* k_scale, const float* v_scale) {
     if (a.tree && block0 + BLOCK > r.first_new)
         mask_tree(a, r.token0 + i / s.group, block0, r.first_new, r.kv_len, p);
-    const float slope = a.slopes ? a.slopes[kv_head * s.group + i % s.group] : 0.0f;
-    const Seen seen{r.row_lo[i] - block0, r.row_hi[i] - block0, slope,
-                    float(block0 - r.position(i, s.group))};
-    soften(a, s, p, k_scale, v_scale, r.now + int64_t(i) * s.state, seen);
+    const float slope = a.alibi_slopes ? a.alibi_slopes[kv_head * s.group + i % s.group] : 0.0f;
+    const VisibleRange seen{r.row_lo[i] - block0, r.row_hi[i] - block0, slope,
+                            float(block0 - r.position(i, s.group))};
+    online_softmax(a, s, p, k_scale, v_scale, r.now + int64_t(i) * s.state, seen);
 }
 
 // Where the state of row i after a split, or within it, is kept for those who go on.
@@ -87,9 +90,9 @@ inline float* kept_row(const AttnArgs& a, const Shape& s, const AttnTask& task, 
 }
 
 // Which tiles of the cache are read a block later: of this task, then of the one that follows it.
-class Later {
+class NextTiles {
   public:
-    Later(const AttnArgs& args, const AttnTask& task, const AttnTask* following, int end)
+    NextTiles(const AttnArgs& args, const AttnTask& task, const AttnTask* following, int end)
         : a(args), head(task.kv_head), pages(pages_of(task)), last((end - 1) / TILE) {
         if (!following) return;
         const int len = a.kv_len[following->seq],
@@ -135,24 +138,24 @@ struct SplitRows {
             if (task.readers < 0 || rows.hi == (split + 1) * SPLIT) close_split(s, now);
             float* total = rows.total + int64_t(i) * s.state;
             if (task.partial < 0)
-                split == task.split0 ? begin_total(s, total, now) : merge(s, total, now);
+                split == task.split0 ? begin_accumulator(s, total, now) : merge(s, total, now);
             else
                 std::memcpy(kept_row(a, s, task, rows.count, split, i), now, size_t(s.state) * 4);
         }
     }
 };
 
-// Block(a, shape, task, rows, later, memory) prepares the queries; run(from, to, split) opens all rows, adds
-// tokens from the beginning of a block on to their states, and closes them. slots(): states at a time.
+// Block(a, shape, task, rows, next_tiles, memory) prepares the queries; run(from, to, split) opens all rows,
+// adds tokens from the beginning of a block on to their states, and closes them. slots(): states at a time.
 template <class Block>
 static void run_task(const AttnArgs& a, const AttnTask& task, const AttnTask* following, char* local) {
     const Shape s(a);
-    const int most = rows_of_task(a);
+    const int max_rows = rows_of_task(a);
     float* memory = (float*)local;
-    Rows rows = open_rows(a, s, task, memory, most);
+    Rows rows = open_rows(a, s, task, memory, max_rows);
     rows.slot_mask = Block::slots(s, rows.count) < rows.count ? Block::slots(s, rows.count) - 1 : -1;
-    const Later later(a, task, following, rows.hi);
-    Block block(a, s, task, rows, later, memory + (rows_floats(s, most) + 15) / 16 * 16);
+    const NextTiles next_tiles(a, task, following, rows.hi);
+    Block block(a, s, task, rows, next_tiles, memory + (rows_floats(s, max_rows) + 15) / 16 * 16);
     for (int split = task.split0; split < task.split1; split++)
         block.run(std::max(split * SPLIT, rows.lo / BLOCK * BLOCK), std::min((split + 1) * SPLIT, rows.hi),
                   SplitRows{a, s, task, rows, split});
@@ -196,8 +199,8 @@ static void run_attention(const AttnArgs& a, const Ctx& ctx) {
 template <class Block>
 static size_t attention_bytes(const AttnArgs& a) {
     const Shape s(a);
-    const int most = rows_of_task(a);
-    return (rows_floats(s, most) + Block::floats(s, most) + 32) * 4;
+    const int max_rows = rows_of_task(a);
+    return (rows_floats(s, max_rows) + Block::floats(s, max_rows) + 32) * 4;
 }
 
 }  // namespace RADIX_ISA

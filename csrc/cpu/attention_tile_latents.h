@@ -16,9 +16,9 @@ class LatentTiles : TileSoftmax {
                16 * BLOCK + 2 * BLOCK + 16;
     }
     LatentTiles(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of,
-                const Later& after, float* memory)
+                const NextTiles& after, float* memory)
         : TileSoftmax(args, shape, of, task.kv_head),
-          later(after),
+          next_tiles(after),
           pages(args.page_table + int64_t(task.seq) * args.ldp),
           k_pad(padded(shape.k_dim)) {
         const int64_t groups = (rows.count + 15) / 16;
@@ -46,7 +46,7 @@ class LatentTiles : TileSoftmax {
 
   private:
     static constexpr int STRIP = 64;  // channels
-    const Later& later;
+    const NextTiles& next_tiles;
     const int32_t* pages;
     int k_pad;
     uint32_t *q,
@@ -72,7 +72,7 @@ class LatentTiles : TileSoftmax {
     template <int DTYPE>
     void stage(const void* from, int tile, int count);
     void open(int block0, int first_tile, int last_tile);
-    void ask_for_next(int step) const;
+    void prefetch_next(int step) const;
     void score(int g, bool asks);
     void stage_values(int at);
     template <int N>
@@ -121,7 +121,7 @@ inline void LatentTiles::open(int block0, int first_tile, int last_tile) {
     const uint16_t* any = staged;
     for (int i = 0; i < TILES; i++) {
         const int tile = block0 / TILE + i, left = rows.kv_len - tile * TILE;
-        tokens[i] = {nullptr, 0, (const char*)later.of(tile).v};
+        tokens[i] = {nullptr, 0, (const char*)next_tiles.of(tile).v};
         store(scale + BLOCK + i * TILE, zero());
         if (tile < first_tile || tile > last_tile) continue;
         const Tile t = tile_at(c, pages, kv_head, tile);
@@ -144,7 +144,7 @@ inline void LatentTiles::open(int block0, int first_tile, int last_tile) {
 }
 
 // Lines of the next block, beside the multiplications that read as many of this one.
-inline void LatentTiles::ask_for_next(int step) const {
+inline void LatentTiles::prefetch_next(int step) const {
     const int64_t size = dtype_size(a.cache.dtype);
     if (size == 1 && step % 2) return;
     for (const Tokens& t : tokens)
@@ -173,7 +173,7 @@ inline void LatentTiles::score(int g, bool asks) {
         _tile_dpbf16ps(2, 4, 6);
         _tile_loadd(5, tokens[3].row + at, bytes);
         _tile_dpbf16ps(3, 5, 6);
-        if (asks) ask_for_next(step);
+        if (asks) prefetch_next(step);
     }
     _tile_stored(0, turned, 64);
     _tile_stored(1, turned + 256, 64);
@@ -244,8 +244,8 @@ inline void LatentTiles::run_block(int block0) {
         if (!sees(g, block0)) continue;
         score(g, asks);
         asks = false;
-        soften(g * 16, rows_of(g), block0, p + int64_t(g) * 16 * BLOCK, weights + int64_t(g) * 16 * BLOCK,
-               [](int, int) {});
+        online_softmax(g * 16, rows_of(g), block0, p + int64_t(g) * 16 * BLOCK,
+                       weights + int64_t(g) * 16 * BLOCK, [](int, int) {});
     }
     for (int at = 0; at < s.v_pad; at += STRIP) {
         stage_values(at);

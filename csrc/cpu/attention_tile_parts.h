@@ -50,7 +50,7 @@ class TileSoftmax {
     // Rows [r0, r0 + n): of_rows [n][64] are scores and become e^(score - maximum), `weights` the same as
     // bfloat16. beside(part, parts) is called between the rows.
     template <class Beside>
-    void soften(int r0, int n, int block0, float* of_rows, uint16_t* weights, Beside&& beside) const;
+    void online_softmax(int r0, int n, int block0, float* of_rows, uint16_t* weights, Beside&& beside) const;
 };
 
 // What a row does not see, caps and slopes: the rare changes of scores.
@@ -58,7 +58,7 @@ inline void TileSoftmax::mask_scores(int i, int block0, float* w) const {
     if (a.tree && block0 + BLOCK > rows.first_new)
         mask_tree(a, rows.token0 + i / s.group, block0, rows.first_new, rows.kv_len, w);
     const int lo = rows.row_lo[i] - block0, hi = rows.row_hi[i] - block0;
-    const float slope = a.slopes ? a.slopes[kv_head * s.group + i % s.group] : 0.0f,
+    const float slope = a.alibi_slopes ? a.alibi_slopes[kv_head * s.group + i % s.group] : 0.0f,
                 distance = float(block0 - rows.position(i, s.group));
     for (int t = 0; t < TILES; t++) {
         vf v = load(w + t * 16);
@@ -70,9 +70,10 @@ inline void TileSoftmax::mask_scores(int i, int block0, float* w) const {
 }
 
 template <class Beside>
-void TileSoftmax::soften(int r0, int n, int block0, float* of_rows, uint16_t* weights,
-                         Beside&& beside) const {
-    const bool scaled = a.cache.dtype == DT_I8, changes = scaled || a.softcap != 0.0f || a.slopes || a.tree;
+void TileSoftmax::online_softmax(int r0, int n, int block0, float* of_rows, uint16_t* weights,
+                                 Beside&& beside) const {
+    const bool scaled = a.cache.dtype == DT_I8,
+               changes = scaled || a.softcap != 0.0f || a.alibi_slopes || a.tree;
     float highest[16];
     for (int r = 0; r < n; r++) {
         const int row = r0 + r;

@@ -25,11 +25,11 @@ class TileBlock {
                size_t(FEW) * (padded(s.k_dim) + BLOCK);
     }
     TileBlock(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of,
-              const Later& after, float* memory)
+              const NextTiles& after, float* memory)
         : a(args),
           s(shape),
           rows(of),
-          later(after),
+          next_tiles(after),
           pages(args.page_table + int64_t(task.seq) * args.ldp),
           kv_head(task.kv_head),
           k_pad(padded(shape.k_dim)) {
@@ -87,7 +87,7 @@ class TileBlock {
     const AttnArgs& a;
     const Shape& s;
     const Rows& rows;
-    const Later& later;
+    const NextTiles& next_tiles;
     const int32_t* pages;
     int kv_head, k_pad;
     Staged staged[SPLIT / BLOCK];
@@ -144,7 +144,7 @@ class TileBlock {
     void mask_scores(const Staged& b, int i, float* w) const;
     void find_maxima(Item& g);
     void raise(const Item& g, int r, float top);
-    void soften_item(Item& g);
+    void softmax_item(Item& g);
     void score(const Item& g);
     void weigh();
     template <int ROW_TILES, int N>
@@ -159,7 +159,7 @@ void TileBlock::open(Staged& to, int block0) {
     to.block0 = block0;
     for (int i = 0; i < TILES; i++) {
         const int tile = block0 / TILE + i;
-        const Tile next = later.of(tile);
+        const Tile next = next_tiles.of(tile);
         if (tile < start / TILE || tile > (end - 1) / TILE) {  // its scores are masked
             if (next.v) prefetch_tile(c, next);
             store(to.v_scale + i * TILE, zero());
@@ -301,7 +301,7 @@ void TileBlock::mask_scores(const Staged& b, int i, float* w) const {
     if (a.tree && block0 + BLOCK > rows.first_new)
         mask_tree(a, rows.token0 + i / s.group, block0, rows.first_new, rows.kv_len, w);
     const int lo = rows.row_lo[i] - block0, hi = rows.row_hi[i] - block0;
-    const float slope = a.slopes ? a.slopes[kv_head * s.group + i % s.group] : 0.0f,
+    const float slope = a.alibi_slopes ? a.alibi_slopes[kv_head * s.group + i % s.group] : 0.0f,
                 distance = float(block0 - rows.position(i, s.group));
     for (int t = 0; t < TILES; t++) {
         vf v = load(w + t * 16);
@@ -347,7 +347,7 @@ RADIX_INLINE __m512 highest_of(Score score) {
 // Masks the scores of an item and raises the maxima that they outgrow, four rows at a time.
 void TileBlock::find_maxima(Item& g) {
     const Staged& b = *g.block;
-    const bool has_scales = a.cache.dtype == DT_I8, changes = a.softcap != 0.0f || a.slopes || a.tree;
+    const bool has_scales = a.cache.dtype == DT_I8, changes = a.softcap != 0.0f || a.alibi_slopes || a.tree;
     float* w = p + g.number % 2 * SIDE;
     for (int r0 = 0; r0 < g.n; r0 += 4) {
         __m512 top[4];
@@ -373,7 +373,7 @@ void TileBlock::find_maxima(Item& g) {
 }
 
 // Scores of an item become weights, as bfloat16, and their sums.
-void TileBlock::soften_item(Item& g) {
+void TileBlock::softmax_item(Item& g) {
     find_maxima(g);
     const Staged& b = *g.block;
     const bool has_scales = a.cache.dtype == DT_I8;
@@ -413,7 +413,7 @@ void TileBlock::attend(int r0, int n, int num_blocks) {
     score(items[0]);
     for (int i = 0; i < count; i++) {
         if (i + 1 < count) score(items[i + 1]);
-        soften_item(items[i]);
+        softmax_item(items[i]);
         num_pending++;
         if ((i + 1) % PENDING == 0) weigh();
     }
@@ -429,7 +429,7 @@ void TileBlock::run_few(int block0) {
     FewTile tile[TILES];
     for (int i = 0; i < TILES; i++) {
         const int number = block0 / TILE + i, left = rows.kv_len - number * TILE;
-        const Tile next = later.of(number);
+        const Tile next = next_tiles.of(number);
         if (next.k_scale) __builtin_prefetch(next.k_scale, 0, 2), __builtin_prefetch(next.v_scale, 0, 2);
         if (number < start / TILE || number > (end - 1) / TILE) {
             if (next.v) prefetch_tile(a.cache, next);
@@ -447,7 +447,7 @@ void TileBlock::run_few(int block0) {
     if (tile[0].k) prefetch_bytes(tile[0].next_v, BURST * 64);  // memory is not to rest meanwhile
     Item all{&block, 0, n, 0, 1, 0};
     open_maxima(0, n);
-    soften_item(all);
+    softmax_item(all);
     close_maxima(0, n);
     for (int r = 0; r < n; r++) widen_bf16(weights + r * WEIGHTS, BLOCK, few_weights + r * BLOCK);
     for (int half = 0; half < 2; half++)
@@ -458,7 +458,7 @@ void TileBlock::run_few(int block0) {
 
 int TileBlock::stage_blocks(int from, int to) {
     int count = 0;
-    for (const int most = blocks_at_once(s, rows.count); from < to && count < most; from += BLOCK)
+    for (const int limit = blocks_at_once(s, rows.count); from < to && count < limit; from += BLOCK)
         open(staged[count++], from);
     return count;
 }

@@ -141,7 +141,7 @@ static inline void split_nibbles(const vi& a, vi& even, vi& odd) {
 constexpr int INT8_ROWS = 2, INT4_ROWS = 2, WIDE8 = 1, WIDE4 = 1;
 #endif
 
-constexpr float MOST_16 = 127 * 256;  // 127 in the high byte, 0 in the low one
+constexpr float MAX_INT16_PAIR = 127 * 256;  // 127 in the high byte, 0 in the low one
 
 // Quantised rows of one call. Dwords hold four k: W8A8 [tile][k/4][row]; W8A16 [tile][k/4][row][high, low];
 // W4A8 [tile][k/8][2][row], even k of eight first, as a packed dword's low and high nibbles are.
@@ -152,11 +152,11 @@ struct Quantised {
     Quantised(const LinearArgs& a, char* base) : m(a.m) {
         const bool four = a.w.format == W_W4A8;
         planes = a.w.format == W_W8A16 ? 2 : 1;
-        const int64_t most = four ? INT4_ROWS : INT8_ROWS / planes;
+        const int64_t max_rows = four ? INT4_ROWS : INT8_ROWS / planes;
         steps = four ? a.w.k / 4 : (a.w.k + 3) / 4;
         spans = four ? spans_of(a.w) : 1;
         groups = four ? a.w.k / a.w.group : 1;
-        count = (m + most - 1) / most;
+        count = (m + max_rows - 1) / max_rows;
         rows = (m + count - 1) / count;
         count = (m + rows - 1) / rows;
         x = (int32_t*)base;
@@ -198,7 +198,7 @@ RADIX_INLINE float quantise_part(const float* x, int64_t k0, int64_t k1, float t
 // Quantises x[0, k) to 16 bits: put(k, high, low, n) takes bytes of up to sixteen at a time.
 template <class Put>
 RADIX_INLINE void quantise_twice(const float* x, int64_t k0, int64_t k1, float top, Put put) {
-    const float inverse = top > 0 ? MOST_16 / top : 0.0f;
+    const float inverse = top > 0 ? MAX_INT16_PAIR / top : 0.0f;
     for (int64_t k = k0; k < k1; k += 16) {
         const int n = lanes_at(k, k1);
         alignas(16) int8_t high[16], low[16];
@@ -233,7 +233,7 @@ static void quantise_row(const LinearArgs& a, const Quantised& q, int64_t row) {
     };
     if (q.planes == 2) {
         const float top = largest(x, a.w.k);
-        q.scale[t * q.rows + r] = top / MOST_16;
+        q.scale[t * q.rows + r] = top / MAX_INT16_PAIR;
         return quantise_twice(x, 0, a.w.k, top, [&](int64_t k, const int8_t* high, const int8_t* low, int n) {
             put_bytes(k, high, n, 2 * r, 2 * width), put_bytes(k, low, n, 2 * r + 1, 2 * width);
         });

@@ -32,9 +32,9 @@ RADIX_INLINE vf load_e5m2(const uint8_t* p) {
 }
 RADIX_INLINE vf load_e4m3(const uint8_t* p) {
     __m256i b = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
-    __m256i most = _mm256_set1_epi16(0x7f), magnitude = _mm256_and_si256(b, most);
-    __m256i sign = _mm256_slli_epi16(_mm256_andnot_si256(most, b), 8);
-    __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, most), _mm256_set1_epi16(0x7e00));
+    __m256i mask = _mm256_set1_epi16(0x7f), magnitude = _mm256_and_si256(b, mask);
+    __m256i sign = _mm256_slli_epi16(_mm256_andnot_si256(mask, b), 8);
+    __m256i nan = _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, mask), _mm256_set1_epi16(0x7e00));
     __m256i h = _mm256_or_si256(_mm256_or_si256(sign, nan), _mm256_slli_epi16(magnitude, 7));
     return mul(lanes_of_f16(h), set1(256.0f));
 }
@@ -114,13 +114,13 @@ RADIX_INLINE void prefetch_tile(const Cache& c, const Tile& t) {
 // The line where number `i` of a later tile stands: asked for beside the work on an earlier one, since
 // many requests at once wait for each other and stop all that comes after.
 template <int DTYPE>
-RADIX_INLINE void ask_for(const void* p, int64_t i) {
+RADIX_INLINE void prefetch_line(const void* p, int64_t i) {
     __builtin_prefetch((const char*)p + i * dtype_size(DTYPE), 0, 2);
 }
 
 // V rows as floats, `pad` apart, zeros after the last channel.
 template <int DTYPE>
-static void widen_v(const void* v, int width, int dim, int pad, float* out) {
+static void upcast_v(const void* v, int width, int dim, int pad, float* out) {
     for (int r = 0; r < TILE; r++) {
         float* dst = out + r * pad;
         int i = 0;
@@ -130,12 +130,12 @@ static void widen_v(const void* v, int width, int dim, int pad, float* out) {
 }
 // K as floats [k_dim][16]
 template <int DTYPE>
-static void widen_k(const void* k, int k_dim, float* out) {
+static void upcast_k(const void* k, int k_dim, float* out) {
     for (int i = 0; i < k_dim; i++) store(out + i * TILE, load_kv<DTYPE>(k, i * TILE));
 }
 // `count` channels of 16 rows of a latent cache, `width` apart, as floats [count][16]
 template <int DTYPE>
-static void turn_rows(const void* rows, int width, int count, float* out) {
+static void transpose_rows(const void* rows, int width, int count, float* out) {
     int i = 0;
     for (; i + 16 <= count; i += 16) {
         vf r[16];

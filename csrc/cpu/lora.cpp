@@ -133,8 +133,8 @@ RADIX_INLINE void widen_pairs(vf pairs, vf& first, vf& second) {
 // Outputs [0, 32) of B [.., rank] as float32 [ranks][LORA_WIDTH], of those that are there: a row's last
 // ranks may be read with what follows in B, of which `left` numbers remain.
 template <int DTYPE>
-RADIX_INLINE void turn_32(const char* b, int64_t left, int64_t rank, int64_t ranks, int64_t count,
-                          float* wide) {
+RADIX_INLINE void transpose_32(const char* b, int64_t left, int64_t rank, int64_t ranks, int64_t count,
+                               float* wide) {
     constexpr int64_t size = dtype_size(DTYPE), each = 32 / size;  // numbers of half a vector
     for (int64_t r = 0; r < ranks; r += each) {
         const bool is_whole = count >= 32 && 31 * rank + r + each <= left;
@@ -207,8 +207,8 @@ static void expand_task(const LoraArgs& a, const LoraTask& t, float* wide) {
         const int64_t count = std::min<int64_t>(LORA_WIDTH, t.count - o);
         for (int64_t i = 0; i < count; i += 32) {
             const int64_t at = (t.at + o + i) * a.rank;
-            turn_32<DTYPE>(weight + at * dtype_size(DTYPE), a.outputs * a.rank - at, a.rank, ranks, count - i,
-                           wide + i);
+            transpose_32<DTYPE>(weight + at * dtype_size(DTYPE), a.outputs * a.rank - at, a.rank, ranks,
+                                count - i, wide + i);
         }
         for (int r = 0; r < t.rows; r += LORA_TILE) {
             const int many = std::min(LORA_TILE, t.rows - r);

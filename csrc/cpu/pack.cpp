@@ -100,14 +100,14 @@ struct Rounding {
 // Rounded up the peak fits; one less is finer for all others. The better one is taken.
 static int multiple_of(const PackArgs& a, int64_t from, float peak, float unit, int centre) {
     if (unit <= 0) return 1;
-    const int most = std::clamp(int(std::ceil(std::fabs(peak) / unit - 1e-4f)), 1, MOST_MULTIPLE);
-    if (most == 1) return 1;
-    Rounding up(unit * float(most), float(centre)), down(unit * float(most - 1), float(centre));
+    const int limit = std::clamp(int(std::ceil(std::fabs(peak) / unit - 1e-4f)), 1, MAX_MULTIPLE);
+    if (limit == 1) return 1;
+    Rounding up(unit * float(limit), float(centre)), down(unit * float(limit - 1), float(centre));
     for (int64_t k = 0; k < a.w.group; k += 16) {
         const vf v = load_any(a.src, a.src_dtype, from + k);
         up.add_16(v), down.add_16(v);
     }
-    return lane_tree_sum(down.lost) < lane_tree_sum(up.lost) ? most - 1 : most;
+    return lane_tree_sum(down.lost) < lane_tree_sum(up.lost) ? limit - 1 : limit;
 }
 
 // w4a8 from floats: a group's scale is a whole multiple of its span's. Values stand around 8, or around
@@ -115,12 +115,12 @@ static int multiple_of(const PackArgs& a, int64_t from, float peak, float unit, 
 static void scale_multiples(const PackArgs& a, int64_t r, Place at) {
     for (int64_t s = 0, k0 = 0; k0 < a.w.k; s++, k0 += a.w.span) {
         const int64_t n = (a.w.k - k0 < a.w.span ? a.w.k - k0 : a.w.span) / a.w.group;
-        float peak[MOST_SPAN / 32], top = 0;
+        float peak[MAX_SPAN / 32], top = 0;
         for (int64_t g = 0; g < n; g++) {
             peak[g] = group_peak(a, r, k0 + g * a.w.group, k0 + (g + 1) * a.w.group) / 8.0f;
             top = std::max(top, std::fabs(peak[g]));
         }
-        const float unit = top / float(MOST_MULTIPLE);
+        const float unit = top / float(MAX_MULTIPLE);
         ((float*)a.w.scale)[lane_of(at, spans_of(a.w), s)] = unit;
         for (int64_t g = 0; g < n; g++) {
             const int64_t from = k0 + g * a.w.group;
@@ -199,13 +199,13 @@ static void encode_floats(const PackArgs& a, int64_t r, int64_t j, uint32_t* out
 static void encode_int8(const PackArgs& a, int64_t r, Place at, int64_t j, uint32_t* out) {
     const int values = values_a_dword(a.w);
     const float scale = a.src_dtype == DT_I8 ? 1.0f : a.w.scale[lane_of(at)];
-    const vf inverse = set1(scale > 0 ? 1.0f / scale : 0.0f), most = set1(127),
-             least = set1(a.src_dtype == DT_I8 ? -128 : -127);
+    const vf inverse = set1(scale > 0 ? 1.0f / scale : 0.0f), limit = set1(127),
+             low = set1(a.src_dtype == DT_I8 ? -128 : -127);
     vf sum = zero();
     for (int64_t part = 0; part < values; part++) {
         const int64_t k = j * values + part * 16;
         const vf v = values_of(a, r * a.ld + k, std::max<int64_t>(a.w.k - k, 0));
-        const vf rounded = vmin(vmax(vround(mul(v, inverse)), least), most);
+        const vf rounded = vmin(vmax(vround(mul(v, inverse)), low), limit);
         sum = add(sum, rounded);
         int8_t q[16];
         store_i8(q, rounded);

@@ -90,9 +90,9 @@ static void delta_columns(const ScanArgs& s, int64_t b, int64_t h, int64_t p0) {
 
 // Values [p0, p1) of a head of a sequence.
 static void scan_piece(const ScanArgs& s, int64_t b, int64_t h, int64_t p0, int64_t p1) {
-    if (s.kind == SCAN_SELECTIVE)
+    if (s.kind == ScanKind::SELECTIVE)
         scan_rows<true>(s, b, h, p0, p1);
-    else if (s.kind == SCAN_DECAYED)
+    else if (s.kind == ScanKind::DECAYED)
         scan_rows<false>(s, b, h, p0, p1);
     else if (p1 - p0 > 32)
         delta_columns<4>(s, b, h, p0);
@@ -118,7 +118,8 @@ static void scan_runs(const ScanArgs& s, int64_t h, int64_t p0, int64_t p1) {
 }
 
 void scan(const ScanArgs& s, const Ctx& ctx) {
-    const int64_t each = s.kind == SCAN_DELTA ? SCAN_WIDTH : SCAN_ROWS, pieces = (s.values + each - 1) / each;
+    const int64_t each = s.kind == ScanKind::DELTA ? SCAN_WIDTH : SCAN_ROWS,
+                  pieces = (s.values + each - 1) / each;
     const int64_t sequences = s.runs ? 1 : s.sequences;
     ctx.each(sequences * s.heads * pieces, 1, [&](int64_t i0, int64_t i1) {
         for (int64_t i = i0; i < i1; i++) {

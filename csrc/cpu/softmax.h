@@ -38,15 +38,15 @@ static void mask_tree(const AttnArgs& a, int64_t token, int block0, int first_ne
 }
 
 // Tokens [lo, hi) of a block that a row sees; a slope adds slope * (token + distance) to the score.
-struct Seen {
+struct VisibleRange {
     int lo, hi;
     float slope, distance;
 };
 
 // Scores of one row become weights, times the scales of K before and of V after; the row's state is
 // rescaled to the new maximum.
-static void soften(const AttnArgs& a, const Shape& s, float* p, const float* k_scale, const float* v_scale,
-                   float* state, const Seen& seen) {
+static void online_softmax(const AttnArgs& a, const Shape& s, float* p, const float* k_scale,
+                           const float* v_scale, float* state, const VisibleRange& seen) {
     vf v[TILES];
     vf top = set1(-INFINITY);
     for (int t = 0; t < TILES; t++) {
@@ -86,7 +86,7 @@ static void merge(const Shape& s, float* total, const float* now) {
     total[s.v_pad + 16] = ma > mb ? ma : mb;
 }
 // The first split of all: what `merge` makes of it and an empty total.
-static void begin_total(const Shape& s, float* total, const float* now) {
+static void begin_accumulator(const Shape& s, float* total, const float* now) {
     for (int i = 0; i < s.v_pad + 16; i += 16) store(total + i, add(load(now + i), zero()));  // no -0
     total[s.v_pad + 16] = now[s.v_pad + 16];
 }

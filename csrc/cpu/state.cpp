@@ -23,12 +23,12 @@ RADIX_INLINE vf vsoftplus(vf x) {
     return fma(add(s, s), p, vmax(x, zero()));
 }
 
-RADIX_INLINE vf opened(vf x, int gate) {
+RADIX_INLINE vf opened(vf x, Gate gate) {
     switch (gate) {
-        case GATE_SILU: return mul(x, vsigmoid(x));
-        case GATE_SOFTPLUS: return vsoftplus(x);
-        case GATE_PLAIN: return x;
-        case GATE_TWICE: return mul(set1(2.0f), vsigmoid(x));
+        case Gate::SILU: return mul(x, vsigmoid(x));
+        case Gate::SOFTPLUS: return vsoftplus(x);
+        case Gate::IDENTITY: return x;
+        case Gate::TWICE_SIGMOID: return mul(set1(2.0f), vsigmoid(x));
         default: return vsigmoid(x);
     }
 }
@@ -36,7 +36,7 @@ RADIX_INLINE vf opened(vf x, int gate) {
 // Sixteen channels of a convolution, over all runs.
 static void conv_channels(const ConvArgs& a, int64_t c0) {
     const int lanes = lanes_at(c0, a.channels), kept = a.width - 1;
-    vf past[MOST_CONV], tap[MOST_CONV];
+    vf past[MAX_CONV], tap[MAX_CONV];
     for (int i = 0; i < a.width; i++) tap[i] = load_n(a.weight + i * a.channels + c0, lanes);
     const vf bias = a.bias ? load_n(a.bias + c0, lanes) : zero();
     alignas(64) float lane[16] = {0};
@@ -103,7 +103,7 @@ static void norm_head(const HeadNormArgs& a, int64_t row, int64_t head) {
     const float *x = a.x + row * a.ldx + head * a.width,
                 *gate = a.gate ? a.gate + row * a.ldg + head * a.width : nullptr;
     float* y = a.y + row * a.ldy + head * a.width;
-    const float* weight = a.weight ? a.weight + (a.own_weights ? head * a.width : 0) : nullptr;
+    const float* weight = a.weight ? a.weight + (a.per_head_weights ? head * a.width : 0) : nullptr;
     const bool first = gate && !a.gates_last;
     if (first)
         for (int64_t i = 0; i < a.width; i += 16) {
@@ -132,12 +132,12 @@ static void gate_row(const GateArgs& a, int64_t row) {
     const float* x = a.x + row * a.ldx;
     float* y = a.y + row * a.ldy;
     for (int64_t h = 0; h < a.heads; h++) {
-        const vf whole = a.one_each ? opened(set1(x[h]), a.act) : zero();
+        const vf whole = a.per_head ? opened(set1(x[h]), a.act) : zero();
         for (int64_t i = 0; i < a.width; i += 16) {
             const int n = lanes_at(i, a.width);
             float* at = y + h * a.width + i;
             store_n(at,
-                    mul(load_n(at, n), a.one_each ? whole : opened(load_n(x + h * a.stride + i, n), a.act)),
+                    mul(load_n(at, n), a.per_head ? whole : opened(load_n(x + h * a.stride + i, n), a.act)),
                     n);
         }
     }

@@ -67,8 +67,8 @@ static void prepare_usual(const StoreArgs& a, float* x, int heads, int stride, c
 static void prepare_heads(const StoreArgs& a, float* x, int heads, int stride, const float* weight,
                           const float* bias, const float* cs) {
     const bool is_normed = a.norm == 1 || a.norm == 3,
-               turns_all = !cs || (!a.interleaved && a.rotary == a.head_dim);
-    if ((is_normed ? !a.layer_norm && !bias : a.norm == 0) && turns_all) {
+               rotates_all = !cs || (!a.interleaved && a.rotary == a.head_dim);
+    if ((is_normed ? !a.layer_norm && !bias : a.norm == 0) && rotates_all) {
         if (a.head_dim == 64) return prepare_usual<4>(a, x, heads, stride, weight, cs);
         if (a.head_dim == 128) return prepare_usual<8>(a, x, heads, stride, weight, cs);
     }
@@ -102,7 +102,7 @@ constexpr float E4M3_MOST = 448.0f, E5M2_MOST = 57344.0f;
 // Eight-bit floats, rounded to nearest even; what is too large becomes the largest. FRACTION bits of
 // mantissa, exponents biased by BIAS; the sum with 2^(24 - BIAS - FRACTION) rounds the subnormal ones.
 template <int FRACTION, int BIAS, int NOT>
-RADIX_INLINE void store_f8(uint8_t* out, vf x, float most) {
+RADIX_INLINE void store_f8(uint8_t* out, vf x, float limit) {
     constexpr int shift = 23 - FRACTION;
     constexpr uint32_t first_normal = uint32_t(128 - BIAS) << 23,
                        magic = uint32_t(127 + 24 - BIAS - FRACTION) << 23,
@@ -110,7 +110,7 @@ RADIX_INLINE void store_f8(uint8_t* out, vf x, float most) {
 #if defined(__AVX512F__)
     auto all = [](uint32_t u) { return _mm512_set1_epi32(int(u)); };
     const __m512i u = _mm512_castps_si512(x.v), magnitude = _mm512_and_si512(u, all(0x7fffffffu)),
-                  kept = _mm512_min_epu32(magnitude, all(float_to_bits(most)));
+                  kept = _mm512_min_epu32(magnitude, all(float_to_bits(limit)));
     const __m512i sum =
         _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(kept), _mm512_castsi512_ps(all(magic))));
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(kept, shift), all(1));
@@ -125,7 +125,7 @@ RADIX_INLINE void store_f8(uint8_t* out, vf x, float most) {
     alignas(64) float all[16];
     store(all, x);
     for (int i = 0; i < 16; i++) {
-        const uint32_t u = float_to_bits(all[i]), magnitude = u & 0x7fffffffu, top = float_to_bits(most),
+        const uint32_t u = float_to_bits(all[i]), magnitude = u & 0x7fffffffu, top = float_to_bits(limit),
                        kept = magnitude > top ? top : magnitude;
         uint32_t number = ((kept + (1u << (shift - 1)) - 1u + ((kept >> shift) & 1u)) >> shift) - rebias;
         if (kept < first_normal) number = float_to_bits(bits_to_float(kept) + bits_to_float(magic)) - magic;
@@ -138,13 +138,13 @@ RADIX_INLINE void store_f8(uint8_t* out, vf x, float most) {
 // The scale of an int8 row: its largest magnitude is 127. Sixteen significant bits make 127 * scale
 // exact, so that quantising a row that was read gives the same bytes. NaN for a row that is not finite.
 static inline float int8_scale(const float* x, int n) {
-    vf most = zero(), nothing = zero();  // x - x is NaN where x is not finite
+    vf largest_abs = zero(), nothing = zero();  // x - x is NaN where x is not finite
     for (int i = 0; i < n; i += 16) {
         const vf v = load_n(x + i, lanes_at(i, n));
-        most = vmax(most, vabs(v)), nothing = add(nothing, sub(v, v));
+        largest_abs = vmax(largest_abs, vabs(v)), nothing = add(nothing, sub(v, v));
     }
     if (lane_tree_sum(nothing) != 0.0f) return bits_to_float(0x7fc00000u);
-    float largest = lane_max(most);
+    float largest = lane_max(largest_abs);
     if (largest < 1e-30f) return 0.0f;
     return bits_to_float((float_to_bits(largest / 127.0f) + 0x80u) & ~0xffu);
 }
@@ -214,13 +214,13 @@ static Tile tile_of_slot(const Cache& c, int64_t slot, int head) {
     // tile_at looks pages up by the tile's number in its sequence: here the page is the only one
     return tile_at(c, &page, head, int(slot % c.page_size) / TILE);
 }
-static float* own_scale(const float* of_tile, int lane) { return const_cast<float*>(of_tile) + lane; }
+static float* scale_at(const float* of_tile, int lane) { return const_cast<float*>(of_tile) + lane; }
 
 // V, or the row of a latent cache.
 static void put_value(const Cache& c, const Tile& t, int lane, const float* x) {
     const int width = v_width(c), size = dtype_size(c.dtype);
     const float scale = c.dtype == DT_I8 ? int8_scale(x, width) : 1.0f;
-    if (t.v_scale) *own_scale(t.v_scale, lane) = scale;
+    if (t.v_scale) *scale_at(t.v_scale, lane) = scale;
     put_row((char*)const_cast<void*>(t.v) + int64_t(lane) * width * size, c.dtype, 1, x, width, scale);
 }
 
@@ -231,7 +231,7 @@ static void put_token(const StoreArgs& a, int64_t token, int head) {
     const float* k = a.k + token * a.ldk + int64_t(head) * c.k_dim;
     if (c.latent) return put_value(c, t, lane, k);
     const float scale = c.dtype == DT_I8 ? int8_scale(k, c.k_dim) : 1.0f;
-    if (t.k_scale) *own_scale(t.k_scale, lane) = scale;
+    if (t.k_scale) *scale_at(t.k_scale, lane) = scale;
     put_row((char*)const_cast<void*>(t.k) + lane * dtype_size(c.dtype), c.dtype, TILE, k, c.k_dim, scale);
     put_value(c, t, lane, a.v + token * a.ldv + int64_t(head) * c.v_dim);
 }
@@ -243,13 +243,13 @@ static void put_tile(const StoreArgs& a, int64_t token, int head) {
                 *v = a.v + token * a.ldv + int64_t(head) * c.v_dim;
     float scale[TILE];
     for (int i = 0; i < TILE; i++) scale[i] = c.dtype == DT_I8 ? int8_scale(k + i * a.ldk, c.k_dim) : 1.0f;
-    if (t.k_scale) std::memcpy(own_scale(t.k_scale, 0), scale, sizeof(scale));
+    if (t.k_scale) std::memcpy(scale_at(t.k_scale, 0), scale, sizeof(scale));
     put_columns(const_cast<void*>(t.k), c.dtype, k, a.ldk, c.k_dim, scale);
     for (int i = 0; i < TILE; i++) put_value(c, t, i, v + i * a.ldv);
 }
 
 // A token's numbers of K stand in as many lines as a tile has.
-static void ask_for_token(const StoreArgs& a, int64_t token, int head) {
+static void prefetch_token(const StoreArgs& a, int64_t token, int head) {
     const Cache& c = a.cache;
     if (token >= a.tokens || a.slots[token] < 0 || c.latent) return;
     const Tile t = tile_of_slot(c, a.slots[token], head);
@@ -264,7 +264,7 @@ static bool follows(const StoreArgs& a, int64_t token) {
     return a.slots[token] % TILE && a.slots[token - 1] >= 0 && a.slots[token] == a.slots[token - 1] + 1;
 }
 // From here on a thread's tokens: those of a tile are written by one.
-static int64_t own_begin(const StoreArgs& a, int64_t token) {
+static int64_t first_writable(const StoreArgs& a, int64_t token) {
     if (!a.k || !a.slots) return token;
     while (token > 0 && token < a.tokens && follows(a, token)) token--;
     return token;
@@ -286,7 +286,7 @@ static void prepare_token(const StoreArgs& a, int64_t t) {
 void store(const StoreArgs& a, const Ctx& ctx) {
     const bool is_stored = a.k && a.slots;
     ctx.each(a.tokens, a.tokens < 4 * TILE * ctx.threads() ? 1 : TILE, [&](int64_t t0, int64_t t1) {
-        t0 = own_begin(a, t0), t1 = own_begin(a, t1);
+        t0 = first_writable(a, t0), t1 = first_writable(a, t1);
         for (int64_t t = t0, n; t < t1; t += n) {
             const bool is_tile = is_stored && fills_tile(a, t, t1);
             n = is_tile ? TILE : 1;
@@ -296,7 +296,7 @@ void store(const StoreArgs& a, const Ctx& ctx) {
                 if (is_tile)
                     put_tile(a, t, h);
                 else
-                    ask_for_token(a, t + 1, h), put_token(a, t, h);
+                    prefetch_token(a, t + 1, h), put_token(a, t, h);
             }
         }
     });

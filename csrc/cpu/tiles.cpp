@@ -220,13 +220,14 @@ static void many_rows(const Weight& weight, int64_t panel_bytes, const TileRows&
     });
 }
 
-constexpr int64_t MOST_CACHED = int64_t(4) << 20;  // bytes of y that the next layer may find in the caches
+constexpr int64_t MAX_CACHED_BYTES = int64_t(4)
+                                     << 20;  // bytes of y that the next layer may find in the caches
 
 // The call with its way of writing y chosen. Sums with a residual read their lines anyway.
 static LinearArgs streaming(LinearArgs a) {
     const int64_t width = a.w.paired ? a.w.n / 2 : a.w.n;
     const bool is_aligned = uintptr_t(a.y) % 64 == 0 && a.ldy % 16 == 0;
-    a.streams = is_aligned && !a.residual && a.m * width * 4 > MOST_CACHED;
+    a.streams = is_aligned && !a.residual && a.m * width * 4 > MAX_CACHED_BYTES;
     return a;
 }
 
@@ -265,7 +266,7 @@ static size_t tiles_shared(const LinearArgs& a) {
 static size_t tiles_local(const LinearArgs& a) {
     const int64_t few = 2 * panel_steps(a.w) * 64, sums = GROUP_PANELS * (BLOCK_ROWS + 32) * 128,
                   wide = a.w.k * PANEL;
-    const int64_t four = a.w.multiple ? sums + MOST_SPAN * PANEL : wide;
+    const int64_t four = a.w.multiple ? sums + MAX_SPAN * PANEL : wide;
     return size_t(std::max({few, sums, a.w.format == W_W4A8 ? four : 0})) + 64;
 }
 

@@ -51,9 +51,9 @@ static void quantise_twice_tile_row(const LinearArgs& a, const TileBytes& t, int
     scale = 0;
     if (r >= t.held(block)) return clear_tile_row(t, high), clear_tile_row(t, low);
     const float *x = source_row(a, block * 16 + r), top = largest(x, a.w.k);
-    scale = top / MOST_16;
+    scale = top / MAX_INT16_PAIR;
     int64_t k0 = 0;
-    for (const vf inverse = set1(top > 0 ? MOST_16 / top : 0.0f); k0 + 64 <= a.w.k; k0 += 64) {
+    for (const vf inverse = set1(top > 0 ? MAX_INT16_PAIR / top : 0.0f); k0 + 64 <= a.w.k; k0 += 64) {
         Numbers64 upper(x + k0, inverse), rest = upper;
         for (int i = 0; i < 4; i++) {
             upper.q[i] = _mm512_srai_epi32(_mm512_add_epi32(rest.q[i], _mm512_set1_epi32(128)), 8);
@@ -276,10 +276,10 @@ static void add_span(const LinearArgs& a, const TileBytes& t, const SpanProducts
 // floats while tiles multiply the next rows.
 static void spans_of_nibbles(const LinearArgs& a, const TileBytes& t, const Ctx& ctx) {
     configure(16, 16, 16);
-    const int64_t panels = panels_of(a.w), most_steps = a.w.span / 64;
+    const int64_t panels = panels_of(a.w), max_steps = a.w.span / 64;
     const Grid grid(t.tiles, panels, ctx.threads());
     char* wide = ctx.local();
-    float* rest = (float*)(wide + MOST_SPAN * PANEL);
+    float* rest = (float*)(wide + MAX_SPAN * PANEL);
     GroupSums sums;
     ctx.each(grid.groups * grid.blocks, 1, [&](int64_t i0, int64_t i1) {
         SpanProducts last{0, 0, 0, 0, nullptr, nullptr};
@@ -291,7 +291,7 @@ static void spans_of_nibbles(const LinearArgs& a, const TileBytes& t, const Ctx&
                           p1 = std::min(p0 + grid.panels_each, panels);
             const int64_t pairs = (t1 - t0 + 1) / 2, lines = (8 + pairs - 1) / pairs;
             for (int64_t span = 0; span < t.spans; span++) {
-                const int64_t s0 = span * most_steps, steps = std::min(most_steps, t.steps - s0);
+                const int64_t s0 = span * max_steps, steps = std::min(max_steps, t.steps - s0);
                 const int64_t k0 = span * a.w.span, k1 = std::min(a.w.k, k0 + a.w.span);
                 for (int64_t p = p0; p < p1; p++) {
                     const char* next = p + 1 < p1   ? nibbles_at(a.w, p + 1, k0)

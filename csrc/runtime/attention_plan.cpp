@@ -19,10 +19,10 @@ class Sharing {
     Sharing(AttnPlan& plan, const AttnArgs& args)
         : a(args), p(plan), group(a.heads / a.cache.kv_heads), per_task(std::max(TASK_ROWS, group) / group) {
         from.assign(size_t(a.num_seqs), 0), member_of.assign(size_t(a.num_seqs), -1);
-        const bool plain = a.causal && !a.tree && !a.slopes && a.window == 0 && a.chunk == 0;
+        const bool plain = a.causal && !a.tree && !a.alibi_slopes && a.window == 0 && a.chunk == 0;
         if (!plain || per_task < 2) return;
         for (int s = 0; s < a.num_seqs; s++)
-            if (a.query_start[s + 1] - a.query_start[s] == 1 && blocks_before(s) >= LEAST_BLOCKS)
+            if (a.query_start[s + 1] - a.query_start[s] == 1 && blocks_before(s) >= MIN_BLOCKS)
                 order.push_back(s);
         if (order.size() < 2) return;
         std::sort(order.begin(), order.end(), [&](int s, int t) {
@@ -42,7 +42,7 @@ class Sharing {
     std::vector<int> member_of;  // its place in the plan's members, or -1
 
   private:
-    static constexpr int LEAST_BLOCKS = 2, IN_SPLIT = SPLIT / ATTN_BLOCK;
+    static constexpr int MIN_BLOCKS = 2, IN_SPLIT = SPLIT / ATTN_BLOCK;
     const AttnArgs& a;
     AttnPlan& p;
     const int group, per_task;
@@ -78,7 +78,7 @@ class Sharing {
             if (end - m > 1) saved += choose(m, end, whole_splits);
             m = end;
         }
-        if (all - done < LEAST_BLOCKS || others * (all - done) <= saved) return saved;
+        if (all - done < MIN_BLOCKS || others * (all - done) <= saved) return saved;
         ranges.resize(mark);
         ranges.push_back({i, j, done, all});
         return others * (all - done);
@@ -152,8 +152,8 @@ void AttnPlan::make(const AttnArgs& a, int threads) {
         if (q * group > few) long_rows += int64_t(q) * a.heads;
     }
     // Large tasks, as long as there are several for every thread.
-    const int most = most_rows(a.cache.v_dim, group),
-              each = int(std::clamp<int64_t>(long_rows / (8 * threads), std::min(few, most), most));
+    const int limit = max_rows(a.cache.v_dim, group),
+              each = int(std::clamp<int64_t>(long_rows / (8 * threads), std::min(few, limit), limit));
     const int block = std::max(1, each / group);
     // Enough sequences keep every thread busy without a merge.
     const int want = short_units >= 4 * threads
@@ -184,7 +184,7 @@ void AttnPlan::make(const AttnArgs& a, int threads) {
     partial_floats = size_t(partial_rows) * size_t(state_floats(a.cache.v_dim));
 }
 
-void AttnPlan::give(AttnArgs& a, void* shared) const {
+void AttnPlan::fill(AttnArgs& a, void* shared) const {
     a.tasks = tasks.data(), a.num_shared = num_shared, a.num_tasks = num_tasks, a.num_merges = num_merges;
     a.members = members.data(), a.readers = readers.data(), a.partials = (float*)shared;
 }

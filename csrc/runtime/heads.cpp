@@ -14,7 +14,7 @@ static LinearArgs rows_of_head(const HeadArgs& a, int head, int64_t r0, int64_t 
     l.y = a.y + r0 * a.ldy + head * a.y_head, l.ldy = a.ldy;
     return l;
 }
-static LinearArgs most_of_head(const HeadArgs& a) {
+static LinearArgs widest_args(const HeadArgs& a) {
     return rows_of_head(a, 0, 0, std::min(a.m, ROWS_AT_ONCE));
 }
 // Fewer heads than threads: all threads take one head after the other.
@@ -33,7 +33,7 @@ void run_heads(const Kernels& k, const HeadArgs& a, const Ctx& ctx) {
         return;
     }
     // A team of this thread alone, whose memory is the thread's own.
-    const size_t packed = lines(shared_for(k, most_of_head(a)));
+    const size_t packed = lines(shared_for(k, widest_args(a)));
     Workspace own{ctx.local(), packed, ctx.local() + packed, ctx.team->space->local_bytes - packed, 1};
     Team alone(1, &own);
     ctx.each(a.heads * blocks, 1, [&](int64_t i0, int64_t i1) {
@@ -42,9 +42,9 @@ void run_heads(const Kernels& k, const HeadArgs& a, const Ctx& ctx) {
     ctx.barrier();
 }
 
-size_t heads_shared(const Kernels& k, const HeadArgs& a) { return shared_for(k, most_of_head(a)); }
+size_t heads_shared(const Kernels& k, const HeadArgs& a) { return shared_for(k, widest_args(a)); }
 size_t heads_local(const Kernels& k, const HeadArgs& a, int threads) {
-    const LinearArgs l = most_of_head(a);
+    const LinearArgs l = widest_args(a);
     return lines(shared_for(k, l)) +
            std::max(local_for(k, l, 1), local_for(k, l, threads));  // a team may be smaller than asked
 }

@@ -40,10 +40,10 @@ struct Grouped {
                 f(int32_t(adapter), row, std::min<int32_t>(LORA_ROWS, first[adapter + 1] - row));
     }
     void add(int32_t adapter, int32_t row, int32_t rows, int64_t part, int64_t from, int64_t end,
-             int64_t most) {
-        for (; from < end; from += most)
+             int64_t width) {
+        for (; from < end; from += width)
             tasks.push_back(
-                {adapter, row, rows, int32_t(part), int32_t(from), int32_t(std::min(most, end - from))});
+                {adapter, row, rows, int32_t(part), int32_t(from), int32_t(std::min(width, end - from))});
     }
 };
 
@@ -69,9 +69,9 @@ void run_lora_shrink(const LoraStep& s, LoraArgs a, int threads) {
     Grouped g(s, a.rank);
     g.blocks([&](int32_t adapter, int32_t row, int32_t rows) {
         // few rows are bound by memory: many small tasks; many use what they read again
-        const int64_t most = rows <= 12 ? LORA_TASK_RANKS / 4 : LORA_TASK_RANKS,
+        const int64_t width = rows <= 12 ? LORA_TASK_RANKS / 4 : LORA_TASK_RANKS,
                       ranks = s.ranks ? s.ranks[adapter] : a.rank;
-        for (int64_t part = 0; part < a.parts; part++) g.add(adapter, row, rows, part, 0, ranks, most);
+        for (int64_t part = 0; part < a.parts; part++) g.add(adapter, row, rows, part, 0, ranks, width);
     });
     const Kernels& k = kernels();
     run(s, a, g, double(a.parts) * double(a.inputs), k.lora_local(a), k.lora_shrink, threads);

@@ -27,7 +27,7 @@ void Assignment::sort(int64_t tokens, int top_k, int experts) {
     first[0] = 0;
 }
 
-static void keep_groups(const Route& r, float* pick) {
+static void mask_groups(const Route& r, float* pick) {
     const int each = r.experts / r.groups;
     std::vector<float> rating(size_t(r.groups));
     for (int g = 0; g < r.groups; g++) {
@@ -39,10 +39,10 @@ static void keep_groups(const Route& r, float* pick) {
             else if (v > b)
                 b = v;
         }
-        rating[size_t(g)] = r.best_two ? a + b : a;
+        rating[size_t(g)] = r.group_top2 ? a + b : a;
     }
     std::vector<char> keep(size_t(r.groups), 0);
-    for (int n = 0; n < r.kept; n++) {
+    for (int n = 0; n < r.groups_kept; n++) {
         int best = -1;
         for (int g = 0; g < r.groups; g++)
             if (!keep[size_t(g)] && (best < 0 || rating[size_t(g)] > rating[size_t(best)])) best = g;
@@ -52,7 +52,7 @@ static void keep_groups(const Route& r, float* pick) {
         if (!keep[size_t(i / each)]) pick[i] = -std::numeric_limits<float>::infinity();
 }
 
-static void choose_near(const Route& r, const float* logits, int32_t* ids, float* weights) {
+static void route_sparsemixer(const Route& r, const float* logits, int32_t* ids, float* weights) {
     thread_local std::vector<float> left;
     left.assign(logits, logits + r.experts);
     for (int j = 0; j < r.top_k; j++) {
@@ -68,20 +68,20 @@ static void choose_near(const Route& r, const float* logits, int32_t* ids, float
 }
 
 void choose(const Route& r, const float* logits, int32_t* ids, float* weights) {
-    if (r.score == 4) return choose_near(r, logits, ids, weights);
+    if (r.score == RouterScore::SPARSEMIXER) return route_sparsemixer(r, logits, ids, weights);
     thread_local std::vector<float> score, pick;
     score.assign(logits, logits + r.experts);
-    if (r.score == 0) {
+    if (r.score == RouterScore::SOFTMAX) {
         float top = *std::max_element(score.begin(), score.end()), sum = 0;
         for (float& s : score) s = std::exp(s - top), sum += s;
         for (float& s : score) s /= sum;
-    } else if (r.score == 1) {
+    } else if (r.score == RouterScore::SIGMOID) {
         for (float& s : score) s = 1.0f / (1.0f + std::exp(-s));
     }
     pick = score;
     if (r.correction)
         for (int i = 0; i < r.experts; i++) pick[size_t(i)] += r.correction[i];
-    if (r.groups > 1) keep_groups(r, pick.data());
+    if (r.groups > 1) mask_groups(r, pick.data());
     for (int j = 0; j < r.top_k; j++) {
         int best = 0;
         for (int i = 1; i < r.experts; i++)
@@ -89,20 +89,20 @@ void choose(const Route& r, const float* logits, int32_t* ids, float* weights) {
         ids[j] = best, weights[j] = score[size_t(best)];
         pick[size_t(best)] = -std::numeric_limits<float>::infinity();
     }
-    if (r.score == 2) {
+    if (r.score == RouterScore::SOFTMAX_TOPK) {
         float top = weights[0], sum = 0;
         for (int j = 1; j < r.top_k; j++) top = std::max(top, weights[j]);
         for (int j = 0; j < r.top_k; j++) weights[j] = std::exp(weights[j] - top), sum += weights[j];
         for (int j = 0; j < r.top_k; j++) weights[j] /= sum;
     }
-    if (r.score == 3)
+    if (r.score == RouterScore::SIGMOID_TOPK)
         for (int j = 0; j < r.top_k; j++) weights[j] = 1.0f / (1.0f + std::exp(-weights[j]));
     float sum = 0;
     for (int j = 0; j < r.top_k; j++) sum += weights[j];
     for (int j = 0; j < r.top_k; j++)
         weights[j] = (r.renorm ? weights[j] / (sum + 1e-20f) : weights[j]) * r.scale;
-    if (r.factors)
-        for (int j = 0; j < r.top_k; j++) weights[j] *= r.factors[ids[j]];
+    if (r.expert_scale)
+        for (int j = 0; j < r.top_k; j++) weights[j] *= r.expert_scale[ids[j]];
 }
 
 static LinearArgs up_args(const ExpertArgs& e, const Assignment& a, int expert) {
@@ -162,16 +162,17 @@ void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, con
     ctx.barrier();
 }
 
-static LinearArgs most_rows(const ExpertArgs& e, bool is_up) {
+static LinearArgs widest_args(const ExpertArgs& e, bool is_up) {
     LinearArgs l;
-    l.w = is_up ? e.up[0] : e.down[0], l.m = std::max(e.tokens, e.most);
+    l.w = is_up ? e.up[0] : e.down[0], l.m = std::max(e.tokens, e.max_expert_rows);
     return l;
 }
 size_t experts_shared(const Kernels& k, const ExpertArgs& e) {
-    return std::max(shared_for(k, most_rows(e, true)), shared_for(k, most_rows(e, false)));
+    return std::max(shared_for(k, widest_args(e, true)), shared_for(k, widest_args(e, false)));
 }
 size_t experts_local(const Kernels& k, const ExpertArgs& e, int threads) {
-    return std::max(local_for(k, most_rows(e, true), threads), local_for(k, most_rows(e, false), threads));
+    return std::max(local_for(k, widest_args(e, true), threads),
+                    local_for(k, widest_args(e, false), threads));
 }
 
 Experts::Experts(const std::vector<const Linear*>& ups, const std::vector<const Linear*>& downs,
@@ -201,7 +202,8 @@ void Experts::run(Address x, int64_t ldx, int64_t tokens, Address ids, Address w
     e.x = at<float>(x), e.ldx = ldx, e.tokens = tokens, e.dim = dim(), e.inner = inner();
     e.hidden = hidden.data(), e.out = out.data(), e.y = at<float>(y), e.ldy = ldy;
     for (int i = 0; i < experts; i++)
-        e.most = std::max<int64_t>(e.most, assignment.first[size_t(i) + 1] - assignment.first[size_t(i)]);
+        e.max_expert_rows = std::max<int64_t>(e.max_expert_rows,
+                                              assignment.first[size_t(i) + 1] - assignment.first[size_t(i)]);
     const Kernels& k = kernels();
     const double size = double(up[0].n) * double(up[0].k) + double(down[0].n) * double(down[0].k);
     int n = threads > 0 ? threads

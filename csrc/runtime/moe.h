@@ -6,16 +6,24 @@
 
 namespace radix {
 
+// How a router's logits become weights; SOFTMAX_TOPK and SIGMOID_TOPK: of the chosen logits alone.
+enum class RouterScore : int {
+    SOFTMAX,
+    SIGMOID,
+    SOFTMAX_TOPK,
+    SIGMOID_TOPK,
+    SPARSEMIXER,  // one choice after another, each a softmax over the logits near it (arXiv:2409.12136)
+};
+
 struct Route {  // see radixlm.arch.spec.Moe
     int experts = 0, top_k = 0;
-    int score = 0;  // 0 softmax, 1 sigmoid, 2 raw scores and softmax over the chosen, 3 sigmoids of them,
-    // 4 one after another, a softmax over those near each (arXiv:2409.12136)
+    RouterScore score = RouterScore::SOFTMAX;
     bool renorm = false;
     float scale = 1.0f;
     const float* correction = nullptr;
-    int groups = 1, kept = 1;
-    bool best_two = true;
-    const float* factors = nullptr;  // of the experts' weights, or null
+    int groups = 1, groups_kept = 1;
+    bool group_top2 = true;
+    const float* expert_scale = nullptr;  // [experts], multiplies their weights; or null
     float jitter = 0;
 };
 
@@ -38,8 +46,8 @@ struct ExpertArgs {
     int experts = 0, top_k = 0, act = 0;
     const float* x = nullptr;
     int64_t ldx = 0, tokens = 0, dim = 0, inner = 0;
-    int64_t most = 0;  // rows of one expert where that may be more than tokens: one comes twice for a token
-    float* scaled = nullptr;  // [T * top_k, dim]: where inputs, not outcomes, are weighed
+    int64_t max_expert_rows = 0;  // where that may exceed tokens: one expert comes twice for a token
+    float* scaled = nullptr;      // [T * top_k, dim]: where inputs, not outcomes, are weighed
     int64_t lds = 0;
     float* hidden = nullptr;  // [T * top_k, inner]
     float* out = nullptr;     // [T * top_k, dim]

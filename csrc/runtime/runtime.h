@@ -51,7 +51,7 @@ struct AttnPlan {
     size_t partial_floats = 0;
     double bytes = 0, flops = 0;
     void make(const AttnArgs& a, int threads);
-    void give(AttnArgs& a, void* shared) const;  // what the kernels read; `shared` holds the partial rows
+    void fill(AttnArgs& a, void* shared) const;  // what the kernels read; `shared` holds the partial rows
 
   private:
     void add_short(const AttnArgs& a, int s, int first, int from, int member, int want,

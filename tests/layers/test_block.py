@@ -1,5 +1,5 @@
-"""A block may leave its last addition to the first norm of the next block: the bits are those of a
-separate addition, and a decode step on GPU kernels launches nothing for it."""
+"""What a block leaves for the next one's first norm to add: the same bits as a sum of its own, and
+a decode step on a GPU's kernels that launches nothing for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from radixlm.arch.spec import Attention, Block, Decoder, Mlp, Moe, Norm, Rope, SkipConnection
 from radixlm.kernels.dispatch import bind
-from radixlm.layers.block import JOINED, BlockLayer, joined
+from radixlm.layers import block as block_module
+from radixlm.layers.block import LAYOUTS, split_step
+from radixlm.layers.residual import added
 from radixlm.models.build import build_model
 from radixlm.step.batch import MediaInputs
 from radixlm.weights.load import load_weights
@@ -42,7 +44,7 @@ MODELS = {
 
 
 def run_block_by_block(model: Any, batch: Any) -> torch.Tensor:
-    """The model with every addition done inside its block."""
+    """The model without anything left between its blocks."""
     x_TD, angles = model._embed(batch), model.ropes.angles(batch)
     for block in model.blocks:
         x_TD = block.run(x_TD, batch, angles)
@@ -50,8 +52,8 @@ def run_block_by_block(model: Any, batch: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_deferred_additions_have_the_same_bits(name: str, tmp_path: Any) -> None:
-    """Every layout, alternating layouts, and both sets of kernels."""
+def test_sums_that_wait_have_the_same_bits(name: str, tmp_path: Any) -> None:
+    """Of every layout, and where layouts alternate, over both sets of kernels."""
     blocks = (MODELS[name], MODELS["post"], MODELS["pre"], MODELS[name])
     decoder = Decoder(70, 48, blocks, MODELS[name].norm, 64)
     for dtype, chosen in (
@@ -69,9 +71,8 @@ def test_deferred_additions_have_the_same_bits(name: str, tmp_path: Any) -> None
             assert torch.equal(model.forward(batch), run_block_by_block(model, batch))
 
 
-def test_the_residual_between_blocks_is_complete(tmp_path: Any) -> None:
-    """Skip connections and deepstack vectors read a residual that includes the deferred
-    addition."""
+def test_what_is_read_between_blocks_is_whole(tmp_path: Any) -> None:
+    """A skip, and vectors that join behind a layer, find the residual with its sum."""
     blocks = (MODELS["pre"],) * 4
     decoders = [
         Decoder(70, 48, blocks, RMS, 64, skips=s) for s in ((), (SkipConnection(1, 3, 0.25),))
@@ -101,7 +102,7 @@ def test_the_residual_between_blocks_is_complete(tmp_path: Any) -> None:
 
 
 class Counted(TorchDispatchMode):
-    """Counts torch operations that launch a kernel on a GPU."""
+    """Operations of torch that launch something on a GPU."""
 
     NOT = ("empty", "detach", "unbind", "lift", "_unsafe_view", "new_empty")
 
@@ -117,7 +118,7 @@ class Counted(TorchDispatchMode):
 
 
 def launches(arch: str, num_layers: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Launches of a decode step of two sequences on GPU kernels, which do not run here."""
+    """What a decode step of two sequences launches on a GPU's kernels, none of which runs."""
     interpreter = pytest.importorskip("triton.runtime.interpreter")
     folder = cached_tiny(arch, num_hidden_layers=num_layers)
     model = load_model(folder, bind("cpu", {"all": "triton"}))
@@ -154,15 +155,34 @@ A_LAYER = {
 
 
 @pytest.mark.parametrize("arch", A_LAYER)
-def test_a_deferred_addition_launches_nothing(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launches of one more layer, without one for the addition at the end. Parallel branches
-    (Cohere) are added by one launch."""
+def test_a_layer_launches_nothing_for_its_sum(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a further layer costs, and no sum at the end of a step. Branches beside one another
+    (Cohere) are summed by one launch."""
     few, more = (launches(arch, count, monkeypatch) for count in (2, 3))
     assert more - few == Counter(A_LAYER[arch] | ATTENDS)
     assert few["add"] == 0 and few["add_"] == 2 * A_LAYER[arch].get("add_", 0)
 
 
-def test_every_deferring_layout_exists() -> None:
-    assert all(hasattr(BlockLayer, f"_run_{name}") for name in JOINED)
+STEPS = "norm read renorm mix feed experts post sum conv add defer late cross".split()
+
+
+def test_layouts_are_made_of_known_steps() -> None:
+    """Every layout leaves as many branches as it joins, and numbers its norms from one."""
+    more = [
+        v for k, v in vars(block_module).items() if k.startswith("WITH_") or k.endswith("_ONLY")
+    ]
+    assert len(more) == 6
+    for layout in (*LAYOUTS.values(), *more):
+        words = [split_step(word) for word in layout.split()]
+        assert {name for name, _ in words} <= set(STEPS)
+        names = [name for name, _ in words]
+        pushed = names.count("mix") + names.count("feed") + names.count("cross")
+        assert pushed == names.count("add")
+        assert names.count("experts") == names.count("sum")
+        numbers = [number for _, number in words if number]
+        assert sorted(numbers) == list(range(1, len(numbers) + 1))
+
+
+def test_pending_branches_are_added_in_place() -> None:
     x = torch.zeros(2, 3)
-    assert joined(x, None) is x and joined(x, torch.ones(2, 3)) is x and bool((x == 1).all())
+    assert added(x, None) is x and added(x, torch.ones(2, 3)) is x and bool((x == 1).all())

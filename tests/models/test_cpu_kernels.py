@@ -14,8 +14,7 @@ from radixlm.kernels import cpu
 from radixlm.kernels.cpu.extension import native as native_module
 from radixlm.kernels.dispatch import bind
 from radixlm.models.build import Model
-from radixlm.models.program.step import StepProgram
-from radixlm.models.program_writer import is_covered
+from radixlm.models.program.step import StepProgram, why_no_program
 from radixlm.step.batch import InputEmbeds
 from radixlm.weights.load import load_weights
 
@@ -31,7 +30,7 @@ def test_close_to_the_reference_and_bit_invariant(arch: str) -> None:
     model = load_model(folder, bind("cpu"))
     ids = prompts(model.decoder.vocab, LENGTHS)
     expected = PagedRunner(load_model(folder)).prefill({0: ids[0]})[0]
-    has_program = model.use_program and is_covered(model)
+    has_program = not why_no_program(model)
     model.use_program = False
     if (
         arch in DECODER_CONFIGS

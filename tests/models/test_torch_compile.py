@@ -87,7 +87,8 @@ def test_the_same_tokens_by_two_graphs(arch: str, monkeypatch: pytest.MonkeyPatc
 
 @NATIVE
 def test_kernels_of_ours_are_part_of_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixlm.models.decoder.is_plain", lambda _: False)  # no program of it
+    monkeypatch.setattr("radixlm.models.decoder.make_program", lambda *_: None)
+    monkeypatch.setattr("radixlm.engine.torch_compile.why_no_program", lambda _: "refused")
     with engine("Mistral4ForCausalLM", kernel=(), attention_backend="cpu") as plain:
         want = tokens(plain, 3)
     names: set[str] = set()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from radixlm.attention.base import AttentionBackend
+from radixlm.attention.cpu import CpuBackend
 from radixlm.base.lazy import load
 from radixlm.base.record import replace
 from radixlm.base.units import format_seconds
@@ -20,7 +21,7 @@ from radixlm.executor.runner import Runner
 from radixlm.kernels.dispatch import Kernels
 from radixlm.models.build import Model
 from radixlm.models.decoder import DecoderModel
-from radixlm.models.program.step import has_program
+from radixlm.models.program.step import why_no_program
 from radixlm.scheduler.limits import Limits
 
 if TYPE_CHECKING:  # torch's compiler takes a second to import
@@ -69,7 +70,7 @@ def why_not_compiled(model: Model, attn: AttentionBackend) -> str:
         return "recurrent layers are told of their rows by the host"
     if model.decoder.cycles is not None:
         return "blocks that run again read places of the cache that no graph can name"
-    if model.use_program and has_program(model, attn):
+    if model.use_program and isinstance(attn, CpuBackend) and not why_no_program(model):
         return "the whole of it is one call into the C++ kernels"
     if why := next((why for b in model.decoder.blocks if (why := reads_on_host(b))), ""):
         return why

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.spec import AltUp, Block, LayerInputs, Norm
+from radixlm.kernels.cpu.checks import dtype_code
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.embedding import Embedding
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
+from radixlm.layers.program import ProgramBuilder, struct
+from radixlm.layers.residual import added
 from radixlm.layers.rope import Angles
 from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
@@ -29,7 +32,7 @@ class PerLayerInputsMaker(Module):
     def __init__(
         self, spec: LayerInputs, dim: int, num_layers: int, norm: Norm, context: LayerContext
     ) -> None:
-        self._inputs, self._dim, self._num_layers = spec, dim, num_layers
+        self.inputs_spec, self._dim, self._num_layers = spec, dim, num_layers
         width = num_layers * spec.dim
         if spec.vocab:
             self.per_layer = Embedding(spec.vocab, width, context, spec.dim**0.5)
@@ -38,14 +41,33 @@ class PerLayerInputsMaker(Module):
 
     def inputs(self, ids_T: Tensor, x_TD: Tensor) -> Tensor:
         """Each layer's own input: [T, L, P]."""
-        shape = (-1, self._num_layers, self._inputs.dim)
+        spec = self.inputs_spec
+        shape = (-1, self._num_layers, spec.dim)
         projected = self.project.run(x_TD) * self._dim**-0.5
-        rows = projected.reshape(-1, self._inputs.dim)
+        rows = projected.reshape(-1, spec.dim)
         normed = self.project_norm.run(rows).view(shape)
-        if not self._inputs.vocab:
+        if not spec.vocab:
             return normed
-        known = torch.where(ids_T < self._inputs.vocab, ids_T, 0)
-        return (normed + self.per_layer.run(known).view(shape)) * 2**-0.5
+        ids_T = torch.where(ids_T < spec.vocab, ids_T, 0)
+        return (normed + self.per_layer.run(ids_T).view(shape)) * 2**-0.5
+
+    def emit(self, program: ProgramBuilder, source: int) -> None:
+        """The same as operations of a program, one layer's behind another's in a row."""
+        spec, width = self.inputs_spec, self.project.out_features
+        inputs = program.layer_inputs = program.buffer("inputs", width)
+        program.linear(self.project.packed, source, inputs, scale=self._dim**-0.5)
+        self.project_norm.emit_heads(program, inputs, 0, 0, self._num_layers)
+        if not spec.vocab:
+            return
+        table, rows = self.per_layer.plain_table, program.buffer("input rows", width)
+        assert table is not None
+        args = struct(
+            "EmbedArgs", table=program.hold(table), dtype=dtype_code(table.dtype, "embedding"),
+            vocab=spec.vocab, dim=width, scale=self.per_layer.scale, takes_first=1,
+        )  # fmt: skip
+        program.ops.embed(y=rows, tied=None, args=args, replaced=False)
+        program.ops.add(x=rows, y=inputs, dim=width)
+        program.ops.scale(y=inputs, offset=0, dim=width, scale=2**-0.5)
 
 
 class AltUpEnds(PerLayerInputsMaker):
@@ -103,7 +125,6 @@ class AltUpBlock(BlockLayer):
         self.layer_norm = NormLayer(spec.norm, (dim,), kernels, device)
         self.correct_scale = Param((dim,), "float32")
         self._activate = kernels.activate
-        self.run = self._run_streams
 
     def finish(self) -> None:
         super().finish()
@@ -114,8 +135,15 @@ class AltUpBlock(BlockLayer):
         """How much of each stream: [T, N]."""
         return torch.tanh(self.router.run(self.router_norm.run(x_TD) / x_TD.shape[-1]))
 
-    def _run_streams(self, x_NTD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        streams = self.altup.streams
+    def run_deferred(
+        self,
+        x_TD: Tensor,
+        pending_TD: Tensor | None,
+        batch: ForwardBatch,
+        angles: Sequence[Angles],
+    ) -> tuple[Tensor, Tensor | None]:
+        """See ``BlockLayer``; x are the streams [N, T, D]."""
+        x_NTD, streams = added(x_TD, pending_TD), self.altup.streams
         weights = self.predict.run(self._routed(x_NTD[0])).view(-1, streams, streams)
         x_NTD = x_NTD + torch.einsum("mtd,tnm->ntd", x_NTD, weights)
         active = x_NTD[0]
@@ -123,7 +151,7 @@ class AltUpBlock(BlockLayer):
         laurel = h + self.laurel_norm.run(self.right.run(self.left.run(h)))
         mixed = self.norm2.run(self._mix(h, batch, angles))
         residual = (active + mixed + laurel) / math.sqrt(2)
-        out = residual + self.norm4.run(self._feed(self.norm3.run(residual)))
+        out = residual + self.norm4.run(self._feed(self.norm3.run(residual), batch))
         share = (self.correct.run(self._routed(out)) + 1.0).T[..., None]
         x_NTD = x_NTD + (out - active) * share
         first = x_NTD[0] if self._correct_scale is None else x_NTD[0] * self._correct_scale
@@ -131,4 +159,4 @@ class AltUpBlock(BlockLayer):
         own = self._activate(self.layer_gate.run(first.contiguous()), self.altup.act)
         own = own * batch.scratch.per_layer_TLP[:, self._index]
         own = self.layer_norm.run(self.layer_out.run(own))
-        return torch.cat((x_NTD[:1], x_NTD[1:] + own))
+        return torch.cat((x_NTD[:1], x_NTD[1:] + own)), None

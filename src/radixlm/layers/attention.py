@@ -10,10 +10,19 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from radixlm.arch.spec import Attention
+from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.ops.rope import QkNorm
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
+from radixlm.layers.program import (
+    Branch,
+    ProgramBuilder,
+    Unsupported,
+    handles,
+    handles_norm,
+    rotation_of,
+)
 from radixlm.layers.rope import Angles
 from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import AttentionSite, ForwardBatch
@@ -54,6 +63,19 @@ def site_of(spec: Attention, pool: tuple[int, int], sinks: Tensor | None) -> Att
         softcap=spec.softcap,
         sinks=sinks,
     )
+
+
+# fields of the record that layers emit
+EMITTED = (
+    *("heads", "kv_heads", "head_dim", "rope", "qkv_bias", "o_bias", "qk_norm", "qk_norm_spec"),
+    *("scale", "window", "softcap", "sinks", "gate"),
+)
+
+
+def emit_gate_by_half(program: ProgramBuilder, spec: Attention, qkv: int, out: int) -> None:
+    """``out *= sigmoid(gate)``; the gate is the second half of each head of q."""
+    heads, width = (spec.heads, spec.head_dim), spec.head_dim
+    program.gate(qkv, out, heads, "SIGMOID", offset=width, stride=2 * width)
 
 
 class AttentionLayer(Module):
@@ -108,6 +130,26 @@ class AttentionLayer(Module):
         if gate is not None:
             out = out * self._sigmoid(gate)
         return self.o.run(out)
+
+    def emit(self, program: ProgramBuilder, source: int) -> list[Branch]:
+        """The same as operations of a program, up to the output projection."""
+        spec, site, ext = self.spec, self.site, native()
+        handles(spec, *EMITTED)
+        handles_norm(spec.qk_norm_spec)
+        if spec.gate and spec.qk_norm == "row":
+            raise Unsupported("a row norm of gated queries")
+        q_head = spec.head_dim * (2 if spec.gate else 1)
+        qkv = program.project(self.qkv, source, "qkv")
+        offsets = (0, self.rows[0], self.rows[0] + self.rows[1])
+        rotation = rotation_of(self.rope_index, spec.rope)
+        parts = ext.STORE_Q | ext.STORE_K | ext.STORE_CACHE
+        program.store(qkv, offsets, site, q_head, self.qk_norm, rotation, parts)
+        width = spec.heads * spec.head_dim
+        out = program.buffer("attended", width)
+        program.attend(site, qkv, out, q_head)
+        if spec.gate:
+            emit_gate_by_half(program, spec, qkv, out)
+        return [Branch(out, width, self.o)]
 
     def _project(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q [T, H, C], k and v [T, K, C], and the gate [T, H * C]."""

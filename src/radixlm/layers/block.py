@@ -1,129 +1,90 @@
 """One layer of a decoder: a mixer and a feed-forward, joined to the residual stream by a layout.
 
-Legend: T tokens, D model channels. Blocks own the residual x and change it in place. Where a block
-ends with ``x += branch`` and the next begins with a norm, the branch goes there beside x: that norm
-adds it, and no launch does only that.
+A layout is a list of steps (``LAYOUTS``). They are run in torch (``run``) and emitted as operations
+of the C++ step program (``emit``); each step is a word:
+
+    normN    h = normN(residual)                 read      h = residual
+    renormN  residual = normN(residual)          mix       push mixer(h)
+    feed     push ffn(h)                         experts   push parallel_moe(h, routed by residual)
+    postN    top = normN(top)                    sum       add the top to the one below it
+    conv     top = the mixer's convolution of top
+    add      pop the top, it joins the residual
+    defer    deferred = deferred_moe(h)          late      what the block before deferred joins
+
+Legend: T tokens, D model channels. Blocks own the residual x and change it in place. A branch that
+ends a block stays apart (``pending``): the next block's norm adds it, in one kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from radixlm.arch.spec import (
-    Attention,
-    Block,
-    CompressedSparseAttention,
-    ConvAttention,
-    LatentAttention,
-    LayerInputs,
-    MatrixLstm,
-    Moe,
-    Norm,
-    ParallelHybrid,
-    RelativeAttention,
-    RwkvChannel,
-    RwkvTime,
-    SquareLinear,
-)
+from radixlm.arch.spec import Block, LayerInputs, Moe, Norm, RelativeAttention, SquareLinear
 from radixlm.base.record import replace
+from radixlm.kernels.cpu.linear import act_code
 from radixlm.layers.attention import AttentionLayer
-from radixlm.layers.compressed_attention import CompressedSparseAttentionLayer
 from radixlm.layers.context import LayerContext
-from radixlm.layers.convolved_attention import (
-    ConvolvedLayer,
-    RelativeAttentionLayer,
-    make_convolved,
-)
-from radixlm.layers.expert_attention import ExpertAttentionLayer
+from radixlm.layers.convolved_attention import RelativeAttentionLayer
 from radixlm.layers.extended_attention import ExtendedAttentionLayer
-from radixlm.layers.latent import LatentAttentionLayer
+from radixlm.layers.mixers import SquareLinearLayer, emit_mixer, make_mixer, site_of_mixer
 from radixlm.layers.mlp import MlpLayer
-from radixlm.layers.mlstm import MatrixLstmLayer
 from radixlm.layers.modality_moe import ModalityMoeLayer
 from radixlm.layers.module import Module
 from radixlm.layers.moe import MoeLayer
 from radixlm.layers.norm import GatedNormLayer, NormLayer
+from radixlm.layers.program import (
+    NOWHERE,
+    Branch,
+    ProgramBuilder,
+    ProgramStream,
+    Target,
+    Unsupported,
+    handles,
+)
+from radixlm.layers.residual import AffineResidual, Join, added, gated_sum, weighted_sum
 from radixlm.layers.rope import Angles
-from radixlm.layers.rwkv import RwkvChannelLayer, RwkvTimeLayer
-from radixlm.layers.state import StateLayer, make_state_layer
 from radixlm.quant.param import Param
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
-NUM_NORMS = {
-    "pre": 2,
-    "post": 2,
-    "post_sum": 2,
-    "sandwich": 4,
-    "parallel": 1,
-    "parallel2": 2,
-    "prenorm_ffn_only": 1,
-    "scaled_post": 2,
-    "gated_cross": 2,
+LAYOUTS = {
+    "pre": "norm1 mix add norm2 feed add late",
+    "post": "read mix post1 add read feed post2 add",
+    "post_sum": "read mix add renorm1 read feed add renorm2",
+    "sandwich": "norm1 mix post2 add norm3 feed post4 add",
+    "parallel": "norm1 mix feed add add",
+    "parallel2": "norm1 mix norm2 add feed add",
+    "prenorm_ffn_only": "read mix add norm1 feed add",
+    "scaled_post": "renorm1 read mix add renorm2 read feed add",
+    "gated_cross": "norm1 mix add norm2 feed add",  # run by GatedCrossBlock
 }
+MIXER_ONLY, FFN_ONLY = "norm1 mix add", "norm1 feed add"
+WITH_CROSS = "norm1 mix add norm2 cross add norm3 feed add"  # run by EncoderDecoderBlock
+WITH_CONVOLUTION = "norm1 mix add norm2 feed conv add"
+WITH_DEFERRED = "norm1 mix add norm2 defer feed add late"
+WITH_PARALLEL = "norm1 mix post2 add norm3 feed post5 norm6 experts post7 sum post4 add"
 
 
-def num_norms(spec: Block) -> int:
-    """Norms of a block: one for each branch that it has, or what the layout says."""
+def layout_of(spec: Block) -> str:
+    """The steps of a block."""
     if None in (spec.ffn, spec.mixer):
-        return int(spec.ffn is not spec.mixer)
-    return NUM_NORMS[spec.layout] + 3 * (spec.parallel_moe is not None) + (spec.cross is not None)
+        return "" if spec.ffn is spec.mixer else FFN_ONLY if spec.mixer is None else MIXER_ONLY
+    if isinstance(spec.mixer, RelativeAttention):
+        return WITH_CONVOLUTION
+    if spec.cross is not None:
+        return WITH_CROSS
+    if spec.parallel_moe is not None:
+        return WITH_PARALLEL
+    return LAYOUTS[spec.layout] if spec.deferred_moe is None else WITH_DEFERRED
 
 
-LEAST_KEPT = 1e-3  # of the square of the residual's factor
-
-MixerLayer = (
-    AttentionLayer
-    | LatentAttentionLayer
-    | ExtendedAttentionLayer
-    | CompressedSparseAttentionLayer
-    | ExpertAttentionLayer
-)
-Rwkv = RwkvTimeLayer | RwkvChannelLayer
-Angled = Sequence[Angles]
-Joining = tuple[Tensor, Tensor | None]  # the residual, and what is yet to be added to it
-# begin with a norm of the residual and end with a sum: (x, fed, batch, angles) -> Joining
-JOINED = ("one", "pre", "convolved", "sandwich", "beside", "parallel", "parallel2")
-
-
-def joined(x_TD: Tensor, fed_TD: Tensor | None) -> Tensor:
-    """``x += fed`` in place, where there is any."""
-    if fed_TD is not None:
-        x_TD += fed_TD
-    return x_TD
-
-
-def make_attention(
-    spec: Attention | LatentAttention | CompressedSparseAttention,
-    dim: int,
-    context: LayerContext,
-    rope: int,
-    pool: tuple[int, int],
-) -> MixerLayer:
-    """The layer of an attention's record."""
-    if isinstance(spec, LatentAttention):
-        return LatentAttentionLayer(spec, dim, context, rope, pool)
-    if isinstance(spec, CompressedSparseAttention):
-        return CompressedSparseAttentionLayer(spec, dim, context, rope, pool)
-    if spec.extras is not None and spec.extras.experts:
-        return ExpertAttentionLayer(spec, dim, context, rope, pool)
-    kind = AttentionLayer if spec.extras is None else ExtendedAttentionLayer
-    return kind(spec, dim, context, rope, pool)
-
-
-class SquareLinearLayer(Module):
-    """One matrix where others have a mixer or a feed-forward."""
-
-    def __init__(self, spec: SquareLinear, dim: int, context: LayerContext) -> None:
-        self.matrix = context.linear(dim, dim, spec.bias)
-
-    def run(self, x_TD: Tensor, *_: object) -> Tensor:
-        """The branch: [T, D]."""
-        return self.matrix.run(x_TD)
+def split_step(word: str) -> tuple[str, int]:
+    """("norm", 2) of "norm2"; ("mix", 0) of "mix"."""
+    name = word.rstrip("0123456789")
+    return name, int(word[len(name) :] or 0)
 
 
 class PerLayerInputLayer(Module):
@@ -132,7 +93,7 @@ class PerLayerInputLayer(Module):
     def __init__(
         self, spec: LayerInputs, index: int, dim: int, context: LayerContext, norm: Norm
     ) -> None:
-        self._spec, self._index, self._activate = spec, index, context.kernels.activate
+        self.spec, self.index, self._activate = spec, index, context.kernels.activate
         self.gate = context.plain_linear(dim, spec.dim)
         self.out = context.plain_linear(spec.dim, dim)
         self.norm = NormLayer(norm, (dim,), context.kernels, context.device)
@@ -140,53 +101,49 @@ class PerLayerInputLayer(Module):
     def run(self, x_TD: Tensor, batch: ForwardBatch) -> Tensor:
         """x with the input joined."""
         assert batch.scratch.per_layer_TLP is not None
-        own = self._activate(self.gate.run(x_TD), self._spec.act)
-        x_TD += self.norm.run(self.out.run(own * batch.scratch.per_layer_TLP[:, self._index]))
+        gated = self._activate(self.gate.run(x_TD), self.spec.act)
+        x_TD += self.norm.run(self.out.run(gated * batch.scratch.per_layer_TLP[:, self.index]))
         return x_TD
 
-
-class AffineResidual(Module):
-    """(x + a) * b + (branch + c) * d, learned numbers a channel."""
-
-    def __init__(self, dim: int) -> None:
-        for name in ("stream_bias", "stream_scale", "branch_bias", "branch_scale"):
-            setattr(self, name, Param((dim,), "float32"))
-
-    def finish(self) -> None:
-        params = vars(self)
-        self._stream = params["stream_bias"].take(), params["stream_scale"].take()
-        self._branch = params["branch_bias"].take(), params["branch_scale"].take()
-
-    def run(self, x_TD: Tensor, branch_TD: Tensor) -> Tensor:
-        """The sum: [T, D]."""
-        (bias, scale), (moved, scaled) = self._stream, self._branch
-        joined: Tensor = (branch_TD + moved) * scaled + (x_TD + bias) * scale
-        return joined.to(x_TD.dtype)
+    def emit(self, program: ProgramBuilder, stream: ProgramStream) -> None:
+        """The same, of the inputs that ``PerLayerInputsMaker.emit`` has made."""
+        handles(self.spec, "dim", "vocab", "act")
+        dim, selected = self.spec.dim, stream.selected
+        inputs, offset = program.layer_inputs, self.index * dim
+        gated = program.buffer("gated input", dim)
+        act = act_code(self.spec.act, False)
+        program.linear(self.gate.packed, stream.residual, gated, selected=selected, act=act)
+        if selected:
+            inputs, offset = program.select(inputs, "selected input", dim, offset), 0
+        program.gate(inputs, gated, (1, dim), "IDENTITY", offset=offset, selected=selected)
+        branch = program.buffer("branch")
+        program.linear(self.out.packed, gated, branch, selected=selected)
+        self.norm.emit(program, branch, branch, selected=selected)
+        program.ops.add(x=branch, y=stream.residual, dim=program.dim, selected=selected)
 
 
-class ParallelHybridLayer(Module):
-    """Attention and a state mixer on the same input, added."""
+@dataclass(slots=True)
+class _Outcome:
+    """A branch of a program that is not yet in its buffer: ``emit`` puts it there, or adds it."""
 
-    def __init__(self, attention: MixerLayer, state: StateLayer) -> None:
-        self.attention, self.state = attention, state
-
-    def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Angled) -> Tensor:
-        """The mixer's branch: [T, D]."""
-        return self.attention.run(x_TD, batch, angles) + self.state.run(x_TD, batch, angles)
+    emit: Callable[[Target], None]
+    scale: float
+    buffer: int = NOWHERE
 
 
 class BlockLayer(Module):
-    """``run(x, batch, angles)`` adds the block's two branches to x and returns it; ``run_joined``
-    takes and gives sums that are yet to be done."""
+    """``run(x, batch, angles)`` adds the block's branches to x and returns it; ``run_deferred``
+    takes and returns a branch that is yet to be added to x."""
 
     norm1: NormLayer
     norm2: NormLayer
     norm3: NormLayer
     norm4: NormLayer
-    norm5: NormLayer  # of a block with experts beside its feed-forward: behind the latter,
-    norm6: NormLayer  # before the experts
-    norm7: NormLayer  # and behind them
+    norm5: NormLayer
+    norm6: NormLayer
+    norm7: NormLayer
     ffn: MlpLayer | MoeLayer | SquareLinearLayer  # absent where the record has none
+    layer_input: PerLayerInputLayer | None = None
 
     def __init__(
         self,
@@ -200,7 +157,7 @@ class BlockLayer(Module):
         """``rope`` indexes the model's RopeTables, ``pool`` is (group, row), ``state_row`` a row
         of the state pool; -1 without."""
         self.spec = spec
-        self.mixer = self._make_mixer(dim, context, rope, pool, state_row)
+        self.mixer = make_mixer(spec, dim, context, rope, pool, state_row)
         if isinstance(spec.ffn, Moe):
             kind = MoeLayer if spec.ffn.vision is None else ModalityMoeLayer
             self.ffn = kind(spec.ffn, dim, context)
@@ -212,29 +169,28 @@ class BlockLayer(Module):
             self.deferred_moe = MoeLayer(spec.deferred_moe, dim, context)
         if spec.parallel_moe is not None:
             self.parallel_moe = MoeLayer(spec.parallel_moe, dim, context)
-        for index in range(num_norms(spec)):
-            own = spec.post_norms[index // 2] if spec.post_norms and index % 2 else spec.norm
+        self._make_norms(dim, context)
+        self._make_factors(dim)
+
+    def _make_norms(self, dim: int, context: LayerContext) -> None:
+        spec = self.spec
+        words = [split_step(word) for word in layout_of(spec).split()]
+        norms: dict[int, NormLayer] = {}
+        for number in sorted({number for _, number in words if number}):
+            index = number - 1
+            norm = spec.post_norms[index // 2] if spec.post_norms and index % 2 else spec.norm
             rank = spec.norm_ranks[index] if index < 2 else 0
-            norm = (
-                GatedNormLayer(own, dim, rank, context)
+            norms[number] = (
+                GatedNormLayer(norm, dim, rank, context)
                 if rank
-                else NormLayer(own, (dim,), context.kernels, context.device)
+                else NormLayer(norm, (dim,), context.kernels, context.device)
             )
-            setattr(self, f"norm{index + 1}", norm)
-        self._make_factors(spec, dim)
-        self._bind()
+            setattr(self, f"norm{number}", norms[number])
+        self._steps = tuple((name, norms.get(number)) for name, number in words)
 
-    def _bind(self) -> None:
-        """Which functions run this very block."""
-        layout = _layout(self.spec)
-        self._run_layout: Callable[..., Any] = getattr(self, f"_run_{layout}")
-        run: Callable[[Tensor, ForwardBatch, Sequence[Angles]], Tensor]
-        run = self._run_and_join if layout in JOINED else self._run_layout
-        self.run = self._run_scaled if self.spec.out_scale else run
-        self._run_unscaled = run
-
-    def _make_factors(self, spec: Block, dim: int) -> None:
+    def _make_factors(self, dim: int) -> None:
         """What the residual and the branches are multiplied with."""
+        spec = self.spec
         if spec.out_scale:
             self.out_scale = Param((1,), "float32")
         if spec.affine_residual:
@@ -244,52 +200,35 @@ class BlockLayer(Module):
         if spec.gate_temperature:
             self.gate1, self.gate2 = Param((dim,), "float32"), Param((dim,), "float32")
 
+    def finish(self) -> None:
+        self._scale = self.out_scale.take() if self.spec.out_scale else None
+        self._joins = self._make_joins()
+
+    def _make_joins(self) -> tuple[Join, ...]:
+        """How the two branches join the residual, if not by a plain sum."""
+        spec = self.spec
+        if spec.affine_residual:
+            return self.affine1.run, self.affine2.run
+        if spec.residual_channels:
+            return tuple(weighted_sum(p.take(), None) for p in (self.kept1, self.kept2))
+        if spec.gate_temperature:
+            gates = (self.gate1, self.gate2)
+            return tuple(gated_sum(gate.take() / spec.gate_temperature) for gate in gates)
+        factors = spec.post_scales if spec.layout == "scaled_post" else spec.weights
+        if factors is None:
+            return ()
+        return weighted_sum(*factors[:2]), weighted_sum(*factors[2:])
+
     def add_per_layer_input(
-        self, spec: LayerInputs, index: int, dim: int, ctx: LayerContext
+        self, spec: LayerInputs, index: int, dim: int, context: LayerContext
     ) -> None:
         """The block is layer ``index`` of a model whose layers have inputs of their own."""
-        own = self.layer_input = PerLayerInputLayer(spec, index, dim, ctx, self.spec.norm)
-        run = self._run_unscaled
-
-        def run_with_input(x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-            return own.run(run(x_TD, batch, angles), batch)
-
-        self._run_unscaled = run_with_input
-        self.run = self._run_scaled if self.spec.out_scale else run_with_input
-
-    def _make_mixer(
-        self, dim: int, context: LayerContext, rope: int, pool: tuple[int, int], row: int
-    ) -> (
-        MixerLayer
-        | StateLayer
-        | ParallelHybridLayer
-        | SquareLinearLayer
-        | ConvolvedLayer
-        | Rwkv
-        | None
-    ):
-        mixer, attends, keeps = self.spec.mixer, self.spec.attention, self.spec.state
-        if isinstance(mixer, ConvAttention):
-            return make_convolved(mixer, dim, context, rope, pool, row)
-        if isinstance(mixer, MatrixLstm):
-            return MatrixLstmLayer(mixer, dim, context, row)
-        if isinstance(mixer, RwkvTime):
-            return RwkvTimeLayer(mixer, dim, context, row)
-        if isinstance(mixer, RwkvChannel):
-            return RwkvChannelLayer(mixer, dim, context, row)
-        attention = make_attention(attends, dim, context, rope, pool) if attends else None
-        state = make_state_layer(keeps, dim, context, row) if keeps else None
-        if isinstance(mixer, SquareLinear):
-            return SquareLinearLayer(mixer, dim, context)
-        if isinstance(mixer, ParallelHybrid) and attention is not None and state is not None:
-            return ParallelHybridLayer(attention, state)
-        return attention or state
+        self.layer_input = PerLayerInputLayer(spec, index, dim, context, self.spec.norm)
 
     @property
     def site(self) -> AttentionSite | None:
         """The attention's site, if the block attends."""
-        mixer = self.mixer.attention if isinstance(self.mixer, ParallelHybridLayer) else self.mixer
-        return getattr(mixer, "site", None)
+        return site_of_mixer(self.mixer)
 
     def at(self, place: tuple[int, int]) -> BlockLayer:
         """A plain, loaded block whose keys and values lie at ``place`` (group, row) of the cache:
@@ -299,185 +238,212 @@ class BlockLayer(Module):
         group, row = place
         if (mixer.site.group, mixer.site.layer) == place:
             return self
-        twin = copy(self)
-        twin.mixer = copy(mixer)
-        twin.mixer.site = replace(mixer.site, group=group, layer=row)
-        twin._bind()
-        return twin
+        block = copy(self)
+        block.mixer = copy(mixer)
+        block.mixer.site = replace(mixer.site, group=group, layer=row)
+        return block
 
-    def finish(self) -> None:
-        self._scale = self.out_scale.take() if self.spec.out_scale else None
-        if self.spec.residual_channels:
-            self._kept = self.kept1.take(), self.kept2.take()
-        if self.spec.gate_temperature:
-            temperature = self.spec.gate_temperature
-            self._gates = [_shares(gate.take() / temperature) for gate in (self.gate1, self.gate2)]
+    def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+        """The residual behind the block: [T, D]."""
+        return added(*self.run_deferred(x_TD, None, batch, angles))
 
-    def run_joined(
-        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Angled
-    ) -> Joining:
-        """``run`` on x + fed; x itself may be changed."""
-        if self.run == self._run_and_join:
-            joining: Joining = self._run_layout(x_TD, fed_TD, batch, angles)
-            return joining
-        return self.run(joined(x_TD, fed_TD), batch, angles), None
+    def run_deferred(
+        self,
+        x_TD: Tensor,
+        pending_TD: Tensor | None,
+        batch: ForwardBatch,
+        angles: Sequence[Angles],
+    ) -> tuple[Tensor, Tensor | None]:
+        """``run`` on x + pending; x itself may be changed. The sum of the outcomes is that of
+        ``run``."""
+        x_TD, pending_TD = self._run_steps(x_TD, pending_TD, batch, angles)
+        if self.layer_input is not None:
+            x_TD, pending_TD = self.layer_input.run(added(x_TD, pending_TD), batch), None
+        if self._scale is not None:
+            x_TD, pending_TD = added(x_TD, pending_TD), None
+            x_TD *= self._scale
+        return x_TD, pending_TD
 
-    def _run_and_join(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        return joined(*self._run_layout(x_TD, None, batch, angles))
-
-    def _run_scaled(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        x_TD = self._run_unscaled(x_TD, batch, angles)
-        assert self._scale is not None
-        x_TD *= self._scale
-        return x_TD
+    def _run_steps(  # noqa: C901  an interpreter: a branch for each word
+        self, x: Tensor, pending: Tensor | None, batch: ForwardBatch, angles: Sequence[Angles]
+    ) -> tuple[Tensor, Tensor | None]:
+        stack: list[Tensor] = []
+        h, late, num_joined = x, None, 0
+        for step, norm in self._steps:
+            if norm is not None and step == "norm":
+                h, pending = norm.add_run(x, pending), None
+            elif norm is not None and step == "post":
+                stack[-1] = norm.run(stack[-1])
+            elif norm is not None and step == "renorm":
+                x, pending = norm.add_run(x, pending), None
+            elif step == "read":
+                x, pending = added(x, pending), None
+                h = x
+            elif step == "mix":
+                stack.append(self._mix(h, batch, angles))
+            elif step == "feed":
+                stack.append(self._feed(h, batch))
+            elif step == "experts":
+                stack.append(self.parallel_moe.run(h, x))
+            elif step == "conv":
+                assert isinstance(self.mixer, RelativeAttentionLayer)
+                stack[-1] = self.mixer.convolve_ffn(stack[-1], batch)
+            elif step == "sum":
+                top = stack.pop()
+                stack[-1] += top
+            elif step == "defer":
+                late, batch.scratch.deferred_TD = (
+                    batch.scratch.deferred_TD,
+                    self.deferred_moe.run(h),
+                )
+            elif step == "late":
+                if self.spec.deferred_moe is None:
+                    late, batch.scratch.deferred_TD = batch.scratch.deferred_TD, None
+                if late is not None:
+                    x, pending = added(x, pending), late
+            else:
+                assert step == "add", step
+                top = stack.pop()
+                if self._joins:
+                    x, pending = self._joins[num_joined](added(x, pending), top), None
+                else:
+                    pending = top if pending is None else pending.add_(top)
+                num_joined += 1
+        return x, pending
 
     def _mix(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         assert self.mixer is not None
         y = self.mixer.run(x_TD, batch, angles)
         return y if self.spec.residual == 1.0 else y * self.spec.residual
 
-    def _feed(self, x_TD: Tensor, batch: ForwardBatch | None = None) -> Tensor:
-        if isinstance(self.ffn, ModalityMoeLayer):
-            y = self.ffn.run(x_TD, None, batch)
-        else:
-            y = self.ffn.run(x_TD)
+    def _feed(self, x_TD: Tensor, batch: ForwardBatch) -> Tensor:
+        ffn = self.ffn
+        y = ffn.run(x_TD, batch=batch) if isinstance(ffn, MoeLayer) else ffn.run(x_TD)
         return y if self.spec.residual == 1.0 else y * self.spec.residual
 
-    def _run_none(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        return x_TD
+    def emit(self, program: ProgramBuilder, stream: ProgramStream, is_last: bool) -> None:
+        """The block as operations on the stream; the last one goes on with the selected rows only,
+        as soon as its mixer is done."""
+        if type(self) is not BlockLayer:
+            raise Unsupported(type(self).__name__)
+        handles(
+            self.spec, "mixer", "ffn", "norm", "layout", "residual", "out_scale", "deferred_moe",
+            "parallel_moe", "weights", "post_norms",
+        )  # fmt: skip
+        if is_last and self.mixer is None:
+            self._select(program, stream, [], NOWHERE)
+        self._emit_steps(program, stream, is_last)
+        if self.layer_input is not None:
+            self.layer_input.emit(program, stream)
+        if self._scale is not None:
+            program.scale_rows(stream.residual, float(self._scale), stream.selected)
 
-    def _run_one(
-        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Angled
-    ) -> Joining:
-        h = self.norm1.add_run(x_TD, fed_TD)
-        return x_TD, self._feed(h) if self.mixer is None else self._mix(h, batch, angles)
+    def _emit_steps(  # noqa: C901
+        self, program: ProgramBuilder, stream: ProgramStream, is_last: bool
+    ) -> None:
+        stack: list[_Outcome] = []
+        h = stream.residual
+        late, num_joined = NOWHERE, 0
+        for number, (step, norm) in enumerate(self._steps):
+            if norm is not None and step == "norm":
+                h = norm.emit(program, stream.residual, program.buffer("h"), 0, stream.selected)
+            elif norm is not None and step == "post":
+                buffer = self._settle(program, stream, stack)
+                norm.emit(program, buffer, buffer, 0, stream.selected)
+            elif step == "read":
+                h = stream.residual
+            elif step == "mix":
+                assert self.mixer is not None
+                branches = emit_mixer(self.mixer, program, h)
+                if is_last:
+                    h = h if self._steps[number + 1][0] == "feed" else NOWHERE
+                    branches, h = self._select(program, stream, branches, h)
+                stack.append(self._mixed(program, branches))
+            elif step == "feed":
+                stack.append(self._fed(program, self.ffn, h, self.spec.residual))
+            elif step == "experts":
+                stack.append(self._fed(program, self.parallel_moe, h, 1.0, stream.residual))
+            elif step == "sum":
+                top = self._settle(program, stream, stack)
+                stack.pop()
+                below = stack[-1].buffer
+                program.ops.add(x=top, y=below, dim=program.dim, selected=stream.selected)
+            elif step == "defer":
+                late, stream.deferred = stream.deferred, self._emit_deferred(program, stream, h)
+            elif step == "late":
+                if self.spec.deferred_moe is None:
+                    late, stream.deferred = stream.deferred, NOWHERE
+                if late != NOWHERE:
+                    residual, dim = stream.residual, program.dim
+                    program.ops.add(x=late, y=residual, dim=dim, selected=stream.selected)
+            elif step == "add":
+                self._emit_add(program, stream, stack.pop(), num_joined)
+                num_joined += 1
+            else:
+                raise Unsupported(f"step {step} of layout {self.spec.layout}")
 
-    def _run_scaled_post(
-        self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]
-    ) -> Tensor:
-        kept, mixed, kept2, fed = self.spec.post_scales
-        h = self.norm1.run(x_TD)
-        x_TD = h * kept + self._mix(h, batch, angles) * mixed
-        h = self.norm2.run(x_TD)
-        return h * kept2 + self._feed(h) * fed
+    def _mixed(self, program: ProgramBuilder, branches: list[Branch]) -> _Outcome:
+        return _Outcome(lambda target: program.add_branches(branches, target), self.spec.residual)
 
-    def _run_sided(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        """As pre; the side experts' sum waits in the batch for the end of the next block."""
-        mixed = self._mix(self.norm1.run(x_TD), batch, angles)
-        h = self.norm2.run(x_TD := x_TD + mixed)
-        before, batch.scratch.deferred_TD = batch.scratch.deferred_TD, self.deferred_moe.run(h)
-        x_TD += self._feed(h)
-        return x_TD if before is None else x_TD + before
+    @staticmethod
+    def _fed(
+        program: ProgramBuilder, layer: Module, h: int, scale: float, routed_by: int = NOWHERE
+    ) -> _Outcome:
+        if isinstance(layer, MoeLayer):
+            moe = layer
+            return _Outcome(lambda target: moe.emit(program, h, target, routed_by), scale)
+        if not isinstance(layer, MlpLayer):
+            raise Unsupported(type(layer).__name__)
+        mlp = layer
+        return _Outcome(lambda target: mlp.emit(program, h, target), scale)
 
-    def _run_pre(
-        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Angled
-    ) -> Joining:
-        mixed = self._mix(self.norm1.add_run(x_TD, fed_TD), batch, angles)
-        fed = self._feed(self.norm2.add_run(x_TD, mixed), batch)
-        if batch.scratch.deferred_TD is not None:
-            x_TD += fed
-            fed, batch.scratch.deferred_TD = batch.scratch.deferred_TD, None
-        return x_TD, fed
+    @staticmethod
+    def _settle(program: ProgramBuilder, stream: ProgramStream, stack: list[_Outcome]) -> int:
+        """The buffer of the top of the stack, which is filled now."""
+        top = stack[-1]
+        if top.buffer == NOWHERE:
+            top.buffer = program.buffer(f"branch {len(stack)}")
+            top.emit(Target(top.buffer, False, top.scale, stream.selected))
+        return top.buffer
 
-    def _run_post(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        x_TD += self.norm1.run(self._mix(x_TD, batch, angles))
-        x_TD += self.norm2.run(self._feed(x_TD))
-        return x_TD
+    def _emit_add(
+        self, program: ProgramBuilder, stream: ProgramStream, top: _Outcome, num_joined: int
+    ) -> None:
+        """``residual = residual * factor + top * factor``."""
+        weights = self.spec.weights or (1.0, 1.0, 1.0, 1.0)
+        kept, scale = weights[2 * num_joined : 2 * num_joined + 2] if num_joined < 2 else (1.0, 1.0)
+        residual, selected = stream.residual, stream.selected
+        if top.buffer == NOWHERE:
+            if (kept, scale) != (1.0, 1.0):
+                raise Unsupported(f"Block.weights of layout {self.spec.layout}")
+            top.emit(Target(residual, True, top.scale, selected))
+            return
+        program.scale_rows(residual, kept, selected)
+        program.ops.add(x=top.buffer, y=residual, dim=program.dim, scale=scale, selected=selected)
 
-    def _run_post_sum(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        x_TD += self._mix(x_TD, batch, angles)
-        x_TD = self.norm1.run(x_TD)
-        x_TD += self._feed(x_TD)
-        return self.norm2.run(x_TD)
+    def _emit_deferred(self, program: ProgramBuilder, stream: ProgramStream, h: int) -> int:
+        """The buffer of what joins one block later."""
+        names = ("deferred", "deferred too")
+        target = program.buffer(names[stream.deferred == program.buffer(names[0])])
+        self.deferred_moe.emit(program, h, Target(target, selected=stream.selected))
+        return target
 
-    def _run_prenorm_ffn_only(
-        self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]
-    ) -> Tensor:
-        x_TD += self._feed(self.norm1.add_run(x_TD, self._mix(x_TD, batch, angles)))
-        return x_TD
-
-    def _run_weighted(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        """A sandwich whose residual and branches have factors."""
-        assert self.spec.weights is not None
-        kept, mixed, kept2, fed = self.spec.weights
-        x_TD = x_TD * kept + self.norm2.run(self._mix(self.norm1.run(x_TD), batch, angles)) * mixed
-        return x_TD * kept2 + self.norm4.run(self._feed(self.norm3.run(x_TD))) * fed
-
-    def _run_affine(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        """As pre, where both sides of each sum are moved and scaled first."""
-        x_TD = self.affine1.run(x_TD, self._mix(self.norm1.run(x_TD), batch, angles))
-        h_TD = self.norm2.run(x_TD)
-        if isinstance(self.ffn, MoeLayer):
-            return self.affine2.run(x_TD, self.ffn.run(h_TD, None, batch))
-        return self.affine2.run(x_TD, self.ffn.run(h_TD))
-
-    def _run_convolved(
-        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Angled
-    ) -> Joining:
-        """As pre, where the mixer's layer also convolves what the feed-forward gives."""
-        assert isinstance(self.mixer, RelativeAttentionLayer)
-        mixed = self._mix(self.norm1.add_run(x_TD, fed_TD), batch, angles)
-        return x_TD, self.mixer.behind_ffn(self._feed(self.norm2.add_run(x_TD, mixed)), batch)
-
-    def _run_kept(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        """As pre, where the residual has factors a channel."""
-        mixed = self._mix(self.norm1.run(x_TD), batch, angles)
-        x_TD = (x_TD * self._kept[0] + mixed).to(x_TD.dtype)
-        return (x_TD * self._kept[1] + self._feed(self.norm2.run(x_TD))).to(x_TD.dtype)
-
-    def _run_gated(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        """A sandwich whose residual and branches have learned factors a channel."""
-        (kept, mixed), (kept2, fed) = self._gates
-        branch = self.norm2.run(self._mix(self.norm1.run(x_TD), batch, angles))
-        x_TD = (x_TD * kept + branch * mixed).to(x_TD.dtype)
-        branch = self.norm4.run(self._feed(self.norm3.run(x_TD)))
-        return (x_TD * kept2 + branch * fed).to(x_TD.dtype)
-
-    def _run_sandwich(
-        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Angled
-    ) -> Joining:
-        mixed = self.norm2.run(self._mix(self.norm1.add_run(x_TD, fed_TD), batch, angles))
-        return x_TD, self.norm4.run(self._feed(self.norm3.add_run(x_TD, mixed)))
-
-    def _run_beside(
-        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Angled
-    ) -> Joining:
-        mixed = self.norm2.run(self._mix(self.norm1.add_run(x_TD, fed_TD), batch, angles))
-        fed = self.norm5.run(self._feed(self.norm3.add_run(x_TD, mixed)))
-        fed += self.norm7.run(self.parallel_moe.run(self.norm6.run(x_TD), x_TD))
-        return x_TD, self.norm4.run(fed)
-
-    def _run_parallel(
-        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Angled
-    ) -> Joining:
-        h = self.norm1.add_run(x_TD, fed_TD)
-        mixed = self._mix(h, batch, angles)
-        return x_TD, mixed.add_(self._feed(h))
-
-    def _run_parallel2(
-        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Angled
-    ) -> Joining:
-        mixed = self._mix(self.norm1.add_run(x_TD, fed_TD), batch, angles)
-        return x_TD, mixed.add_(self._feed(self.norm2.run(x_TD)))
-
-
-def _layout(spec: Block) -> str:
-    """Which ``_run_`` is the block's."""
-    if None in (spec.ffn, spec.mixer):
-        return "none" if spec.ffn is spec.mixer else "one"
-    special = {
-        "convolved": isinstance(spec.mixer, RelativeAttention),
-        "affine": spec.affine_residual,
-        "kept": spec.residual_channels,
-        "gated": spec.gate_temperature > 0,
-        "weighted": spec.weights is not None,
-        "beside": spec.parallel_moe is not None,
-        "sided": spec.deferred_moe is not None,
-    }
-    return next((name for name, is_it in special.items() if is_it), spec.layout)
-
-
-def _shares(gate_D: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors of the residual and of the branch, whose squares sum to one: [D] each."""
-    share = torch.sigmoid(gate_D)
-    return torch.sqrt((torch.sigmoid(-gate_D) * (1.0 + share)).clamp(min=LEAST_KEPT)), share
+    @staticmethod
+    def _select(
+        program: ProgramBuilder, stream: ProgramStream, branches: list[Branch], h: int
+    ) -> tuple[list[Branch], int]:
+        """Gather the selected rows of the mixer's branches, of h and of the stream."""
+        gathered = [
+            replace(b, buffer=program.select(b.buffer, f"selected branch {i}", b.width))
+            for i, b in enumerate(branches)
+        ]
+        is_residual = h == stream.residual
+        stream.residual = program.select(stream.residual, "selected residual")
+        if is_residual:
+            h = stream.residual
+        elif h != NOWHERE:
+            h = program.select(h, "selected h")
+        if stream.deferred != NOWHERE:
+            stream.deferred = program.select(stream.deferred, "selected deferred")
+        stream.selected = True
+        return gathered, h

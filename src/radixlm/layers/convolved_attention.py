@@ -186,7 +186,7 @@ class RelativeAttentionLayer(Module):
         out = attend_gathered(q, k, v, self.site, batch, self._seen, bias)
         return self._convolved(self.o.run(out), batch, 2)
 
-    def behind_ffn(self, y_TD: Tensor, batch: ForwardBatch) -> Tensor:
+    def convolve_ffn(self, y_TD: Tensor, batch: ForwardBatch) -> Tensor:
         """The feed-forward's branch: [T, D]."""
         return self._convolved(y_TD, batch, 3)
 

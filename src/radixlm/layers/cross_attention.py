@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Block, CrossAttention
-from radixlm.layers.block import BlockLayer, Joining
+from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
+from radixlm.layers.residual import added
 from radixlm.layers.rope import Angles
 from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import CrossAttentionSpan, EncoderOutput, ForwardBatch
@@ -105,19 +106,25 @@ class GatedCrossBlock(BlockLayer):
         super().finish()
         self._openings = [torch.tanh(gate.take()) for gate in (self.cross_gate, self.ffn_gate)]
 
-    def _run_gated_cross(
-        self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]
-    ) -> Tensor:
+    def run_deferred(
+        self,
+        x_TD: Tensor,
+        pending_TD: Tensor | None,
+        batch: ForwardBatch,
+        angles: Sequence[Angles],
+    ) -> tuple[Tensor, Tensor | None]:
+        """See ``BlockLayer``."""
+        x_TD = added(x_TD, pending_TD)
         if not batch.cross_attention_spans:
-            return x_TD
+            return x_TD, None
         cross_gate, ffn_gate = (gate.to(x_TD.dtype) for gate in self._openings)
         x_TD += self.cross.run(self.norm1.run(x_TD), batch.cross_attention_spans) * cross_gate
-        fed = self._feed(self.norm2.run(x_TD)) * ffn_gate
+        fed = self._feed(self.norm2.run(x_TD), batch) * ffn_gate
         for span in batch.cross_attention_spans:
             if not span.is_before:
                 rows = slice(span.first, span.first + span.count)
                 x_TD[rows] += fed[rows]
-        return x_TD
+        return x_TD, None
 
 
 class EncoderDecoderBlock(BlockLayer):
@@ -137,13 +144,18 @@ class EncoderDecoderBlock(BlockLayer):
         super().__init__(spec, dim, context, rope, pool)
         self.cross = CrossAttentionLayer(spec.cross, dim, context, layer)
 
-    def _run_pre(
-        self, x_TD: Tensor, fed_TD: Tensor | None, batch: ForwardBatch, angles: Sequence[Angles]
-    ) -> Joining:
-        x_TD += self._mix(self.norm1.add_run(x_TD, fed_TD), batch, angles)
+    def run_deferred(
+        self,
+        x_TD: Tensor,
+        pending_TD: Tensor | None,
+        batch: ForwardBatch,
+        angles: Sequence[Angles],
+    ) -> tuple[Tensor, Tensor | None]:
+        """See ``BlockLayer``."""
+        x_TD += self._mix(self.norm1.add_run(x_TD, pending_TD), batch, angles)
         if batch.cross_attention_spans:
             seen_TD = self.cross.run(self.norm2.run(x_TD), batch.cross_attention_spans)
             for span in batch.cross_attention_spans:
                 rows = slice(span.first, span.first + span.count)
                 x_TD[rows] += seen_TD[rows]
-        return x_TD, self._feed(self.norm3.run(x_TD))
+        return x_TD, self._feed(self.norm3.run(x_TD), batch)

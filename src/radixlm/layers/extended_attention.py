@@ -14,7 +14,14 @@ from torch import Tensor
 
 from radixlm.arch.spec import Attention, AttentionExtras, Norm
 from radixlm.base.record import replace
-from radixlm.layers.attention import norm_shapes, qk_norm_of, site_of
+from radixlm.kernels.cpu.extension import native
+from radixlm.layers.attention import (
+    EMITTED,
+    emit_gate_by_half,
+    norm_shapes,
+    qk_norm_of,
+    site_of,
+)
 from radixlm.layers.block_indexer import BlockIndexerLayer, MeanBlockIndexer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.dynamic_mask import DynamicMask
@@ -22,10 +29,20 @@ from radixlm.layers.gathered_attention import attend_gathered, block_sparse_choi
 from radixlm.layers.logn_scaling import logn_scales
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
+from radixlm.layers.program import (
+    Branch,
+    ProgramBuilder,
+    Rotation,
+    Unsupported,
+    handles,
+    handles_norm,
+    rotation_of,
+)
 from radixlm.layers.rope import Angles
 from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
+GATES = {"sigmoid": "SIGMOID", "softplus": "SOFTPLUS", "sigmoid2": "TWICE_SIGMOID"}
 LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 
 
@@ -151,6 +168,99 @@ class ExtendedAttentionLayer(Module):
         else:
             out = attend_gathered(q, k, v, self.site, batch, choose)
         return self.o.run(self._finished(out, x_TD, gate))
+
+    def emit(self, program: ProgramBuilder, source: int) -> list[Branch]:
+        """The same as operations of a program, up to the output projection."""
+        spec, extras, site = self.spec, self.extras, self.site
+        self._check_emitted()
+        kv_rows = (spec.kv_heads * spec.head_dim, spec.kv_heads * spec.v_dim)
+        q_head = spec.head_dim * (2 if spec.gate else 1)
+        q_rows = spec.heads * q_head
+        width = q_rows if self._reads else q_rows + sum(kv_rows)
+        qkv = program.buffer("qkv", width)
+        program.linear(self._project.packed, source, qkv)
+        offsets = (0, q_rows, q_rows + kv_rows[0])
+        if extras.clip_qkv and not extras.clip_after_norm:
+            program.ops.scale(y=qkv, offset=0, dim=sum(self.rows), cap=extras.clip_qkv)
+        if not self._reads:
+            self._emit_values(program, qkv, offsets)
+        self._emit_rotation(program, qkv, offsets, q_head)
+        if extras.logn_scaling is not None:
+            heads = (spec.heads, spec.head_dim, q_head)
+            program.scale_queries(extras.logn_scaling, qkv, heads)
+        out_width = spec.heads * spec.v_dim
+        out = program.buffer("attended", out_width)
+        program.attend(site, qkv, out, q_head)
+        self._emit_finished(program, source, qkv, out)
+        return [Branch(out, out_width, self.o)]
+
+    def _check_emitted(self) -> None:
+        spec, extras = self.spec, self.extras
+        handles(spec, *EMITTED, "extras")
+        handles(
+            extras, "v_dim", "alibi_slopes", "attention_chunk_size", "clip_qkv",
+            "clip_after_norm", "norm_after_rope", "logn_scaling", "out_norm", "out_norm_heads",
+            "v_norm", "v_scale", "k_scale", "kv_from", "k_is_v", "gate", "gate_act", "gate_bias",
+            "is_causal",
+        )  # fmt: skip
+        handles_norm(spec.qk_norm_spec)
+        if spec.gate and (spec.qk_norm == "row" or extras.clip_after_norm):
+            raise Unsupported("a row norm or a late clamp of gated queries")
+        if extras.k_is_v and extras.v_norm is None:
+            raise Unsupported("AttentionExtras.k_is_v without v_norm")
+
+    def _emit_values(
+        self, program: ProgramBuilder, qkv: int, offsets: tuple[int, int, int]
+    ) -> None:
+        """What happens to v before it is stored; it may be k, normed."""
+        spec, extras, (_, k, v) = self.spec, self.extras, offsets
+        if extras.v_norm is not None:
+            self.v_norm.emit_heads(program, qkv, k if extras.k_is_v else v, v, spec.kv_heads)
+        numbers = spec.kv_heads * spec.v_dim
+        if extras.clip_after_norm:
+            program.ops.scale(y=qkv, offset=v, dim=numbers, cap=extras.clip_qkv)
+        if extras.v_scale != 1.0:
+            program.ops.scale(y=qkv, offset=v, dim=numbers, scale=extras.v_scale)
+
+    def _emit_rotation(
+        self, program: ProgramBuilder, qkv: int, offsets: tuple[int, int, int], q_head: int
+    ) -> None:
+        """Norm and rotation in the record's order, what is between and behind them, the store."""
+        extras, ext, reads = self.extras, native(), self._reads
+        norm, rotation = self.qk_norm, rotation_of(self.rope_index, self.spec.rope)
+        heads = ext.STORE_Q if reads else ext.STORE_Q | ext.STORE_K
+        numbers = offsets[1] if reads else offsets[2]
+        scales_k = extras.k_scale != 1.0 and not reads
+        steps = [(norm, rotation)]
+        if extras.norm_after_rope:
+            steps = [(None, rotation), (norm, Rotation())]
+        elif extras.clip_after_norm:
+            steps = [(norm, Rotation()), (None, rotation)]
+        if scales_k:
+            steps.append((None, Rotation()))
+        for i, (own_norm, own_rotation) in enumerate(steps):
+            is_last = i == len(steps) - 1
+            if i and extras.clip_after_norm:
+                program.ops.scale(y=qkv, offset=0, dim=numbers, cap=extras.clip_qkv)
+            if is_last and scales_k:
+                dim = offsets[2] - offsets[1]
+                program.ops.scale(y=qkv, offset=offsets[1], dim=dim, scale=extras.k_scale)
+            parts = heads | ext.STORE_CACHE if is_last and not reads else heads
+            program.store(qkv, offsets, self.site, q_head, own_norm, own_rotation, parts)
+
+    def _emit_finished(self, program: ProgramBuilder, source: int, qkv: int, out: int) -> None:
+        """Norm and gates of the heads' output."""
+        spec, extras = self.spec, self.extras
+        if extras.out_norm is not None and extras.out_norm_heads:
+            self.out_norm.emit_heads(program, out, 0, 0, spec.heads)
+        elif extras.out_norm is not None:
+            self.out_norm.emit(program, out, out)
+        if spec.gate:
+            emit_gate_by_half(program, spec, qkv, out)
+        if extras.gate:
+            gates, heads = program.project(self.gate, source, "gates"), (spec.heads, spec.v_dim)
+            act = GATES[extras.gate_act]
+            program.gate(gates, out, heads, act, per_head=extras.gate == "head")
 
     def _heads(self, x_TD: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """q [T, H, C], k [T, K, C], v [T, K, V] and the gate [T, H * C] of a doubled q."""

@@ -20,6 +20,7 @@ from radixlm.layers.context import LayerContext
 from radixlm.layers.convolved_attention import through
 from radixlm.layers.embedding import Embedding
 from radixlm.layers.module import Module
+from radixlm.layers.residual import added
 from radixlm.layers.rope import Angles
 from radixlm.pools.state import StateStep
 from radixlm.quant.param import Param
@@ -88,15 +89,22 @@ class GatedHyperConnectionBlock(BlockLayer):
         if isinstance(spec.mixer, DeltaNet) and spec.mixer.ngrams is not None:
             first = len(spec.mixer.states) - len(spec.mixer.ngrams.states)
             self.ngrams = NgramLayer(spec.mixer.ngrams, context, state_row, first)
-        self.run = self._run_streams
 
-    def _run_streams(self, x_TC: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+    def run_deferred(
+        self,
+        x_TD: Tensor,
+        pending_TD: Tensor | None,
+        batch: ForwardBatch,
+        angles: Sequence[Angles],
+    ) -> tuple[Tensor, Tensor | None]:
+        """See ``BlockLayer``; x are the streams [T, N * D]."""
+        x_TC = added(x_TD, pending_TD)
         if self._has_ngrams:
             x_TC = x_TC + self.ngrams.run(x_TC, batch)
         read, weights = self.streams1.run(x_TC)
         x_TC = _joined(x_TC, self._mix(read, batch, angles), weights)
         read, weights = self.streams2.run(x_TC)
-        return _joined(x_TC, self._feed(read), weights)
+        return _joined(x_TC, self._feed(read, batch), weights), None
 
 
 def _joined(x_TC: Tensor, y_TD: Tensor, weights_TN: Tensor | None) -> Tensor:

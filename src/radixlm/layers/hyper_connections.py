@@ -16,7 +16,7 @@ from radixlm.arch.spec import Block, HyperConnections
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
-from radixlm.layers.moe import MoeLayer
+from radixlm.layers.residual import added
 from radixlm.layers.rope import Angles
 from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
@@ -105,18 +105,21 @@ class HyperConnectionBlock(BlockLayer):
         super().__init__(spec, dim, context, rope, pool, state_row)
         assert spec.layout == "pre" and None not in (spec.mixer, spec.ffn)
         self.streams1, self.streams2 = (BranchWeights(streams, dim, context) for _ in range(2))
-        self.run = self._run_streams
 
-    def _run_streams(self, x_TND: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+    def run_deferred(
+        self,
+        x_TD: Tensor,
+        pending_TD: Tensor | None,
+        batch: ForwardBatch,
+        angles: Sequence[Angles],
+    ) -> tuple[Tensor, Tensor | None]:
+        """See ``BlockLayer``; x are the streams [T, N, D]."""
+        x_TND = added(x_TD, pending_TD)
         mixed = self.streams1.run(x_TND)
         x_TND = join(x_TND, self._mix(self.norm1.run(mixed.x_TD), batch, angles), mixed)
         mixed = self.streams2.run(x_TND)
-        h = self.norm2.run(mixed.x_TD)
-        if isinstance(self.ffn, MoeLayer) and self.ffn.spec.hash_vocab:
-            fed = self.ffn.run(h, batch=batch)
-        else:
-            fed = self._feed(h)
-        return join(x_TND, fed, mixed)
+        fed = self._feed(self.norm2.run(mixed.x_TD), batch)
+        return join(x_TND, fed, mixed), None
 
 
 class EndWeights(Weights):

@@ -13,12 +13,21 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.spec import LatentAttention
+from radixlm.kernels.cpu.heads import HeadLinear
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered_attention import attend_gathered
 from radixlm.layers.indexer import IndexerLayer, PooledIndexer, shared_choice
 from radixlm.layers.logn_scaling import logn_scales
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
+from radixlm.layers.program import (
+    Branch,
+    ProgramBuilder,
+    Unsupported,
+    handles,
+    rotation_of,
+    struct,
+)
 from radixlm.layers.rope import Angles
 from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import AttentionSite, ForwardBatch
@@ -109,6 +118,50 @@ class LatentAttentionLayer(Module):
             out_TV = out_TV * self._context.kernels.sigmoid(gate_THV.flatten(1))
         return self.o.run(self._gated(out_TV, x_TD) if spec.gate else out_TV)
 
+    def emit(self, program: ProgramBuilder, source: int) -> list[Branch]:
+        """The same as operations of a program, up to the output projection."""
+        spec, site = self.spec, self.site
+        handles(
+            spec, "heads", "nope_dim", "rope_dim", "v_dim", "kv_rank", "q_rank", "rope", "norm",
+            "scale", "bias", "window", "sinks", "gate", "rope_norm", "logn_scaling",
+        )  # fmt: skip
+        q_head, row = spec.nope_dim + spec.rope_dim, spec.kv_rank + spec.rope_dim
+        queries = self._emit_queries(program, source)
+        latents = program.project(self.kv_a, source, "latents")
+        self.kv_a_norm.emit(program, latents, latents)
+        if spec.rope_norm is not None:
+            self.k_rope_norm.emit(program, latents, latents, spec.kv_rank)
+        absorbed = program.buffer("absorbed", spec.heads * row)
+        self.kv_b.emit(program, self.kv_b.key, queries, absorbed, q_head, row)
+        rotation = rotation_of(self.rope_index, spec.rope)
+        args = struct(
+            "StoreArgs", heads=spec.heads, head_dim=spec.rope_dim, q_head=q_head,
+            k_lead=spec.kv_rank, rotary=rotation.dim, interleaved=int(rotation.interleaved),
+            cache=program.cache(site),
+        )  # fmt: skip
+        program.ops.latent_store(
+            q=queries, kv=latents, absorbed=absorbed, args=args, rope=rotation.rope,
+            group=site.group,
+        )  # fmt: skip
+        if spec.logn_scaling is not None:
+            program.scale_queries(spec.logn_scaling, absorbed, (spec.heads, row, row))
+        averaged = program.buffer("averaged", spec.heads * spec.kv_rank)
+        program.attend(site, absorbed, averaged, row)
+        heads, width = (spec.heads, spec.v_dim), spec.heads * spec.v_dim
+        values = program.buffer("values", width)
+        self.kv_b.emit(program, self.kv_b.value, averaged, values, spec.kv_rank, spec.v_dim)
+        if spec.gate:
+            gates = program.project(self.gate, source, "gates")
+            program.gate(gates, values, heads, "SIGMOID", per_head=spec.gate == "head")
+        return [Branch(values, width, self.o)]
+
+    def _emit_queries(self, program: ProgramBuilder, source: int) -> int:
+        if not self.spec.q_rank:
+            return program.project(self.q, source, "queries")
+        low = program.project(self.q_a, source, "low-rank queries")
+        self.q_a_norm.emit(program, low, low)
+        return program.project(self.q_b, low, "queries")
+
     def _queries(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """What an index reads [T, q_rank], the queries [T, H, N + R], their gates [T, H, V]."""
         spec, width = self.spec, self.spec.nope_dim + self.spec.rope_dim
@@ -155,3 +208,13 @@ class UpProjection(Module):
     def expand(self, out_THL: Tensor) -> Tensor:
         """Values of averaged latents: [T, H * V]."""
         return self.value.run(out_THL).flatten(1)
+
+    def emit(
+        self, program: ProgramBuilder, half: object, source: int, target: int, x_head: int,
+        y_head: int,
+    ) -> None:  # fmt: skip
+        """One half as an operation; ``x_head`` and ``y_head``: numbers from head to head."""
+        if not isinstance(half, HeadLinear):
+            raise Unsupported(f"kv_b as {type(half).__name__}")
+        program.keep.append(half)
+        program.ops.heads(x=source, y=target, w=half.handle, x_head=x_head, y_head=y_head)

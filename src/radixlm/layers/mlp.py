@@ -9,10 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Mlp
+from radixlm.kernels.cpu.linear import act_code
 from radixlm.kernels.ops.activation import activate
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
+from radixlm.layers.program import NOWHERE, ProgramBuilder, Target, handles, struct
 from radixlm.quant.param import Param, Shard
 
 
@@ -52,6 +54,22 @@ class MlpLayer(Module):
         y = self.down.run(h if self.spec.sub_norm is None else self.sub_norm.run(h))
         return y if self._scale is None else (y * self._scale).to(y.dtype)
 
+    def emit(self, program: ProgramBuilder, source: int, target: Target) -> None:
+        """The same as operations of a program."""
+        spec, selected = self.spec, target.selected
+        handles(spec, "inner", "act", "gated", "bias", "down_bias", "sub_norm")
+        up = program.buffer("up", spec.inner)
+        is_xielu = spec.act == "xielu"
+        name = f"{spec.act}_mul" if spec.gated else None if is_xielu else spec.act
+        act = act_code(name, spec.gated)
+        program.linear(self.up.packed, source, up, selected=selected, act=act)
+        if is_xielu:
+            self.act.emit(program, up, spec.inner, selected)
+        if spec.sub_norm is not None:
+            self.sub_norm.emit(program, up, up, selected=selected)
+        residual = target.buffer if target.adds else NOWHERE
+        program.linear(self.down.packed, up, target.buffer, residual, target.scale, selected)
+
 
 def cut_off(gate_TI: Tensor, share: float) -> Tensor:
     """Of each token only what exceeds the normal quantile ``share`` of its gate's channels."""
@@ -90,3 +108,11 @@ class XieluLayer(Module):
         """Element by element, a new tensor."""
         below = (torch.expm1(torch.minimum(x, self._eps)) - x) * self._below
         return torch.where(x > 0, self._above * x * x, below) + self._beta * x
+
+    def emit(self, program: ProgramBuilder, buffer: int, width: int, selected: bool) -> None:
+        """In place, of ``width`` numbers a row."""
+        coefficients = struct(
+            "Xielu", above=float(self._above), below=float(self._below), eps=float(self._eps),
+            beta=float(self._beta),
+        )  # fmt: skip
+        program.ops.xielu(y=buffer, dim=width, coefficients=coefficients, selected=selected)

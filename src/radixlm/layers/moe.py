@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from radixlm.arch.spec import DeepRouter, Moe
 from radixlm.base.errors import CheckpointError
+from radixlm.kernels.cpu.extension import native
+from radixlm.kernels.cpu.moe import Experts
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.moe import PackedExperts, UngatedExperts, pack_experts, route
 from radixlm.kernels.ops.quantized import QuantScales
@@ -17,6 +20,14 @@ from radixlm.layers.context import LayerContext
 from radixlm.layers.mlp import MlpLayer, limited
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
+from radixlm.layers.program import (
+    NOWHERE,
+    ProgramBuilder,
+    Target,
+    Unsupported,
+    handles,
+    struct,
+)
 from radixlm.quant.param import Param, Shard
 from radixlm.quant.prequantized import to_kernel_weight
 from radixlm.step.batch import ForwardBatch
@@ -177,6 +188,75 @@ class MoeLayer(Module):
         if self._out_bias is not None:
             y_TD = (y_TD + self._out_bias).to(y_TD.dtype)
         return y_TD if self.spec.out_norm is None else self.out_norm.run(y_TD)
+
+    def emit(
+        self, program: ProgramBuilder, source: int, target: Target, routed_by: int = NOWHERE
+    ) -> None:
+        """The same as operations of a program; the router reads ``routed_by``, if not the
+        source."""
+        handles(
+            self.spec, "experts", "top_k", "inner", "act", "score", "renorm", "scale",
+            "correction", "groups", "group_score", "shared", "shared_gate", "bias", "gated",
+            "scale_input", "zero_experts", "zero_experts_are_identity", "out_norm", "jitter",
+            "router_norm", "expert_scale",
+        )  # fmt: skip
+        if self.spec.out_norm is None:
+            self._emit_sum(program, source, target, routed_by)
+            return
+        buffer, selected = target.buffer, target.selected
+        if target.adds:
+            buffer = program.buffer("experts")
+        self._emit_sum(program, source, Target(buffer, selected=selected), routed_by)
+        self.out_norm.emit(program, buffer, buffer, selected=selected)
+        if target.adds:
+            scale, dim = target.scale, program.dim
+            program.ops.add(x=buffer, y=target.buffer, dim=dim, scale=scale, selected=selected)
+        else:
+            program.scale_rows(buffer, target.scale, selected)
+
+    def _emit_sum(
+        self, program: ProgramBuilder, source: int, target: Target, routed_by: int
+    ) -> None:
+        """Experts and shared expert."""
+        spec, selected = self.spec, target.selected
+        if not isinstance(self.experts, Experts):
+            raise Unsupported(f"experts as {type(self.experts).__name__}")
+        program.keep.append(self.experts)
+        read = source if routed_by == NOWHERE else routed_by
+        if spec.router_norm is not None:
+            read = self.router_norm.emit(program, read, program.buffer("routed by"), 0, selected)
+        logits = program.project(self.router, read, "router", selected)
+        program.ops.moe(
+            x=source, logits=logits, y=target.buffer, experts=self.experts.handle,
+            route=self._route_args(program), scale=target.scale, adds=target.adds,
+            zero_experts=spec.zero_experts, scales_input=spec.scale_input, selected=selected,
+            zero_experts_are_identity=spec.zero_experts_are_identity,
+        )  # fmt: skip
+        if spec.shared is None:
+            return
+        into = Target(target.buffer, True, target.scale, selected)
+        if not spec.shared_gate:
+            self.shared.emit(program, source, into)
+            return
+        shared, dim = program.buffer("shared"), program.dim
+        self.shared.emit(program, source, Target(shared, False, target.scale, selected))
+        gates = program.project(self.shared_gate, source, "shared gate", selected)
+        program.gate(gates, shared, (1, dim), "SIGMOID", per_head=True, selected=selected)
+        program.ops.add(x=shared, y=target.buffer, dim=dim, selected=selected)
+
+    def _route_args(self, program: ProgramBuilder) -> Any:
+        spec = self.spec
+        score = getattr(native().RouterScore, spec.score.upper(), None)
+        if score is None:
+            raise Unsupported(f"Moe.score={spec.score}")
+        groups, groups_kept = spec.groups
+        return struct(
+            "Route", experts=spec.experts + spec.zero_experts, top_k=spec.top_k, score=score,
+            renorm=spec.renorm, scale=spec.scale, jitter=spec.jitter, groups=groups,
+            groups_kept=groups_kept, group_top2=spec.group_score == "top2",
+            correction=program.hold(self.correction_E),
+            expert_scale=program.hold(self._scale_E),
+        )  # fmt: skip
 
     def _run_with_sinks(self, x_TD: Tensor, logits_TE: Tensor) -> Tensor:
         """The sum of the chosen experts and of those that every token takes: [T, D]."""

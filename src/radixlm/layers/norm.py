@@ -12,6 +12,7 @@ from radixlm.arch.spec import Norm
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
+from radixlm.layers.program import ProgramBuilder, Unsupported, handles_norm, struct
 from radixlm.quant.param import Param
 
 
@@ -71,6 +72,38 @@ class NormLayer(Module):
             return self._norm(x_TD, *self._args)
         return self._add_norm(x_TD, delta_TD, *self._args)
 
+    def emit(
+        self,
+        program: ProgramBuilder,
+        source: int,
+        target: int,
+        offset: int = 0,
+        selected: bool = False,
+    ) -> int:
+        """``target = norm(source)``, of the D numbers from ``offset`` of each row; the target."""
+        handles_norm(self.spec)
+        args = struct(
+            "NormArgs", weight=program.hold(self.weight_D), bias=program.hold(self.bias_D),
+            dim=self.shape[-1], eps=self.spec.eps, layer_norm=int(self.spec.kind == "layer"),
+        )  # fmt: skip
+        program.ops.norm(x=source, y=target, args=args, offset=offset, selected=selected)
+        return target
+
+    def emit_heads(
+        self, program: ProgramBuilder, buffer: int, source: int, target: int, heads: int
+    ) -> None:
+        """The norm of each of ``heads`` runs of D numbers; ``source`` and ``target`` are offsets in
+        the buffer's rows."""
+        handles_norm(self.spec)
+        if self.spec.kind != "rms":
+            raise Unsupported("a layer norm of heads")
+        width = self.shape[-1]
+        args = struct(
+            "HeadNormArgs", heads=heads, width=width, weight=program.hold(self.weight_D),
+            per_head_weights=self.weight_D.numel() > width, eps=self.spec.eps, gates_last=True,
+        )  # fmt: skip
+        program.ops.head_norm(x=buffer, y=buffer, args=args, x_offset=source, y_offset=target)
+
 
 class GatedNormLayer(NormLayer):
     """A norm whose outcome is gated by itself: y * sigmoid(up(silu(down(y))))."""
@@ -84,6 +117,9 @@ class GatedNormLayer(NormLayer):
 
     def add_run(self, x_TD: Tensor, delta_TD: Tensor | None) -> Tensor:
         return self._gated(super().add_run(x_TD, delta_TD))
+
+    def emit(self, *_: object, **__: object) -> int:
+        raise Unsupported(type(self).__name__)
 
     def _gated(self, y_TD: Tensor) -> Tensor:
         opened = torch.sigmoid(self.up.run(F.silu(self.down.run(y_TD))).float())

@@ -19,6 +19,7 @@ from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
+from radixlm.layers.residual import added
 from radixlm.layers.rope import Angles
 from radixlm.quant.param import Shard
 from radixlm.step.batch import AttentionSite, ForwardBatch
@@ -136,7 +137,6 @@ class SharedBlockCaller(BlockLayer):
         super().__init__(replace(spec, shared_block=None), dim, context, -1, (-1, -1), state_row)
         assert spec.layout == "pre" and spec.ffn is None and spec.mixer is not None
         self.asked = context.linear(dim, dim)
-        self.run = self._run_asking
 
     def bind(self, call: SharedBlockCall) -> None:
         """After loading: the call that the block makes."""
@@ -147,10 +147,18 @@ class SharedBlockCaller(BlockLayer):
         """That of the shared layer's call."""
         return self._call.site
 
-    def _run_asking(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
+    def run_deferred(
+        self,
+        x_TD: Tensor,
+        pending_TD: Tensor | None,
+        batch: ForwardBatch,
+        angles: Sequence[Angles],
+    ) -> tuple[Tensor, Tensor | None]:
+        """See ``BlockLayer``."""
+        x_TD = added(x_TD, pending_TD)
         told_TD = self.asked.run(self._call.run(x_TD, batch, angles))
         x_TD += self._mix(self.norm1.run(x_TD + told_TD), batch, angles)
-        return x_TD
+        return x_TD, None
 
 
 def make_shared_blocks(

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from radixlm.arch.spec import Block, CrossAttention, Decoder, Rope
 from radixlm.kernels import cpu
+from radixlm.kernels.cpu.checks import dtype_code
 from radixlm.kernels.ops.linear import PackedLinear, TiedTable
 from radixlm.layers.altup import AltUpBlock, AltUpEnds, PerLayerInputsMaker
-from radixlm.layers.block import BlockLayer, joined
+from radixlm.layers.block import BlockLayer
 from radixlm.layers.compressed_attention import CompressedSparseAttentionLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.cross_attention import EncoderDecoderBlock, GatedCrossBlock
@@ -27,10 +28,11 @@ from radixlm.layers.gated_hyper_connections import (
 from radixlm.layers.hyper_connections import HyperConnectionBlock, HyperConnectionEnds
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
+from radixlm.layers.program import ProgramBuilder, ProgramStream, Unsupported, handles, struct
+from radixlm.layers.residual import added
 from radixlm.layers.rope import RopeTables
 from radixlm.layers.shared_block import SharedBlockCaller, make_shared_blocks
 from radixlm.models.kv_groups import entry_places, kv_groups, pool_places, state_rows
-from radixlm.models.plain import is_plain
 from radixlm.models.program.step import StepProgram, make_program
 from radixlm.models.recurrence import RecurrenceRunner
 from radixlm.step.batch import AttentionSite, ForwardBatch, InputEmbeds, MediaInputs
@@ -69,7 +71,7 @@ class DecoderModel(Module):
     ) -> None:
         self.decoder, self.context, self.weight_dtype = decoder, context, weight_dtype
         is_cpu = cpu.available and context.device.type == "cpu"
-        self.use_program = is_cpu and is_plain(decoder)
+        self.use_program = is_cpu
         # states and windows would share the second page space: then windows keep all tokens
         self.state_layers = tuple(b.state.states for b in decoder.blocks if b.state is not None)
         self.kv_groups = kv_groups(decoder, merge_windows or bool(self.state_layers))
@@ -177,19 +179,45 @@ class DecoderModel(Module):
         """One site a layer that attends, in order; complete once the weights are loaded."""
         return tuple(site for block in self.blocks if (site := block.site) is not None)
 
-    def positions_table(self) -> Tensor | None:
-        """The learned positions in float32, [rows, D]."""
-        return self.positions.unpack().float() if self.decoder.positions is not None else None
+    def emit(self, program: ProgramBuilder) -> None:
+        """A step as operations of a C++ program. Unsupported where there is none for a part."""
+        decoder = self.decoder
+        handles(
+            decoder, "vocab", "dim", "blocks", "norm", "max_positions", "tied", "embed_scale",
+            "positions", "logit_scale", "logit_softcap", "head_bias", "embed_norm",
+            "embed_norm_text_only", "layer_inputs", "extra_vocab_rows", "suppressed_tokens",
+            "add_media_embeds", "deep_layers", "pool", "names",
+        )  # fmt: skip
+        if decoder.extra_vocab_rows and decoder.tied:
+            raise Unsupported("Decoder.extra_vocab_rows of a tied table")
+        stream = ProgramStream(program.buffer("residual"))
+        self._emit_embedding(program, stream.residual)
+        for block in self.blocks:
+            block.emit(program, stream, is_last=block is self.blocks[-1])
+        final = program.buffer("final")
+        self.norm.emit(program, stream.residual, final, 0, stream.selected)
+        program.ops.hidden(x=final, dim=decoder.dim)
+        head = program.packed(self.packed_head).handle
+        final = program.reordered(self.packed_head, final, stream.selected)
+        scale, softcap = decoder.logit_scale, decoder.logit_softcap
+        program.ops.logits(x=final, w=head, scale=scale, softcap=softcap)
 
-    @property
-    def table_norm(self) -> NormLayer | None:
-        """The norm of the embeddings."""
-        return self.embed_norm if self.decoder.embed_norm is not None else None
-
-    @property
-    def per_layer_inputs(self) -> PerLayerInputsMaker | None:
-        """What makes inputs of each layer's own."""
-        return self.inputs if self.decoder.layer_inputs is not None else None
+    def _emit_embedding(self, program: ProgramBuilder, target: int) -> None:
+        decoder, table = self.decoder, self.embed.plain_table
+        args = struct(
+            "EmbedArgs", table=program.hold(table), vocab=self.embed.rows, dim=decoder.dim,
+            dtype=0 if table is None else dtype_code(table.dtype, "embedding"),
+            scale=decoder.embed_scale,
+        )  # fmt: skip
+        if decoder.positions is not None:
+            args.positions_table = program.hold(self.positions.unpack().float())
+            args.position_offset = decoder.positions[1]
+        tied = program.packed(self.packed_head).handle if table is None else None
+        program.ops.embed(y=target, tied=tied, args=args, replaced=True)
+        if decoder.embed_norm is not None:
+            self.embed_norm.emit(program, target, target)
+        if decoder.layer_inputs is not None:
+            self.inputs.emit(program, target)
 
     def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
         """One step: (hidden states of all tokens [T, D], logits of ``logits_rows_R`` [R, V]).
@@ -241,16 +269,16 @@ class DecoderModel(Module):
         if self.decoder.cycles is not None:
             return self.cycles.run(x_TD, batch, angles, self.norm.run)
         kept: dict[int, Tensor] = {}
-        fed_TD: Tensor | None = None  # yet to be added to x
+        pending_TD: Tensor | None = None  # yet to be added to x
         for layer, block in enumerate(self.blocks):
             if self.decoder.skips:
-                x_TD, fed_TD = self._skipped(layer, joined(x_TD, fed_TD), kept), None
-            x_TD, fed_TD = block.run_joined(x_TD, fed_TD, batch, angles)
+                x_TD, pending_TD = self._skipped(layer, added(x_TD, pending_TD), kept), None
+            x_TD, pending_TD = block.run_deferred(x_TD, pending_TD, batch, angles)
             if layer in deep:
-                x_TD, fed_TD = joined(x_TD, fed_TD) + deep[layer].to(x_TD.dtype), None
+                x_TD, pending_TD = added(x_TD, pending_TD) + deep[layer].to(x_TD.dtype), None
         if has_streams:
             x_TD = self.streams.end(x_TD)
-        return self.norm.add_run(self.altup.end(x_TD) if is_altup else x_TD, fed_TD)
+        return self.norm.add_run(self.altup.end(x_TD) if is_altup else x_TD, pending_TD)
 
     def _skipped(self, layer: int, x_TD: Tensor, kept: dict[int, Tensor]) -> Tensor:
         """What block ``layer`` reads; ``kept`` gains what later ones read of it."""

@@ -1,46 +1,89 @@
 """A decoder's whole step as one call into the C++ kernels.
 
-The list of operations is written once for a model and its cache (``program_writer``); a step passes
-addresses and row counts. It covers decoders of attention, latent attention and recurrent mixers
-and of dense or sparse feed-forwards whose weights the C++ kernels have packed; others run layer by
-layer. Results are the same bit for bit whatever else is in the batch.
+The list of operations is emitted once for a model and its cache (``DecoderModel.emit``); a step
+passes addresses and row counts. It covers decoders all of whose layers can be emitted; others run
+layer by layer. Results are the same bit for bit whatever else is in the batch.
 
 Legend: T packed tokens, R rows whose logits are wanted, D model channels, V vocabulary.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
+from radixlm.arch.spec import Decoder
 from radixlm.attention.cpu import CpuBackend, CpuPool
-from radixlm.kernels.cpu.extension import address
-from radixlm.layers.rope import LengthRope, StaticRope
-from radixlm.models.program_states import runs_of
-from radixlm.models.program_writer import ProgramSource, ProgramWriter, is_covered
-from radixlm.pools.state import StatePool
+from radixlm.kernels.cpu.extension import address, native
+from radixlm.layers.program import CachePool, ProgramBuilder, Unsupported
+from radixlm.layers.rope import LengthRope, RopeTables, StaticRope
+from radixlm.pools.state import StatePool, StateStep
 from radixlm.step.batch import ForwardBatch
+
+log = logging.getLogger(__name__)
+
+
+class EmittedModel(Protocol):
+    """What a program is made of."""
+
+    decoder: Decoder
+    ropes: RopeTables
+
+    def emit(self, program: ProgramBuilder) -> None:
+        """Append the operations of a step. Unsupported where there is none for a part."""
+        ...
 
 
 def make_program(
-    model: ProgramSource, backend: object, states: StatePool | None = None
+    model: EmittedModel, backend: object, states: StatePool | None = None
 ) -> StepProgram | None:
     """The program of a model over a backend's pools and the pool of its states; None where it must
     run layer by layer."""
-    if not isinstance(backend, CpuBackend) or not is_covered(model) or not _are_known(states):
+    if not isinstance(backend, CpuBackend):
         return None
-    return StepProgram(model, backend, states)
+    try:
+        return StepProgram(model, backend, states)
+    except Unsupported as reason:
+        log.debug("steps run layer by layer: the C++ program has no %s", reason)
+        return None
 
 
-def has_program(model: ProgramSource, backend: object) -> bool:
-    """Whether the steps of a model that may have one are a program over this backend."""
-    return isinstance(backend, CpuBackend) and is_covered(model)
+def why_no_program(model: EmittedModel) -> str:
+    """What of a loaded model the C++ program cannot do; "" if nothing."""
+    try:
+        _emitted(model, None, None)
+    except Unsupported as reason:
+        return str(reason)
+    return ""
 
 
-def _are_known(states: StatePool | None) -> bool:
-    """Whether all states are float32 on the host."""
-    tensors = [] if states is None else [t for layer in states.layers for t in layer]
-    return all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+def _emitted(
+    model: EmittedModel, pools: Sequence[CachePool] | None, states: StatePool | None
+) -> ProgramBuilder:
+    builder = ProgramBuilder(model.decoder.dim, pools, states, model.decoder.max_positions)
+    builder.keep.append(model)
+    model.emit(builder)
+    return builder
+
+
+def runs_of(step: StateStep) -> Tensor:
+    """How a step's sequences advance: int32 [runs, 4] of first row, tokens, source and target
+    page (csrc/common/api.h: StateRun)."""
+    parts = []
+    for segment in step.segments:
+        count = segment.num_sequences
+        if isinstance(segment.rows, slice):
+            each = (segment.rows.stop - segment.rows.start) // count
+            first = torch.arange(segment.rows.start, segment.rows.stop, each)
+        else:
+            each, first = 1, segment.rows
+        tokens = torch.full_like(first, each)
+        parts.append(torch.stack((first, tokens, segment.source, segment.target), 1))
+    return torch.cat(parts).int()
 
 
 def _pool_of(batch: ForwardBatch) -> StatePool | None:
@@ -51,30 +94,36 @@ class StepProgram:
     """One model over one backend's pools."""
 
     def __init__(
-        self, model: ProgramSource, backend: CpuBackend, states: StatePool | None = None
+        self, model: EmittedModel, backend: CpuBackend, states: StatePool | None = None
     ) -> None:
+        """Unsupported if a part of the model cannot be emitted."""
         pools = [pool for pool in backend.pools if isinstance(pool, CpuPool)]
-        assert len(pools) == len(backend.pools), "make_pool() comes first"
+        if len(pools) != len(backend.pools):
+            raise Unsupported("a cache that layers read themselves")
         self.backend, self.pools, self.states = backend, pools, states
         decoder = model.decoder
-        self._dim, self._vocab = decoder.dim, decoder.vocab
-        self._ropes = model.ropes
-        self._takes_embeds = decoder.positions is None and not decoder.embed_norm_text_only
+        self._dim, self._vocab, self._ropes = decoder.dim, decoder.vocab, model.ropes
+        self._takes_embeds = not (
+            decoder.positions or decoder.embed_norm_text_only or decoder.add_media_embeds
+        )
         self._suppressed_tokens = torch.tensor(decoder.suppressed_tokens).long()
-        writer = ProgramWriter(model, pools, states)
-        writer.write()
-        self._program, self._keep = writer.program, writer.keep
-        self._num_positions = writer.ops.grown_positions
+        self._builder = _emitted(model, pools, states)
+        self._program, self._step = self._builder.ops, native().Step()
+
+    @property
+    def num_ops(self) -> int:
+        """Operations of a step."""
+        return int(self._program.num_ops)
 
     def is_current(self, batch: ForwardBatch) -> bool:
-        """Whether the backend still has the pools that the program was written for."""
+        """Whether the backend still has the pools that the program was made for."""
         pools = zip(self.pools, self.backend.pools, strict=True)
         return all(a is b for a, b in pools) and self.states is _pool_of(batch)
 
     def accepts(self, batch: ForwardBatch) -> bool:
         """Whether the step asks for nothing that the program cannot do."""
         is_plain = batch.mrope is None and not batch.feature_data and not batch.bidirectional_spans
-        if not is_plain or batch.max_kv_len > self._num_positions:
+        if not is_plain or batch.max_kv_len > self._builder.max_kv_len:
             return False
         if batch.media is not None and batch.media.deepstack_LTD is not None:
             return False
@@ -99,36 +148,27 @@ class StepProgram:
     def _run(
         self, batch: ForwardBatch, rows_R: Tensor, logits: Tensor | None, hidden: Tensor | None
     ) -> None:
-        backend, embeds, mask_T = self.backend, None, None
+        backend, step, ext = self.backend, self._step, native()
+        ids, positions = batch.token_ids_T.int(), batch.positions_T.int()
+        embeds, mask_T = None, None
         if batch.embeds is not None:
             embeds, mask_T = batch.embeds.rows_TD.float().contiguous(), batch.embeds.mask_T
-        ids, positions = batch.token_ids_T.int(), batch.positions_T.int()
-        angles = [_angles(maker, batch) for maker in self._ropes.makers]
         runs = None if batch.states is None else runs_of(batch.states)
-        groups = zip(backend.tables, backend.slots, strict=True)
-        self._program.run(
-            batch.num_tokens,
-            ids.data_ptr(),
-            positions.data_ptr(),
-            batch.num_sequences,
-            backend.starts.data_ptr(),
-            backend.kv_len.data_ptr(),
-            [(table.data_ptr(), table.stride(0), slots.data_ptr()) for table, slots in groups],
-            [(table.data_ptr(), by_token) for table, by_token in angles],
-            rows_R.data_ptr(),
-            rows_R.shape[0],
-            address(logits),
-            0 if logits is None else logits.stride(0),
-            address(hidden),
-            0 if hidden is None else hidden.stride(0),
-            address(embeds),
-            address(mask_T),
-            0,
-            0,
-            address(runs),
-            0 if runs is None else runs.shape[0],
-            0,
-        )
+        angles = [_angles(maker, batch) for maker in self._ropes.makers]
+        step.tokens, step.ids, step.positions = len(ids), ids.data_ptr(), positions.data_ptr()
+        step.num_seqs = batch.num_sequences
+        step.query_start, step.kv_len = backend.starts.data_ptr(), backend.kv_len.data_ptr()
+        step.groups = [
+            ext.KvGroup(table.data_ptr(), table.stride(0), slots.data_ptr())
+            for table, slots in zip(backend.tables, backend.slots, strict=True)
+        ]
+        step.ropes = [ext.RopeTable(table.data_ptr(), by_token) for table, by_token in angles]
+        step.rows, step.num_rows = rows_R.data_ptr(), len(rows_R)
+        step.logits, step.ld_logits = address(logits), 0 if logits is None else logits.stride(0)
+        step.hidden, step.ld_hidden = address(hidden), 0 if hidden is None else hidden.stride(0)
+        step.embeds, step.embeds_mask = address(embeds), address(mask_T)
+        step.runs, step.num_runs = address(runs), 0 if runs is None else len(runs)
+        self._program.run(step)
 
 
 def _angles(maker: StaticRope | LengthRope, batch: ForwardBatch) -> tuple[Tensor, bool]:

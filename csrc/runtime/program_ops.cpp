@@ -1,0 +1,175 @@
+// How ops are appended to a program: what Python calls once for a model.
+#include <algorithm>
+#include <stdexcept>
+
+#include "program.h"
+
+namespace radix {
+
+Program::Op& Program::push(Kind kind) {
+    ops.emplace_back();
+    ops.back().kind = kind;
+    return ops.back();
+}
+Program::Op& Program::push_mix(MixKind kind, int x, int y, int64_t dim, bool selected) {
+    Op& op = push(MIX);
+    op.x = x, op.y = y, op.selected = selected;
+    op.mix.kind = kind, op.mix.dim = dim;
+    return op;
+}
+
+int Program::buffer(int64_t width, int rows_per_token) {
+    int64_t stride = (width + 15) / 16 * 16;
+    if (stride % 1024 == 0) stride += 16;  // rows a page apart would share cache sets
+    buffers.push_back({stride, rows_per_token});
+    return int(buffers.size()) - 1;
+}
+
+void Program::embed(int y, const Linear* tied, EmbedArgs args, bool replaced) {
+    Op& op = push(EMBED);
+    op.y = y, op.embed = args;
+    if (tied) op.embed.packed = 1, op.embed.w = tied->w;
+    if (!replaced) return;
+    push(EMBEDS).y = y;
+    ops.back().mix.dim = args.dim;
+}
+void Program::norm(int x, int y, NormArgs args, int64_t offset, bool selected) {
+    Op& op = push(NORM);
+    op.x = x, op.y = y, op.norm = args, op.x_offset = offset, op.selected = selected;
+}
+void Program::linear(int x, int y, const Linear& w, int residual, float out_scale, int act, bool selected) {
+    Op& op = push(LINEAR);
+    op.x = x, op.y = y, op.residual = residual, op.selected = selected;
+    op.linear.w = w.w, op.linear.out_scale = out_scale, op.linear.act = act;
+}
+void Program::store(int x, std::array<int64_t, 3> offsets, StoreArgs args, int rope, int group, int parts) {
+    Op& op = push(STORE);
+    op.x = x, op.rope = rope, op.group = group, op.parts = parts, op.store = args;
+    std::copy(offsets.begin(), offsets.end(), op.offsets);
+    Cache& c = op.store.cache;
+    c.kv_heads = args.kv_heads, c.k_dim = args.head_dim, c.v_dim = args.v_dim, c.latent = !c.k && c.v;
+}
+void Program::latent_store(int q, int kv, int absorbed, StoreArgs args, int rope, int group) {
+    Op& op = push(STORE);
+    op.x = kv, op.q = q, op.q_to = absorbed, op.rope = rope, op.group = group, op.store = args;
+    op.offsets[0] = args.q_head - args.head_dim;
+    op.store.kv_heads = 1, op.store.v_dim = args.k_lead, op.store.q_to_head = args.k_lead + args.head_dim;
+    Cache& c = op.store.cache;
+    c.kv_heads = 1, c.k_dim = args.k_lead + args.head_dim, c.v_dim = args.k_lead, c.latent = !c.k && c.v;
+}
+void Program::heads(int x, int y, const HeadLinear& w, int64_t x_head, int64_t y_head) {
+    Op& op = push(HEADS);
+    op.x = x, op.y = y;
+    op.heads.w = w.w.data(), op.heads.heads = int(w.w.size()), op.heads.x_head = x_head,
+    op.heads.y_head = y_head;
+}
+
+static bool has_one_plan(const AttnArgs& a, const AttnArgs& b) {
+    const Cache &c = a.cache, &d = b.cache;
+    return a.window == b.window && a.chunk == b.chunk && a.heads == b.heads && c.kv_heads == d.kv_heads &&
+           c.k_dim == d.k_dim && c.v_dim == d.v_dim && c.dtype == d.dtype;
+}
+void Program::attention(int q, int y, AttnArgs args) {
+    auto stored = std::find_if(ops.rbegin(), ops.rend(), [](const Op& o) { return o.kind == STORE; });
+    if (stored == ops.rend()) throw std::invalid_argument("attention must follow a store");
+    const Op last = *stored;
+    Op& op = push(ATTENTION);
+    op.x = q, op.y = y, op.group = last.group, op.x_offset = last.q_to < 0 ? last.offsets[0] : 0;
+    op.attention = args, op.attention.cache = last.store.cache;
+    for (size_t p = 0; p < plan_of.size(); p++) {
+        const Op& other = ops[size_t(plan_of[p])];
+        if (other.group == op.group && has_one_plan(other.attention, op.attention)) op.plan = int(p);
+    }
+    if (op.plan < 0) {
+        op.plan = int(plan_of.size());
+        plan_of.push_back(int(ops.size()) - 1);
+        plans.emplace_back();
+    }
+}
+
+void Program::gate(int x, int y, GateArgs args, int64_t offset, bool selected) {
+    Op& op = push(GATE);
+    op.x = x, op.y = y, op.gate = args, op.x_offset = offset, op.selected = selected;
+}
+void Program::head_norm(int x, int y, HeadNormArgs args, int64_t x_offset, int64_t y_offset, int gate,
+                        int64_t gate_offset) {
+    Op& op = push(HEAD_NORM);
+    op.x = x, op.y = y, op.q = gate, op.head_norm = args;
+    op.x_offset = x_offset, op.y_offset = y_offset, op.offsets[0] = gate_offset;
+}
+void Program::conv(int x, int y, ConvArgs args, int64_t offset, int64_t times, int64_t gate) {
+    if (args.width < 1 || args.width > MAX_CONV) throw std::invalid_argument("a convolution is too wide");
+    Op& op = push(CONV);
+    op.x = x, op.y = y, op.conv = args;
+    op.offsets[0] = offset, op.offsets[1] = times, op.offsets[2] = gate;
+}
+void Program::decay(int x, int64_t offset, int step, int log, DecayArgs args) {
+    Op& op = push(DECAY);
+    op.x = x, op.x_offset = offset, op.q = step, op.y = log, op.decay = args;
+}
+void Program::scan(std::vector<ScanSource> inputs, int y, ScanArgs args) {
+    if (inputs.size() > 5) throw std::invalid_argument("a scan has at most 5 inputs");
+    Op& op = push(SCAN);
+    op.y = y, op.scan = args;
+    op.scan.page = args.heads * args.keys * args.values;
+    std::copy(inputs.begin(), inputs.end(), op.sources);
+}
+
+void Program::add(int x, int y, int64_t dim, float scale, bool selected) {
+    push_mix(MixKind::ADD, x, y, dim, selected).mix.x_scale = scale;
+}
+void Program::gather(int x, int y, int64_t dim, int64_t offset) {
+    Op& op = push_mix(MixKind::COPY_ROWS, x, y, dim, true);
+    op.x_offset = offset, op.gathers = true;
+}
+void Program::columns(int x, int y, Address index, int64_t dim, bool selected) {
+    push_mix(MixKind::COPY_COLUMNS, x, y, dim, selected).mix.index = at<int32_t>(index);
+}
+void Program::scale(int y, int64_t offset, int64_t dim, float scale, float cap, bool sigmoid, bool selected) {
+    Op& op = push_mix(sigmoid ? MixKind::SIGMOID_SCALE : MixKind::SCALE, -1, y, dim, selected);
+    op.y_offset = offset, op.mix.x_scale = scale, op.mix.cap = cap;
+}
+void Program::scale_heads(int y, Address factors, int heads, int head_dim, int stride) {
+    Op& op = push_mix(MixKind::SCALE_HEADS, -1, y, int64_t(heads) * head_dim, false);
+    op.factors = at<float>(factors), op.mix.head = head_dim, op.mix.head_stride = stride;
+}
+void Program::xielu(int y, int64_t dim, Xielu coefficients, bool selected) {
+    push_mix(MixKind::XIELU, -1, y, dim, selected).mix.xielu = coefficients;
+}
+
+void Program::moe(int x, int logits, int y, const Experts& experts, Route route, float scale, bool adds,
+                  int zero_experts, bool zero_experts_are_identity, bool scales_input, bool selected) {
+    if (route.experts != int(experts.up.size()) + zero_experts)
+        throw std::invalid_argument("the router and the experts differ in number");
+    // Layers of one shape share their scratch.
+    int hidden = -1, out = -1;
+    for (const Op& op : ops)
+        if (op.kind == MOE && op.route.top_k == route.top_k && op.experts.inner == experts.inner() &&
+            op.experts.dim == experts.dim())
+            hidden = op.hidden, out = op.out;
+    if (hidden < 0) hidden = buffer(experts.inner(), route.top_k), out = buffer(experts.dim(), route.top_k);
+    const int scaled = scales_input ? buffer(experts.dim(), route.top_k) : -1;
+    Op& op = push(MOE);
+    op.x = x, op.y = y, op.logits = logits, op.hidden = hidden, op.out = out, op.residual = scaled;
+    op.selected = selected, op.route = route;
+    ExpertArgs& e = op.experts;
+    e.up = experts.up.data(), e.down = experts.down.data(), e.act = experts.act;
+    e.experts = route.experts - zero_experts, e.top_k = route.top_k;
+    e.dim = experts.dim(), e.inner = experts.inner();
+    e.scale = scale, e.adds = adds, e.passes = zero_experts_are_identity;
+}
+
+void Program::hidden(int x, int64_t dim) {
+    Op& op = push(HIDDEN);
+    op.x = x, op.selected = true, op.mix.kind = MixKind::COPY_ROWS, op.mix.dim = dim;
+}
+void Program::logits(int x, const Linear& w, float scale, float softcap) {
+    Op& op = push(LOGITS);
+    op.x = x, op.selected = true;
+    op.linear.w = w.w, op.linear.out_scale = softcap != 0.0f ? 1.0f : scale;
+    if (softcap == 0.0f) return;
+    Op& cap = push_mix(MixKind::SOFTCAP, -1, -1, w.w.n, true);
+    cap.mix.x_scale = scale, cap.mix.cap = softcap;
+}
+
+}  // namespace radix

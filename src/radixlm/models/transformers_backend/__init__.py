@@ -1,0 +1,1 @@
+"""Decoders of transformers on the paged cache (``--model-impl transformers``). Read ``model``."""
