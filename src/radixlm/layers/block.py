@@ -268,7 +268,7 @@ class BlockLayer(Module):
         self, x: Tensor, pending: Tensor | None, batch: ForwardBatch, angles: Sequence[Angles]
     ) -> tuple[Tensor, Tensor | None]:
         stack: list[Tensor] = []
-        h, late, num_joined = x, None, 0
+        scratch, h, late, num_joined = batch.scratch, x, None, 0
         for step, norm in self._steps:
             if norm is not None and step == "norm":
                 h, pending = norm.add_run(x, pending), None
@@ -298,7 +298,7 @@ class BlockLayer(Module):
                 )
             elif step == "late":
                 if self.spec.deferred_moe is None:
-                    late, batch.scratch.deferred_TD = batch.scratch.deferred_TD, None
+                    late, scratch.deferred_TD = scratch.deferred_TD, None
                 if late is not None:
                     x, pending = added(x, pending), late
             else:
