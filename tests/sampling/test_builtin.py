@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.config.grammar import BUILTIN_PROCESSORS
+from radixlm.engine.logit_processors import BUILTIN_PROCESSORS
 from radixlm.sampling.processors import LogitProcessors, RowInfo, ServerFacts
 
 VOCAB = 10

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from radixlm.base.errors import ConfigError, InvalidRequest
-from radixlm.config.grammar import BUILTIN_PROCESSORS, GrammarConfig, processor_targets
+from radixlm.config.grammar import GrammarConfig
+from radixlm.engine.logit_processors import BUILTIN_PROCESSORS, processor_targets
 from radixlm.sampling.processors import LogitProcessors, NamedProcessor, RowInfo, ServerFacts
 from radixlm.sampling.sampler import Sampler
 from radixlm.sampling.table import SamplingTable

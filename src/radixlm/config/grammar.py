@@ -52,17 +52,3 @@ class GrammarConfig(Group):
         "Sample tokens that a grammar forces, instead of appending them without sampling.",
         Flag(aliases=("--disable-regex-jump-forward",)),
     ] = False
-
-
-BUILTIN_PROCESSORS = {
-    "disallowed_tokens": "radixlm.sampling.builtin:DisallowedTokens",
-    "no_repeat_ngram": "radixlm.sampling.builtin:NoRepeatNgram",
-    "thinking_budget": "radixlm.sampling.builtin:ThinkingBudget",
-    "transcript": "radixlm.sampling.whisper_timestamps:WhisperTimestamps",
-}
-
-
-def processor_targets(config: GrammarConfig) -> dict[str, str]:
-    """Name -> "module:Class" of every logit processor that a request may name."""
-    entries = (entry.partition("=") for entry in config.logit_processor)
-    return BUILTIN_PROCESSORS | {name: target for name, _, target in entries}

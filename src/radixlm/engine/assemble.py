@@ -23,7 +23,6 @@ from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest
 from radixlm.base.lazy import load
 from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes, format_seconds
-from radixlm.config.grammar import processor_targets
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.allocation import needs_memory
 from radixlm.engine.features.grammar import GrammarFeature
@@ -36,6 +35,7 @@ from radixlm.engine.gpu import (
     warm_up,
     why_no_graphs,
 )
+from radixlm.engine.logit_processors import processor_targets
 from radixlm.engine.memory import MemoryNow, Pools, make_pools, trial_pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.torch_compile import compile_now, compiled_steps, for_compiling

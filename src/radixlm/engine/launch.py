@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from radixlm.base.errors import CheckpointError, ConfigError, RadixError
 from radixlm.base.lazy import load
-from radixlm.config.grammar import processor_targets
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.features.inflight_log import InflightLog
+from radixlm.engine.logit_processors import processor_targets
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.supervisor import EngineListener, EngineSupervisor
 from radixlm.intake.facts import IntakeFacts
