@@ -1,4 +1,4 @@
-"""The face: addresses, keys, templates, parsers, processes, life and death."""
+"""Server: addresses, keys, templates, parsers, processes, recovery."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
