@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from radixlm.arch.config_defaults import defaults
 from radixlm.arch.draft import at_step
-from radixlm.arch.hf import DEFAULTS, describe, describe_draft
+from radixlm.arch.hf import describe, describe_draft
 from radixlm.arch.names import spellings
 from radixlm.arch.registry import DRAFTS, MTP_LAYERS
 from radixlm.arch.spec import Attention, LatentAttention, Mlp, Moe
@@ -196,7 +197,7 @@ def test_the_draft_s_own_architecture_describes_the_same(target: str) -> None:
 
 
 def _type_of(architecture: str) -> str:
-    return next(name for name, held in DEFAULTS.items() if held["architecture"] == architecture)
+    return next(name for name, held in defaults().items() if held["architecture"] == architecture)
 
 
 def test_a_config_that_speaks_of_none_has_none() -> None:

@@ -11,11 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from radixlm.arch import defaults as hf_defaults
-from radixlm.arch import defaults_custom, defaults_encoder, defaults_more
 from radixlm.arch.config import Config, is_number
+from radixlm.arch.config_defaults import ALIASES, COMMON, defaults, model_types
 from radixlm.arch.config_values import check_config_values
-from radixlm.arch.defaults import ALIASES, COMMON
 from radixlm.arch.draft import Draft
 from radixlm.arch.json_file import read_object
 from radixlm.arch.media.config_json import (
@@ -32,13 +30,6 @@ from radixlm.arch.validate import check
 from radixlm.base.errors import CheckpointError
 from radixlm.base.lazy import load
 
-DEFAULTS = {
-    **hf_defaults.DEFAULTS,
-    **defaults_more.DEFAULTS,
-    **defaults_encoder.DEFAULTS,
-    **defaults_custom.DEFAULTS,
-}
-_MODEL_TYPE_OF = {str(d["architecture"]): name for name, d in DEFAULTS.items()}
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _NESTED = ("text_config", "llm_config", "language_config")
 # of a composite checkpoint, for its text model, whose own keys win
@@ -136,12 +127,12 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
         raw = {**outer, **nested, **whole}
         model_type = raw.get("model_type", model_type)
     find(architecture, source)
-    raw = convert_config(model_type or _MODEL_TYPE_OF.get(architecture, ""), raw)
+    raw = convert_config(model_type or model_types().get(architecture, ""), raw)
     model_type = text_model_type(architecture, raw) or model_type
     raw = {**TEXT_DEFAULTS.get(model_type, {}), **raw}
     model_type = TEXT_TYPES.get(model_type, model_type)
-    own = _MODEL_TYPE_OF.get(architecture, "")
-    defaults = DEFAULTS.get(model_type if model_type in DEFAULTS else own, {})
+    own = model_types().get(architecture, "")
+    of_class = {**COMMON, **(defaults().get(model_type) or defaults().get(own, {}))}
     values = dict(raw)
     for name, others in ALIASES.items():
         found = [values[other] for other in (name, *others) if values.get(other) is not None]
@@ -152,13 +143,13 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
         values["num_hidden_layers"] = len(pattern)
     if nested is None:
         for key in _REQUIRED:
-            if key not in values and key not in defaults.get("absent", ()):
+            if key not in values and key not in of_class.get("absent", ()):
                 raise CheckpointError(f"{source}: {key!r} is missing")
     given = frozenset(values)
-    values = _typed({**COMMON, **defaults, **values}, {**COMMON, **defaults}, source)
+    values = _typed({**of_class, **values}, of_class, source)
     values["architecture"], values["model_type"] = architecture, model_type or own
     _check(values, source)
-    values["rope_parameters"] = _rope(raw, {**COMMON, **defaults}, values, source)
+    values["rope_parameters"] = _rope(raw, of_class, values, source)
     return Config(values, source, given)
 
 
@@ -173,8 +164,8 @@ def _identity(raw: Mapping[str, Any], source: str) -> tuple[str, str]:
         return known, model_type
     if listed:
         return listed[0], model_type
-    if model_type in DEFAULTS:
-        return str(DEFAULTS[model_type]["architecture"]), model_type
+    if model_type in defaults():
+        return str(defaults()[model_type]["architecture"]), model_type
     if architecture_of(raw):
         return architecture_of(raw), model_type
     raise CheckpointError(
@@ -182,9 +173,9 @@ def _identity(raw: Mapping[str, Any], source: str) -> tuple[str, str]:
     )
 
 
-def _typed(values: dict[str, Any], defaults: Mapping[str, Any], source: str) -> dict[str, Any]:
+def _typed(values: dict[str, Any], of_class: Mapping[str, Any], source: str) -> dict[str, Any]:
     """``values`` with the types of their defaults: null for false, 64.0 for 64, 1 for true."""
-    for key, default in defaults.items():
+    for key, default in of_class.items():
         value = values[key]
         if isinstance(default, bool):
             if value not in (None, False, True):
@@ -245,7 +236,7 @@ def _check(values: Mapping[str, Any], source: str) -> None:
 
 def _rope(
     raw: Mapping[str, Any],
-    defaults: Mapping[str, Any],
+    of_class: Mapping[str, Any],
     values: Mapping[str, Any],
     source: str,
 ) -> dict[str, Any]:
@@ -258,8 +249,8 @@ def _rope(
     given = old or new or {}
     if not isinstance(given, dict):
         raise CheckpointError(f"{source}: 'rope_parameters' must be an object, not {given!r}")
-    if not given and defaults["rope_parameters"]:
-        given = defaults["rope_parameters"]
+    if not given and of_class["rope_parameters"]:
+        given = of_class["rope_parameters"]
     own = [key for key, value in given.items() if isinstance(value, dict)]
     if own:
         return {
@@ -268,7 +259,7 @@ def _rope(
             else _flat(given.get(key) or {}, values, source, key)
             for key in dict.fromkeys((*_LAYER_TYPES, *own))
         }
-    if "rope_theta_by_type" not in defaults:
+    if "rope_theta_by_type" not in of_class:
         return _flat(given, values, source)
     theta = raw.get("rope_local_base_freq")
     local = {} if theta is None else {"rope_theta": theta}

@@ -97,11 +97,18 @@ ENCODERS: Mapping[str, Row] = {
 
 def embedding(c: Config) -> Decoder:
     """<stem>Model: vectors of unit length."""
-    row = ENCODERS[c.architecture.removesuffix("Model")]
+    row = _row(c, "Model")
     return vectors(c, row.body(c), row.pooling)
 
 
 def classifier(c: Config) -> Decoder:
     """<stem>ForSequenceClassification: scores."""
-    row = ENCODERS[c.architecture.removesuffix("ForSequenceClassification")]
+    row = _row(c, "ForSequenceClassification")
     return row.head(c, row.body(c))
+
+
+def _row(c: Config, end: str) -> Row:
+    stem = c.architecture.removesuffix(end)
+    if stem not in ENCODERS:  # the text model of a multimodal checkpoint
+        raise c.error("model_type", f"= {c.model_type!r} is an encoder, not a language model")
+    return ENCODERS[stem]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from radixlm.arch import defaults, defaults_custom, defaults_more
 from radixlm.arch.config import Config
+from radixlm.arch.config_defaults import defaults
 from radixlm.arch.media.config_json import deepstack_layers
 from radixlm.arch.media.registry import MULTIMODAL
 from radixlm.arch.names import DEFAULT, FUSED_UP, LAYER, SPLIT_QKV, AnyOf, Named
@@ -18,14 +18,13 @@ from radixlm.arch.registry import find
 from radixlm.arch.spec import Decoder, Moe
 from radixlm.base.record import replace
 
-_DEFAULTS = {**defaults.DEFAULTS, **defaults_more.DEFAULTS, **defaults_custom.DEFAULTS}
 _ATTENTION, _MLP = LAYER + "self_attn.", LAYER + "mlp."
 _EXPERTS = "model.layers.{i}.mlp.experts."
 
 
 def composite(c: Config) -> Decoder:
     """The text model by its model_type; CheckpointError for one that no family describes."""
-    text = _DEFAULTS.get(c.model_type)
+    text = defaults().get(c.model_type)
     if text is None:
         raise c.error("text_config", f"has the model_type {c.model_type!r}, which has no family")
     decoder = find(str(text["architecture"]), c.source)(c)

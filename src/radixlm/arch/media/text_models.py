@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from radixlm.arch import defaults
+from radixlm.arch.config_defaults import defaults
 
 # model_type of a text_config -> that of the text model that has the same layers
 TEXT_TYPES = {
@@ -49,7 +49,7 @@ _PHI4 = {
     "original_max_position_embeddings": 4096,
     "rms_norm_eps": 1e-05,
 }
-_DEEPSEEK = {k: v for k, v in defaults.DEFAULTS["deepseek_v2"].items() if k != "num_experts"}
+_DEEPSEEK = {k: v for k, v in defaults()["deepseek_v2"].items() if k != "num_experts"}
 # defaults of a text model's class where they differ from those of the class above
 TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "qwen3_vl_moe_text": {"norm_topk_prob": True},
