@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.media import MediaRows
+from radixlm.executor.media import EncoderCache
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Admission, Item, StepPlan
 from radixlm.wire.media import Media
@@ -23,7 +23,7 @@ class MultimodalEncoder:
     def __init__(self) -> None:
         self.runs: list[int] = []
 
-    def rows(self, media: Media) -> torch.Tensor:
+    def encode(self, media: Media) -> torch.Tensor:
         number = media.digest[0]
         self.runs.append(number)
         made = torch.zeros(2, media.num_placeholders, DIM)
@@ -37,7 +37,7 @@ def media(number: int, *spans: tuple[int, int], bidirectional_spans: bool = Fals
 
 
 def step(
-    rows: MediaRows,
+    rows: EncoderCache,
     given: tuple[Media, ...],
     *chunks: tuple[int, int],
     failed: dict[str, str] | None = None,
@@ -64,25 +64,19 @@ def step(
 
 
 def test_a_chunk_gets_the_rows_of_its_places() -> None:
-    batch = step(MediaRows(MultimodalEncoder()), (media(1, (2, 3), (8, 2)),), (4, 6))
+    batch = step(EncoderCache(MultimodalEncoder()), (media(1, (2, 3), (8, 2)),), (4, 6))
     embeds, inputs = batch.embeds, batch.media
     assert embeds is not None and embeds.mask_T is not None and inputs is not None
     assert embeds.mask_T.tolist() == [True, False, False, False, True, True]
     assert embeds.rows_TD[embeds.mask_T, 1].tolist() == [2.0, 3.0, 4.0]
-    assert inputs.deepstack_LTD is not None and inputs.deepstack_LTD[0, :, 2].tolist() == [
-        1,
-        0,
-        0,
-        0,
-        1,
-        1,
-    ]
+    assert inputs.deepstack_LTD is not None
+    assert inputs.deepstack_LTD[0, :, 2].tolist() == [1, 0, 0, 0, 1, 1]
 
 
 def test_content_is_read_once_and_the_oldest_goes_first() -> None:
     encoder = MultimodalEncoder()
     one = 2 * 4 * DIM * 4  # bytes of a media of four places
-    rows = MediaRows(encoder, max_bytes=2 * one)
+    rows = EncoderCache(encoder, max_bytes=2 * one)
     for number in (1, 2, 1, 3, 1, 2):
         rows.of(media(number, (0, 4)))
     assert encoder.runs == [1, 2, 3, 2]  # 3 drove out 2, which had rested longer than 1
@@ -90,27 +84,27 @@ def test_content_is_read_once_and_the_oldest_goes_first() -> None:
 
 def test_runs_that_see_one_another_are_told_in_places_of_the_step() -> None:
     both = (media(1, (2, 3), bidirectional_spans=True), media(2, (8, 2), bidirectional_spans=True))
-    batch = step(MediaRows(MultimodalEncoder()), both, (0, 6), (6, 5))
+    batch = step(EncoderCache(MultimodalEncoder()), both, (0, 6), (6, 5))
     assert batch.bidirectional_spans == ((2, 3), (8, 2))
 
 
 def test_a_tower_that_makes_another_number_of_rows_is_named() -> None:
     class Short(MultimodalEncoder):
-        def rows(self, media: Media) -> torch.Tensor:
-            return super().rows(media)[:, :-1]
+        def encode(self, media: Media) -> torch.Tensor:
+            return super().encode(media)[:, :-1]
 
-    with pytest.raises(ValueError, match="3 rows of image for 4 places"):
-        MediaRows(Short()).of(media(1, (0, 4)))
+    with pytest.raises(ValueError, match="3 rows of image for 4 placeholders"):
+        EncoderCache(Short()).of(media(1, (0, 4)))
 
 
 def test_what_a_tower_refuses_fails_its_requests_alone() -> None:
     class Picky(MultimodalEncoder):
-        def rows(self, media: Media) -> torch.Tensor:
+        def encode(self, media: Media) -> torch.Tensor:
             if media.digest[0] == 2:
                 raise RuntimeError("no such shape")
-            return super().rows(media)[:, : -(media.digest[0] == 3) or None]
+            return super().encode(media)[:, : -(media.digest[0] == 3) or None]
 
-    rows = MediaRows(Picky())
+    rows = EncoderCache(Picky())
     failed: dict[str, str] = {}
     for number in (1, 2, 3):
         step(rows, (media(number, (2, 3)),), (0, 6), (6, 2), failed=failed)
@@ -119,7 +113,7 @@ def test_what_a_tower_refuses_fails_its_requests_alone() -> None:
             2: {"r0": "the image cannot be read by its encoder: no such shape"},
             3: {
                 "r0": "the image cannot be read by its encoder: the encoder made 2 rows of image "
-                "for 3 places"
+                "for 3 placeholders"
             },
         }[number]
         assert failed == expected

@@ -33,13 +33,13 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runs, self.is_wrong = 0, False
-        whole = TransformersEncoder.rows
+        whole = TransformersEncoder.encode
 
-        def rows(encoder: TransformersEncoder, media: Media) -> torch.Tensor:
+        def encode(encoder: TransformersEncoder, media: Media) -> torch.Tensor:
             self.runs += 1
             return whole(encoder, media)[:, int(self.is_wrong) :]
 
-        monkeypatch.setattr(TransformersEncoder, "rows", rows)
+        monkeypatch.setattr(TransformersEncoder, "encode", encode)
 
 
 class Case:

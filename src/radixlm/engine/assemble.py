@@ -43,8 +43,8 @@ from radixlm.executor.capacity import STATES_A_REQUEST
 from radixlm.executor.controls import TensorControls
 from radixlm.executor.device import CudaDevice, Device
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.media import MediaRows
-from radixlm.executor.media_embeddings import MediaVectors, VectorPooler
+from radixlm.executor.media import EncoderCache
+from radixlm.executor.media_embeddings import ImageVectors, VectorPooler
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
 from radixlm.executor.runner import Model as StepModel
@@ -181,11 +181,11 @@ def _facts(
     }
 
 
-def _media(config: ServerConfig, info: ModelInfo, device: torch.device) -> MediaRows | None:
+def _media(config: ServerConfig, info: ModelInfo, device: torch.device) -> EncoderCache | None:
     """The encoders, unless there are none or none are wanted."""
     if not info.is_multimodal or config.media.enable_multimodal is False:
         return None
-    return cast(MediaRows, load("radixlm.engine.mm_encoders:media_rows")(info, device))
+    return cast(EncoderCache, load("radixlm.engine.mm_encoders:encoder_cache")(info, device))
 
 
 def _make_kv_manager(config: ServerConfig, pools: Pools, limits: Limits) -> KVCacheManager:
@@ -393,7 +393,7 @@ class RunnerParts(Record):
     pools: Pools
     verbs: Mapping[str, Any]
     processors: LogitProcessors
-    media: MediaRows | None
+    media: EncoderCache | None
     profiler: Profiler | None
     steps: StepModel | None = None  # what runs the model's steps, if not the model
 
@@ -437,9 +437,9 @@ def _runner(
     )
 
 
-def _pooler(model: Model, media: MediaRows | None) -> Pooler:
+def _pooler(model: Model, media: EncoderCache | None) -> Pooler:
     head = head_of(model)
-    return VectorPooler(head, media) if isinstance(media, MediaVectors) else Pooler(head)
+    return VectorPooler(head, media) if isinstance(media, ImageVectors) else Pooler(head)
 
 
 def _features(config: ServerConfig, info: ModelInfo) -> tuple[Feature, ...]:

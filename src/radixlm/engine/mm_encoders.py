@@ -1,23 +1,23 @@
-"""Makes the encoders of a multimodal model; imported by such starts only."""
+"""Builds the encoders of a multimodal model; imported when one is served."""
 
 from __future__ import annotations
 
 import torch
 
 from radixlm.engine.model_info import ModelInfo
-from radixlm.executor.media import MediaRows, MultimodalEncoder
-from radixlm.executor.media_embeddings import MediaVectors
+from radixlm.executor.media import EncoderCache, MultimodalEncoder
+from radixlm.executor.media_embeddings import ImageVectors
 from radixlm.models.encoders.image_embedder import ImageEmbedder
 from radixlm.models.encoders.speech import SpeechEncoder
 from radixlm.models.encoders.transformers_encoder import BoundaryTokenEncoder, TransformersEncoder
 
 
-def media_rows(info: ModelInfo, device: torch.device) -> MediaRows:
-    """The encoders' outputs, computed when a step reaches their placeholders."""
+def encoder_cache(info: ModelInfo, device: torch.device) -> EncoderCache:
+    """The model's encoder and the cache of its outputs."""
     spec = info.media
     assert spec is not None
     if spec.embeds_images:
-        return MediaVectors(ImageEmbedder(info.folder, device))
+        return ImageVectors(ImageEmbedder(info.folder, device))
     encoder: MultimodalEncoder
     if spec.is_encoder_decoder:
         encoder = SpeechEncoder(info.folder, device, torch.float32)
@@ -28,4 +28,4 @@ def media_rows(info: ModelInfo, device: torch.device) -> MediaRows:
         if spec.adds_to_embeddings:
             encoder = BoundaryTokenEncoder(encoder, spec.tokens["image"])
     token = next(iter(spec.tokens.values())) if spec.uses_cross_attention else None
-    return MediaRows(encoder, cross_attention_token=token, needs_token_ids=spec.needs_token_ids)
+    return EncoderCache(encoder, cross_attention_token=token, needs_token_ids=spec.needs_token_ids)

@@ -1,10 +1,9 @@
-"""The rows that encoders make of a prompt's media, and where they go in a step.
+"""Runs the multimodal encoders, and writes their output into a step's input embeddings.
 
-An encoder runs when a step reaches its media's first place; what it made is kept by content, so
-that
-the next chunk, a retraction or another request with the same image finds it.
+An encoder runs when a step reaches the first placeholder of its media. Its output is cached by
+content: the next chunk, a retraction or another request with the same image finds it.
 
-Legend: N rows of one media, T tokens of a step, D model channels, L layers with rows of their own.
+Legend: N placeholders of one media, T tokens of a step, D model channels, L DeepStack layers.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ log = logging.getLogger(__name__)
 
 CACHE_BYTES = 256 << 20
 # what an encoder raises for inputs that do not fit it
-_OF_TOWERS = (ValueError, RuntimeError, IndexError, KeyError, TypeError, AssertionError)
+_ENCODER_ERRORS = (ValueError, RuntimeError, IndexError, KeyError, TypeError, AssertionError)
 
 
 class MultimodalEncoder(Protocol):
-    """What turns media into rows."""
+    """Turns media into embeddings."""
 
-    def rows(self, media: Media) -> Tensor:
-        """float32 [1 + L, N, D]: input embeddings, then what joins the stream behind layers."""
+    def encode(self, media: Media) -> Tensor:
+        """float32 [1 + L, N, D]: input embeddings, then what DeepStack layers add."""
         ...
 
 
-class MediaRows:
-    """Rows by content, the least recently used go first."""
+class EncoderCache:
+    """Outputs of an encoder by content; the least recently used are dropped first."""
 
     def __init__(
         self,
@@ -49,110 +48,105 @@ class MediaRows:
         cross_attention_token: int | None = None,
         needs_token_ids: bool = False,
     ) -> None:
-        """``cross_attention_token``: the token in the one place of an image that layers attend to.
-        ``needs_token_ids``: layers read the tokens in the places of media, its ``input_ids``."""
+        """``cross_attention_token``: the placeholder of an image that layers attend to.
+        ``needs_token_ids``: the model reads the token ids of placeholders, the ``input_ids`` of
+        the media."""
         self._encoder, self._max_bytes, self._num_bytes = encoder, max_bytes, 0
-        self._held: OrderedDict[bytes, Tensor] = OrderedDict()
-        self._keeps_ids = needs_token_ids
-        self._crossed_token, self._encoder_outputs = (
-            cross_attention_token,
-            EncoderOutputs(self.made),
-        )
+        self._cache: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._needs_token_ids = needs_token_ids
+        self._cross_attention_token = cross_attention_token
+        self._cross_attention = EncoderOutputs(self.output)
 
     def of(self, media: Media) -> Tensor:
-        """[1 + L, N, D]; ValueError where the encoder makes another number of rows than places."""
-        rows = self.made(media)
+        """[1 + L, N, D]; ValueError where the output does not fit the number of placeholders."""
+        rows = self.output(media)
         if rows.shape[1] != media.num_placeholders:
-            self._num_bytes -= self._held.pop(media.digest).nbytes
+            self._num_bytes -= self._cache.pop(media.digest).nbytes
             raise ValueError(
                 f"the encoder made {rows.shape[1]} rows of {media.kind} for "
-                f"{media.num_placeholders} places"
+                f"{media.num_placeholders} placeholders"
             )
         return rows
 
-    def made(self, media: Media) -> Tensor:
-        """What the encoder makes, or has made before."""
-        found = self._held.get(media.digest)
-        if found is not None:
-            self._held.move_to_end(media.digest)
-            return found
-        given = media.inputs.get(ROWS)
-        rows = self._encoder.rows(media) if given is None else torch.from_numpy(given.read().copy())
-        self._held[media.digest] = rows
+    def output(self, media: Media) -> Tensor:
+        """The encoder's output, or what the client sent in its place."""
+        cached = self._cache.get(media.digest)
+        if cached is not None:
+            self._cache.move_to_end(media.digest)
+            return cached
+        sent = media.inputs.get(ROWS)
+        rows = self._encoder.encode(media) if sent is None else torch.from_numpy(sent.read().copy())
+        self._cache[media.digest] = rows
         self._num_bytes += rows.nbytes
-        while self._num_bytes > self._max_bytes and len(self._held) > 1:
-            _, old = self._held.popitem(last=False)
+        while self._num_bytes > self._max_bytes and len(self._cache) > 1:
+            _, old = self._cache.popitem(last=False)
             self._num_bytes -= old.nbytes
         return rows
 
     def put(self, plan: StepPlan, tables: DeviceTables, batch: ForwardBatch) -> dict[str, str]:
-        """Write the rows of the media places of this step into the batch. Request id -> why its
-        media have no rows: such a request fails alone."""
+        """Write the embeddings of this step's placeholders into the batch. Returns request id ->
+        error for the requests whose media failed; the others go on."""
         failed: dict[str, str] = {}
-        at, bidirectional_spans = 0, []
+        at, spans = 0, []
         for item in plan.items:
             for media in tables.state(item.slot).media if item.tokens is not None else ():
                 with caught(media, item.rid, failed):
                     self._put_one(media, item, at, batch)
                 end = item.start + item.count
                 runs = [run for run in media.bidirectional_spans if item.start <= run[0] < end]
-                bidirectional_spans += [(at + start - item.start, count) for start, count in runs]
+                spans += [(at + start - item.start, count) for start, count in runs]
             at += item.count
-        batch.bidirectional_spans = tuple(bidirectional_spans)
-        if self._crossed_token is not None:
-            spans = self._encoder_outputs.cross_attention_spans(plan, tables, failed)
-            if spans:
-                _add_media(batch).cross_attention_spans = spans
+        batch.bidirectional_spans = tuple(spans)
+        if self._cross_attention_token is not None:
+            attending = self._cross_attention.spans(plan, tables, failed)
+            if attending:
+                _add_media(batch).cross_attention_spans = attending
         return failed
 
     def _put_one(self, media: Media, item: Item, at: int, batch: ForwardBatch) -> None:
-        if self._crossed_token is not None:
-            self._encoder_outputs.of(media)
+        if self._cross_attention_token is not None:
+            self._cross_attention.of(media)
         row, end = 0, item.start + item.count
         for start, count in media.spans:
             first, last = max(start, item.start), min(start + count, end)
-            if first < last and self._crossed_token is not None:
-                batch.token_ids_T[at + first - item.start : at + last - item.start] = (
-                    self._crossed_token
-                )
+            tokens = slice(at + first - item.start, at + last - item.start)
+            if first < last and self._cross_attention_token is not None:
+                batch.token_ids_T[tokens] = self._cross_attention_token
             elif first < last:
-                made = self.of(media)[:, row + first - start : row + last - start]
-                _write(batch, at + first - item.start, made)
-                if self._keeps_ids:
+                rows = self.of(media)[:, row + first - start : row + last - start]
+                _write(batch, tokens, rows)
+                if self._needs_token_ids:
                     ids = media.inputs["input_ids"].read()[0, row + first - start :][: last - first]
-                    places = slice(at + first - item.start, at + last - item.start)
-                    batch.token_ids_T[places] = torch.from_numpy(ids.copy()).to(batch.device)
+                    batch.token_ids_T[tokens] = torch.from_numpy(ids.copy()).to(batch.device)
             row += count
 
 
 @contextmanager
 def caught(media: Media, rid: str, failed: dict[str, str]) -> Iterator[None]:
-    """What an encoder raises goes to ``failed``; what the device raises does not."""
+    """Put an encoder's errors into ``failed``; those of the device are raised."""
     try:
         yield
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
-    except _OF_TOWERS as error:
+    except _ENCODER_ERRORS as error:
         log.warning("request %s: %s", rid, error)
         failed[rid] = f"the {media.kind} cannot be read by its encoder: {error}"
 
 
-def _write(batch: ForwardBatch, at: int, made: Tensor) -> None:
-    """Rows [1 + L, n, D] for the tokens from ``at`` on."""
-    num_layers, count, dim = made.shape[0] - 1, made.shape[1], made.shape[2]
-    rows = slice(at, at + count)
+def _write(batch: ForwardBatch, tokens: slice, rows: Tensor) -> None:
+    """Put rows [1 + L, n, D] in the place of ``tokens``."""
+    num_layers, dim = rows.shape[0] - 1, rows.shape[2]
     embeds, media = batch.add_embeds(dim), _add_media(batch)
     assert embeds.mask_T is not None
-    embeds.rows_TD[rows], embeds.mask_T[rows] = made[0].to(batch.device), True
+    embeds.rows_TD[tokens], embeds.mask_T[tokens] = rows[0].to(batch.device), True
     if media.mask_T is None:
         media.mask_T = torch.zeros(batch.num_tokens, dtype=torch.bool, device=batch.device)
-    media.mask_T[rows] = True
+    media.mask_T[tokens] = True
     if num_layers:
         if media.deepstack_LTD is None:
-            media.deepstack_LTD = torch.zeros(
-                num_layers, batch.num_tokens, dim, device=batch.device
-            )
-        media.deepstack_LTD[:, rows] = made[1:].to(batch.device)
+            shape = (num_layers, batch.num_tokens, dim)
+            media.deepstack_LTD = torch.zeros(shape, device=batch.device)
+        media.deepstack_LTD[:, tokens] = rows[1:].to(batch.device)
 
 
 def _add_media(batch: ForwardBatch) -> MediaInputs:

@@ -26,7 +26,7 @@ from radixlm.executor.batch_builder import BatchBuilder, add_optional_inputs
 from radixlm.executor.device import AsyncCopy, CpuDevice, Device, PinnedRing
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.graphs import DecodeGraphs
-from radixlm.executor.media import MediaRows
+from radixlm.executor.media import EncoderCache
 from radixlm.executor.plain_sampling import fused_sampler, sample_plain
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
@@ -88,7 +88,7 @@ class Runner:
         controls: Mapping[str, Any] | None = None,
         processors: LogitProcessors | None = None,
         pooler: Pooler | None = None,
-        media: MediaRows | None = None,
+        media: EncoderCache | None = None,
         states: StatePool | None = None,
         device: Device | None = None,
         options: RunnerOptions | None = None,

@@ -1,4 +1,4 @@
-"""An audio clip's bytes as one channel of numbers, at the rate that a model hears.
+"""Decodes audio files to one channel of samples at the model's sampling rate.
 
 WAV is read by the standard library; soundfile, where it is installed, reads FLAC, OGG and MP3 too.
 """
@@ -18,13 +18,13 @@ MIN_SECONDS = 0.1
 MAX_SECONDS = 1800.0
 MAX_CHANNELS = 64
 MAX_RATE = 768_000  # samples a second
-BLOCK_S, AROUND_S = 60, 1  # seconds that are resampled at once, and what is heard around them
+BLOCK_S, OVERLAP_S = 60, 1  # seconds resampled at once, and the context on both sides
 Samples = NDArray[np.float32]
 
 
 def read_audio(data: bytes, rate: int, where: str) -> Samples:
     """float32 [samples] in -1..1, the mean of the channels, ``rate`` samples a second;
-    InvalidRequest for what is no audio, or too short or long."""
+    InvalidRequest for what is no audio file, or too short or long."""
     samples, found = _wave(data, where) if data[:4] == b"RIFF" else _soundfile(data, where)
     seconds = len(samples) / found
     if not MIN_SECONDS <= seconds <= MAX_SECONDS:
@@ -64,35 +64,33 @@ def _check_size(num_samples: int, rate: int, where: str) -> None:
 
 
 def _soundfile(data: bytes, where: str) -> tuple[Samples, int]:
-    soundfile = extra(
-        "soundfile", where, "WAV is read; other audio clips need soundfile on the server"
-    )
+    soundfile = extra("soundfile", where, "WAV is read; other formats need soundfile on the server")
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             _check_size(len(file), file.samplerate, where)
             samples = file.read(dtype="float32", always_2d=True)
             return np.asarray(samples, np.float32), int(file.samplerate)
     except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
-        raise InvalidRequest(f"{where} is no audio that can be read: {error}", where) from None
+        raise InvalidRequest(f"{where} is no audio file that can be read: {error}", where) from None
 
 
 def resample(samples: Samples, rate: int, wanted: int) -> Samples:
-    """The same audio at another rate. A long one in blocks, each heard with what is around it: the
-    memory does not grow with the audio."""
+    """The samples at another rate. Long ones are resampled in blocks with some context, so that
+    memory does not grow with the length."""
     block = BLOCK_S * rate
     if rate == wanted or len(samples) <= block:
         return _resampled(samples, rate, wanted)
     total, parts = round(len(samples) * wanted / rate), []
     for first in range(0, len(samples), block):
-        begin = max(0, first - AROUND_S * rate)
-        part = _resampled(samples[begin : first + block + AROUND_S * rate], rate, wanted)
+        begin = max(0, first - OVERLAP_S * rate)
+        part = _resampled(samples[begin : first + block + OVERLAP_S * rate], rate, wanted)
         skip, at = (first - begin) // rate * wanted, first // rate * wanted
         parts.append(part[skip : skip + min(BLOCK_S * wanted, total - at)])
     return np.concatenate(parts)
 
 
 def _resampled(samples: Samples, rate: int, wanted: int) -> Samples:
-    """Its spectrum, cut or filled with zeros."""
+    """By the spectrum, cut or filled with zeros."""
     count = round(len(samples) * wanted / rate)
     if rate == wanted or not count:
         return samples[:count].astype(np.float32)

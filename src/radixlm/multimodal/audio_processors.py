@@ -1,5 +1,5 @@
-"""Processors of checkpoints that hear, where Hugging Face's reads one audio clip a text or needs a
-package that knows its chat format."""
+"""Audio processors of our own, where Hugging Face's takes one clip a text or needs a package that
+knows the model's chat format."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class AudioProcessor:
-    """A processor of audio clips: ``read`` and ``mark`` are a family's own, the rest is common."""
+    """Text with audio clips -> token ids and arrays; subclasses have ``read``, ``prompt_text``."""
 
     audio_token: str  # what stands for an audio clip in a text
-    place: str  # the token in each of its places
+    placeholder: str  # the token in each of its positions
 
     def __init__(self, tokenizer: Any, feature_extractor: Any) -> None:
         """ValueError if the tokenizer lacks the token."""
         self.tokenizer, self.feature_extractor = tokenizer, feature_extractor
-        self.audio_token_id = tokenizer.convert_tokens_to_ids(self.place)
+        self.audio_token_id = tokenizer.convert_tokens_to_ids(self.placeholder)
         if self.audio_token_id in (None, tokenizer.unk_token_id):
-            raise ValueError(f"its tokenizer has no token {self.place!r}")
+            raise ValueError(f"its tokenizer has no token {self.placeholder!r}")
 
     def __call__(
         self,
@@ -42,54 +42,55 @@ class AudioProcessor:
         return_tensors: str = "np",
         images: Any = None,
     ) -> Arrays:
-        """The ids of ``text[0]``; of one audio clip also its arrays, several are read one by one.
-        ValueError where text and audio clips do not fit, ImportError for images."""
+        """The ids of ``text[0]``, and the arrays of its clip if it has one (``MediaProcessor``
+        passes several one by one). ValueError where text and clips do not fit, ImportError for
+        images."""
         if images is not None:
             raise ImportError("images of this model need torchvision")
         parts, audios = self._split(text[0]), list(audio or ())
-        check_parts(parts, len(audios), "sounds")
+        check_parts(parts, len(audios), "audio clips")
         read = [self.read(audio) for audio in audios]
-        marks = [self.mark(count) for _, count in read]
-        made = ids_of(self.tokenizer, parts, marks, add_special_tokens)
-        return made | (read[0][0] if len(read) == 1 else {})
+        texts = [self.prompt_text(count) for _, count in read]
+        ids = ids_of(self.tokenizer, parts, texts, add_special_tokens)
+        return ids | (read[0][0] if len(read) == 1 else {})
 
     def _split(self, text: str) -> list[str]:
         return text.split(self.audio_token)
 
     def read(self, audio: NDArray[np.float32]) -> tuple[Arrays, int]:
-        """What the encoder is given, and how many places it fills."""
+        """The encoder's input arrays, and the number of placeholders."""
         raise NotImplementedError
 
-    def mark(self, num_placeholders: int) -> str:
-        """What stands in the text for an audio clip."""
-        return self.place * num_placeholders
+    def prompt_text(self, num_placeholders: int) -> str:
+        """The text with placeholders for a clip."""
+        return self.placeholder * num_placeholders
 
 
 class SingleAudioProcessor(AudioProcessor):
-    """A processor of Hugging Face that wants one audio clip a text."""
+    """A Hugging Face processor that takes one clip a text."""
 
-    def __init__(self, whole: Any) -> None:
-        self._whole = whole
-        self.audio_token = self.place = str(whole.audio_token)
-        super().__init__(whole.tokenizer, whole.feature_extractor)
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        self.audio_token = self.placeholder = str(processor.audio_token)
+        super().__init__(processor.tokenizer, processor.feature_extractor)
 
     def read(self, audio: NDArray[np.float32]) -> tuple[Arrays, int]:
-        made = self._whole(text=[self.place], audio=[audio], return_tensors="pt")
-        arrays = {name: np.asarray(value) for name, value in made.items()}
-        places = int((arrays.pop("input_ids") == self.audio_token_id).sum())
+        outputs = self._processor(text=[self.placeholder], audio=[audio], return_tensors="pt")
+        arrays = {name: np.asarray(value) for name, value in outputs.items()}
+        count = int((arrays.pop("input_ids") == self.audio_token_id).sum())
         arrays.pop("attention_mask", None)
-        return arrays, places
+        return arrays, count
 
 
 class VoxtralAudioProcessor(AudioProcessor):
     """Mel bands of whole windows (30 s), each of which the encoder reads by itself."""
 
-    audio_token, place = "[BEGIN_AUDIO][AUDIO]", "[AUDIO]"
-    _MERGE = 8  # frames of a place: the encoder halves them, four of its rows make one
+    audio_token, placeholder = "[BEGIN_AUDIO][AUDIO]", "[AUDIO]"
+    _MERGE = 8  # frames that make one placeholder
 
     def __init__(self, tokenizer: Any, feature_extractor: Any) -> None:
         super().__init__(tokenizer, feature_extractor)
-        self._begin = self.audio_token.removesuffix(self.place)
+        self._begin = self.audio_token.removesuffix(self.placeholder)
         if tokenizer.convert_tokens_to_ids(self._begin) in (None, tokenizer.unk_token_id):
             self._begin = ""
 
@@ -98,16 +99,18 @@ class VoxtralAudioProcessor(AudioProcessor):
 
     def read(self, audio: NDArray[np.float32]) -> tuple[Arrays, int]:
         """``input_features`` [windows, bands, frames]."""
-        ears = self.feature_extractor
-        made = ears(
-            audio, sampling_rate=ears.sampling_rate, padding=True, truncation=False,
-            pad_to_multiple_of=ears.n_samples, return_tensors="np",
+        extractor = self.feature_extractor
+        features = extractor(
+            audio, sampling_rate=extractor.sampling_rate, padding=True, truncation=False,
+            pad_to_multiple_of=extractor.n_samples, return_tensors="np",
         )["input_features"]  # fmt: skip
-        bands = made.reshape(ears.feature_size, -1, ears.nb_max_frames).transpose(1, 0, 2)
-        return {"input_features": bands}, bands.shape[0] * ears.nb_max_frames // self._MERGE
+        bands = features.reshape(extractor.feature_size, -1, extractor.nb_max_frames).transpose(
+            1, 0, 2
+        )
+        return {"input_features": bands}, bands.shape[0] * extractor.nb_max_frames // self._MERGE
 
-    def mark(self, num_placeholders: int) -> str:
-        return self._begin + self.place * num_placeholders
+    def prompt_text(self, num_placeholders: int) -> str:
+        return self._begin + self.placeholder * num_placeholders
 
 
 class WhisperAudioProcessor(AudioProcessor):
@@ -115,7 +118,7 @@ class WhisperAudioProcessor(AudioProcessor):
     and is put there where the text has none."""
 
     def __init__(self, tokenizer: Any, feature_extractor: Any, start: int) -> None:
-        self.audio_token = self.place = str(tokenizer.convert_ids_to_tokens(start))
+        self.audio_token = self.placeholder = str(tokenizer.convert_ids_to_tokens(start))
         super().__init__(tokenizer, feature_extractor)
         self.window_s = feature_extractor.n_samples / feature_extractor.sampling_rate
 
@@ -128,54 +131,53 @@ class WhisperAudioProcessor(AudioProcessor):
         images: Any = None,
     ) -> Arrays:
         """As of ``AudioProcessor``; what a tokenizer would add is a prompt of its own making."""
-        whole = text[0] if self.place in text[0] or not audio else self.place + text[0]
+        whole = text[0] if self.placeholder in text[0] or not audio else self.placeholder + text[0]
         return super().__call__([whole], audio, False, return_tensors, images)
 
     def read(self, audio: NDArray[np.float32]) -> tuple[Arrays, int]:
         """``input_features`` [1, bands, frames]."""
-        ears = self.feature_extractor
-        if len(audio) > ears.n_samples:
+        extractor = self.feature_extractor
+        if len(audio) > extractor.n_samples:
             longest = f"{self.window_s:g} s; /v1/audio/transcriptions cuts longer ones"
             raise ValueError(f"an audio clip of more than {longest}")
-        made = ears(audio, sampling_rate=ears.sampling_rate, return_tensors="np")
-        return {"input_features": np.asarray(made["input_features"])}, 1
+        outputs = extractor(audio, sampling_rate=extractor.sampling_rate, return_tensors="np")
+        return {"input_features": np.asarray(outputs["input_features"])}, 1
 
 
 class ParakeetAudioProcessor(AudioProcessor):
-    """Mel bands of an audio clip, of which the encoder makes a row out of eight; marks around
-    it."""
+    """Mel bands; eight frames make one placeholder, between two boundary tokens."""
 
-    audio_token = place = "<so_embedding>"
+    audio_token = placeholder = "<so_embedding>"
     _HALVINGS = 3
 
     def read(self, audio: NDArray[np.float32]) -> tuple[Arrays, int]:
         """``input_features`` [1, frames, bands] and which frames count."""
-        ears = self.feature_extractor
-        made = ears([audio], sampling_rate=ears.sampling_rate, return_tensors="pt")
+        extractor = self.feature_extractor
+        outputs = extractor([audio], sampling_rate=extractor.sampling_rate, return_tensors="pt")
         arrays = {
-            "input_features": np.asarray(made["input_features"]),
-            "input_features_mask": np.asarray(made["attention_mask"]),
+            "input_features": np.asarray(outputs["input_features"]),
+            "input_features_mask": np.asarray(outputs["attention_mask"]),
         }
-        count = 1 + len(audio) // ears.hop_length
+        count = 1 + len(audio) // extractor.hop_length
         for _ in range(self._HALVINGS):
             count = (count - 1) // 2 + 1
         return arrays, max(1, count)
 
-    def mark(self, num_placeholders: int) -> str:
-        return f"<so_start>{self.place * num_placeholders}<so_end>"
+    def prompt_text(self, num_placeholders: int) -> str:
+        return f"<so_start>{self.placeholder * num_placeholders}<so_end>"
 
 
 class GraniteFeatureExtractor:
     """Mel bands as torchaudio makes them: two frames stacked, the loudest 80 dB."""
 
-    def __init__(self, said: Raw) -> None:
-        """``said``: preprocessor_config.json."""
-        held = {**said, **(said.get("melspec_kwargs") or {})}
-        self.sampling_rate = int(held.get("sampling_rate") or held.get("sample_rate") or 16_000)
-        self._size, self._hop = int(held.get("n_fft", 512)), int(held.get("hop_length", 160))
-        self._width, bands = int(held.get("win_length", 400)), int(held.get("n_mels", 80))
-        self.block = int(held.get("projector_window_size", 15))
-        self.rows = self.block // int(held.get("projector_downsample_rate", 5))
+    def __init__(self, options: Raw) -> None:
+        """``options``: preprocessor_config.json."""
+        values = {**options, **(options.get("melspec_kwargs") or {})}
+        self.sampling_rate = int(values.get("sampling_rate") or values.get("sample_rate") or 16_000)
+        self._size, self._hop = int(values.get("n_fft", 512)), int(values.get("hop_length", 160))
+        self._width, bands = int(values.get("win_length", 400)), int(values.get("n_mels", 80))
+        self.block = int(values.get("projector_window_size", 15))
+        self.rows = self.block // int(values.get("projector_downsample_rate", 5))
         self._filters = _triangles(self._size // 2 + 1, bands, self.sampling_rate)
 
     def __call__(self, audio: NDArray[np.float32]) -> tuple[NDArray[np.float32], int]:
@@ -207,7 +209,7 @@ def _triangles(bins: int, bands: int, rate: int) -> NDArray[np.float64]:
 class GraniteAudioProcessor(AudioProcessor):
     """Two mel frames a row, which a projector makes fewer of, block by block."""
 
-    audio_token = place = "<|audio|>"
+    audio_token = placeholder = "<|audio|>"
 
     def read(self, audio: NDArray[np.float32]) -> tuple[Arrays, int]:
         """``input_features`` [1, rows, bands]."""

@@ -1,5 +1,5 @@
-"""What ropes turn by where the crops of an image lie on one plane: the whole image stretched
-over it, its slices on their places, the marks between them on corners and edges (MiniCPM-V 4.7).
+"""M-RoPE positions where the crops of an image lie on one plane: the whole image stretched over it,
+its slices in their places, boundary tokens on corners and edges (MiniCPM-V 4.7).
 
 Rows of the result are time, row and column. Text counts on in all three.
 """
@@ -21,7 +21,7 @@ Size = tuple[int, int]  # rows and columns
 
 @dataclass(slots=True)
 class Crop:
-    """Places [start, end) of a prompt, as a grid."""
+    """Positions [start, end) of a prompt, as a grid."""
 
     start: int
     end: int
@@ -30,7 +30,7 @@ class Crop:
 
 @dataclass(slots=True)
 class _Frame:
-    """A whole image and its slices; ``end``: behind the marks that close it."""
+    """A whole image and its slices; ``end``: behind the boundary tokens that close it."""
 
     whole: Crop
     slices: list[Crop] = field(default_factory=list)
@@ -38,15 +38,15 @@ class _Frame:
 
     @property
     def num_columns(self) -> int:
-        """Of the slices: a gap of more than two marks ends a row."""
+        """Of the slices: a gap of more than two boundary tokens ends a row."""
         pairs = itertools.pairwise(self.slices)
         ends = (k + 1 for k, (one, other) in enumerate(pairs) if other.start - one.end > 2)
-        found = next(ends, len(self.slices))
-        return found if found and not len(self.slices) % found else len(self.slices)
+        columns = next(ends, len(self.slices))
+        return columns if columns and not len(self.slices) % columns else len(self.slices)
 
 
 def _groups(ids: Ids, crops: Sequence[Crop], canvas: Canvas) -> Iterator[list[_Frame]]:
-    """Frames with nothing but marks between them stand together."""
+    """Frames with nothing but boundary tokens between them form a group."""
     group: list[_Frame] = []
     last = 0
     for crop in crops:
@@ -64,8 +64,8 @@ def _groups(ids: Ids, crops: Sequence[Crop], canvas: Canvas) -> Iterator[list[_F
 
 
 def _grid(size: Size, span: Size) -> NDArray[np.int64]:
-    """[2, rows * columns]: row and column of each place, stretched over ``span``."""
-    # halves go to the even neighbour, the quotient in single precision, as torch has them
+    """[2, rows * columns]: row and column of each placeholder, stretched over ``span``."""
+    # halves round to even and the quotient is in single precision, as in torch
     rows, columns = (
         np.rint(_spread(whole, count)).astype(np.int64)
         for whole, count in zip(span, size, strict=True)
@@ -83,7 +83,7 @@ def _spread(whole: int, count: int) -> NDArray[np.float32]:
 
 
 def _put(out: Ids, frame: _Frame, origin: int) -> int:
-    """Write a frame whose plane begins at ``origin``; its longer side."""
+    """Write a frame whose plane begins at ``origin``; returns its longer side."""
     whole, slices, columns = frame.whole, frame.slices, max(frame.num_columns, 1)
     cell = slices[0].size if slices else whole.size
     num_rows = len(slices) // columns if slices else 1

@@ -1,4 +1,4 @@
-"""Packages that only some media need."""
+"""Optional packages that only some media need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images that a client has read itself: what its processor made, or the rows of the encoder.
+"""Media that the client has preprocessed: its processor's outputs, or the encoder's.
 
 Arrays come as nested lists, as base64 of a .npy or of a safetensors file, in a program also as
 arrays or tensors. Nothing is unpickled.
@@ -20,15 +20,15 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.base.record import Record
 
 ROW_NAMES = ("precomputed_embeddings", "precomputed_features", "feature")
-# what else a client may say of the features; the rest are arrays
+# fields that are not arrays
 NOT_ARRAYS = frozenset(
     "format modality type input_ids attention_mask mm_token_type_ids token_type_ids offsets hash "
     "pad_value uuid".split()
 )
 FORMATS = ("processor_output", "precomputed_embedding")
 MAX_BYTES = 1 << 30  # of all arrays of one image
-MAX_SIDE = 100_000  # of sizes and grids: an encoder makes room for what they say
-# what a processor calls that which a client may call "feature"
+MAX_SIDE = 100_000  # of sizes and grids: encoders allocate by them
+# the processor's name of what a client may call "feature"
 _MAIN = {"image": "pixel_values", "video": "pixel_values_videos", "audio": "input_features"}
 _DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2",
@@ -39,32 +39,33 @@ AnyArray = NDArray[Any]
 
 
 class Features(Record):
-    """``rows``: float32 [1 + L, N, D], what the encoder would make; None: ``arrays`` are what a
-    processor made, for the encoder. ``num_placeholders``: how many places they fill, None: that is
-    not
-    known. ``where`` is the field that errors name."""
+    """Checked input of one piece of media."""
 
     kind: str
+    # the processor's outputs
     arrays: Mapping[str, AnyArray]
+    # the encoder's output, float32 [1 + L, N, D]; None: the encoder reads ``arrays``
     rows: AnyArray | None
+    # None: not known
     num_placeholders: int | None
+    # the request's field, for error messages
     where: str
 
 
 def is_features(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether a part of a request holds features instead of an image's address."""
+    """Whether a part of a request holds preprocessed media instead of a URL."""
     if not isinstance(value, Mapping) or "url" in value:
         return False
-    known = value.get("format") in FORMATS  # of an audio clip it is "wav"
-    return known or any(name in value for name in (*ROW_NAMES, *_MAIN.values()))
+    has_format = value.get("format") in FORMATS  # an audio clip's is "wav"
+    return has_format or any(name in value for name in (*ROW_NAMES, *_MAIN.values()))
 
 
 def read_features(
     given: Mapping[str, Any], kind: str, where: str, width: int, depth: int, merge: int
 ) -> Features:
-    """Check what a client sent. ``width``, ``depth``: the numbers of a row, and how many layers
-    get rows of their own besides. ``merge``: rows and columns of a grid that make one place.
-    InvalidRequest names ``where``."""
+    """Check what a client sent. ``width``: of an embedding; ``depth``: decoder layers that get
+    embeddings of their own (DeepStack); ``merge``: rows and columns of a grid that make one
+    placeholder. InvalidRequest names ``where``."""
     is_rows = _is_rows(given, where)
     arrays: dict[str, AnyArray] = {}
     for name, value in given.items():
@@ -73,14 +74,14 @@ def read_features(
     if sum(array.nbytes for array in arrays.values()) > MAX_BYTES:
         raise InvalidRequest(f"{where}: more than {MAX_BYTES >> 20} MiB", where)
     if is_rows:
-        found = next((one for one in ROW_NAMES if one in arrays), None)
-        if found is None:
+        name = next((one for one in ROW_NAMES if one in arrays), "")
+        if not name:
             raise InvalidRequest(f"{where}: a precomputed embedding needs a feature", where)
-        rows = _rows(arrays.pop(found), width, depth, f"{where}.{found}")
+        rows = _rows(arrays.pop(name), width, depth, f"{where}.{name}")
         _check_sizes(arrays, where)
-        made = _of_grid(arrays, kind, merge, where)
-        if made not in (None, rows.shape[1]):
-            message = f"{where}: {rows.shape[1]} rows, the grid has places for {made}"
+        wanted = _of_grid(arrays, kind, merge, where)
+        if wanted not in (None, rows.shape[1]):
+            message = f"{where}: {rows.shape[1]} rows, the grid has placeholders for {wanted}"
             raise InvalidRequest(message, where)
         return Features(kind, arrays, rows, rows.shape[1], where)
     if "feature" in arrays:
@@ -102,7 +103,7 @@ def _is_rows(given: Mapping[str, Any], where: str) -> bool:
 
 
 def _rows(value: AnyArray, width: int, depth: int, where: str) -> AnyArray:
-    """[1 + depth, N, width] of [N, width], [B, N, width] or, with rows for layers, of
+    """[1 + depth, N, width] of [N, width], [B, N, width] or, with DeepStack layers, of
     [N, (1 + depth) * width]."""
     if value.ndim not in (2, 3) or not value.size or value.dtype.kind != "f":
         raise InvalidRequest(f"{where}: must be rows of numbers, not of {value.shape}", where)
@@ -126,8 +127,8 @@ def _check_sizes(arrays: Mapping[str, AnyArray], where: str) -> None:
 
 
 def _of_grid(arrays: Mapping[str, AnyArray], kind: str, merge: int, where: str) -> int | None:
-    """How many places a grid of patches makes; InvalidRequest unless there are so many patches,
-    where these are given."""
+    """How many placeholders the grids make; InvalidRequest if they are for another number of
+    patches than were sent."""
     name = f"{kind}_grid_thw"
     grid = arrays.get(name)
     if grid is None:
@@ -145,11 +146,11 @@ def _of_grid(arrays: Mapping[str, AnyArray], kind: str, merge: int, where: str) 
 def _arrays(name: str, value: Any, where: str) -> Iterator[tuple[str, AnyArray]]:
     """One array; a safetensors file may hold several, by their names."""
     if isinstance(value, str):
-        held = _decoded(value, where)
-        if held[:6] == _NPY:
-            yield name, _plain(_npy(held, where), where)
+        raw = _decoded(value, where)
+        if raw[:6] == _NPY:
+            yield name, _plain(_npy(raw, where), where)
             return
-        found = _tensors(held, where)
+        found = _tensors(raw, where)
         for key, array in found.items():
             yield (name if len(found) == 1 else key), _plain(array, where)
         return
@@ -172,19 +173,19 @@ def _decoded(text: str, where: str) -> bytes:
         raise InvalidRequest(f"{where}: neither lists nor base64", where) from None
 
 
-def _npy(held: bytes, where: str) -> AnyArray:
+def _npy(raw: bytes, where: str) -> AnyArray:
     try:
-        found: AnyArray = np.load(io.BytesIO(held), allow_pickle=False)
+        found: AnyArray = np.load(io.BytesIO(raw), allow_pickle=False)
     except (ValueError, EOFError, OSError, KeyError, SyntaxError, MemoryError) as error:
         raise InvalidRequest(f"{where}: a .npy file that cannot be read: {error}", where) from None
     return found
 
 
-def _tensors(held: bytes, where: str) -> dict[str, AnyArray]:
-    what = "a zip or pickle file" if held[:2] in (_ZIP, b"\x80\x02") else "no .npy"
+def _tensors(raw: bytes, where: str) -> dict[str, AnyArray]:
+    what = "a zip or pickle file" if raw[:2] in (_ZIP, b"\x80\x02") else "no .npy"
     try:
         deserialize: Any = safetensors.deserialize
-        return {name: _tensor(info) for name, info in deserialize(held)}
+        return {name: _tensor(info) for name, info in deserialize(raw)}
     except (safetensors.SafetensorError, ValueError, KeyError, OverflowError):
         message = f"{where}: {what} and no safetensors file; only these are read"
         raise InvalidRequest(message, where) from None
@@ -198,7 +199,7 @@ def _tensor(info: Mapping[str, Any]) -> AnyArray:
 
 
 def _plain(array: AnyArray, where: str) -> AnyArray:
-    """Of the kinds that travel."""
+    """With a dtype that the engine accepts."""
     if array.dtype.kind not in "fiub" or array.ndim > 8:
         raise InvalidRequest(f"{where}: must hold numbers, not {array.dtype}", where)
     if array.dtype.kind in "iu" and array.dtype not in (np.int64, np.int32, np.uint8):
@@ -209,21 +210,21 @@ def _plain(array: AnyArray, where: str) -> AnyArray:
 def shared_out(
     features: Sequence[Features], places: NDArray[np.int64]
 ) -> list[tuple[Features, int]]:
-    """How many of the ``places`` of a prompt each fills, in order. InvalidRequest with both counts
-    where they do not fit."""
-    known = [one.num_placeholders for one in features]
-    if len(known) == 1 and known[0] is None:
+    """How many of a prompt's placeholders (``places``) each fills, in order. InvalidRequest with
+    both counts where they do not fit."""
+    sizes = [one.num_placeholders for one in features]
+    if len(sizes) == 1 and sizes[0] is None:
         return [(features[0], len(places))]
     where = features[0].where
-    if None in known:
+    if None in sizes:
         raise InvalidRequest(
-            f"{where}: give what the processor made of all images as one, or with its grids",
+            f"{where}: send the processor's output for all images as one, or with its grids",
             where,
         )
-    counts = [count for count in known if count is not None]
+    counts = [count for count in sizes if count is not None]
     if sum(counts) != len(places):
         raise InvalidRequest(
-            f"{where}: {sum(counts)} rows for {len(places)} places of the prompt; a prompt has one "
+            f"{where}: {sum(counts)} rows for {len(places)} placeholders of the prompt; it has one "
             "placeholder for each row, or for each image",
             where,
         )

@@ -1,8 +1,8 @@
 """Bytes of an image that a request names: data URI, base64, http(s), file; within limits.
 
-Server-side requests on behalf of a client are how a server attacks its own network: addresses that
-are not public are refused (each redirect anew, and the address that was checked is the one that is
-connected to), so are large and slow answers; files are read from allowed folders only.
+Against server-side request forgery, addresses that are not public are refused: each redirect is
+checked anew, and the connection is made to the address that was checked. Large and slow answers
+are refused too. Files are read from allowed folders only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FetchRules(Record):
 
 
 def fetch(source: str, rules: FetchRules, where: str) -> bytes:
-    """The bytes; InvalidRequest naming ``where`` for what is refused or cannot be had."""
+    """The bytes; InvalidRequest naming ``where`` for what is refused or cannot be fetched."""
     scheme = source[:8].lower()
     if scheme.startswith("data:"):
         return _data(source, rules, where)

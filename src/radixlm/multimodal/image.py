@@ -1,4 +1,4 @@
-"""An image's bytes as Pillow's image."""
+"""Decodes image files with Pillow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from radixlm.base.errors import ConfigError, InvalidRequest
 
 MAX_PIXELS = 64 << 20  # of one image: a few bytes may unpack to gigabytes
-# Pillow would run other programs for some of what it knows (EPS), or open what is no image
+# formats that Pillow decodes itself; for others (EPS) it would run programs
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "ICO", "QOI")
 # heights that processors take for a number of channels, and by how much such images are enlarged
 _LIKE_CHANNELS, _ENLARGED = (1, 3), 4
@@ -22,8 +22,8 @@ _BROKEN = (
 
 
 def open_image(data: bytes, where: str) -> Any:
-    """An image in RGB, upright, of a video its first; InvalidRequest for what is none or too
-    large."""
+    """An upright RGB image, the first one of an animation; InvalidRequest for what is no image file
+    or too large."""
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415  (an extra)
     except ImportError:
@@ -38,7 +38,7 @@ def open_image(data: bytes, where: str) -> Any:
             )
         return _enlarged(_rgb(ImageOps.exif_transpose(image)))
     except UnidentifiedImageError:
-        raise InvalidRequest(f"{where} is no image that can be read", where) from None
+        raise InvalidRequest(f"{where} is no image file that can be read", where) from None
     except (*_BROKEN, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidRequest(f"{where} cannot be read: {error}", where) from None
 

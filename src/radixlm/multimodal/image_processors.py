@@ -1,5 +1,5 @@
-"""Processors of checkpoints whose own are code beside the weights: text with placeholders and
-images -> token ids, patches and grids. Images only."""
+"""Processors of checkpoints that bring theirs as Python code, which is not run: text with
+placeholders and images -> token ids, patches and grids."""
 
 from __future__ import annotations
 
@@ -35,41 +35,43 @@ def patches_of(image: Any, size: int, mean: Sequence[float], std: Sequence[float
 
 
 class CustomProcessor:
-    """What ``MediaProcessor`` needs of a processor."""
+    """The part of a Hugging Face processor's interface that ``MediaProcessor`` uses."""
 
     image_token = ""  # stands for an image in a text
-    place = ""  # the token of each of its places
+    placeholder = ""  # the token in each of its positions
 
     def __init__(self, tokenizer: Any, folder: Path) -> None:
-        """CheckpointError where the tokenizer lacks the token of places."""
+        """CheckpointError where the tokenizer lacks the placeholder."""
         self.tokenizer = tokenizer
-        self.image_token_id = tokenizer.convert_tokens_to_ids(self.place) if self.place else None
+        self.image_token_id = (
+            tokenizer.convert_tokens_to_ids(self.placeholder) if self.placeholder else None
+        )
         is_unknown = self.image_token_id == tokenizer.unk_token_id
-        if self.image_token_id is None or (is_unknown and self.place != tokenizer.unk_token):
-            raise CheckpointError(f"{folder}: its tokenizer has no token {self.place!r}")
+        if self.image_token_id is None or (is_unknown and self.placeholder != tokenizer.unk_token):
+            raise CheckpointError(f"{folder}: its tokenizer has no token {self.placeholder!r}")
 
     def __call__(
         self,
         text: list[str],
         images: Sequence[Any] | None = None,
         add_special_tokens: bool = True,
-        **options: Any,
+        **ignored: Any,
     ) -> dict[str, NDArray[Any]]:
         """ValueError where text and images do not fit."""
         parts = text[0].split(self.image_token)
         images = list(images or ())
         check_parts(parts, len(images), "images")
         read = [self.read(image, len(images)) for image in images]
-        marks = [self.marks(index, arrays) for index, arrays in enumerate(read)]
-        made = ids_of(self.tokenizer, parts, marks, add_special_tokens)
-        return made | {key: np.concatenate([one[key] for one in read]) for key in read[0] if read}
+        texts = [self.prompt_text(index, arrays) for index, arrays in enumerate(read)]
+        ids = ids_of(self.tokenizer, parts, texts, add_special_tokens)
+        return ids | {key: np.concatenate([one[key] for one in read]) for key in read[0] if read}
 
     def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
-        """The arrays of one image of so many."""
+        """The arrays of one image."""
         raise NotImplementedError
 
-    def marks(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
-        """What stands in the text for the image of that number."""
+    def prompt_text(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
+        """The text with placeholders for image number ``index``."""
         raise NotImplementedError
 
 
@@ -78,18 +80,20 @@ class MiniCpmProcessor(CustomProcessor):
 
     image_token = "(<image>./</image>)"
 
-    def __init__(self, raw: Raw, said: Raw, folder: Path, tokenizer: Any) -> None:
-        self.place = str(tokenizer.unk_token or "<unk>")
+    def __init__(self, raw: Raw, options: Raw, folder: Path, tokenizer: Any) -> None:
+        self.placeholder = str(tokenizer.unk_token or "<unk>")
         super().__init__(tokenizer, folder)
-        held = {**raw, **(raw.get("slice_config") or {}), **said}
+        config = {**raw, **(raw.get("slice_config") or {}), **options}
         vision = raw.get("vision_config") or {}
-        self._patch = int(held.get("patch_size") or vision.get("patch_size") or 14)
-        self._most = int(held.get("max_slice_nums") or 9) if held.get("slice_mode", True) else 1
-        self._side = int(held.get("scale_resolution") or 448)
-        self._num_queries = int(raw.get("query_num") or said.get("image_feature_size") or 64)
-        self._has_number = bool(held.get("use_image_id", True))
-        self._mean = said.get("norm_mean") or said.get("image_mean") or _HALF
-        self._std = said.get("norm_std") or said.get("image_std") or _HALF
+        self._patch = int(config.get("patch_size") or vision.get("patch_size") or 14)
+        self._max_tiles = (
+            int(config.get("max_slice_nums") or 9) if config.get("slice_mode", True) else 1
+        )
+        self._side = int(config.get("scale_resolution") or 448)
+        self._num_queries = int(raw.get("query_num") or options.get("image_feature_size") or 64)
+        self._has_number = bool(config.get("use_image_id", True))
+        self._mean = options.get("norm_mean") or options.get("image_mean") or _HALF
+        self._std = options.get("norm_std") or options.get("image_std") or _HALF
 
     def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
         """``pixel_values`` and ``tgt_sizes`` of the slices; ``grid`` columns and rows of them."""
@@ -102,13 +106,13 @@ class MiniCpmProcessor(CustomProcessor):
             "grid": np.asarray([grid], np.int64),
         }
 
-    def marks(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
+    def prompt_text(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
         """Number, image, then its slices, a line for each row."""
-        places = self.place * self._num_queries
+        tokens = self.placeholder * self._num_queries
         number = f"<image_id>{index}</image_id>" if self._has_number else ""
         columns, rows = arrays["grid"][0].tolist()
-        row = f"<slice>{places}</slice>" * columns
-        return f"{number}<image>{places}</image>" + "\n".join([row] * rows)
+        row = f"<slice>{tokens}</slice>" * columns
+        return f"{number}<image>{tokens}</image>" + "\n".join([row] * rows)
 
     def _slices(self, image: Any) -> tuple[list[Any], Size]:
         grid = self._grid(image.size)
@@ -131,10 +135,10 @@ class MiniCpmProcessor(CustomProcessor):
         """Columns and rows nearest to the image's shape, of about as many slices as it is large;
         None for a small one."""
         width, height = size
-        wanted = min(math.ceil(width * height / self._side**2), self._most)
+        wanted = min(math.ceil(width * height / self._side**2), self._max_tiles)
         if wanted <= 1:
             return None
-        counts = [n for n in (wanted - 1, wanted, wanted + 1) if n != 1 and n <= self._most]
+        counts = [n for n in (wanted - 1, wanted, wanted + 1) if n != 1 and n <= self._max_tiles]
         grids = [(x, n // x) for n in counts for x in range(1, n + 1) if n % x == 0]
         shape = math.log(width / height)
         return min(grids, key=lambda grid: abs(shape - math.log(grid[0] / grid[1])))
@@ -154,20 +158,20 @@ class MiniCpmProcessor(CustomProcessor):
 
 
 class KimiProcessor(CustomProcessor):
-    """Images in their own size, in patches of which four make a place."""
+    """Images in their own size, in patches; a square of patches makes one placeholder."""
 
-    image_token = place = "<|media_pad|>"
+    image_token = placeholder = "<|media_pad|>"
 
-    def __init__(self, raw: Raw, said: Raw, folder: Path, tokenizer: Any) -> None:
+    def __init__(self, raw: Raw, options: Raw, folder: Path, tokenizer: Any) -> None:
         super().__init__(tokenizer, folder)
         vision = raw["vision_config"]
-        self._patch = int(said.get("patch_size") or vision.get("patch_size") or 14)
-        merge = said.get("merge_kernel_size") or vision.get("merge_kernel_size") or (2, 2)
+        self._patch = int(options.get("patch_size") or vision.get("patch_size") or 14)
+        merge = options.get("merge_kernel_size") or vision.get("merge_kernel_size") or (2, 2)
         self._merge: Size = (int(merge[0]), int(merge[1]))
-        self._most = int(said.get("in_token_limit") or 4096)
-        self._pads = bool(said.get("pad_input", False))
-        self._mean = said.get("image_mean") or _HALF
-        self._std = said.get("image_std") or _HALF
+        self._max_patches = int(options.get("in_token_limit") or 4096)
+        self._pads = bool(options.get("pad_input", False))
+        self._mean = options.get("image_mean") or _HALF
+        self._std = options.get("image_std") or _HALF
 
     def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
         """``pixel_values`` and ``image_grid_thw``. ValueError for more than 511 patches a side."""
@@ -180,16 +184,16 @@ class KimiProcessor(CustomProcessor):
             "image_grid_thw": np.asarray([grid], np.int64),
         }
 
-    def marks(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
-        """A place for each square of patches."""
+    def prompt_text(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
+        """A placeholder for each square of patches."""
         num_patches = int(arrays["image_grid_thw"].prod())
-        return self.place * (num_patches // (self._merge[0] * self._merge[1]))
+        return self.placeholder * (num_patches // (self._merge[0] * self._merge[1]))
 
     def _small(self, image: Any) -> Any:
         patches = (image.width // self._patch) * (image.height // self._patch)
-        if patches <= self._most:
+        if patches <= self._max_patches:
             return image
-        scale = math.sqrt(self._most / patches)
+        scale = math.sqrt(self._max_patches / patches)
         size = (int(image.width * scale), int(image.height * scale))
         return image.resize(size, _BICUBIC)
 
@@ -213,19 +217,19 @@ class DeepseekVl2Processor(CustomProcessor):
     """The whole image in a square and, of at most two images, tiles of the size that fits the
     image best; each padded with the mean."""
 
-    image_token = place = "<image>"
+    image_token = placeholder = "<image>"
 
-    def __init__(self, raw: Raw, said: Raw, folder: Path, tokenizer: Any) -> None:
+    def __init__(self, raw: Raw, options: Raw, folder: Path, tokenizer: Any) -> None:
         super().__init__(tokenizer, folder)
-        held = {**raw, **said}
-        sizes = held.get("candidate_resolutions") or [[384, 384]]
+        config = {**raw, **options}
+        sizes = config.get("candidate_resolutions") or [[384, 384]]
         self._sizes: list[Size] = [(int(width), int(height)) for width, height in sizes]
         self._side = self._sizes[0][0]
-        self._patch = int(said.get("patch_size") or raw["vision_config"].get("patch_size") or 14)
+        self._patch = int(options.get("patch_size") or raw["vision_config"].get("patch_size") or 14)
         ratio = (raw.get("projector_config") or {}).get("downsample_ratio", 2)
         self._row = math.ceil(self._side // self._patch / int(ratio))
-        self._mean = said.get("image_mean") or _HALF
-        self._std = said.get("image_std") or _HALF
+        self._mean = options.get("image_mean") or _HALF
+        self._std = options.get("image_std") or _HALF
 
     def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
         """``pixel_values`` of the whole and of its tiles, ``images_spatial_crop`` columns and rows
@@ -246,14 +250,14 @@ class DeepseekVl2Processor(CustomProcessor):
             "images_spatial_crop": np.asarray([[size[0] // side, size[1] // side]], np.int64),
         }
 
-    def marks(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
-        """The rows of the whole and of the tiles, each with its end, and what parts the two."""
+    def prompt_text(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
+        """The rows of the whole image and of the tiles, each with a newline, and a separator."""
         columns, rows = (int(count) for count in arrays["images_spatial_crop"][0])
         tiles = self._row * rows * (self._row * columns + 1)
-        return self.place * (self._row * (self._row + 1) + 1 + tiles)
+        return self.placeholder * (self._row * (self._row + 1) + 1 + tiles)
 
     def _best(self, size: Size) -> Size:
-        """The first size that shows most of the image's pixels and wastes least."""
+        """The first size that keeps most pixels of the image with the least padding."""
 
         def worth(one: Size) -> tuple[int, int]:
             scale = min(one[0] / size[0], one[1] / size[1])
@@ -271,37 +275,37 @@ class DeepseekVl2Processor(CustomProcessor):
 
 class VilaProcessor(CustomProcessor):
     """A prompt's only image in up to twelve tiles and as a whole, several each as a whole. Behind
-    the places of a tile stands the end of a line."""
+    a tile's placeholders stands a newline."""
 
-    image_token = place = "<image>"
+    image_token = placeholder = "<image>"
 
-    def __init__(self, raw: Raw, said: Raw, folder: Path, tokenizer: Any) -> None:
-        found = tokenizer.convert_ids_to_tokens(int(raw.get("image_token_id", -1)))
-        self.image_token = self.place = found or "<image>"
+    def __init__(self, raw: Raw, options: Raw, folder: Path, tokenizer: Any) -> None:
+        token = tokenizer.convert_ids_to_tokens(int(raw.get("image_token_id", -1)))
+        self.image_token = self.placeholder = token or "<image>"
         super().__init__(tokenizer, folder)
         vision = raw["vision_config"]
-        size = said.get("size") or {}
+        size = options.get("size") or {}
         self._side = int(size.get("height") or vision.get("image_size") or 448)
         per_side = self._side // int(vision.get("patch_size") or 14)
         self._count = math.ceil(per_side / spatial_merge_size(raw)) ** 2
-        self._most = int(said.get("max_tiles") or 12)
-        self._mean = said.get("image_mean") or _HALF
-        self._std = said.get("image_std") or _HALF
-        self._end = int(tokenizer("\n", add_special_tokens=False)["input_ids"][0])
+        self._max_tiles = int(options.get("max_tiles") or 12)
+        self._mean = options.get("image_mean") or _HALF
+        self._std = options.get("image_std") or _HALF
+        self._newline = int(tokenizer("\n", add_special_tokens=False)["input_ids"][0])
 
     def __call__(
         self,
         text: list[str],
         images: Sequence[Any] | None = None,
         add_special_tokens: bool = True,
-        **options: Any,
+        **ignored: Any,
     ) -> dict[str, NDArray[Any]]:
-        """The last of each tile's placeholders becomes the end of a line."""
-        made = super().__call__(text, images, add_special_tokens, **options)
-        places = np.flatnonzero(made["input_ids"][0] == self.image_token_id)
-        made["input_ids"][0, places[self._count :: self._count + 1]] = self._end
-        made.pop("is_only", None)
-        return made
+        """The last of each tile's placeholders becomes a newline."""
+        outputs = super().__call__(text, images, add_special_tokens, **ignored)
+        places = np.flatnonzero(outputs["input_ids"][0] == self.image_token_id)
+        outputs["input_ids"][0, places[self._count :: self._count + 1]] = self._newline
+        outputs.pop("is_only", None)
+        return outputs
 
     def read(self, image: Any, num_images: int = 1) -> dict[str, NDArray[Any]]:
         """``pixel_values`` of the tiles; ``is_only``: whether there is no other image."""
@@ -312,25 +316,25 @@ class VilaProcessor(CustomProcessor):
         cut = [patches_of(one, side, self._mean, self._std) for one in parts]
         return {"pixel_values": np.concatenate(cut), "is_only": np.asarray([num_images == 1])}
 
-    def marks(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
-        """A tile's places and its end; of an only image one end more, in the text."""
-        tile = self.place * (self._count + 1)
+    def prompt_text(self, index: int, arrays: dict[str, NDArray[Any]]) -> str:
+        """A tile's placeholders and its newline; an only image has one newline more."""
+        tile = self.placeholder * (self._count + 1)
         return (tile + "\n" * bool(arrays["is_only"][0])) * len(arrays["pixel_values"])
 
     def _tiles(self, image: Any) -> list[Any]:
         """Of the grid whose shape is nearest to the image's; an image that is larger than half
         of a grid takes the larger of equal shapes."""
-        most, side = self._most, self._side
+        max_tiles, side = self._max_tiles, self._side
         grids = sorted(
-            ((x, y) for x in range(1, most + 1) for y in range(1, most // x + 1)),
+            ((x, y) for x in range(1, max_tiles + 1) for y in range(1, max_tiles // x + 1)),
             key=lambda grid: grid[0] * grid[1],
         )
-        best, difference = (1, 1), math.inf
+        best, smallest = (1, 1), math.inf
         for grid in grids:
-            found = abs(image.width / image.height - grid[0] / grid[1])
+            distance = abs(image.width / image.height - grid[0] / grid[1])
             is_large = image.width * image.height > 0.5 * side**2 * grid[0] * grid[1]
-            if found < difference or (found == difference and is_large):
-                best, difference = grid, found
+            if distance < smallest or (distance == smallest and is_large):
+                best, smallest = grid, distance
         large = image.resize((side * best[0], side * best[1]), _BICUBIC)
         corners = [(side * x, side * y) for y in range(best[1]) for x in range(best[0])]
         return [large.crop((x, y, x + side, y + side)) for x, y in corners]
@@ -345,23 +349,23 @@ _PROCESSORS: dict[str, Callable[[Raw, Raw, Path, Any], CustomProcessor]] = {
 
 
 def load_custom_processor(raw: Raw, folder: Path, transformers: Any) -> CustomProcessor | None:
-    """The processor of a config.json, if it is one of these. CheckpointError for a tokenizer that
-    lacks its tokens and for sizes that make no sense."""
+    """The processor of a checkpoint if it is one of these. CheckpointError for a tokenizer without
+    the placeholder and for options that make no sense."""
     row = row_of(raw)
     if row is None or not row.custom:
         return None
-    said: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name in ("preprocessor_config.json", "processor_config.json"):
-        said |= object_or_empty(folder / name)
+        options |= object_or_empty(folder / name)
     try:
         tokenizer = _tokenizer(folder, transformers)
-        return _PROCESSORS[row.custom](raw, said, folder, tokenizer)
+        return _PROCESSORS[row.custom](raw, options, folder, tokenizer)
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
 
 
 def _tokenizer(folder: Path, transformers: Any) -> Any:
-    """Of tokenizer.json where there is one: the classes beside these weights are not run."""
+    """Of tokenizer.json where there is one: classes in the checkpoint folder are not run."""
     if (folder / "tokenizer.json").exists():
         return transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

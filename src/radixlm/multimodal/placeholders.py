@@ -1,4 +1,4 @@
-"""A text and the media that stand in it: cut at its placeholders, and put together as token ids."""
+"""Splits a text at its placeholders and tokenizes it with the media's tokens in between."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 
 def check_parts(parts: Sequence[str], num_media: int, what: str) -> None:
-    """ValueError unless there is a placeholder for each of the media, which are ``what``."""
+    """ValueError unless there is a placeholder for each piece of media; ``what`` names these."""
     if len(parts) != num_media + 1:
         raise ValueError(f"{len(parts) - 1} placeholders for {num_media} {what}")
 
 
 def ids_of(
-    tokenizer: Any, parts: Sequence[str], marks: Sequence[str], add_special_tokens: bool
+    tokenizer: Any, parts: Sequence[str], texts: Sequence[str], add_special_tokens: bool
 ) -> dict[str, NDArray[Any]]:
-    """``input_ids``, int64 [1, tokens], of the parts of a text with a mark between each two."""
-    text = "".join(part + mark for part, mark in zip(parts, [*marks, ""], strict=True))
+    """``input_ids``, int64 [1, tokens], of ``parts`` with one of ``texts`` between each two."""
+    text = "".join(part + one for part, one in zip(parts, [*texts, ""], strict=True))
     ids = tokenizer([text], add_special_tokens=add_special_tokens)["input_ids"]
     return {"input_ids": np.asarray(ids, np.int64)}

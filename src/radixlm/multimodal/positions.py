@@ -1,7 +1,7 @@
-"""What a rope with sections turns by: time, row and column of each place (Qwen2-VL's M-RoPE).
+"""M-RoPE positions (Qwen2-VL): time, row and column of each token.
 
-Text counts on in all three; an image's places have its corner plus their own row and column; the
-text behind goes on from the largest.
+Text counts on in all three; an image's placeholders have its corner plus their own row and column;
+the text behind goes on from the largest.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from radixlm.base.record import Record
 
 
 class Grid(Record):
-    """Places [start, start + times * rows * columns) of a prompt as a box; ``step``: from a time to
-    the next."""
+    """Positions [start, start + times * rows * columns) of a prompt as a box; ``step``: from a time
+    to the next."""
 
     start: int
     times: int
@@ -42,7 +42,7 @@ def rope_ids(num_tokens: int, grids: Iterable[Grid]) -> NDArray[np.int32]:
 
 
 def numbered_ids(num_tokens: int, grids: Iterable[Grid]) -> NDArray[np.int32]:
-    """int32 [3, num_tokens]: text counts on through the images, an image's places have its
+    """int32 [3, num_tokens]: text counts on through the images, an image's placeholders have its
     number, their row and their column."""
     ids = np.tile(np.arange(num_tokens, dtype=np.int32), (3, 1))
     for number, grid in enumerate(grids):

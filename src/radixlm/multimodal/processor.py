@@ -1,7 +1,8 @@
-"""The checkpoint's own processor: text with placeholders, and media -> token ids and arrays.
+"""Runs the checkpoint's processor: text with placeholders and media -> token ids and arrays.
 
-The processor of Hugging Face decides how many places an image takes and what its encoder reads.
-Media are read one by one where that gives the same, so that each is cached by its content.
+The Hugging Face processor decides how many placeholder tokens an image has and what the encoder
+reads. Media are processed one by one where that gives the same result, so that each is cached by
+its content.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from radixlm.wire.media import ROWS, Array, Media, content_digest, media_ids
 log = logging.getLogger(__name__)
 
 MAX_PIXELS = 4 * image.MAX_PIXELS  # of all images of a prompt
-VIDEO_FPS = 2.0  # frames a second that are looked at
-DEFAULT_RATE = 16_000  # samples a second of a feature extractor that does not say
+VIDEO_FPS = 2.0  # frames sampled a second
+DEFAULT_RATE = 16_000  # samples a second, for a feature extractor that does not say
 Ids = NDArray[np.int32]
-# what a processor makes of the text
-_OF_TEXT = frozenset(
+# outputs of a processor that are about the text
+_TEXT_OUTPUTS = frozenset(
     "input_ids attention_mask cross_attention_mask mm_token_type_ids token_type_ids labels"
     " moe_mm_token_type_ids".split()
 )
@@ -52,30 +53,33 @@ _TOKENS = {
 
 
 class RawMedia(Record):
-    """One piece of media as a client sent it: a file's bytes, or a video's frames, each a file; an
-    audio clip may have been read already (``MediaProcessor.read_audio``)."""
+    """One piece of media as a client sent it."""
 
     kind: Modality
+    # a file's bytes; a video's frames, each a file; or audio that ``read_audio`` has decoded
     data: bytes | tuple[bytes, ...] | Samples
+    # the request's field, for error messages
     where: str
 
 
 class Prompt(Record):
-    """Token ids with ids of ``wire/media.py`` in the places of media; ``plain`` has the
-    checkpoint's placeholder there. ``rope_ids``: int32 [3, T] for a rope with sections."""
+    """A prompt with media."""
 
+    # token ids; in place of placeholders, ids made of the content (``wire/media.py``)
     ids: Ids
+    # the same with the checkpoint's placeholder tokens
     plain: Ids
     media: tuple[Media, ...]
+    # int32 [3, T], for M-RoPE
     rope_ids: Ids | None
 
     def packed_rope_ids(self) -> bytes | None:
-        """As they travel."""
+        """As they are sent to the engine."""
         return None if self.rope_ids is None else self.rope_ids.astype("<i4").tobytes()
 
 
 class _Piece(Record):
-    """Media as the processor reads it."""
+    """One decoded piece: an image of Pillow, a ``Video``, or samples."""
 
     kind: Modality
     value: Any
@@ -87,43 +91,41 @@ class _Piece(Record):
 
 
 class MediaProcessor:
-    """One checkpoint's processor. Thread-safe: one prompt at a time."""
+    """The processor of one checkpoint. Thread-safe: it handles one prompt at a time."""
 
     def __init__(self, folder: Path, spec: MultimodalSpec, has_sections: bool) -> None:
-        """``has_sections``: whether the model's ropes turn by time, row and column."""
+        """``has_sections``: whether the model uses M-RoPE."""
         self._merge = spec.spatial_merge_size if has_sections else 0
         self._folder, self._spec = folder, spec
         self._lock = threading.Lock()
 
     def warm(self) -> None:
-        """Load the processor; what is wrong with it is said by the first request that needs it."""
+        """Load the processor; errors are logged, and raised by the first request that needs it."""
         try:
             self.load()
         except RadixError as error:
             log.warning("%s", error)
 
     def load(self) -> None:
-        """Load the processor, once. CheckpointError or ConfigError if that cannot be."""
+        """Load the processor, once. CheckpointError or ConfigError if that fails."""
         with self._lock:
             _ = self._processor
 
     @property
     def kinds(self) -> tuple[Modality, ...]:
-        """What the checkpoint has tokens for."""
-        named = tuple(
-            k
-            for k in MODALITIES
-            if k in self._spec.tokens or (k == "video" and self._spec.video == "images")
-        )
-        return named or (("image", "video") if self._spec.video == "processor" else ("image",))
+        """The modalities that prompts may have."""
+        video = self._spec.video
+        tokens = self._spec.tokens
+        named = tuple(k for k in MODALITIES if k in tokens or (k == "video" and video == "images"))
+        return named or (("image", "video") if video == "processor" else ("image",))
 
     @property
     def embeds_images(self) -> bool:
-        """Whether an image is read by ``read_vector``."""
+        """Whether ``read_vector`` processes images."""
         return self._spec.embeds_images
 
     def token(self, kind: Modality) -> str:
-        """The text that stands for a piece of media in a prompt."""
+        """The placeholder of a piece of media in a text."""
         processor = self._processor
         for name in _TOKENS[kind]:
             token = getattr(processor, name, None)
@@ -139,41 +141,41 @@ class MediaProcessor:
 
     @cached_property
     def _ids(self) -> dict[Modality, int | None]:
-        """Each kind's id in the places of a prompt."""
-        found = ((kind, self._spec.tokens.get(kind)) for kind in MODALITIES)
+        """The id of each modality's placeholder token."""
+        listed = ((kind, self._spec.tokens.get(kind)) for kind in MODALITIES)
         processor = self._processor
         return {
             kind: getattr(processor, f"{kind}_token_id", None) if token is None else token
-            for kind, token in found
+            for kind, token in listed
         }
 
     def read(
         self,
         text: str,
-        given: Sequence[RawMedia],
+        media: Sequence[RawMedia],
         add_special_tokens: bool,
         where: str = "messages",
     ) -> Prompt:
-        """The prompt of ``text``, which names its media in order by their placeholders.
+        """The prompt of ``text``, whose placeholders stand for ``media`` in order.
 
-        InvalidRequest for what cannot be read, and where text and media do not fit."""
-        left, pieces = MAX_PIXELS, []
-        for one in given:
-            pieces.append(self._piece(one))
-            left -= pieces[-1].num_pixels
-            if left < 0:
+        InvalidRequest for media that cannot be read, and where text and media do not fit."""
+        pixels_left, pieces = MAX_PIXELS, []
+        for one in media:
+            pieces.append(self._decode(one))
+            pixels_left -= pieces[-1].num_pixels
+            if pixels_left < 0:
                 raise InvalidRequest(f"{one.where}: more than {MAX_PIXELS} pixels in all", where)
         with self._lock:
-            made = self._call(text, pieces, add_special_tokens, where)
-            ids = made["input_ids"].reshape(-1).astype(np.int32)
-            media = self._media(made, self._in_order(text, pieces), ids, where)
-        return self._prompt(ids, media)
+            outputs = self._call(text, pieces, add_special_tokens, where)
+            ids = outputs["input_ids"].reshape(-1).astype(np.int32)
+            processed = self._media(outputs, self._in_order(text, pieces), ids, where)
+        return self._prompt(ids, processed)
 
     def read_features(
-        self, prompt: str | Sequence[int], given: Sequence[Features], add_special_tokens: bool
+        self, prompt: str | Sequence[int], features: Sequence[Features], add_special_tokens: bool
     ) -> Prompt:
-        """The prompt of a text or of token ids with a placeholder for each row of ``given``, or for
-        each image. InvalidRequest where the two do not fit."""
+        """The prompt of a text or of token ids, with a placeholder for each embedding of
+        ``features`` or for each image. InvalidRequest where the two do not fit."""
         if isinstance(prompt, str):
             tokenizer = self._processor.tokenizer
             with self._lock:
@@ -181,25 +183,28 @@ class MediaProcessor:
         ids = np.asarray(prompt, np.int32)
         media: list[Media] = []
         for kind in MODALITIES:
-            own = [one for one in given if one.kind == kind]
-            places = self._places({"input_ids": ids}, kind) if own else np.zeros(0, np.int64)
-            if own:
-                self._check_features(own)
-                ids, places = spread(ids, places, own)
+            of_kind = [one for one in features if one.kind == kind]
+            if not of_kind:
+                continue
+            places = self._placeholders({"input_ids": ids}, kind)
+            self._check_features(of_kind)
+            ids, places = spread(ids, places, of_kind)
             at = 0
-            for one, count in shared_out(own, places) if own else ():
+            for one, count in shared_out(of_kind, places):
                 if not count:
-                    raise InvalidRequest(f"{one.where}: the prompt has no place for it", one.where)
-                made = dict(one.arrays)
+                    raise InvalidRequest(
+                        f"{one.where}: the prompt has no placeholder for it", one.where
+                    )
+                arrays = dict(one.arrays)
                 if one.rows is not None:
-                    made[ROWS] = one.rows.copy()
-                    made[ROWS][0] *= self._spec.embed_scale
-                media.append(self._one(kind, made, places[at : at + count], ids))
+                    arrays[ROWS] = one.rows.copy()
+                    arrays[ROWS][0] *= self._spec.embed_scale
+                media.append(self._one(kind, arrays, places[at : at + count], ids))
                 at += count
         return self._prompt(ids, tuple(sorted(media, key=lambda one: one.spans[0])))
 
-    def _check_features(self, given: Sequence[Features]) -> None:
-        for one in given:
+    def _check_features(self, features: Sequence[Features]) -> None:
+        for one in features:
             if one.rows is not None and self._spec.uses_cross_attention:
                 message = f"{one.where}: this model attends to images; send a processor's output"
                 raise InvalidRequest(message, one.where)
@@ -208,80 +213,78 @@ class MediaProcessor:
                 raise InvalidRequest(f"{one.where}: this model needs {name} besides", one.where)
 
     def _size_name(self, kind: str) -> str:
-        """What a processor calls the sizes of images or videos."""
+        """The processor's name for the sizes of images or videos."""
         if not self._spec.canvas:
             return f"{kind}_grid_thw"
         return "target_sizes_videos" if kind == "video" else "target_sizes"
 
-    def read_vector(self, given: RawMedia) -> Prompt:
-        """The prompt of an image that its encoder makes a vector of: one place."""
-        image = self._piece(given).value
+    def read_vector(self, media: RawMedia) -> Prompt:
+        """The prompt of an image that the encoder alone embeds: one placeholder."""
+        image = self._decode(media).value
         with self._lock:
             try:
-                made = self._processor(images=[image], return_tensors="np")
+                outputs = self._processor(images=[image], return_tensors="np")
             except (ValueError, IndexError, TypeError, KeyError) as error:
-                message = f"{given.where}: cannot be read here: {error}"
-                raise InvalidRequest(message, given.where) from None
+                message = f"{media.where}: cannot be read here: {error}"
+                raise InvalidRequest(message, media.where) from None
         ids, places = np.zeros(1, np.int32), np.zeros(1, np.int64)
-        pixels = {"pixel_values": _array(made["pixel_values"])}
+        pixels = {"pixel_values": _array(outputs["pixel_values"])}
         return self._prompt(ids, (self._one("image", pixels, places, ids),))
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """Token ids as the text that they are of."""
+        """The text of token ids."""
         return str(self._processor.tokenizer.decode(list(ids)))
 
     def _prompt(self, ids: Ids, media: tuple[Media, ...]) -> Prompt:
-        """With ids of the content in the places of media."""
-        rule = self._spec.bidirectional
-        most = self._spec.max_image_tokens
-        large = next((one for one in media if most and one.num_placeholders > most), None)
+        """With ids of the content in place of placeholders."""
+        rule, limit = self._spec.bidirectional, self._spec.max_image_tokens
+        large = next((one for one in media if limit and one.num_placeholders > limit), None)
         if large is not None:
-            message = f"a {large.kind} has {large.num_placeholders} places, this model takes {most}"
+            size = large.num_placeholders
+            message = f"a {large.kind} has {size} placeholders, this model takes {limit}"
             raise InvalidRequest(f"messages: {message}", "messages")
-        media = _mutual(media, len(ids), rule)
+        media = _with_bidirectional_spans(media, len(ids), rule)
         if self._spec.uses_cross_attention and media and media[0].spans[0][0]:
-            media = tuple(
-                msgspec.structs.replace(one, affects_earlier_tokens=True) for one in media
-            )
-        # where a whole prompt sees itself, nothing but the same prompt may share its cache
-        seal = b"".join((ids.tobytes(), *(one.digest for one in media)))
+            replace = msgspec.structs.replace
+            media = tuple(replace(one, affects_earlier_tokens=True) for one in media)
+        # every token of a bidirectional prompt depends on all of it: only the same prompt may
+        # share its cache
+        whole = b"".join((ids.tobytes(), *(one.digest for one in media)))
         plain, ids = ids, ids.copy()
         for one in media:
             at = 0
-            name = content_digest(one.digest, seal) if rule == "prompt" else one.digest
+            name = content_digest(one.digest, whole) if rule == "prompt" else one.digest
             keys = media_ids(name, one.num_placeholders)
             for start, count in one.spans:
                 ids[start : start + count] = keys[at : at + count]
                 at += count
-        turns = self._turns(plain, media) if self._merge and media else None
-        return Prompt(ids, plain, media, turns)
+        return Prompt(ids, plain, media, self._rope_ids(plain, media) if media else None)
 
     @property
     def rate(self) -> int:
-        """Samples a second of what the model hears."""
-        hearing = getattr(self._processor, "feature_extractor", None)
-        return int(getattr(hearing, "sampling_rate", None) or DEFAULT_RATE)
+        """Samples a second that the model reads."""
+        extractor = getattr(self._processor, "feature_extractor", None)
+        return int(getattr(extractor, "sampling_rate", None) or DEFAULT_RATE)
 
     @property
     def window_s(self) -> float | None:
-        """The longest audio that is heard at once; None: as long as the context allows."""
-        found: float | None = getattr(self._processor, "window_s", None)
-        return found
+        """The longest audio clip that the encoder reads at once; None: the context is the limit."""
+        window: float | None = getattr(self._processor, "window_s", None)
+        return window
 
     def read_audio(self, data: bytes, where: str) -> Samples:
-        """A file as the model hears it; InvalidRequest."""
+        """A file's samples at the model's rate; InvalidRequest."""
         return read_audio(data, self.rate, where)
 
-    def _piece(self, given: RawMedia) -> _Piece:
-        where, data = given.where, given.data
-        if given.kind == "image":
+    def _decode(self, media: RawMedia) -> _Piece:
+        where, data = media.where, media.data
+        if media.kind == "image":
             assert isinstance(data, bytes)
             return _Piece("image", open_image(data, where))
-        if given.kind == "audio":
+        if media.kind == "audio":
             assert not isinstance(data, tuple)
-            return _Piece(
-                "audio", self.read_audio(data, where) if isinstance(data, bytes) else data
-            )
+            samples = self.read_audio(data, where) if isinstance(data, bytes) else data
+            return _Piece("audio", samples)
         assert not isinstance(data, np.ndarray)
         if isinstance(data, bytes):
             return _Piece("video", read_video(data, VIDEO_FPS, where))
@@ -290,50 +293,52 @@ class MediaProcessor:
     def _call(
         self, text: str, pieces: Sequence[_Piece], add_special_tokens: bool, where: str
     ) -> dict[str, Any]:
-        given: dict[str, Any] = {}
+        """The processor's outputs as arrays."""
+        arguments: dict[str, Any] = {}
         if self._spec.single_image and len(pieces) > 1:
             raise InvalidRequest(f"{where}: this model reads one image a prompt", where)
         if self._spec.image_first:
             text = text.replace(self.token("image"), "")
         for piece in pieces:
             value = piece.value.frames if piece.kind == "video" else piece.value
-            given.setdefault(_ARGUMENTS[piece.kind], []).append(value)
+            arguments.setdefault(_ARGUMENTS[piece.kind], []).append(value)
         videos = [piece.value for piece in pieces if piece.kind == "video"]
         if videos:
-            given["video_metadata"] = [_metadata(video) for video in videos]
-            given |= {"do_sample_frames": False, "return_metadata": True}
+            arguments["video_metadata"] = [_metadata(video) for video in videos]
+            arguments |= {"do_sample_frames": False, "return_metadata": True}
         if "image" in self.kinds:
-            given.setdefault("images", None)
-        given |= {"text": [text], "add_special_tokens": add_special_tokens}
+            arguments.setdefault("images", None)
+        arguments |= {"text": [text], "add_special_tokens": add_special_tokens}
         try:
             try:
-                made = self._processor(return_tensors="np", **given)
+                outputs = self._processor(return_tensors="np", **arguments)
             except (ValueError, AttributeError, TypeError) as error:
                 if isinstance(error, ValueError) and "ScalarType" not in str(error):
-                    raise  # numpy has no bfloat16, and some processors ask tensors of it
-                made = self._processor(return_tensors="pt", **given)
+                    raise  # numpy has no bfloat16, and some processors need tensors
+                outputs = self._processor(return_tensors="pt", **arguments)
         except ImportError as error:
             raise InvalidRequest(f"{where}: cannot be read here: {error}", where) from None
         except (ValueError, IndexError, TypeError, KeyError, StopIteration) as error:
             raise InvalidRequest(f"{where}: text and media do not fit: {error}", where) from None
-        return {name: _array(value) for name, value in made.items()}
+        return {name: _array(value) for name, value in outputs.items()}
 
     def _media(
-        self, made: dict[str, Any], pieces: Sequence[_Piece], ids: Ids, where: str
+        self, outputs: dict[str, Any], pieces: Sequence[_Piece], ids: Ids, where: str
     ) -> tuple[Media, ...]:
-        """One media a piece if each alone gives as many places, else one of all of a kind."""
+        """One ``Media`` a piece if each alone has as many placeholders as here, else one of all
+        pieces of a modality."""
         kinds = [kind for kind in MODALITIES if any(piece.kind == kind for piece in pieces)]
         kinds = ["image"] if self._spec.video == "images" else kinds
         media: list[Media] = []
         for kind in kinds if pieces else ():
-            places = self._places(made, kind)
+            places = self._placeholders(outputs, kind)
             if not len(places):
-                raise InvalidRequest(f"{where}: the text has no place for its {kind}", where)
-            own = [p for p in pieces if p.kind == kind or self._spec.video == "images"]
-            parts, counts = [made], [len(places)]
+                raise InvalidRequest(f"{where}: the text has no placeholder for its {kind}", where)
+            of_kind = [p for p in pieces if p.kind == kind or self._spec.video == "images"]
+            parts, counts = [outputs], [len(places)]
             if len(pieces) > 1:
-                alone = [self._call(self._alone(p.kind), [p], False, where) for p in own]
-                sizes = [len(self._places(part, kind)) for part in alone]
+                alone = [self._call(self._alone(p.kind), [p], False, where) for p in of_kind]
+                sizes = [len(self._placeholders(part, kind)) for part in alone]
                 if sum(sizes) == len(places) and 0 not in sizes:
                     parts, counts = alone, sizes
             bounds = np.cumsum([0, *counts])
@@ -344,12 +349,12 @@ class MediaProcessor:
     def _alone(self, kind: Modality) -> str:
         """The text of a single piece."""
         text = self.token(kind)
-        if self._spec.rope_by_image_index:  # which its processor takes between marks only
+        if self._spec.rope_by_image_index:  # its processor needs the boundary tokens
             text = text.join((self._processor.image_start_token, self._processor.image_end_token))
         return text
 
     def _in_order(self, text: str, pieces: Sequence[_Piece]) -> Sequence[_Piece]:
-        """Images and videos as the text names them, where both make the same places."""
+        """Images and videos in the order of the text, where both have the same placeholder."""
         if self._spec.video != "images" or len({piece.kind for piece in pieces}) < 2:
             return pieces
         kind_of: dict[str, Modality] = {self.token("image"): "image", self.token("video"): "video"}
@@ -357,25 +362,25 @@ class MediaProcessor:
         left = {kind: iter([p for p in pieces if p.kind == kind]) for kind in kind_of.values()}
         return [piece for kind in named for piece in [next(left[kind], None)] if piece is not None]
 
-    def _places(self, made: dict[str, Any], kind: Modality) -> NDArray[np.int64]:
-        """Where the encoder's rows go."""
-        wanted = [self._ids[kind], *self._spec.visual_indicator_tokens]
+    def _placeholders(self, outputs: dict[str, Any], kind: Modality) -> NDArray[np.int64]:
+        """Positions of a modality's placeholders."""
+        tokens = [self._ids[kind], *self._spec.visual_indicator_tokens]
         if self._spec.adds_to_embeddings:
-            wanted = self._processor.image_token_ids
-        ids = made["input_ids"].reshape(-1)
-        found = np.isin(ids, [token for token in wanted if token is not None])
-        if "mm_token_type_ids" in made and kind != "audio":  # frames may bear an image's id
-            is_frame = made["mm_token_type_ids"].reshape(-1) == _TYPE_OF_FRAMES
-            found = is_frame if kind == "video" else found & ~is_frame
-        return np.flatnonzero(found)
+            tokens = self._processor.image_token_ids
+        ids = outputs["input_ids"].reshape(-1)
+        matches = np.isin(ids, [token for token in tokens if token is not None])
+        if "mm_token_type_ids" in outputs and kind != "audio":  # frames may have the image's token
+            is_frame = outputs["mm_token_type_ids"].reshape(-1) == _TYPE_OF_FRAMES
+            matches = is_frame if kind == "video" else matches & ~is_frame
+        return np.flatnonzero(matches)
 
     def _one(
-        self, kind: Modality, made: dict[str, Any], places: NDArray[np.int64], ids: Ids
+        self, kind: Modality, outputs: dict[str, Any], places: NDArray[np.int64], ids: Ids
     ) -> Media:
         inputs = {
             name: Array.of(value)
-            for name, value in sorted(made.items())
-            if name not in _OF_TEXT and value.dtype.kind not in "OUS"
+            for name, value in sorted(outputs.items())
+            if name not in _TEXT_OUTPUTS and value.dtype.kind not in "OUS"
         }
         if self._spec.encoder == "class_forward" or self._spec.needs_token_ids:
             inputs["input_ids"] = Array.of(ids[places].astype(np.int64)[None])
@@ -384,41 +389,43 @@ class MediaProcessor:
         ]
         return Media(kind, content_digest(kind.encode(), *parts), _spans(places), inputs)
 
-    def _turns(self, ids: Ids, media: tuple[Media, ...]) -> Ids:
-        """int32 [3, T]: what a rope with sections turns by."""
+    def _rope_ids(self, ids: Ids, media: tuple[Media, ...]) -> Ids | None:
+        """int32 [3, T], the positions of M-RoPE; None for a model without."""
+        if not self._merge:
+            return None
         canvas = self._spec.canvas
         if self._spec.rope_by_image_index:
-            return numbered_ids(len(ids), (g for one in media for g in _rows(one, self._merge)))
+            grids = (g for one in media for g in _without_boundaries(one, self._merge))
+            return numbered_ids(len(ids), grids)
         if canvas is None:
-            return rope_ids(len(ids), self._grids(media))
+            rate = self._spec.tokens_per_second
+            return rope_ids(len(ids), (g for one in media for g in _boxes(one, self._merge, rate)))
         crops = []
         for one in media:
             sizes = one.inputs[self._size_name(one.kind)].read().reshape(-1, 2).tolist()
             if len(sizes) != len(one.spans):
-                message = f"{len(sizes)} crops of an image for {len(one.spans)} runs of places"
+                message = (
+                    f"{len(sizes)} crops of an image for {len(one.spans)} runs of placeholders"
+                )
                 raise InvalidRequest(f"messages: {message}", "messages")
             for (start, count), (rows, columns) in zip(one.spans, sizes, strict=True):
                 size = (rows // canvas.merge, columns // canvas.merge)
                 if size[0] * size[1] != count:
-                    message = f"{count} places for a crop of {size[0]} x {size[1]}"
+                    message = f"{count} placeholders for a crop of {size[0]} x {size[1]}"
                     raise InvalidRequest(f"messages: {message}", "messages")
                 crops.append(Crop(start, start + count, size))
         return canvas_ids(ids, crops, canvas)
 
-    def _grids(self, media: tuple[Media, ...]) -> list[Grid]:
-        """Each image's first place and its grid of places."""
-        rate = self._spec.tokens_per_second
-        return [grid for one in media for grid in _boxes(one, self._merge, rate)]
-
 
 def _boxes(media: Media, merge: int, rate: float) -> Iterator[Grid]:
-    """A box for each image and video; for each frame of videos whose frames stand apart."""
-    held = media.inputs.get(f"{media.kind}_grid_thw")
+    """A box for each image and video; for each frame of videos whose frames stand apart. ``rate``:
+    units of time a second."""
+    grid_thw = media.inputs.get(f"{media.kind}_grid_thw")
     places = [place for start, count in media.spans for place in range(start, start + count)]
     seconds = media.inputs.get("second_per_grid_ts")
     steps = (seconds.read().reshape(-1) * rate).tolist() if seconds is not None and rate else []
     at = 0
-    grids = held.read().reshape(-1, 3).tolist() if held is not None else []
+    grids = grid_thw.read().reshape(-1, 3).tolist() if grid_thw is not None else []
     for index, (times, rows, columns) in enumerate(grids):
         size = rows * columns // merge**2
         apart = places[at + times * size - 1] - places[at] != times * size - 1
@@ -428,8 +435,9 @@ def _boxes(media: Media, merge: int, rate: float) -> Iterator[Grid]:
             at += size if apart else times * size
 
 
-def _rows(media: Media, merge: int) -> Iterator[Grid]:
-    """Each image's places without the mark before and the one behind; a mark ends each row."""
+def _without_boundaries(media: Media, merge: int) -> Iterator[Grid]:
+    """Each image's placeholders without the boundary token before and the one behind; a newline
+    token ends each row."""
     grids = media.inputs["image_grid_thw"].read().reshape(-1, 3).tolist()
     for (start, _), (_, rows, columns) in zip(media.spans, grids, strict=True):
         yield Grid(start + 1, 1, rows // merge, columns // merge + 1)
@@ -443,7 +451,7 @@ def _array(value: Any) -> NDArray[Any]:
 
 
 def _metadata(video: Video) -> dict[str, Any]:
-    """What a processor wants to know of frames that are sampled already."""
+    """What a processor reads about frames that are sampled already."""
     count = len(video.frames)
     return {
         "total_num_frames": count,
@@ -455,9 +463,11 @@ def _metadata(video: Video) -> dict[str, Any]:
     }
 
 
-def _mutual(media: tuple[Media, ...], num_tokens: int, rule: str) -> tuple[Media, ...]:
-    """With the places that see one another forwards: each image's own, or the whole prompt's,
-    which the first media names."""
+def _with_bidirectional_spans(
+    media: tuple[Media, ...], num_tokens: int, rule: str
+) -> tuple[Media, ...]:
+    """``rule``: "image": each image is bidirectional; "prompt": the whole prompt is, which the
+    first media says."""
     replace = msgspec.structs.replace
     if rule == "image":
         return tuple(
@@ -470,6 +480,6 @@ def _mutual(media: tuple[Media, ...], num_tokens: int, rule: str) -> tuple[Media
 
 
 def _spans(places: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
-    """Runs of neighbouring places."""
+    """Runs of neighbouring positions: (first, count)."""
     cuts = np.flatnonzero(np.diff(places) != 1) + 1
     return tuple((int(run[0]), len(run)) for run in np.split(places, cuts))

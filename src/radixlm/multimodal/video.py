@@ -1,4 +1,4 @@
-"""A video's bytes as frames, by PyAV."""
+"""Decodes video files to frames, by PyAV."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from radixlm.base.record import Record
 from radixlm.multimodal.extras import extra
 from radixlm.multimodal.image import open_image
 
-MAX_FRAMES = 768  # that are kept of a video: more are left out evenly
-MAX_READ = 36_000  # frames that are looked at
+MAX_FRAMES = 768  # kept of one video: others are left out evenly
+MAX_READ = 36_000  # frames decoded
 MAX_PIXELS = 1 << 28  # of all kept frames together
 
 
@@ -27,15 +27,15 @@ class Video(Record):
 
 
 def read_video(data: bytes, fps: float, where: str) -> Video:
-    """About ``fps`` frames a second; InvalidRequest for what is no video or too large, and where
-    PyAV is not installed."""
+    """About ``fps`` frames a second; InvalidRequest for what is no video file or too large, and
+    where PyAV is not installed."""
     needs = "videos need PyAV on the server (pip install av); send a list of frames"
     av = extra("av", where, needs)
     try:
         with av.open(io.BytesIO(data)) as container:
             return _sampled(container, fps, where)
     except (av.FFmpegError, IndexError, ValueError) as error:
-        raise InvalidRequest(f"{where} is no video that can be read: {error}", where) from None
+        raise InvalidRequest(f"{where} is no video file that can be read: {error}", where) from None
 
 
 def _sampled(container: Any, fps: float, where: str) -> Video:
@@ -54,7 +54,7 @@ def _sampled(container: Any, fps: float, where: str) -> Video:
 
 
 def read_frames(files: Sequence[bytes], fps: float, where: str) -> Video:
-    """A video of images; InvalidRequest for what is none, and for too many pixels together."""
+    """A video from image files; InvalidRequest for what is no image, and too many pixels in all."""
     frames, left = [], MAX_PIXELS
     for data in files:
         frames.append(np.asarray(open_image(data, where)))

@@ -1,4 +1,4 @@
-"""Images, videos and audio clips of a prompt, as they travel from intake to the executor."""
+"""Images, video and audio of a prompt, as they are sent from the HTTP process to the engine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-# Token ids from here on stand for media in a prompt: two prompts share a cached prefix where their
-# media are the same. No vocabulary reaches so far.
+# Token ids from here on stand for media in a prompt, so that two prompts share a cached prefix only
+# where their media are equal. No vocabulary is that large.
 FIRST_MEDIA_ID = 1 << 30
-# among a media's inputs: the rows themselves, float32 [1 + L, N, D], which no encoder need make
+# key of a media's inputs for encoder output that the client sent: float32 [1 + L, N, D]
 ROWS = "rows"
 _DTYPES = ("float32", "float16", "int64", "int32", "uint8", "bool")
 
@@ -31,34 +31,30 @@ class Array(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, array: np.ndarray[Any, Any]) -> Array:
-        """Double precision is sent as single."""
+        """float64 is sent as float32."""
         if array.dtype == np.float64:
             array = array.astype(np.float32)
         return cls(str(array.dtype), array.shape, np.ascontiguousarray(array).tobytes())
 
     def read(self) -> np.ndarray[Any, Any]:
-        """A view, read only."""
+        """A read-only view."""
         return np.frombuffer(self.data, self.dtype).reshape(self.shape)
 
 
 class Media(msgspec.Struct, frozen=True):
-    """One or several media that an encoder reads in one call.
+    """One or several media that an encoder reads in one call."""
 
-    ``kind``: "image", "video" or "audio". ``spans``: (first place in the prompt, number of places)
-    in order; together they are filled by the rows that the encoder makes of ``inputs``, the arrays
-    that the checkpoint's processor has made. ``digest`` names the content.
-    ``bidirectional_spans``: runs (first
-    place, number of places) whose tokens see one another forwards too; a step computes a run whole.
-    ``affects_earlier_tokens``: tokens before it depend on it: only a prompt with the same media
-    may share
-    its cache.
-    """
-
+    # "image", "video" or "audio"
     kind: str
+    # SHA-256 of the content
     digest: bytes
+    # placeholders in the prompt as (first, count), in order, which the encoder's output fills
     spans: tuple[tuple[int, int], ...]
+    # what the checkpoint's processor made
     inputs: dict[str, Array]
+    # runs (first, count) of tokens that attend to each other both ways; a step computes a run whole
     bidirectional_spans: tuple[tuple[int, int], ...] = ()
+    # tokens before the media attend to it: only a prompt with the same media may share their cache
     affects_earlier_tokens: bool = False
 
     def __post_init__(self) -> None:
@@ -69,7 +65,7 @@ class Media(msgspec.Struct, frozen=True):
 
     @property
     def num_placeholders(self) -> int:
-        """Places of the prompt."""
+        """Placeholders in the prompt."""
         return sum(count for _, count in self.spans)
 
 
@@ -83,11 +79,11 @@ def content_digest(*parts: bytes) -> bytes:
 
 
 def media_ids(digest: bytes, count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Ids of the places of one piece of content: eight that repeat, 240 bits of the digest."""
+    """``count`` ids for a content's placeholders: eight that repeat, 240 bits of the digest."""
     words = np.frombuffer(digest, "<u4") % FIRST_MEDIA_ID + FIRST_MEDIA_ID
     return np.resize(words.astype(np.int32), count)
 
 
 def plain_ids(ids: np.ndarray[Any, Any], stand_in: int = 0) -> np.ndarray[Any, Any]:
-    """``ids`` with a token of the vocabulary instead of those that stand for media."""
+    """``ids`` with ``stand_in`` in place of those that stand for media."""
     return np.where(ids >= FIRST_MEDIA_ID, stand_in, ids)

@@ -1,4 +1,4 @@
-"""Transcripts: languages, what a reader gives, formats; refusals of a model that does not hear."""
+"""Transcripts: languages, what a reader gives, formats; refusals of a model without audio input."""
 
 from __future__ import annotations
 
@@ -90,4 +90,4 @@ async def test_a_model_that_does_not_hear_says_so(server: ScriptedServer) -> Non
         answer = await server.client.post(path, files={"file": ("a.wav", b"RIFF")})
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "model"
-        assert "does not hear" in answer.json()["error"]["message"]
+        assert "no audio input" in answer.json()["error"]["message"]

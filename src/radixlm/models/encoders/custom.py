@@ -1,4 +1,5 @@
-"""Encoders of checkpoints that transformers has no class for, from its layers and a few of our own.
+"""Encoders of checkpoints that transformers has no class for, built from its layers and a few of
+our own. The parameters have the published names.
 
 Legend: N rows of one image, D channels of the decoder, C of the encoder, P a patch's side, S slices
 of an image.
@@ -18,8 +19,8 @@ from radixlm.base.errors import CheckpointError
 from radixlm.models.encoders.layout_weights import fill
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 
-_HEAD_DIM = 128  # of the resampler of MiniCPM-V
-_SLOWEST = 10_000.0  # of its sines
+_HEAD_DIM = 128  # of MiniCPM-V's resampler
+_SLOWEST = 10_000.0  # base of its sinusoidal positions
 
 
 def build(
@@ -55,13 +56,13 @@ def sines(height: int, width: int, dim: int) -> Tensor:
 
 
 def buckets(count: int, side: int) -> Tensor:
-    """int64 [count]: the last of ``side`` learned places that each of ``count`` patches is past."""
+    """int64 [count]: the learned position, of ``side``, that each of ``count`` patches has."""
     bounds = torch.arange(1 / side, 1.0, 1 / side)
     return torch.bucketize(torch.arange(0, 1 - 1e-6, 1 / count)[:count], bounds, right=True)
 
 
 class _Patches(nn.Module):
-    """Patches and their places, which are shares of an image's sides."""
+    """Patch embeddings, with positions as fractions of the image's sides."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class _Patches(nn.Module):
         return made[None]
 
 
-class _Eye(nn.Module):
+class _SiglipSlices(nn.Module):
     """SigLIP on slices of any shape."""
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -105,8 +106,8 @@ class _Resampler(nn.Module):
     def __init__(self, num_queries: int, dim: int, encoder_dim: int) -> None:
         super().__init__()
         self.query = nn.Parameter(torch.zeros(num_queries, dim))
-        has_own_width = encoder_dim != dim
-        self.kv_proj = nn.Linear(encoder_dim, dim, bias=False) if has_own_width else nn.Identity()
+        differs = encoder_dim != dim
+        self.kv_proj = nn.Linear(encoder_dim, dim, bias=False) if differs else nn.Identity()
         self.attn = nn.MultiheadAttention(dim, dim // _HEAD_DIM, batch_first=True)
         self.ln_q, self.ln_kv, self.ln_post = (nn.LayerNorm(dim, eps=1e-6) for _ in range(3))
         self.proj = nn.Parameter(torch.zeros(dim, dim))
@@ -121,11 +122,11 @@ class _Resampler(nn.Module):
 
 
 class MiniCpm(nn.Module):
-    """MultimodalEncoder and resampler, under the published names."""
+    """SigLIP and a resampler."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.vpm = _Eye(config["vision_config"])
+        self.vpm = _SiglipSlices(config["vision_config"])
         encoder_dim = config["vision_config"]["hidden_size"]
         self.resampler = _Resampler(config["num_queries"], config["hidden_size"], encoder_dim)
 
@@ -144,25 +145,25 @@ class MiniCpm(nn.Module):
 
 
 class Kimi(nn.Module):
-    """MoonViT as Kimi K2.5 has it, whose ropes pair the halves of a head; the published weights
-    pair neighbours, so the rows of queries and keys are put in that order as they load."""
+    """MoonViT as in Kimi K2.5, which rotates the halves of a head; the published weights are for
+    interleaved RoPE, so the rows of queries and keys are permuted as they load."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        from transformers.models.kimi_k25 import modeling_kimi_k25 as theirs  # noqa: PLC0415 (2 s)
+        from transformers.models.kimi_k25 import modeling_kimi_k25 as hf  # noqa: PLC0415 (2 s)
 
-        whole = theirs.Kimi_K25Config(
+        whole = hf.Kimi_K25Config(
             vision_config=config["vision_config"],
             text_config={"model_type": "llama", "hidden_size": config["hidden_size"]},
             projection_hidden_size=config["projection_hidden_size"],
         )
         whole.vision_config._attn_implementation = "sdpa"
-        self.vision_tower = theirs.Kimi_K25VisionModel(whole.vision_config)
-        self.mm_projector = theirs.Kimi_K25MultimodalProjection(whole)
+        self.vision_tower = hf.Kimi_K25VisionModel(whole.vision_config)
+        self.mm_projector = hf.Kimi_K25MultimodalProjection(whole)
         self._num_heads = whole.vision_config.num_attention_heads
 
     def _load_from_state_dict(self, state: dict[str, Tensor], *args: Any) -> None:
-        """Called before those of the modules inside."""
+        """Called before the same method of the submodules."""
         for name, rows in state.items():
             if ".attn.q_proj." in name or ".attn.k_proj." in name:
                 heads = rows.reshape(self._num_heads, -1, 2, *rows.shape[1:])
@@ -179,7 +180,7 @@ class Kimi(nn.Module):
 # ---- DeepSeek-VL2 ------------------------------------------------------------------------------
 
 
-class _SquareEye(nn.Module):
+class _SiglipTiles(nn.Module):
     """SigLIP on tiles of one size."""
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -204,12 +205,12 @@ class _SquareEye(nn.Module):
 
 
 class Deepseek(nn.Module):
-    """A whole image and its tiles, put side by side, with a vector at the end of each row and one
-    between the two."""
+    """A whole image and its tiles side by side, with a learned newline after each row and a learned
+    separator between the two."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.vision = _SquareEye(config["vision_config"])
+        self.vision = _SiglipTiles(config["vision_config"])
         self._merge, self._is_whole_first = config["merge"], config["is_whole_first"]
         dim, inner = config["hidden_size"], config["inner"]
         first = config["vision_config"]["hidden_size"] * self._merge**2
@@ -234,7 +235,7 @@ class Deepseek(nn.Module):
         return torch.cat(made)
 
     def _projected(self, tiles: Tensor) -> Tensor:
-        """[tiles, 3, side, side] -> [tiles, rows, columns, D], squares of patches made one."""
+        """[tiles, 3, side, side] -> [tiles, rows, columns, D], a square of patches each."""
         grid, merge = self.vision(tiles), self._merge
         odd = -grid.shape[-1] % merge
         grid = nn.functional.pad(grid, (0, odd, 0, odd))
@@ -252,18 +253,18 @@ class Deepseek(nn.Module):
 # ---- VILA and NVILA-Lite -----------------------------------------------------------------------
 
 
-class _PlainEye(nn.Module):
-    """SigLIP on tiles of one size, up to a layer."""
+class _SiglipEmbeddings(nn.Module):
+    """SigLIP without its last layers, on tiles of one size."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         super().__init__()
         from transformers import SiglipVisionConfig  # noqa: PLC0415  (2 s)
-        from transformers.models.siglip import modeling_siglip as theirs  # noqa: PLC0415
+        from transformers.models.siglip import modeling_siglip as hf  # noqa: PLC0415
 
         config = SiglipVisionConfig(**values)
         config._attn_implementation = "sdpa"
-        self.embeddings = theirs.SiglipVisionEmbeddings(config)
-        self.encoder = theirs.SiglipEncoder(config)
+        self.embeddings = hf.SiglipVisionEmbeddings(config)
+        self.encoder = hf.SiglipEncoder(config)
 
     def forward(self, tiles: Tensor) -> Tensor:
         """[tiles, 3, side, side] -> [tiles, rows * columns, C]."""
@@ -272,12 +273,12 @@ class _PlainEye(nn.Module):
 
 
 class Vila(nn.Module):
-    """Squares of patches made one; the numbers of the layers are the published ones, the first of
-    which has no weights."""
+    """Projects squares of patches; the first layer has no weights, so that the others have the
+    published numbers."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.vision_tower = _PlainEye(config["vision_config"])
+        self.vision_tower = _SiglipEmbeddings(config["vision_config"])
         merge, dim = config["merge"], config["hidden_size"]
         width = config["vision_config"]["hidden_size"]
         self._merge = merge

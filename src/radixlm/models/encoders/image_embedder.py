@@ -1,5 +1,4 @@
-"""An image -> one vector beside the text model's (CLIP): the Hugging Face module of the checkpoint
-without its text side."""
+"""Image embeddings of CLIP-like models: the Hugging Face module without its text part."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class ImageEmbedder:
         self._model: Any = model.to(device).eval().requires_grad_(False)
 
     @torch.inference_mode()
-    def rows(self, media: Media) -> Tensor:
+    def encode(self, media: Media) -> Tensor:
         """float32 [1, 1, D]."""
         pixels = torch.from_numpy(media.inputs["pixel_values"].read().copy()).to(self._device)
         made = self._model.get_image_features(pixel_values=pixels.float())

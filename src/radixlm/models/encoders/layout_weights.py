@@ -1,5 +1,5 @@
-"""Encoders of checkpoints that have names of their own, in the class that has the same layers; see
-``arch/media/layout.py``."""
+"""Loads encoder weights of a checkpoint whose layout differs from the class's
+(``arch/media/layout.py``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from radixlm.weights.folder import open_folder
 
 
 def config_of(layout: CheckpointLayout, raw: Any, folder: Path, transformers: Any) -> Any:
-    """The config of the class; CheckpointError for one that it refuses or that lacks a key."""
+    """The config of the class; CheckpointError where config.json does not make one."""
     try:
         values = layout.config(layout.completed(raw, folder))
         return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
@@ -32,7 +32,7 @@ def _add_norms(projector: Any, dtype: torch.dtype) -> None:
     projector.linear_2 = nn.Sequential(second, nn.LayerNorm(second.out_features, dtype=dtype))
 
 
-def _has_tower(names: Iterable[str]) -> bool:
+def _has_vision_encoder(names: Iterable[str]) -> bool:
     return any(name.startswith("vision_tower.") for name in names)
 
 
@@ -41,31 +41,31 @@ def fill(
     layout: CheckpointLayout,
     folder: Path,
     dtype: torch.dtype,
-    beside: Path | None = None,
+    extra: Path | None = None,
 ) -> dict[str, list[Any]]:
-    """Load the encoders' tensors into ``model``, first those of ``beside``; what is missing or
-    misshapen."""
+    """Load the encoders' tensors into ``model``, first those of the folder ``extra``. Returns
+    missing keys and those of a wrong shape, as transformers reports them."""
     if getattr(getattr(model, "config", None), "has_projector_norms", False):
         _add_norms(model.multi_modal_projector, dtype)
-    given = dict[str, Tensor]()
+    loaded = dict[str, Tensor]()
     wanted = model.state_dict()
-    for place in (beside, folder) if beside is not None else (folder,):
+    for place in (extra, folder) if extra is not None else (folder,):
         source = open_folder(place, "auto")
         for name in source.sizes():
             new = layout.renamed(name)
             parts = source.read(name).chunk(len(new)) if new else ()
             for key, part in zip(new, parts, strict=True):
                 shape = wanted[key].shape if key in wanted else part.shape
-                is_row = part.shape == (1, *shape)  # a table of places, of a batch of one
-                given[key] = (part[0] if is_row else part).to(dtype)
-    if _has_tower(wanted) and not _has_tower(given):
+                is_row = part.shape == (1, *shape)  # a table of positions, of a batch of one
+                loaded[key] = (part[0] if is_row else part).to(dtype)
+    if _has_vision_encoder(wanted) and not _has_vision_encoder(loaded):
         message = "holds no weights of its vision encoder, nor does a folder of the encoder's name"
-        raise CheckpointError(f"{folder}: {message} inside it or beside it")
-    wrong = {k: v for k, v in given.items() if k in wanted and v.shape != wanted[k].shape}
-    fitting = {k: v.clone() for k, v in given.items() if k in wanted and k not in wrong}
+        raise CheckpointError(f"{folder}: {message} inside it or extra it")
+    wrong = {k: v for k, v in loaded.items() if k in wanted and v.shape != wanted[k].shape}
+    fitting = {k: v.clone() for k, v in loaded.items() if k in wanted and k not in wrong}
     model.load_state_dict(fitting, strict=False)
     unused = re.compile(layout.unused)
-    missing = [name for name in wanted if name not in given and not unused.match(name)]
+    missing = [name for name in wanted if name not in loaded and not unused.match(name)]
     return {
         "missing_keys": missing,
         "mismatched_keys": [(k, v.shape, wanted[k].shape) for k, v in wrong.items()],

@@ -1,4 +1,4 @@
-"""The encoder of a checkpoint whose decoder attends to it: Hugging Face's module."""
+"""The audio encoder of an encoder-decoder model (Whisper): the Hugging Face module."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 from radixlm.wire.media import Media
 
-# layers of the decoder, which is not needed
+# config keys for the number of decoder layers
 _LAYER_KEYS = ("decoder_layers", "decoder_num_hidden_layers")
 
 
 class SpeechEncoder:
-    """What hears. CheckpointError if its weights do not load; ConfigError without transformers."""
+    """The encoder. CheckpointError if its weights do not load; ConfigError without transformers."""
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
         try:
             import transformers  # noqa: PLC0415  (2 s that text models need not wait)
         except ImportError:
-            raise ConfigError("a model that hears needs transformers: install it") from None
+            raise ConfigError("a model with audio input needs transformers: install it") from None
         transformers.logging.set_verbosity_error()
         try:
             model, report = self._load(transformers, folder, dtype)
@@ -33,7 +33,7 @@ class SpeechEncoder:
         check_report(report, folder, "the encoder", lambda name: ".encoder." in f".{name}")
         check_numbers(model.get_encoder(), folder, "the encoder")
         self._encoder = model.get_encoder().to(device).eval().requires_grad_(False)
-        self._known = inspect.signature(self._encoder.forward).parameters
+        self._parameters = inspect.signature(self._encoder.forward).parameters
         self._device, self._dtype = device, dtype
 
     @staticmethod
@@ -53,12 +53,12 @@ class SpeechEncoder:
         return made
 
     @torch.inference_mode()
-    def rows(self, media: Media) -> Tensor:
-        """float32 [1, N, D] of an audio clip's bands."""
-        given = {}
+    def encode(self, media: Media) -> Tensor:
+        """float32 [1, N, D] of a clip's mel bands."""
+        arguments = {}
         for name, array in media.inputs.items():
-            if name in self._known:
+            if name in self._parameters:
                 value = torch.from_numpy(array.read().copy()).to(self._device)
-                given[name] = value.to(self._dtype) if value.is_floating_point() else value
-        rows: Tensor = self._encoder(**given).last_hidden_state
+                arguments[name] = value.to(self._dtype) if value.is_floating_point() else value
+        rows: Tensor = self._encoder(**arguments).last_hidden_state
         return rows.flatten(0, 1)[None].float()

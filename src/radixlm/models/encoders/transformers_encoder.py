@@ -1,11 +1,11 @@
-"""Vision and audio encoders: the Hugging Face module of the checkpoint, without its language model.
+"""Vision and audio encoders: the Hugging Face module of the checkpoint without its language model.
 
-The class of config.json is made with no decoder layer and loads its own weights; what is left is
-the encoder, the projector and the rule by which they are joined (``get_image_features``). Where the
-rule is written into the class's forward, that runs, with a stand-in for the language model which
-keeps what it is given.
+The class of config.json is built without decoder layers and loads its own weights; what is left is
+the encoder, the projector and ``get_image_features``, which joins them. Where the class joins image
+and text in its forward instead, that runs, with a stand-in for the language model that captures its
+input embeddings.
 
-Legend: N rows of one media, D model channels, L layers of the decoder with rows of their own.
+Legend: N placeholders of one media, D model channels, L DeepStack layers.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _METHODS = {
     "video": "get_video_features",
     "audio": "get_audio_features",
 }
-# what a processor calls what its encoder has another name for
+# the processor's name of an input -> the encoder's
 _OLD_NAMES = {"image_patches": "pixel_values"}
-_NUMBERS = ("num_local_patches", "patches_grid")  # which an encoder takes as a list
-# decoder layers, and the lists that must be as long as there are
+_LISTS = ("num_local_patches", "patches_grid")  # inputs that an encoder takes as lists
+# config keys for the number of decoder layers
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers")
-# names of the language model's own weights
+# weights of the language model
 _OF_TEXT = re.compile(r"(^|\.)(language_model|text_model|lm_head|embed_tokens)\.")
 _AUTO = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM", "AutoModelForCausalLM")
 
@@ -75,13 +75,13 @@ class TransformersEncoder:
         }
 
     @torch.inference_mode()
-    def rows(self, media: Media) -> Tensor:
-        """float32 [1 + L, N, D]; ValueError for a kind that the checkpoint has no encoder for."""
+    def encode(self, media: Media) -> Tensor:
+        """float32 [1 + L, N, D]; ValueError for a kind without an encoder."""
         if self._forward is not None:
             return self._forward.rows(self._arguments(self._forward.model.forward, media))
         method = self._methods.get(media.kind)
         if method is None and media.kind == "image" and hasattr(self._model, "vision_model"):
-            return self._beside(media)
+            return self._projected(media)
         if method is None:
             raise ValueError(f"this model has no encoder for {media.kind}")
         made = method(**self._arguments(method, media))
@@ -93,43 +93,45 @@ class TransformersEncoder:
         layers[0] = layers[0] * self._scale
         return torch.stack([layer.float() for layer in layers])
 
-    def _beside(self, media: Media) -> Tensor:
-        """[1, N, D] of a class without a rule of joining: layers attend to the projected rows."""
+    def _projected(self, media: Media) -> Tensor:
+        """[1, N, D] where layers attend to the projected rows (Llama 3.2 Vision)."""
         model: Any = self._model
         made = model.vision_model(**self._arguments(model.vision_model.forward, media))
         return _joined(model.multi_modal_projector(made.last_hidden_state)).float()[None]
 
     def _arguments(self, method: Callable[..., Any], media: Media) -> dict[str, Any]:
-        """What the processor has made and the method asks for."""
-        known = inspect.signature(method).parameters
-        given = dict[str, Any]()
+        """The processor's outputs that ``method`` takes."""
+        parameters = inspect.signature(method).parameters
+        arguments = dict[str, Any]()
         for name, array in media.inputs.items():
-            name = name if name in known else name.removesuffix("_videos")
+            name = name if name in parameters else name.removesuffix("_videos")
             name = _OLD_NAMES.get(name, name)
-            if name in known:
+            if name in parameters:
                 value = torch.from_numpy(array.read().copy()).to(self._device)
                 value = value.to(self._dtype) if value.is_floating_point() else value
-                given[name] = value.tolist() if name in _NUMBERS else value
-        return given
+                arguments[name] = value.tolist() if name in _LISTS else value
+        return arguments
 
 
 class BoundaryTokenEncoder:
-    """An encoder's rows among those of the marks in its places, to which it adds nothing."""
+    """Adds zero rows to an encoder's output for the boundary tokens among its placeholders."""
 
     def __init__(self, encoder: TransformersEncoder, token: int) -> None:
-        """``token``: the id in the places of the encoder's own rows."""
+        """``token``: the placeholder of the encoder's own rows."""
         self._encoder, self._token = encoder, token
 
-    def rows(self, media: Media) -> Tensor:
-        """float32 [1, N, D] for the N ``input_ids``; ValueError where the encoder made more or less
-        than they have places for."""
+    def encode(self, media: Media) -> Tensor:
+        """float32 [1, N, D] for the N ``input_ids``; ValueError where the encoder's output
+        does not fit them."""
         ids = media.inputs["input_ids"].read()[0]
-        made = self._encoder.rows(media)
-        own = torch.from_numpy(ids == self._token).to(made.device)
-        if int(own.sum()) != made.shape[1]:
-            raise ValueError(f"the encoder made {made.shape[1]} rows for {int(own.sum())} places")
+        made = self._encoder.encode(media)
+        is_image = torch.from_numpy(ids == self._token).to(made.device)
+        if int(is_image.sum()) != made.shape[1]:
+            raise ValueError(
+                f"the encoder made {made.shape[1]} rows for {int(is_image.sum())} places"
+            )
         rows = made.new_zeros(made.shape[0], len(ids), made.shape[2])
-        rows[:, own] = made
+        rows[:, is_image] = made
         return rows
 
 
@@ -137,8 +139,8 @@ class _Captured(Exception):
     """Carries the input embeddings out of a forward pass."""
 
 
-class _Nothing(nn.Module):
-    """In the place of an embedding table: zeros."""
+class _ZeroEmbedding(nn.Module):
+    """An embedding table of zeros."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -149,32 +151,32 @@ class _Nothing(nn.Module):
 
 
 class _StandIn(nn.Module):
-    """In the place of the language model: raises what it is given."""
+    """In place of the language model: raises its input embeddings."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.embed_tokens = _Nothing(dim)
+        self.embed_tokens = _ZeroEmbedding(dim)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens
 
     def get_per_layer_inputs(self, *args: Any, **kwargs: Any) -> None:
-        """The decoder makes its own."""
+        """Not needed here: the decoder computes its own."""
 
     def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> NoReturn:
         raise _Captured(inputs_embeds)
 
 
 class _Forward:
-    """Encoders and their joining as the class's forward does them."""
+    """Runs the class's forward up to its language model."""
 
     def __init__(self, model: nn.Module, dim: int) -> None:
         self.model = model
         model.language_model = _StandIn(dim).to(next(model.parameters()).device)
 
     def rows(self, arguments: dict[str, Tensor]) -> Tensor:
-        """float32 [1, N, D] for the N ``input_ids``. One token more follows them: some classes take
-        a single one for a step of decoding."""
+        """float32 [1, N, D] for the N ``input_ids``. One token is appended: some classes treat a
+        single token as a decoding step."""
         ids = torch.nn.functional.pad(arguments["input_ids"], (0, 1))
         try:
             self.model(**{**arguments, "input_ids": ids})
@@ -185,7 +187,7 @@ class _Forward:
 
 
 class _Extended:
-    """Encoders of a class that has them in its embedding."""
+    """Runs the embedding of a class that has its encoders there (Phi-4-multimodal)."""
 
     def __init__(self, model: Any, dim: int) -> None:
         self.model, self._dim = model.embed_tokens_extend, dim
@@ -199,31 +201,29 @@ class _Extended:
 
 
 def _pooled(made: Any) -> Any:
-    """What joins the text: of an output object, or the output itself."""
+    """The features: an attribute of an output object, or the output itself."""
     for name in ("pooler_output", "last_hidden_state"):
         found = getattr(made, name, None)
         if found is not None:
-            mask = getattr(
-                made, "attention_mask", None
-            )  # of an audio clip: which rows are no padding
+            mask = getattr(made, "attention_mask", None)  # of audio: which rows are no padding
             return found if mask is None else found[mask.bool()]
     return made
 
 
 def _joined(rows: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
-    """[N, D] of one tensor of any rank, or of one for each image."""
+    """[N, D] from one tensor of any rank, or from one for each image."""
     parts = [rows] if isinstance(rows, Tensor) else list(rows)
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
 
 def _by_layer(rows: dict[int, Tensor]) -> list[Tensor]:
-    """What goes in with the embeddings, then what joins later, by layer."""
+    """Input embeddings, then what DeepStack layers add, in order of the layers."""
     first = rows.pop(0) if 0 in rows else torch.zeros_like(next(iter(rows.values())))
     return [first, *(rows[layer] for layer in sorted(rows))]
 
 
 def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
-    """The model without its language model, the width of that, and by what it multiplies rows."""
+    """(the model without its language model, that one's width, its ``embed_scale``)."""
     try:
         import transformers  # noqa: PLC0415  (2 s that text models need not wait)
     except ImportError:
@@ -252,7 +252,7 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
                 folder,
                 config=config,
                 dtype=dtype,
-                ignore_mismatched_sizes=True,  # tables of a language model without layers here
+                ignore_mismatched_sizes=True,  # the language model has no layers here
                 output_loading_info=True,
             )
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
@@ -260,7 +260,7 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
     check_report(report, folder, "the encoders", lambda name: _OF_TEXT.search(name) is None)
     inner = getattr(model, "model", model)
     own = ("embed_tokens",) if hasattr(inner, "embed_tokens_extend") else ()
-    for name in ("language_model", "lm_head", *own):  # an embedding is left in it
+    for name in ("language_model", "lm_head", *own):  # still has its embedding
         if hasattr(inner, name):
             delattr(inner, name)
     check_numbers(inner, folder, "the encoders")
@@ -275,7 +275,7 @@ def _config(transformers: Any, model_type: str, folder: Path) -> Any:
 
 
 def _auto(transformers: Any, config: Any) -> Any:
-    """The auto class that knows the config's."""
+    """The auto class that maps the config's class."""
     for name in _AUTO:
         auto = getattr(transformers, name, None)
         if auto is not None and type(config) in auto._model_mapping:

@@ -21,35 +21,42 @@ _VL2: Rules = (
     (r"projector\.layers\.", "projector."),
     (r"(image_newline|view_seperator)", r"\1"),
 )
-# of the encoders that go by a name; what the config says besides wins
+# sizes of encoders that a config names; its other keys win
 _NAMED_ENCODERS = {"siglip_so400m_patch14_384": {"image_size": 384, "heads": 16}}
 
 
 def _vl2(raw: Raw) -> dict[str, Any]:
-    """Of DeepSeek-VL2. ValueError for the ways of joining that no published one has."""
-    eye, hand = raw["vision_config"], raw.get("projector_config") or {}
-    kind = hand.get("projector_type", "downsample_mlp_gelu")
+    """DeepSeek-VL2's. ValueError for projectors and tile layouts that no published model has."""
+    vision, projector = raw["vision_config"], raw.get("projector_config") or {}
+    kind = projector.get("projector_type", "downsample_mlp_gelu")
     if kind != "downsample_mlp_gelu" or raw.get("tile_tag", "2D") != "2D":
         raise ValueError(f"projector_type {kind!r}, tile_tag {raw.get('tile_tag')!r}")
-    default = _NAMED_ENCODERS.get(str(eye.get("model_name", "siglip_so400m_patch14_384")), {})
-    eye = {"width": 1152, "layers": 27, "patch_size": 14, "mlp_ratio": 3.7362, **default, **eye}
+    default = _NAMED_ENCODERS.get(str(vision.get("model_name", "siglip_so400m_patch14_384")), {})
+    vision = {
+        "width": 1152,
+        "layers": 27,
+        "patch_size": 14,
+        "mlp_ratio": 3.7362,
+        **default,
+        **vision,
+    }
     dim = int(raw["language_config"]["hidden_size"])
     encoder = {
-        "hidden_size": eye["width"],
-        "intermediate_size": int(eye["width"] * eye["mlp_ratio"]),
-        "num_hidden_layers": eye["layers"],
-        "num_attention_heads": eye["heads"],
-        "image_size": eye["image_size"],
-        "patch_size": eye["patch_size"],
+        "hidden_size": vision["width"],
+        "intermediate_size": int(vision["width"] * vision["mlp_ratio"]),
+        "num_hidden_layers": vision["layers"],
+        "num_attention_heads": vision["heads"],
+        "image_size": vision["image_size"],
+        "patch_size": vision["patch_size"],
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-6,
     }
     return {
         "vision_config": encoder,
         "hidden_size": dim,
-        "inner": int(dim * hand.get("mlp_ratio", 1)),
-        "depth": int(hand.get("depth", 2)),
-        "merge": int(hand.get("downsample_ratio", 2)),
+        "inner": int(dim * projector.get("mlp_ratio", 1)),
+        "depth": int(projector.get("depth", 2)),
+        "merge": int(projector.get("downsample_ratio", 2)),
         "is_whole_first": raw.get("global_view_pos", "head") == "head",
     }
 
@@ -88,15 +95,15 @@ _OCR: Rules = (
     (r"model\.view_seperator", "view_separator"),
     (r"model\.image_newline", "image_newline"),
 )
-# what the code of the checkpoint has where its config is silent
+# defaults in the code of the checkpoint
 _SAM_SIZES = {"width": 768, "layers": 12, "heads": 12, "patch_size": 16}
 _CLIP_SIZES = {"width": 1024, "layers": 24, "heads": 16, "image_size": 224, "patch_size": 14}
 
 
 def _ocr(raw: Raw) -> dict[str, Any]:
-    said = raw["vision_config"].get("width") or {}
-    sam = {**_SAM_SIZES, **(said.get("sam_vit_b") or {})}
-    clip = {**_CLIP_SIZES, **(said.get("clip-l-14-224") or {})}
+    widths = raw["vision_config"].get("width") or {}
+    sam = {**_SAM_SIZES, **(widths.get("sam_vit_b") or {})}
+    clip = {**_CLIP_SIZES, **(widths.get("clip-l-14-224") or {})}
     kind = (raw.get("projector_config") or {}).get("projector_type", "linear")
     if kind != "linear" or raw.get("tile_tag", "2D") != "2D":
         raise ValueError(f"projector_type {kind!r}, tile_tag {raw.get('tile_tag')!r}")
@@ -137,7 +144,7 @@ def _ocr_options(raw: Raw) -> dict[str, Any]:
 
 
 def _ocr_image_options(raw: Raw) -> dict[str, Any]:
-    """Images larger than a tile are also cut into two to nine of them."""
+    """Images larger than a tile are cut into two to nine tiles as well."""
     side = _side(raw)
     return {
         "size": {"height": side, "width": side},

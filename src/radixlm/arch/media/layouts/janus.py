@@ -32,8 +32,7 @@ _SIZES = {"width": 1024, "layers": 24, "heads": 16, "patch_size": 16, "mlp_ratio
 
 
 def _encoder(raw: Raw) -> dict[str, Any]:
-    """``params`` of the encoder with the sizes of the one that all of them have; ValueError for
-    another."""
+    """``params`` of the vision encoder with its class's defaults; ValueError for another one."""
     params = raw["vision_config"]["params"]
     name = params.get("model_name", "siglip_large_patch16_384")
     if name != "siglip_large_patch16_384":
@@ -42,7 +41,7 @@ def _encoder(raw: Raw) -> dict[str, Any]:
 
 
 def _config(raw: Raw) -> dict[str, Any]:
-    """Images are read, not made: what would make them is as small as it can be."""
+    """The part that generates images is as small as the class allows."""
     encoder, aligner = _encoder(raw), raw["aligner_config"]["params"]
     depth = int(aligner.get("depth", 1))
     if aligner.get("projector_type", "mlp_gelu") != "mlp_gelu" or depth != 2:

@@ -28,19 +28,19 @@ _NAMES: Rules = (
 
 
 def _config(raw: Raw) -> dict[str, Any]:
-    """Of Kimi-VL, whose encoder is Kimi K2.5's without frames."""
-    said = raw["vision_config"]
+    """Kimi-VL's encoder is that of Kimi K2.5, for single frames."""
+    vision = raw["vision_config"]
     kept = (
         *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
         *("patch_size", "merge_kernel_size"),
     )
-    encoder = {key: said[key] for key in kept if key in said}
-    encoder["pos_emb_height"] = said.get("init_pos_emb_height", 64)
-    encoder["pos_emb_width"] = said.get("init_pos_emb_width", 64)
+    encoder = {key: vision[key] for key in kept if key in vision}
+    encoder["pos_emb_height"] = vision.get("init_pos_emb_height", 64)
+    encoder["pos_emb_width"] = vision.get("init_pos_emb_width", 64)
     return {
         "vision_config": encoder,
         "hidden_size": int(raw["text_config"]["hidden_size"]),
-        "projection_hidden_size": said.get("hidden_size", 1152),
+        "projection_hidden_size": vision.get("hidden_size", 1152),
     }
 
 

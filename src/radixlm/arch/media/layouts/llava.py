@@ -22,7 +22,7 @@ _CLIP = {
     "patch_size": 14,
     "projection_dim": 768,
 }
-# the encoders that were used, for a checkpoint that has their weights and not their folder
+# sizes of encoders, for a checkpoint that has their weights and no folder of theirs
 _ENCODERS: Mapping[str, Mapping[str, Any]] = {
     "clip-vit-large-patch14": {**_CLIP, "image_size": 224},
     "clip-vit-large-patch14-336": {**_CLIP, "image_size": 336},
@@ -86,7 +86,7 @@ def _with_encoder(raw: Raw, folder: Path) -> Raw:
         raise CheckpointError(f"{folder}/config.json: {message}")
     kind = "siglip" if "siglip" in str(sizes.get("model_type")) else "clip"
     sizes = {**sizes, "model_type": f"{kind}_vision_model"}
-    if kind == "siglip":  # its last layer and its head are left away
+    if kind == "siglip":  # its last layer and its head are not used
         layers = int(sizes["num_hidden_layers"]) - 1
         sizes |= {"num_hidden_layers": layers, "vision_use_head": False}
     return {**raw, "vision_config": sizes}
@@ -97,7 +97,7 @@ def _is_siglip(raw: Raw) -> bool:
 
 
 def _strategy(raw: Raw) -> str:
-    """Whether the first row of the encoder, its class token, is left away."""
+    """Whether the first row of the encoder, its class token, is not used."""
     has_class = not _is_siglip(raw)
     return "default" if has_class and raw.get("mm_vision_select_feature") != "cls_patch" else "full"
 
@@ -107,13 +107,13 @@ def _is_tiled(raw: Raw) -> bool:
 
 
 def _pinpoints(raw: Raw) -> list[list[int]]:
-    """Sizes that an image is cut to; "(1x1),...,(6x6)" means all of so many tiles each way."""
-    given = raw["image_grid_pinpoints"]
-    if isinstance(given, list):
-        return [[int(height), int(width)] for height, width in given]
+    """Sizes that an image is cut to; "(1x1),...,(6x6)" means all up to so many tiles each way."""
+    sizes = raw["image_grid_pinpoints"]
+    if isinstance(sizes, list):
+        return [[int(height), int(width)] for height, width in sizes]
     side = int(raw["vision_config"]["image_size"])
-    most = int(str(given).rpartition("x")[2].rstrip(")"))
-    return [[side * i, side * j] for i in range(1, most + 1) for j in range(1, most + 1)]
+    limit = int(str(sizes).rpartition("x")[2].rstrip(")"))
+    return [[side * i, side * j] for i in range(1, limit + 1) for j in range(1, limit + 1)]
 
 
 def _llava(raw: Raw) -> dict[str, Any]:
@@ -200,8 +200,8 @@ YI_VL = replace(LLAVA, tokens={"image_token": "<image_placeholder>"})
 
 
 def _llava_video(raw: Raw) -> dict[str, Any]:
-    """Frames of videos in squares of four patches. ValueError for images that are not cut to
-    tiles, which the class has no rule for, and for other squares, which its processor has none."""
+    """ValueError for images that are not tiled, which the class has no code for, and for strides
+    other than 2, which its processor has none for."""
     stride, mode = raw.get("mm_spatial_pool_stride", 2), raw.get("mm_spatial_pool_mode", "average")
     if not _is_tiled(raw) or "_max_" in str(raw["image_aspect_ratio"]) or stride != 2:
         ratio = raw.get("image_aspect_ratio")

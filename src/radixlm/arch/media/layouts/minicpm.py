@@ -7,7 +7,7 @@ from typing import Any
 from radixlm.arch.media.config_json import Raw
 from radixlm.arch.media.layout import CheckpointLayout, Rules
 
-# version of a MiniCPM-V or -o -> the family of its text model
+# version -> model_type of the text model
 _TEXT_MODEL_TYPES = {"2.6": "qwen2", "4.0": "llama", "4": "llama", "4.5": "qwen3"}
 _NAMES: Rules = ((r"(vpm|resampler)\.", r"\1."),)
 SIGLIP_KEYS = (
@@ -27,9 +27,9 @@ SIGLIP = {
 
 
 def _config(raw: Raw) -> dict[str, Any]:
-    """Of a MiniCPM-V or -o from 2.6 to 4.5."""
-    said = raw.get("vision_config") or {}
-    encoder = {**SIGLIP, **{key: said[key] for key in SIGLIP_KEYS if key in said}}
+    """SigLIP's sizes; one layer less where the last one is not used."""
+    vision = raw.get("vision_config") or {}
+    encoder = {**SIGLIP, **{key: vision[key] for key in SIGLIP_KEYS if key in vision}}
     if raw.get("drop_vision_last_layer", True):
         encoder["num_hidden_layers"] -= 1
     return {

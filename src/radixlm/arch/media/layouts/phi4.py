@@ -18,7 +18,7 @@ _NAMES: Rules = (
 
 
 def _config(raw: Raw) -> dict[str, Any]:
-    """The encoder is always the same one, SigLIP of 448 pixels; speech is not looked at."""
+    """The vision encoder is always SigLIP of 448 pixels; the audio encoder is not used."""
     text = {"hidden_size": raw["hidden_size"], "vocab_size": 2, "pad_token_id": 0}
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 2}
     audio = {"hidden_size": 8, "num_blocks": 0, "num_attention_heads": 1, "intermediate_size": 2}

@@ -9,16 +9,16 @@ from radixlm.arch.media.layout import CheckpointLayout, Rules
 
 
 def _thinker(raw: Raw) -> dict[str, Any]:
-    """Of Qwen-Omni."""
+    """The thinker of Qwen-Omni."""
     flat = {k: v for k, v in flattened(raw).items() if k not in ("architectures", "model_type")}
     return {**flat, "model_type": f"{raw['model_type']}_thinker"}
 
 
 def _asr(raw: Raw) -> dict[str, Any]:
-    """Of Qwen3-ASR, as published or in the layout of its class."""
+    """Qwen3-ASR, as published or in the layout of its class."""
     flat = {k: v for k, v in flattened(raw).items() if k not in ("architectures", "model_type")}
-    known = ("audio_config", "text_config", "audio_token_id", "tie_word_embeddings")
-    kept = {key: flat[key] for key in known if key in flat}
+    keys = ("audio_config", "text_config", "audio_token_id", "tie_word_embeddings")
+    kept = {key: flat[key] for key in keys if key in flat}
     audio = {**kept["audio_config"], "model_type": "qwen3_asr_encoder"}
     text = {**kept["text_config"], "model_type": "qwen3"}
     return {**kept, "audio_config": audio, "text_config": text, "model_type": "qwen3_asr"}

@@ -13,12 +13,12 @@ _NAMES: Rules = (
     (rf"(?:vision_tower\.)+(?:vision_model\.)?{_PARTS}", r"vision_tower.\1"),
     (r"mm_projector\.layers\.", "projector."),
 )
-# kind of projector -> so many rows and columns of patches make a place
+# projector -> rows and columns of patches that make one placeholder
 _MERGES = {"mlp_downsample_3x3_fix": 3, "mlp_downsample_2x2_fix": 2}
 
 
 def spatial_merge_size(raw: Raw) -> int:
-    """Rows and columns of patches that make a place. ValueError for another projector."""
+    """Rows and columns of patches that make one placeholder. ValueError for another projector."""
     kind = str(raw.get("mm_projector_type") or "mlp_downsample_3x3_fix")
     if kind not in _MERGES or raw.get("mm_vision_select_feature", "cls_patch") != "cls_patch":
         select = raw.get("mm_vision_select_feature")
@@ -27,16 +27,14 @@ def spatial_merge_size(raw: Raw) -> int:
 
 
 def _config(raw: Raw) -> dict[str, Any]:
-    """Of VILA and NVILA-Lite. The encoder's last layers, those behind the one that is read, are
-    left
-    away."""
-    eye = {**_ENCODER, **{k: v for k, v in raw["vision_config"].items() if k in SIGLIP_KEYS}}
+    """The encoder's layers behind the one whose output is used are left out."""
+    encoder = {**_ENCODER, **{k: v for k, v in raw["vision_config"].items() if k in SIGLIP_KEYS}}
     behind = -1 - int(raw.get("mm_vision_select_layer", -2))
-    if not 0 <= behind < eye["num_hidden_layers"]:
+    if not 0 <= behind < encoder["num_hidden_layers"]:
         raise ValueError(f"mm_vision_select_layer {raw.get('mm_vision_select_layer')!r}")
-    eye["num_hidden_layers"] -= behind
+    encoder["num_hidden_layers"] -= behind
     dim = raw.get("hidden_size") or raw["text_config"]["hidden_size"]
-    return {"vision_config": eye, "hidden_size": int(dim), "merge": spatial_merge_size(raw)}
+    return {"vision_config": encoder, "hidden_size": int(dim), "merge": spatial_merge_size(raw)}
 
 
 _ENCODER = {**SIGLIP, "image_size": 448, "num_channels": 3}

@@ -25,8 +25,8 @@ _SAMPLING = fields_of("speech", SAMPLING_FIELDS)
 
 @dataclass(slots=True)
 class Form:
-    """``language``: an ISO code. ``sampling``: fields of SamplingParams. ``into_english``: what is
-    said is wanted in English."""
+    """``language``: an ISO code. ``sampling``: fields of SamplingParams. ``into_english``:
+    translate the transcript to English."""
 
     data: bytes
     model: str | None = None
@@ -40,7 +40,7 @@ class Form:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the answer says when things are said."""
+        """Whether the answer has timestamps."""
         return self.response_format in TIMED
 
 

@@ -13,8 +13,8 @@ from radixlm.entrypoints.http.speech.languages import LANGUAGES
 
 @dataclass(slots=True)
 class Span:
-    """What is said from ``start_s`` to ``end_s`` of the audio. ``seek``: hundredths of a second at
-    which the window begins that it was heard in."""
+    """The transcript from ``start_s`` to ``end_s`` of the audio. ``seek``: where its
+    window begins, in hundredths of a second."""
 
     start_s: float
     end_s: float

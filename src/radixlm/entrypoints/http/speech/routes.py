@@ -1,4 +1,4 @@
-"""/v1/audio/transcriptions and /v1/audio/translations (OA-09)."""
+"""/v1/audio/transcriptions and /v1/audio/translations."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ def _documented(*left_out: str) -> dict[str, Any]:
 
 @router.post("/v1/audio/transcriptions", openapi_extra=_documented())
 async def transcriptions(request: Request) -> Response:
-    """What is said in an audio clip."""
+    """The transcript of an audio file."""
     return await _answer(request, into_english=False)
 
 
 @router.post("/v1/audio/translations", openapi_extra=_documented("language"))
 async def translations(request: Request) -> Response:
-    """What is said in an audio clip, in English."""
+    """The transcript of an audio file, translated to English."""
     return await _answer(request, into_english=True)
 
 

@@ -1,7 +1,8 @@
-"""How a model is asked for a transcript, and how its answer is read.
+"""How each model is asked for a transcript, and how its answer is read (``MultimodalSpec``).
 
-tokens: a prompt of marks, one a language and a task (Whisper). marked: a mark behind the audio
-(Voxtral). tagged: a tag between the language and the transcript (Qwen3-ASR). asked: in words.
+instruct: by an instruction in its chat format. tokens: by special tokens for language and task
+(Whisper). marked: by a token behind the audio (Voxtral). tagged: the answer has a tag between the
+language and the transcript (Qwen3-ASR).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from radixlm.entrypoints.http.speech.formats import Span
 from radixlm.entrypoints.http.speech.languages import LANGUAGES, code_of
 from radixlm.entrypoints.http.state import ServerState
 
-_MARK = re.compile(r"<\|\d+\.\d\d\|>")
-_STEP_S = 0.02  # from a mark of time to the next
+_TIMESTAMP = re.compile(r"<\|\d+\.\d\d\|>")
+_STEP_S = 0.02  # seconds between two timestamp tokens
 _TAG = "<asr_text>"
 Options = dict[str, Any]
 
@@ -34,14 +35,14 @@ class Ask:
 class Reader(Protocol):
     """Reads one answer as it comes."""
 
-    language: str  # a code, "" as long as nothing is said of it
+    language: str  # a code; "" as long as it is not known
 
     def feed(self, text: str) -> str:
-        """What of the answer is new in the transcript."""
+        """The new part of the transcript."""
         ...
 
     def finish(self) -> str:
-        """What was held back to the end."""
+        """The rest, which was held back."""
         ...
 
 
@@ -52,7 +53,7 @@ class PlainReader:
 
     def feed(self, text: str) -> str:
         """See Reader."""
-        return _MARK.sub("", text)
+        return _TIMESTAMP.sub("", text)
 
     def finish(self) -> str:
         """See Reader."""
@@ -62,7 +63,7 @@ class PlainReader:
 class TaggedReader:
     """The language, a tag, then the transcript; all of it where no tag comes early."""
 
-    _MOST = 200  # characters before a tag
+    _MAX_HEAD = 200  # characters before a tag
 
     def __init__(self) -> None:
         self.language, self._held, self._is_read = "", "", False
@@ -73,7 +74,7 @@ class TaggedReader:
             return text
         self._held += text
         head, tag, rest = self._held.partition(_TAG)
-        if not tag and len(self._held) < self._MOST:
+        if not tag and len(self._held) < self._MAX_HEAD:
             return ""
         self._is_read = True
         if not tag:
@@ -94,16 +95,16 @@ class TaggedReader:
 
 
 class Transcriber:
-    """In words, by the model's chat format."""
+    """Asks with an instruction, in the model's chat format."""
 
     knows_times = False
-    finds_language = False  # before it writes
+    finds_language = False  # can tell the language before the transcript
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
     def check(self, form: Form) -> None:
-        """InvalidRequest for what the model cannot do."""
+        """InvalidRequest for options that the model does not have."""
         if form.is_timed and not self.knows_times and form.response_format != "verbose_json":
             raise InvalidRequest(
                 f"response_format: this model gives no times for {form.response_format}",
@@ -129,7 +130,7 @@ class Transcriber:
 
 
 class TaggedTranscriber(Transcriber):
-    """The audio alone is asked about; a language given is written before the answer."""
+    """The prompt is the audio alone; a known language starts the answer."""
 
     def check(self, form: Form) -> None:
         super().check(form)
@@ -148,7 +149,7 @@ class TaggedTranscriber(Transcriber):
 
 
 class MarkedTranscriber(Transcriber):
-    """A mark behind the audio; the model takes no prompt with it."""
+    """A token behind the audio; the model takes no prompt beside it."""
 
     def check(self, form: Form) -> None:
         super().check(form)
@@ -158,12 +159,12 @@ class MarkedTranscriber(Transcriber):
             raise InvalidRequest("prompt: this model takes none with a transcription", "prompt")
 
     def ask(self, form: Form, language: str) -> Ask:
-        said = f"lang:{language}" if language else ""
-        return Ask(f"<s>[INST][BEGIN_AUDIO][AUDIO][/INST]{said}[TRANSCRIBE]")
+        prefix = f"lang:{language}" if language else ""
+        return Ask(f"<s>[INST][BEGIN_AUDIO][AUDIO][/INST]{prefix}[TRANSCRIBE]")
 
 
 class TokenTranscriber(Transcriber):
-    """A prompt of tokens: what was said before, the start, the language, the task, no times."""
+    """Special tokens: the previous text, the start, the language, the task, no timestamps."""
 
     knows_times = True
 
@@ -192,11 +193,11 @@ class TokenTranscriber(Transcriber):
 
     @cached_property
     def no_times(self) -> int:
-        """The id that says that no times are wanted; marks of time are behind it."""
+        """The token for "no timestamps"; the ids behind it are the timestamps."""
         found = self._generation.get("no_timestamps_token_id")
         token = found if isinstance(found, int) else self._id("<|notimestamps|>")
         if token is None:
-            raise InvalidRequest("this model has no marks of time", "response_format")
+            raise InvalidRequest("this model has no timestamps", "response_format")
         return token
 
     def ask(self, form: Form, language: str) -> Ask:
@@ -216,7 +217,7 @@ class TokenTranscriber(Transcriber):
 
     @property
     def no_speech(self) -> int:
-        """The token that says that nobody speaks."""
+        """The token for "no speech"."""
         return self.no_times - 1
 
     def spans(self, ids: list[int], began_s: float, ended_s: float) -> list[Span]:
@@ -238,12 +239,12 @@ class TokenTranscriber(Transcriber):
         return spans
 
     def _before(self, prompt: str) -> str:
-        """The end of what was said before, in the half of the context that is for it."""
+        """The end of the previous text, in at most half of the context."""
         if not prompt.strip():
             return ""
-        tokenizer, most = self._state.require_tokenizer(), self._state.info.context_len // 2 - 1
+        tokenizer, limit = self._state.require_tokenizer(), self._state.info.context_len // 2 - 1
         ids = tokenizer.encode(" " + prompt.strip(), False)
-        return "<|startofprev|>" + tokenizer.decode(ids[-most:])
+        return "<|startofprev|>" + tokenizer.decode(ids[-limit:])
 
     def _options(self, is_timed: bool) -> Options:
         held, vocab = self._generation, self._state.info.decoder.vocab
@@ -289,7 +290,7 @@ _KINDS: dict[str, type[Transcriber]] = {
 def transcriber_of(state: ServerState) -> Transcriber:
     """The model's; InvalidRequest for a model without audio input."""
     if state.media is None or "audio" not in state.media.kinds:
-        raise InvalidRequest("this model does not hear: serve one that does", "model")
+        raise InvalidRequest("this model has no audio input: serve one that has", "model")
     found = state.extras.get(Transcriber)
     if found is None:
         assert state.info.media is not None
