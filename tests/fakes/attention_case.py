@@ -1,4 +1,4 @@
-"""A random attention problem, and running it through a backend over shuffled pages."""
+"""A random attention problem, and its run through a backend over shuffled pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class Case(Record):
-    """Per sequence: q [queries, H, C] of its last tokens, k and v of all its tokens."""
+    """For each sequence: q [queries, H, C] of its last tokens, k and v of all its tokens."""
 
     q: list[Tensor]
     k: list[Tensor]
@@ -36,7 +36,7 @@ class Case(Record):
         seed: int,
         cache_dtype: torch.dtype = torch.float32,
     ) -> Case:
-        """``shapes`` holds (queries, tokens known before them) of each sequence."""
+        """`shapes` holds (queries, tokens before them) of each sequence."""
         g = torch.Generator().manual_seed(seed)
         q = [torch.randn(n, site.heads, site.head_dim, generator=g) for n, _ in shapes]
         k = [torch.randn(n + m, site.kv_heads, site.head_dim, generator=g) for n, m in shapes]
@@ -53,10 +53,9 @@ def run_case(
     forget: bool = False,
     bidirectional_spans: tuple[tuple[int, int], ...] = (),
 ) -> list[Tensor]:
-    """Outputs [queries, H * V] of each sequence. ``poison`` fills all other memory with NaN;
-    ``forget`` overwrites table entries of pages that no query's window reaches;
-    ``bidirectional_spans``: runs
-    of the packed queries that see one another."""
+    """Outputs [queries, H * V] of each sequence. `poison` fills unowned memory with NaN; `forget`
+    overwrites table entries of pages outside every query's window; `bidirectional_spans`: spans of
+    the packed queries that attend in both directions."""
     num_layers = site.layer + 1
     group = KvGroup(
         0, "full", tuple(range(num_layers)), site.kv_heads, site.head_dim, site.v_dim, site.latent
@@ -72,7 +71,7 @@ def run_case(
     tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)
     for row, count in enumerate(counts):
         tables[row, :count] = torch.tensor([order.pop() for _ in range(count)])
-    # Tokens before the queries come in a step of their own.
+    # tokens before the queries are computed in a step of their own
     before = [(k[: len(k) - len(q)], v[: len(k) - len(q)]) for q, k, v in _rows(case)]
     if any(len(k) for k, _ in before):
         q = [torch.zeros(len(k), site.heads, site.head_dim) for k, _ in before]

@@ -1,9 +1,10 @@
-"""A process whose GPU is the CPU: ``install()`` before radixlm is imported. Tensors that are asked
-for on "cuda" are made on the host, kernels are interpreted, and the parts of ``torch.cuda`` that
-the engine uses do as much as they must. So all code of a GPU runs but the GPU's own: calls with
-wrong arguments show, and so does what waits for the device where it must not.
+"""A process whose GPU is the CPU; call `install()` before radixlm is imported. Tensors on "cuda"
+are made on the host, kernels run in Triton's interpreter, and the used parts of `torch.cuda` are
+emulated. So all GPU code paths run without a GPU: calls with wrong arguments show, and so do
+synchronisations in the wrong place.
 
-What waits is noted in ``WAITS`` while ``watch`` is on, and is an error in the recording of a graph.
+Synchronisations are recorded in `WAITS` while `watch` is on, and are an error during the capture of
+a graph.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _recording = SimpleNamespace(is_on=False)
 
 @contextmanager
 def watch() -> Iterator[None]:
-    """Note what this thread waits for."""
+    """Record synchronisations of this thread."""
     before, _watched.is_on = getattr(_watched, "is_on", False), True
     try:
         yield
@@ -50,7 +51,7 @@ def _is_gpu(value: Any) -> bool:
 
 
 class _Mode(TorchFunctionMode):
-    """Calls of torch, where "cuda" means the host."""
+    """Intercepts torch calls so that "cuda" means the host."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -90,7 +91,7 @@ class Event:
 
 
 class CUDAGraph:
-    """Holds nothing: ``CudaDevice.capture`` is told to do the work again."""
+    """Holds nothing; `CudaDevice.capture` repeats the work instead."""
 
 
 class graph:
@@ -135,7 +136,7 @@ _CUDA: dict[str, Any] = {
 
 
 def install() -> None:
-    """For good: only in a process of its own."""
+    """Patch torch for the rest of the process; use it only in a process of its own."""
     os.environ["TRITON_INTERPRET"] = "1"
     for name, function in _CUDA.items():
         setattr(torch.cuda, name, function)
@@ -152,8 +153,8 @@ def install() -> None:
 
 
 def rerun_graphs() -> None:
-    """A recording that is replayed does its work again. After ``install``."""
-    from radixlm.executor.device import CudaDevice  # reads torch.cuda
+    """A replayed graph repeats its captured work. Call it after `install`."""
+    from radixlm.executor.device import CudaDevice  # reads torch.cuda at import
 
     capture = CudaDevice.capture
 

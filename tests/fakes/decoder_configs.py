@@ -1,4 +1,4 @@
-"""Tiny configs of the architectures whose oracle is compared through the paged path only."""
+"""Tiny configs of decoders whose reference is compared through the paged path only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DSA = {
     **ROUTED,
     "index_topk": 9,
     "index_head_dim": 16,
-    "index_n_heads": 32,  # of few heads many scores are zero: any choice is right
+    "index_n_heads": 32,  # with few heads many scores are zero, and any choice is right
 }
 _NO_KV = {"num_key_value_heads": None, "intermediate_size": None}
 _NO_HEADS = {"num_attention_heads": None, "max_position_embeddings": None}
@@ -32,7 +32,7 @@ _DELTA = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
 
-# architecture -> what its tiny config needs beyond the common one; None drops a common key
+# architecture -> changes to the common tiny config; None drops a common key
 DECODER_CONFIGS: dict[str, dict[str, Any]] = {
     **UNUSUAL_CONFIGS,
     "BloomForCausalLM": {**_NO_KV, "n_layer": 3, "n_head": 6, "hidden_size": 48},

@@ -1,8 +1,8 @@
-"""A device that does its work as late as it may: a stream whose work runs only when an event is
-waited for, or when a seeded die says so. What is wrong with work that runs late shows at once:
+"""A device that does its work as late as possible: its stream runs queued work only when an event
+is waited for, or at random by a seed. Errors of asynchronous code show at once:
 
-* a pinned buffer that changes while its copy is under way is an error,
-* results on the host are nonsense until the event behind their copy was waited for.
+* a pinned buffer that changes during its copy is an error,
+* results on the host are garbage until the event after their copy was waited for.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class SimulatedEvent:
 
 
 class SimulatedGraph:
-    """Replays run late too: ``replay`` is called by work that the stream has come to."""
+    """Replays run late too: the stream calls `replay` when it reaches it."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self.replay = work
 
 
 class SimulatedDevice:
-    """Torch on the host, one piece of work after another, late."""
+    """Torch on the host with queued work that runs late and in order."""
 
     is_synchronous = False
 
     def __init__(self, seed: int = 0, eagerness: float = 0.2) -> None:
-        """``eagerness``: how likely some work runs at each call from outside."""
+        """`eagerness`: probability that some work runs at each call."""
         self.where = torch.device("cpu")
         self._random, self._eagerness = random.Random(seed), eagerness
         self._queue: deque[Callable[[], None]] = deque()

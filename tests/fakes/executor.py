@@ -1,7 +1,7 @@
-"""FakeExecutor: a model that is a hash of the whole prefix, on a device that is a dict.
+"""FakeExecutor: a model that is a hash of the whole prefix, with page tables in a dict.
 
-It honours the contract of the real one: page tables are kept by slot and every token of a sequence
-must lie in a page that the slot's table names; reading a token through a wrong page is an error.
+It follows the contract of the real executor: page tables are kept by slot, every token of a
+sequence must lie in a page of the slot's table, and a read through a wrong page is an error.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ EOS = 0
 
 
 def next_token(prefix: np.ndarray, mask: np.ndarray | None = None) -> int:
-    """The model: a deterministic order of the vocabulary for each whole prefix."""
+    """The model: a deterministic token for each prefix."""
     seed = zlib.crc32(np.asarray(prefix, np.int32).tobytes())
     order = sorted(range(VOCAB), key=lambda t: (seed * (2 * t + 3) ^ t * 40503) % 10007)
     return next(t for t in order if mask is None or mask[t // 32] >> (t % 32) & 1)
 
 
 def reference(prompt: list[int], max_new: int, ignore_eos: bool = False) -> list[int]:
-    """One request alone, one token at a time."""
+    """Greedy tokens of one request alone, one token at a time."""
     tokens, out = list(prompt), []
     while len(out) < max_new:
         token = next_token(np.array(tokens))
@@ -45,7 +45,7 @@ class FakeStep:
 
 
 class FakeExecutor:
-    """Keeps KV as tokens in pages, so that a page given away too early is noticed."""
+    """Stores token ids as KV, so that a page that is freed too early is noticed."""
 
     def __init__(
         self, num_pages: int, page_size: int, num_slots: int, num_window: int = 0, window: int = 0
@@ -96,7 +96,7 @@ class FakeExecutor:
             step.results.append(got)
 
     def _check_window(self, slot: int, start: int, end: int) -> None:
-        """What a window layer reads for the tokens [start, end) must be what was written."""
+        """What a window layer reads for the tokens [start, end) must equal what was written."""
         for place in range(max(0, start - self.window + 1) if self.window else end, end):
             page = self.window_table[slot][place // self.page_size]
             token = self.window_kv[page, place % self.page_size]

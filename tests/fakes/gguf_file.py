@@ -1,4 +1,4 @@
-"""Writes a GGUF file from a checkpoint of Hugging Face's names, as llama.cpp's converters do."""
+"""Writes a GGUF file from a Hugging Face checkpoint, as llama.cpp's converters do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def value_of(value: Any) -> bytes:
 
 
 def quantized(value: torch.Tensor, kind: str) -> bytes:
-    """The data of one tensor."""
+    """The bytes of one tensor."""
     if kind == "F32":
         return value.float().numpy().tobytes()
     if kind == "F16":
@@ -62,7 +62,7 @@ def quantized(value: torch.Tensor, kind: str) -> bytes:
 
 
 def q4_k(groups: np.ndarray[Any, Any]) -> bytes:
-    """Blocks of 8 groups: scales and least values in 6 bits, of a largest one in 16 each."""
+    """Blocks of 8 groups with 6-bit scales and minima, relative to 16-bit maxima."""
     low = np.minimum(groups.min(2), 0)
     steps = np.stack(((groups.max(2) - low) / 15, -low))
     d = steps.max(2, keepdims=True).astype(np.float16) / 63
@@ -81,7 +81,7 @@ def q4_k(groups: np.ndarray[Any, Any]) -> bytes:
 def write(
     path: Path, metadata: dict[str, Any], tensors: dict[str, tuple[torch.Tensor, str]]
 ) -> Path:
-    """One file of version 3."""
+    """Write one file of version 3."""
     pairs = b"".join(text(key) + value_of(value) for key, value in metadata.items())
     records, data = b"", b""
     for name, (value, kind) in tensors.items():
@@ -96,7 +96,7 @@ def write(
     return path
 
 
-# Hugging Face's end of a layer's tensor -> llama.cpp's
+# suffix of a layer's tensor in Hugging Face -> in llama.cpp
 PRE = {
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -142,7 +142,7 @@ def write_parts(
     tensors: dict[str, tuple[torch.Tensor, str]],
     num_parts: int,
 ) -> Path:
-    """The first of several files, which has the metadata, as gguf-split writes them."""
+    """Write several files, the metadata in the first, as gguf-split does."""
     names, files = list(tensors), []
     for number in range(num_parts):
         place = {"split.no": number, "split.count": num_parts, "split.tensors.count": len(names)}
@@ -155,7 +155,7 @@ def write_parts(
 def convert(
     folder: Path, path: Path, arch: str, kind: str, extra: dict[str, Any], num_parts: int = 0
 ) -> Path:
-    """The checkpoint of a folder as a file of ``kind`` (vectors stay F32), or as several parts."""
+    """The checkpoint of a folder as one file of `kind` (vectors stay F32) or as several parts."""
     config = json.loads((folder / "config.json").read_text())
     names = NAMES.get(arch, PRE)
     tensors: dict[str, tuple[torch.Tensor, str]] = {}
@@ -195,7 +195,7 @@ def convert(
 
 
 def llama3_factors(rope: dict[str, Any], dim: int) -> torch.Tensor:
-    """What Llama 3.1 divides each frequency by."""
+    """The factors that divide Llama 3.1's frequencies."""
     freqs = 1.0 / rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     before, low, high = (
         rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
@@ -208,7 +208,7 @@ def llama3_factors(rope: dict[str, Any], dim: int) -> torch.Tensor:
 
 
 def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
-    """What converters write of config.json."""
+    """The metadata that converters write from config.json."""
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
     own = {

@@ -1,7 +1,7 @@
-"""The whole HTTP face over a real scheduler and a scripted model, in this process.
+"""The whole HTTP server over a real scheduler and a scripted model, in this process.
 
-It is an engine in a thread, and an httpx client that talks to the application without a
-socket. The model says what the script has for the first text that occurs in its prompt.
+`ScriptedServer` has an engine in a thread and an httpx client that calls the application without a
+socket. The model answers with the script's text for the first key that occurs in the prompt.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ SLOW_S = 0.01
 
 
 class ScriptedExecutor:
-    """Says what the script says; each token has log-probability -0.5, its neighbour -1.5."""
+    """Answers by the script; each token has log-probability -0.5, the next candidate -1.5."""
 
     def __init__(self, tokenizer: Tokenizer, eos: int, script: Mapping[str, str]) -> None:
         self.tokenizer, self.eos, self.script = tokenizer, eos, dict(script)
@@ -126,7 +126,7 @@ class ScriptedExecutor:
 
 
 class FakeEngine:
-    """What ProcessEngine is to the face."""
+    """The scripted engine with the interface of ProcessEngine."""
 
     def __init__(self, tokenizer: Tokenizer, facts: IntakeFacts, script: Mapping[str, str]) -> None:
         mine, self.theirs = MemoryChannel.pair()
@@ -193,7 +193,7 @@ class ScriptedServer:
         return await self.client.post(path, json=body)
 
     async def events(self, path: str, **body: Any) -> list[Any]:
-        """The data of all events of a stream; the end mark is left out, and must be there."""
+        """The data of all events of a stream. The end mark must be there and is left out."""
         got = await self.client.post(path, json=body | {"stream": True})
         assert got.status_code == 200, got.text
         assert got.headers["content-type"].startswith("text/event-stream")
@@ -203,7 +203,7 @@ class ScriptedServer:
 
 
 def make_tokenizer(folder: Path) -> Tokenizer:
-    """A byte-level tokenizer with a chat template that thinks and calls."""
+    """A byte-level tokenizer with a chat template for reasoning and tool calls."""
     if not (folder / "tokenizer.json").exists():
         built = toy_tokenizer.build("byte_level")
         toy_tokenizer.save(built, folder, chat_template=TEMPLATE, eos_token="<|im_end|>")
@@ -214,7 +214,7 @@ def make_tokenizer(folder: Path) -> Tokenizer:
 async def scripted_server(
     folder: Path, script: Mapping[str, str], **options: Any
 ) -> AsyncIterator[ScriptedServer]:
-    """A running face; at the end the ledgers must balance."""
+    """A running server; at the end the KV accounting must balance."""
     made = ScriptedServer(folder, script, **options)
     made.engine.start()
     try:
@@ -227,7 +227,7 @@ async def scripted_server(
 
 @asynccontextmanager
 async def listening(server: ScriptedServer) -> AsyncIterator[int]:
-    """The face on a real port, with its real HTTP server."""
+    """The server on a real port, with its real HTTP server."""
     sock = socket.create_server(("127.0.0.1", 0))
     uvicorn = make_uvicorn(server.app, server.config)
     task = asyncio.create_task(uvicorn.serve(sockets=[sock]))

@@ -1,4 +1,4 @@
-"""Writes a float checkpoint again as integers, in the published layouts of AWQ, GPTQ and
+"""Rewrites a float checkpoint with integer weights, in the published layouts of AWQ, GPTQ and
 compressed-tensors, number by number."""
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ KEPT = ("embed_tokens", "lm_head", "norm", "mlp.gate.", "shared_expert_gate")
 
 @dataclass(frozen=True)
 class Layout:
-    """``kind``: awq, gptq, packed, int8, blocks. ``group`` 0: a scale a row. ``order``: act-order,
-    inputs name their groups. ``is_v2``: GPTQ that stores zero points as they are."""
+    """`kind`: awq, gptq, packed, int8, blocks. `group` 0: one scale a row. `order`: act-order,
+    where inputs name their groups. `is_v2`: GPTQ with unshifted zero points."""
 
     kind: str
     bits: int = 4
@@ -32,7 +32,7 @@ class Layout:
     is_v2: bool = False
 
     def config(self) -> dict[str, Any]:
-        """The quantization_config of the tools that write the layout."""
+        """The quantization_config that the tools of the layout write."""
         if self.kind == "awq":
             return {
                 "quant_method": "awq", "bits": 4, "group_size": self.group or -1,
@@ -66,7 +66,7 @@ class Layout:
 def write_integers(
     source: Path, folder: Path, layout: Layout, kept: tuple[str, ...] = KEPT
 ) -> tuple[Path, Path]:
-    """(the checkpoint in integers, one with the same numbers in float32) under ``folder``."""
+    """(the integer checkpoint, a float32 checkpoint with the same numbers) under `folder`."""
     narrow, wide = folder / "narrow", folder / "wide"
     for target in (narrow, wide):
         shutil.copytree(source, target)
@@ -77,7 +77,7 @@ def write_integers(
     for name, weight in tensors.items():
         if weight.ndim != 2 or any(part in name for part in kept):
             continue
-        num_in = weight.shape[1]  # all that read the same inputs have the same order
+        num_in = weight.shape[1]  # layers with the same inputs share the order
         order = orders.setdefault(num_in, rng.permutation(num_in))
         parts, numbers = stored(weight.float().numpy().astype(np.float64), layout, order)
         del small[name]
@@ -98,11 +98,11 @@ def write_integers(
 def stored(
     weight: NDArray[np.float64], layout: Layout, order: Ints
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
-    """(the layout's tensors by their last names, the numbers that they stand for)."""
+    """(the layout's tensors by their last names, the represented numbers)."""
     num_out, num_in = weight.shape
     group = layout.group or num_in
     index = np.arange(num_in) // group
-    if layout.order:  # input order[j] is the j-th that is quantized
+    if layout.order:  # input order[j] is quantized as the j-th
         index[order] = np.arange(num_in) // group
     values, scale, zero = _quantized(weight, index, layout)
     if layout.kind == "blocks":
@@ -127,7 +127,9 @@ def _quantized(
             zero[:, g] = 1 << (layout.bits - 1)
         else:
             scale[:, g] = (high - low) / most
-            least = 1 if layout.kind == "gptq" else 0  # version 1 has no room for 0
+            least = (
+                1 if layout.kind == "gptq" else 0
+            )  # version 1 stores zero points minus 1, so 0 is impossible
             zero[:, g] = np.clip(np.round(-low / scale[:, g]), least, most)
     values = np.round(weight / scale[:, index].astype(np.float64)).astype(np.int64)
     return np.clip(values + zero[:, index], 0, most), scale, zero
@@ -171,8 +173,8 @@ def _tensors(
 
 
 def words(rows: Ints, bits: int, places: tuple[int, ...] = ()) -> NDArray[np.int32]:
-    """Consecutive numbers of a row in 32 bits, the first lowest; with ``places``, number
-    ``places[i]`` of each eight is the i-th."""
+    """Consecutive numbers of a row in 32-bit words, the first lowest; with `places`, number
+    `places[i]` of each eight is the i-th."""
     count = 32 // bits
     padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % count)))
     out = np.zeros((rows.shape[0], padded.shape[1] // count), np.uint64)

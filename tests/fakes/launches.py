@@ -1,9 +1,8 @@
-"""What Triton would compile: the launches of a process, told apart by the types and values that are
-compiled in. To be installed behind tests/fakes/cuda.py.
+"""Records the kernels that Triton would compile: the launches of a process, distinguished by the
+types and values that are compiled in. Install it after tests/fakes/cuda.py.
 
-Kernels do nothing here but note that they were asked for: an interpreter would take minutes for
-shapes like those of real models. What the host reads of their work, or torch takes for indices, is
-all zeros.
+Kernels only record their launch, because the interpreter would take minutes for shapes of real
+models. Values that the host reads from their outputs, or that torch uses as indices, are zeros.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ ZEROED = {
     "route_kernel": ("weights_ptr", "ids_ptr"),
 }
 _HINTS = ("do_not_specialize", "do_not_specialize_on_alignment")
-# (kernel, what is compiled in) -> the phase that met it first
+# (kernel, compiled-in types and values) -> the phase of its first launch
 MET: dict[tuple[str, str], str] = {}
 _phase = ["start"]
 _binders: dict[Any, Callable[..., Any]] = {}
 
 
 def enter(phase: str) -> None:
-    """What is met from here on is met in ``phase``."""
+    """Launches from now on belong to `phase`."""
     _phase[0] = phase
 
 
 def late() -> list[str]:
-    """What was met only after the start, and when."""
+    """Kernels first launched after the start, with their phase."""
     return [f"{phase}: {name} {key}" for (name, key), phase in MET.items() if phase != "start"]
 
 
 def install() -> None:
-    """For good: only in a process of its own."""
+    """Patch Triton for the rest of the process; use it only in a process of its own."""
     backend = make_backend(GPUTarget("cuda", 90, 32))
 
     def noted(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Runs a model through its paged cache the way an executor does, in few lines.
+"""Runs a model through its paged cache in few lines, as an executor does.
 
-Pages are dealt in a shuffled order, so that nothing works by luck of contiguous memory.
+Pages are in shuffled order, so that no test relies on contiguous memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 def load_model(
     folder: Path, kernels: Kernels | None = None, device: torch.device = CPU, **build: Any
 ) -> Model:
-    """The model of a checkpoint folder, computing in float32."""
+    """The model of a checkpoint folder in float32."""
     kernels = kernels or bind(device.type, {"all": "reference"})
     model = build_model(describe(folder), device, torch.float32, kernels, **build)
     load_weights(model, folder, device=device, progress=False)
@@ -37,7 +37,7 @@ def load_model(
 
 
 class PagedRunner:
-    """Sequences by number; ``step`` feeds each some tokens and returns all their logits."""
+    """Sequences by number; `step` computes some tokens of each and returns all their logits."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class PagedRunner:
         seed: int = 0,
         final_len: int = 0,
     ) -> None:
-        """``final_len`` is the length that length-dependent ropes use (0: the present one)."""
+        """`final_len`: the length that length-dependent ropes use (0: the present one)."""
         self.final_len = final_len
         self.model, self.page_size = model, page_size
         self.backend = make_backend(
@@ -71,7 +71,7 @@ class PagedRunner:
         self.free_states = random.Random(seed).sample(range(1, num_pages), num_pages - 1)
 
     def step(self, tokens: dict[int, Sequence[int]], **extra: Any) -> dict[int, Tensor]:
-        """Feed tokens to sequences (a batch in this order); logits [n, V] of each."""
+        """Compute tokens of sequences (a batch in this order); logits [n, V] of each."""
         batch = self.batch(tokens)
         for name, value in extra.items():
             setattr(batch, name, value)
@@ -117,7 +117,7 @@ class PagedRunner:
         return batch if device == CPU else moved(batch, device)
 
     def _put_states(self, batch: ForwardBatch, tokens: dict[int, Sequence[int]]) -> None:
-        """A page of states for every page of tokens, none ever given back."""
+        """One page of states for every page of tokens, never freed."""
         width = -(-int(batch.max_kv_len) // self.page_size)
         table = np.zeros((len(tokens), width), np.int64)
         for row, sequence in enumerate(tokens):
@@ -139,7 +139,7 @@ class PagedRunner:
         return torch.tensor([row + [0] * (width - len(row)) for row in rows], dtype=torch.int32)
 
     def prefill(self, tokens: dict[int, Sequence[int]], num_chunks: int = 1) -> dict[int, Tensor]:
-        """All tokens in ``num_chunks`` steps; logits of every token."""
+        """All tokens in `num_chunks` steps; logits of every token."""
         parts: dict[int, list[Tensor]] = {s: [] for s in tokens}
         for chunk in range(num_chunks):
             fed = {}

@@ -1,6 +1,6 @@
-"""Tiny random checkpoints of models that give vectors or scores, and what Hugging Face says.
+"""Tiny random checkpoints of embedding and reward models, and their results in Hugging Face.
 
-``ENCODERS`` and ``HEADS`` map an architecture to what its tiny config needs.
+`ENCODERS` and `HEADS` map an architecture to the settings of its tiny config.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def oracle(folder: Path) -> Any:
 
 
 def expected(folder: Path, ids: Sequence[int], second: int = 0) -> list[float]:
-    """The vector or the scores of one text; ``second``: where a second text begins."""
+    """The embedding or the scores of one text; `second`: where a second text begins."""
     model = oracle(folder)
     extra = {}
     if second:

@@ -1,4 +1,4 @@
-"""A whole scheduler over a FakeExecutor, driven by hand."""
+"""A whole scheduler over a FakeExecutor, driven tick by tick."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LIMITS = Limits(
 
 
 class SchedulerHarness:
-    """Submit requests, run to the end, read what came out."""
+    """Submits requests, runs ticks and collects the output."""
 
     def __init__(
         self,

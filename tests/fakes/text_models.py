@@ -1,4 +1,4 @@
-"""Text models that transformers has only behind encoders, with a head of their own."""
+"""Text models that transformers has only inside multimodal models, each with a language head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 @cache
 def _glm5_next() -> Any:
-    """The text model of GLM 5.3 Flash; its module is loaded for the tests that want it."""
+    """The text model of GLM 5.3 Flash; its module is loaded on demand."""
     module = importlib.import_module("transformers.models.glm5_next.modeling_glm5_next")
 
     class Glm5NextForCausalLM(module.Glm5NextPreTrainedModel):
@@ -38,6 +38,6 @@ _OWN = {"Glm5NextForCausalLM": _glm5_next}
 
 
 def class_of(architecture: str) -> Any:
-    """The class of an architecture: of transformers, or of this module."""
+    """The class of an architecture, from transformers or from this module."""
     own = _OWN.get(architecture)
     return getattr(transformers, architecture) if own is None else own()

@@ -38,8 +38,8 @@ TINY: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# architecture -> what its tiny config needs beyond TINY; None drops a key of TINY. Windows are
-# longer than a page of 4 tokens, and logits are not scaled down to nothing.
+# architecture -> changes to TINY; None drops a key. Windows are
+# longer than a page of 4 tokens, and logits are not scaled to near zero.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     arch: {
         **changes,
@@ -89,7 +89,7 @@ def make_tiny(
 
 
 def randomise(model: torch.nn.Module) -> None:
-    """Weights that give logits a spread near one, and norms and biases that matter."""
+    """Random weights with a spread of logits near one, and norms and biases that have an effect."""
     buffers = [b for name, b in model.named_buffers() if "correction" in name]
     with torch.no_grad():
         for tensor in [*model.parameters(), *buffers]:
@@ -98,7 +98,7 @@ def randomise(model: torch.nn.Module) -> None:
             else:
                 tensor.add_(torch.randn_like(tensor) * 0.1)
         for name, table in model.named_buffers():
-            if name.endswith("tid2eid"):  # experts by token
+            if name.endswith("tid2eid"):  # experts by token id
                 count = model.config.num_local_experts
                 best = torch.rand(table.shape[0], count).argsort(-1)
                 table.copy_(best[:, : table.shape[1]])
@@ -112,7 +112,7 @@ def _cache_folder() -> tempfile.TemporaryDirectory[str]:
 def cached_tiny(
     arch: str, seed: int = 0, dtype: torch.dtype = torch.float32, **config_overrides: Any
 ) -> Path:
-    """The folder of a checkpoint that is made once a session. Treat it as read-only."""
+    """The folder of a checkpoint that is made once a session. It is read-only."""
     key = json.dumps([arch, seed, str(dtype), config_overrides], sort_keys=True, default=str)
     folder = Path(_cache_folder().name) / f"{arch}-{abs(hash(key)):x}"
     if not (folder / "tokenizer.json").exists():

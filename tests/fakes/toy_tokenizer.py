@@ -28,7 +28,7 @@ KINDS = ("byte_level", "byte_fallback", "metaspace", "wordpiece", "bpe_suffix", 
 
 
 def byte_level(vocab_size: int = 600) -> Tokenizer:
-    """Byte-level BPE, as GPT-2, Llama 3 and Qwen have it."""
+    """Byte-level BPE, as in GPT-2, Llama 3 and Qwen."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -44,7 +44,7 @@ def byte_level(vocab_size: int = 600) -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """Sentencepiece BPE with byte fallback, as Llama 2 and Mistral have it."""
+    """Sentencepiece BPE with byte fallback, as in Llama 2 and Mistral."""
     words = [
         "▁Hello",
         "▁wor",
@@ -84,7 +84,7 @@ def byte_fallback() -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """Unigram with the metaspace decoder, as T5 and XLM-R have it."""
+    """Unigram with the metaspace decoder, as in T5 and XLM-R."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
@@ -96,7 +96,7 @@ def metaspace() -> Tokenizer:
 
 
 def wordpiece() -> Tokenizer:
-    """WordPiece, as BERT has it."""
+    """WordPiece, as in BERT."""
     words = ["[UNK]", "hello", "wor", "##ld", "##s", ".", "n", "##'t", "do", "'", "t", "!", "a"]
     vocab = {word: index for index, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
@@ -107,7 +107,7 @@ def wordpiece() -> Tokenizer:
 
 
 def bpe_suffix() -> Tokenizer:
-    """BPE with an end-of-word suffix, as CLIP and the first GPT have it."""
+    """BPE with an end-of-word suffix, as in CLIP and the first GPT."""
     vocab = {
         word: index for index, word in enumerate(["a", "b", "ab</w>", "a</w>", "b</w>", "<u>"])
     }
@@ -118,7 +118,7 @@ def bpe_suffix() -> Tokenizer:
 
 
 def words() -> Tokenizer:
-    """Whole words and no decoder: the text is joined with spaces."""
+    """Whole words and no decoder; the text is joined with spaces."""
     vocab = {word: index for index, word in enumerate(["[UNK]", "one", "two", "three", "é"])}
     tokenizer = Tokenizer(models.WordLevel(vocab=vocab, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -140,7 +140,7 @@ def build(kind: str) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, folder: Path, **config: Any) -> Path:
-    """Write tokenizer.json and tokenizer_config.json as a checkpoint has them."""
+    """Write tokenizer.json and tokenizer_config.json of a checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     values = {"bos_token": "<s>", "eos_token": "</s>", "clean_up_tokenization_spaces": False}

@@ -1,4 +1,4 @@
-"""Tiny configs of the newest architectures; see ``decoder_configs``."""
+"""Tiny configs of decoders with unusual layers or composite configs; part of `decoder_configs`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _QWEN4: dict[str, Any] = {
     "heads_per_ngram": 2,
     "ngram_size": 3,
     "split_ngram_parts": 2,
-    "indexer_n_heads": 24,  # of few heads many scores are zero: any choice is right
+    "indexer_n_heads": 24,  # with few heads many scores are zero, and any choice is right
     "indexer_kv_heads": 1,
     "indexer_head_dim": 17,
     "indexer_budget": 8,
@@ -177,7 +177,7 @@ UNUSUAL_CONFIGS: dict[str, dict[str, Any]] = {
         "topk_group": None,
         "index_topk": 9,
         "index_head_dim": 16,
-        "index_n_heads": 32,  # of few heads many scores are zero: any choice is right
+        "index_n_heads": 32,  # with few heads many scores are zero, and any choice is right
         "gated_norm_rank": 5,
     },
     "BailingHybridForCausalLM": {
@@ -190,7 +190,7 @@ UNUSUAL_CONFIGS: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     },
-    # equal tokens have equal values in the first layer: which of them is read is any choice
+    # equal tokens have equal values in the first layer, so any of them may be read
     "DogeForCausalLM": {"keep_window_size": 100},
     "RwkvForCausalLM": {
         **dict.fromkeys(_SHAPE),
@@ -204,7 +204,7 @@ UNUSUAL_CONFIGS: dict[str, dict[str, Any]] = {
     "xLSTMForCausalLM": {
         **dict.fromkeys(_SHAPE),
         "vocab_size": 384,
-        "hidden_size": 128,  # the class rounds its states' sizes to 64
+        "hidden_size": 128,  # the class rounds the sizes of its states to 64
         "num_hidden_layers": 3,
         "num_heads": 4,
         "gate_soft_cap": 5.0,

@@ -1,5 +1,5 @@
-"""Changes to the tiny config of any architecture, drawn from what its Hugging Face config class
-has: flags turned, numbers drawn, other activations, heads, ropes, windows and kinds of layers."""
+"""Random changes to the tiny config of any architecture, drawn from the keys of its Hugging Face
+config class: flags, numbers, activations, heads, ropes, windows and layer types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.fakes.tiny_checkpoint import ARCHITECTURES, TINY, class_of
 
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2", "gelu_fast")
 ACT_KEYS = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
-# flags that change no logit, or whose other value is no language model
+# flags that change no logit, or whose other value gives no language model
 IDLE = {
     *("use_cache", "is_decoder", "is_encoder_decoder", "add_cross_attention", "return_dict"),
     *("output_hidden_states", "output_attentions", "output_router_logits", "use_mamba_kernels"),
@@ -109,7 +109,7 @@ def _shape(
 
 
 def _rope(held: dict[str, Any], out: dict[str, Any], rng: random.Random) -> None:
-    """Another rope where the model has one for all layers, or one of each kind."""
+    """Another rope if the model has one for all layers, or another one for each layer type."""
     rope = held.get("rope_parameters")
     if not isinstance(rope, dict) or rng.random() < 0.4:
         return

@@ -1,6 +1,6 @@
-"""The same config as people publish it: values that published models have, and keys as transformers
-4 wrote them (``rope_theta`` and ``rope_scaling`` at the top, ``torch_dtype``), as 5 writes them, or
-left out where the class has the value as its default."""
+"""Configs as they are published: values of published models, and keys as transformers 4 wrote them
+(`rope_theta` and `rope_scaling` at the top level, `torch_dtype`), as 5 writes them, or omitted if
+the class has the value as its default."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.fakes.tiny_checkpoint import class_of
 
-# key -> values that published configs have; a key is drawn where the config class has it
+# key -> values in published configs; a key is drawn if the config class has it
 VALUES: dict[str, list[Any]] = {
     "tie_word_embeddings": [False, True],
     "attention_bias": [False, True],
@@ -74,13 +74,13 @@ ROPES: list[dict[str, Any]] = [
     {"rope_type": "proportional"},
 ]  # fmt: skip
 _OF_NEOX = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
-# newer than rope_scaling, which their classes forget or warn of
+# newer than rope_scaling, which their classes ignore or warn about
 _OF_5 = ("cohere2_moe", "gemma4")
-# those that are read, and given, whatever else stands there
+# always read, next to any other key
 _KEPT = {"architectures", "model_type", "vocab_size", "transformers_version", "layers_block_type"}
 
 
-# keys of published files that say nothing of what is computed
+# keys of published files without an effect on the computation
 BESIDE: dict[str, Any] = {
     "_name_or_path": "someone/some-model",
     "auto_map": {"AutoConfig": "configuration_own.OwnConfig", "AutoModel": "modeling_own.Own"},
@@ -98,14 +98,14 @@ BESIDE: dict[str, Any] = {
 
 
 def draw(architecture: str, base: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    """Overrides for ``make_tiny`` of a config class's tiny config."""
+    """Overrides for `make_tiny` of a config class's tiny config."""
     held = class_of(architecture).config_class(**base).to_dict()
     out = {
         key: rng.choice(values)
         for key, values in VALUES.items()
         if key in held and rng.random() < 0.5
     }
-    if "qk_rope_head_dim" in held:  # another name of it there, and as many heads
+    if "qk_rope_head_dim" in held:  # there it has another name, and as many heads
         out = {k: v for k, v in out.items() if k not in ("head_dim", "num_key_value_heads")}
     if "topk_group" in out:
         out["topk_group"] = min(out["topk_group"], out.get("n_group") or held.get("n_group") or 1)
@@ -131,7 +131,7 @@ def _rope(rope: dict[str, Any], held: dict[str, Any], rng: random.Random) -> dic
 
 
 def respelled(config: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    """A saved config.json in another spelling; Hugging Face says what it means."""
+    """A saved config.json with other spellings of its keys; Hugging Face defines their meaning."""
     out = {key: value for key, value in config.items() if value is not None or rng.random() < 0.7}
     if rng.random() < 0.7:
         out = _as_of_4(out, rng)
@@ -160,7 +160,7 @@ def _as_of_4(config: dict[str, Any], rng: random.Random) -> dict[str, Any]:
         return config
     if not isinstance(rope, dict):
         return out
-    if "full_attention" in rope and "sliding_attention" in rope:  # Gemma 3 and those after it
+    if "full_attention" in rope and "sliding_attention" in rope:  # Gemma 3 and later
         rope, local = rope["full_attention"], rope["sliding_attention"]
         if not isinstance(rope, dict) or not isinstance(local, dict):
             return config
@@ -179,7 +179,7 @@ def _as_of_4(config: dict[str, Any], rng: random.Random) -> dict[str, Any]:
         name = rng.choice([("type",), ("rope_type",), ("type", "rope_type")])
         out["rope_scaling"] = {**dict.fromkeys(name, kind), **scaling}
         before = "original_max_position_embeddings"
-        if kind == "longrope" and before in scaling and rng.random() < 0.5:  # as Phi 3 has it
+        if kind == "longrope" and before in scaling and rng.random() < 0.5:  # as in Phi 3
             out[before] = out["rope_scaling"].pop(before)
         if rng.random() < 0.2:
             out["rope_scaling"].setdefault("attention_factor")

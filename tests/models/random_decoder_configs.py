@@ -1,4 +1,4 @@
-"""Random configs of the architectures of ``tests/fakes/decoder_configs``."""
+"""Random configs of the architectures of `tests/fakes/decoder_configs.py`."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ _KINDS = {
     **dict.fromkeys(("FlintForCausalLM", "Kolibri1ForCausalLM"), _SLIDING),
     "MiniMaxM3VLForCausalLM": ("minimax_m3_sparse", "full_attention"),
 }
-# their heads are tied to other numbers, or they have none
+# their heads depend on other settings, or they have none
 OWN_SHAPE = {
     *("MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM", "AXK1ForCausalLM"),
     *("KimiLinearForCausalLM", "LagunaForCausalLM", "RecurrentGemmaForCausalLM"),
@@ -265,14 +265,14 @@ _NEED_BOTH = ("full_attention", "linear_attention")
 
 
 def draw(architecture: str, rng: random.Random) -> dict[str, Any]:
-    """Changes to the tiny config of ``architecture``."""
+    """Changes to the tiny config of `architecture`."""
     if architecture in random_unusual_configs.FLAGS:
         return random_unusual_configs.draw(architecture, rng)
     out: dict[str, Any] = {"vocab_size": rng.choice([384, 391])}
     out["tie_word_embeddings"] = rng.random() < 0.5
     heads, kv_heads = rng.choice(_HEADS)
     count = rng.choice([2, 3, 4])
-    if architecture == "MiMoV2FlashForCausalLM":  # its windows have twice as many
+    if architecture == "MiMoV2FlashForCausalLM":  # its window layers have twice as many
         kv_heads = min(kv_heads, heads // 2)
     if architecture in _NAMES:
         names = _NAMES[architecture]

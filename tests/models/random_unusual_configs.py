@@ -1,4 +1,4 @@
-"""Random configs of the architectures of ``tests/fakes/unusual_configs``."""
+"""Random configs of the architectures of `tests/fakes/unusual_configs.py`."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
         "n_shared_experts": [1, 2],
     },
     "DogeForCausalLM": {
-        "keep_window_size": [100],  # less: tests/models/test_newest
+        "keep_window_size": [100],  # other shapes: tests/models/test_unusual_decoders.py
         "attention_bias": _BOOLS,
         "mlp_bias": _BOOLS,
         "num_hidden_layers": [1, 3],
@@ -196,7 +196,7 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
     },
     "CTRLLMHeadModel": {"dff": [64, 100], "n_layer": [1, 3], "layer_norm_epsilon": [1e-6, 1e-3]},
 }
-# whose layers are of these kinds, each at least once
+# layers of these types, each at least once
 KINDS: dict[str, tuple[str, ...]] = {
     "CohereCompassForCausalLM": _SLIDING,
     "Qwen4ExpForCausalLM": ("linear_attention", "full_attention", "linear_attention"),
@@ -213,7 +213,7 @@ _HEADS = [(4, 2), (4, 4), (8, 2), (2, 1)]
 
 
 def draw(architecture: str, rng: random.Random) -> dict[str, Any]:
-    """Changes to the tiny config of ``architecture``."""
+    """Changes to the tiny config of `architecture`."""
     out: dict[str, Any] = {}
     for key, values in FLAGS[architecture].items():
         out[key] = rng.choice(values)

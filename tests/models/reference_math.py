@@ -1,4 +1,4 @@
-"""What the mathematics of families without a class in transformers is written out with.
+"""Plain torch code for the mathematics of families without a class in transformers.
 
 Legend: T tokens, D channels, H heads, C channels of a head, E experts.
 """
@@ -24,7 +24,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def checkpoint(folder: Path, config: dict[str, Any], shapes: Shapes, seed: int = 0) -> Weights:
-    """Random tensors of these shapes (vectors of norms near one) and the config, saved."""
+    """Save random tensors of these shapes (vectors near one for norms) and the config."""
     generator = torch.Generator().manual_seed(seed)
     w = {}
     for name, shape in shapes.items():
@@ -40,8 +40,8 @@ def rms(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
-def turned(x_THC: Tensor, theta: float = 10000.0, stretch: float = 1.0) -> Tensor:
-    """Rotary embedding of halves, all channels."""
+def rotated(x_THC: Tensor, theta: float = 10000.0, stretch: float = 1.0) -> Tensor:
+    """Rotary embedding of all channels, in halves."""
     half = x_THC.shape[-1] // 2
     frequencies = theta ** (-torch.arange(half) / half) / stretch
     angles = (torch.arange(len(x_THC))[:, None] * frequencies)[:, None]
@@ -52,7 +52,7 @@ def turned(x_THC: Tensor, theta: float = 10000.0, stretch: float = 1.0) -> Tenso
 def attention(
     q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, scale: float, mask: Tensor | None = None
 ) -> Tensor:
-    """Causal attention, [T, H * C]; ``mask`` bool [T, T] or [H, T, T] is what may be seen."""
+    """Causal attention, [T, H * C]; `mask` bool [T, T] or [H, T, T] allows pairs."""
     repeat = q_THC.shape[1] // k_TKC.shape[1]
     k, v = (t.repeat_interleave(repeat, 1) for t in (k_TKC, v_TKC))
     scores = torch.einsum("qhd,khd->hqk", q_THC, k) * scale
@@ -68,14 +68,14 @@ def swiglu(w: Weights, at: str, x: Tensor, down: str = "down_proj") -> Tensor:
 
 
 def heads(w: Weights, at: str, x: Tensor, channels: int) -> list[Tensor]:
-    """q, k, v of a layer's own projections: [T, heads, C] each."""
+    """q, k, v of the layer's projections: [T, heads, C] each."""
     return [F.linear(x, w[f"{at}{p}_proj.weight"]).unflatten(-1, (-1, channels)) for p in "qkv"]
 
 
 def routed(
     x: Tensor, weights_TE: Tensor, top_k: int, renorm: bool, expert: Callable[[int, Tensor], Tensor]
 ) -> Tensor:
-    """The ``top_k`` best experts' sum, token by token."""
+    """The weighted sum of the `top_k` best experts, token by token."""
     best, chosen = weights_TE.topk(top_k, -1)
     if renorm:
         best = best / best.sum(-1, keepdim=True)
@@ -87,7 +87,8 @@ def routed(
 
 
 def check(folder: Path, reference: Callable[[list[int]], Tensor], length: int = 41) -> None:
-    """Whole, in chunks, token by token and in company over shuffled pages: all as written out."""
+    """At once, in chunks, token by token and in a batch over shuffled pages; all equal the
+    reference."""
     ids = torch.randint(0, 100, (length,), generator=torch.Generator().manual_seed(1)).tolist()
     wanted = reference(ids)
     model = load_model(folder)

@@ -1,4 +1,4 @@
-"""Slopes: Falcon's against Hugging Face, those of the large Baichuan models written out."""
+"""ALiBi slopes: Falcon's against Hugging Face, those of large Baichuan models written out."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from transformers import FalconForCausalLM
 DIM, VOCAB = 48, 100
 
 
-# Hugging Face's eager attention adds the slopes twice, and rounds slope * position to bfloat16:
-# a power of two of heads keeps that exact here.
+# Hugging Face's eager attention adds the slopes twice and rounds slope * position to bfloat16.
+# With a power of two as the number of heads that is exact.
 @pytest.mark.parametrize("layout", ["parallel", "one after another", "grouped"])
 @pytest.mark.parametrize("heads", [4, 8])
 def test_falcon(layout: str, heads: int, tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_falcon(layout: str, heads: int, tmp_path: Path) -> None:
 
 
 def _slopes(heads: int) -> list[float]:
-    """As its authors compute them."""
+    """As in the authors' code."""
 
     def of_power(n: int) -> list[float]:
         start = 2 ** -(2 ** -(math.log2(n) - 3))

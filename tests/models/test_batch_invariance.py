@@ -1,5 +1,5 @@
-"""Greedy tokens and their log-probabilities, alone and among 63 others: the same bit for bit, for
-every kind of weights and cache and on every instruction set that this processor has."""
+"""Greedy tokens and their log-probabilities, alone and among 63 others, are equal bit for bit, for
+every kind of weights and cache and on every instruction set of this processor."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _select(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def answers(engine: Engine, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
-    """Tokens and log-probabilities of each prompt, all asked at once."""
+    """Tokens and log-probabilities of each prompt, all in one batch."""
     params = {"temperature": 0, "max_new_tokens": NUM_NEW, "ignore_eos": True}
     replies = engine.generate(input_ids=prompts, sampling_params=params, return_logprob=True)
     return [

@@ -1,5 +1,5 @@
-"""Checkpoints under the names of their class in transformers, and under those that were published,
-mean the same model."""
+"""Checkpoints with the tensor names of transformers and with the published names give the same
+model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_names_of_the_class(architecture: str, tmp_path: Path) -> None:
     saved = cached_tiny(architecture)
     state = reference_model(saved).state_dict()
     own = {name: tensor.clone().contiguous() for name, tensor in state.items()}
-    assert set(own) != set(load_file(saved / "model.safetensors"))  # saved as published
+    assert set(own) != set(load_file(saved / "model.safetensors"))  # saved with the published names
     assert torch.equal(_logits(_renamed(saved, tmp_path / "own", own)), _logits(saved))
 
 
@@ -43,7 +43,7 @@ def test_names_without_a_prefix(tmp_path: Path) -> None:
     saved = cached_tiny("DeepseekV4ForCausalLM")
     bare = {_bare(name): tensor for name, tensor in load_file(saved / "model.safetensors").items()}
     assert {"embed.weight", "hc_head_fn", "layers.1.attn.kv_norm.weight"} <= set(bare)
-    bare["mtp.0.attn.wkv.weight"] = torch.zeros(2, 2)  # of a predictor of further tokens
+    bare["mtp.0.attn.wkv.weight"] = torch.zeros(2, 2)  # of a multi-token prediction layer
     assert torch.equal(_logits(_renamed(saved, tmp_path / "bare", bare)), _logits(saved))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints with predictors of further tokens load, and give what they give without them."""
+"""Checkpoints with multi-token prediction layers load, and give the same logits as without them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
 from radixlm.arch.hf import describe_draft
 
 JOINT = ("eh_proj", "enorm", "hnorm", "shared_head.norm", "embed_tokens")
-# architecture -> the layer that is copied, where the predictors keep theirs, their other tensors
+# architecture -> the copied layer, the names of the prediction layers, their other tensors
 CASES = {
     "DeepseekV3ForCausalLM": (2, "model.layers.3.", JOINT),
     "Glm4MoeForCausalLM": (2, "model.layers.3.", JOINT),

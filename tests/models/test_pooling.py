@@ -1,5 +1,5 @@
-"""Every architecture that gives vectors or scores, through the engine's own path, against Hugging
-Face in float32."""
+"""Every embedding and scoring architecture through a whole engine, against Hugging Face in
+float32."""
 
 from __future__ import annotations
 
@@ -27,13 +27,18 @@ def prompts(seed: str) -> list[list[int]]:
 
 FEW = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3Text")
 ALWAYS = [name for name in HEADS if name.removesuffix("Model") in FEW or "Gemma3" in name]
-GATHERED = ("JetMoe",)  # its experts of attention are products of torch, which know their batch
-OTHERS = ("GPT2", "Falcon", "Jamba", "ModernBertDecoder")  # names, forms, states, a head of layers
+GATHERED = ("JetMoe",)  # its attention experts are torch products, whose bits depend on the batch
+OTHERS = (
+    "GPT2",
+    "Falcon",
+    "Jamba",
+    "ModernBertDecoder",
+)  # names, forms, states, a head of several layers
 ALWAYS += [f"{stem}ForSequenceClassification" for stem in (*FEW[:-1], *OTHERS)]
 
 
 @pytest.mark.parametrize("architecture", [*ENCODERS, *ALWAYS])
-def test_vectors_and_scores_equal_hugging_face(architecture: str) -> None:
+def test_embeddings_and_scores_equal_hugging_face(architecture: str) -> None:
     check(architecture)
 
 
@@ -44,8 +49,8 @@ def test_heads_of_all_decoders_equal_hugging_face(architecture: str) -> None:
 
 
 def check(architecture: str) -> None:
-    """Prompts of other lengths in one batch (a decoder's longest in two chunks); alone the same
-    numbers to the last bit."""
+    """Prompts of different lengths in one batch (a decoder's longest in two chunks); alone the same
+    bits."""
     folder = made(architecture)
     texts = prompts(architecture)
     with engine(folder) as served:

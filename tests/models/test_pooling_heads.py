@@ -1,5 +1,5 @@
-"""Heads that no class of Hugging Face has, on its bodies; pairs, prefixes, lengths, folders of
-sentence-transformers; all through the engine."""
+"""Pooling heads without a Hugging Face class on Hugging Face bodies; pairs, prefixes, lengths, and
+sentence-transformers folders; all through the engine."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Tensors, Head]] = {
 
 
 def rebuilt(architecture: str, target: Path) -> Path:
-    """The body's checkpoint with the head's tensors and name; the language head stays behind."""
+    """The body's checkpoint with the head's tensors and name, without the language head."""
     base, changes, tensors, _ = CASES[architecture]
     folder = copy_tiny(cached_tiny(base), target)
     config = json.loads((folder / "config.json").read_text())
@@ -145,8 +145,8 @@ def test_a_causal_model_embeds_by_flag_and_shares_prefixes(tmp_path: Path) -> No
         served.encode(input_ids=text)
 
 
-def test_a_causal_model_may_see_the_whole_text(tmp_path: Path) -> None:
-    """``is_causal`` false in the config, as gte-Qwen2 has it; the oracle without its mask."""
+def test_a_causal_model_may_attend_to_the_whole_text(tmp_path: Path) -> None:
+    """`is_causal` false in the config, as in gte-Qwen2; the oracle runs without its mask."""
     folder = copy_tiny(made("Qwen2Model"), tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"is_causal": False}))
@@ -165,7 +165,7 @@ def test_a_causal_model_may_see_the_whole_text(tmp_path: Path) -> None:
     assert got != pytest.approx(expected(made("Qwen2Model"), text), abs=1e-2)
 
 
-def test_what_cannot_look_ahead_is_refused(tmp_path: Path) -> None:
+def test_models_without_bidirectional_attention_are_refused(tmp_path: Path) -> None:
     folder = copy_tiny(made("GptOssModel"), tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"is_causal": False}))
@@ -220,12 +220,12 @@ def test_texts_fill_the_last_place_and_not_more(tmp_path: Path) -> None:
         assert cut["meta_info"]["prompt_tokens"] == 38
         assert served.tokenizer is not None
         ids = served.tokenizer.encode("fox " * 100)
-    wanted = expected(folder, [*ids[:37], 2])  # the closing token stays
+    wanted = expected(folder, [*ids[:37], 2])  # the last special token stays
     assert cut["embedding"] == pytest.approx(wanted, abs=1e-4)
 
 
 def modules(folder: Path, *kinds: str, **configs: Any) -> Path:
-    """The files of sentence-transformers beside a checkpoint."""
+    """The files of sentence-transformers next to a checkpoint."""
     listed = []
     for index, kind in enumerate(("Transformer", *kinds)):
         path = "" if kind == "Transformer" else f"{index}_{kind}"
@@ -358,7 +358,7 @@ def test_other_names_of_a_body(architecture: str, tmp_path: Path) -> None:
     folder = copy_tiny(made(base), tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
     config["architectures"] = [architecture]
-    if architecture == "NewModel":  # keys as the published checkpoints have them
+    if architecture == "NewModel":  # keys of the published checkpoints
         config |= {"model_type": "new", "rope_theta": config.pop("rope_parameters")["rope_theta"]}
     (folder / "config.json").write_text(json.dumps(config))
     text = prompts(architecture)[0]
@@ -402,7 +402,7 @@ def test_the_reward_of_internlm2(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", [2, 5])
 def test_clip_embeds_texts_by_their_end_token(end: int, tmp_path: Path) -> None:
-    """``end`` 2 is what old configs say, where the end is the vocabulary's last token."""
+    """`end` 2 is the value of old configs, where the end token is the last of the vocabulary."""
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
     shape |= {"num_hidden_layers": 2}
     text = {**shape, "vocab_size": 64, "max_position_embeddings": 24, "eos_token_id": end}
@@ -436,8 +436,8 @@ BESIDE_A_TOWER: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", BESIDE_A_TOWER)
-def test_scores_of_a_text_model_beside_a_tower(architecture: str) -> None:
-    """The text model's config stands below the whole one's; a text needs no encoder."""
+def test_scores_of_a_composite_text_model(architecture: str) -> None:
+    """The text model's config is inside a composite config; a text needs no encoder."""
     stem = architecture.removesuffix("ForSequenceClassification")
     text = {**SHAPE, **HEADS[f"{stem}TextForSequenceClassification"]}
     nested = {**BESIDE_A_TOWER[architecture], "text_config": text, "num_labels": 3}

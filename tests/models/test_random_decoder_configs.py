@@ -1,4 +1,4 @@
-"""Random configs of the later architectures through the paged path equal Hugging Face."""
+"""Random configs of decoders through the paged path equal Hugging Face."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Recurrent layers over the C++ kernels: the same bits however a prompt is cut, whatever is beside
-it, and token by token."""
+"""Recurrent layers with the C++ kernels: the same bits in chunks, in a batch and token by token."""
 
 from __future__ import annotations
 

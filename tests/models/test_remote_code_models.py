@@ -1,4 +1,5 @@
-"""DeciLM, Phi-3 small, Step 3 and Xverse MoE against their mathematics written out."""
+"""Models published with their own code (DeciLM, Phi-3 small, Solar, Step 3, Xverse MoE) against
+their mathematics in plain torch."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from tests.models.reference_math import (
     checkpoint,
     heads,
     rms,
+    rotated,
     routed,
     swiglu,
-    turned,
 )
 from torch import Tensor
 
@@ -56,7 +57,7 @@ def _qkv(at: str, kv: int) -> Shapes:
 
 def _attend(w: Weights, at: str, x: Tensor) -> Tensor:
     q, k, v = heads(w, at, x, DIM // HEADS)
-    out = attention(turned(q), turned(k), v, (DIM // HEADS) ** -0.5)
+    out = attention(rotated(q), rotated(k), v, (DIM // HEADS) ** -0.5)
     return F.linear(out, w[at + "o_proj.weight"])
 
 
@@ -281,7 +282,7 @@ def test_step3(tmp_path: Path, listed: Any, renorm: bool) -> None:
             q, k, v = (F.linear(h, w[f"{attn}{p}_proj.weight"]) for p in "qkv")
             q = F.linear(rms(q, w[attn + "inter_norm.weight"]), w[attn + "wq.weight"])
             q, k, v = (t.unflatten(-1, (-1, 24)) for t in (q, k, v))
-            out = attention(turned(q), turned(k), v, 24**-0.5)
+            out = attention(rotated(q), rotated(k), v, 24**-0.5)
             x = x + F.linear(out, w[attn + "o_proj.weight"])
             h = rms(x, w[at + "post_attention_layernorm.weight"])
             if i not in sparse:
@@ -318,7 +319,7 @@ PHI = {
 
 
 def _blocks(length: int, step: int) -> Tensor:
-    """bool [H, Q, N], place by place as the published kernel's layout says."""
+    """bool [H, Q, N], position by position, from the published kernel's layout."""
     mask = torch.zeros(4, length, length, dtype=torch.bool)
     for h in range(4):
         for q in range(length):
@@ -366,7 +367,7 @@ def test_phi3_small(tmp_path: Path, changes: dict[str, Any]) -> None:
             grouped = linear(at + "self_attn.query_key_value", norm(at + "input_layernorm", x))
             grouped = grouped.view(len(ids), 2, 4, 16)
             q, k, v = grouped[:, :, :2].flatten(1, 2), grouped[:, :, 2], grouped[:, :, 3]
-            q, k = (turned(t, 5000.0, stretch) for t in (q, k))
+            q, k = (rotated(t, 5000.0, stretch) for t in (q, k))
             is_dense = config["dense_attention_every_n_layers"] and i == 1
             out = attention(q, k, v, scale, None if is_dense else mask)
             x = x + linear(at + "self_attn.dense", out)

@@ -1,5 +1,5 @@
-"""Records with recurrent mixers and with attention's variants as one C++ program: the numbers of
-the reference, and the same bits alone, in a batch, in chunks and token by token."""
+"""Records with recurrent mixers and attention variants as one C++ program: near the reference, and
+the same bits alone, in a batch, in chunks and token by token."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def make(decoder: Decoder, folder: Path, kernels: Kernels) -> Model:
 
 
 def check(decoder: Decoder, folder: Path) -> Model:
-    """A program near the layers and the reference, whose own chunks round otherwise, and whose bits
-    depend on nothing else; its model."""
+    """Compare a program with the layers and the reference (whose chunks round differently); its
+    bits depend on nothing else. Returns the model."""
     vocab = decoder.vocab
     ids = {s: [(7 * s + 3 * i * i) % vocab for i in range(n)] for s, n in enumerate(LENGTHS)}
     want = PagedRunner(make(decoder, folder, bind("cpu", {"all": "reference"}))).prefill(ids, 2)
@@ -96,7 +96,7 @@ def check(decoder: Decoder, folder: Path) -> Model:
     assert isinstance(model.program, StepProgram)
     for sequence in ids:
         got, near, far = (t[sequence].clamp(min=-1e3) for t in (together, layers, want))
-        assert relative_error(got, near) < 5e-5  # deltas that overshoot enlarge the last bits
+        assert relative_error(got, near) < 5e-5  # delta rules with a large step amplify rounding
         assert relative_error(got, far) < 2e-4
     alone = PagedRunner(model, "cpu", 32, seed=1).prefill({0: ids[0]})[0]
     assert torch.equal(alone, together[0])
@@ -108,9 +108,9 @@ def check(decoder: Decoder, folder: Path) -> Model:
 
 
 def check_wanted_rows(model: Model, ids: dict[int, list[int]]) -> None:
-    """``step`` computes the last block for few rows, to the same bits."""
+    """`step` computes the last block for some rows only, to the same bits."""
     batches = []
-    for _ in range(2):  # each with states of its own: a step changes them
+    for _ in range(2):  # each with its own states, because a step changes them
         runner = PagedRunner(model, "cpu", 16)
         batches.append((runner, runner.batch(ids)))
     with torch.inference_mode():
@@ -151,7 +151,7 @@ def test_every_processor(isa: str, tmp_path: Path) -> None:
 
 
 def test_branches_alone_and_together(tmp_path: Path) -> None:
-    """A mixer or a feed-forward alone, attention beside a recurrence, a norm of the embeddings."""
+    """A mixer or an MLP alone, attention parallel to a recurrence, a norm of the embeddings."""
     pair = ParallelHybrid(PLAIN, SSD)
     blocks = (
         Block(SSD, None, RMS, residual=0.5),
@@ -215,7 +215,7 @@ def test_mixtures(ffn: str, layout: str, tmp_path: Path) -> None:
 
 
 def test_inputs_of_each_layer_and_experts_beside(tmp_path: Path) -> None:
-    """What Gemma 4 is made of."""
+    """The parts of Gemma 4."""
     beside = Moe(4, 2, 20, "gelu_tanh", router_norm=RMS, expert_scale=True, renorm=True)
     reader = replace(PLAIN, extras=AttentionExtras(kv_from=0))
     blocks = (
@@ -228,7 +228,7 @@ def test_inputs_of_each_layer_and_experts_beside(tmp_path: Path) -> None:
 
 
 def test_latents_beside_other_parts(tmp_path: Path) -> None:
-    """What LongCat, Mistral 4 and Kimi Linear are made of."""
+    """The parts of LongCat, Mistral 4 and Kimi Linear."""
     side = Moe(4, 3, 20, "silu", zero_experts=2, correction=True, scale=1.5)
     hot = replace(LATENT, logn_scaling=LogNScaling(0.1, 4.0), gate="head")
     kimi = replace(DELTA, channel_decay=True, gate_act="sigmoid")

@@ -1,6 +1,6 @@
-"""--enable-torch-compile: the tokens of a model that is not compiled, by two graphs; what cannot be
-compiled says so and runs. Torch's compilers are exchanged for one that runs the traced graph as it
-is, but in the test at the end."""
+"""--enable-torch-compile: the same tokens as without, by two graphs; a model that cannot be
+compiled warns and runs. A backend that runs the traced graph as it is replaces Torch's compilers,
+except in the last test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from radixlm.step.batch import ForwardBatch, InputEmbeds
 PROMPTS = [[*range(5, 27)], [*range(5, 20), 7, 8, 9], [3, 4, 5, 6]]
 WARNING = "--enable-torch-compile: "
 NATIVE = pytest.mark.skipif(not cpu.available, reason="the C++ kernels are not built")
-# torch's own modules warn of one another
+# torch's own modules warn about each other
 pytestmark = [
     pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
@@ -69,7 +69,7 @@ FAMILIES = {
     "Qwen3ForCausalLM": "eager",
     "Qwen3MoeForCausalLM": "eager",
     "GptOssForCausalLM": "eager",  # windows and sinks
-    "DeepseekV2ForCausalLM": "aot_eager",  # latents; what is written in place becomes new tensors
+    "DeepseekV2ForCausalLM": "aot_eager",  # latents; in-place writes become new tensors
 }
 
 
@@ -86,7 +86,7 @@ def test_the_same_tokens_by_two_graphs(arch: str, monkeypatch: pytest.MonkeyPatc
 
 
 @NATIVE
-def test_kernels_of_ours_are_part_of_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_ops_are_part_of_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("radixlm.models.decoder.make_program", lambda *_: None)
     monkeypatch.setattr("radixlm.engine.torch_compile.why_no_program", lambda _: "refused")
     with engine("Mistral4ForCausalLM", kernel=(), attention_backend="cpu") as plain:
@@ -137,7 +137,7 @@ def test_steps_of_more_rows_and_rare_ones_run_as_they_are(monkeypatch: pytest.Mo
         )
         monkeypatch.setattr(steps, "step", noted)
         tokens(one, 3, 40)
-        assert max(sizes) == 3  # they may have come one after the other
+        assert max(sizes) == 3  # they may have arrived one after the other
         tokens(one, 2, 40)
         assert seen == [size for size in sizes if size < 3] and 2 in seen
         seen.clear()
@@ -162,7 +162,7 @@ def decode_batch() -> ForwardBatch:
     return ForwardBatch(one, one, one, one, one, (), (), one, None, 1, 1, is_decode=True)  # type: ignore[arg-type]
 
 
-def test_what_fails_to_compile_runs_as_before_after_one_warning(
+def test_a_failed_compilation_warns_once_and_runs_uncompiled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(graph: Any, inputs: Any) -> Any:
@@ -181,10 +181,10 @@ def test_what_fails_to_compile_runs_as_before_after_one_warning(
 
 
 @pytest.mark.parametrize(("told", "cause"), [(True, "_TooMany: "), (False, "UserError: ")])
-def test_a_model_that_needs_the_host_runs_as_before(
+def test_a_model_that_reads_device_values_runs_uncompiled(
     told: bool, cause: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By a number that changes with every step, or by one of the device's."""
+    """It reads a number that changes every step, or a number from the device."""
     forward = DecoderModel.forward
 
     def counting(self: DecoderModel, batch: ForwardBatch) -> Tensor:

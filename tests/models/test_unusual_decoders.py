@@ -1,4 +1,4 @@
-"""Further configs of the newest architectures, and what they refuse by name."""
+"""Further configs of unusual decoders, and settings that they refuse by name."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("architecture", "changes", "key"), REFUSED)
-def test_what_no_record_can_say_is_refused_by_name(
+def test_unsupported_settings_are_refused_by_name(
     architecture: str, changes: dict[str, Any], key: str
 ) -> None:
     muse = UNUSUAL_CONFIGS["MuseGlimmerForConditionalGeneration"]["text_config"]
@@ -81,8 +81,9 @@ def test_what_no_record_can_say_is_refused_by_name(
         describe({"architectures": [architecture], **shape, **changes})
 
 
-def test_lists_that_name_further_predictors_are_cut() -> None:
-    """As Step 3.5 is published: entries for three layers that predict, one rope a layer."""
+def test_per_layer_lists_may_include_mtp_layers() -> None:
+    """As in the published Step 3.5: entries for three multi-token prediction layers, one rope a
+    layer."""
     kinds = ["full_attention", "sliding_attention"] * 2
     published = {
         "architectures": ["Step3p5ForCausalLM"],
@@ -143,12 +144,12 @@ INKLING = {
 
 
 def _in_turn(gate: Tensor, up: Tensor, axis: int) -> Tensor:
-    """Rows gate, up, gate, up .."""
+    """Rows gate, up, gate, up, ..."""
     return torch.stack((gate, up), axis + 1).flatten(axis, axis + 1)
 
 
 def _published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A checkpoint of the class in the layout that Inkling is published in."""
+    """A checkpoint of the class in Inkling's published layout."""
     out: dict[str, Tensor] = {"model.audio.encoder.weight": torch.zeros(2, 2)}
     for name, value in tensors.items():
         if name.endswith(("up_proj.weight", "shared_experts.up_proj")):
@@ -169,7 +170,7 @@ def _published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def test_inkling_as_it_is_published(tmp_path: Path) -> None:
-    """The whole's config and names; its encoders are left out."""
+    """The composite config and names; its encoders are left out."""
     folder = cached_tiny("InklingForCausalLM", unpadded_vocab_size=381)
     text = json.loads((folder / "config.json").read_text())
     text |= {"sconv_kernel_size": text.pop("conv_kernel_size"), "layer_types": None}
@@ -188,7 +189,7 @@ def test_inkling_as_it_is_published(tmp_path: Path) -> None:
 
 
 def test_an_xlstm_with_joined_projections(tmp_path: Path) -> None:
-    """As weight_mode "fused" stores them, which the class itself cannot make."""
+    """As weight_mode "fused" stores them, which the class itself cannot create."""
     folder = cached_tiny("xLSTMForCausalLM")
     tensors = load_file(folder / "model.safetensors")
     joined = {
@@ -213,7 +214,7 @@ def test_an_xlstm_with_joined_projections(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "num_attention_heads": 2}])
 def test_a_doge_that_drops_tokens(changes: dict[str, Any]) -> None:
-    """No token comes twice: equal ones would be of equal worth."""
+    """No token occurs twice, because equal tokens would have equal scores."""
     folder = cached_tiny("DogeForCausalLM", keep_window_size=7, **changes)
     ids = torch.randperm(380, generator=torch.Generator().manual_seed(0))[:40].tolist()
     with torch.inference_mode():

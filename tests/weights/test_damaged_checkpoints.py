@@ -1,4 +1,4 @@
-"""A damaged checkpoint: the error names the file that the tensor was read from, and the tensor."""
+"""Damaged checkpoints: the error names the file that the tensor was read from, and the tensor."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_shard_and_the_tensor_are_named(kind: str, tensor: str, tmp_path: Pa
     edited(folder / home, tensor, DAMAGE[kind])
     message = error_of(folder)
     assert any(home in part and tensor in part for part in re.split("[;(]", message))
-    if kind in ("NaN", "infinity"):  # of the joined parts, the one alone
+    if kind in ("NaN", "infinity"):  # of the fused parts, the damaged one alone
         assert f"holds {kind}" in message and message.endswith(f"({home}: {tensor})")
     if kind in ("int32", "int8", "bool"):
         assert f"torch.{kind}" in message
@@ -118,8 +118,8 @@ def test_many_problems_are_a_line_each(tmp_path: Path) -> None:
         assert line.endswith(f"({homes[tensor]}: {tensor})")
 
 
-def test_a_tensor_that_no_file_was_to_have(tmp_path: Path) -> None:
-    """The index and the files are what was looked into."""
+def test_a_tensor_that_no_file_has(tmp_path: Path) -> None:
+    """The message names the index and the files that were searched."""
     folder = copy_tiny(cached_tiny("Qwen3ForCausalLM"), tmp_path / "model")
     home = sharded(folder)[GATE]
     edited(folder / home, GATE, DAMAGE["missing"])
@@ -133,7 +133,7 @@ def test_a_tensor_that_no_file_was_to_have(tmp_path: Path) -> None:
 
 
 def narrow(folder: Path, edit: Edit) -> dict[str, str]:
-    """All matrices of layers in 8 bit floats, then ``edit`` of GATE."""
+    """All matrices of layers in fp8, then `edit` of GATE."""
     tensors: Tensors = {}
     for name, value in load_file(folder / FILE).items():
         tensors[name] = value
@@ -168,7 +168,7 @@ NARROW: dict[str, tuple[Edit, str, str]] = {
 
 
 @pytest.mark.parametrize("kind", NARROW)
-def test_scales_of_8_bit_floats_are_named(kind: str, tmp_path: Path) -> None:
+def test_fp8_scales_are_named(kind: str, tmp_path: Path) -> None:
     folder = copy_tiny(cached_tiny("Qwen3ForCausalLM"), tmp_path / "model")
     edit, culprit, pattern = NARROW[kind]
     home = narrow(folder, edit)[culprit]
@@ -222,7 +222,7 @@ def test_other_stores_are_named_too(kind: str, store: Any, tmp_path: Path) -> No
     assert re.search(rf"[(; ]{re.escape(file)}: [^;]*{re.escape(name)}", message)
 
 
-def test_files_of_the_numpy_cache_that_are_gone_or_cut(tmp_path: Path) -> None:
+def test_missing_or_truncated_npcache_files(tmp_path: Path) -> None:
     folder = copy_tiny(cached_tiny("Qwen3ForCausalLM"), tmp_path / "model")
     _npcache(folder, lambda tensors, name: None)
     file = folder / "np" / f"{GATE}.npy"
@@ -240,8 +240,8 @@ def test_one_tensor_in_two_pickles(tmp_path: Path) -> None:
     assert f"{GATE} is also in another file" in message and "other.bin" in message
 
 
-def test_a_number_that_is_none_is_found_anywhere(tmp_path: Path) -> None:
-    """Also the only one of many, in every dtype, wherever it stands."""
+def test_nan_is_found_anywhere(tmp_path: Path) -> None:
+    """A single NaN among many values, in every dtype and position."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         folder = copy_tiny(cached_tiny("Qwen3ForCausalLM", dtype=dtype), tmp_path / str(dtype))
         whole = load_file(folder / FILE)

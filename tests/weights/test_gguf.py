@@ -1,4 +1,4 @@
-"""GGUF files: as the checkpoint that they were made of, and never more than their bytes."""
+"""GGUF files give the model of their checkpoint, and never take more memory than their bytes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "Gemma2ForCausalLM": {"query_pre_attn_scalar": 16, "head_dim": 16},
     "Gemma3ForCausalLM": {"query_pre_attn_scalar": 16, "head_dim": 16},
     "SmolLM3ForCausalLM": {"no_rope_layer_interval": 4, "num_hidden_layers": 5},
-    "Starcoder2ForCausalLM": {"sliding_window": None},  # llama.cpp knows no window of it
+    "Starcoder2ForCausalLM": {"sliding_window": None},  # llama.cpp has no sliding window for it
 }
 IDS = torch.randint(3, 380, (21,), generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -80,7 +80,7 @@ def test_a_file_gives_the_logits_of_its_checkpoint(architecture: str, tmp_path: 
     ("kind", "near"),
     [("F16", 2e-3), ("BF16", 1e-2), ("Q8_0", 1e-2), ("Q4_0", 0.1), ("Q4_1", 0.1)],
 )
-def test_narrow_weights_are_near(kind: str, near: float, tmp_path: Path) -> None:
+def test_quantized_weights_are_near(kind: str, near: float, tmp_path: Path) -> None:
     folder = cached_tiny("Qwen3ForCausalLM")
     file = gguf_file.convert(folder, tmp_path / "m.gguf", "qwen3", kind, {})
     source = GgufSource(file)
@@ -98,7 +98,7 @@ WIDE = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256}
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "LlamaForCausalLM"])
 def test_four_bits_stay_as_they_are(architecture: str, kind: str, tmp_path: Path) -> None:
-    """Values, scales and offsets are those of the file, rows permuted or not, joined or not."""
+    """Values, scales and offsets are those of the file, with or without permuted and fused rows."""
     folder = cached_tiny(architecture, **WIDE)
     file = gguf_file.convert(
         folder, tmp_path / "m.gguf", ARCHITECTURES[architecture], kind, {"general.x": 1}
@@ -118,7 +118,7 @@ def _linears(folder: Path, name: str, **build: Any) -> list[PackedLinear]:
 
 
 @pytest.mark.parametrize("name", ["", "reference"])
-def test_layers_keep_the_grid_that_all_their_parts_have(
+def test_fused_layers_keep_a_common_format(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = cached_tiny("LlamaForCausalLM", **WIDE)
@@ -149,7 +149,7 @@ def test_layers_keep_the_grid_that_all_their_parts_have(
 
 
 @pytest.mark.parametrize("name", ["", "reference"])
-def test_experts_keep_their_grids(name: str, tmp_path: Path) -> None:
+def test_experts_keep_their_formats(name: str, tmp_path: Path) -> None:
     sizes = {"num_hidden_layers": 2, "hidden_size": 64, "moe_intermediate_size": 64}
     folder = cached_tiny("Qwen3MoeForCausalLM", **sizes)
     folder = unpacked(gguf_file.convert(folder, tmp_path / "m.gguf", "qwen3moe", "Q4_1", {}))
@@ -172,7 +172,7 @@ def _experts(model: Model) -> list[Any]:
     return [layer.experts for _, layer in model.layers() if isinstance(layer, MoeLayer)]
 
 
-def test_a_scale_that_is_no_number_is_named(tmp_path: Path) -> None:
+def test_a_nan_scale_is_named(tmp_path: Path) -> None:
     folder = cached_tiny("Qwen3ForCausalLM", **WIDE)
     file = gguf_file.convert(folder, tmp_path / "m.gguf", "qwen3", "Q4_0", {})
     at = read_header(file).tensors["blk.2.ffn_up.weight"].start + 18
@@ -197,7 +197,7 @@ def test_a_wrong_shape_in_four_bits_is_named(
         load_model(unpacked(file), scheme=make_scheme("gguf", "", GgufQuant()))
 
 
-def test_unread_kinds_are_refused_by_name(tmp_path: Path) -> None:
+def test_unsupported_types_are_refused_by_name(tmp_path: Path) -> None:
     folder = cached_tiny("Qwen3ForCausalLM")
     file = gguf_file.convert(folder, tmp_path / "m.gguf", "qwen3", "F32", {})
     raw = bytearray(file.read_bytes())
@@ -209,7 +209,7 @@ def test_unread_kinds_are_refused_by_name(tmp_path: Path) -> None:
         GgufSource(file)
 
 
-def test_lies_are_refused_at_once(tmp_path: Path) -> None:
+def test_inconsistent_headers_are_refused_at_once(tmp_path: Path) -> None:
     folder = cached_tiny("Qwen3ForCausalLM")
     tokens = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "b"]}
     file = gguf_file.convert(folder, tmp_path / "m.gguf", "qwen3", "F32", tokens)
@@ -230,7 +230,7 @@ def test_lies_are_refused_at_once(tmp_path: Path) -> None:
             assert "m.gguf" in str(error)
 
 
-def test_the_tokenizer_of_the_file_is_the_checkpoints(tmp_path: Path) -> None:
+def test_the_tokenizer_of_the_file_equals_the_checkpoints(tmp_path: Path) -> None:
     folder = cached_tiny("Qwen3ForCausalLM")
     model = json.loads((folder / "tokenizer.json").read_text())
     vocab = model["model"]["vocab"] | {t["content"]: t["id"] for t in model["added_tokens"]}
@@ -250,7 +250,7 @@ def test_the_tokenizer_of_the_file_is_the_checkpoints(tmp_path: Path) -> None:
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
 
 
-def test_sentencepiece_comes_back_from_its_scores(tmp_path: Path) -> None:
+def test_sentencepiece_is_rebuilt_from_its_scores(tmp_path: Path) -> None:
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
     words = ["▁", "a", "b", "ab", "▁ab", "abab"]
     scores = [0.0] * (len(pieces) + 3) + [-1.0, -2.0, -3.0]
@@ -268,7 +268,7 @@ def test_sentencepiece_comes_back_from_its_scores(tmp_path: Path) -> None:
     assert tokenizer.decode([first + 4, first + 4, 3 + ord("c")]) == "ab abc"
 
 
-def test_an_unread_tokenizer_asks_for_another(tmp_path: Path) -> None:
+def test_an_unsupported_tokenizer_names_the_flag(tmp_path: Path) -> None:
     folder = cached_tiny("Qwen3ForCausalLM")
     extra = {"tokenizer.ggml.model": "t5", "tokenizer.ggml.tokens": ["a"]}
     file = gguf_file.convert(folder, tmp_path / "m.gguf", "qwen3", "F32", extra)
@@ -283,7 +283,7 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
         unpacked(file)
 
 
-def test_a_served_file_says_what_its_checkpoint_says(tmp_path: Path) -> None:
+def test_a_served_file_gives_the_tokens_of_its_checkpoint(tmp_path: Path) -> None:
     folder, said = cached_tiny("Qwen3ForCausalLM"), []
     file = gguf_file.convert(folder, tmp_path / "m.gguf", "qwen3", "F32", {})
     greedy = {"temperature": 0.0, "max_new_tokens": 16, "ignore_eos": True}

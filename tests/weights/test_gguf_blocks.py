@@ -1,4 +1,4 @@
-"""Blocks of GGUF tensors: every kind against a decoder that takes one number at a time."""
+"""Blocks of GGUF tensors: every type against a decoder that reads one number at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 
 def half(b: bytes, at: int) -> np.float32:
-    """In the arithmetic of the result: products and differences round as they do there."""
+    """In the arithmetic of the result, where products and differences round the same way."""
     return np.float32(struct.unpack_from("<e", b, at)[0])
 
 
@@ -29,7 +29,7 @@ def signed(byte: int) -> int:
 
 
 def nibble(b: bytes, at: int, i: int) -> int:
-    """Number i of a block of 32 whose nibbles start at byte ``at``."""
+    """Number i of a block of 32 whose nibbles start at byte `at`."""
     return b[at + i] & 15 if i < 16 else b[at + i - 16] >> 4
 
 
@@ -73,7 +73,7 @@ def q3_k(b: bytes, i: int) -> float:
 
 
 def six_bits(b: bytes, group: int) -> tuple[int, int]:
-    """Scale and what is taken off of one group of Q4_K and Q5_K."""
+    """Scale and offset of one group of Q4_K and Q5_K."""
     if group < 4:
         return b[4 + group] & 63, b[8 + group] & 63
     last = b[12 + group - 4]
@@ -126,7 +126,7 @@ SLOW: dict[str, Callable[[bytes, int], float]] = {
 }  # fmt: skip
 
 
-def test_every_kind_is_held_here() -> None:
+def test_every_type_has_a_case() -> None:
     assert set(SLOW) == set(gguf_blocks.DEQUANTIZE)
 
 
@@ -146,7 +146,7 @@ def test_numbers_are_those_of_the_layout(kind: str, data: st.DataObject) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_pieces_and_narrow_floats(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_and_16_bit_results(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     block, size = SIZES["Q4_K"]
     raw = torch.randint(0, 256, (37, size), generator=torch.Generator().manual_seed(1))
     blocks = raw.to(torch.uint8)

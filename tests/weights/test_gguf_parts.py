@@ -1,4 +1,4 @@
-"""GGUF in several parts: as the one file that they were cut from, and damage named by its part."""
+"""GGUF in several parts equals the single file, and damage is named by its part."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of three parts and nothing else."""
+    """A folder with three parts and nothing else."""
     made = tmp_path / "parts"
     made.mkdir()
     tiny = cached_tiny("Qwen3ForCausalLM")
@@ -38,8 +38,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("named", ["", "m-00001-of-00003.gguf", SECOND])
-def test_the_parts_are_the_whole(named: str, folder: Path, tmp_path: Path) -> None:
-    """Whether the folder is named or any part; also where the parts are links to other names."""
+def test_parts_equal_the_single_file(named: str, folder: Path, tmp_path: Path) -> None:
+    """By the folder or any part; also if the parts are links with other names."""
     tiny = cached_tiny("Qwen3ForCausalLM")
     whole = GgufSource(gguf_file.convert(tiny, tmp_path / "w.gguf", "qwen3", "F32", {}))
     for number, file in enumerate(sorted(folder.iterdir())):
@@ -56,7 +56,7 @@ def test_a_model_loads_from_parts(folder: Path) -> None:
     model = load_model(find_model(str(folder)))
     alone = load_model(cached_tiny("Qwen3ForCausalLM"))
     assert torch.equal(model.embed.unpack(), alone.embed.unpack())
-    assert len(list(find_model(str(folder)).glob("*.gguf"))) == 3  # for who reads ahead
+    assert len(list(find_model(str(folder)).glob("*.gguf"))) == 3  # files for the prefetch
 
 
 def _gone(folder: Path) -> str:

@@ -1,5 +1,5 @@
-"""Checkpoints in integers: the model computes with the very numbers that they hold, and layers that
-can keep them narrow do."""
+"""Integer checkpoints: the model computes with exactly their numbers, and layers stay quantized if
+the kernels support their format."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def linears(model: Model) -> dict[str, Linear]:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_numbers_are_those_of_the_checkpoint(name: str, tmp_path: Path) -> None:
+def test_the_model_uses_the_stored_numbers(name: str, tmp_path: Path) -> None:
     arch = "LlamaForCausalLM" if "row" in name else "Qwen3ForCausalLM"
     narrow, wide = write_integers(cached_tiny(arch, **WIDE), tmp_path, LAYOUTS[name])
     floats = load_model(wide)
@@ -84,7 +84,10 @@ def test_the_numbers_are_those_of_the_checkpoint(name: str, tmp_path: Path) -> N
     kept, coarse = load(narrow), load(narrow, "reference")
     for path, layer in linears(kept).items():
         weight = linears(floats)[path].packed.unpack()
-        near = {"rtol": 0.0, "atol": 2.0**-7 * float(weight.abs().max())}  # bfloat16, maybe twice
+        near = {
+            "rtol": 0.0,
+            "atol": 2.0**-7 * float(weight.abs().max()),
+        }  # rounded to bfloat16, possibly twice
         torch.testing.assert_close(layer.packed.unpack().float(), weight, **near)
         torch.testing.assert_close(linears(coarse)[path].packed.unpack().float(), weight, **near)
     spread = float(want[0].std())
@@ -93,16 +96,15 @@ def test_the_numbers_are_those_of_the_checkpoint(name: str, tmp_path: Path) -> N
     for sequence in IDS:
         error = (native[sequence] - want[sequence]).pow(2).mean().sqrt()
         assert float(error) < 0.05 * spread  # activations in 8 bits
-        # Rounding may fall to the other side where the last bits differ.
+        # Values may round to the other side if their last bits differ.
         other = (native[sequence] - reference[sequence]).pow(2).mean().sqrt()
         assert float(other) < 0.02 * spread
 
 
 @pytest.mark.skipif(not cpu.available, reason="the C++ kernels are not built")
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layers_stay_narrow(name: str, tmp_path: Path) -> None:
-    """In the kernels' own formats, and never more bytes than the checkpoint needs for float32
-    scales."""
+def test_layers_stay_quantized(name: str, tmp_path: Path) -> None:
+    """In formats of the kernels, with no more bytes than the checkpoint with float32 scales."""
     layout = LAYOUTS[name]
     source = cached_tiny("Qwen3ForCausalLM", **WIDE)
     narrow, _ = write_integers(source, tmp_path, layout)
@@ -127,7 +129,7 @@ def test_layers_stay_narrow(name: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(not cpu.available, reason="the C++ kernels are not built")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_program_gives_the_numbers_of_the_layers(name: str, tmp_path: Path) -> None:
-    """To the last bit, whatever order or form the integers have; the greedy tokens with them."""
+    """The same bits for any order or format of the integers, and the same greedy tokens."""
     narrow, _ = write_integers(cached_tiny("Qwen3ForCausalLM", **WIDE), tmp_path, LAYOUTS[name])
     model = load(narrow)
     assert isinstance(model, DecoderModel)
@@ -146,7 +148,8 @@ def test_a_program_gives_the_numbers_of_the_layers(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["awq-32", "gptq-4-sym", "gptq-8-sym", "gptq-4-order", "int8"])
 def test_experts(name: str, tmp_path: Path) -> None:
-    """Narrow where whole experts can be; an order of inputs, which experts do not know, widens."""
+    """Quantized if whole experts can be; act-order, which experts do not support, is
+    dequantized."""
     narrow, wide = write_integers(
         cached_tiny("Qwen3MoeForCausalLM", **MOE), tmp_path, LAYOUTS[name]
     )
@@ -192,9 +195,9 @@ def test_a_layer_with_one_part_in_floats_is_floats(
         ("Qwen3ForCausalLM", "int8"),
     ],
 )
-def test_the_engine_says_what_transformers_says(arch: str, name: str, tmp_path: Path) -> None:
-    """Each token that is chosen is within what 8 bit activations move of the float model's best,
-    and its log-probability near that model's."""
+def test_engine_tokens_are_near_those_of_transformers(arch: str, name: str, tmp_path: Path) -> None:
+    """Each token is within the error of 8-bit activations of the float model's best token, and its
+    log-probability is near."""
     narrow, wide = write_integers(cached_tiny(arch, **MOE), tmp_path, LAYOUTS[name])
     greedy = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
     with radixlm.Engine(
@@ -212,9 +215,9 @@ def test_the_engine_says_what_transformers_says(arch: str, name: str, tmp_path: 
     assert float((ours - picked).abs().median()) < 0.1
 
 
-@pytest.mark.filterwarnings("ignore")  # of Hugging Face, of tiny configs
-def test_towers_beside_integers(tmp_path: Path) -> None:
-    """They stay floats, and no package that reads the language model's integers is asked for."""
+@pytest.mark.filterwarnings("ignore")  # Hugging Face encoders of tiny configs
+def test_float_encoders_with_integer_language_models(tmp_path: Path) -> None:
+    """Encoders stay floats, and no package for the integers of the language model is needed."""
     tiny.save(tiny.qwen2_5_vl(), tmp_path / "source")
     kept = (*KEPT, "visual")
     narrow, wide = write_integers(tmp_path / "source", tmp_path, LAYOUTS["awq-32"], kept)
@@ -225,7 +228,7 @@ def test_towers_beside_integers(tmp_path: Path) -> None:
     assert all(torch.equal(value, want[name]) for name, value in found.items())
 
 
-# what is done to the parts of one weight, by the end of their names -> what the message says
+# damage to the tensors of one weight, by the suffix of their names -> the message
 Q = "model.layers.0.self_attn.q_proj"
 Tensors = dict[str, torch.Tensor]
 Edit = Callable[[Tensors], object]
@@ -289,7 +292,7 @@ def test_damage_is_named(kind: str, tmp_path: Path) -> None:
         assert "\n" not in message and f"{FILE}: {Q}." in message
 
 
-def test_a_whole_layer_that_is_gone(tmp_path: Path) -> None:
+def test_a_missing_layer(tmp_path: Path) -> None:
     source = cached_tiny("Qwen3ForCausalLM", **WIDE)
     narrow, _ = write_integers(source, tmp_path, LAYOUTS["awq-32"])
     tensors = {n: t for n, t in load_file(narrow / FILE).items() if not n.startswith(Q)}
@@ -298,7 +301,7 @@ def test_a_whole_layer_that_is_gone(tmp_path: Path) -> None:
         load(narrow)
 
 
-def test_a_layer_too_many(tmp_path: Path) -> None:
+def test_an_extra_layer(tmp_path: Path) -> None:
     source = cached_tiny("Qwen3ForCausalLM", **WIDE)
     narrow, _ = write_integers(source, tmp_path, LAYOUTS["awq-32"])
     tensors = load_file(narrow / FILE)
@@ -308,8 +311,8 @@ def test_a_layer_too_many(tmp_path: Path) -> None:
         load(narrow)
 
 
-def test_biases_that_are_nothing(tmp_path: Path) -> None:
-    """Older tools wrote zeros for layers without a bias; a bias that is one is refused."""
+def test_zero_biases_are_ignored(tmp_path: Path) -> None:
+    """Older tools wrote zeros for layers without a bias; other values are refused."""
     source = cached_tiny("Qwen3ForCausalLM", **WIDE)
     narrow, _ = write_integers(source, tmp_path, LAYOUTS["gptq-4"])
     tensors = load_file(narrow / FILE)
@@ -320,7 +323,7 @@ def test_biases_that_are_nothing(tmp_path: Path) -> None:
         load(narrow)
 
 
-def test_integers_that_no_config_speaks_of(tmp_path: Path) -> None:
+def test_integers_without_a_quantization_config(tmp_path: Path) -> None:
     source = cached_tiny("Qwen3ForCausalLM", **WIDE)
     narrow, _ = write_integers(source, tmp_path, LAYOUTS["awq-32"])
     config = json.loads((narrow / "config.json").read_text())
@@ -333,7 +336,7 @@ def test_integers_that_no_config_speaks_of(tmp_path: Path) -> None:
     load(narrow)
 
 
-def test_a_dtype_that_is_asked_for_widens_nothing(tmp_path: Path) -> None:
+def test_dtype_does_not_dequantize(tmp_path: Path) -> None:
     narrow, _ = write_integers(
         cached_tiny("Qwen3ForCausalLM", **WIDE), tmp_path, LAYOUTS["awq-128"]
     )

@@ -1,4 +1,5 @@
-"""The loader: every format gives the same model, every damage a message that names it."""
+"""The weight loader: every format gives the same model, and every kind of damage an error that
+names it."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def shard(folder: Path, save: Any, ending: str, stem: str) -> None:
-    """Replace the single file by two and an index."""
+    """Replace the single file by two files and an index."""
     tensors = load_file(folder / FILE)
     (folder / FILE).unlink()
     names = sorted(tensors)
@@ -85,7 +86,7 @@ def test_every_format_gives_the_same_weights(folder: Path, kind: str) -> None:
     else:
         as_pickle(folder)
         load_format = "npcache" if kind == "npcache" else "pt"
-    for _ in range(2):  # the second time npcache reads its cache
+    for _ in range(2):  # the second load reads npcache's cache
         for got, want in zip(weights_of(loaded(folder, load_format)), expected, strict=True):
             assert torch.equal(got, want)
     assert (folder / "np").exists() == (kind == "npcache")
@@ -163,8 +164,8 @@ def test_all_missing_and_unknown_tensors_are_listed(folder: Path) -> None:
         assert name in message
 
 
-def test_tensors_without_numbers_are_left_over(folder: Path) -> None:
-    """Hugging Face saves the shared experts of a model that has none as matrices of no rows."""
+def test_empty_tensors_are_ignored(folder: Path) -> None:
+    """Hugging Face saves empty matrices for the shared experts of a model without them."""
 
     def edit(tensors: dict[str, torch.Tensor]) -> None:
         tensors["model.layers.0.mlp.shared_experts.up_proj.weight"] = torch.zeros(0, 64)
@@ -173,7 +174,7 @@ def test_tensors_without_numbers_are_left_over(folder: Path) -> None:
     loaded(folder)
 
 
-def test_a_tied_matrix_may_have_the_name_of_the_head(tmp_path: Path) -> None:
+def test_a_tied_matrix_may_be_stored_as_the_head(tmp_path: Path) -> None:
     make_tiny("Qwen2ForCausalLM", tmp_path, tie_word_embeddings=True)
     before = weights_of(loaded(tmp_path))
 
@@ -343,7 +344,7 @@ def test_no_weights_at_all(folder: Path) -> None:
         loaded(folder, "magic")
 
 
-def test_what_older_tools_left_behind_is_ignored(folder: Path) -> None:
+def test_obsolete_tensors_are_ignored(folder: Path) -> None:
     extra = "model.layers.0.self_attn.rotary_emb.inv_freq"
     change(folder, lambda t: t.update({extra: torch.ones(12)}))
     report = load_weights(empty_model(folder), folder, progress=False)
@@ -362,7 +363,7 @@ def test_progress_bar_only_on_a_terminal(
 
 @pytest.mark.parametrize("prefix", ["language_model.", "model.language_model.", ""])
 def test_a_decoder_inside_a_composite_checkpoint(folder: Path, prefix: str) -> None:
-    """Names as LLaVA-like checkpoints have them, with an encoder beside."""
+    """Names of LLaVA-like checkpoints, next to an encoder."""
     expected = weights_of(loaded(folder))
 
     def rename(tensors: dict[str, torch.Tensor]) -> None:
@@ -381,7 +382,7 @@ def test_a_decoder_inside_a_composite_checkpoint(folder: Path, prefix: str) -> N
 
 @pytest.mark.parametrize("as_bin", [False, True])
 def test_a_tensor_that_fills_two_parameters(folder: Path, as_bin: bool) -> None:
-    """A tied head with a bias is a head of its own: the table is read twice."""
+    """A tied head with a bias is a separate parameter, so the table is read twice."""
     change(folder, lambda t: t.pop("lm_head.weight"))
     change(folder, lambda t: t.update({"lm_head.bias": torch.ones(384)}))
     if as_bin:

@@ -1,4 +1,4 @@
-"""An adapter that is part of a checkpoint: what is added, and what is refused by name."""
+"""An adapter inside a checkpoint: what it is added to, and what is refused by name."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_missing_adapter_leaves_the_weights(tmp_path: Path) -> None:
         ({"what.is.this": A}, {}, "of no weight"),
     ],
 )
-def test_what_is_no_plain_adapter_is_refused(
+def test_unsupported_adapters_are_refused(
     adapter: dict[str, torch.Tensor], said: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=told):

@@ -1,4 +1,4 @@
-"""Headers that lie are refused by the name of the file, at once."""
+"""Inconsistent safetensors headers are refused at once, with the name of the file."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def _entry(start: int, end: int, shape: list[Any]) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_lie_is_named(header: bytes, reason: str, tmp_path: Path) -> None:
+def test_an_inconsistent_header_is_named(header: bytes, reason: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"model\.safetensors.*{reason}"):
         read_header(_file(tmp_path, header))
 
 
-def test_neighbours_and_empty_tensors_are_no_lie(tmp_path: Path) -> None:
+def test_adjacent_and_empty_tensors_are_valid(tmp_path: Path) -> None:
     entries = {"a": _entry(0, 16, [4]), "none": _entry(16, 16, [0, 4]), "b": _entry(16, 32, [4])}
     found = read_header(_file(tmp_path, json.dumps(entries).encode()))
     assert [entry.shape for entry in found.values()] == [(4,), (0, 4), (4,)]

@@ -1,4 +1,4 @@
-"""Short calls within a Hugging Face model give what the long ones gave."""
+"""Shortened calls within a Hugging Face model give the same results as the original ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def angles(in_pairs: bool, num: int = 16) -> tuple[Tensor, Tensor]:
 
 @needs_kernel
 @pytest.mark.parametrize(("family", "in_pairs"), [("llama", False), ("cohere", True)])
-def test_usual_ropes_are_known_by_what_they_give(family: str, in_pairs: bool) -> None:
+def test_usual_ropes_are_recognised_by_their_results(family: str, in_pairs: bool) -> None:
     module = getattr(tf.models, family)
     theirs = getattr(module, f"modeling_{family}").apply_rotary_pos_emb
     turn = turn_of(theirs)
@@ -44,12 +44,12 @@ def test_usual_ropes_are_known_by_what_they_give(family: str, in_pairs: bool) ->
 
 
 @needs_kernel
-def test_what_the_kernel_cannot_read_goes_to_the_function_itself() -> None:
+def test_unsupported_inputs_use_the_original_function() -> None:
     theirs = tf.models.llama.modeling_llama.apply_rotary_pos_emb
     turn = turn_of(theirs)
     assert turn is not None
-    cos, sin = torch.randn(1, 6, 16), torch.randn(1, 6, 16)  # no two channels of one angle
-    odd = QK[0].transpose(1, 2), QK[1].transpose(1, 2), *angles(False), 2  # heads behind tokens
+    cos, sin = torch.randn(1, 6, 16), torch.randn(1, 6, 16)  # no two channels with one angle
+    odd = QK[0].transpose(1, 2), QK[1].transpose(1, 2), *angles(False), 2  # heads after tokens
     for args in ((*QK, cos, sin), odd):
         for got, want in zip(turn(*args), theirs(*args), strict=True):
             torch.testing.assert_close(got, want, rtol=0, atol=0)
@@ -67,14 +67,14 @@ def test_another_rope_is_not_taken_for_the_usual_one() -> None:
 
 
 @pytest.mark.parametrize("family", ["Llama", "Gemma2", "GPTNeoX"])
-def test_a_model_gives_what_it_gave(family: str) -> None:
+def test_a_model_gives_the_same_logits(family: str) -> None:
     config = getattr(tf, f"{family}Config")(**CONFIG)
     config._attn_implementation = "eager"
     model = getattr(tf, f"{family}ForCausalLM")(config).eval()
     ids = torch.arange(3, 24)[None]
     heard: list[Any] = []
     layer = model.base_model.layers[1]
-    layer.register_forward_hook(lambda *_: heard.append(layer))  # keeps being called
+    layer.register_forward_hook(lambda *_: heard.append(layer))  # still called
     with torch.inference_mode():
         wanted = model(ids, use_cache=False).logits
         eager = sys.modules[type(model).__module__].eager_attention_forward

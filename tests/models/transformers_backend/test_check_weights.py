@@ -1,5 +1,4 @@
-"""Weights that transformers loads, encoders and whole models: what is wrong is told by file and
-tensor."""
+"""Weights that transformers loads, for encoders and whole models: errors name file and tensor."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from radixlm.models.transformers_backend.model import TransformersModel
 CPU = torch.device("cpu")
 FILE = "model.safetensors"
 GATE = "model.layers.1.mlp.gate_proj.weight"
-FC = "vision_tower.encoder.layers.0.mlp.fc1.weight"  # as it stands in the file
+FC = "vision_tower.encoder.layers.0.mlp.fc1.weight"  # its name in the file
 
 
 def _nan(tensors: dict[str, torch.Tensor], name: str) -> None:
@@ -54,7 +53,7 @@ def damaged(folder: Path, damage: Damage, name: str) -> None:
 
 
 @pytest.mark.parametrize(("damage", "told"), DAMAGE)
-def test_towers(damage: Damage, told: str, tmp_path: Path) -> None:
+def test_encoders(damage: Damage, told: str, tmp_path: Path) -> None:
     tiny.save(tiny.llava(), tmp_path)
     TransformersEncoder(tmp_path, CPU, torch.float32)
     damaged(tmp_path, damage, FC)
@@ -64,7 +63,7 @@ def test_towers(damage: Damage, told: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("damage", "told"), DAMAGE)
 def test_models(damage: Damage, told: str, tmp_path: Path) -> None:
-    """Hugging Face draws what is missing at random, and serves it."""
+    """Hugging Face initialises missing tensors at random and would serve them."""
     folder = copy_tiny(cached_tiny("Qwen3ForCausalLM"), tmp_path / "model")
     damaged(folder, damage, GATE)
     told = told.replace("FILE", FILE).replace("NAME", GATE)
@@ -79,7 +78,7 @@ def test_a_truncated_file(tmp_path: Path) -> None:
         TransformersModel(folder, describe(folder), CPU, torch.float32, bind("cpu"))
 
 
-def test_what_is_not_wanted_may_be_missing(tmp_path: Path) -> None:
+def test_optional_tensors_may_be_missing(tmp_path: Path) -> None:
     report: dict[str, Any] = {"missing_keys": ["text.a"], "mismatched_keys": [("text.b", [1], [2])]}
     check_report(report, tmp_path, "the encoders", lambda name: not name.startswith("text"))
     check_numbers(nn.Linear(2, 2), tmp_path, "the encoders")

@@ -1,4 +1,4 @@
-"""Experts of Hugging Face models on our kernels: the same numbers, or left as they are."""
+"""Experts of Hugging Face models on our kernels: the same results, or left unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONFIGS = {
 
 
 def experts(config: Any) -> torch.nn.Module:
-    """Of the first layer, with weights that matter."""
+    """Experts of the first layer, with weights that have an effect."""
     torch.manual_seed(0)
     model = tf.AutoModelForCausalLM.from_config(config).float().eval()
     found = next(one for name, one in model.named_modules() if name.endswith(".experts"))
@@ -58,11 +58,11 @@ def test_another_limit_is_another_kind() -> None:
     assert experts_of(experts(config), bind("cpu")) is None
 
 
-def test_what_is_no_module_of_experts_stays() -> None:
+def test_other_modules_are_left_unchanged() -> None:
     assert experts_of(torch.nn.Linear(4, 4), bind("cpu")) is None
 
 
-def test_an_expert_that_there_is_not_is_named() -> None:
+def test_an_expert_out_of_range_is_named() -> None:
     ours = experts_of(experts(CONFIGS["two tables"]()), bind("cpu"))
     assert ours is not None
     with pytest.raises(CheckpointError, match="expert"):

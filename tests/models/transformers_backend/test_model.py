@@ -1,4 +1,4 @@
-"""Hugging Face's own models on the paged cache: the same tokens as its own cache gives."""
+"""Hugging Face models on the paged cache give the same tokens as with their own cache."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_quantization_is_refused_by_name(tmp_path: Path) -> None:
 
 
 ODD = {
-    # chunks; values narrower than keys; sinks and windows; a head of several layers
+    # chunked attention; values narrower than keys; sinks and windows; a head of several layers
     "chunks": lambda: tf.Llama4TextConfig(
         **SIZES, head_dim=16, intermediate_size_mlp=96, num_local_experts=2, attention_chunk_size=8,
         layer_types=["chunked_attention", "full_attention"],
@@ -114,7 +114,7 @@ def _tried(folder: Path) -> TransformersModel:
 @pytest.mark.parametrize("name", ODD)
 def test_odd_attentions_pass_their_trial(name: str, tmp_path: Path) -> None:
     saved(ODD[name](), tmp_path)
-    model = _tried(tmp_path)  # compares step by step with at once
+    model = _tried(tmp_path)  # compares step by step with all at once
     assert len(model.decoder.blocks) == 2
     groups = {(group.window, group.v_dim) for group in model.kv_groups}
     assert groups == {
@@ -124,14 +124,14 @@ def test_odd_attentions_pass_their_trial(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_cache_of_keys_cannot_carry_is_refused(name: str, tmp_path: Path) -> None:
+def test_models_that_need_another_cache_are_refused(name: str, tmp_path: Path) -> None:
     config, reason = REFUSED[name]
     saved(config(), tmp_path)
     with pytest.raises(CheckpointError, match=reason):
         _tried(tmp_path)
 
 
-def test_exchanged_layers_give_their_weights_again(tmp_path: Path) -> None:
+def test_replaced_layers_return_their_weights(tmp_path: Path) -> None:
     model = saved(CONFIGS["llama"](), tmp_path)
     ours = _tried(tmp_path)
     for name in ("model.layers.0.self_attn.k_proj.weight", "lm_head.weight", "model.norm.weight"):
@@ -140,7 +140,7 @@ def test_exchanged_layers_give_their_weights_again(tmp_path: Path) -> None:
         torch.testing.assert_close(got, model.get_parameter(name))
 
 
-def test_what_nobody_knows_stays_unknown(tmp_path: Path) -> None:
+def test_unknown_architectures_are_refused(tmp_path: Path) -> None:
     saved(CONFIGS["llama"](), tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text()) | {
