@@ -181,7 +181,7 @@ class ScriptedServer:
         self.engine.intake.tokenizer = shown
         decoder: Any = SimpleNamespace(vocab=facts.vocab, pool=pool, encoder=None)
         info = ModelInfo(folder, decoder, "Toy", "toy", CONTEXT, (eos,), {"temperature": 0.0})
-        self.app = create_app(self.config, info, shown, self.engine)
+        self.app = create_app(self.config, info, shown, self.engine.intake)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://test")
 

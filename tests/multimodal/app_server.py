@@ -65,7 +65,7 @@ async def served(
     config, info = resolved(ServerConfig.from_kwargs(**given), frozenset(given))
     tokenizer = intake_tokenizer(config, info)
     engine = ThreadEngine(config, info, tokenizer)
-    made = Served(create_app(config, info, tokenizer, engine), engine)
+    made = Served(create_app(config, info, tokenizer, engine.intake), engine)
     failed = asyncio.Event()
     engine.intake.on_failed = lambda failure: failed.set()
     await engine.start()

@@ -230,7 +230,7 @@ class Engine:
         """Made when first needed: it brings the HTTP records with it."""
         if self._calls is None:
             make = load("radixlm.entrypoints.offline_pooling:PooledCalls")
-            self._calls = make(self.config, self.info, self.tokenizer, self._engine)
+            self._calls = make(self.config, self.info, self.tokenizer, self._engine.intake)
         return self._calls
 
     # ---- the rest --------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.media import make_reader
 from radixlm.entrypoints.request_model import make
 from radixlm.intake.sessions import Sessions
+from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.chat import load_chat_template
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.sampling_params import SamplingParams
@@ -21,14 +22,17 @@ class PooledCalls:
     """One engine's calls that generate nothing; run them in the engine's event loop."""
 
     def __init__(
-        self, config: ServerConfig, info: ModelInfo, tokenizer: Tokenizer | None, engine: Any
+        self,
+        config: ServerConfig,
+        info: ModelInfo,
+        tokenizer: Tokenizer | None,
+        intake: TokenizerManager,
     ) -> None:
         self.state = ServerState(
             config=config,
             info=info,
             tokenizer=tokenizer,
-            engine=engine,
-            intake=engine.intake,
+            intake=intake,
             model_name=config.serve.served_model_name or info.folder.name,
             defaults=SamplingParams(),
             sessions=Sessions(tokenizer),

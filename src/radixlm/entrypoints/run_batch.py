@@ -60,8 +60,9 @@ def main(argv: list[str]) -> int:
     config, info = resolved(config, given)
     tokenizer = intake_tokenizer(config, info)
     engine = ThreadEngine(config, info, tokenizer)
+    state = make_state(config, info, tokenizer, engine.intake)
     with _opened(target) as out:
-        num_failed = asyncio.run(_run(make_state(config, info, tokenizer, engine), lines, out))
+        num_failed = asyncio.run(_run(engine, state, lines, out))
     print(f"{len(lines) - num_failed} answered, {num_failed} failed: {target}", file=sys.stderr)
     return 1 if num_failed else 0
 
@@ -85,9 +86,9 @@ def _opened(target: str) -> BinaryIO:
         raise ConfigError(f"{target}: {error.strerror}") from error
 
 
-async def _run(state: ServerState, lines: list[Line], out: BinaryIO) -> int:
+async def _run(engine: ThreadEngine, state: ServerState, lines: list[Line], out: BinaryIO) -> int:
     """Answer ``lines``; how many failed."""
-    engine, intake = state.engine, state.intake
+    intake = state.intake
     failed = asyncio.Event()
     intake.on_failed = lambda failure: failed.set()
     await engine.start()

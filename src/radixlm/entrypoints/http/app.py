@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -41,6 +40,7 @@ from radixlm.entrypoints.http.uvicorn_protocol import Server as HttpServer
 from radixlm.entrypoints.media import make_reader
 from radixlm.entrypoints.native.request import default_sampling
 from radixlm.intake.sessions import Sessions
+from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.chat import ChatTemplate, load_chat_template
 from radixlm.text.fim import load_fim_template
 from radixlm.text.reasoning import registry as reasoning
@@ -76,12 +76,12 @@ _PROBE = [{"role": "user", "content": "hi"}]
 
 
 def create_app(
-    config: ServerConfig, info_: ModelInfo, tokenizer: Tokenizer | None, engine: Any
+    config: ServerConfig, info_: ModelInfo, tokenizer: Tokenizer | None, intake: TokenizerManager
 ) -> FastAPI:
     """The application on a started (or starting) engine. ConfigError for a bad template or
     parser."""
     app = bare_app()
-    state = make_state(config, info_, tokenizer, engine)
+    state = make_state(config, info_, tokenizer, intake)
     app.state.server = state
     if config.observe.enable_metrics:
         metrics.install(app, state)
@@ -125,18 +125,16 @@ def bare_app() -> FastAPI:
 
 
 def make_state(
-    config: ServerConfig, info_: ModelInfo, tokenizer: Tokenizer | None, engine: Any
+    config: ServerConfig, info_: ModelInfo, tokenizer: Tokenizer | None, intake: TokenizerManager
 ) -> ServerState:
     """What the routes share; its observers listen to the engine's intake from now on."""
     sessions = Sessions(tokenizer)
-    intake = engine.intake
     intake.observers = (*intake.observers, sessions)
     from_model = config.serve.sampling_defaults != "openai"
     state = ServerState(
         config=config,
         info=info_,
         tokenizer=tokenizer,
-        engine=engine,
         intake=intake,
         model_name=config.serve.served_model_name or info_.folder.name,
         defaults=default_sampling(info_.generation if from_model else {}),

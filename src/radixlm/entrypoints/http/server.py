@@ -1,4 +1,4 @@
-"""Run the HTTP server: start the engine first (it takes longest), then the face, then wait.
+"""Run the HTTP server: start the engine first (it takes longest), then uvicorn, then wait.
 
 SIGTERM and Ctrl-C drain: readiness goes off, what runs may finish within --drain-timeout, exit 0.
 A second signal leaves at once. An engine that cannot start ends the server with exit status 2.
@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
 
@@ -25,7 +25,13 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.launch import ProcessEngine, ThreadEngine, failure_error, intake_tokenizer
 from radixlm.engine.model_info import ModelInfo, resolved
 from radixlm.engine.prefault import read_ahead
+from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.observe.gcwatch import GcWatch
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from radixlm.entrypoints.http.state import ServerState
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +71,22 @@ def run(config: ServerConfig, given: frozenset[str]) -> int:
     return int(uvloop.run(Server(config, given, info, sock, began_s).serve()))
 
 
+class Engine(Protocol):
+    """What an HTTP process needs of its engine. ``start`` returns before the engine is ready."""
+
+    intake: TokenizerManager
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+def _engine(config: ServerConfig, given: frozenset[str], info: ModelInfo) -> Engine:
+    if config.serve.engine_in_process:
+        return ThreadEngine(config, info, None)
+    return ProcessEngine(config, given, info, None)
+
+
 class Server:
     """One HTTP process with an engine behind it."""
 
@@ -75,41 +97,39 @@ class Server:
         info: ModelInfo,
         sock: socket.socket,
         began_s: float,
-        engine: Any = None,
+        engine: Engine | None = None,
     ) -> None:
         """``engine``: one that other processes share; by default this process starts its own."""
         self.config, self.given, self.info = config, given, info
         self.sock, self.began_s = sock, began_s
-        self.engine: Any = engine
         self.is_shared = engine is not None
+        self.engine: Engine  # of ``serve`` where it is not shared
+        if engine is not None:
+            self.engine = engine
         self.is_first = True  # of the processes that share an engine
-        self.uvicorn: Any = None
-        self.state: Any = None
+        self.uvicorn: uvicorn.Server | None = None
+        self.state: ServerState  # once the application is made
         self.num_signals = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def serve(self) -> int:
-        """Start engine and face; the exit status when all is over."""
-        if self.is_shared:
-            pass
-        elif self.config.serve.engine_in_process:
-            self.engine = ThreadEngine(self.config, self.info, None)
-        else:
-            self.engine = ProcessEngine(self.config, self.given, self.info, None)
+        """Start the engine and the HTTP server, and run until both end; the exit status."""
+        if not self.is_shared:
+            self.engine = _engine(self.config, self.given, self.info)
         await self.engine.start()
         try:
             # while the engine loads its model
             tokenizer = intake_tokenizer(self.config, self.info)
             self.engine.intake.tokenizer = tokenizer
-            return await self._face(tokenizer)
+            return await self._serve_http(tokenizer)
         finally:
             await self.engine.stop()
 
-    async def _face(self, tokenizer: Any) -> int:
+    async def _serve_http(self, tokenizer: Any) -> int:
         create_app = load("radixlm.entrypoints.http.app:create_app")
         make_uvicorn = load("radixlm.entrypoints.http.app:make_uvicorn")
         intake = self.engine.intake
-        app = create_app(self.config, self.info, tokenizer, self.engine)
+        app = create_app(self.config, self.info, tokenizer, intake)
         self.state = app.state.server
         self.uvicorn = make_uvicorn(app, self.config)
         intake.on_failed = lambda failure: self._stop_now()

@@ -32,7 +32,6 @@ class ServerState:
     config: ServerConfig
     info: ModelInfo
     tokenizer: Tokenizer | None
-    engine: Any  # ProcessEngine | ThreadEngine
     intake: TokenizerManager
     model_name: str
     defaults: SamplingParams
