@@ -20,7 +20,7 @@ from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.executor.device import CpuDevice, Graph, Work
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.graphs import DecodeGraphs
-from radixlm.executor.runner import Runner, RunnerOptions
+from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
@@ -185,10 +185,10 @@ def _runner(limits: Limits) -> Runner:
     max_pages = -(-limits.context_len // page_size) + 1
     tables = DeviceTables(slots, max_pages, 1, device.where, is_shared=False)
     sampling = SamplingTable(slots, VOCAB)
-    options = RunnerOptions(limits.step_tokens, detect_bad=False)
-    runner = Runner(
-        model, model, tables, sampling, (0,), page_size, (0,), device=device, options=options
+    options = RunnerOptions(
+        page_size, eos_ids=(0,), max_tokens=limits.step_tokens, detect_bad=False
     )
+    runner = Runner(RunnerParts(model, model, tables, sampling, device=device), options)
     runner.capture(DecodeGraphs(device, (slots,)))
     return runner
 

@@ -77,8 +77,8 @@ class Watched:
 
     def read(self, step: Any) -> Any:
         began_s = time.perf_counter()
-        if step.landing is not None and step.landing._event is not None:
-            step.landing._event.wait()
+        if step.token_copy is not None and step.token_copy._event is not None:
+            step.token_copy._event.wait()
         self.waited_s += time.perf_counter() - began_s
         return self._runner.read(step)
 

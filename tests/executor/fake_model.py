@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.runner import Runner
+from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.sampling.table import SamplingTable
 from radixlm.step.batch import ForwardBatch
 
@@ -63,4 +63,6 @@ def make_runner(num_spaces: int = 1, max_pages: int = 8) -> tuple[Runner, FakeMo
     tables = DeviceTables(SLOTS, max_pages, num_spaces, CPU)
     sampling = SamplingTable(SLOTS, VOCAB, CPU)
     spaces = tuple(range(num_spaces))
-    return Runner(model, FakeAttention(), tables, sampling, spaces, PAGE, (0,)), model
+    return Runner(
+        RunnerParts(model, FakeAttention(), tables, sampling), RunnerOptions(PAGE, spaces, (0,))
+    ), model

@@ -16,7 +16,7 @@ from radixlm.base.record import replace
 from radixlm.executor.device import CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.graphs import DecodeGraphs
-from radixlm.executor.runner import Runner, RunnerOptions
+from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
@@ -116,7 +116,11 @@ class OverlapHarness:
 
     def __init__(self, device: Device | None = None, num_pages: int = 64, **options: Any) -> None:
         sizes = options.pop("graphs", ())
-        runner_options = options.pop("runner", RunnerOptions(max_tokens=64, max_updates=16))
+        runner_options = RunnerOptions(
+            PAGE,
+            eos_ids=(EOS,),
+            **{"max_tokens": 64, "max_updates": 16, **options.pop("runner", {})},
+        )
         self.limits = replace(LIMITS, page_size=PAGE, vocab=VOCAB, **options)
         slots = self.limits.max_running
         self.device = device or CpuDevice()
@@ -124,15 +128,10 @@ class OverlapHarness:
         max_pages = -(-self.limits.context_len // PAGE) + 1
         tables = DeviceTables(slots, max_pages, 1, self.device.where, self.device.is_synchronous)
         self.runner = Runner(
-            self.model,
-            self.model,
-            tables,
-            SamplingTable(slots, VOCAB),
-            (0,),
-            PAGE,
-            (EOS,),
-            device=self.device,
-            options=runner_options,
+            RunnerParts(
+                self.model, self.model, tables, SamplingTable(slots, VOCAB), device=self.device
+            ),
+            runner_options,
         )
         if sizes:
             self.runner.capture(DecodeGraphs(self.device, sizes))

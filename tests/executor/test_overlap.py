@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from radixlm.base.errors import InvariantError
 from radixlm.base.lazy import load
 from radixlm.executor.device import AsyncCopy, CpuDevice, PinnedRing
-from radixlm.executor.runner import RunnerOptions
 from radixlm.sampling.cuda import GpuSampler, SamplerKernels
 from radixlm.wire.requests import LogprobParams
 from tests.executor.overlap_harness import OverlapHarness, workload
@@ -74,9 +73,10 @@ def test_pressure_retracts_and_changes_nothing() -> None:
     assert late.scheduler.planner.num_retracted > 0
 
 
-@pytest.mark.parametrize("options", [RunnerOptions(1, 1), RunnerOptions(2, 4096)])
-def test_numbers_that_find_no_room_travel_apart(options: RunnerOptions) -> None:
-    late, plain = OverlapHarness(SimulatedDevice(5), depth=1, runner=options), OverlapHarness()
+@pytest.mark.parametrize("options", [(1, 1), (2, 4096)])
+def test_inputs_that_do_not_fit_travel_apart(options: tuple[int, int]) -> None:
+    runner = {"max_tokens": options[0], "max_updates": options[1]}
+    late, plain = OverlapHarness(SimulatedDevice(5), depth=1, runner=runner), OverlapHarness()
     aborted = workload(plain, 11) | workload(late, 11)
     _same(plain, late, aborted)
 
@@ -111,12 +111,12 @@ def test_the_simulation_notices_a_buffer_that_is_written_too_early() -> None:
 
 def test_results_are_nonsense_before_their_event_and_are_never_overwritten() -> None:
     device = SimulatedDevice(eagerness=0.0)
-    landing = AsyncCopy(device, 2)
-    landing.expect(device, lambda: torch.tensor([5, 6], dtype=torch.int32), 2)
-    assert landing._host.tolist() == [NONSENSE] * 2
+    copy = AsyncCopy(device, 2)
+    copy.start(device, lambda: torch.tensor([5, 6], dtype=torch.int32), 2)
+    assert copy._host.tolist() == [NONSENSE] * 2
     with pytest.raises(InvariantError):
-        landing.expect(device, lambda: torch.tensor([7, 8], dtype=torch.int32), 2)
-    assert landing.take().tolist() == [5, 6]
+        copy.start(device, lambda: torch.tensor([7, 8], dtype=torch.int32), 2)
+    assert copy.wait().tolist() == [5, 6]
 
 
 def test_the_queue_is_looked_at_every_so_many_steps_while_others_decode() -> None:

@@ -48,7 +48,7 @@ from radixlm.executor.media_embeddings import ImageVectors, VectorPooler
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
 from radixlm.executor.runner import Model as StepModel
-from radixlm.executor.runner import Runner, RunnerOptions
+from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
@@ -126,8 +126,8 @@ def assemble(
     hooks = Hooks((*_features(config, info), ProcessorFeature(processors), *extra_features))
 
     def make() -> Scheduler:
-        verbs = controls.verbs()
-        parts = RunnerParts(model, attn, pools, verbs, processors, media, profiler, steps)
+        commands = controls.commands()
+        parts = EngineParts(model, attn, pools, commands, processors, media, profiler, steps)
         if steps is not None:
             compile_now(steps, partial(_runner, config, info, parts, opened), limits)
         if isinstance(opened, CudaDevice) and _is_tried(info, model):
@@ -248,7 +248,7 @@ def _tried(
     limits = _limits(config, info, info.context_len, config.memory.page_size or 1)
     pools = trial_pools(config, info, model, attn)
     processors = LogitProcessors()
-    parts = RunnerParts(model, attn, pools, {}, processors, None, None, steps)
+    parts = EngineParts(model, attn, pools, {}, processors, None, None, steps)
     make = partial(_runner, config, info, parts, device, limits)
     needed = try_steps(device, make, limits, sizes).needed(device.total_bytes())
     return MemoryNow(free_bytes, weight_bytes, needed)
@@ -385,13 +385,13 @@ def _cache(
     return RadixCache(allocator, page_size, eviction, window=window)
 
 
-class RunnerParts(Record):
+class EngineParts(Record):
     """What outlives a scheduler: its successor's runner has the same."""
 
     model: Model
     attn: AttentionBackend
     pools: Pools
-    verbs: Mapping[str, Any]
+    commands: Mapping[str, Any]
     processors: LogitProcessors
     media: EncoderCache | None
     profiler: Profiler | None
@@ -409,7 +409,7 @@ def _weight(model: Model, folder: Path, load_format: str, name: str) -> Tensor |
 
 
 def _runner(
-    config: ServerConfig, info: ModelInfo, parts: RunnerParts, device: Device, limits: Limits
+    config: ServerConfig, info: ModelInfo, parts: EngineParts, device: Device, limits: Limits
 ) -> Runner:
     model, pools, num_slots = parts.model, parts.pools, limits.max_running
     has_windows = pools.window_tokens > 0
@@ -419,22 +419,27 @@ def _runner(
     tables = DeviceTables(num_slots, max_pages, 1 + has_windows, where, is_shared)
     sampling = SamplingTable(num_slots, info.decoder.vocab, where)
     detects = is_shared or config.execute.enable_nan_detection
-    return Runner(
+    runner_parts = RunnerParts(
         parts.steps or model,
         parts.attn,
         tables,
         sampling,
-        spaces,
-        limits.page_size,
-        info.eos_ids,
-        parts.verbs,
-        processors=parts.processors,
-        pooler=_pooler(model, parts.media),
-        media=parts.media,
-        states=pools.states,
-        device=device,
-        options=RunnerOptions(limits.step_tokens, detect_bad=detects, profiler=parts.profiler),
+        device,
+        parts.processors,
+        _pooler(model, parts.media),
+        parts.media,
+        pools.states,
+        parts.commands,
     )
+    options = RunnerOptions(
+        limits.page_size,
+        spaces,
+        info.eos_ids,
+        limits.step_tokens,
+        detect_bad=detects,
+        profiler=parts.profiler,
+    )
+    return Runner(runner_parts, options)
 
 
 def _pooler(model: Model, media: EncoderCache | None) -> Pooler:

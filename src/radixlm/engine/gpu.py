@@ -160,7 +160,7 @@ def warm_up(make_runner: Callable[[], Runner], limits: Limits) -> None:
     trial = DummyRun(make_runner(), limits.max_running, limits.context_len)
     try:
         trial.sizes(limits.step_tokens)
-        trial.draws()
+        trial.sampling()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -1,6 +1,5 @@
-"""A packed step -> ForwardBatch, on the device: every tensor is a view of the step's numbers or is
-computed from them there. The same code serves all devices; on a CPU a handful of small torch
-operations costs no more than numpy would (`python bench/host.py`).
+"""BatchBuilder: makes a ForwardBatch of a packed step, on the device. Every tensor is a view of the
+step's buffer or is computed from it. The same code serves all devices.
 
 Legend: S sequences, T tokens, P pages, R rows of logits.
 """
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radixlm.executor import step_layout as n
+from radixlm.executor import step_layout as layout
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.step_layout import DeviceStepBuffer, SamplingParamTable, StepPacker, StepShape
 from radixlm.step.batch import AttentionRunner, ForwardBatch, MRopeIds
@@ -19,46 +18,47 @@ from radixlm.step.plan import Item, Items, StepPlan
 
 
 class BatchBuilder:
-    """Makes the tensors of steps. ``space_of_group[g]``: the page table that KV group g reads."""
+    """Makes the batches of steps. ``space_of_group[g]``: the page table that KV group g reads."""
 
     def __init__(
         self,
         tables: DeviceTables,
-        numbers: DeviceStepBuffer,
+        buffer: DeviceStepBuffer,
         space_of_group: tuple[int, ...],
         page_size: int,
         attn: AttentionRunner,
     ) -> None:
-        self._tables, self._numbers, self._attn = tables, numbers, attn
+        self._tables, self._buffer, self._attn = tables, buffer, attn
         self._spaces, self.page_size = space_of_group, page_size
-        self._rows = torch.arange(numbers.head_FN.shape[1], device=tables.device)
+        self._rows = torch.arange(buffer.head_FN.shape[1], device=tables.device)
         is_power = page_size & (page_size - 1) == 0
         self._shift = page_size.bit_length() - 1 if is_power else None
 
     def update_tables(self, shape: StepShape) -> None:
-        """Enter the changed places into the device's page tables."""
+        """Write the changed entries to the device's page tables."""
         flat = self._tables.device_pages.view(-1)
         if shape.num_updates:
-            places, values = self._numbers.updates(shape)
-            flat.index_put_((places.long(),), values)
-        if shape.late_updates is not None:
-            late, values = (torch.from_numpy(part).to(flat.device) for part in shape.late_updates)
-            flat.index_put_((late.long(),), values)
+            indices, values = self._buffer.updates(shape)
+            flat.index_put_((indices.long(),), values)
+        if shape.extra_updates is not None:
+            parts = (torch.from_numpy(part).to(flat.device) for part in shape.extra_updates)
+            indices, values = parts
+            flat.index_put_((indices.long(),), values)
 
     def decodes(self, count: int, max_kv_len: int) -> ForwardBatch:
-        """``count`` sequences that take one token each from the token table, and emit one. Nothing
-        here depends on more than the two arguments, so it may be part of a graph."""
-        numbers = self._numbers
-        columns_3S = numbers.head_FN[n.SLOT : n.ROPE_LEN + 1, :count].long()
+        """A step of ``count`` sequences that take their token from the token table and emit one. It
+        depends on nothing but the two arguments, so that it can be part of a graph."""
+        buffer = self._buffer
+        columns_3S = buffer.head_FN[layout.SLOT : layout.ROPE_LEN + 1, :count].long()
         slots_S, positions_S, rope_len_S = columns_3S.unbind(0)
-        pages, store = self._places(slots_S, slots_S, positions_S, max_kv_len)
-        first_S1 = numbers.field(n.FIRST_TOKEN, count + 1)
+        pages, store = self._locate(slots_S, slots_S, positions_S, max_kv_len)
+        first_S1 = buffer.field(layout.FIRST_TOKEN, count + 1)
         return ForwardBatch(
             token_ids_T=self._tables.next_token[slots_S],
             positions_T=positions_S,
             rope_len_T=rope_len_S,
             query_start_S1=first_S1,
-            kv_len_S=numbers.field(n.KV_LEN, count),
+            kv_len_S=buffer.field(layout.KV_LEN, count),
             page_table_GSP=pages,
             store_GT=store,
             logits_rows_R=self._rows[:count],
@@ -69,40 +69,40 @@ class BatchBuilder:
         )
 
     def mixed(self, shape: StepShape) -> ForwardBatch:
-        """Any step."""
-        numbers, count, device = self._numbers, shape.num_sequences, self._tables.device
-        columns_4S = numbers.head_FN[n.SLOT : n.COUNT + 1, :count].long()
+        """Any step, of chunks and decodes."""
+        buffer, count, device = self._buffer, shape.num_sequences, self._tables.device
+        columns_4S = buffer.head_FN[layout.SLOT : layout.COUNT + 1, :count].long()
         slots_S, start_S, rope_len_S, counts_S = columns_4S.unbind(0)
-        first_S1 = numbers.field(n.FIRST_TOKEN, count + 1)
+        first_S1 = buffer.field(layout.FIRST_TOKEN, count + 1)
         seq_T = torch.repeat_interleave(
             torch.arange(count, device=device), counts_S, output_size=shape.num_tokens
         )
         offset_S = start_S - first_S1[:count]
         positions_T = torch.arange(shape.num_tokens, device=device) + offset_S[seq_T]
         slots_T = slots_S[seq_T]
-        decodes_T = numbers.field(n.IS_DECODE, count)[seq_T].bool()
-        given_T = numbers.tokens(shape).long()
-        pages, store = self._places(slots_S, slots_T, positions_T, shape.max_kv_len)
+        is_decode_T = buffer.field(layout.IS_DECODE, count)[seq_T].bool()
+        chunk_ids_T = buffer.tokens(shape).long()
+        pages, store = self._locate(slots_S, slots_T, positions_T, shape.max_kv_len)
         return ForwardBatch(
-            token_ids_T=torch.where(decodes_T, self._tables.next_token[slots_T], given_T),
+            token_ids_T=torch.where(is_decode_T, self._tables.next_token[slots_T], chunk_ids_T),
             positions_T=positions_T,
-            # Prompt tokens turn as at the end of the prompt, output tokens as when they were made:
-            # the same whether a token is computed the first time, in chunks, or again.
+            # prompt tokens are rotated as at the end of the prompt, output tokens as when they were
+            # sampled: the same whether a token is computed first, in chunks, or again
             rope_len_T=torch.maximum(positions_T + 1, rope_len_S[seq_T]),
             query_start_S1=first_S1,
-            kv_len_S=numbers.field(n.KV_LEN, count),
+            kv_len_S=buffer.field(layout.KV_LEN, count),
             page_table_GSP=pages,
             store_GT=store,
-            logits_rows_R=numbers.field(n.TOKEN, shape.num_rows).long(),
+            logits_rows_R=buffer.field(layout.TOKEN, shape.num_rows).long(),
             attn=self._attn,
             max_query_len=shape.max_query_len,
             max_kv_len=shape.max_kv_len,
         )
 
-    def _places(
+    def _locate(
         self, slots_S: Tensor, slots_T: Tensor, positions_T: Tensor, max_kv_len: int
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Page tables [S, P] and places of the tokens' K and V, a group each."""
+        """Page tables [S, P] and store indices of the tokens' K and V, for each group."""
         size = self.page_size
         width = min(-(-max_kv_len // size), self._tables.max_pages)
         if self._shift is None:
@@ -123,16 +123,16 @@ def prepare(
     page_size: int,
     attn: AttentionRunner,
 ) -> ForwardBatch:
-    """The tensors of one step by itself, from tables that the host and the device share."""
-    draws = SamplingParamTable(tables.num_slots, 1)
-    packer = StepPacker(tables, draws, len(plan.items), plan.num_tokens, 1)
+    """The batch of one step by itself, from tables that the host and the device share."""
+    params = SamplingParamTable(tables.num_slots, 1)
+    packer = StepPacker(tables, params, len(plan.items), plan.num_tokens, 1)
     ints = torch.zeros(packer.num_ints, dtype=torch.int32)
     shape, _ = packer.pack(Items.of(plan.items), ints)
-    expander = BatchBuilder(tables, DeviceStepBuffer(ints, packer), space_of_group, page_size, attn)
+    builder = BatchBuilder(tables, DeviceStepBuffer(ints, packer), space_of_group, page_size, attn)
     if shape.is_decode:
-        batch = expander.decodes(shape.num_sequences, shape.max_kv_len)
+        batch = builder.decodes(shape.num_sequences, shape.max_kv_len)
     else:
-        batch = expander.mixed(shape)
+        batch = builder.mixed(shape)
     add_optional_inputs(plan, tables, batch)
     return batch
 

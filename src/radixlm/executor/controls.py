@@ -1,4 +1,4 @@
-"""Operators' wishes that concern tensors: memory in use, weights by name, profiles."""
+"""TensorControls: operators' commands that concern tensors: memory in use, weights, profiles."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from radixlm.executor.profile import Profiler
 
 
 class TensorControls:
-    """Verbs that the scheduler passes on to the executor. ``weight`` gives a parameter by its name
-    in the checkpoint, None if there is none of that name."""
+    """Commands that the scheduler passes to the executor. ``weight`` returns a parameter by its
+    name in the checkpoint, None if there is none of that name."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class TensorControls:
         }
 
     def note_graphs(self, num_bytes: int) -> None:
-        """What the recorded graphs have taken."""
+        """Set the memory that the recorded graphs use."""
         self._memory["graph"] = round(max(0, num_bytes) / 2**30, 3)
 
-    def verbs(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+    def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         return {
             "memory_usage": self._memory_usage,
             "weights_by_name": self._weights_by_name,
@@ -51,7 +51,7 @@ class TensorControls:
         """The first ``truncate_size`` rows of a parameter, as nested lists."""
         name = str(args.get("name"))
         rows = max(0, int(args.get("truncate_size") or 100))
-        found = self._weight(name)
-        if found is None:
+        weight = self._weight(name)
+        if weight is None:
             raise InvalidRequest(f"name: the model has no parameter {name!r}", param="name")
-        return found[:rows].float().tolist()
+        return weight[:rows].float().tolist()

@@ -1,9 +1,9 @@
-"""What the executor asks of a device: a stream of work, events in it, and host buffers for copies.
+"""Device: a stream of work, events in it, and pinned host buffers for copies.
 
-``launch`` puts work on the stream; what is launched later runs later. On a CPU the work is done
-when ``launch`` returns; a GPU does it when it gets there, and a simulated device of the tests does
-it as late as it may. So nothing that is launched may read what the host changes meanwhile, and the
-host reads nothing before the event behind it.
+``launch`` puts work on the stream, which runs it in order. A CPU has done the work when ``launch``
+returns; a GPU does it later, and the simulated device of the tests as late as it may. So launched
+work must not read what the host changes meanwhile, and the host must wait for the event behind a
+result before it reads it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Work = Callable[[], None]
 
 
 class Event(Protocol):
-    """A place in the stream."""
+    """A point in the stream."""
 
     def wait(self) -> None:
-        """Return when all work before it is done."""
+        """Block until all work before it is done."""
         ...
 
 
 class Graph(Protocol):
-    """Work recorded once, to be launched as a whole."""
+    """Recorded work that is launched as a whole."""
 
     def replay(self) -> None: ...
 
@@ -39,7 +39,7 @@ class Graph(Protocol):
 class Device(Protocol):
     """One device and its stream.
 
-    is_synchronous  work is done when it is launched; host buffers are the device's own memory
+    is_synchronous  work is done when ``launch`` returns, and host buffers are device memory
     """
 
     where: torch.device
@@ -50,27 +50,27 @@ class Device(Protocol):
         ...
 
     def record(self) -> Event:
-        """An event behind all that was launched so far."""
+        """An event behind all work launched so far."""
         ...
 
     def pinned(self, num_ints: int) -> Tensor:
-        """A host buffer, int32, from and to which copies run beside the host."""
+        """An int32 host buffer, from and to which copies are asynchronous."""
         ...
 
     def upload(self, host: Tensor, target: Tensor) -> None:
-        """Put a copy of a pinned buffer to the device on the stream."""
+        """Launch a copy of a pinned buffer to the device."""
         ...
 
     def download(self, make: Callable[[], Tensor], host: Tensor) -> None:
-        """Put a copy of a device tensor (int32) into a pinned buffer on the stream."""
+        """Launch a copy of an int32 device tensor into a pinned buffer."""
         ...
 
     def capture(self, work: Work) -> Graph:
-        """Record ``work``; it runs in the recording, so its memory is that of the replays."""
+        """Record ``work``. It runs while it is recorded; replays use the same memory."""
         ...
 
     def reclaim_memory(self) -> bool:
-        """After an allocation has failed: whether memory was found that it may have now."""
+        """After a failed allocation: free unused memory; whether there was some."""
         ...
 
 
@@ -80,14 +80,14 @@ class _Done:
 
 
 class _Rerun:
-    """A graph where there are none: the work itself."""
+    """A graph for devices without graphs: runs the work again."""
 
     def __init__(self, work: Work) -> None:
         self.replay = work
 
 
 class CpuDevice:
-    """Torch on the host: everything is done at once."""
+    """Torch on the host."""
 
     is_synchronous = True
 
@@ -120,7 +120,7 @@ class CpuDevice:
 
 
 class _CudaEvent:
-    """Waits without the interpreter's lock, so that other threads get on."""
+    """Waits without holding the GIL."""
 
     __slots__ = ("_event",)
 
@@ -138,7 +138,7 @@ class CudaDevice:
     is_synchronous = False
 
     def __init__(self, index: int, collects: bool = False) -> None:
-        """``collects``: garbage may be collected in the middle of a recording."""
+        """``collects``: let the garbage collector run during a recording."""
         self.where = cuda_device(index)
         self._collects = collects
         torch.cuda.set_device(self.where)
@@ -193,7 +193,7 @@ class CudaDevice:
         return int(torch.cuda.mem_get_info(self.where)[1])
 
     def peak_bytes(self, work: Work) -> int:
-        """What ``work`` allocates at its most, beyond what is allocated before it."""
+        """The peak of what ``work`` allocates, beyond what was allocated before."""
         self._stream.synchronize()
         torch.cuda.reset_peak_memory_stats(self.where)
         before = torch.cuda.memory_allocated(self.where)
@@ -208,13 +208,13 @@ class CudaDevice:
         return torch.cuda.memory_reserved(self.where) < before
 
     def empty_cache(self) -> None:
-        """Return unused memory to the driver."""
+        """Return torch's unused memory to the driver."""
         gc.collect()
         torch.cuda.empty_cache()
 
 
 def cuda_device(index: int) -> torch.device:
-    """The GPU of that number; ConfigError that says what works where there is none."""
+    """The GPU with this index; ConfigError with a value that works if there is none."""
     if torch.version.cuda is None:
         raise ConfigError(
             "--device cuda: this torch was built without CUDA; install a CUDA build of torch, or "
@@ -230,8 +230,8 @@ def cuda_device(index: int) -> torch.device:
 
 
 class PinnedRing:
-    """Pinned buffers that are used in turn. One is given out again only when the work that used
-    it is done: with one step in flight, a ring of three never waits."""
+    """Pinned buffers that are used in turn. ``take`` waits until the last use of the buffer is
+    over; with one step in flight, a ring of three never waits."""
 
     def __init__(self, device: Device, num_ints: int, size: int) -> None:
         count = 1 if device.is_synchronous else size
@@ -241,11 +241,11 @@ class PinnedRing:
 
     @property
     def first(self) -> Tensor:
-        """Where there is one buffer only: the buffer."""
+        """The buffer of a ring of one."""
         return self._buffers[0]
 
     def take(self) -> Tensor:
-        """The next buffer, whose last use is over."""
+        """The next buffer."""
         self._at = (self._at + 1) % len(self._buffers)
         event = self._events[self._at]
         if event is not None:
@@ -253,33 +253,33 @@ class PinnedRing:
         return self._buffers[self._at]
 
     def mark(self, event: Event) -> None:
-        """The buffer given last is in use until ``event``."""
+        """The buffer taken last is in use until ``event``."""
         self._events[self._at] = event
 
 
 class AsyncCopy:
-    """Where results of a step arrive on the host."""
+    """A copy of a step's results to the host, in a pinned buffer that is used again."""
 
-    __slots__ = ("_event", "_host", "_ints", "_num", "is_free")
+    __slots__ = ("_event", "_host", "_ints", "_num_ints", "is_free")
 
     def __init__(self, device: Device, num_ints: int) -> None:
         self._host = device.pinned(num_ints)
         self._ints: NDArray[np.int32] = self._host.numpy()
         self._event: Event | None = None
-        self._num = 0
+        self._num_ints = 0
         self.is_free = True
 
-    def expect(self, device: Device, make: Callable[[], Tensor], num: int) -> None:
-        """Launch the copy of ``num`` numbers."""
+    def start(self, device: Device, make: Callable[[], Tensor], num_ints: int) -> None:
+        """Launch the copy of the ``num_ints`` integers that ``make`` returns."""
         if not self.is_free:
             raise InvariantError("results of a step were overwritten before they were read")
-        self.is_free, self._num = False, num
-        device.download(make, self._host[:num])
+        self.is_free, self._num_ints = False, num_ints
+        device.download(make, self._host[:num_ints])
         self._event = device.record()
 
-    def take(self) -> NDArray[np.int32]:
-        """Wait for the copy; its numbers."""
+    def wait(self) -> NDArray[np.int32]:
+        """Wait for the copy and return its integers."""
         assert self._event is not None
         self._event.wait()
         self.is_free = True
-        return self._ints[: self._num].copy()
+        return self._ints[: self._num_ints].copy()

@@ -1,9 +1,9 @@
-"""What the device knows of each slot: its pages, its last token, its input embeddings.
+"""DeviceTables: what the device has of each slot: its pages, its last token, its input embeddings.
 
-A batch is a list of slots; nothing is ever merged or filtered. A slot's rows are overwritten by
-its next owner, so that a release costs nothing. The page tables stand on the host and on the
-device; where the device is the host they are the same memory, elsewhere each step carries the
-entries that it changes (``changes``).
+A batch is a list of slots; rows are never merged or filtered. A slot's rows are overwritten by its
+next request, so releasing it costs nothing. The page tables are on the host and on the device.
+Where the device is the host, they are the same memory; elsewhere each step carries the entries that
+it changes (``changes``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from radixlm.wire.media import Media
 
 @dataclass(slots=True)
 class SlotInputs:
-    """Of one admitted request: where its prompt ends, and embeddings that replace its tokens."""
+    """The inputs of an admitted request besides its token ids."""
 
     rid: str
     prompt_len: int
@@ -30,15 +30,15 @@ class SlotInputs:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the slot's tokens are token ids and nothing else."""
+        """Whether there are none."""
         return self.embeds is None and not self.media and self.rope_ids is None
 
 
 class DeviceTables:
     """Page tables [spaces][slots, pages] and the token table [slots].
 
-    One slot more than ``num_slots``, whose pages are all page 0, stands for the rows that fill a
-    step up to the size of a graph: they write to page 0, which is nobody's, and read nothing.
+    One slot more than ``num_slots``, the dummy slot, is for rows that pad a step to the size of a
+    graph. Its pages are all page 0, which no request uses: its rows write there and read nothing.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class DeviceTables:
         device: torch.device,
         is_shared: bool = True,
     ) -> None:
-        """``is_shared``: the device reads the host's tables (it is the host)."""
+        """``is_shared``: the device is the host, and reads the host's tables."""
         self.device, self.is_shared = device, is_shared
         self.num_slots, self.max_pages = num_slots, max_pages
         self.pages: NDArray[np.int32] = np.zeros((num_spaces, num_slots + 1, max_pages), np.int32)
@@ -60,16 +60,16 @@ class DeviceTables:
             self.device_pages = torch.zeros(self.pages.shape, dtype=torch.int32, device=device)
         self.next_token = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self.states: list[SlotInputs | None] = [None] * num_slots
-        self.num_with_extras = 0  # slots that hold more than token ids
+        self.num_with_extras = 0  # slots with inputs besides token ids
         self._changed: list[NDArray[np.int64]] = []
 
     @property
     def dummy(self) -> int:
-        """The slot that nobody owns."""
+        """The dummy slot."""
         return self.num_slots
 
     def admit(self, admission: Admission) -> None:
-        """The slot has a new owner."""
+        """Set the slot's inputs for a new request."""
         self.release(admission.slot)
         state = SlotInputs(
             admission.rid,
@@ -83,7 +83,7 @@ class DeviceTables:
         self.num_with_extras += not state.is_plain
 
     def write(self, update: PageUpdate) -> None:
-        """Enter pages, on the host at once and on the device with the next step."""
+        """Write pages, on the host at once and on the device with the next step."""
         end = update.first + len(update.pages)
         self.pages[update.group, update.slot, update.first : end] = update.pages
         if not self.is_shared:
@@ -91,24 +91,25 @@ class DeviceTables:
             self._changed.append(np.arange(row + update.first, row + end))
 
     def add(self, new: NewPages) -> None:
-        """Enter a page for each of some rows, likewise."""
+        """Write one page for each of some rows, likewise."""
         self.pages[0, new.slots, new.columns] = new.pages
         if not self.is_shared:
             self._changed.append(new.slots * self.max_pages + new.columns)
 
     def changes(self) -> NDArray[np.int64]:
-        """Places of the flat tables written since the last call; a place may come twice, and has
-        its last value in ``pages``."""
+        """Indices into the flat tables that were written since the last call. An index may come
+        twice; its value is the one in ``pages``."""
         changed, self._changed = self._changed, []
         return np.concatenate(changed) if changed else np.zeros(0, np.int64)
 
     def release(self, slot: int) -> None:
-        """Drop what is large; the numbers stay until the next owner."""
+        """Drop the slot's inputs; its pages stay until the next request."""
         state = self.states[slot]
         self.num_with_extras -= state is not None and not state.is_plain
         self.states[slot] = None
 
     def state(self, slot: int) -> SlotInputs:
-        found = self.states[slot]
-        assert found is not None, f"slot {slot} has no owner"
-        return found
+        """The inputs of the request in the slot."""
+        state = self.states[slot]
+        assert state is not None, f"no request has slot {slot}"
+        return state

@@ -1,6 +1,7 @@
-"""Steps that nobody asked for: the largest that a server can meet, run once before the KV pools are
-made, to see what they need besides; and one of every kind, so that no request waits for a compiler.
-All pages are page 0: what comes out is nonsense, what it takes is not."""
+"""DummyRun: steps without requests. The largest possible steps run before the KV pools are made, to
+measure the memory that they need; one of every kind runs at start, so that no request waits for a
+compiler. All pages are page 0, so the results mean nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ from radixlm.wire.sampling_params import SamplingParams
 
 _NO_IDS = np.zeros(0, np.int32)
 _NO_MASKS: Mapping[int, NDArray[np.int32]] = {}
-# filters need the most memory of all ways to draw
+# top-p needs the most memory of all ways to sample
 _SAMPLING = SamplingParams(max_new_tokens=1, temperature=1.0, top_p=0.9, sampling_seed=1)
 _PENALISED = SamplingParams(
     max_new_tokens=1, temperature=1.0, presence_penalty=0.5, logit_bias={0: 1.0}, sampling_seed=1
 )
-FEW = 64  # up to so many tokens tiles are chosen more finely
+MAX_FINE = 64  # up to this many tokens, kernels have tiles for sizes in between
 
 
 class DummyRun:
@@ -33,7 +34,7 @@ class DummyRun:
         self._is_begun = False
 
     def prompts(self, step_tokens: int) -> None:
-        """A step full of prompts beside as many requests as there may be, each with a token."""
+        """A step full of prompt tokens, with as many requests as possible."""
         left = max(step_tokens, self._num_slots) - self._num_slots
         items = []
         for slot in range(self._num_slots):
@@ -43,12 +44,12 @@ class DummyRun:
         self._run(tuple(items))
 
     def decodes(self, count: int) -> None:
-        """``count`` requests that have filled their context."""
+        """A step that decodes ``count`` requests at full context."""
         self._run(tuple(self._decode(slot) for slot in range(count)))
 
     def sizes(self, step_tokens: int) -> None:
-        """Parts of prompts behind all the rest of the context, and decodes, of every number of
-        tokens that kernels tell apart; the largest first, which makes the memory of all."""
+        """Chunks at the end of the context, and decodes, of every number of tokens that kernels
+        distinguish; the largest first, so that it allocates the memory for all."""
         self.prompts(step_tokens)
         for count in reversed(counts_up_to(step_tokens)):
             items, left = list[Item](), count
@@ -59,20 +60,20 @@ class DummyRun:
             self._run(tuple(items))
         for count in reversed(counts_up_to(self._num_slots)):
             self.decodes(count)
-        if step_tokens < self._context_len:  # a whole chunk, which comes again and again
+        if step_tokens < self._context_len:  # a whole chunk, which is common
             self._run((self._prompt(0, step_tokens),))
 
-    def draws(self) -> None:
-        """A token drawn in every way: plainly, by a grammar's mask, with log-probabilities, with
+    def sampling(self) -> None:
+        """Sample a token in every way: plainly, with a grammar's mask, with log-probabilities, with
         penalties and a bias."""
         masks = {0: np.full(-(-self._runner.sampling.vocab_size // 32), -1, np.int32)}
         item = self._decode(0)
-        told = msgspec.structs.replace(item, logprobs=LogprobParams(top=2))
-        for items in ((item,), (told,)):
+        with_logprobs = msgspec.structs.replace(item, logprobs=LogprobParams(top=2))
+        for items in ((item,), (with_logprobs,)):
             self._run(items)
             self._run(items, masks)
-        again = Admission("0", 0, _PENALISED, np.zeros(1, np.int32), _NO_IDS)
-        self._run((item,), admissions=(again,))
+        penalised = Admission("0", 0, _PENALISED, np.zeros(1, np.int32), _NO_IDS)
+        self._run((item,), admissions=(penalised,))
         self._run((item,), masks)
 
     def _prompt(self, slot: int, count: int, start: int = 0) -> Item:
@@ -99,9 +100,9 @@ class DummyRun:
         self._runner.read(step)
 
 
-def counts_up_to(most: int) -> list[int]:
-    """Powers of two, also times 1.5 where they are few, and ``most``: of each interval that a table
-    of tiles has, one."""
-    steps = [1 << step for step in range(most.bit_length())]
-    middles = [3 * step // 2 for step in steps[1:] if 3 * step // 2 <= FEW]
-    return sorted({count for count in (*steps, *middles, most) if 0 < count <= most})
+def counts_up_to(limit: int) -> list[int]:
+    """Powers of two, small ones also times 1.5, and ``limit``: one count of each interval in the
+    kernels' tables of tiles."""
+    steps = [1 << step for step in range(limit.bit_length())]
+    middles = [3 * step // 2 for step in steps[1:] if 3 * step // 2 <= MAX_FINE]
+    return sorted({count for count in (*steps, *middles, limit) if 0 < count <= limit})

@@ -1,8 +1,8 @@
-"""Steps that only decode, recorded as graphs: one launch instead of hundreds.
+"""DecodeGraphs: steps that only decode, recorded as CUDA graphs: one launch instead of hundreds.
 
-A graph is made for some numbers of rows; a smaller batch is filled up with rows of the dummy slot,
-which read and write page 0. It reads the step's numbers and the device's tables at their fixed
-places and leaves its logits in one buffer that all graphs share: they run one after another.
+There is a graph for some batch sizes; a smaller batch is padded with rows of the dummy slot, which
+read and write page 0. A graph reads the step's buffer and the device tables at fixed addresses, and
+leaves its logits in one buffer that all graphs share, as they run one after another.
 
 Legend: B rows of a graph, V vocabulary.
 """
@@ -22,22 +22,24 @@ from radixlm.executor.device import Device, Graph
 
 log = logging.getLogger(__name__)
 
-STEP_UP = 16  # between the sizes of large batches
-REPORT_S = 5.0  # between two lines about a long recording
+SIZE_STEP = 16  # between the sizes of large batches
+REPORT_S = 5.0  # between two log lines about a long recording
 
 
 def graph_sizes(
-    most: int, asked: Sequence[int] | None = None, largest: int | None = None, pads: bool = True
+    max_size: int,
+    wanted: Sequence[int] | None = None,
+    largest: int | None = None,
+    pads: bool = True,
 ) -> tuple[int, ...]:
-    """Batch sizes that get a graph, of at most ``most`` rows: ``asked``, or 1, 2, 4, 8, 16, 24,
-    32 and then every 16th up to ``largest`` (or ``most``); without padding every size up to 160
-    is worth one where none are asked for."""
-    top = min(most, largest or most)
-    if asked:
-        return tuple(sorted({size for size in asked if size <= most}))
+    """Batch sizes that get a graph, at most ``max_size``: ``wanted``, or 1, 2, 4, 8, 16, 24, 32 and
+    then every 16th up to ``largest`` (or ``max_size``); without padding, every size up to 160."""
+    top = min(max_size, largest or max_size)
+    if wanted:
+        return tuple(sorted({size for size in wanted if size <= max_size}))
     if not pads:
         return tuple(range(1, min(top, 160) + 1))
-    sizes = {1, 2, 4, 8, 24, *range(16, top + 1, STEP_UP), top}
+    sizes = {1, 2, 4, 8, 24, *range(16, top + 1, SIZE_STEP), top}
     return tuple(sorted(size for size in sizes if size <= top))
 
 
@@ -55,21 +57,21 @@ class DecodeGraphs:
         return self.sizes[-1] if self.sizes else 0
 
     def size_for(self, count: int) -> int:
-        """The size of the graph that takes so many rows, 0 if there is none."""
+        """The size of the graph for ``count`` rows, 0 if there is none."""
         at = bisect.bisect_left(self.sizes, count)
         if at == len(self.sizes) or not (self._pads or self.sizes[at] == count):
             return 0
         return self.sizes[at] if self.sizes[at] in self._graphs else 0
 
     def capture(self, run: Callable[[int], Tensor]) -> None:
-        """Record ``run``, which makes the logits of so many rows; the largest first, whose memory
-        the others use again."""
-        began_s = told_s = time.perf_counter()
+        """Record ``run``, which computes the logits of a number of rows; the largest size first, as
+        the others use its memory again."""
+        began_s = logged_s = time.perf_counter()
         for done, size in enumerate(reversed(self.sizes), 1):
-            self._graphs[size] = self._device.capture(partial(self._keep, run, size))
+            self._graphs[size] = self._device.capture(partial(self._run_and_store, run, size))
             now_s = time.perf_counter()
-            if now_s - told_s > REPORT_S or done == len(self.sizes):
-                told_s = now_s
+            if now_s - logged_s > REPORT_S or done == len(self.sizes):
+                logged_s = now_s
                 log.info(
                     "graphs: %d of %d sizes recorded in %s",
                     done,
@@ -77,7 +79,7 @@ class DecodeGraphs:
                     format_seconds(now_s - began_s),
                 )
 
-    def _keep(self, run: Callable[[int], Tensor], size: int) -> None:
+    def _run_and_store(self, run: Callable[[int], Tensor], size: int) -> None:
         logits_BV = run(size)
         if self._logits_BV is None or size == self.largest:
             # the largest graph's own result is the buffer
@@ -86,7 +88,7 @@ class DecodeGraphs:
             self._logits_BV[:size].copy_(logits_BV)
 
     def replay(self, size: int) -> Tensor:
-        """Launch the graph; its logits [size, V], to be used before the next one is launched."""
+        """Launch the graph; its logits [size, V], valid until the next graph is launched."""
         self._graphs[size].replay()
         assert self._logits_BV is not None
         return self._logits_BV[:size]

@@ -1,4 +1,4 @@
-"""From what a step left on the device to what each item gets.
+"""ResultReader: turns what a step left on the device into the results of its items.
 
 Legend: R rows with logits, T tokens, D model width.
 """
@@ -26,8 +26,7 @@ from radixlm.wire.media import plain_ids
 from radixlm.wire.replies import Logprobs
 from radixlm.wire.requests import LogprobParams
 
-# logits of prompt places are made so many rows at a time: a large vocabulary times a long chunk
-# would be gigabytes
+# rows of prompt logits computed at a time: a large vocabulary times a long chunk would be gigabytes
 PROMPT_ROWS = 256
 _NO_IDS = np.zeros(0, np.int32)
 NOT_FINITE = "the model produced numbers that are not finite (NaN)"
@@ -41,23 +40,23 @@ class Head(Protocol):
 
 @dataclass(slots=True)
 class StepHandle:
-    """A step under way. The tensors are there once the device has got so far."""
+    """A launched step. Its tensors are valid once the device has computed them."""
 
     plan: StepPlan
     items: Items  # of the plan
     shape: StepShape
     hidden_TD: Tensor | None = None  # only where an item asks for more than tokens
     logits_RV: Tensor | None = None
-    drawn_N: Tensor | None = None  # int32: R tokens, then marks of rows that are not finite
+    sampled_N: Tensor | None = None  # int32: R tokens, then marks of rows that are not finite
     logprobs: lp.Logprobs | DeviceLogprobs | None = None
-    errors: dict[int, str] = field(default_factory=dict)  # of rows with logits
-    failed: dict[str, str] = field(default_factory=dict)  # of requests, by id
-    landing: AsyncCopy | None = None
-    done: Event | None = None  # behind the hidden states, where they are wanted
+    errors: dict[int, str] = field(default_factory=dict)  # by row of logits
+    failed: dict[str, str] = field(default_factory=dict)  # by request id
+    token_copy: AsyncCopy | None = None  # of sampled_N to the host
+    done: Event | None = None  # behind the hidden states, where an item wants them
 
 
 class ResultReader:
-    """Waits for steps and hands out what they made."""
+    """Waits for steps and makes their results."""
 
     def __init__(
         self, model: Head, tables: DeviceTables, sampling: SamplingTable, pooler: Pooler
@@ -66,80 +65,80 @@ class ResultReader:
         self._sampling, self._pooler = sampling, pooler
 
     def read(self, step: StepHandle) -> StepResult:
-        """Wait for the step; what it produced, as numbers."""
+        """Wait for the step and return its results."""
         rows = step.shape.num_rows
-        drawn = step.landing.take() if step.landing is not None else _NO_IDS
-        tokens, bad = drawn[:rows], drawn[rows:]
+        sampled = step.token_copy.wait() if step.token_copy is not None else _NO_IDS
+        tokens, is_bad = sampled[:rows], sampled[rows:]
         if step.done is not None:
             step.done.wait()
-        if isinstance(step.logprobs, DeviceLogprobs):  # their copies lie before the tokens'
+        if isinstance(step.logprobs, DeviceLogprobs):  # copied before the tokens: they are there
             step.logprobs = step.logprobs.read()
         count = len(step.items.starts)
-        others: list[ItemResult] = []
+        prefills: list[ItemResult] = []
         if step.items.prefills:
-            others = self._each(step, tokens, bad, count)
-        odd = {}
-        is_odd = step.hidden_TD is not None or step.logprobs is not None or step.errors
-        if count and (is_odd or step.failed or np.count_nonzero(bad[:count])):
-            lone = self._each(step, tokens, bad, 0, count)
-            odd = {i: got for i, got in enumerate(lone) if not got.is_single_token}
-        return StepResult(tokens[:count], odd, others)
+            prefills = self._item_results(step, tokens, is_bad, count)
+        detailed = {}
+        has_more = step.hidden_TD is not None or step.logprobs is not None or step.errors
+        if count and (has_more or step.failed or np.count_nonzero(is_bad[:count])):
+            decodes = self._item_results(step, tokens, is_bad, 0, count)
+            detailed = {i: one for i, one in enumerate(decodes) if not one.is_single_token}
+        return StepResult(tokens[:count], detailed, prefills)
 
     @torch.inference_mode()
-    def _each(
+    def _item_results(
         self,
         step: StepHandle,
         tokens: Int32Array,
-        bad: Int32Array,
+        is_bad: Int32Array,
         first: int,
         end: int | None = None,
     ) -> list[ItemResult]:
-        """The results of the items [first, end), or of the others, from ``first`` on; those before
-        ``first`` are decodes."""
+        """The results of the items [first, end), or of the prefills, which begin at ``first``; all
+        items before ``first`` are decodes."""
         results: list[ItemResult] = []
-        row = at = first
+        row = token_index = first
         items = step.items.prefills if end is None else step.items[first:end]
         for item in items:
-            got = ItemResult()
+            result = ItemResult()
             if item.emit:
-                is_bad = bool(len(bad) and bad[row])
-                self._token(step, item, row, int(tokens[row]), is_bad, got)
+                bad = bool(len(is_bad) and is_bad[row])
+                self._set_token(step, item, row, int(tokens[row]), bad, result)
                 row += 1
             if item.targets is not None or item.hidden_states or item.pooling:
-                self._extras(step, item, at, got)
+                self._set_extras(step, item, token_index, result)
             if item.rid in step.failed:
-                got = ItemResult(error=step.failed[item.rid])
-            at += item.count
-            results.append(got)
+                result = ItemResult(error=step.failed[item.rid])
+            token_index += item.count
+            results.append(result)
         return results
 
-    def _token(
-        self, step: StepHandle, item: Item, row: int, token: int, is_bad: bool, got: ItemResult
+    def _set_token(
+        self, step: StepHandle, item: Item, row: int, token: int, is_bad: bool, result: ItemResult
     ) -> None:
         if row in step.errors:
-            got.error = step.errors[row]
+            result.error = step.errors[row]
         elif is_bad:
-            got.error = _why_bad(self._sampling.states[item.slot])
+            result.error = _bad_row_message(self._sampling.states[item.slot])
         else:
-            got.tokens = (token,)
+            result.tokens = (token,)
             if step.logprobs is not None and item.logprobs is not None:
-                got.logprobs = Logprobs(chosen=[], top=[], asked=[])
+                result.logprobs = Logprobs(chosen=[], top=[], asked=[])
                 assert isinstance(step.logprobs, lp.Logprobs)
-                _append(got.logprobs, step.logprobs, row, token, item.logprobs)
+                _append(result.logprobs, step.logprobs, row, token, item.logprobs)
 
-    def _extras(self, step: StepHandle, item: Item, at: int, got: ItemResult) -> None:
+    def _set_extras(self, step: StepHandle, item: Item, first: int, result: ItemResult) -> None:
         """Prompt log-probabilities, hidden states and pooled vectors of one item."""
         assert step.hidden_TD is not None
-        hidden = step.hidden_TD[at : at + item.count]
+        hidden = step.hidden_TD[first : first + item.count]
         if item.targets is not None:
-            got.prompt_logprobs = self._prompt_logprobs(hidden, item)
+            result.prompt_logprobs = self._prompt_logprobs(hidden, item)
         if item.hidden_states:
-            got.hidden_states = hidden.float().cpu().numpy().tobytes()
+            result.hidden_states = hidden.float().cpu().numpy().tobytes()
         if item.pooling:
             total = self._tables.state(item.slot).prompt_len
-            got.pooled = self._pooler.add(item, hidden, total)
-            if got.pooled is not None and not all(map(math.isfinite, got.pooled)):
-                got.error = NOT_FINITE
+            result.pooled = self._pooler.add(item, hidden, total)
+            if result.pooled is not None and not all(map(math.isfinite, result.pooled)):
+                result.error = NOT_FINITE
 
     def _prompt_logprobs(self, hidden: Tensor, item: Item) -> Logprobs:
         assert item.targets is not None and item.logprobs is not None
@@ -150,7 +149,7 @@ class ResultReader:
             whole.asked.extend([None] if item.logprobs.token_ids else [])
         wanted = plain_ids(item.targets).astype(np.int64)
         targets = torch.from_numpy(wanted).to(hidden.device)
-        request = request_of(item.logprobs)
+        request = logprob_request(item.logprobs)
         for first in range(0, len(targets), PROMPT_ROWS):
             part = targets[first : first + PROMPT_ROWS]
             begin = item.targets_at + first
@@ -161,20 +160,20 @@ class ResultReader:
         return whole
 
 
-def _why_bad(state: SlotState | None) -> str:
-    """Why no token can be chosen."""
+def _bad_row_message(state: SlotState | None) -> str:
+    """Why no token can be sampled."""
     if state is not None and state.processor is not None:
         return f"logit processor {state.processor.name!r} left no token that may come next"
     return NOT_FINITE
 
 
-def request_of(need: LogprobParams) -> lp.LogprobRequest:
-    """A request's wish as the sampler takes it."""
+def logprob_request(need: LogprobParams) -> lp.LogprobRequest:
+    """The request's parameters as the sampler takes them."""
     return lp.LogprobRequest(need.top, need.token_ids)
 
 
 def _append(whole: Logprobs, found: lp.Logprobs, row: int, token: int, need: LogprobParams) -> None:
-    """Add one place; "top" and "asked" only where the request wants them."""
+    """Add one token; "top" and "asked" only where the request wants them."""
     whole.chosen.append((found.chosen[row], token))
     if need.top:
         whole.top.append(list(zip(*found.top[row], strict=True)))

@@ -1,10 +1,10 @@
-"""The integers of a step in one buffer, so that one copy brings them to the device.
+"""The layout of a step's inputs in one int32 buffer, so that one copy brings them to the device.
 
-The buffer is a table [FIELDS, rows], a row a sequence (or a row of logits), then the tail: token
-ids of chunks, and the changed places of the page tables with their values. Sampling parameters
-travel with it too: floats as their bits, seeds as two halves.
+The buffer is a table [FIELDS, rows], with a column for each sequence (or row of logits), then a
+tail: the token ids of chunks, and the changed entries of the page tables (index and value).
+Sampling parameters are in the table too: floats as their bits, seeds as two halves.
 
-Legend: S sequences, T tokens, R rows of logits, U changed places of the page tables.
+Legend: S sequences, T tokens, R rows of logits, U changed entries of the page tables.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from radixlm.wire.media import plain_ids
 
 Ints = NDArray[np.int32]
 
-# of a sequence; ROPE_LEN: length that its ropes are turned by at least (of decodes: exactly);
+# of a sequence; ROPE_LEN: the least length that its ropes use (of decodes: exactly that);
 # FIRST_TOKEN has S + 1 entries
 SLOT, START, ROPE_LEN, COUNT, KV_LEN, IS_DECODE, FIRST_TOKEN = range(7)
-# of a row of logits: its token, the slot, the position of the token to draw, sampling parameters
-TOKEN, DRAW_SLOT, POSITION = range(7, 10)
+# of a row of logits: its token, its slot, the position of the sampled token, sampling parameters
+TOKEN, SAMPLE_SLOT, POSITION = range(7, 10)
 TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED_LOW, SEED_HIGH, IS_GREEDY = range(10, 17)
 FIELDS = 17
 NUM_PARAMS = FIELDS - TEMPERATURE
 
 
 class SamplingKinds(Record):
-    """Which steps of the draw some row of the batch needs, as the host knows it. ``all_plain``: no
+    """Which parts of sampling some row of the batch needs, as the host knows it. ``all_plain``: no
     row has penalties, biases or a logit processor."""
 
     all_plain: bool
@@ -45,7 +45,7 @@ class SamplingKinds(Record):
 
 @dataclass(slots=True)
 class StepShape:
-    """What the host knows of a packed step. ``slots_R``: of the rows with logits."""
+    """What the host knows of a packed step. ``slots_R``: slots of the rows with logits."""
 
     num_sequences: int
     num_tokens: int
@@ -53,11 +53,11 @@ class StepShape:
     max_query_len: int
     max_kv_len: int
     slots_R: NDArray[np.int64]
-    kinds: SamplingKinds  # of the rows with logits
+    kinds: SamplingKinds
     is_decode: bool  # every sequence takes its one token from the token table, and emits
-    # what found no room in the buffer: tokens, and places and values of the page tables
-    late_tokens: Ints | None = None
-    late_updates: tuple[Ints, Ints] | None = None
+    # what did not fit into the buffer: token ids; indices and values of the page tables
+    extra_tokens: Ints | None = None
+    extra_updates: tuple[Ints, Ints] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -66,11 +66,11 @@ class StepShape:
     @property
     def num_tail_tokens(self) -> int:
         """Token ids in the buffer."""
-        return 0 if self.is_decode or self.late_tokens is not None else self.num_tokens
+        return 0 if self.is_decode or self.extra_tokens is not None else self.num_tokens
 
 
 class SamplingParamTable:
-    """Sampling parameters by slot on the host, as the columns of the buffer hold them."""
+    """Sampling parameters by slot on the host, in the buffer's encoding."""
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         self.params_PS: Ints = np.zeros((NUM_PARAMS, num_slots + 1), np.int32)
@@ -81,7 +81,7 @@ class SamplingParamTable:
         self.set(num_slots, greedy, False)
 
     def set(self, slot: int, state: SlotState, has_penalties: bool) -> None:
-        """Take over what the sampler knows of a slot."""
+        """Set a slot's parameters."""
         floats = np.array(state.floats, np.float32)
         seed = np.array([state.seed], np.int64).view(np.int32)
         numbers = [state.top_k, int(seed[0]), int(seed[1]), int(state.is_greedy)]
@@ -91,7 +91,7 @@ class SamplingParamTable:
         self.is_filtered_S[slot] = state.is_filtered and not state.is_greedy
 
     def kinds(self, slots: NDArray[np.int64]) -> SamplingKinds:
-        """Of rows of these slots."""
+        """The kinds of rows with these slots."""
         return SamplingKinds(
             bool(self.is_plain_S[slots].all()),
             bool(self.is_greedy_S[slots].all()),
@@ -99,8 +99,8 @@ class SamplingParamTable:
         )
 
 
-class _Form(Record):
-    """A step that decodes a decodes, filled in but for what changes from step to step."""
+class _DecodeTemplate(Record):
+    """The table of a step that decodes a batch, but for what changes from step to step."""
 
     decodes: DecodeBatch
     head: Ints  # [FIELDS, rows + 1]
@@ -110,69 +110,75 @@ class _Form(Record):
 
 
 class StepPacker:
-    """Writes steps into buffers of one fixed size."""
+    """Writes the inputs of steps into buffers of one fixed size."""
 
     def __init__(
         self,
         tables: DeviceTables,
-        draws: SamplingParamTable,
+        params: SamplingParamTable,
         max_rows: int,
         max_tokens: int,
         max_updates: int,
     ) -> None:
-        self.tables, self.draws = tables, draws
+        self.tables, self.params = tables, params
         self.max_rows = max_rows + 1  # FIRST_TOKEN has one entry more
         self.max_tokens, self.max_updates = max_tokens, max_updates
         self.num_head = FIELDS * self.max_rows
         self.num_ints = self.num_head + max_tokens + 2 * max_updates
-        self._form: _Form | None = None
+        self._template: _DecodeTemplate | None = None
 
     def pack(self, items: Items, host: Tensor, num_padded: int = 0) -> tuple[StepShape, int]:
-        """Fill ``host``; the step's shape, and how many of the numbers count. If all items decode,
-        rows of the dummy slot fill it up to ``num_padded``."""
+        """Fill ``host``; the step's shape, and how many of the integers are used. If all items are
+        decodes, rows of the dummy slot fill it up to ``num_padded``."""
         ints: Ints = host.numpy()
         head = ints[: self.num_head].reshape(FIELDS, -1)
         if not items.prefills:
-            shape = self._decodes(items, head, num_padded)
+            shape = self._pack_decodes(items, head, num_padded)
         else:
-            shape = self._mixed(items, head, ints)
-        return shape, self._updates(shape, ints, self.num_head + shape.num_tail_tokens)
+            shape = self._pack_mixed(items, head, ints)
+        return shape, self._pack_updates(shape, ints, self.num_head + shape.num_tail_tokens)
 
     def fill_dummies(self, host: Tensor, count: int) -> None:
-        """A step of ``count`` rows that all belong to the dummy slot."""
+        """Write a step of ``count`` rows of the dummy slot."""
         head = host.numpy()[: self.num_head].reshape(FIELDS, -1)
-        head[:, : count + 1] = self._new_form(EMPTY_DECODES, count).head
+        head[:, : count + 1] = self._make_template(EMPTY_DECODES, count).head
 
-    def _decodes(self, items: Items, head: Ints, num_padded: int) -> StepShape:
+    def _pack_decodes(self, items: Items, head: Ints, num_padded: int) -> StepShape:
         decodes, after = items.decodes, items.starts + 1
         count = len(after)
         rows = max(count, num_padded)
-        form = self._form
-        if form is None or form.decodes is not decodes or form.head.shape[1] != rows + 1:
-            form = self._form = self._new_form(decodes, rows)
-        head[:, : rows + 1] = form.head
+        template = self._template
+        if (
+            template is None
+            or template.decodes is not decodes
+            or template.head.shape[1] != rows + 1
+        ):
+            template = self._template = self._make_template(decodes, rows)
+        head[:, : rows + 1] = template.head
         head[START, :count] = items.starts
         head[KV_LEN, :count] = head[POSITION, :count] = after
-        np.maximum(after, form.prompt_len[:count], out=head[ROPE_LEN, :count], casting="unsafe")
-        longest = int(after.max())
-        return StepShape(count, count, 0, 1, longest, form.slots_R, form.kinds, is_decode=True)
+        np.maximum(after, template.prompt_len[:count], out=head[ROPE_LEN, :count], casting="unsafe")
+        max_kv_len = int(after.max())
+        return StepShape(
+            count, count, 0, 1, max_kv_len, template.slots_R, template.kinds, is_decode=True
+        )
 
-    def _new_form(self, decodes: DecodeBatch, rows: int) -> _Form:
-        """Rows of one token each; those beyond the decodes are the dummy slot's and read
+    def _make_template(self, decodes: DecodeBatch, rows: int) -> _DecodeTemplate:
+        """Rows of one token each; those behind the batch are the dummy slot's and read
         nothing."""
         slots = np.full(rows, self.tables.dummy, np.int64)
         slots[: len(decodes.slots)] = decodes.slots
         prompt_len = self.tables.prompt_len[slots]
         head = np.zeros((FIELDS, rows + 1), np.int32)
-        head[SLOT, :rows] = head[DRAW_SLOT, :rows] = slots
+        head[SLOT, :rows] = head[SAMPLE_SLOT, :rows] = slots
         head[COUNT] = head[IS_DECODE] = head[POSITION] = 1
         head[ROPE_LEN, :rows] = np.maximum(prompt_len, 1)
         head[FIRST_TOKEN] = head[TOKEN] = np.arange(rows + 1)
-        head[TEMPERATURE:, :rows] = self.draws.params_PS[:, slots]
-        kinds = self.draws.kinds(decodes.slots)
-        return _Form(decodes, head, slots[: len(decodes.slots)], prompt_len, kinds)
+        head[TEMPERATURE:, :rows] = self.params.params_PS[:, slots]
+        kinds = self.params.kinds(decodes.slots)
+        return _DecodeTemplate(decodes, head, slots[: len(decodes.slots)], prompt_len, kinds)
 
-    def _mixed(self, items: Items, head: Ints, ints: Ints) -> StepShape:
+    def _pack_mixed(self, items: Items, head: Ints, ints: Ints) -> StepShape:
         count, others = len(items), items.prefills
         num_decodes = count - len(others)
         slots = np.append(items.decodes.slots, [item.slot for item in others]).astype(np.int64)
@@ -188,12 +194,12 @@ class StepPacker:
         head[ROPE_LEN, :count] = self.tables.prompt_len[slots]
         head[IS_DECODE, :count] = 1
         head[IS_DECODE, num_decodes:count] = [item.tokens is None for item in others]
-        drawn = slots[emit]
-        rows = len(drawn)
+        sampled_slots = slots[emit]
+        rows = len(sampled_slots)
         head[TOKEN, :rows] = first[1 : count + 1][emit] - 1
-        head[DRAW_SLOT, :rows] = drawn
+        head[SAMPLE_SLOT, :rows] = sampled_slots
         head[POSITION, :rows] = (start + counts)[emit]
-        head[TEMPERATURE:, :rows] = self.draws.params_PS[:, drawn]
+        head[TEMPERATURE:, :rows] = self.params.params_PS[:, sampled_slots]
         num_tokens = int(first[count])
         has_room = num_tokens <= self.max_tokens
         values = np.zeros(num_tokens, np.int32)
@@ -203,15 +209,17 @@ class StepPacker:
         for item, begin in zip(others, first[num_decodes:count].tolist(), strict=True):
             if item.tokens is not None:
                 values[begin : begin + item.count] = plain_ids(item.tokens)
-        longest = int((start + counts).max())
-        kinds = self.draws.kinds(drawn)
-        most = int(counts.max())
-        shape = StepShape(count, num_tokens, 0, most, longest, drawn, kinds, is_decode=False)
-        shape.late_tokens = None if has_room else values
+        max_kv_len = int((start + counts).max())
+        kinds = self.params.kinds(sampled_slots)
+        max_query_len = int(counts.max())
+        shape = StepShape(
+            count, num_tokens, 0, max_query_len, max_kv_len, sampled_slots, kinds, is_decode=False
+        )
+        shape.extra_tokens = None if has_room else values
         return shape
 
-    def _updates(self, shape: StepShape, ints: Ints, at: int) -> int:
-        """Append the changed places of the page tables; where the numbers end."""
+    def _pack_updates(self, shape: StepShape, ints: Ints, at: int) -> int:
+        """Append the changed entries of the page tables; how many integers are used then."""
         places = self.tables.changes()
         if not len(places):
             return at
@@ -220,7 +228,7 @@ class StepPacker:
         ints[at : at + count] = places[:count]
         ints[at + count : at + 2 * count] = values[:count]
         if count < len(places):
-            shape.late_updates = (places[count:].astype(np.int32), values[count:])
+            shape.extra_updates = (places[count:].astype(np.int32), values[count:])
         return at + 2 * count
 
 
@@ -230,7 +238,7 @@ def is_decode_only(plan: StepPlan) -> bool:
 
 
 class DeviceStepBuffer:
-    """The buffer on the device, and its parts as views."""
+    """The buffer on the device, and views of its parts."""
 
     def __init__(self, ints: Tensor, packer: StepPacker) -> None:
         self.ints, self._packer = ints, packer
@@ -238,7 +246,7 @@ class DeviceStepBuffer:
         self._fields: dict[tuple[int, int], Tensor] = {}
 
     def field(self, field: int, count: int) -> Tensor:
-        """int32 [count], a view. Each step asks for the same ones, and a look-up costs less."""
+        """int32 [count], a view; kept, as each step needs the same ones."""
         view = self._fields.get((field, count))
         if view is None:
             view = self._fields[field, count] = self.head_FN[field, :count]
@@ -249,14 +257,14 @@ class DeviceStepBuffer:
         return self.head_FN[field, :count].view(torch.float32)
 
     def tokens(self, shape: StepShape) -> Tensor:
-        """Token ids of the step's chunks, 0 elsewhere."""
-        if shape.late_tokens is not None:
-            return torch.from_numpy(shape.late_tokens).to(self.ints.device)
+        """int32 [T]: token ids of the step's chunks, 0 for decodes."""
+        if shape.extra_tokens is not None:
+            return torch.from_numpy(shape.extra_tokens).to(self.ints.device)
         at = self._packer.num_head
         return self.ints[at : at + shape.num_tokens]
 
     def updates(self, shape: StepShape) -> tuple[Tensor, Tensor]:
-        """Places of the flat page tables, and their new values."""
+        """Indices into the flat page tables, and the new values there."""
         at = self._packer.num_head + shape.num_tail_tokens
         end = at + shape.num_updates
         return self.ints[at:end], self.ints[end : end + shape.num_updates]
