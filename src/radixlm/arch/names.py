@@ -184,7 +184,7 @@ _BESIDE = re.compile(
     r"|mm_token_embeds|projector\.|merger\.|vpm\.|apm\.|tts\.|resampler(_model)?\.|qformer\.|query_tokens|language_projection\.|sam_model\.|qwen2_model\.|mlp1\.|tile_|view_sep"
     r"|vit_large|patch_merge_mlp\.|density_router\.|(layerwise|spatial)_projectors\.|embed_tokens_extend\.|talker\.|code2wav\.|token2wav\.)"
 )
-# What hears, beside a decoder.
+# Audio encoders beside a decoder.
 _ENCODER = re.compile(r"^(model\.)?encoder\.")
 # Weights that several layers share, saved with each of them.
 _SHARED_COPIES = re.compile(r"(?:^|\.)layers\.(\d+)\.shared_transf(?:ormer)?\.")

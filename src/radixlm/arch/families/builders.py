@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from radixlm.arch.config import Config, is_number
-from radixlm.arch.names import DEFAULT, AnyOf, Names
+from radixlm.arch.names import Names
 from radixlm.arch.spec import (
     Activation,
     Attention,
@@ -23,7 +23,6 @@ from radixlm.arch.spec import (
     RopeScaling,
     StateMixer,
 )
-from radixlm.base.record import replace
 
 Mixer = Attention | LatentAttention | CompressedSparseAttention | StateMixer | ParallelHybrid
 Ffn = Mlp | Moe
@@ -177,16 +176,6 @@ def mlp(c: Config, *, gated: bool = True, bias: bool = False, act: str = "hidden
 
 def rms(c: Config, offset: float = 0.0) -> Norm:
     return Norm(c.rms_norm_eps, offset=offset)
-
-
-def with_untied_head(c: Config, decoder: Decoder) -> Decoder:
-    """The text model of a whole whose head is its own where the checkpoint has one: such classes
-    do not look at what the text model's config says of it."""
-    if not decoder.tied or not c.architecture.endswith("ForConditionalGeneration"):
-        return decoder
-    names: dict[str, Any] = {**DEFAULT, **decoder.names}
-    either = AnyOf(names["head"], names["embed"])
-    return replace(decoder, tied=False, names={**decoder.names, "head": either})
 
 
 def is_sliding(c: Config, layer: int) -> bool:

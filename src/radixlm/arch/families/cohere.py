@@ -48,12 +48,9 @@ def cohere2(c: Config) -> Decoder:
     return build_decoder(c, mixer, norm=norm, layout="parallel", logit_scale=c.logit_scale)
 
 
-_SECTIONS = (24, 20, 20)  # of its ropes where the config says nothing
-
-
 def cohere_compass(c: Config) -> Decoder:
     """Cohere 2 whose channels turn as in Llama, in each type of layer its own way or not at all."""
-    bias, sees = c.attention_bias, c.architecture.endswith("ForConditionalGeneration")
+    bias = c.attention_bias
     c = c.replace(layer_types=c.layer_types or ["full_attention"] * c.num_hidden_layers)
 
     def mixer(i: int) -> Attention:
@@ -61,10 +58,6 @@ def cohere_compass(c: Config) -> Decoder:
         if kind not in c.rope_parameters:
             raise c.error("rope_parameters", f"has nothing for layers of type {kind!r}")
         position = rope(c, head_dim(c), kind) if c.rope_parameters[kind] else None
-        if position is not None and sees and not position.mrope_sections:
-            position = replace(position, mrope_sections=_SECTIONS)
-            if sum(_SECTIONS) != position.dim // 2:
-                raise c.error("rope_parameters", f"lacks 'mrope_section' at {kind!r}")
         if position is not None and position.mrope_sections:
             position = replace(position, mrope_interleaved=True)  # whatever the config says
         return attention(c, rope=position, qkv_bias=bias, o_bias=bias, window=span)

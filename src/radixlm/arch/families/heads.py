@@ -97,7 +97,7 @@ def _gemma3(c: Config) -> Decoder:
 
 
 def embedding_gemma2(c: Config) -> Decoder:
-    """Gemma 4's blocks, seeing to both sides, whose own inputs come from the embedding alone."""
+    """Gemma 4 with bidirectional attention; per-layer inputs come from the embedding alone."""
     decoder = find("Gemma4ForCausalLM")(
         c.replace(
             tie_word_embeddings=True,
@@ -123,8 +123,8 @@ def embedding_gemma2(c: Config) -> Decoder:
     }
     head = (Dense(c.hidden_size, c.embedding_dim, bias=False),)
     pool = Pool("mean", head, "unit", dimensions=dimensions(c))
-    seeing = replace(decoder, encoder=Encoder(), names=names)
-    return pooled(seeing, pool, pool_0="model.embedding_projection")
+    bidirectional = replace(decoder, encoder=Encoder(), names=names)
+    return pooled(bidirectional, pool, pool_0="model.embedding_projection")
 
 
 def gemma_kinds(c: Config, every: int) -> list[str]:

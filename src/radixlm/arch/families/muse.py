@@ -17,7 +17,6 @@ from radixlm.arch.families.builders import (
     rms,
     rope,
     window,
-    with_untied_head,
 )
 from radixlm.arch.names import LAYER, SANDWICH, Named, Names
 from radixlm.arch.recipes import Scaled
@@ -82,7 +81,7 @@ def _muse(
         names={**SANDWICH, **names},
     )
     blocks = (replace(b, post_norms=post_norms, **fields) for b in described.blocks)
-    return with_untied_head(c, replace(described, blocks=tuple(blocks)))
+    return replace(described, blocks=tuple(blocks))
 
 
 def muse_glimmer(c: Config) -> Decoder:

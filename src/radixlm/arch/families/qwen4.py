@@ -11,10 +11,8 @@ from radixlm.arch.families.builders import (
     Mixer,
     activation,
     build_decoder,
-    head_dim,
     moe,
     rms,
-    with_untied_head,
 )
 from radixlm.arch.families.linear import DELTA, delta_net, gated_attention
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
@@ -137,13 +135,6 @@ def _names(c: Config) -> Names:
 
 
 def qwen4_exp(c: Config) -> Decoder:
-    """Also of a whole with an encoder, whose ropes have sections."""
-    if c.architecture == "Qwen4ExpForConditionalGeneration":
-        share = c.rope_parameters.get("partial_rotary_factor", 1.0)
-        pairs = min(int(head_dim(c) * share) // 2, 32)  # of the class's 11, 11, 10 those that are
-        usual = [len(range(axis, pairs, 3)) for axis in range(3)]
-        given = {"mrope_section": usual, **c.rope_parameters, "mrope_interleaved": True}
-        c = c.replace(rope_parameters=given)
     shared, reading = c.shared_expert_intermediate_size, sorted(set(c.get("ple_layer_ids", ())))
     act: Any = c.get("output_gate_type", "silu")
     kinds, every = c.layer_types, c.get("full_attention_interval", 4)
@@ -176,5 +167,4 @@ def qwen4_exp(c: Config) -> Decoder:
     sparse = moe(c, renorm=c.norm_topk_prob, shared=Mlp(shared, activation(c)), shared_gate=True)
     bare = Norm(c.rms_norm_eps, "none", affine=False)
     streams = GatedHyperConnections(c.hc_count, c.hc_lowrank, rms(c, offset=1.0))
-    described = build_decoder(c, mixer, sparse, bare, gated_streams=streams, names=_names(c))
-    return with_untied_head(c, described)
+    return build_decoder(c, mixer, sparse, bare, gated_streams=streams, names=_names(c))

@@ -16,7 +16,6 @@ from radixlm.arch.families.builders import (
     rms,
     rope,
     window,
-    with_untied_head,
 )
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import Experts
@@ -112,7 +111,7 @@ def step3p5(c: Config) -> Decoder:
             shared=Mlp(width, act, bias=c.mlp_bias, limit=cut, limit_after=True),
         )
 
-    return with_untied_head(c, build_decoder(c, mixer, ffn, norm, names=_names(c)))
+    return build_decoder(c, mixer, ffn, norm, names=_names(c))
 
 
 def _names(c: Config) -> Names:

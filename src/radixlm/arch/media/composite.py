@@ -10,6 +10,7 @@ from typing import Any
 
 from radixlm.arch.config import Config
 from radixlm.arch.config_defaults import defaults
+from radixlm.arch.families.builders import head_dim
 from radixlm.arch.media.config_json import deepstack_layers
 from radixlm.arch.media.registry import MULTIMODAL
 from radixlm.arch.names import DEFAULT, FUSED_UP, LAYER, SPLIT_QKV, AnyOf, Named
@@ -44,6 +45,35 @@ def composite(c: Config) -> Decoder:
 def text_keys_at_the_top(c: Config) -> Decoder:
     """LLaVA as published: config.json is the text model's, whose architecture the row names."""
     return find(MULTIMODAL[c.architecture].text_architecture)(c)
+
+
+def untied_head(c: Config) -> Decoder:
+    """The family of the row's text model. The head is the checkpoint's own where it has one: the
+    class does not read whether the text config ties it."""
+    decoder = find(MULTIMODAL[c.architecture].text_architecture)(c)
+    if not decoder.tied:
+        return decoder
+    every: dict[str, Any] = {**DEFAULT, **decoder.names}
+    head = AnyOf(every["head"], every["embed"])
+    return replace(decoder, tied=False, names={**decoder.names, "head": head})
+
+
+def qwen4_exp(c: Config) -> Decoder:
+    """The class adds M-RoPE, interleaved; sections default to thirds of at most 32 pairs."""
+    share = c.rope_parameters.get("partial_rotary_factor", 1.0)
+    pairs = min(int(head_dim(c) * share) // 2, 32)
+    sections = [len(range(axis, pairs, 3)) for axis in range(3)]
+    rope = {"mrope_section": sections, **c.rope_parameters, "mrope_interleaved": True}
+    return untied_head(c.replace(rope_parameters=rope))
+
+
+def cohere_compass(c: Config) -> Decoder:
+    """The class adds M-RoPE to each type of layer that has a rope."""
+    ropes = {
+        kind: {"mrope_section": [24, 20, 20], **rope} if rope and isinstance(rope, dict) else rope
+        for kind, rope in c.rope_parameters.items()
+    }
+    return composite(c.replace(rope_parameters=ropes))
 
 
 def unscaled_logits(c: Config) -> Decoder:

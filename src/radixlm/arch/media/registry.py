@@ -20,7 +20,7 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "ChameleonForConditionalGeneration": MultimodalSpec(text="chameleon:chameleon"),
     "CLIPModel": MultimodalSpec(text="bert:clip", encoder="embedding", reader="nothing"),
     "Cohere2VisionForConditionalGeneration": MultimodalSpec(text="media.composite:unscaled_logits"),
-    "CohereCompassForConditionalGeneration": PLAIN,
+    "CohereCompassForConditionalGeneration": MultimodalSpec(text="media.composite:cohere_compass"),
     "Cosmos3EdgeForConditionalGeneration": MultimodalSpec(text="media.composite:cosmos3_edge"),
     "DeepseekOcr2ForConditionalGeneration": MultimodalSpec(text="deepseek_ocr:deepseek_ocr"),
     "DeepseekOCRForCausalLM": MultimodalSpec(
@@ -133,8 +133,12 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
         needs_token_ids=True,
     ),
     "MultiModalityCausalLM": MultimodalSpec(layout="janus:LAYOUT"),
-    "MuseGlimmerForConditionalGeneration": MultimodalSpec(text="muse:muse_glimmer"),
-    "MuseSparkForConditionalGeneration": MultimodalSpec(text="muse:muse_spark"),
+    "MuseGlimmerForConditionalGeneration": MultimodalSpec(
+        text="media.composite:untied_head", text_architecture="MuseGlimmerForCausalLM"
+    ),
+    "MuseSparkForConditionalGeneration": MultimodalSpec(
+        text="media.composite:untied_head", text_architecture="MuseSparkForCausalLM"
+    ),
     "NemotronH_Nano_Omni_Reasoning_V3": MultimodalSpec(
         hf_model_type="nemotron_h_omni", audio_processor="parakeet"
     ),
@@ -175,10 +179,14 @@ MULTIMODAL: Mapping[str, MultimodalSpec] = {
     "Qwen3VLForConditionalGeneration": PLAIN,
     "Qwen3VLMoeForConditionalGeneration": PLAIN,
     "Qwen4ExpForConditionalGeneration": MultimodalSpec(
-        text="qwen4:qwen4_exp", needs_token_ids=True
+        text="media.composite:qwen4_exp",
+        text_architecture="Qwen4ExpForCausalLM",
+        needs_token_ids=True,
     ),
     "SmolVLMForConditionalGeneration": MultimodalSpec(video="images"),
-    "Step3p7ForConditionalGeneration": MultimodalSpec(text="step:step3p5"),
+    "Step3p7ForConditionalGeneration": MultimodalSpec(
+        text="media.composite:untied_head", text_architecture="Step3p5ForCausalLM"
+    ),
     "VideoLlama3ForConditionalGeneration": PLAIN,
     "VideoLlavaForConditionalGeneration": PLAIN,
     "VILAForConditionalGeneration": MultimodalSpec(

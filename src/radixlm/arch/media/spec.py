@@ -40,7 +40,7 @@ class MultimodalSpec(Record):
     # ---- the language model
     # the function that describes it: a row of arch/registry.py
     text: str = "media.composite:composite"
-    # architecture of the text model where its keys are at the top of config.json (LLaVA)
+    # architecture of the text model, for functions that do not go by its model_type
     text_architecture: str = ""
     # function in layouts/ that tells the text model's model_type from config.json, "module:name"
     text_model_type: str = ""
