@@ -133,9 +133,8 @@ def _attention(
     k, v = shape.allocate(num_sequences * pages_each + 1)
     k.normal_()
     v.normal_()
-    order = (
-        torch.randperm(num_sequences * pages_each) + 1
-    )  # pages in random order, as in a busy pool
+    # pages in random order, as in a busy pool
+    order = torch.randperm(num_sequences * pages_each) + 1
     table = order.view(num_sequences, pages_each).to(torch.int32)
     starts = torch.arange(num_sequences + 1, dtype=torch.int32) * num_new
     lengths = torch.full((num_sequences,), kv_len, dtype=torch.int32)

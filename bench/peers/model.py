@@ -9,11 +9,8 @@ from pathlib import Path
 from peers.machine import Ceilings
 from peers.workload import Case
 
-BYTES = {
-    16: 2.0,
-    8: 1.0,
-    4: 0.5 + 2.0 / 128,
-}  # bytes a weight; 4 bits have a 16-bit scale for each group of 128
+# bytes a weight; 4 bits have a 16-bit scale for each group of 128
+BYTES = {16: 2.0, 8: 1.0, 4: 0.5 + 2.0 / 128}
 
 
 @dataclass(frozen=True, slots=True)

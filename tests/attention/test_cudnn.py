@@ -84,9 +84,8 @@ def test_equals_attention_over_the_pages() -> None:
     case = Case.random(SITE, [(19, 0), (19, 0)], 4, 2)
     q, k, v = new_rows(case, SITE, torch.float32)
     assert q is not None and k is not None and v is not None
-    packed = torch.cat(
-        [x.flatten(1) for x in (q, k, v)], 1
-    )  # rows with the stride of a fused projection
+    # rows with the stride of a fused projection
+    packed = torch.cat([x.flatten(1) for x in (q, k, v)], 1)
     q, k, v = (x.view(len(packed), -1, 16) for x in packed.split([4 * 16, 2 * 16, 2 * 16], 1))
     out = cudnn.attend(q, k, v, SITE, 2, SDPBackend.MATH)
     torch.testing.assert_close(out, run_step("torch_native", case, SITE), rtol=1e-4, atol=1e-6)

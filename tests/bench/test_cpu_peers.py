@@ -249,9 +249,8 @@ def test_growth_reads_results_of_one_batch() -> None:
     one, many = growth.points(text, SIZE, sweep, CEILINGS)
     assert (one.prefill_ms, one.decode_ms) == (500, 50)
     assert one.decode_allowed_ms == pytest.approx(40.9, rel=0.02)
-    assert (
-        many.decode_allowed_ms > 4 * one.decode_allowed_ms
-    )  # limited by arithmetic, not by reading
+    # limited by arithmetic, not by reading
+    assert many.decode_allowed_ms > 4 * one.decode_allowed_ms
     assert many.prefill_allowed_ms == pytest.approx(64 * one.prefill_allowed_ms)
     table = growth.markdown([one, many])
     assert table.startswith("16 bit, 2 threads, 28 layers\n") and "| 64 x 128 | 500 |" in table

@@ -99,9 +99,8 @@ async def test_a_batch_waits_for_room_and_loses_no_line(
     toy_folder: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "FULL_DISK_S", 0.02)
-    monkeypatch.setattr(
-        "tests.fakes.http_server.SLOW_S", 0.05
-    )  # most lines are open after the first answer
+    # most lines are open after the first answer
+    monkeypatch.setattr("tests.fakes.http_server.SLOW_S", 0.05)
     async with scripted_server(toy_folder, {}, file_storage_path=str(disk)) as server:
         names = [f"line-{i}" for i in range(30)]
         text = "\n".join(map(_line, names)).encode()

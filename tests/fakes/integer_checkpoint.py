@@ -127,9 +127,8 @@ def _quantized(
             zero[:, g] = 1 << (layout.bits - 1)
         else:
             scale[:, g] = (high - low) / most
-            least = (
-                1 if layout.kind == "gptq" else 0
-            )  # version 1 stores zero points minus 1, so 0 is impossible
+            # version 1 stores zero points minus 1, so 0 is impossible
+            least = 1 if layout.kind == "gptq" else 0
             zero[:, g] = np.clip(np.round(-low / scale[:, g]), least, most)
     values = np.round(weight / scale[:, index].astype(np.float64)).astype(np.int64)
     return np.clip(values + zero[:, index], 0, most), scale, zero

@@ -28,12 +28,8 @@ def prompts(seed: str) -> list[list[int]]:
 FEW = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2", "Gemma3Text")
 ALWAYS = [name for name in HEADS if name.removesuffix("Model") in FEW or "Gemma3" in name]
 GATHERED = ("JetMoe",)  # its attention experts are torch products, whose bits depend on the batch
-OTHERS = (
-    "GPT2",
-    "Falcon",
-    "Jamba",
-    "ModernBertDecoder",
-)  # names, forms, states, a head of several layers
+# names, forms, states, a head of several layers
+OTHERS = ("GPT2", "Falcon", "Jamba", "ModernBertDecoder")
 ALWAYS += [f"{stem}ForSequenceClassification" for stem in (*FEW[:-1], *OTHERS)]
 
 

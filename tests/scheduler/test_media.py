@@ -115,9 +115,8 @@ def test_the_same_image_counts_once() -> None:
 
 
 def test_a_run_larger_than_the_window_pool_is_refused() -> None:
-    bench = SchedulerHarness(
-        num_pages=64, window=8, num_window=10
-    )  # of 4 tokens, one is the null page
+    # of 4 tokens, one is the null page
+    bench = SchedulerHarness(num_pages=64, window=8, num_window=10)
     bench.submit("fits", PROMPT, media=media((4, 28)))
     bench.submit("never", [7, *PROMPT], media=media((4, 40)))
     bench.run()

@@ -84,10 +84,8 @@ def test_the_model_uses_the_stored_numbers(name: str, tmp_path: Path) -> None:
     kept, coarse = load(narrow), load(narrow, "reference")
     for path, layer in linears(kept).items():
         weight = linears(floats)[path].packed.unpack()
-        near = {
-            "rtol": 0.0,
-            "atol": 2.0**-7 * float(weight.abs().max()),
-        }  # rounded to bfloat16, possibly twice
+        # rounded to bfloat16, possibly twice
+        near = {"rtol": 0.0, "atol": 2.0**-7 * float(weight.abs().max())}
         torch.testing.assert_close(layer.packed.unpack().float(), weight, **near)
         torch.testing.assert_close(linears(coarse)[path].packed.unpack().float(), weight, **near)
     spread = float(want[0].std())

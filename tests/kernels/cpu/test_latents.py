@@ -45,9 +45,8 @@ def latents(shape: tuple[int, int, int], **kind: object) -> Case:
 def test_rows_match_fp64(isa: str, shape: tuple[int, int, int]) -> None:
     for dtype in DTYPES if shape[1] == 50 else DTYPES[::2]:
         world = World(latents(shape, dtype=dtype))
-        is_exact = (
-            isa != "amx" or dtype in FLOATS
-        )  # matrix tiles round queries and weights to bfloat16
+        # matrix tiles round queries and weights to bfloat16
+        is_exact = isa != "amx" or dtype in FLOATS
         for s, got in enumerate(world.run(list(LENS), threads=2)):
             want = world.reference(s, *LENS[s])
             error = float((got - want).abs().max() / want.abs().max())

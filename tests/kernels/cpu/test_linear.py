@@ -248,9 +248,8 @@ def test_quantized_activations(fmt: str, num_in: int, num_rows: int) -> None:
     packed = linear.pack(weight, bias, fmt)
     x = rows(num_rows, num_in)
     want = quantized(x, span_of(fmt, num_in)) @ packed.unpack().double().T + bias.double()
-    assert (
-        error(packed.run(x), want) < 2e-3
-    )  # a value halfway between two steps may round either way
+    # a value halfway between two steps may round either way
+    assert error(packed.run(x), want) < 2e-3
     exact = x.double() @ packed.unpack().double().T + bias.double()
     assert error(packed.run(x), exact) < 2e-2
 
