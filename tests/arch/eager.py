@@ -1,4 +1,4 @@
-"""A small eager torch driver of a ``Decoder`` record: the meaning of every field, spelled out.
+"""A small eager torch driver of a `Decoder` record: a readable definition of every field.
 
 The oracle of the family tests is Hugging Face; this driver only shows that the record and the
 names say everything that is needed to reproduce it. T tokens, H heads, D channels of a head.
@@ -26,7 +26,7 @@ ACT = {
 
 
 class Weights:
-    """Fetches roles out of a checkpoint and remembers what nobody asked for."""
+    """Fetches roles from a checkpoint and records unused tensors."""
 
     def __init__(self, decoder: Decoder, tensors: dict[str, Tensor]) -> None:
         self.decoder, self.tensors, self.unused = decoder, tensors, set(tensors)
@@ -59,7 +59,7 @@ class Weights:
 
 
 class Runner:
-    """Logits of a prompt under a description and a checkpoint."""
+    """Logits of a prompt for a description and a checkpoint."""
 
     def __init__(self, decoder: Decoder, tensors: dict[str, Tensor]) -> None:
         self.d, self.w = decoder, Weights(decoder, tensors)

@@ -1,4 +1,5 @@
-"""Tiny random Hugging Face models of every architecture, and the comparison with ours."""
+"""Tiny random Hugging Face models of every architecture, and the comparison with the eager
+driver."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ _GRANITE = {
     "logits_scaling": 2.0,
 }
 
-# architecture -> what its tiny config needs beyond TINY
+# architecture -> changes to TINY
 TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {
         "rope_parameters": {
@@ -199,9 +200,9 @@ ALIASES = {
 
 
 def make(architecture: str, folder: Path, seed: int = 0, **changes: Any) -> Any:
-    """A random model of the architecture, saved to ``folder``; returns it.
+    """A random model of the architecture, saved to `folder`; returns it.
 
-    A change to None takes the key out of the config, a change to "null" sets it to None.
+    A change to None removes the key from the config, a change to "null" sets it to None.
     """
     torch.manual_seed(seed)
     cls = getattr(transformers, architecture)
@@ -218,7 +219,7 @@ def make(architecture: str, folder: Path, seed: int = 0, **changes: Any) -> Any:
 
 
 def compare(model: Any, folder: Path, length: int = 12) -> tuple[float, list[str], float]:
-    """(relative error of the logits, tensors left over, the same with one weight nudged)."""
+    """(relative error of the logits, unused tensors, the error with one changed weight)."""
     decoder = describe(folder)
     tensors = load_file(folder / "model.safetensors")
     ids = torch.randint(3, 120, (length,))

@@ -37,7 +37,7 @@ _MLP_BIAS = {"mlp_bias": [False, True]}
 _RENORM = {"norm_topk_prob": [False, True]}
 _LAYERS = ("sliding_attention", "full_attention")
 
-# architecture -> settings to draw from; "?" marks what _special draws itself
+# architecture -> settings to draw from; "?" marks settings that _special draws
 FLAGS: dict[str, dict[str, list[Any]]] = {
     "LlamaForCausalLM": {**_BIAS, **_MLP_BIAS},
     "MistralForCausalLM": {"sliding_window": [None, 3, 100]},
@@ -232,7 +232,7 @@ PARTIAL = {
 
 
 def draw(architecture: str, rng: random.Random) -> dict[str, Any]:
-    """Changes to the tiny config of ``architecture`` (keys with None are left out of it)."""
+    """Changes to the tiny config of `architecture` (None removes a key)."""
     heads, ratio = rng.choice([(4, 2), (4, 4), (6, 3), (6, 1), (8, 2), (2, 1)])
     dim = rng.choice([8, 16, 24])
     out: dict[str, Any] = {"num_attention_heads": heads, "hidden_size": heads * dim}

@@ -1,4 +1,4 @@
-"""A config.json whose words nobody knows is refused by the word, not read as something else."""
+"""A config.json with an unknown value is refused by that value, not read as something else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TINY = json.loads(Path("src/radixlm/assets/radix-tiny/config.json").read_text())
         ({"quantization_config": "fp8"}, "'quantization_config' = 'fp8' must be an object"),
     ],
 )
-def test_an_unknown_word_is_refused_by_name(changes: dict[str, Any], told: str) -> None:
+def test_an_unknown_value_is_refused_by_name(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(CheckpointError, match=told):
         load_config(TINY | changes)
 
@@ -53,11 +53,11 @@ def test_an_unknown_word_is_refused_by_name(changes: dict[str, Any], told: str) 
         {"quantization_config": {"quant_method": "FP8"}},
     ],
 )
-def test_what_checkpoints_say_is_taken(changes: dict[str, Any]) -> None:
+def test_values_of_checkpoints_are_accepted(changes: dict[str, Any]) -> None:
     assert load_config(TINY | changes).num_hidden_layers == 6
 
 
-def test_every_word_of_transformers_is_known() -> None:
+def test_every_value_of_transformers_is_known() -> None:
     assert {*ALLOWED_LAYER_TYPES, *_LEGACY_LAYER_TYPE_REMAP} <= LAYER_TYPES
     assert {method.value for method in QuantizationMethod} <= KNOWN_METHODS
     assert {"float32", "bfloat16", "float16", "float64"} <= DTYPES

@@ -1,5 +1,5 @@
-"""Families without a class in transformers: a Hugging Face model of the same mathematics, its
-tensors renamed and joined as those checkpoints store them."""
+"""Families without a class in transformers, against a Hugging Face model of the same mathematics
+whose tensors are renamed and fused as in those checkpoints."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 @dataclass
 class Case:
-    """``oracle`` with ``changes`` equals the architecture with ``config``; ``fuse`` joins tensors
-    (new part of a name <- old parts) before ``rename`` applies its substitutions."""
+    """`oracle` with `changes` equals the architecture with `config`. `fuse` joins tensors (new part
+    of a name <- old parts) before `rename` applies its substitutions."""
 
     oracle: str
     config: dict[str, Any]
@@ -41,7 +41,7 @@ class Case:
     rename: Rename = field(default_factory=list)
     fuse: Fuse = field(default_factory=dict)
     join: Callable[[list[Tensor]], Tensor] = torch.cat
-    experts: bool = False  # DeepSeek V2's experts in place of the oracle's feed-forward
+    experts: bool = False  # DeepSeek V2's experts instead of the oracle's MLP
 
 
 def grouped(parts: list[Tensor]) -> Tensor:
@@ -247,7 +247,7 @@ CASES: dict[str, Case] = {
 
 
 def build(case: Case, folder: Path) -> Any:
-    """The oracle's model; its tensors under the names of ``case`` and a config in ``folder``."""
+    """The oracle's model; saves its tensors with the names of `case` and a config to `folder`."""
     changes = {"rope_parameters": None, **case.changes}
     if "rope_scaling" in case.config and "rope_parameters" not in case.changes:
         del changes["rope_parameters"]
@@ -268,7 +268,7 @@ def build(case: Case, folder: Path) -> Any:
 
 
 def _with_experts(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Replaces the feed-forward of all layers but the first, in the model and in ``tensors``."""
+    """Replace the MLP of all layers but the first, in the model and in `tensors`."""
     config = DeepseekV2Config(
         **SHAPE, **MOE, **ROUTED_EXPERTS, num_attention_heads=4, topk_method="greedy"
     )
@@ -304,7 +304,7 @@ def test_logits_equal_a_renamed_hugging_face_model(architecture: str, tmp_path: 
     assert nudged > 4e-4
 
 
-def test_baichuan_of_the_second_generation_has_unit_rows_in_its_head() -> None:
+def test_baichuan_2_normalises_the_rows_of_its_head() -> None:
     raw = {"architectures": ["BaichuanForCausalLM"], **CASES["BaichuanForCausalLM"].config}
     assert "head" not in describe(raw).names
     assert describe({**raw, "vocab_size": 125696}).names["head"].recipe is normalize_rows

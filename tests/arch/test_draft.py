@@ -1,4 +1,4 @@
-"""Drafts: what each module is, and the names of its tensors in published checkpoints."""
+"""Draft models: their parts, and the names of their tensors in published checkpoints."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LONGCAT = {
 DSA = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 8}
 DSA |= {"indexer_types": ["full", "shared"] * 2}
 NEXTN = ("eh_proj", "enorm", "hnorm", "shared_head.norm", "shared_head.head", "embed_tokens")
-# architecture -> (config, tensors of the joint and of the ends, one tensor of the block)
+# architecture -> (config, tensors outside the blocks, one tensor of a block)
 CASES: dict[str, tuple[dict[str, Any], set[str], str]] = {
     "DeepseekV3ForCausalLM": (
         {**SHAPE, **LATENT, **ROUTED},
@@ -125,7 +125,7 @@ def _config(architecture: str, **changes: Any) -> dict[str, Any]:
 
 
 def _joint(draft: Any) -> set[str]:
-    """Names of the tensors outside the module's blocks that are the draft's own."""
+    """Names of the draft's own tensors outside its blocks."""
     decoder = at_step(draft, 0)
     roles = [role for role in decoder.names if role.startswith("draft.")]
     roles += [role for role, own in OWN_ENDS.items() if getattr(draft, own)]
@@ -161,7 +161,7 @@ def test_tensors_have_their_published_names(architecture: str) -> None:
     assert all(name.startswith(prefix + ".") for name in names)
 
 
-def test_what_the_modules_are() -> None:
+def test_the_parts_of_draft_models() -> None:
     found = {name: describe_draft(_config(name)) for name in CASES}
     block = {name: draft.decoder.blocks[0] for name, draft in found.items()}
     assert isinstance(block["DeepseekV3ForCausalLM"].ffn, Moe)
@@ -177,7 +177,7 @@ def test_what_the_modules_are() -> None:
     assert third.decoder.vocab == 40
 
 
-def test_several_modules_have_names_of_their_own() -> None:
+def test_each_of_several_modules_has_its_own_names() -> None:
     draft = describe_draft(_config("DeepseekV3ForCausalLM", num_nextn_predict_layers=2))
     assert draft is not None and draft.modules == 2
     assert not _of_block(draft, 0) & _of_block(draft, 1)
@@ -200,6 +200,6 @@ def _type_of(architecture: str) -> str:
     return next(name for name, held in defaults().items() if held["architecture"] == architecture)
 
 
-def test_a_config_that_speaks_of_none_has_none() -> None:
+def test_a_config_without_a_draft_model() -> None:
     assert describe_draft({"architectures": ["LlamaForCausalLM"], **SHAPE}) is None
     assert describe_draft(_config("DeepseekV3ForCausalLM", num_nextn_predict_layers=0)) is None

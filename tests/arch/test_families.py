@@ -1,4 +1,5 @@
-"""Every architecture against Hugging Face: tiny random models, our records driven eagerly."""
+"""Every architecture against Hugging Face: tiny random models, our records run by the eager
+driver."""
 
 from __future__ import annotations
 
@@ -58,15 +59,16 @@ def _check_random(architecture: str, seed: int, folder: Path) -> None:
 
 def test_every_family_has_a_tiny_config() -> None:
     tiny = set(oracle.TINY_CONFIGS) | set(DECODER_CONFIGS)
+    # tests/models/test_pooling_heads, tests/multimodal
     elsewhere = (
         "bert",
         "encoders",
         "heads",
         "media.composite",
         *("chameleon", "deepseek_ocr", "mllama", "molmo", "whisper"),  # tests/multimodal
-        "published",  # tests/models/test_published
+        "published",  # tests/models/test_remote_code_models
         "drafts",  # test_draft
-    )  # tests/models/test_pooled_heads, tests/multimodal
+    )
     modules = {name: row.partition(":")[0] for name, row in ARCHITECTURES.items()}
     writers = {n for n, module in modules.items() if module not in elsewhere}
     writers -= {name for name in writers if name.startswith("Ernie4_5_VL")}  # tests/multimodal
@@ -97,7 +99,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("architecture", "changes", "key"), REFUSED)
-def test_what_no_record_can_say_is_refused_by_name(architecture, changes, key) -> None:
+def test_unsupported_settings_are_refused_by_name(architecture, changes, key) -> None:
     with pytest.raises(CheckpointError, match=key) as caught:
         describe({"architectures": [architecture], **oracle.TINY, **changes})
     assert "config.json" in str(caught.value)

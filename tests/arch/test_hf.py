@@ -1,4 +1,4 @@
-"""Reading config.json: defaults as Hugging Face has them, both dialects, and bad files."""
+"""Reading config.json: Hugging Face's defaults, keys of transformers 4 and 5, and bad files."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def _without(key: str) -> dict[str, object]:
     return {name: value for name, value in LLAMA.items() if name != key}
 
 
-# classes whose own defaults describe no model (heads that do not divide, no experts)
+# classes whose defaults are not a valid model (heads that do not divide, no experts)
 INCOMPLETE = {"dots1", "glm4_moe", "dbrx", "deberta-v2", "falcon_h1", "cohere_compass_text"}
-# classes that work out further keys from their fields, which published checkpoints all state
+# classes that derive further keys, which all published checkpoints contain
 WORKED_OUT = {
     *("bamba", "embedding_gemma2_text", "eurobert", "gemma4_text", "gemma4_unified_text"),
     *("granitemoehybrid", "hrm_text", "mamba2", "ministral3", "nemotron_h", "olmo_hybrid"),
@@ -50,12 +50,12 @@ WORKED_OUT = {
     "model_type",
     [name for name in defaults() if name in CONFIG_MAPPING and name not in INCOMPLETE | WORKED_OUT],
 )
-def test_an_empty_config_describes_what_its_class_describes(model_type: str) -> None:
+def test_an_empty_config_has_the_defaults_of_its_class(model_type: str) -> None:
     if defaults()[model_type]["architecture"] not in ARCHITECTURES:
         pytest.skip("defaults of a text model whose family reads another architecture")
     theirs = json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False))
     if model_type == "deepseek_v2":
-        theirs["num_experts_per_tok"] = 6  # the class has no default that works
+        theirs["num_experts_per_tok"] = 6  # the class has no valid default
     theirs["architectures"] = [defaults()[model_type]["architecture"]]
     keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
     spellings = {one for key in keys for one in (key, *ALIASES.get(key, ()))}
@@ -66,7 +66,7 @@ def test_an_empty_config_describes_what_its_class_describes(model_type: str) -> 
     assert load_config(theirs).model_type == model_type
 
 
-def test_old_and_new_rope_dialects_say_the_same() -> None:
+def test_old_and_new_rope_keys_give_the_same() -> None:
     scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling["original_max_position_embeddings"] = 64
     new = {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **scaling}}
@@ -78,7 +78,7 @@ def test_old_and_new_rope_dialects_say_the_same() -> None:
     assert describe(LLAMA | plain).blocks[0].mixer.rope.theta == 5e5
 
 
-def test_gemma3_has_a_rope_a_layer_type_in_every_dialect() -> None:
+def test_gemma3_has_one_rope_for_each_layer_type() -> None:
     base = {"model_type": "gemma3_text", **SHAPE, "num_hidden_layers": 6, "head_dim": 16}
     new = {
         "rope_parameters": {
@@ -98,7 +98,7 @@ def test_gemma3_has_a_rope_a_layer_type_in_every_dialect() -> None:
     assert describe(base | {**old, "rope_local_base_freq": 7.0}).blocks[0].mixer.rope.theta == 7.0
 
 
-def test_phi3_says_yarn_or_su_and_means_longrope() -> None:
+def test_phi3_reads_yarn_and_su_as_longrope() -> None:
     raw = {"model_type": "phi3", **SHAPE, "original_max_position_embeddings": 32}
     lists = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     ropes = [
@@ -109,12 +109,13 @@ def test_phi3_says_yarn_or_su_and_means_longrope() -> None:
     assert ropes[0] == ropes[1] == ropes[2]
 
 
-def test_a_nested_text_config_is_lifted_with_the_ties_of_its_composite() -> None:
+def test_a_nested_text_config_takes_the_composites_tied_embeddings() -> None:
     text = {"model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 2}
     raw = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
     c = load_config({**raw, "text_config": text, "torch_dtype": "bfloat16"})
     assert (c.model_type, c.hidden_size, c.dtype) == ("gemma3_text", 64, "bfloat16")
-    assert c.num_attention_heads == 8  # the class default: text configs leave much out
+    # the default of the class, because text configs omit many keys
+    assert c.num_attention_heads == 8
     assert describe(c).tied
     ended = load_config({**raw, "text_config": text, "eos_token_id": [1, 106]})
     assert eos_token_ids(ended, {}) == (1, 106)
@@ -128,7 +129,7 @@ def test_dtype_is_found_under_both_names() -> None:
     assert load_config(LLAMA).dtype is None
 
 
-def test_architecture_and_model_type_tell_each_other() -> None:
+def test_architecture_and_model_type_imply_each_other() -> None:
     no_type, no_name = _without("model_type"), _without("architectures")
     assert describe(no_type) == describe(no_name) == describe(LLAMA)
 
@@ -200,7 +201,7 @@ def test_invalid_utf8_and_a_folder_in_place_of_the_file(tmp_path: Path) -> None:
             describe(tmp_path / folder)
 
 
-def test_unknown_architectures_are_answered_with_the_nearest() -> None:
+def test_unknown_architectures_suggest_the_nearest_name() -> None:
     with pytest.raises(CheckpointError, match="nearest: Qwen3ForCausalLM"):
         find("Qwen3ForCausalLm")
     with pytest.raises(CheckpointError, match=r"unknown architecture 'Zzz'$"):

@@ -1,5 +1,5 @@
-"""A JSON file of a checkpoint is read from disk once for each of its versions, and told by name
-where it is damaged."""
+"""A JSON file of a checkpoint is read from disk once for each version of the file; damaged files
+are named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _opened: list[str] = []
 sys.addaudithook(lambda event, args: _opened.append(str(args[0])) if event == "open" else None)
 
 
-def test_every_reader_has_a_value_of_its_own(tmp_path: Path) -> None:
+def test_every_reader_gets_its_own_copy(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"a": {"b": [1]}}')
     first = read_object(file)
@@ -31,7 +31,7 @@ def test_another_version_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     for number in range(3):
         new = tmp_path / "new"
-        new.write_text(f'{{"a": {number}}}')  # of the same size
+        new.write_text(f'{{"a": {number}}}')  # the same size
         os.utime(new, ns=(0, 0))
         new.replace(file)
         assert read_object(file) == {"a": number}

@@ -1,5 +1,4 @@
-"""Keys of published configs that Hugging Face's config classes turn into others when they read
-them: the same record from either."""
+"""Legacy keys that Hugging Face's config classes convert: both spellings give the same record."""
 
 from __future__ import annotations
 
@@ -141,7 +140,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("key", CASES)
-def test_the_older_key_says_the_same(key: str) -> None:
+def test_the_legacy_key_gives_the_same_record(key: str) -> None:
     architecture, shape, older, newer = CASES[key]
     common = {"architectures": [architecture], **shape}
     assert describe({**common, **older}) == describe({**common, **newer})

@@ -1,4 +1,4 @@
-"""Role tables: spellings, prefixes of composite checkpoints, leftovers that are no mistake."""
+"""Role tables: alternatives, prefixes of composite checkpoints, and ignorable tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _decoder(architecture: str = "LlamaForCausalLM", **more: object) -> Decoder:
     return describe({"architectures": [architecture], **SHAPE, **more})
 
 
-def test_a_role_of_the_family_goes_before_the_default() -> None:
+def test_a_role_of_the_family_overrides_the_default() -> None:
     assert spellings({"norm": "x.norm"}, "norm") == (Named(("x.norm",)),)
     assert spellings({}, "norm") == (Named(("model.norm",)),)
     with pytest.raises(KeyError):
@@ -36,7 +36,7 @@ def test_spellings_are_flat_and_in_order() -> None:
     assert spellings(table, "role") == (Named(("a", "b")), fused, Named(("d",)))
 
 
-def test_split_goes_before_fused() -> None:
+def test_split_tensors_are_preferred_to_fused_ones() -> None:
     split, fused = spellings(_decoder().names, "mixer.qkv")
     assert [t.rsplit(".", 1)[1] for t in split.templates] == ["q_proj", "k_proj", "v_proj"]
     assert fused.templates == ("model.layers.{i}.self_attn.qkv_proj",)
@@ -61,13 +61,13 @@ def test_prefix_of_a_bare_gpt2() -> None:
     assert prefix_of(decoder, {"wte.weight"}) == ("transformer.", "")
 
 
-def test_ignorable_leftovers() -> None:
+def test_ignorable_tensors() -> None:
     tied, untied = _decoder(tie_word_embeddings=True), _decoder()
     assert is_ignorable("lm_head.weight", tied)
     assert not is_ignorable("lm_head.weight", untied)
     assert is_ignorable("model.layers.0.self_attn.rotary_emb.inv_freq", untied)
     assert is_ignorable("transformer.h.1.attn.masked_bias", untied)
-    assert is_ignorable("model.layers.2.eh_proj.weight", untied)  # a layer past the last
+    assert is_ignorable("model.layers.2.eh_proj.weight", untied)  # a layer after the last
     assert not is_ignorable("model.layers.1.eh_proj.weight", untied)
     assert is_ignorable("model.mtp_layers.0.input_proj.weight", untied)
     assert is_ignorable("vision_tower.encoder.layers.0.fc1.weight", untied)
@@ -75,7 +75,7 @@ def test_ignorable_leftovers() -> None:
     assert not is_ignorable("model.layers.1.self_attn.q_proj.bias", untied)
 
 
-def test_layers_that_a_config_leaves_out_are_not_those_that_predict() -> None:
+def test_extra_layers_are_not_mtp_layers() -> None:
     decoder = _decoder()  # of two layers
     norm, query = "input_layernorm.weight", "self_attn.q_proj.weight"
     behind = [f"model.layers.{i}.{name}" for i in (2, 3, 4) for name in (norm, query)]

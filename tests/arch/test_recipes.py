@@ -1,4 +1,4 @@
-"""Recipes on numpy arrays against index arithmetic; they need only tensor methods."""
+"""Weight recipes on numpy arrays against index arithmetic."""
 
 from __future__ import annotations
 

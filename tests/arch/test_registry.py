@@ -1,4 +1,4 @@
-"""The table of families costs nothing heavy to import."""
+"""The registry of architectures is cheap to import and complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_no_heavy_package_is_imported() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_one_family_is_described_by_its_own_lineage_alone() -> None:
+def test_only_the_module_of_a_family_is_imported() -> None:
     code = (
         "import sys; from radixlm.arch.hf import describe\n"
         "describe({'architectures': ['LlamaForCausalLM'], 'hidden_size': 8, 'vocab_size': 8,"

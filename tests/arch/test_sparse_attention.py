@@ -1,4 +1,5 @@
-"""Families of ``families/sparse.py``: published spellings of their configs, and what is refused."""
+"""The families of `families/sparse.py`: published spellings of their configs, and refused
+values."""
 
 from __future__ import annotations
 
@@ -29,9 +30,7 @@ def _raw(architecture: str, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("architecture", OURS)
 @pytest.mark.parametrize("seed", range(12))
-def test_a_config_as_published_means_what_its_class_makes_of_it(
-    architecture: str, seed: int
-) -> None:
+def test_a_published_config_equals_its_class(architecture: str, seed: int) -> None:
     raw = _raw(architecture, **random_decoder_configs.draw(architecture, random.Random(seed)))
     made = class_of(architecture).config_class(**raw)
     assert describe(raw) == describe({**json.loads(made.to_json_string()), **_name(architecture)})
@@ -42,7 +41,7 @@ def _name(architecture: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("architecture", OURS)
-def test_what_a_config_leaves_out_is_as_its_class_says(architecture: str) -> None:
+def test_omitted_keys_have_the_defaults_of_the_class(architecture: str) -> None:
     made = class_of(architecture).config_class()
     needed = {key: made.to_dict()[key] for key in (*_NEEDED, *_name(architecture)) if key in _SIZES}
     assert describe({**needed, **_name(architecture)}) == describe(
@@ -102,7 +101,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("architecture", "changes", "key"), REFUSED)
-def test_what_no_record_can_say_is_refused_by_name(
+def test_unsupported_settings_are_refused_by_name(
     architecture: str, changes: dict[str, Any], key: str
 ) -> None:
     raw = {**_raw(architecture), **changes}

@@ -1,4 +1,4 @@
-"""Values that Hugging Face takes and no record can say: refused by the name of their key."""
+"""Values that Hugging Face supports and our records cannot express are refused by their key."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def test_the_key_is_named(key: str) -> None:
         ("DbrxForCausalLM", {"ffn_config": {"moe_num_experts": 2, "moe_top_k": 3}}),
     ],
 )
-def test_more_experts_a_token_than_there_are(architecture: str, settings: dict[str, Any]) -> None:
-    """A sparse mixer takes two, whatever the config says."""
+def test_more_experts_a_token_than_experts(architecture: str, settings: dict[str, Any]) -> None:
+    """A sparse mixer picks two, whatever the config says."""
     shape = {**SHAPE, "num_key_value_heads": 2, "attn_config": {}}
     settings.get("ffn_config", {}).setdefault("ffn_hidden_size", 32)
     with pytest.raises(CheckpointError, match=r"a token takes ., there are only . experts"):
         describe({"architectures": [architecture], **shape, **settings})
 
 
-def test_experts_that_hand_their_input_through_count_too() -> None:
+def test_identity_experts_count_too() -> None:
     shape = {**SHAPE, "n_routed_experts": 3, "zero_expert_num": 4}
     common = {"architectures": ["LongcatFlashForCausalLM"], **shape}
     sides = [block.deferred_moe for block in describe({**common, "moe_topk": 7}).blocks]

@@ -1,4 +1,4 @@
-"""Values of a wrong type do not pass, wherever they stand in a description."""
+"""Values of a wrong type are refused anywhere in a description."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _with(part: str, **change: Any) -> Decoder:
     return replace(DECODER, blocks=(DECODER.blocks[0], changed))
 
 
-def test_a_sound_description_passes() -> None:
+def test_a_valid_description_passes() -> None:
     assert check(DECODER, "x") is DECODER
     assert check(replace(DECODER, positions=(64, 2)), "x")
 

@@ -19,13 +19,13 @@ from radixlm.engine.launch import ThreadEngine, intake_tokenizer
 from radixlm.engine.model_info import resolved
 from radixlm.entrypoints.http.app import create_app, leave
 
-PLACE = "PLACE"  # in a template: what stands for an image
-# of one text a message, as old checkpoints have it: the server puts the placeholders there
+PLACE = "PLACE"  # the placeholder of an image in a template
+# an old template that takes one text a message; the server inserts the placeholders
 TEXTS = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-# walks the parts of a message
+# iterates over the parts of a message
 PARTS = (
     "{% for message in messages %}<{{ message.role }}>{% if message.content is string %}"
     "{{ message.content }}{% else %}{% for part in message.content %}{% if part.type == 'text' %}"
@@ -35,7 +35,7 @@ PARTS = (
 
 
 class Served:
-    """The application and a client that talks to it without a socket."""
+    """The application and a client that calls it without a socket."""
 
     def __init__(self, app: Any, engine: ThreadEngine) -> None:
         self.app, self.engine = app, engine
@@ -46,7 +46,7 @@ class Served:
         return await self.client.post(path, json=body)
 
     async def chat(self, messages: list[dict[str, Any]], **fields: Any) -> httpx.Response:
-        """Greedy, as many tokens as are asked for."""
+        """A greedy chat completion of `max_tokens` tokens."""
         body = {"messages": messages, "temperature": 0, "ignore_eos": True, **fields}
         return await self.post("/v1/chat/completions", **body)
 
@@ -55,7 +55,7 @@ class Served:
 async def served(
     folder: Path, template: str | None = None, **options: Any
 ) -> AsyncIterator[Served]:
-    """The checkpoint in ``folder``, ready; ``template``: its chat template from now on."""
+    """Serve the checkpoint in `folder`; `template` replaces its chat template."""
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
     given = {

@@ -1,4 +1,4 @@
-"""A checkpoint's answers about images beside those of its class in transformers."""
+"""Compares answers about images and videos with those of the checkpoint's class in transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_NEW = 16
 
 
 def assert_same_videos(tiny: Tiny, model: Any, folder: Path) -> None:
-    """One video, of frames, and a longer one: greedy tokens, the second time from the cache."""
+    """One video as frames, and a longer one: greedy tokens, the second time from the cache."""
     engine = Engine(
         model_path=str(folder), dtype="float32", max_running_requests=4, max_total_tokens=4096,
         chunked_prefill_size=48,

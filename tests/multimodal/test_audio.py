@@ -1,4 +1,4 @@
-"""Audio clips: what is read of a file, and the same audio at another rate."""
+"""Audio decoding: reading of files, and resampling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TONE = np.sin(np.arange(RATE) * 2 * np.pi * 440 / RATE) * 0.5
 
 
 def wav(samples: np.ndarray[Any, Any], width: int = 2, rate: int = RATE) -> bytes:
-    """[samples] or [samples, channels] in -1..1, as integers of so many bytes."""
+    """[samples] or [samples, channels] in -1..1, as integers of `width` bytes."""
     wide = np.round(samples * (2 ** (8 * width - 1) - 1)).astype("<i4")
     raw = wide.reshape(*wide.shape, 1).view(np.uint8)[..., :width]
     if width == 1:
@@ -47,9 +47,9 @@ def test_channels_are_mixed() -> None:
 
 
 @pytest.mark.parametrize("wanted", [4000, 8000, 16000, 22050])
-def test_a_tone_stays_the_same_tone(wanted: int) -> None:
+def test_resampling_keeps_a_tone(wanted: int) -> None:
     found = read_audio(wav(TONE), wanted, "here")
-    inside = slice(wanted // 10, -wanted // 10)  # a cut tone rings at its ends
+    inside = slice(wanted // 10, -wanted // 10)  # a cut tone has artefacts at its ends
     expected = np.sin(np.arange(wanted) * 2 * np.pi * 440 / wanted) * 0.5
     assert found.shape == expected.shape
     assert np.abs(found - expected)[inside].max() < 0.01
@@ -57,14 +57,14 @@ def test_a_tone_stays_the_same_tone(wanted: int) -> None:
 
 @settings(derandomize=True, max_examples=40, deadline=None)
 @given(st.integers(1, 400), st.integers(1000, 48000), st.integers(1000, 48000))
-def test_a_constant_keeps_its_height_and_length(count: int, rate: int, wanted: int) -> None:
+def test_resampling_keeps_level_and_length(count: int, rate: int, wanted: int) -> None:
     found = resample(np.full(count, 0.25, np.float32), rate, wanted)
     assert len(found) == round(count * wanted / rate)
     assert np.allclose(found, 0.25, atol=1e-4)
 
 
 @pytest.mark.parametrize(("rate", "wanted"), [(1000, 1600), (1600, 1000), (1103, 800)])
-def test_a_long_sound_is_the_same_in_blocks(rate: int, wanted: int) -> None:
+def test_long_audio_is_resampled_equally_in_blocks(rate: int, wanted: int) -> None:
     count = int(2.3 * BLOCK_S * rate)
     at = np.arange(count) / rate
     audio = (np.sin(at * 300) * np.cos(at * 7)).astype(np.float32)
@@ -76,7 +76,7 @@ def test_a_long_sound_is_the_same_in_blocks(rate: int, wanted: int) -> None:
 
 
 @pytest.mark.parametrize("longest_s", [0.5, 1.0])
-def test_a_sound_is_cut_where_it_is_quiet(longest_s: float) -> None:
+def test_audio_is_cut_at_quiet_places(longest_s: float) -> None:
     rng = np.random.default_rng(3)
     audio = rng.normal(0, 0.3, 5 * RATE).astype(np.float32)
     for second in np.arange(0.45, 5, 0.45):
@@ -86,11 +86,11 @@ def test_a_sound_is_cut_where_it_is_quiet(longest_s: float) -> None:
     assert max(len(one) for _, one in pieces) <= longest_s * RATE
     began = [began_s for began_s, _ in pieces]
     assert began[0] == 0 and len(began) > 4
-    if longest_s == 0.5:  # a quiet place lies in the end of each window
+    if longest_s == 0.5:  # the end of each window has a quiet place
         assert all(abs(b / 0.45 - round(b / 0.45)) < 0.07 for b in began)
 
 
-def test_what_is_no_sound_is_refused_by_name() -> None:
+def test_unreadable_audio_is_refused_by_name() -> None:
     good = wav(TONE)
     long = bytearray(wav(TONE))
     struct.pack_into("<I", long, 24, 1)  # one sample a second: hours

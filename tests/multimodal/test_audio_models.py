@@ -1,4 +1,4 @@
-"""Families that hear, through the engine's own path, against Hugging Face's generate."""
+"""Audio models through a whole engine, against Hugging Face's generate."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ AUDIOS = (audio(1, 0.7), audio(2, 1.3), audio(3, 0.4))
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in AUDIO]
 )
-@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_a_family_hears_as_hugging_face_does(name: str, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
+def test_a_family_equals_hugging_face(name: str, tmp_path: Path) -> None:
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     tiny = AUDIO[name]()

@@ -1,4 +1,4 @@
-"""Checkpoints that hear under their published names, against the class that has the same layers."""
+"""Audio checkpoints with their published names, against the class with the same layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.multimodal.tiny_audio import AUDIO, inputs_of
 
 
 def _asr(folder: Path) -> None:
-    """Qwen3-ASR as published: all of it inside a thinker, the projector inside the encoder."""
+    """Qwen3-ASR as published: all parts inside a "thinker", the projector inside the encoder."""
     tensors = load_file(folder / "model.safetensors")
     named = {}
     for name, tensor in tensors.items():
@@ -39,7 +39,7 @@ def _asr(folder: Path) -> None:
 
 
 def _speaking(folder: Path) -> None:
-    """Qwen3-Omni with what makes speech."""
+    """Qwen3-Omni with the weights of its speech output."""
     tensors = load_file(folder / "model.safetensors")
     for name in ("talker.model.layers.0.mlp.gate.weight", "talker.codec_head.weight"):
         tensors[name] = torch.zeros(3, 5)
@@ -51,7 +51,7 @@ def _speaking(folder: Path) -> None:
 
 
 def _adapted(folder: Path, model: Any) -> None:
-    """Granite Speech with its adapter beside the weights; the model is changed as that says."""
+    """Granite Speech with its adapter next to the weights; the model is changed accordingly."""
     made, parts = torch.Generator().manual_seed(5), {}
     for layer, block in enumerate(model.model.language_model.layers):
         for name in ("q_proj", "v_proj"):
@@ -70,7 +70,7 @@ def _adapted(folder: Path, model: Any) -> None:
 
 
 def _whole(folder: Path) -> None:
-    """Qwen2.5-Omni as published: its thinker inside of what speaks too."""
+    """Qwen2.5-Omni as published: its thinker inside the model that also speaks."""
     tensors = load_file(folder / "model.safetensors")
     named = {f"thinker.{name.removeprefix('thinker.')}": t for name, t in tensors.items()}
     named["talker.codec_head.weight"] = torch.zeros(3, 5)
@@ -92,7 +92,7 @@ PUBLISHED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "publish"), PUBLISHED)
-@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
 def test_published_names_answer_as_the_class_does(name: str, publish: Any, tmp_path: Path) -> None:
     tiny = AUDIO[name]()
     model = save(tiny, tmp_path)

@@ -1,5 +1,5 @@
-"""Images whose places see one another in sliding layers alone, where they reach beyond the
-window: cached, in chunks, in company and behind another question as Hugging Face answers."""
+"""Images with bidirectional attention in sliding-window layers, larger than the window: cached, in
+chunks, in batches and after another question as in Hugging Face."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.multimodal.tiny_later import gemma4, gemma4_bidirectional
 GREEDY = {"max_new_tokens": NUM_NEW, "temperature": 0, "ignore_eos": True}
 TAIL = " and then say in many words what this may be of, please"
 CHOSEN = ([0], [0, 1], [1])
-pytestmark = pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
 
 
 def _question(images: list[int]) -> str:
@@ -33,7 +33,7 @@ def _given(images: list[int]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[Any, ...]]]:
-    """A checkpoint, and what Hugging Face says to each choice of images."""
+    """A checkpoint, and Hugging Face's answers for each choice of images."""
     folder = tmp_path_factory.mktemp("ahead")
     tiny = gemma4_bidirectional()
     model = save(tiny, folder)
@@ -48,7 +48,9 @@ def _engine(folder: Path, **options: Any) -> Engine:
     return Engine(model_path=str(folder), dtype="float32", cpu_threads=1, **options)
 
 
-def test_a_hit_behind_the_image_is_a_miss(answers: tuple[Path, list[tuple[Any, ...]]]) -> None:
+def test_a_prefix_that_cuts_the_image_is_not_used(
+    answers: tuple[Path, list[tuple[Any, ...]]],
+) -> None:
     folder, made = answers
     with _engine(folder) as engine:
         for chosen, (num_prompt, want, first) in zip(CHOSEN, made, strict=True):
@@ -64,7 +66,7 @@ def test_a_hit_behind_the_image_is_a_miss(answers: tuple[Path, list[tuple[Any, .
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch_native"])
-def test_chunks_and_company(answers: tuple[Path, list[tuple[Any, ...]]], backend: str) -> None:
+def test_chunks_and_batches(answers: tuple[Path, list[tuple[Any, ...]]], backend: str) -> None:
     folder, made = answers
     options = {"chunked_prefill_size": 16, "attention_backend": backend}
     with _engine(folder, max_running_requests=4, **options) as engine:

@@ -1,4 +1,4 @@
-"""Places on a canvas against those of transformers' class."""
+"""Image tokens on a canvas of slices against those of transformers' class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.multimodal.test_families import make_image  # noqa: E402
 from tests.multimodal.tiny_newer import minicpmv4_7  # noqa: E402
 
 NAME = "MiniCPMV4_7ForConditionalGeneration"
-# of no slice, of some in a row, in a column, in both; and stretched by no whole number
+# without slices, with slices in a row, in a column and in both; and scaled by a fraction
 SIZES = [(40, 30), (150, 50), (40, 170), (120, 110), (30, 64), (131, 70)]
 TEXTS = [
     ["<|image_pad|> tell"],
@@ -35,7 +35,7 @@ def crops_of(ids: Any, token: int, sizes: list[list[int]], merge: int) -> list[C
 
 @pytest.mark.parametrize("mode", ["16x", "4x"])
 @pytest.mark.filterwarnings("ignore")
-def test_places_are_those_of_the_class(mode: str) -> None:
+def test_image_tokens_equal_those_of_the_class(mode: str) -> None:
     tiny = minicpmv4_7()
     tiny.config.downsample_mode = mode
     spec = multimodal_spec(NAME, tiny.config.to_dict())
@@ -64,14 +64,14 @@ def test_places_are_those_of_the_class(mode: str) -> None:
     assert num_sliced > 10
 
 
-def test_steps_are_torchs() -> None:
+def test_resize_steps_equal_torch() -> None:
     torch = pytest.importorskip("torch")
     for whole, count in itertools.product(range(1, 40), range(1, 14)):
         want = torch.linspace(0, whole - 1, count).round().tolist()
         assert np.rint(_spread(whole, count)).tolist() == want
 
 
-def test_a_mark_without_an_id_is_named() -> None:
+def test_a_boundary_token_without_an_id_is_named() -> None:
     raw = dict.fromkeys(["slice_start_id", "slice_end_id", "image_start_id", "image_end_id"], 1)
     with pytest.raises(CheckpointError, match="newline_id"):
         multimodal_spec(NAME, raw)

@@ -1,5 +1,5 @@
-"""Families that hear through /v1/chat/completions, with audio clips as base64 and as data URIs, and
-through /v1/audio/transcriptions, against Hugging Face's generate of the same prompt."""
+"""Audio models through /v1/chat/completions, with audio as base64 and data URIs, and through
+/v1/audio/transcriptions, against Hugging Face's generate of the same prompt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.multimodal.tiny_audio import AUDIO, NEEDS, inputs_of
 
 NUM_NEW = 12
 QUICK = ("voxtral", "qwen3_asr")
-# what a transcription asks, around the placeholder; in one language
+# the text of a transcription request around the placeholder, in one language
 ASKED = {
     "voxtral": ("<s>[INST]{}[/INST][TRANSCRIBE]", "<s>[INST]{}[/INST]lang:de[TRANSCRIBE]"),
     "qwen3_asr": ("<user>{}\n<assistant>", "<user>{}\n<assistant>language German<asr_text>"),
@@ -38,7 +38,7 @@ ASKED = {
 
 
 class Oracle:
-    """Hugging Face's model and processor on prompts written by hand."""
+    """Hugging Face's model and processor on hand-written prompts."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.tiny = AUDIO[name]()
@@ -60,7 +60,7 @@ class Oracle:
         return prompt[0].tolist(), made.sequences[0, prompt.shape[1] :].tolist(), first
 
     def num_placeholders(self, ids: list[int]) -> int:
-        """Tokens of the prompt that audio clips fill."""
+        """Placeholder tokens of audio in the prompt."""
         raw = self.tiny.config.to_dict()
         raw = raw.get("thinker_config", raw)
         token = raw.get("audio_token_id", raw.get("audio_token_index"))
@@ -80,7 +80,8 @@ def by_uri(index: int) -> dict[str, Any]:
 async def compare(
     server: Served, oracle: Oracle, messages: list[dict[str, Any]], text: str, chosen: list[int]
 ) -> tuple[str, int, int]:
-    """Prompt, tokens and the first log-probability; (answer, cached tokens, audios' tokens)."""
+    """Compare prompt, tokens and the first log-probability; (answer, cached tokens, audio
+    tokens)."""
     prompt, want, first = oracle.answer(text, chosen)
     answer = await server.chat(
         messages, max_tokens=NUM_NEW, logprobs=True, return_token_ids=True,
@@ -139,8 +140,8 @@ async def transcribe(server: Served, oracle: Oracle, asked: tuple[str, str]) -> 
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in AUDIO]
 )
-@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_a_conversation_with_sounds(name: str, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
+def test_a_conversation_with_audio(name: str, tmp_path: Path) -> None:
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     oracle = Oracle(name, tmp_path)

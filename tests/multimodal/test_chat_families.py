@@ -1,6 +1,6 @@
-"""Each family with an encoder through /v1/chat/completions with images as data URIs, against
-Hugging
-Face's generate of the same prompt: one image, two, and a second turn from the prefix cache."""
+"""Each family with a vision encoder through /v1/chat/completions with images as data URIs, against
+Hugging Face's generate of the same prompt: one image, two, and a second turn from the prefix
+cache."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ QUICK = (
     *("aya_vision", "idefics3", "janus", "deepseek_vl", "gemma3", "paligemma", "glm4v", "ovis2"),
     *("paddleocr_vl", "llama4", "mistral3"),
 )
-# a prompt sees itself whole, or an image is seen in the light of the text: nothing less is shared
+# models with bidirectional prompts or text-dependent images: only whole prompts are shared
 WHOLE = ("paligemma", "instructblip")
 NUM_NEW = 6
 IMAGES = (make_image(40, 30), make_image(30, 64), make_image(56, 56))
 
 
 class Oracle:
-    """Hugging Face's model and processor on prompts written by hand."""
+    """Hugging Face's model and processor on hand-written prompts."""
 
     def __init__(self, tiny: Tiny, model: Any) -> None:
         self.tiny, self.model = tiny, model
@@ -63,7 +63,7 @@ class Oracle:
         return prompt[0].tolist(), made.sequences[0, prompt.shape[1] :].tolist(), first
 
     def num_placeholders(self, ids: list[int], text: str) -> int:
-        """How many tokens of a prompt its images make."""
+        """Placeholder tokens of images in the prompt."""
         plain = self.tokenizer(text.replace(PLACE, ""), add_special_tokens=False)["input_ids"]
         return len(ids) - len(plain)
 
@@ -111,7 +111,8 @@ async def converse(server: Served, oracle: Oracle, shares: bool, has_two: bool) 
 async def compare(
     server: Served, oracle: Oracle, messages: list[dict[str, Any]], text: str, chosen: list[int]
 ) -> dict[str, Any]:
-    """Prompt, tokens and the first log-probability are those of Hugging Face; the choice."""
+    """Compare prompt, tokens and the first log-probability with Hugging Face; returns the
+    choice."""
     prompt, want, first = oracle.answer(text, chosen)
     got, usage = await ask(server, messages)
     assert got["prompt_token_ids"] == prompt
@@ -125,7 +126,7 @@ async def compare(
     "name",
     [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in FAMILIES],
 )
-@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
 def test_a_conversation_with_images(name: str, tmp_path: Path) -> None:
     if name in (needs := {**NEEDS, **NEWER_NEEDS}):
         pytest.importorskip(needs[name])

@@ -1,5 +1,5 @@
-"""Checkpoints whose authors call them otherwise than transformers does, or whose text model's keys
-are at the top of the config."""
+"""Checkpoints whose published architecture name differs from transformers', or whose text config is
+at the top level."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CALLED: dict[str, tuple[str, Callable[[], Tiny], str]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CALLED)
 @pytest.mark.filterwarnings("ignore")
-def test_the_authors_name_is_known(name: str, tmp_path: Path) -> None:
+def test_the_published_architecture_is_known(name: str, tmp_path: Path) -> None:
     needs, make, text = CALLED[name]
     pytest.importorskip(needs)
     tiny = make()
@@ -53,7 +53,7 @@ def test_the_authors_name_is_known(name: str, tmp_path: Path) -> None:
         ("Glm5NextForConditionalGeneration", "Glm5NextForCausalLM"),
     ],
 )
-def test_keys_at_the_top_are_the_text_models(name: str, text: str, tmp_path: Path) -> None:
+def test_top_level_keys_are_those_of_the_text_model(name: str, text: str, tmp_path: Path) -> None:
     kind = {"Dots3": "dots3_note", "Glm5N": "glm5_next"}[name[:5]]
     config, encoders = text_of(text), {"vision_config": {"patch_size": 14}, "image_token_id": 5}
     path = tmp_path / "config.json"
@@ -69,7 +69,7 @@ def test_keys_at_the_top_are_the_text_models(name: str, text: str, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_what_makes_images_is_left_out(tmp_path: Path) -> None:
+def test_image_generation_weights_are_ignored(tmp_path: Path) -> None:
     """Names of the published weights of Cosmos 3 Edge."""
     tiny = cosmos3_edge()
     model = save(tiny, tmp_path)
@@ -83,7 +83,7 @@ def test_what_makes_images_is_left_out(tmp_path: Path) -> None:
     assert_same_answers(tiny, model, tmp_path)
 
 
-def test_which_configs_of_gemma_4_let_images_see_themselves() -> None:
+def test_gemma_4_configs_with_bidirectional_images() -> None:
     name = "Gemma4ForConditionalGeneration"
     raw: dict[str, Any] = {"image_token_id": 5, "text_config": {}}
 

@@ -1,4 +1,5 @@
-"""Cohere Compass: layers that slide turn by an image's rows and columns, others not at all."""
+"""Cohere Compass: sliding layers rotate by an image's rows and columns, other layers have no
+rope."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ def compass() -> Tiny:
     return Tiny(config, whole, "<|VISION_START|><|IMAGE_PAD|><|VISION_END|>")
 
 
-@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_it_answers_as_hugging_face_does(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
+def test_answers_equal_hugging_face(tmp_path: Path) -> None:
     tiny = compass()
     assert_same_answers(tiny, save(tiny, tmp_path), tmp_path)
 

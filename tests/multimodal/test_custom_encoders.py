@@ -1,5 +1,5 @@
-"""Checkpoints whose encoders are built here, through the engine: MiniCPM-V and Kimi-VL under their
-published names, against transformers' parts and the mathematics written out."""
+"""Checkpoints with custom encoders through the engine: MiniCPM-V and Kimi-VL with their published
+names, against transformers' parts and plain torch code."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from tests.multimodal.tiny import SMALL, text, tokenizer  # noqa: E402
 
 NUM_NEW = 12
 IMAGES = (make_image(40, 30), make_image(70, 33), make_image(29, 61))
-Rows = Callable[[list[Any]], torch.Tensor]  # of what a processor makes of images
+Rows = Callable[[list[Any]], torch.Tensor]  # (pixels, grids) that the processor returns
 
 
 def noisy(module: torch.nn.Module) -> None:
-    """Random weights that show every mistake."""
+    """Random weights large enough to expose mistakes."""
     with torch.no_grad():
         for weight in module.parameters():
             weight.normal_(1.0 if weight.dim() == 1 else 0.0, 0.08)
@@ -48,7 +48,7 @@ def written(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, An
 
 
 def greedy(model: Any, ids: list[int], places: list[int], rows: torch.Tensor) -> tuple[Any, float]:
-    """(tokens, log-probability of the first) with an encoder's rows in their places."""
+    """(tokens, log-probability of the first) with encoder outputs at the placeholders."""
     embeds = model.get_input_embeddings()(torch.tensor([ids])).detach().clone()
     assert len(places) == len(rows)
     embeds[0, places] = rows
@@ -62,7 +62,7 @@ def greedy(model: Any, ids: list[int], places: list[int], rows: torch.Tensor) ->
 
 
 def check(folder: Path, model: Any, place: str, mark: str, rows: Rows) -> None:
-    """Each of some prompts twice, the second time from the cache."""
+    """Each of several prompts twice, the second time from the cache."""
     engine = Engine(
         model_path=str(folder), dtype="float32", max_running_requests=4, max_total_tokens=4096,
         chunked_prefill_size=48,
@@ -103,7 +103,7 @@ MINICPM = [
 
 
 def resampled(parts: dict[str, torch.Tensor], patches: Any, height: int, width: int) -> Any:
-    """The resampler head by head, each place's sines one by one."""
+    """The resampler, head by head, with the sines of each position."""
 
     def normed(x: torch.Tensor, name: str) -> torch.Tensor:
         return torch.nn.functional.layer_norm(
@@ -144,7 +144,7 @@ def resampler_weights() -> dict[str, torch.Tensor]:
 def minicpm(
     folder: Path, architecture: str, version: Any, kind: str, name: str
 ) -> tuple[Any, Rows]:
-    """A checkpoint under its published names; its text model, and the rows of images."""
+    """A checkpoint with its published names; its text model, and the encoder outputs of images."""
     names = "<image> </image> <slice> </slice> <image_id> </image_id>".split()
     tok = tokenizer(*names, "<unk>")
     tok.unk_token = "<unk>"
@@ -191,7 +191,7 @@ def minicpm(
 
 
 def slices(image: Any) -> list[Any]:
-    """As the image processor of MiniCPM-V 4.6 cuts, in patches of one."""
+    """Slices as in the image processor of MiniCPM-V 4.6, in patches of one."""
     cut = tf.MiniCPMV4_6ImageProcessorPil()
     size = image.height, image.width
     grid = cut.get_sliced_grid(size, 9, SIDE)
@@ -254,7 +254,7 @@ LATENT = {
 
 
 def kimi_name(name: str) -> str:
-    """As published, of a name in Kimi K2.5's class."""
+    """The published name of a tensor of Kimi K2.5's class."""
     for old, new in (
         ("vision_tower.layers.", "vision_tower.encoder.blocks."), (".norm1.", ".norm0."),
         (".norm2.", ".norm1."), ("mlp.fc1", "mlp.fc0"), ("mlp.fc2", "mlp.fc1"),
@@ -267,13 +267,13 @@ def kimi_name(name: str) -> str:
 
 
 def neighbours(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """The rows of queries or keys with each pair of a rope side by side."""
+    """Rows of queries or keys with the two channels of each rope pair next to each other."""
     heads = rows.reshape(num_heads, 2, -1, *rows.shape[1:])
     return heads.transpose(1, 2).reshape(rows.shape)
 
 
 def kimi(folder: Path) -> tuple[Any, Rows]:
-    """A checkpoint under its published names; its text model, and the rows of images."""
+    """A checkpoint with its published names; its text model, and the encoder outputs of images."""
     tok = tokenizer("<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>")
     tok.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps({
@@ -328,7 +328,7 @@ def kimi(folder: Path) -> tuple[Any, Rows]:
 
 
 def padded(image: Any) -> tuple[torch.Tensor, list[int]]:
-    """At most 24 patches, then black up to whole squares of four."""
+    """At most 24 patches, then black padding up to whole squares of four."""
     if (image.width // PATCH) * (image.height // PATCH) > 24:
         scale = math.sqrt(24 / ((image.width // PATCH) * (image.height // PATCH)))
         size = int(image.width * scale), int(image.height * scale)

@@ -1,5 +1,5 @@
-"""DeepSeek-VL2 under its published names, through the engine, against transformers' parts and the
-joining of tiles written out place by place."""
+"""DeepSeek-VL2 with its published names through the engine, against transformers' parts and plain
+code that joins the tiles."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ CANDIDATES = [[28, 28], [28, 56], [56, 28], [56, 56], [84, 28]]
 
 
 def padded_to(image: Any, width: int, height: int) -> torch.Tensor:
-    """[3, height, width] of the image as large as fits, in the middle of grey."""
+    """[3, height, width]: the image scaled to fit, centred on grey."""
     values = np.asarray(ImageOps.pad(image, (width, height), color=(127, 127, 127)), np.float32)
     return torch.tensor(values / 127.5 - 1).permute(2, 0, 1)
 
 
 def best_size(image: Any) -> tuple[int, int]:
-    """By trying each: most of the image's pixels, then least of the rest."""
+    """By trying all: the most pixels of the image, then the least padding."""
     best, most, least = (0, 0), 0, math.inf
     for width, height in CANDIDATES:
         scale = min(width / image.width, height / image.height)
@@ -54,7 +54,7 @@ def best_size(image: Any) -> tuple[int, int]:
 def deepseek_rows(
     image: Any, size: tuple[int, int], encoder: Any, parts: dict[str, Any]
 ) -> torch.Tensor:
-    """The places of one image, one by one. A tile is 4 x 4 patches, 2 x 2 places."""
+    """The image tokens of one image, one by one. A tile is 4 x 4 patches, 2 x 2 tokens."""
 
     def places(tile: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -98,7 +98,7 @@ def timm_name(name: str) -> str:
 
 
 def deepseek(folder: Path, kind: str) -> tuple[Any, Rows]:
-    """A checkpoint under its published names; its text model, and the rows of images."""
+    """A checkpoint with its published names; its text model, and the encoder outputs of images."""
     tok = tokenizer("<image>")
     tok.save_pretrained(folder)
     (folder / "processor_config.json").write_text(json.dumps({

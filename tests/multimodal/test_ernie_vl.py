@@ -1,4 +1,4 @@
-"""ERNIE 4.5 VL beside its class: experts of text and of images, and what begins and ends them."""
+"""ERNIE 4.5 VL against its class: experts of text and of images, and image boundary tokens."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def tiny(**more: Any) -> Tiny:
 
 
 def corrected(model: Any, folder: Path) -> None:
-    """Corrections and biases that matter: random ones, in the model and in the folder."""
+    """Random corrections and biases, in the model and in the folder."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("bias"):
@@ -60,8 +60,8 @@ def corrected(model: Any, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_images_and_texts_are_answered_as_by_the_class(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
+def test_answers_with_images_equal_the_class(tmp_path: Path) -> None:
     made = tiny()
     model = save(made, tmp_path)
     corrected(model, tmp_path)
@@ -73,7 +73,7 @@ BIASED = {"use_bias": True, "moe_num_shared_experts": 0, "mlp_layer_types": ["sp
 
 @pytest.mark.parametrize("more", [{}, {**BIASED, "num_hidden_layers": 4}])
 @pytest.mark.filterwarnings("ignore")
-def test_a_text_is_answered_as_by_the_class(more: dict[str, Any], tmp_path: Path) -> None:
+def test_answers_to_texts_equal_the_class(more: dict[str, Any], tmp_path: Path) -> None:
     made = tiny(**more)
     model = save(made, tmp_path)
     corrected(model, tmp_path)
@@ -91,8 +91,8 @@ def test_a_text_is_answered_as_by_the_class(more: dict[str, Any], tmp_path: Path
     assert found["output_ids"] == wanted
 
 
-def test_each_token_passes_the_experts_of_its_kind(tmp_path: Path) -> None:
-    """Beside the two mixtures of the class, called by hand; also where a graph runs both."""
+def test_each_token_uses_the_experts_of_its_modality(tmp_path: Path) -> None:
+    """Against the two mixtures of the class, called separately; also if a graph runs both."""
     model = save(tiny(), tmp_path)
     corrected(model, tmp_path)
     ours = build_model(describe(tmp_path), torch.device("cpu"), torch.float32, bind("cpu"))
@@ -116,7 +116,7 @@ def test_each_token_passes_the_experts_of_its_kind(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
-def test_a_config_names_both_kinds_of_experts_and_what_belongs_to_media() -> None:
+def test_a_config_names_both_kinds_of_experts() -> None:
     raw = {**json.loads(config().to_json_string()), "architectures": [
         "Ernie4_5_VLMoeForConditionalGeneration"]}  # fmt: skip
     dense, sparse, _ = (block.ffn for block in describe(raw).blocks)

@@ -1,4 +1,4 @@
-"""Each family with an encoder, through the engine's own path, against Hugging Face's generate."""
+"""Each family with a vision encoder through a whole engine, against Hugging Face's generate."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ QUICK = (
     "hunyuan_vl",
     "granite4_vision",
 )
-# a prompt, or an image that the last whole page cuts, sees itself whole: nothing less is shared
+# bidirectional prompts, or images cut by the last full page: only whole prompts are shared
 WHOLE = ("paligemma", "gemma4_unified", "gemma4_bidirectional")
 NUM_NEW = 16
 
@@ -83,8 +83,8 @@ def expected(tiny: Tiny, model: Any, text: str, images: list[Any]) -> tuple[int,
     "name",
     [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in FAMILIES],
 )
-@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_a_family_answers_as_hugging_face_does(name: str, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
+def test_a_family_equals_hugging_face(name: str, tmp_path: Path) -> None:
     if name in (needs := {**NEEDS, **NEWER_NEEDS}):
         pytest.importorskip(needs[name])
     tiny = FAMILIES[name]()

@@ -1,4 +1,4 @@
-"""Where images may come from, and what is refused."""
+"""Allowed sources of images, and refused ones."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Pages(BaseHTTPRequestHandler):
             self.send_header("Location", "http://10.0.0.1/x.png")
             self.end_headers()
             return
-        if self.path == "/drips":  # a line of its head at a time, and no end of it
+        if self.path == "/drips":  # one header line at a time, without end
             self.send_response(200)
             self.flush_headers()
             with contextlib.suppress(OSError):
-                while not STOP.wait(0.3):  # a hundred lines, the most that are read, take 30 s
+                while not STOP.wait(0.3):  # the limit of a hundred header lines would take 30 s
                     self.wfile.write(b"X-More: 1\r\n")
             return
         body = {"/ok": DATA, "/big": b"x" * 5000}.get(self.path)
@@ -77,18 +77,18 @@ def test_base64_spelt_for_a_uri() -> None:
     assert fetch("data:image/png;base64,%2B%2F8%3D", FetchRules(), "x") == b"\xfb\xff"
 
 
-def test_the_web(site: str) -> None:
+def test_http(site: str) -> None:
     assert fetch(f"{site}/ok", OPEN, "x") == DATA
 
 
 @pytest.mark.parametrize("path", ["/loop", "/away", "/big", "/missing"])
-def test_what_a_site_must_not_do(site: str, path: str) -> None:
+def test_bad_responses_are_refused(site: str, path: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^there"):
         fetch(site + path, OPEN, "there")
 
 
 def test_a_redirect_into_the_network_is_refused(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first host counts as public here, so that what refuses is the look at the second."""
+    """The first host counts as public here, so the check of the second refuses."""
     public = ipaddress.IPv4Address.is_global.fget  # type: ignore[attr-defined]
     here = ipaddress.IPv4Address("127.0.0.1")
     counts = property(lambda ip: ip == here or public(ip))
@@ -98,7 +98,7 @@ def test_a_redirect_into_the_network_is_refused(site: str, monkeypatch: pytest.M
         fetch(f"{site}/inside", FetchRules(timeout_s=60), "there")
 
 
-def test_a_server_that_drips_is_left_in_time(site: str) -> None:
+def test_a_slow_server_is_abandoned_in_time(site: str) -> None:
     began_s = time.monotonic()
     rules = FetchRules(timeout_s=0.4, allow_private=True)
     with pytest.raises(InvalidRequest, match=r"^there"):
@@ -116,7 +116,7 @@ def test_a_server_that_drips_is_left_in_time(site: str) -> None:
         "http://[bad", "file:///\0", "javascript://x",
     ],
 )  # fmt: skip
-def test_what_is_refused_by_default(source: str) -> None:
+def test_refused_by_default(source: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^there"):
         fetch(source, FetchRules(timeout_s=2), "there")
 

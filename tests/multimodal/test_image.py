@@ -1,4 +1,4 @@
-"""Images of every kind that clients send, and bytes that are none."""
+"""Images of every kind that clients send, and bytes that are not an image."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_palette_with_transparency() -> None:
     assert (pixels(file_of(image)) == np.asarray(noise("P").convert("RGB"))).all()
 
 
-def test_inks_become_colours() -> None:
+def test_cmyk_becomes_rgb() -> None:
     image = noise("CMYK")
     got = pixels(file_of(image, "JPEG", quality=95)).astype(int)
     assert abs(got - np.asarray(image.convert("RGB"))).mean() < 12
@@ -61,21 +61,21 @@ def test_sixteen_bits_keep_their_shades(kind: str) -> None:
     assert (abs(got[..., 0].astype(int) - shades / 257) <= 1).all()
 
 
-def test_a_video_is_its_first_image() -> None:
+def test_an_animation_gives_its_first_frame() -> None:
     frames = [noise("L"), noise("L").point(lambda v: 255 - v)]
     video = file_of(frames[0], "GIF", save_all=True, append_images=frames[1:])
     assert (pixels(video) == np.asarray(frames[0].convert("RGB"))).all()
 
 
-def test_a_turned_image_stands_upright() -> None:
+def test_exif_rotation_is_applied() -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was turned by a quarter
+    exif[0x0112] = 6  # the camera was rotated by 90 degrees
     got = open_image(file_of(noise(), "JPEG", exif=exif), "there")
     assert got.size == (12, 20)
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (5, 1), (7, 3), (1, 5)])
-def test_small_images_cannot_be_taken_for_channels(width: int, height: int) -> None:
+def test_small_images_are_not_mistaken_for_channels(width: int, height: int) -> None:
     image = noise().crop((0, 0, width, height))
     got = open_image(file_of(image), "there")
     assert got.height not in (1, 3)
@@ -83,7 +83,7 @@ def test_small_images_cannot_be_taken_for_channels(width: int, height: int) -> N
 
 
 def header(width: int, height: int) -> bytes:
-    """A PNG that says to be so large and holds nothing."""
+    """A PNG header with a large size and no data."""
     body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunk = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
     return b"\x89PNG\r\n\x1a\n" + chunk
@@ -98,7 +98,7 @@ def header(width: int, height: int) -> bytes:
         header(10_000, 10_000), header(8, 8), b"GIF89a", b"RIFF\0\0\0\0WEBPVP8 ",
     ],
 )  # fmt: skip
-def test_what_is_no_image_is_named(data: bytes) -> None:
+def test_unreadable_images_are_named(data: bytes) -> None:
     with pytest.raises(InvalidRequest, match=r"^there"):
         open_image(data, "there")
 
@@ -112,7 +112,7 @@ FILES = tuple(file_of(noise(), kind) for kind in ("PNG", "JPEG", "GIF", "WEBP", 
     st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=8),
     st.integers(0, 300),
 )
-@pytest.mark.filterwarnings("ignore")  # of Pillow, about what is wrong with the file
+@pytest.mark.filterwarnings("ignore")  # Pillow's warnings about the file
 def test_broken_files_are_images_or_refused(
     data: bytes, changes: list[tuple[int, int]], cut: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""Vectors of images, and of images with texts, through /v1/embeddings and /encode."""
+"""Embeddings of images, and of images with texts, through /v1/embeddings and /encode."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ async def native(server: Served, **fields: Any) -> Any:
     return answer.json()
 
 
-@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_clip_gives_vectors_of_texts_and_of_images(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
+def test_clip_embeds_texts_and_images(tmp_path: Path) -> None:
     model, reader = clip(tmp_path)
     ids = [0, 9, 8, 7, 256]
     with torch.inference_mode():
@@ -105,8 +105,8 @@ def test_clip_gives_vectors_of_texts_and_of_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_language_model_that_sees_gives_vectors(tmp_path: Path) -> None:
-    """As gme does: the last token of what the chat template writes, at unit length."""
+def test_a_vision_language_model_gives_embeddings(tmp_path: Path) -> None:
+    """As in gme: the last token of the rendered chat template, normalised."""
     tiny = qwen2_vl()
     model = save(tiny, tmp_path)
     place = tiny.placeholder

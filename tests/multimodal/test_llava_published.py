@@ -1,4 +1,4 @@
-"""LLaVA as its authors publish it, against the classes of transformers."""
+"""LLaVA with its published names, against the classes of transformers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PROJECTOR = {"linear_1": "0", "linear_2.0": "3", "linear_2.1": "4", "linear_2": 
 
 
 def padded() -> Tiny:
-    """LLaVA 1.5: an image is made square with its mean colour."""
+    """LLaVA 1.5 pads an image to a square with its mean colour."""
     made = llava()
     reader = image_processor("Llava", size={"shortest_edge": 28}, crop_size=SQUARE, do_pad=True)
     whole = tf.LlavaProcessor(
@@ -49,7 +49,7 @@ def padded() -> Tiny:
 
 
 def yi_vl() -> Tiny:
-    """Norms in the projector, another token for an image."""
+    """Norms in the projector, another image token."""
     made = padded()
     tok = tokenizer("<image_placeholder>")
     whole = tf.LlavaProcessor(
@@ -60,7 +60,7 @@ def yi_vl() -> Tiny:
 
 
 def add_norms(model: Any) -> None:
-    """Behind both linear layers of the projector."""
+    """After both linear layers of the projector."""
     projector = model.model.multi_modal_projector
     norms = torch.nn.LayerNorm(64), torch.nn.LayerNorm(64)
     for norm in norms:
@@ -71,7 +71,7 @@ def add_norms(model: Any) -> None:
 
 
 def onevision() -> Tiny:
-    """With the means of SigLIP."""
+    """With the pixel means of SigLIP."""
     made = llava_onevision()
     made.processor.image_processor.image_mean = [0.5, 0.5, 0.5]
     made.processor.image_processor.image_std = [0.5, 0.5, 0.5]
@@ -79,7 +79,7 @@ def onevision() -> Tiny:
 
 
 def published(name: str) -> str:
-    """A tensor's name under which it is published; of the encoder's, what follows its folder."""
+    """The published name of a tensor; for the encoder, the part after its folder."""
     name = name.removeprefix("model.")
     if name.startswith("language_model."):
         return "model." + name.removeprefix("language_model.")
@@ -90,8 +90,8 @@ def published(name: str) -> str:
 
 
 def publish(model: Any, folder: Path, architecture: str, is_tower_beside: bool, **own: Any) -> None:
-    """Rewrite what ``tiny.save`` has written: names, config, a tokenizer without the image's
-    token, the encoder's config (and weights) in a folder of their own."""
+    """Rewrite the files of `tiny.save`: names, config, a tokenizer without the image token, the
+    encoder's config (and weights) in a separate folder."""
     tensors = {published(name): one.contiguous() for name, one in model.state_dict().items()}
     encoder = folder / "tiny-encoder"
     encoder.mkdir()
@@ -119,7 +119,7 @@ def publish(model: Any, folder: Path, architecture: str, is_tower_beside: bool, 
 
 
 def llava_vid() -> Tiny:
-    """Images as LLaVA 1.6 reads them, videos in squares of four patches."""
+    """Images as in LLaVA 1.6, videos in squares of four patches."""
     made = llava_next()
     config = tf.LlavaNextVideoConfig(
         vision_config=CLIP, text_config=text("llama"), image_token_index=257,
@@ -161,8 +161,8 @@ KINDS: dict[str, tuple[Callable[[], Tiny], str, bool, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_published_checkpoints_answer_as_the_classes_do(name: str, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
+def test_published_checkpoints_equal_their_classes(name: str, tmp_path: Path) -> None:
     make, architecture, is_tower_beside, own = KINDS[name]
     tiny = make()
     model = save(tiny, tmp_path)
@@ -173,7 +173,7 @@ def test_published_checkpoints_answer_as_the_classes_do(name: str, tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_published_llava_next_video_watches_videos(tmp_path: Path) -> None:
+def test_published_llava_next_video(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     make, architecture, is_tower_beside, own = KINDS["video"]
     tiny = make()
@@ -184,7 +184,7 @@ def test_published_llava_next_video_watches_videos(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("own", [{"image_aspect_ratio": "pad"}, {"mm_spatial_pool_stride": 4}])
 @pytest.mark.filterwarnings("ignore")
-def test_what_llava_next_video_has_no_rule_for_is_refused(
+def test_unsupported_settings_of_llava_next_video_are_refused(
     own: dict[str, Any], tmp_path: Path
 ) -> None:
     make, architecture, is_tower_beside, usual = KINDS["video"]
@@ -194,14 +194,14 @@ def test_what_llava_next_video_has_no_rule_for_is_refused(
         TransformersEncoder(tmp_path, torch.device("cpu"), torch.float32)
 
 
-def test_a_tower_that_is_nowhere_is_named(tmp_path: Path) -> None:
+def test_a_missing_encoder_is_named(tmp_path: Path) -> None:
     raw = {"architectures": ["LlavaLlamaForCausalLM"], "mm_vision_tower": "someone/other"}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(CheckpointError, match=r"someone/other.*beside the checkpoint"):
         load_processor(tmp_path)
 
 
-def test_a_tower_without_weights_is_named(tmp_path: Path) -> None:
+def test_an_encoder_without_weights_is_named(tmp_path: Path) -> None:
     raw = {
         "architectures": ["LlavaLlamaForCausalLM"], "hidden_size": 64,
         "mm_vision_tower": "someone/encoder", "mm_projector_type": "mlp2x_gelu",

@@ -1,5 +1,5 @@
-"""Phi-4-multimodal under its published names, against its class in transformers. The image
-processor of that class needs torchvision: a small one stands for it and cuts nothing."""
+"""Phi-4-multimodal with its published names, against its class in transformers. That class's image
+processor needs torchvision; a small one replaces it and does not crop."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.multimodal.tiny import SMALL, text, tokenizer  # noqa: E402
 
 SIDE, PATCH, TOKEN = 28, 7, "<|endoftext10|>"
 GRID = SIDE // PATCH // 2
-# one tile and the whole, a mark behind each row, one between them
+# one tile and the thumbnail, a separator after each row and between them
 NUM_PLACES = 2 * GRID * (GRID + 1) + 1
 
 
 class Reader:
-    """A processor that makes one tile and a copy of it of each image."""
+    """A processor that gives each image one tile and a copy as the thumbnail."""
 
     image_token = TOKEN
 
@@ -37,7 +37,7 @@ class Reader:
         self.tokenizer, self.image_token_id = tok, tok.convert_tokens_to_ids(TOKEN)
 
     def __call__(self, text: list[str], images: Any, **options: Any) -> dict[str, Any]:
-        """Arrays of the class, and the ids of the text with all places of each image."""
+        """Arrays of the class, and the token ids with all image tokens."""
         whole = text[0].replace(TOKEN, TOKEN * NUM_PLACES)
         made = self.tokenizer([whole], return_tensors="np")
         if images is None:
@@ -53,8 +53,8 @@ class Reader:
 
 
 def saved(folder: Path) -> tuple[Any, Any]:
-    """The class's model, and its checkpoint as published: names, adapters beside, no encoder config
-    but the sizes."""
+    """The class's model, and its checkpoint as published: names, adapters, encoder config with
+    sizes only."""
     tok = tokenizer(TOKEN, "<|endoftext11|>")
     encoder = {**SMALL, "crop_size": SIDE, "image_token_id": tok.convert_tokens_to_ids(TOKEN)}
     ears = {
@@ -101,10 +101,8 @@ def _published(name: str) -> str:
     return name.replace("_proj.weight", "_proj.base_layer.weight") if is_linear else name
 
 
-@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_published_names_answer_as_the_class_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
+def test_published_names_equal_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tok = saved(tmp_path)
     reader = Reader(tok)
     monkeypatch.setattr(processors, "load_processor", lambda folder: reader)

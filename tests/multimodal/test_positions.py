@@ -1,4 +1,4 @@
-"""Positions of ropes with sections, against a walk token by token."""
+"""Positions of multimodal ropes against a loop over tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTS = st.lists(st.one_of(st.integers(0, 6), st.tuples(st.integers(1, 2), SIZES
 
 
 @given(PARTS)
-def test_text_and_boxes(parts: list[int | tuple[int, int, int]]) -> None:
+def test_text_and_image_grids(parts: list[int | tuple[int, int, int]]) -> None:
     grids, start = [], 0
     for part in parts:
         if isinstance(part, tuple):
@@ -40,7 +40,7 @@ def test_text_and_boxes(parts: list[int | tuple[int, int, int]]) -> None:
     assert rope_ids(start, grids).T.tolist() == [list(one) for one in walked(parts)]
 
 
-def test_numbered_images_do_not_move_the_text() -> None:
+def test_numbered_images_do_not_shift_the_text() -> None:
     made = numbered_ids(12, [Grid(2, 1, 2, 2), Grid(7, 1, 1, 3)]).T.tolist()
     assert [made[i] for i in (0, 1, 6, 10, 11)] == [[i] * 3 for i in (0, 1, 6, 10, 11)]
     assert made[2:6] == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]]

@@ -1,4 +1,4 @@
-"""Janus-Pro and Intern-S1 as their authors publish them, against the classes of transformers."""
+"""Janus-Pro and Intern-S1 with their published layouts, against the classes of transformers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TOWER = (
 
 
 def janus_name(name: str) -> str:
-    """Under which Janus-Pro publishes a tensor of the class."""
+    """Janus-Pro's published name of a tensor of the class."""
     for pattern, new in _JANUS:
         name = re.sub("^" + pattern, new, name)
     if name.startswith("vision_model."):
@@ -47,7 +47,7 @@ def janus_name(name: str) -> str:
 
 
 def publish_janus(model: Any, folder: Path) -> None:
-    """Rows of q, k and v joined, places with an axis of one, what makes images kept."""
+    """Fused q, k and v, positions with an axis of one, and the image generation weights."""
     named = {janus_name(n): t.contiguous() for n, t in model.state_dict().items()}
     for name in [n for n in named if ".attn.q_proj." in n and n.startswith("vision_model.")]:
         parts = [named.pop(name.replace("q_proj", f"{one}_proj")) for one in "qkv"]
@@ -79,7 +79,7 @@ def untied_janus() -> Tiny:
 
 
 def publish_intern_s1(model: Any, folder: Path) -> None:
-    """The class's own names, another model_type and processor."""
+    """The class's names with another model_type and processor."""
     named = {name: one.contiguous() for name, one in model.state_dict().items()}
     save_file(named, folder / "model.safetensors")
     raw = json.loads((folder / "config.json").read_text())
@@ -100,8 +100,8 @@ CASES = {"janus": (untied_janus, publish_janus), "intern_s1": (intern_s1, publis
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_published_checkpoints_answer_as_the_classes_do(name: str, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
+def test_published_checkpoints_equal_their_classes(name: str, tmp_path: Path) -> None:
     make, publish = CASES[name]
     tiny = make()
     model = save(tiny, tmp_path)

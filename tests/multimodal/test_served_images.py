@@ -1,5 +1,5 @@
-"""One tiny model that sees, behind the whole HTTP application: what clients send that is odd,
-hostile or much, and features that they have made themselves."""
+"""A tiny vision-language model behind the whole HTTP application: unusual, hostile and large
+inputs, and precomputed features."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IMAGE = make_image(42, 42)
 
 
 class Watched:
-    """The encoder: counts its runs and makes one row less when told so."""
+    """Wraps the encoder: counts its runs, and on demand returns one row too few."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runs, self.is_wrong = 0, False
@@ -43,7 +43,7 @@ class Watched:
 
 
 class Case:
-    """A server on a tiny Qwen2-VL, its oracle and its encoder."""
+    """A server with a tiny Qwen2-VL, its oracle and its encoder."""
 
     def __init__(self, server: Served, tiny: Any, model: Any, encoder: Watched) -> None:
         self.server, self.tiny, self.model, self.encoder = server, tiny, model, encoder
@@ -84,7 +84,7 @@ async def odd(case: Case) -> None:
 
 
 async def much(case: Case) -> None:
-    """Sixteen times the same image that nobody has seen yet."""
+    """Sixteen times the same new image."""
     before, one = case.encoder.runs, part(make_image(56, 42, seed=5))
     texts = await asyncio.gather(*(case.text(one, f"say {i}") for i in range(16)))
     assert case.encoder.runs == before + 1
@@ -119,9 +119,9 @@ async def cancelled(case: Case) -> None:
 
 
 async def wrong_rows(case: Case) -> None:
-    """An encoder at fault ends its request alone, and what was computed is not shared."""
+    """A failing encoder ends its own request only, and its result is not shared."""
     fresh = part(make_image(42, 42, seed=9))
-    facts = case.server.engine.intake.engine_facts  # another object once the engine is renewed
+    facts = case.server.engine.intake.engine_facts  # a new object after a restart of the engine
     case.encoder.is_wrong = True
     bad, other = await asyncio.gather(case.say("look ", fresh), case.say("only a text"))
     case.encoder.is_wrong = False
@@ -144,7 +144,7 @@ def npy(array: Any, **options: Any) -> str:
 
 
 async def features(case: Case) -> None:
-    """The same answer, whoever runs processor and encoder."""
+    """The same answer whoever runs processor and encoder."""
     want = await case.text(part(IMAGE), "tell", max_tokens=6)
     place, processor = case.tiny.placeholder, case.tiny.processor
     made = processor(text=[text_of(place, "tell")], images=[IMAGE], return_tensors="pt")
@@ -223,9 +223,9 @@ CASES: tuple[Callable[[Case], Awaitable[None]], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
 def test_images_through_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One engine for all of it: to start one takes longer than the rest."""
+    """One engine for all cases, because its start takes longer than they do."""
     tiny = qwen2_vl()
     model = save(tiny, tmp_path)
     encoder = Watched(monkeypatch)
@@ -234,6 +234,6 @@ def test_images_through_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         async with served(tmp_path, PARTS.replace(PLACE, tiny.placeholder)) as server:
             for case in CASES:
                 await case(Case(server, tiny, model, encoder))
-            assert (await server.engine.intake.control("flush_cache")).ok  # nothing runs
+            assert (await server.engine.intake.control("flush_cache")).ok  # no request runs
 
     asyncio.run(run())

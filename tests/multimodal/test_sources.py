@@ -1,4 +1,4 @@
-"""Which media a conversation names, and what is refused by name."""
+"""Media in a conversation, and refused parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from radixlm.entrypoints.native.request import read_generate
 
 
 class Reader:
-    """Stands for a MediaReader."""
+    """Replaces MediaReader."""
 
     def __init__(self, *kinds: str) -> None:
         self.kinds = kinds
@@ -67,7 +67,7 @@ def test_a_part_names_its_media(part: dict[str, Any], value: Any, kind: str) -> 
         (ALL, {"type": "image_url", "image_url": ["a"]}, "must hold"),
     ],
 )
-def test_what_cannot_be_read_is_named(reader: Any, part: dict[str, Any], why: str) -> None:
+def test_unreadable_parts_are_named(reader: Any, part: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"messages\[0\]\.content\[0\].*{why}"):
         found(reader, part)
 

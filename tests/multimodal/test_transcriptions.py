@@ -1,5 +1,5 @@
-"""/v1/audio/transcriptions with Whisper against Hugging Face's generate: language, prompt, times,
-formats, streams, long audios, other rates, and what is refused."""
+"""/v1/audio/transcriptions with Whisper against Hugging Face's generate: language, prompt,
+timestamps, formats, streams, long audio, other sample rates, and refused inputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NUM_NEW = 40
 
 
 def noise(seed: int, seconds: float, rate: int = RATE) -> Samples:
-    """16 bit samples, louder and softer."""
+    """16-bit samples, louder and softer."""
     count = int(seconds * rate)
     made = np.random.default_rng(seed).normal(0, 5000, count)
     return (made * (1.2 + np.sin(np.arange(count) / rate * 5))).clip(-32768, 32767).astype(np.int16)
@@ -48,7 +48,7 @@ def wav(samples: Samples, rate: int = RATE) -> bytes:
 
 
 class Oracle:
-    """Hugging Face's model; its generate does all that Whisper's rules ask for."""
+    """Hugging Face's model, whose generate follows all of Whisper's rules."""
 
     def __init__(self, folder: Path) -> None:
         self.model = save_whisper(folder)
@@ -60,8 +60,8 @@ class Oracle:
         self, samples: Samples, language: str, before: str = "", task: str = "transcribe",
         is_timed: bool = False,
     ) -> list[int]:  # fmt: skip
-        """What its rules and the model make of one window behind the prompt. ``generate`` does the
-        same, and goes on where two marks of time stand together."""
+        """Tokens of one window after the prompt by the rules and the model. `generate` does the
+        same, and continues at two adjacent timestamps."""
         held = self.model.generation_config
         times = "" if is_timed else "<|notimestamps|>"
         marks = f"<|{language}|><|{task}|>" if language else ""
@@ -239,8 +239,8 @@ async def refusals(server: Served, oracle: Oracle) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_a_model_of_english_alone_is_asked_without_marks(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
+def test_an_english_only_model_gets_no_language_tokens(tmp_path: Path) -> None:
     oracle = Oracle(tmp_path)
     path = tmp_path / "generation_config.json"
     path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | {"is_multilingual": False}))
@@ -260,8 +260,8 @@ def test_a_model_of_english_alone_is_asked_without_marks(tmp_path: Path) -> None
     asyncio.run(check())
 
 
-@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_transcripts_are_those_of_hugging_face(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
+def test_transcripts_equal_hugging_face(tmp_path: Path) -> None:
     async def check(server: Served, oracle: Oracle) -> None:
         for part in (times, streams, long_and_other_rates, refusals, languages_and_prompts):
             await part(server, oracle)

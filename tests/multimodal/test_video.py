@@ -1,4 +1,4 @@
-"""Frames that a client sends: a video of one size, within limits."""
+"""Video frames from a client: one size, within limits."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ def test_frames_keep_their_order() -> None:
     assert video.frames.dtype == np.uint8
 
 
-def test_what_is_no_video_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_videos_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for files in ([], [b"no image"], [png(4, 4, 0), png(4, 5, 0)]):
         with pytest.raises(InvalidRequest, match=r"^here"):
             read_frames(files, 2.0, "here")
-    with pytest.raises(InvalidRequest, match=r"^here"):  # without PyAV, which is then named, too
+    with pytest.raises(
+        InvalidRequest, match=r"^here"
+    ):  # without PyAV, which the message then names too
         read_video(b"no video", 2.0, "here")
     monkeypatch.setattr(video, "MAX_PIXELS", 30)
     with pytest.raises(InvalidRequest, match="more than 30 pixels"):

@@ -1,4 +1,4 @@
-"""Families that watch, through the engine's own path, against Hugging Face's generate."""
+"""Video models through a whole engine, against Hugging Face's generate."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SMOL = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
 SCALED = {"scale_resolution": 56, "patch_size": 14}
 QWEN = "<|vision_start|><|video_pad|><|vision_end|>"
 GLM = "<|begin_of_video|><|video|><|end_of_video|>"
-# family: its video processor, and what stands for a video in a text
+# family: its video processor, and the placeholder of a video
 WATCHING: dict[str, tuple[Callable[[], Any], str]] = {
     "qwen2_vl": (lambda: qwen("Qwen2VL"), "<|vision_start|><|video_pad|><|vision_end|>"),
     "qwen2_5_vl": (lambda: qwen("Qwen2VL"), "<|vision_start|><|video_pad|><|vision_end|>"),
@@ -91,7 +91,7 @@ WATCHING: dict[str, tuple[Callable[[], Any], str]] = {
 QUICK = ("qwen2_vl", "qwen3_vl", "qwen4", "muse_glimmer", "minicpmv4_7", "llava_onevision")
 
 
-# Hugging Face itself reads no image beside a video, and no videos of different lengths together
+# Hugging Face supports no image next to a video, and no videos of different lengths together
 CASES = {
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v", "glm_ocr"), (([0], False), ([1, 0], False))),
     "llava_onevision": (([0], False), ([1, 1], False), ([1], True)),
@@ -126,8 +126,8 @@ def expected(tiny: Tiny, model: Any, text: str, videos: list[Any], more: dict[st
     "name",
     [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in WATCHING],
 )
-@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_a_family_watches_as_hugging_face_does(name: str, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
+def test_a_family_equals_hugging_face(name: str, tmp_path: Path) -> None:
     tiny = {**FAMILIES, **MORE, **LATER, **NEWER}[name]()
     make, stand = WATCHING[name]
     whole = tiny.processor
@@ -159,7 +159,8 @@ def test_a_family_watches_as_hugging_face_does(name: str, tmp_path: Path) -> Non
                 assert meta["prompt_tokens"] == num_prompt
                 assert (chosen, turn, found) == (chosen, turn, want)
                 if turn:
-                    step = 48 if name in RECURRENT else 16  # states are kept where a chunk ends
+                    # recurrent states are saved at the end of a chunk
+                    step = 48 if name in RECURRENT else 16
                     assert meta["cached_tokens"] >= (num_prompt - 1) // step * step
     finally:
         engine.shutdown()

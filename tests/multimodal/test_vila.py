@@ -1,5 +1,5 @@
-"""VILA and NVILA-Lite under their published names, through the engine, against transformers' SigLIP
-and the projector written out place by place."""
+"""VILA and NVILA-Lite with their published names through the engine, against transformers' SigLIP
+and a plain projector."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.multimodal.test_custom_encoders import Rows, check, noisy, written  #
 from tests.multimodal.test_families import make_image  # noqa: E402
 from tests.multimodal.tiny import SMALL, TEXT, text, tokenizer  # noqa: E402
 
-LAYERS = 3  # of which the last is not read
-# so many patches a side make a place: layers of the projector that have weights, with their shapes
+LAYERS = 3  # the last one is not read
+# patches merged on each side -> weights of the projector's layers, with their shapes
 SHAPES = {
     3: {1: (288,), 2: (96, 288), 4: (96,), 5: (64, 96), 7: (64, 64)},
     2: {1: (128,), 2: (64, 128), 4: (64, 64)},
@@ -47,7 +47,7 @@ def normed(row: torch.Tensor, parts: dict[str, torch.Tensor], layer: int) -> tor
 
 
 def places(patches: torch.Tensor, parts: dict[str, torch.Tensor], merge: int) -> torch.Tensor:
-    """[4 * 4, 32] -> [places, 64]: zeros beyond the edges."""
+    """[4 * 4, 32] -> [tokens, 64], with zeros beyond the edges."""
     side = -(-4 // merge)
     grid = torch.zeros(side * merge, side * merge, 32)
     grid[:4, :4] = patches.reshape(4, 4, 32)
@@ -65,8 +65,7 @@ def places(patches: torch.Tensor, parts: dict[str, torch.Tensor], merge: int) ->
 
 
 def tiles(images: list[Any]) -> list[Any]:
-    """Of one image the grid of the nearest shape, of those the one that it fills, and the whole;
-    of several the wholes."""
+    """For one image the best-fitting grid and the thumbnail; for several their thumbnails."""
     if len(images) > 1:
         return [image.resize((28, 28)) for image in images]
     image = images[0]
@@ -86,7 +85,7 @@ def tiles(images: list[Any]) -> list[Any]:
 
 
 def vila(folder: Path, architecture: str, merge: int) -> tuple[Any, Rows]:
-    """A checkpoint under its published names; its text model, and the rows of images."""
+    """A checkpoint with its published names; its text model, and the encoder outputs of images."""
     tok = tokenizer("<image>", "<vila/video>")
     tok.save_pretrained(folder)
     torch.manual_seed(0)
@@ -143,8 +142,8 @@ def test_vila(architecture: str, merge: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_tiles_end_as_lines_do(tmp_path: Path) -> None:
-    """Of an only image twice: once for the tile, once in the text."""
+def test_tiles_end_with_a_newline_token(tmp_path: Path) -> None:
+    """Twice for a single image: once for the tile, once in the text."""
     vila(tmp_path, "VILAForConditionalGeneration", 3)
     reader = load_processor(tmp_path)
     ends = reader.tokenizer("\n")["input_ids"]
@@ -160,7 +159,7 @@ def test_tiles_end_as_lines_do(tmp_path: Path) -> None:
     "change", [{"mm_projector_type": "mlp_downsample"}, {"mm_vision_select_layer": 0}]
 )
 @pytest.mark.filterwarnings("ignore")
-def test_other_towers_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+def test_other_vision_encoders_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
     vila(tmp_path, "VILAForConditionalGeneration", 3)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))

@@ -1,4 +1,4 @@
-"""A decoder that attends to an encoder, through the engine's own path, against Hugging Face."""
+"""Encoder-decoder models (Whisper) through a whole engine, against Hugging Face."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("more", [{}, pytest.param(OTHERS, marks=pytest.mark.slow)])
-@pytest.mark.filterwarnings("ignore")  # Hugging Face's own, of tiny configs
-def test_a_decoder_hears_its_encoder(more: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
+def test_tokens_equal_hugging_face(more: dict[str, Any], tmp_path: Path) -> None:
     model = save_whisper(tmp_path, **more)
     engine = Engine(
         model_path=str(tmp_path), dtype="float32", max_running_requests=4, max_total_tokens=4096,
@@ -75,6 +75,6 @@ def test_a_decoder_hears_its_encoder(more: dict[str, Any], tmp_path: Path) -> No
                     whole = (meta["prompt_tokens"] - 1) // 16 * 16
                     assert meta["cached_tokens"] == (whole if turn else 0)
                 seen.add(tuple(want))
-        assert len(seen) == 4  # audios and prompts both count
+        assert len(seen) == 4  # both audio and prompts count
     finally:
         engine.shutdown()

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of language models behind vision encoders, each with its processor."""
+"""Tiny random checkpoints of vision-language models, each with its processor."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ PINPOINTS = [[28, 28], [28, 56], [56, 28], [56, 56]]
 
 @dataclass(frozen=True)
 class Tiny:
-    """A config, its processor, and what stands for an image in a text. ``renamed``: how names of
-    the saved tensors begin, and how those of published ones do."""
+    """A config, its processor, and the placeholder of an image. `renamed`: prefixes of saved and of
+    published tensor names."""
 
     config: Any
     processor: Any
@@ -48,7 +48,7 @@ def text(kind: str, **more: Any) -> dict[str, Any]:
 
 
 def tokenizer(*special: str, **named: str) -> Any:
-    """Bytes, and the special tokens; ``named`` become attributes of the tokenizer."""
+    """Bytes and the special tokens; `named` ones become attributes of the tokenizer."""
     vocab = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     made = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -67,7 +67,7 @@ def image_processor(name: str, **options: Any) -> Any:
 
 
 def processor(kind: Any, *parts: Any, **options: Any) -> Any:
-    """A processor whose video processor may be a stand-in."""
+    """A processor whose video processor may be a stub."""
 
     class Bare(kind):  # type: ignore[misc]
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> type:
@@ -134,7 +134,7 @@ def llava_onevision() -> Tiny:
 
 
 def _qwen(kind: str, encoder: dict[str, Any], **more: Any) -> Tiny:
-    """Any of Qwen's: patches of 7 merged two by two, ropes with sections."""
+    """A Qwen VL model: patches of 7 merged two by two, multimodal ropes."""
     tok = tokenizer("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
     if kind.startswith("Qwen3"):
@@ -350,7 +350,7 @@ FAMILIES: dict[str, Callable[[], Tiny]] = {
 
 
 def save(tiny: Tiny, folder: Path) -> Any:
-    """Write the checkpoint with random weights; its Hugging Face model."""
+    """Write the checkpoint with random weights; returns its Hugging Face model."""
     torch.manual_seed(0)
     auto = tf.AutoModelForImageTextToText
     if type(tiny.config) not in auto._model_mapping:
@@ -360,7 +360,7 @@ def save(tiny: Tiny, folder: Path) -> Any:
         for weight in model.parameters():
             if weight.dim() > 1:
                 weight.normal_(0, 0.08)
-            elif weight.shape == (1,):  # a gate, shut at the start
+            elif weight.shape == (1,):  # a gate, closed at initialisation
                 weight.fill_(0.7)
     model.generation_config = tf.GenerationConfig(eos_token_id=None, pad_token_id=0)
     model.save_pretrained(folder)
@@ -380,10 +380,10 @@ def _rename(path: Path, old: str, new: str) -> None:
 
 
 def _save_processor(whole: Any, folder: Path) -> None:
-    """Each part, and the options of the whole: a stand-in cannot be saved."""
+    """Save each part and the options of the whole, because a stub cannot be saved."""
     kind = type(whole)
     parts = kind.get_attributes()
-    held: dict[str, Any] = {}  # published folders keep ears and eyes in one file
+    held: dict[str, Any] = {}  # published folders keep audio and image options in one file
     for part in parts:
         if not isinstance(getattr(whole, part), NoVideos):
             beside = part.endswith("_tokenizer")

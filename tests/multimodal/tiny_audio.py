@@ -1,4 +1,4 @@
-"""Tiny random checkpoints behind encoders that hear; see tiny.py."""
+"""Tiny random checkpoints with audio encoders; see tiny.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from radixlm.multimodal.checkpoint import NoVideos
 from tests.multimodal.tiny import TEXT, Tiny, image_processor, processor, text, tokenizer
 from tests.multimodal.tiny_later import gemma4
 
-# two mel bins' worth of Whisper: clips of two seconds, padded to the full length
+# a small Whisper: clips of two seconds, padded to the full length
 WHISPER = {
     "num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48,
     "d_model": 32, "max_source_positions": 100,
@@ -44,7 +44,7 @@ def qwen2_audio() -> Tiny:
 
 
 def _omni_tokens() -> tuple[Any, dict[str, int]]:
-    """The tokenizer, and the ids that configs name."""
+    """The tokenizer, and the token ids in configs."""
     tok = tokenizer(
         image_token="<|IMAGE|>", audio_token="<|AUDIO|>", video_token="<|VIDEO|>",
         vision_bos_token="<|vision_bos|>", vision_eos_token="<|vision_eos|>",
@@ -144,10 +144,10 @@ def qwen3_omni() -> Tiny:
 
 
 class GraniteParts:
-    """The parts of Granite Speech's processor, which needs torchaudio; bands by torch alone."""
+    """Parts of Granite Speech's processor without torchaudio; mel features by torch alone."""
 
     audio_token = "<|audio|>"
-    model: Any = None  # given by tests: audio clips of several lengths are heard one by one
+    model: Any = None  # audio clips of several lengths are encoded one by one
 
     def __init__(self, tok: Any) -> None:
         self.tokenizer, self.audio_processor = tok, self
@@ -194,7 +194,7 @@ def granite_speech() -> Tiny:
 
 
 class NemotronParts:
-    """The audio clips of Nemotron's processor, which needs torchvision for its images."""
+    """The audio part of Nemotron's processor, whose image part needs torchvision."""
 
     audio_token = "<so_embedding>"
 
@@ -241,7 +241,7 @@ def gemma4_sounds() -> Tiny:
 
 
 def gemma3n() -> Tiny:
-    """Its encoder that sees is timm's and large: a small one stands there and is not asked."""
+    """Its vision encoder is a large one from timm; a small unused one replaces it."""
     names = {f"{name}_token": f"<{name}>" for name in "image audio boi eoi boa eoa".split()}
     tok = tokenizer(**names)
     ids = {
@@ -298,7 +298,8 @@ AudioClips = list[np.ndarray[Any, Any]]
 
 
 def _voxtral_inputs(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, torch.Tensor]:
-    """Its class reads chats by a package of Mistral's: places of whole windows, its own bands."""
+    """Its class reads chats with a package of Mistral's: placeholders of whole windows, its own mel
+    features."""
     whole, window = tiny.processor, 2 * 16_000
     features = whole._retrieve_input_features(
         audios, 200, sampling_rate=16_000, padding=True, truncation=False,
@@ -312,7 +313,7 @@ def _voxtral_inputs(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, torc
 
 
 def _apart(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, torch.Tensor]:
-    """Of a processor that wants one audio clip a text: texts and arrays joined."""
+    """For a processor that takes one audio clip a text: joined texts and arrays."""
     pieces = text.split(tiny.placeholder)
     texts = [piece + tiny.placeholder for piece in pieces[:-1]]
     made = [
@@ -343,8 +344,8 @@ def _granite_inputs(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, torc
 def _embedded(
     model: Any, ids: torch.Tensor, given: list[dict[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
-    """Rows of audio clips that are heard one by one, in their places: what pads a batch is heard
-    too."""
+    """Outputs of clips that are encoded one by one, at their placeholders, because padding in a
+    batch changes them."""
     with torch.no_grad():
         made = [model.get_audio_features(**one).pooler_output for one in given]
         embeds = model.get_input_embeddings()(torch.where(ids == 257, 0, ids))
@@ -353,7 +354,7 @@ def _embedded(
 
 
 def _nemotron_inputs(tiny: Tiny, text: str, audios: AudioClips) -> dict[str, torch.Tensor]:
-    """The class counts places by a method of its processor, which needs no image."""
+    """The class counts placeholders by a method of its processor, which needs no image."""
     whole = tiny.processor
     reads = tf.models.nemotron_h_omni.processing_nemotron_h_omni
     count = reads.NemotronH_Omni_Reasoning_V3Processor._estimate_audio_num_embeddings
@@ -382,9 +383,9 @@ _INPUTS = {
 
 
 def inputs_of(tiny: Tiny, text: str, audios: AudioClips, **more: Any) -> Any:
-    """What Hugging Face's model is given for a text with audios (and images, by name)."""
+    """Inputs of Hugging Face's model for a text with audio (and images, by name)."""
     own = _INPUTS.get(str(tiny.config.model_type))
     if own is not None:
-        made = own(tiny, text, audios)  # all of it counts, whatever the id of the padding is
+        made = own(tiny, text, audios)  # all tokens count, whatever the padding id is
         return {"attention_mask": torch.ones_like(made["input_ids"]), **made}
     return tiny.processor(text=[text], return_tensors="pt", audio=audios, **more)

@@ -1,4 +1,4 @@
-"""Further tiny checkpoints of language models behind encoders; see ``tiny.py``."""
+"""Further tiny checkpoints of vision-language models; see `tiny.py`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def mllama() -> Tiny:
 
 
 def internvl_chat(language: str = "qwen2") -> Tiny:
-    """Saved by its class in transformers, then renamed by ``as_internvl_chat``."""
+    """Saved by its class in transformers, then renamed by `as_internvl_chat`."""
     tok = tokenizer(
         context_image_token="<IMG_CONTEXT>", start_image_token="<img>",
         end_image_token="</img>", video_token="<video>",
@@ -66,7 +66,7 @@ def internvl_chat(language: str = "qwen2") -> Tiny:
 
 
 def as_internvl_chat(folder: Path) -> None:
-    """The names and the config that the authors publish."""
+    """The published names and config."""
     config = json.loads((folder / "config.json").read_text())
     vision = config["vision_config"]
     vision |= {"image_size": 28, "patch_size": 7, "qkv_bias": True, "qk_normalization": False}
@@ -112,13 +112,13 @@ _INTERNVL = {
 
 
 def write(folder: Path, config: dict[str, Any]) -> None:
-    """Another config, and no processor's."""
+    """Replace the config, and remove the processor's."""
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "processor_config.json").unlink(missing_ok=True)
 
 
 def gemma4_bidirectional() -> Tiny:
-    """An image has more places than the window; what full layers make of it is read."""
+    """An image has more tokens than the window; the full layers see all of them."""
     return gemma4(
         use_bidirectional_attention="vision", sliding_window=20, num_kv_shared_layers=1,
         num_hidden_layers=5,
@@ -245,7 +245,7 @@ LATER: dict[str, Callable[[], Tiny]] = {
         video_llama3,
     )
 }
-# checkpoints that have other names than their class in transformers
+# checkpoints with other names than their class in transformers
 PUBLISHED: dict[str, Callable[[Path], None]] = {
     "internvl_chat": as_internvl_chat
 } | SEEING_PUBLISHED

@@ -1,4 +1,4 @@
-"""More tiny random checkpoints behind encoders; see tiny.py."""
+"""More tiny random checkpoints of vision-language models; see tiny.py."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIXTURE = {
 
 
 def quick_images(name: str, **options: Any) -> Any:
-    """An image processor of torchvision, which is then also what a server finds."""
+    """A torchvision image processor, if installed; the server then uses it too."""
     return getattr(tf, f"{name}ImageProcessor")(**options)
 
 
@@ -257,7 +257,7 @@ def kimi_k25() -> Tiny:
     size = {"max_height": 112, "max_width": 112}
     reader = quick_images("Kimi_K25", patch_size=7, merge_size=2, size=size)
     whole = processor(tf.Kimi_K25Processor, reader, tok, video_processor=NoVideos())
-    # Hugging Face writes a name that no published checkpoint has
+    # Hugging Face saves a name that no published checkpoint has
     renamed = ("language_model.model.blocks.", "language_model.model.layers.")
     return Tiny(config, whole, "<|media_begin|><|media_pad|><|media_end|>", renamed)
 
@@ -289,7 +289,7 @@ MORE: dict[str, Callable[[], Tiny]] = {
         llama4, cohere2_vision, smolvlm, minicpmv4_6, kimi_k25, lfm2_vl,
     )
 }  # fmt: skip
-# whose processors need a package that is not always there
+# their processors need an optional package
 NEEDS = dict.fromkeys(
     ("mistral3", "pixtral", "llama4", "cohere2_vision", "kimi_k25", "lfm2_vl"), "torchvision"
 )

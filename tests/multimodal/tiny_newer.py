@@ -1,4 +1,4 @@
-"""The newest tiny checkpoints of language models behind encoders; see ``tiny.py``."""
+"""More tiny checkpoints of vision-language models; see `tiny.py`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def qianfan_ocr() -> Tiny:
         "GotOcr2", size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4
     )
     whole = tf.QianfanOCRProcessor(reader, tok, image_seq_length=4)
-    # Hugging Face writes a name that no published checkpoint has
+    # Hugging Face saves a name that no published checkpoint has
     renamed = ("language_model.model.encoder.layers.", "language_model.model.layers.")
     return Tiny(config, whole, "<image>", renamed)
 
@@ -217,7 +217,7 @@ def cosmos3_edge() -> Tiny:
         "Cosmos3Edge", patch_size=7, merge_size=2, temporal_patch_size=1, size=AREA
     )
     whole = processor(tf.Cosmos3EdgeProcessor, reader, tok, video_processor=NoVideos())
-    whole.return_mm_token_type_ids = True  # which its own generate asks for
+    whole.return_mm_token_type_ids = True  # its generate needs it
     return Tiny(config, whole, "<|vision_start|><|image_pad|><|vision_end|>")
 
 
@@ -266,7 +266,7 @@ NEWER: dict[str, Callable[[], Tiny]] = {
         granite_docling, minicpmv4_7, cosmos3_edge,
     )
 } | NEWEST | SEEING  # fmt: skip
-# whose processors need a package that is not always there
+# their processors need an optional package
 NEWER_NEEDS = dict.fromkeys(
     ("minicpm_ocr", "gemma4_unified", "step3p7", "muse_glimmer", "muse_spark"), "torchvision"
 )

@@ -1,5 +1,5 @@
-"""Tiny checkpoints of encoders before decoders with indexes, streams and biases; see
-``tiny.py``."""
+"""Tiny checkpoints with vision encoders and decoders with indexers, hyper-connections and biases;
+see `tiny.py`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AREA = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
 
 
 def held(architecture: str, **more: Any) -> dict[str, Any]:
-    """The text model's keys as its own tests have them, of more tokens."""
+    """The text model's settings of its own tests, with more tokens."""
     own = {**DECODER_CONFIGS, **SHAPES}[architecture]
     made = {**TEXT, **own, **TOKENS, **more}
     return {k: v for k, v in made.items() if v is not None or k.endswith("token_id")}
@@ -110,5 +110,5 @@ def inkling() -> Tiny:
 NEWEST: dict[str, Callable[[], Tiny]] = {
     made.__name__: made for made in (minimax_m3, glm5_next, dots3_note, inkling)
 }
-# whose processors need a package that is not always there
+# their processors need an optional package
 NEWEST_NEEDS = {"minimax_m3": "torchvision", "glm5_next": "torchvision", "inkling": "scipy"}

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of families that see, of many kinds; see ``tiny.py``."""
+"""Tiny checkpoints of further vision-language models; see `tiny.py`."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def instructblip() -> Tiny:
 
 
 def _speaking(*marks: str) -> Any:
-    """The marks are words of the model; behind a "_" of its own."""
+    """A tokenizer whose placeholder tokens are ordinary words, one with a "_" prefix."""
     letters = tokenizer().backend_tokenizer
     words = dict(letters.get_vocab(False))
     words |= {mark: len(words) + i for i, mark in enumerate(marks)}
@@ -154,7 +154,7 @@ def _speaking(*marks: str) -> Any:
 
 
 class FuyuProcessor(tf.FuyuProcessor):  # type: ignore[misc]
-    """Calls its patches what the model, which overlooks them otherwise, calls them."""
+    """Renames its patches to the name that the model reads."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return super().__call__(*args, **{"return_legacy_image_output": False, **options})
@@ -196,7 +196,7 @@ def deepseek_ocr2() -> Tiny:
 
 
 def deepseek_ocr() -> Tiny:
-    """Of the class that has its encoders, and a window that nothing leaves."""
+    """In the class with its encoders, and a window that covers all tokens."""
     held = text(
         "unlimited_ocr_text", num_hidden_layers=3, first_k_dense_replace=1, n_routed_experts=4,
         num_experts_per_tok=2, moe_intermediate_size=24, n_shared_experts=1, sliding_window=4096,
@@ -269,7 +269,7 @@ def molmo2_after() -> Tiny:
 
 
 def as_hunyuan_ocr(folder: Path) -> None:
-    """The text model's keys at the top, and what turns under its first name."""
+    """The text model's keys at the top level, and the rope under its old name."""
     path = folder / "config.json"
     raw = json.loads(path.read_text())
     whole = {**raw.pop("text_config"), **raw}
@@ -282,7 +282,7 @@ def as_hunyuan_ocr(folder: Path) -> None:
 
 
 def as_deepseek_ocr(folder: Path) -> None:
-    """Its config; the names of tensors are its own already."""
+    """Its published config; its tensor names are the published ones already."""
     path = folder / "config.json"
     raw = json.loads(path.read_text())
     text = raw["text_config"]
@@ -310,11 +310,11 @@ SEEING: dict[str, Callable[[], Tiny]] = {
         instructblip, fuyu, deepseek_ocr2, deepseek_ocr, qwen4, molmo2, molmo2_after,
     )
 }  # fmt: skip
-# whose processors need a package that is not always there
+# their processors need an optional package
 SEEING_NEEDS = dict.fromkeys(("fuyu", "molmo2", "molmo2_after", "deepseek_ocr"), "torchvision")
-# that read one image a prompt
+# families that take one image a prompt
 ONE_IMAGE = ("blip_2", "instructblip", "fuyu", "molmo2", "molmo2_after")
-# checkpoints that have other names than their class in transformers
+# checkpoints with other names than their class in transformers
 PUBLISHED: dict[str, Callable[[Path], None]] = {
     "hunyuan_vl": as_hunyuan_ocr, "deepseek_ocr": as_deepseek_ocr,
 }  # fmt: skip

@@ -1,4 +1,5 @@
-"""Tiny random Whisper checkpoints: bytes, the tokens that Whisper has, windows of two seconds."""
+"""Tiny random Whisper checkpoints: byte tokens, Whisper's special tokens, windows of two
+seconds."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ SUPPRESSED, FIRST_SUPPRESSED = [5, 9, 17], [32, 256]
 
 def whisper_tokenizer() -> Any:
     tok = tokenizer(*TOKENS)
-    tok.add_tokens(list(TIMES))  # as published: no special tokens
+    tok.add_tokens(list(TIMES))  # as published, without special tokens
     return tok
 
 
 def save_whisper(folder: Path, **config: Any) -> Any:
-    """Write a checkpoint as OpenAI's are; its Hugging Face model."""
+    """Write a checkpoint like OpenAI's; returns its Hugging Face model."""
     tok = whisper_tokenizer()
     ids = {token: tok.convert_tokens_to_ids(token) for token in (*TOKENS, "<|end|>")}
     held = {
