@@ -1,4 +1,4 @@
-"""Media of a request: the parts of messages that name some, and prompts made with them."""
+"""Finds the media of a request, fetches them, and makes prompts with them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from radixlm.multimodal.processor import MediaProcessor, Prompt, RawMedia
 from radixlm.multimodal.video import MAX_FRAMES
 
 MAX_MEDIA = 256
-# type of a part -> what it holds; None: nothing that any model reads
+# type of a message part -> its modality; None: no model reads it
 KINDS: Mapping[str, Modality | None] = {
     **dict.fromkeys(("image", "image_url", "input_image"), "image"),
     **dict.fromkeys(("video", "video_url", "input_video"), "video"),
@@ -29,13 +29,13 @@ KINDS: Mapping[str, Modality | None] = {
     **dict.fromkeys(("file", "input_file")),
 }
 _TEXT_ONLY = "this model reads text only"
+_PLURALS = {"image": "images", "video": "videos"}
 
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """An image, video or audio as the client names it; a tuple holds the frames of a video, an
-    object what a processor or an encoder made (``multimodal/features.py``). ``where`` is the field
-    that errors name."""
+    """An image, video or audio as the client sent it: a URL, a path, base64 or bytes; a tuple of a
+    video's frames; or preprocessed media (``multimodal/features.py``). Errors name ``where``."""
 
     value: str | bytes | tuple[str | bytes, ...] | Mapping[str, Any]
     where: str
@@ -43,22 +43,22 @@ class MediaSource:
 
 
 class MediaReader:
-    """Fetches images and has them read."""
+    """Fetches media and runs the processor on them."""
 
     def __init__(
         self, processor: MediaProcessor, rules: FetchRules, row: tuple[int, int, int], vocab: int
     ) -> None:
-        """``row``: width, depth and merge of ``read_features``; ``vocab``: token ids are below."""
+        """``row``: width, depth and merge of ``read_features``; ``vocab``: number of token ids."""
         self._processor, self._rules, self._row, self._vocab = processor, rules, row, vocab
 
     def warm(self) -> None:
-        """Load the processor in a thread of its own: the first image need not wait for it."""
+        """Load the processor in a thread, before the first image needs it."""
         threading.Thread(target=self._processor.warm, name="processor", daemon=True).start()
 
     def read(
         self, prompt: str | Sequence[int], sources: Sequence[MediaSource], add_special_tokens: bool
     ) -> Prompt:
-        """The prompt of a text, or of token ids; takes as long as the fetches. InvalidRequest names
+        """The prompt of a text or of token ids. Blocks while fetching. InvalidRequest names
         the field."""
         if not isinstance(prompt, str):
             bad = next((i for i in prompt if not 0 <= i < self._vocab), None)
@@ -74,9 +74,9 @@ class MediaReader:
             text = prompt
         else:
             text, add_special_tokens = self._processor.text_of(prompt), False
-        given = [RawMedia(one.kind, self._bytes(one), one.where) for one in sources]
+        media = [RawMedia(one.kind, self._bytes(one), one.where) for one in sources]
         where = sources[0].where if sources else "text"
-        return self._processor.read(text, given, add_special_tokens, where)
+        return self._processor.read(text, media, add_special_tokens, where)
 
     def _features(self, source: MediaSource) -> Features:
         assert isinstance(source.value, Mapping)
@@ -93,27 +93,26 @@ class MediaReader:
 
     @property
     def kinds(self) -> tuple[Modality, ...]:
-        """What the model reads besides text."""
+        """The modalities that the model reads."""
         return self._processor.kinds
 
     @property
     def placeholders(self) -> Mapping[str, str]:
-        """Modality -> what stands for a piece of it in a text, as the processor has it.
-        Asked of the processor when read: ``ready`` first, where that may not wait."""
+        """Modality -> its placeholder in a text. Reading one loads the processor, if ``ready`` was
+        not awaited before."""
         return _Placeholders(self._processor)
 
     async def ready(self) -> None:
-        """Wait, without blocking others, until the processor is loaded. CheckpointError or
-        ConfigError if it cannot be."""
+        """Load the processor in a thread. CheckpointError or ConfigError if that fails."""
         await asyncio.to_thread(self._processor.load)
 
     @property
     def embeds_images(self) -> bool:
-        """Whether an image has a vector of its own, which takes no text."""
+        """Whether images are embedded without text (CLIP)."""
         return self._processor.embeds_images
 
     async def vector(self, source: MediaSource) -> Prompt:
-        """The prompt of an image by itself, read in a thread."""
+        """The prompt of a single image, made in a thread."""
         if isinstance(source.value, Mapping | tuple):
             raise InvalidRequest(f"{source.where}: must be one image", source.where)
         return await asyncio.to_thread(self._vector, source)
@@ -123,23 +122,23 @@ class MediaReader:
 
     @property
     def window_s(self) -> float | None:
-        """The longest audio that is heard at once; None: as long as the context allows. Asked of
-        the processor: ``ready`` first."""
+        """The longest audio clip that the encoder reads at once; None: the context is the limit.
+        Await ``ready`` first."""
         return self._processor.window_s
 
     @property
     def rate(self) -> int:
-        """Samples a second of ``audio``; ``ready`` first."""
+        """Samples a second of ``audio``. Await ``ready`` first."""
         return self._processor.rate
 
     async def audio(self, data: bytes, where: str) -> Samples:
-        """A file as the model hears it, read in a thread."""
+        """A file's samples at the model's rate, decoded in a thread."""
         return await asyncio.to_thread(self._processor.read_audio, data, where)
 
     async def audio_prompt(self, text: str, audio: Samples, where: str) -> Prompt:
         """The prompt of a text with one audio clip, made in a thread."""
-        given = [RawMedia("audio", audio, where)]
-        return await asyncio.to_thread(self._processor.read, text, given, False, where)
+        media = [RawMedia("audio", audio, where)]
+        return await asyncio.to_thread(self._processor.read, text, media, False, where)
 
     async def prompt(
         self, text: str, sources: Sequence[MediaSource], add_special_tokens: bool
@@ -153,10 +152,10 @@ class _Placeholders(Mapping[str, str]):
         self._processor = processor
 
     def __getitem__(self, kind: str) -> str:
-        found = next((one for one in self._processor.kinds if one == kind), None)
-        if found is None:
+        modality = next((one for one in self._processor.kinds if one == kind), None)
+        if modality is None:
             raise KeyError(kind)
-        return self._processor.token(found)
+        return self._processor.token(modality)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._processor.kinds)
@@ -182,11 +181,11 @@ def make_reader(config: ServerConfig, info: ModelInfo) -> MediaReader | None:
 def sources_of(
     messages: Sequence[Mapping[str, Any]], reader: MediaReader | None
 ) -> list[MediaSource]:
-    """The images of a conversation in order; InvalidRequest for what the model cannot read."""
-    found = [_source(part, kind, where, reader) for part, kind, where in _parts(messages)]
-    if len(found) > MAX_MEDIA:
+    """The media of a conversation in order; InvalidRequest for what the model cannot read."""
+    sources = [_source(part, kind, where, reader) for part, kind, where in _parts(messages)]
+    if len(sources) > MAX_MEDIA:
         raise InvalidRequest(f"messages: at most {MAX_MEDIA} images a request", "messages")
-    return found
+    return sources
 
 
 def _parts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str, str]]:
@@ -205,8 +204,8 @@ def _source(
     if reader is None or kind is None:
         raise InvalidRequest(f"{where}: {_TEXT_ONLY}, not {type_}", where)
     if kind not in reader.kinds:
-        held = " and ".join(("text", *(f"{one}s" for one in reader.kinds)))
-        raise InvalidRequest(f"{where}: this model reads {held}, not {type_}", where)
+        reads = " and ".join(("text", *(_PLURALS.get(one, one) for one in reader.kinds)))
+        raise InvalidRequest(f"{where}: this model reads {reads}, not {type_}", where)
     value: Any = next(
         (part[name] for name in (type_, f"{kind}_url", kind, "url") if name in part), None
     )
@@ -215,16 +214,16 @@ def _source(
     return MediaSource(_value(value, kind, f"{where}.{type_}", where), where, kind)
 
 
-def _value(held: Any, kind: str, name: str, where: str) -> str | tuple[str, ...]:
+def _value(content: Any, kind: str, name: str, where: str) -> str | tuple[str, ...]:
     """A URL or base64; ``{"url": ...}``, and of an audio clip ``{"data": ..., "format": ...}``; of
     a video also a list of frames."""
-    if isinstance(held, Mapping):
-        held = held.get("url", held.get("data"))
-    if kind == "video" and isinstance(held, list) and 0 < len(held) <= MAX_FRAMES:
-        return tuple(str(_value(one, "image", name, where)) for one in held)
-    if not isinstance(held, str) or not held:
+    if isinstance(content, Mapping):
+        content = content.get("url", content.get("data"))
+    if kind == "video" and isinstance(content, list) and 0 < len(content) <= MAX_FRAMES:
+        return tuple(str(_value(one, "image", name, where)) for one in content)
+    if not isinstance(content, str) or not content:
         raise InvalidRequest(f"{name}: must hold a URL, a data URI or base64", where)
-    return held
+    return content
 
 
 def media_of(body: Any, i: int, is_list: bool) -> list[MediaSource]:
