@@ -1,15 +1,16 @@
-"""What a language model IS, as frozen data: no torch, no layer code, no model names.
+"""What a language model is, as frozen records: no torch, no layer code, no model names.
 
-A family (``arch/families``) turns a checkpoint's config.json into a ``Decoder``; memory, config,
-adapters, quantization, kernels and benchmarks ask these records instead of testing a name.
-Over 500 lines: it is one vocabulary, looked up as a whole.
+A family (``arch/families``) turns a checkpoint's config.json into a ``Decoder``. Layers, memory,
+weights, quantization and benchmarks read these records instead of testing a model's name. Read
+``Decoder`` at the end first, then ``Block``, ``Attention``, ``Mlp`` and ``Moe``; everything else is
+for some models only. The file is over 500 lines because it is one vocabulary.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from radixlm.base.record import Record, field
 
@@ -30,43 +31,42 @@ Layout = Literal[
 
 
 class Norm(Record):
-    """RMS or layer norm. ``offset`` is 1.0 when the checkpoint stores (weight - 1)."""
+    """RMS norm or layer norm."""
 
     eps: float
     kind: Literal["rms", "layer", "none"] = "rms"
-    offset: float = 0.0
+    offset: float = 0.0  # added to the stored weight: 1.0 where checkpoints store (weight - 1)
     bias: bool = False
-    affine: bool = True
-    scales_input: bool = False  # the weight multiplies what is normed, not the outcome
+    affine: bool = True  # has weights
+    scales_input: bool = False  # the weight multiplies the input before it is normalized
 
 
 class RopeScaling(Record):
-    """Scaled rotary embedding, after Hugging Face's ``rope_parameters``; see ``arch/rope.py``.
-
-    ``params`` are the sorted (key, value) pairs of the checkpoint (lists as tuples), without
-    rope_type and rope_theta, completed with what the formula needs from the config
-    (original_max_position_embeddings, max_position_embeddings).
-    """
+    """Scaled rotary embedding, as Hugging Face's ``rope_parameters``; see ``arch/rope.py``."""
 
     kind: Literal["linear", "dynamic", "yarn", "longrope", "llama3", "proportional"]
+    # sorted (key, value) pairs of the checkpoint without rope_type and rope_theta, lists as tuples,
+    # with the lengths from the config that the formula needs
     params: tuple[tuple[str, float | bool | tuple[float, ...]], ...] = ()
 
 
 class Rope(Record):
-    """Rotary position embedding of the first ``dim`` channels of each head."""
+    """Rotary position embedding of the first ``dim`` channels of each head.
+
+    With ``mrope_sections`` a token has three positions (time, row, column of an image patch), and
+    the sections say how many frequencies use each of them (M-RoPE, arXiv:2409.12191).
+    """
 
     dim: int
     theta: float
     scaling: RopeScaling | None = None
-    interleaved: bool = False  # rotate (0,1)(2,3).. instead of (0,d/2)(1,d/2+1)..
-    negative_angles: bool = False  # the other way round
-    # frequencies that turn by the time, the row and the column of an image's place: so many of
-    # each one after another, or dealt out in turn (``mrope_interleaved``)
+    interleaved: bool = False  # rotates pairs (0,1)(2,3).. instead of (0,d/2)(1,d/2+1)..
+    negative_angles: bool = False  # rotates in the other direction
     mrope_sections: tuple[int, ...] = ()
-    mrope_interleaved: bool = False
-    mrope_paired: bool = False  # rows and columns take turns, and the time has the last ones
-    # columns, rows and the image's number, before them the place in the prompt if there are four;
-    # each has twice as many of the channels, one after another: a pair's two may differ
+    mrope_interleaved: bool = False  # frequencies are dealt out to the sections one by one
+    mrope_paired: bool = False  # row and column alternate first, time has the last frequencies
+    # sections are (column, row, image index), after the prompt position if there are four; each
+    # covers twice as many channels, so that the two of a rotated pair may use different positions
     mrope_by_channel: bool = False
 
     @property
@@ -76,8 +76,8 @@ class Rope(Record):
 
 
 class LogNScaling(Record):
-    """Queries grow with their position: times 1 + beta * log(1 + floor((position + offset) /
-    period)), or times (1 + (position + offset) / period) ** beta."""
+    """Queries are scaled by their position: by 1 + beta * log(1 + floor((position + offset) /
+    period)), or with ``is_power`` by (1 + (position + offset) / period) ** beta."""
 
     beta: float
     period: float
@@ -86,8 +86,9 @@ class LogNScaling(Record):
 
 
 class BlockSparse(Record):
-    """A token sees its own and the ``local`` - 1 blocks of ``size`` tokens before, and of the
-    earlier ones every ``stride``-th; the choice moves on by ``step`` blocks from head to head."""
+    """Block-sparse attention (Phi-3-small). A query sees its own block of ``size`` tokens, the
+    ``local`` - 1 blocks before it and every ``stride``-th earlier block; the pattern is shifted by
+    ``step`` blocks from head to head."""
 
     size: int
     local: int
@@ -96,10 +97,13 @@ class BlockSparse(Record):
 
 
 class BlockIndexer(Record):
-    """Which blocks of ``size`` tokens are read: each of ``heads`` queries, which stands for as many
-    attention heads, takes the ``top`` blocks whose best key scores highest, the ``local`` newest
-    before all others. The keys of ``dim`` numbers are kept in the cache beside K, a part with each
-    KV head; they and the queries are normed and turn as those of the attention do."""
+    """Chooses the blocks of ``size`` tokens that a query reads (MiniMax-M3).
+
+    Each of ``heads`` index queries stands for an equal share of the attention heads. It takes the
+    ``top`` blocks whose best index key scores highest, always with the ``local`` newest ones.
+    Index keys of ``dim`` channels are cached beside K, a part with each KV head. Index queries and
+    keys are normalized and rotated like those of the attention.
+    """
 
     heads: int
     dim: int
@@ -107,54 +111,48 @@ class BlockIndexer(Record):
     top: int
     local: int
     norm: Norm
-    is_mean: bool = False  # instead: of the whole blocks the best ones for all heads together, each
-    # by the mean of its keys, and what follows the last whole block
+    # instead: all heads share the best whole blocks, scored by the mean of their index keys, and
+    # the tokens after the last whole block
+    is_mean: bool = False
 
 
 class AttentionExtras(Record):
-    """What few attentions do besides. None of it is known to the fused kernels."""
+    """What only some attentions have. The fused kernels know none of it."""
 
     v_dim: int = 0  # channels of a value head; 0 = head_dim
-    alibi_slopes: tuple[
-        float, ...
-    ] = ()  # ALiBi: slope * (key position - query position), a head each
-    attention_chunk_size: int = 0  # a token sees only its own chunk of so many positions
-    clip_qkv: float = 0.0  # q, k and v are clamped to +- clip
+    alibi_slopes: tuple[float, ...] = ()  # a head each: slope * (key - query position) is added
+    attention_chunk_size: int = 0  # a token sees only its own chunk of this many positions
+    clip_qkv: float = 0.0  # q, k and v are clamped to +- this number
     clip_after_norm: bool = False  # after the norms of q and k, not before
     norm_after_rope: bool = False
     logn_scaling: LogNScaling | None = None
-    out_norm: Norm | None = None  # of the heads' output, before the o projection
-    out_norm_heads: bool = False  # every head alone, weights [head_dim]
-    v_norm: Norm | None = None  # of every value head
+    out_norm: Norm | None = None  # of the attention output, before the o projection
+    out_norm_heads: bool = False  # each head is normalized alone, weights [head_dim]
+    v_norm: Norm | None = None  # of each value head
     v_scale: float = 1.0
     k_scale: float = 1.0
-    kv_from: int | None = (
-        None  # reads the keys and values of this earlier layer, has none of its own
-    )
+    kv_from: int | None = None  # reads K and V of this earlier layer and has none of its own
     k_is_v: bool = False  # values are the keys before their norm and rotation
-    gate: Literal["", "channel", "head"] = ""  # a projection that gates the output: all channels,
-    # or one number a head
-    gate_act: Literal["sigmoid", "softplus", "sigmoid2"] = "sigmoid"  # sigmoid2: times two
+    gate: Literal["", "channel", "head"] = ""  # a projection that gates the output: a number for
+    # each channel or for each head
+    gate_act: Literal["sigmoid", "softplus", "sigmoid2"] = "sigmoid"  # sigmoid2: 2 * sigmoid
     gate_bias: bool = False
     block_sparse: BlockSparse | None = None
     indexer: BlockIndexer | None = None
-    diff_lambda_init: float = (
-        0.0  # of two attentions, each of half the heads with the other half's values
-    )
-    # too, a learned share of the second is taken from the first (arXiv:2410.05258), which starts
-    # at this number
-    dynamic_mask_topk: int = (
-        0  # scores gain exp(a * softplus(.)) of a learned map of the token's values, a
-    )
-    # number a KV head; a query reads so many tokens with the largest ones; 0 = nothing of it
-    experts: int = 0  # of the q and o projections, of which a token takes heads / kv_heads ones
-    q_rank: int = 0  # q goes through so many channels, normed; 0 = a plain projection
+    # differential attention (arXiv:2410.05258): the two halves of the heads attend apart, both over
+    # the values of both, and a learned share of the second is subtracted; its initial value, 0 = no
+    diff_lambda_init: float = 0.0
+    # dynamic mask attention (arXiv:2508.02124): scores gain exp(a * softplus(.)) of a learned map
+    # of the token's values, one number a KV head; a query reads this many with the largest; 0 = no
+    dynamic_mask_topk: int = 0
+    experts: int = 0  # of the q and o projections; a token takes heads / kv_heads of them (JetMoe)
+    q_rank: int = 0  # q is projected down to this width, normalized and up; 0 = one projection
     q_rank_norm: Norm | None = None
-    is_causal: bool = False  # even where in other layers the places of an image see one another
+    is_causal: bool = False  # causal even where tokens of an image see one another in other layers
 
 
 class Attention(Record):
-    """Softmax attention with grouped KV heads. ``scale`` None means head_dim ** -0.5."""
+    """Softmax attention with grouped KV heads."""
 
     heads: int
     kv_heads: int
@@ -162,14 +160,15 @@ class Attention(Record):
     rope: Rope | None
     qkv_bias: bool = False
     o_bias: bool = False
-    qk_norm: Literal["", "head", "each", "row"] = ""  # "head": all heads share [head_dim] weights;
-    # "each": a head alone, weights [heads, head_dim]; "row": the whole projection at once
+    # "head": weights [head_dim] shared by all heads; "each": a head alone, weights
+    # [heads, head_dim]; "row": the whole projection is normalized at once
+    qk_norm: Literal["", "head", "each", "row"] = ""
     qk_norm_spec: Norm | None = None
-    scale: float | None = None
-    window: int = 0  # 0 = full; w = a token sees itself and the w - 1 before it
+    scale: float | None = None  # None = head_dim ** -0.5
+    window: int = 0  # a token sees itself and the window - 1 tokens before it; 0 = all
     softcap: float = 0.0
     sinks: bool = False  # one learned logit a head joins the softmax
-    gate: Literal["", "head"] = ""  # sigmoid output gate from a second half of q
+    gate: Literal["", "head"] = ""  # sigmoid output gate from a second half of the q projection
     extras: AttentionExtras | None = None
 
     @property
@@ -178,7 +177,7 @@ class Attention(Record):
 
     @property
     def k_row(self) -> int:
-        """Numbers a token and KV head in the cache, those of the value apart."""
+        """Numbers of a token and KV head in the K cache: the key and its part of the index key."""
         index = self.extras.indexer if self.extras else None
         return self.head_dim + (-(-index.dim // self.kv_heads) if index else 0)
 
@@ -188,78 +187,79 @@ class Attention(Record):
 
 
 class Indexer(Record):
-    """Which tokens a latent attention reads: the ``top_k`` whose keys of ``dim`` numbers, kept in
-    the cache beside the latent, score best over ``heads`` light queries (DeepSeek-V3.2). The first
-    channels turn as those of the attention do. ``is_shared``: the choice of the last layer that
-    made one, without queries and keys of its own."""
+    """Chooses the ``top_k`` tokens that a latent attention reads (DeepSeek-V3.2, arXiv:2512.02556).
+
+    ``heads`` light queries score index keys of ``dim`` channels, which are cached beside the
+    latent. The first channels are rotated like those of the attention.
+    """
 
     heads: int
     dim: int
     top_k: int
     interleaved: bool
     norm: Norm
-    is_shared: bool = False
-    rope_on_tail: bool = False  # the last channels turn, not the first
-    pool: int = 0  # tokens are chosen by whole pools of so many, those behind the last one always
+    is_shared: bool = False  # reuses the choice of the last layer that made one
+    rope_on_tail: bool = False  # the last channels are rotated, not the first
+    pool: int = 0  # chooses whole pools of this many tokens; those after the last pool are read too
 
     @property
     def row(self) -> int:
-        """Numbers a token in the cache."""
+        """Numbers of a token in the cache."""
         return self.dim * (2 if self.pool else 1)
 
 
 class LatentAttention(Record):
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434); the cache holds
-    ``kv_rank + rope_dim`` numbers a token. ``sinks`` and ``window`` as in ``Attention``, ``gate``
-    as in ``AttentionExtras``."""
+    """Multi-head latent attention (MLA, arXiv:2405.04434). The cache holds ``kv_rank + rope_dim``
+    numbers a token. ``sinks`` and ``window`` as in ``Attention``, ``gate`` as in its extras."""
 
     heads: int
     nope_dim: int
     rope_dim: int
     v_dim: int
     kv_rank: int
-    q_rank: int  # 0 = a plain q projection
+    q_rank: int  # 0 = one q projection
     rope: Rope | None
     norm: Norm
-    scale: float  # already holds yarn's mscale squared
+    scale: float  # with YaRN's mscale squared in it
     bias: bool = False
     indexer: Indexer | None = None
     window: int = 0
     sinks: bool = False
     gate: Literal["", "channel", "head"] = ""
-    rope_norm: Norm | None = None  # of the key that all heads share, before it turns
+    rope_norm: Norm | None = None  # of the rotated key that all heads share, before its rotation
     logn_scaling: LogNScaling | None = None
-    gate_from_q: bool = False  # the second q projection reads both sides of the norm before it, and
-    # gives each head's gate, a channel of its value each, behind its query
+    # the second q projection reads its input before and after the norm, and its outputs behind
+    # each head's query are a gate for each channel of the head's value
+    gate_from_q: bool = False
 
     @property
     def row(self) -> int:
-        """Numbers a token in the cache."""
+        """Numbers of a token in the cache."""
         own = self.indexer.row if self.indexer and not self.indexer.is_shared else 0
         return self.kv_rank + self.rope_dim + own
 
 
 class KVCompression(Record):
-    """Entries that each sum up ``rate`` neighbouring tokens (with ``overlaps`` the ``rate`` before
-    them too), channel by channel with learned shares; an entry is normed and turns as at the first
-    of its tokens. A query reads the entries of all whole runs up to it, or the ``top_k`` that an
-    index chooses: ``heads`` light queries of ``dim`` numbers over sums of its own."""
+    """Cache entries that each sum up ``rate`` neighboring tokens, channel by channel with learned
+    weights. An entry is normalized, and rotated by the position of its first token. A query reads
+    the entries of all complete runs before it, or the ``top_k`` that an indexer chooses."""
 
     rate: int
-    overlaps: bool
-    heads: int = 0
-    dim: int = 0
+    overlaps: bool  # an entry also sums up the ``rate`` tokens before its own
+    heads: int = 0  # of the indexer
+    dim: int = 0  # of the indexer's own entries
     top_k: int = 0
 
     def raw(self, dim: int) -> int:
-        """Numbers that a token gives to sums of ``dim`` channels: values and shares."""
+        """Numbers that a token contributes to entries of ``dim`` channels: values and weights."""
         return 2 * dim * (2 if self.overlaps else 1)
 
 
 class CompressedSparseAttention(Record):
-    """Attention to the ``window`` newest tokens, each one key that is its value too, and to sums of
-    earlier ones (DeepSeek-V4). The last channels turn; the output turns back at the query's place
-    and is projected in ``groups`` of heads to ``group_rank`` numbers each, then all together."""
+    """Attention to the ``sliding_window`` newest tokens, whose key is also their value, and to
+    compressed entries of earlier ones (DeepSeek-V4). The last channels are rotated; the output is
+    rotated back by the query's position and projected in ``groups`` of heads to ``group_rank``
+    channels each, then all together."""
 
     heads: int
     head_dim: int
@@ -273,23 +273,25 @@ class CompressedSparseAttention(Record):
 
     @property
     def row(self) -> int:
-        """Numbers that are kept of each token while the window has not passed."""
+        """Numbers cached of each token until the window has passed."""
         sums = self.sums
         return self.head_dim + (sums.raw(self.head_dim) + sums.raw(sums.dim) if sums else 0)
 
     @property
     def entry(self) -> int:
-        """Numbers of an entry, which are kept with the last of its tokens."""
+        """Numbers of a compressed entry, which is stored with the last of its tokens."""
         return self.head_dim + self.sums.dim if self.sums else 0
 
     @property
     def window(self) -> int:
-        """Tokens that are kept: those that are read and those that are summed up."""
+        """Tokens to keep in the cache: those that are read and those not yet compressed."""
         runs = 0 if self.sums is None else 2 if self.sums.overlaps else 1
         return max(self.sliding_window, runs * self.sums.rate if self.sums else 0)
 
 
-State = tuple[tuple[int, ...], bool]  # shape a sequence, and whether it sums up the whole past
+State = tuple[
+    tuple[int, ...], bool
+]  # (shape, whether it accumulates all past tokens), of a sequence
 
 
 class ShortConv(Record):
@@ -305,16 +307,16 @@ class ShortConv(Record):
 
 
 class Mamba1(Record):
-    """Selective state space with a diagonal decay a channel (arXiv:2312.00752)."""
+    """Selective state space model (Mamba, arXiv:2312.00752)."""
 
     inner: int
     state: int
-    rank: int  # of the time step
+    rank: int  # of the time step projection
     width: int  # of the convolution
     conv_bias: bool = True
     bias: bool = False
-    norm: Norm | None = None  # of time step, b and c each
-    heads: int = 1  # runs of channels, each with time steps, b and c made of itself alone
+    norm: Norm | None = None  # of time step, B and C, each
+    heads: int = 1  # groups of channels, each with a time step, B and C made of its own channels
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -322,8 +324,8 @@ class Mamba1(Record):
 
 
 class Mamba2(Record):
-    """State space duality, one decay a head (arXiv:2405.21060). The gate joins before the norm
-    unless told; ``norm`` None leaves the gate alone."""
+    """State space duality: one decay a head (Mamba-2, arXiv:2405.21060). ``norm`` is of the
+    output times the gate, or with ``gate_after_norm`` of the output alone; None = only the gate."""
 
     heads: int
     head_dim: int
@@ -335,7 +337,7 @@ class Mamba2(Record):
     gate_after_norm: bool = False
     conv_bias: bool = True
     bias: bool = False
-    dt_limit: tuple[float, float] = (0.0, math.inf)
+    dt_limit: tuple[float, Annotated[float, "may be infinite"]] = (0.0, math.inf)
 
     @property
     def inner(self) -> int:
@@ -351,19 +353,19 @@ class Mamba2(Record):
         return (conv, False), ((self.heads, self.head_dim, self.state), True)
 
 
-Wide = tuple[int, ...]  # of any size
+Wide = Annotated[int, "may exceed 32 bits"]
 
 
 class Ngrams(Record):
-    """What runs of up to ``length`` tokens say, hashed into tables of ``sizes`` rows (joined and
-    padded to ``rows``) of ``dim`` numbers in all: it joins ``streams`` of ``width`` channels
-    through a gate each, beside a convolution of every ``length``-th of ``conv`` tokens. A run does
-    not reach beyond the token ``end``."""
+    """Hashed n-gram embeddings (Qwen4-Exp): every run of up to ``length`` tokens is hashed into
+    tables of ``sizes`` rows, joined and padded to ``rows``, of ``dim`` channels in all. The result
+    is added to ``streams`` of ``width`` channels through a gate each and a convolution over every
+    ``length``-th of ``conv`` tokens. A run does not reach back beyond the token ``end``."""
 
     dim: int
     rows: int
-    sizes: tuple[int, ...]  # a head each, those of shorter runs first
-    multipliers: Wide
+    sizes: tuple[int, ...]  # of each hash head, shorter runs first
+    multipliers: tuple[Wide, ...]
     length: int
     end: int
     streams: int
@@ -378,8 +380,8 @@ class Ngrams(Record):
 
 
 class DeltaNet(Record):
-    """Gated delta rule (arXiv:2412.06464): a matrix a head that forgets, and corrects what it
-    says for a key. ``channel_decay``: a decay a key channel (arXiv:2510.26692)."""
+    """Gated delta rule (arXiv:2412.06464): a state matrix a head that decays and is corrected
+    towards each new key and value."""
 
     k_heads: int
     v_heads: int
@@ -389,10 +391,12 @@ class DeltaNet(Record):
     norm: Norm
     beta_scale: float = 1.0
     gate_act: Literal["silu", "sigmoid"] = "silu"
-    channel_decay: bool = False
-    low_rank: bool = True  # a decay a channel, and then the gate too, pass v_dim channels
-    ngrams: Ngrams | None = None  # what its block reads first keeps its states behind the net's
-    decay_floor: float = 0.0  # log decays lie between this and 0, by a sigmoid; 0 = by a softplus
+    channel_decay: bool = False  # one decay for each key channel (KDA, arXiv:2510.26692)
+    low_rank: bool = (
+        True  # with channel_decay: decay and gate are projected by way of v_dim channels
+    )
+    ngrams: Ngrams | None = None  # of its block; their states follow those of the delta rule
+    decay_floor: float = 0.0  # below 0: log decay = floor * sigmoid(.); 0 = by a softplus
 
     @property
     def conv_channels(self) -> int:
@@ -406,11 +410,11 @@ class DeltaNet(Record):
 
 
 class Lightning(Record):
-    """Linear attention with a fixed decay a head (arXiv:2401.04658)."""
+    """Linear attention with a fixed decay a head (Lightning Attention, arXiv:2401.04658)."""
 
     heads: int
     head_dim: int
-    decays: tuple[float, ...]  # log of the factor a token, a head each
+    decays: tuple[float, ...]  # of each head: log of the factor for each token
     norm: Norm
     act: Activation = "silu"
 
@@ -420,10 +424,10 @@ class Lightning(Record):
 
 
 class RgLru(Record):
-    """Real-gated linear recurrent unit behind a convolution (arXiv:2402.19427)."""
+    """Real-gated linear recurrent unit after a convolution (Griffin, arXiv:2402.19427)."""
 
     channels: int
-    heads: int  # blocks of the gates' matrices
+    heads: int  # diagonal blocks of the gate projections
     width: int
     act: Activation
 
@@ -433,9 +437,10 @@ class RgLru(Record):
 
 
 class CompressedConvAttention(Record):
-    """Attention whose queries and keys pass two convolutions, a channel and a head each, of
-    ``widths`` tokens, beside a mean of both, and half of whose values are the token's before
-    (arXiv:2510.04476). Each head of q and k has unit size, keys times a learned number."""
+    """Compressed convolutional attention (Zaya, arXiv:2510.04476). Queries and keys pass two
+    convolutions of ``widths`` tokens, one by channel and one by head, and a mean of both is added.
+    Each head of q and k is scaled to unit length, keys times a learned number. Half of the value
+    channels are those of the token before."""
 
     attention: Attention
     widths: tuple[int, int]
@@ -446,7 +451,7 @@ class CompressedConvAttention(Record):
 
     @property
     def late_channels(self) -> int:
-        """Of the values those that come a token late."""
+        """Value channels that come one token late."""
         return self.attention.kv_heads * self.attention.head_dim // 2
 
     @property
@@ -456,18 +461,18 @@ class CompressedConvAttention(Record):
 
 
 class RelativeAttention(Record):
-    """Attention without rotation whose scores gain, up to ``extent`` tokens back, what ``rank``
-    numbers a query head make of as many learned profiles of the distance. Keys, values, the output
-    and the feed-forward's output pass convolutions of ``width`` tokens each, beside themselves.
-    Queries and profiles grow with log(length / ``grows_from``) ``* growth`` from there on."""
+    """Attention without rotation (Inkling). A score gains, up to ``extent`` tokens back, a bias by
+    distance: ``rank`` numbers of the query head times as many learned profiles. Keys, values, the
+    attention output and the feed-forward output each pass a residual convolution of ``width``
+    tokens."""
 
     attention: Attention
     dim: int  # channels of the model
     width: int
     rank: int
     extent: int
-    grows_from: int = 0  # 0 = never
-    growth: float = 0.0
+    grows_from: int = 0  # from this position on queries and profiles are scaled by
+    growth: float = 0.0  # 1 + growth * log(position / grows_from); 0 = never
 
     @property
     def kv_channels(self) -> int:
@@ -480,8 +485,8 @@ class RelativeAttention(Record):
 
 
 class RwkvTime(Record):
-    """Sums of values weighed by exponentials of keys, that fade a channel (arXiv:2305.13048); all
-    projections read a share of the token before."""
+    """RWKV's time mixing (arXiv:2305.13048): values weighed by exp(key), decaying by channel.
+    All projections read a learned mix of the token and the token before."""
 
     channels: int
     dim: int
@@ -492,7 +497,7 @@ class RwkvTime(Record):
 
 
 class RwkvChannel(Record):
-    """The feed-forward beside it, which reads the token before too."""
+    """RWKV's channel mixing, the feed-forward, which reads the token before too."""
 
     inner: int
     dim: int
@@ -503,13 +508,15 @@ class RwkvChannel(Record):
 
 
 class MatrixLstm(Record):
-    """A matrix a head that sums keys times values, weighed by an exponential of one gate and fading
-    by another (arXiv:2405.04517); what it says is over the sum of the keys."""
+    """The mLSTM of xLSTM (arXiv:2405.04517): a matrix a head that sums up keys times values
+    with exponential input gates and forget gates; its output is divided by the sum of the keys."""
 
     heads: int
     k_dim: int
     v_dim: int
-    norm: Norm  # of each head's outcome, without weights: those are all heads' in one vector
+    norm: (
+        Norm  # of each head's output, without weights; one vector of weights for all heads follows
+    )
     gate_cap: float = 0.0
     eps: float = 1e-6
 
@@ -518,9 +525,7 @@ class MatrixLstm(Record):
         return ((self.heads, self.v_dim + 1, self.k_dim), True), ((self.heads,), True)
 
 
-ConvAttention = (
-    CompressedConvAttention | RelativeAttention
-)  # mixers that attend and keep a state at once
+ConvAttention = CompressedConvAttention | RelativeAttention  # attention with a recurrent state
 Rwkv = RwkvTime | RwkvChannel
 StateMixer = (
     ShortConv | Mamba1 | Mamba2 | DeltaNet | Lightning | RgLru | ConvAttention | Rwkv | MatrixLstm
@@ -528,16 +533,16 @@ StateMixer = (
 
 
 class ParallelHybrid(Record):
-    """Attention and a state mixer on the same input; their outputs are added."""
+    """Attention and a state mixer on the same input, their outputs added (Falcon-H1)."""
 
     attention: Attention
     state: StateMixer
 
 
 class CrossAttention(Record):
-    """Attention to the rows that an encoder makes of a prompt's images, without positions. A token
-    sees the images of the last run of neighbouring ones that has begun; one that stands before
-    them all sees all of them. ``bias``: of q, v and the output."""
+    """Attention to the rows that the vision encoder makes of a prompt's images, without
+    positions. A token sees the images of the last group of adjacent ones before it; a token before
+    all images sees all of them. ``bias``: of q, v and the output."""
 
     heads: int
     kv_heads: int
@@ -552,14 +557,13 @@ class CrossAttention(Record):
 
 
 class SquareLinear(Record):
-    """One square matrix in place of a mixer or a feed-forward."""
+    """One square matrix in place of a mixer or a feed-forward (DeciLM)."""
 
     bias: bool = False
 
 
 class Mlp(Record):
-    """Feed-forward; gated means down(act(gate(x)) * up(x)). With ``limit`` the gate is cut at it,
-    up on both sides, before anything else."""
+    """Feed-forward: down(act(up(x))), or gated: down(act(gate(x)) * up(x))."""
 
     inner: int
     act: Activation
@@ -567,19 +571,18 @@ class Mlp(Record):
     bias: bool = False
     down_bias: bool = False  # of the down projection, where ``bias`` is not set
     sub_norm: Norm | None = None  # of the inner channels, before the down projection
-    sparsity: float = 0.0  # share of gate channels that are cut off, by mean and deviation
-    limit: float = 0.0  # 0 = none, or the activation's own
-    limit_after: bool = False  # the gate is cut behind its activation
+    sparsity: float = 0.0  # share of gate channels set to 0, by mean and standard deviation
+    limit: float = 0.0  # clamps the gate from above and up on both sides; 0 = none, or that of act
+    limit_after: bool = False  # the gate is clamped after its activation
     out_scale: bool = False  # a learned number multiplies the output
 
 
 class DeepRouter(Record):
-    """A router of three layers on ``width`` channels of the input. ``chained``: the channels of
-    the layer before, times learned numbers, are added to them."""
+    """A router of three layers of ``width`` channels."""
 
     width: int
     norm: Norm
-    chained: bool
+    chained: bool  # adds the same channels of the layer before, times learned numbers
 
 
 class Moe(Record):
@@ -589,61 +592,70 @@ class Moe(Record):
     top_k: int
     inner: int
     act: Activation
+    # how logits become weights; _topk: the softmax or sigmoid is over the chosen logits only;
+    # sparsemixer: arXiv:2409.12136
     score: Literal[
         "softmax", "sigmoid", "softmax_topk", "sigmoid_topk", "sparsemixer", "sqrtsoftplus"
     ] = "softmax"
-    # _topk: after the choice, which is by the logits; sparsemixer: arXiv:2409.12136
-    renorm: bool = False
-    scale: float = 1.0
-    correction: bool = False  # a bias that only takes part in the choice
-    groups: tuple[int, int] = (1, 1)  # (groups, groups kept)
-    group_score: Literal["top2", "max"] = "top2"  # how a group is rated
-    shared: Mlp | None = None
+    renorm: bool = False  # chosen weights are divided by their sum
+    scale: float = 1.0  # of the chosen weights
+    correction: bool = False  # a learned bias for the choice that does not change the weights
+    groups: tuple[int, int] = (1, 1)  # (groups of experts, groups that a token may choose from)
+    group_score: Literal["top2", "max"] = "top2"  # of a group: the sum of its best two, or the best
+    shared: Mlp | None = None  # an expert that every token takes
     shared_gate: bool = False
     bias: bool = False  # router and experts have biases
     gated: bool = True
     scale_input: bool = False  # the weight multiplies an expert's input, not its output
-    zero_experts: int = 0  # further experts that hand their input through
-    zero_experts_are_identity: bool = True  # or that give nothing
+    zero_experts: int = 0  # further experts without weights, which return their input
+    zero_experts_are_identity: bool = True  # or zero
     out_bias: bool = False  # of the sum of all experts
     out_norm: Norm | None = None  # of the sum of all experts
     jitter: float = 0.0  # of sparsemixer
     router_softcap: float = 0.0
     limit: float = 0.0  # as in Mlp
     router_norm: Norm | None = None  # of the router's input
-    expert_scale: bool = False  # a learned factor of every expert's weight, at the very end
+    expert_scale: bool = False  # a learned factor of each expert's weight, applied last
     limit_after: bool = False  # as in Mlp
     deep_router: DeepRouter | None = None
-    sinks: int = 0  # experts that every token takes and that share the chosen ones' weights, which
-    # are then normed and times one learned number
-    width: int = 0  # channels of the experts' inputs and outputs, to and from which x is projected
+    sinks: int = 0  # experts that every token takes beside the chosen ones; the weights of both are
+    # normalized together and multiplied by one learned number
+    width: int = 0  # channels of the experts' inputs and outputs where x is projected to fewer
     width_norm: Norm | None = None  # of the projected input
     expert_norm: Norm | None = None  # of each expert's output, before its weight
-    hash_vocab: int = 0  # the experts are looked up in a table of so many tokens, not chosen
-    vision: Moe | None = None  # router and experts of the places of media, and of ``marks``
-    marks: tuple[int, ...] = ()  # tokens that belong to media: what begins and ends them
+    hash_vocab: int = 0  # experts are looked up by token id in a table of this many rows
+    vision: Moe | None = None  # router and experts for media tokens
+    marks: tuple[int, ...] = ()  # text tokens that count as media: boundary tokens
 
 
 class SharedLayer(Record):
-    """A layer without residuals that several blocks ask, each at its place, with one set of
-    weights: f(n2(a(n1([residual; embedding])))), where n1 and a read twice the model's channels.
-    Blocks of one ``bank`` share its weights; ``call`` counts its calls. Each has low-rank changes
-    of its own, of ``rank``, to the up projection and, where ``changes_qkv``, to q, k and v."""
+    """A transformer layer whose weights several blocks share (Zamba, arXiv:2405.16712):
+    mlp(norm2(attention(norm1([residual; embedding])))), where norm1 and the attention read twice
+    the model's channels. Each block that calls it adds low-rank adapters of its own."""
 
-    bank: int
-    call: int
+    bank: int  # layers of one bank share their weights
+    call: int  # counts the calls of a bank
     attention: Attention
     ffn: Mlp
     norm: Norm
-    rank: int = 0
-    changes_qkv: bool = False
+    rank: int = 0  # of the adapters of the up projection
+    changes_qkv: bool = False  # q, k and v have adapters too
 
 
 class Block(Record):
-    """One layer. Layouts: pre x+f(n(x)); post x+n(f(x)); post_sum n(x+f(x)); sandwich x+n(f(n(x)));
-    parallel x+a(n(x))+f(n(x)); parallel2 the same with a norm each; bare is pre without the
-    mixer's norm; crossed is pre with a learned gate for each branch, skipped in a prompt without
-    images (and its feed-forward by tokens that stand before them)."""
+    """One layer. Layouts, with x the residual, n a norm, a the mixer, f the feed-forward:
+
+    pre               x = x + a(n(x)), then the same with f
+    post              x = x + n(a(x)), then the same with f
+    post_sum          x = n(x + a(x)), then the same with f
+    sandwich          x = x + n(a(n(x))), then the same with f
+    parallel          x = x + a(n(x)) + f(n(x)), one norm
+    parallel2         x = x + a(n1(x)) + f(n2(x))
+    prenorm_ffn_only  pre without the mixer's norm
+    scaled_post       y = n(x); x = y * s0 + a(y) * s1, then the same with f (``post_scales``)
+    gated_cross       pre with a learned gate on each branch; skipped in a prompt without images,
+                      and its feed-forward by tokens before the first image
+    """
 
     mixer: (
         Attention
@@ -655,43 +667,35 @@ class Block(Record):
         | SquareLinear
         | None
     )
-    ffn: Mlp | Moe | SquareLinear | None  # only layout "pre" may lack the one or the other, or both
+    ffn: Mlp | Moe | SquareLinear | None  # only layout "pre" may lack mixer or ffn
     norm: Norm
     layout: Layout = "pre"
     residual: float = 1.0  # factor of each branch
     out_scale: bool = False  # a learned number multiplies the block's output
-    deferred_moe: Moe | None = (
-        None  # more experts on the feed-forward's input, added one block later
-    )
-    parallel_moe: Moe | None = None  # of layout sandwich: experts on the residual, through norms of
-    # their own, join the feed-forward's normed output before the last norm
-    post_scales: tuple[float, float, float, float] = (
-        1.0,
-        1.0,
-        1.0,
-        1.0,
-    )  # of layout "scaled_post":
-    # factors of the mixer's normed input and its output, then of the feed-forward's
+    deferred_moe: Moe | None = None  # experts on the feed-forward's input whose output is added
+    # one block later
+    parallel_moe: Moe | None = None  # of layout sandwich: experts on the residual, with norms of
+    # their own; their output is added to the feed-forward's before the last norm
+    post_scales: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)  # of layout scaled_post
     weights: tuple[float, float, float, float] | None = None  # of layout sandwich: factors of the
     # residual and the mixer's branch, then of the residual and the feed-forward's
-    post_norms: tuple[Norm, Norm] | None = None  # of layout sandwich: those behind the branches,
-    # where they are others
-    cross: CrossAttention | None = None  # of layout pre: a third branch between the two
-    norm_ranks: tuple[int, int] = (0, 0)  # of layout pre: the first and second norm's outcome is
-    # gated by itself through so many channels
-    residual_channels: bool = False  # of layout pre: learned factors a channel of the residual
-    affine_residual: bool = False  # of layout pre: the residual and each branch are moved and
-    # scaled by learned numbers a channel before they are added
-    gate_temperature: float = 0.0  # of layout sandwich, above 0: learned numbers a channel say how
-    # much of the residual and how much of the branch is kept
-    shared_block: SharedLayer | None = (
-        None  # of layout pre without a feed-forward: what it gives, through
-    )
-    # a matrix of the block's own, joins what the mixer reads, and nothing else
+    post_norms: tuple[Norm, Norm] | None = None  # of layout sandwich: norms after the branches,
+    # where they differ from ``norm``
+    cross: CrossAttention | None = None  # of layout pre: a branch between mixer and feed-forward
+    norm_ranks: tuple[int, int] = (0, 0)  # of layout pre: the outputs of the two norms are gated by
+    # themselves, by way of this many channels
+    # of layout pre: the residual is multiplied by learned numbers a channel
+    residual_channels: bool = False
+    # of layout pre: residual and branches each get a learned scale and bias a channel
+    affine_residual: bool = False
+    # of layout sandwich, above 0: learned numbers a channel weigh the residual against the branch
+    gate_temperature: float = 0.0
+    # of layout pre without a feed-forward: its projected output is added to the mixer's input
+    shared_block: SharedLayer | None = None
 
     @property
     def attention(self) -> Attention | LatentAttention | CompressedSparseAttention | None:
-        """What attends, if anything does."""
+        """The attention, or None."""
         if self.shared_block is not None:
             return self.shared_block.attention
         mixer = self.mixer
@@ -704,14 +708,14 @@ class Block(Record):
 
     @property
     def state(self) -> StateMixer | None:
-        """What keeps a state, if anything does."""
+        """The mixer with a recurrent state, or None."""
         mixer = self.mixer.state if isinstance(self.mixer, ParallelHybrid) else self.mixer
         return mixer if isinstance(mixer, StateMixer) else None
 
 
 class Dense(Record):
-    """One linear layer of a head: act(W x + b), ``act`` "" for none. Its weights have the role
-    ``pool.{n}`` (n counts ``Pool.head``)."""
+    """A linear layer of a pooled model's head: act(W x + b). Its weights have the role
+    ``pool.{n}``, n being its place in ``Pool.head``."""
 
     inputs: int
     outputs: int
@@ -720,18 +724,16 @@ class Dense(Record):
 
 
 class Pool(Record):
-    """What becomes of the last hidden states of a model that does not generate.
+    """How an embedding, classification or reward model turns hidden states into its answer:
+    pooling, then the layers of ``head``, then ``after``."""
 
-    ``pooling``: how places become one vector: last, cls (the first), mean, max, mean_sqrt (mean
-    times the root of their number), weighted (later places weigh more), marked (the last place
-    whose token is in ``marks``, else the last), steps (every such place by itself); several joined
-    by "+" are put one after another. Then ``head``, then ``after``: nothing, unit length, a
-    squashing of the scores, the second of two probabilities of every step, or "gated": the first
-    number of each pair of scores times its gate (a head of its own, ``gate``), summed.
-    """
-
+    # last, cls (the first), mean, max, mean_sqrt (mean times the root of the count), weighted
+    # (later tokens weigh more), marked (the last token that is in ``marks``, else the last), steps
+    # (each token that is in ``marks``); several joined by "+" are concatenated
     pooling: str = "last"
     head: tuple[Dense | Norm, ...] = ()
+    # unit: to length 1; second: the second of two probabilities; gated: the first score of each
+    # pair times its gate (``gate``), summed
     after: Literal["", "unit", "sigmoid", "softmax", "second", "gated"] = ""
     gives: Literal["vector", "scores"] = "vector"
     marks: tuple[int, ...] = ()
@@ -741,37 +743,36 @@ class Pool(Record):
 
 
 class Disentangled(Record):
-    """Scores that a learned vector for each distance takes part in (DeBERTa, arXiv:2006.03654):
-    query with the distance's key, key with the distance's query. Distances from half ``buckets`` on
-    share vectors up to ``farthest``; 0 buckets: each up to ``farthest`` has its own."""
+    """Disentangled attention (DeBERTa, arXiv:2006.03654): scores gain query times the distance's
+    key and key times the distance's query."""
 
-    buckets: int
-    farthest: int
+    buckets: int  # distances from buckets / 2 on share vectors; 0 = each has its own
+    farthest: int  # distances are clamped to this number
     norm: Norm | None = None  # of the distances' vectors
 
     @property
     def span(self) -> int:
-        """Vectors to each side."""
+        """Vectors in each direction."""
         return self.buckets or self.farthest
 
 
 class Encoder(Record):
-    """A model that reads a text at once: every token sees all others (within the layer's window,
-    which counts to both sides), and nothing is kept."""
+    """A bidirectional model: every token sees all others, within the layer's window, which counts
+    in both directions. It has no KV cache."""
 
-    token_types: int = 0  # rows of a table of token types: first text, second text
+    token_types: int = 0  # rows of the token type table: first text, second text
     embed_dim: int = 0  # width of the tables, projected to the model's; 0 = the same
-    distances: tuple[int, int, int] | None = None  # (buckets, farthest, heads): a learned bias of
-    # a score by how far the key is from the query
+    # (buckets, farthest, heads) of a learned bias of scores by distance (T5)
+    distances: tuple[int, int, int] | None = None
     disentangled: Disentangled | None = None
     has_final_norm: bool = True
     is_shared: bool = False  # one block's weights serve all layers
 
 
 class AltUp(Record):
-    """``streams`` residual streams of which each block computes the first (arXiv:2301.13310), with
-    low-rank residuals of ``rank`` and an input of ``layer_dim`` channels a layer of its own, from
-    a table of ``layer_vocab`` tokens. Blocks have layout sandwich."""
+    """Alternating updates (arXiv:2301.13310): ``streams`` residual streams of which each block
+    computes the first, with low-rank residuals of ``rank`` and an input of ``layer_dim`` channels a
+    layer from a table of ``layer_vocab`` tokens. Blocks have layout sandwich."""
 
     streams: int
     rank: int
@@ -783,27 +784,26 @@ class AltUp(Record):
 
 class HyperConnections(Record):
     """Hyper-connections (arXiv:2409.19606): each branch reads a weighted sum of ``count`` residual
-    streams, and its output joins each with a weight of up to ``gain``; weights are made of all
-    streams of the token. With ``rounds`` the streams also mix by a matrix that so many rounds of
-    Sinkhorn make doubly stochastic (arXiv:2512.24880). Blocks have layout pre."""
+    streams, and its output is added to each with a weight; the weights are computed from all
+    streams of the token. Blocks have layout pre."""
 
     count: int
     norm: Norm  # of all streams at once, without weights
-    eps: float  # joins weights
-    gain: float = 2.0
-    rounds: int = 0
-    ends: Literal["weighted", "mean"] = "weighted"  # how one stream is made of all at the end
+    eps: float  # added to the weights of the sum
+    gain: float = 2.0  # largest weight with which an output is added
+    rounds: int = 0  # Sinkhorn rounds of the matrix that mixes the streams (arXiv:2512.24880)
+    ends: Literal["weighted", "mean"] = "weighted"  # how the streams become one at the end
 
     @property
     def rows(self) -> int:
-        """Numbers that a branch asks of the streams."""
+        """Numbers that a branch computes from the streams."""
         return self.count * (2 + (self.count if self.rounds else 0))
 
 
 class LayerInputs(Record):
-    """An input of ``dim`` channels for every layer, from a table of ``vocab`` tokens (where that is
-    above 0) and from the embedding; it joins the residual at the end of each block, through a
-    gate."""
+    """Per-layer embeddings (Gemma 3n and 4): an input of ``dim`` channels for every layer, from the
+    embedding and from a table of ``vocab`` tokens (0 = no table), added through a gate at the end
+    of each block."""
 
     dim: int
     vocab: int
@@ -811,9 +811,9 @@ class LayerInputs(Record):
 
 
 class GatedHyperConnections(Record):
-    """``count`` residual streams. A branch reads their mean, each normed and every channel gated
-    by all of them through ``rank`` channels, and joins each with a weight of its own. Blocks have
-    layout pre, and norms of kind "none"."""
+    """``count`` residual streams. A branch reads the mean of the normalized streams, each channel
+    gated by all of them by way of ``rank`` channels, and is added to each with a weight of its own.
+    Blocks have layout pre and norms of kind "none"."""
 
     count: int
     rank: int
@@ -821,11 +821,12 @@ class GatedHyperConnections(Record):
 
 
 class HierarchicalRecurrence(Record):
-    """Two stacks of ``size`` blocks that run again and again (arXiv:2506.21734) over two streams,
-    the second of which begins as a learned vector. ``outer`` times: ``inner`` times the first stack
-    remakes the second stream from the sum of both, then the second stack remakes the first. Every
-    run norms what it gives and has keys and values of its own: ``Decoder.blocks`` lists the blocks
-    of all runs in order. ``{stack}`` in a name is one of ``stacks``, ``{i}`` the block in it."""
+    """Hierarchical reasoning (HRM, arXiv:2506.21734): two stacks of ``size`` blocks run again and
+    again over two streams, the second of which starts as a learned vector. ``outer`` times, the
+    first stack recomputes the second stream ``inner`` times from the sum of both, then the second
+    stack recomputes the first. Each run normalizes its output and has a KV cache of its own:
+    ``Decoder.blocks`` lists the blocks of all runs. ``{stack}`` in a tensor's name is one of
+    ``stacks``, ``{i}`` the block in it."""
 
     outer: int
     inner: int
@@ -834,13 +835,13 @@ class HierarchicalRecurrence(Record):
 
     @property
     def runs(self) -> tuple[int, ...]:
-        """Which stack each run takes: 0 or 1."""
+        """The stack of each run: 0 or 1."""
         return ((0,) * self.inner + (1,)) * self.outer
 
 
 class SkipConnection(Record):
-    """Before block ``at`` the residual becomes ``share`` of what it was before block ``source``,
-    which is no later one, and the rest of itself."""
+    """Before block ``at`` the residual becomes share * (what it was before block ``source``) +
+    (1 - share) * itself. ``source`` is not later than ``at``."""
 
     source: int
     at: int
@@ -856,25 +857,23 @@ class HeadLayer(Record):
 
 
 class Decoder(Record):
-    """A decoder-only language model; with ``pool`` one that gives vectors or scores, with
-    ``encoder`` one that is none."""
+    """A language model; with ``pool`` an embedding, classification or reward model, with
+    ``encoder`` a bidirectional one."""
 
     vocab: int
     dim: int
     blocks: tuple[Block, ...]
     norm: Norm
     max_positions: int
-    tied: bool = False
+    tied: bool = False  # the output head is the token table
     embed_scale: float = 1.0
-    positions: tuple[int, int] | None = None  # (rows, offset) of a learned position table
+    positions: tuple[int, int] | None = None  # (rows, offset) of a table of absolute positions
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     head_bias: bool = False
     embed_norm: Norm | None = None  # of the embeddings
-    embed_affine: bool = False  # embeddings are moved and scaled by learned numbers a channel
-    embed_norm_text_only: bool = (
-        False  # ... of the token table's alone: what encoders make passes it by
-    )
+    embed_affine: bool = False  # embeddings get a learned scale and bias a channel
+    embed_norm_text_only: bool = False  # embed_norm is of the token table alone, not of media
     altup: AltUp | None = None
     streams: HyperConnections | None = None
     layer_inputs: LayerInputs | None = None
@@ -884,12 +883,12 @@ class Decoder(Record):
     embed_dim: int = 0  # width of the token table, projected to the model's; 0 = the same
     cycles: HierarchicalRecurrence | None = None
     gated_streams: GatedHyperConnections | None = None
-    extra_vocab_rows: int = 0  # rows of the token table beyond the vocabulary: only ever read
-    suppressed_tokens: tuple[int, ...] = ()  # tokens that are never the next one
+    extra_vocab_rows: int = 0  # rows of the token table for input tokens that are never sampled
+    suppressed_tokens: tuple[int, ...] = ()  # tokens that are never sampled
     skips: tuple[SkipConnection, ...] = ()
-    add_media_embeds: bool = False  # what encoders make is added to the embeddings of its tokens
-    # behind which layers rows of an encoder's own join, in order; () = behind the first ones
+    add_media_embeds: bool = False  # media embeddings are added to those of the placeholder tokens
+    # layers after which further media embeddings are added, in order (DeepStack); () = the first
     deep_layers: tuple[int, ...] = ()
     pool: Pool | None = None
     encoder: Encoder | None = None
-    names: Mapping[str, object] = field(default_factory=dict)
+    names: Mapping[str, object] = field(default_factory=dict)  # see ``arch/names.py``

@@ -1,53 +1,82 @@
-"""Last look at a description: every field of every record has a value of its type.
+"""Last check of a description: every field of every record has a value of its type.
 
-A config.json can hold anything; what a family passed on unread (a dict where a width should be, a
-negative count) is found here once, for all families and fields.
+A config.json can hold anything. What a family passes on unread (an object where a width belongs, a
+negative count) is found here, for all families and fields.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from radixlm.arch.config import is_number
 from radixlm.arch.spec import Decoder, Moe
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
 
+Check = Callable[[Any], bool]
+
 
 def check(decoder: Decoder, source: str) -> Decoder:
     """``decoder`` itself; CheckpointError naming ``source``, record and field of a wrong value."""
-    seen: set[int] = set()
-    _record(decoder, source, seen)
-    for block in decoder.blocks:
-        _record(block, source, seen)
+    _check_record(decoder, source, set())
     return decoder
 
 
-def _record(record: Record, source: str, seen: set[int]) -> None:
+def _check_record(record: Record, source: str, seen: set[int]) -> None:
     if id(record) in seen:  # layers share records
         return
     seen.add(id(record))
     if isinstance(record, Moe) and record.top_k > record.experts + record.zero_experts:
         few = f"only {record.experts} experts ('num_experts')"
         raise CheckpointError(f"{source}: a token takes {record.top_k}, there are {few}")
-    for name, wanted in type(record).__annotations__.items():
+    kind = type(record)
+    for name, fits in _checks(kind):
         value = getattr(record, name)
-        if isinstance(value, Record):
-            _record(value, source, seen)
-        elif not _fits(value, wanted):
-            where = f"{type(record).__name__}.{name}"
-            raise CheckpointError(f"{source}: gives {where} the value {value!r}, not {wanted}")
+        if not fits(value):
+            wanted = kind.__annotations__[name]
+            raise CheckpointError(
+                f"{source}: gives {kind.__name__}.{name} the value {value!r}, not {wanted}"
+            )
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, Record):
+                _check_record(one, source, seen)
 
 
-def _fits(value: Any, wanted: str) -> bool:
-    if value is None:
-        return "None" in wanted
-    if wanted == "bool":
-        return isinstance(value, bool)
-    if wanted == "int":
-        return type(value) is int and 0 <= value < 2**31
-    if wanted.startswith("float"):
-        return is_number(value)
-    if wanted.startswith("tuple[int"):
-        return isinstance(value, tuple) and all(_fits(one, "int") for one in value)
-    return True
+@lru_cache(maxsize=128)
+def _checks(kind: type[Record]) -> tuple[tuple[str, Check], ...]:
+    """(field, whether a value is of its type) for every field of a kind of record."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple((name, _check_of(hints[name])) for name in kind.__struct_fields__)
+
+
+def _check_of(wanted: Any) -> Check:
+    origin, parts = get_origin(wanted), get_args(wanted)
+    if origin in (Union, UnionType):
+        checks = [_check_of(part) for part in parts]
+        return lambda value: any(fits(value) for fits in checks)
+    if origin is Literal:
+        return lambda value: isinstance(value, str) and value in parts
+    if origin is tuple and parts[-1] is Ellipsis:
+        fits_one = _check_of(parts[0])
+        return lambda value: isinstance(value, tuple) and all(map(fits_one, value))
+    if origin is tuple:
+        each = [_check_of(part) for part in parts]
+        return lambda value: (
+            isinstance(value, tuple)
+            and len(value) == len(each)
+            and all(fits(one) for fits, one in zip(each, value, strict=True))
+        )
+    if origin is Annotated:  # a number without the usual bounds
+        return lambda value: isinstance(value, int | parts[0]) and not isinstance(value, bool)
+    return _CHECKS.get(wanted) or (lambda value: isinstance(value, origin or wanted))
+
+
+_CHECKS: dict[Any, Check] = {
+    NoneType: lambda value: value is None,
+    bool: lambda value: isinstance(value, bool),
+    int: lambda value: type(value) is int and 0 <= value < 2**31,
+    float: is_number,
+}
