@@ -1,4 +1,4 @@
-"""How two roles talk: zmq between processes, two deques inside one.
+"""Channels between two roles: zmq between processes, two deques inside one process.
 
 A channel is a pair of one-way streams of records. ``receive`` waits at most ``timeout_s``
 (None = for ever, 0 = not at all) and returns all that has come.
@@ -19,11 +19,11 @@ from radixlm.wire.curve import MIN_CHARS, secure
 
 log = logging.getLogger(__name__)
 
-SAID = 10  # dropped messages that are said one by one; then each doubling
+MAX_LOGGED = 10  # dropped messages that are logged one by one; then only powers of two
 
 
 class Channel(Protocol):
-    """One end of a conversation."""
+    """One end of a channel."""
 
     def send(self, message: Any) -> None: ...
 
@@ -47,7 +47,7 @@ class MemoryChannel:
 
     @staticmethod
     def pair() -> tuple[MemoryChannel, MemoryChannel]:
-        """Two ends that talk to each other."""
+        """The two ends of a channel."""
         there: deque[Any] = deque()
         back: deque[Any] = deque()
         left, right = threading.Condition(), threading.Condition()
@@ -72,7 +72,7 @@ class MemoryChannel:
 
 class ZmqChannel:
     """One end of a zmq PAIR. ``bind`` on the longer-lived side. Over TCP both ends must know a
-    ``secret`` (``wire/curve.py``): what comes is encrypted and from nobody else."""
+    ``secret`` (``wire/curve.py``): messages are encrypted and come from no other peer."""
 
     def __init__(self, address: str, codec: Codec, bind: bool, secret: str | None = None) -> None:
         is_local = address.startswith(("ipc://", "inproc://"))
@@ -93,11 +93,11 @@ class ZmqChannel:
         else:
             self._socket.connect(address)
         self._codec = codec
-        self.num_dropped = 0  # messages that were none
+        self.num_dropped = 0  # messages that could not be decoded
 
     @property
     def descriptor(self) -> int:
-        """What an event loop watches; edge-triggered."""
+        """File descriptor for an event loop; edge-triggered."""
         return int(self._socket.getsockopt(zmq.FD))
 
     @property
@@ -108,7 +108,7 @@ class ZmqChannel:
         try:
             self._socket.send(self._codec.encode(message), zmq.NOBLOCK)
         except zmq.Again:
-            # a PAIR without a peer refuses; the peer is gone and recovery will resend
+            # a PAIR without a peer cannot send; recovery sends the requests again
             log.debug("no peer for %s", type(message).__name__)
 
     def receive(self, timeout_s: float | None) -> list[Any]:
@@ -128,9 +128,9 @@ class ZmqChannel:
                 self.drop(error)
 
     def drop(self, error: Exception) -> None:
-        """Count and, unless it rains them, say that a message was dropped."""
+        """Count a message that could not be decoded, and log it unless there are many."""
         self.num_dropped += 1
-        if self.num_dropped <= SAID or self.num_dropped & (self.num_dropped - 1) == 0:
+        if self.num_dropped <= MAX_LOGGED or self.num_dropped & (self.num_dropped - 1) == 0:
             log.error("dropped a message (%d so far): %.500s", self.num_dropped, error)
 
     def close(self) -> None:

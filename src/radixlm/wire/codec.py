@@ -1,4 +1,4 @@
-"""Typed msgpack: what does not fit its record is refused, nothing is ever unpickled."""
+"""Typed msgpack: data that does not fit its record is an error, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Codec:
         return self._encoder.encode(message)
 
     def decode(self, data: bytes | memoryview) -> Any:
-        """Raise InvariantError for what is too large or not of the union."""
+        """A record of the union; InvariantError for data that is too large or malformed."""
         if len(data) > MAX_MESSAGE_BYTES:
             raise InvariantError(f"message of {len(data)} bytes, limit {MAX_MESSAGE_BYTES}")
         try:

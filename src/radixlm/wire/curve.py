@@ -1,4 +1,4 @@
-"""Encrypted sockets for those that share a secret (zmq's CURVE).
+"""Encrypted sockets for processes that share a secret (zmq's CURVE).
 
 Both ends derive the server's key pair from the secret. A client proves that it knows the server's
 public key, which is never sent, by finishing the handshake; its own key pair comes from the secret
@@ -28,14 +28,14 @@ def secure(socket: zmq.Socket[Any], secret: str, is_server: bool) -> None:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, server_secret)
         return
-    public, own_secret = _keys(secret, "client")
+    public, client_secret = _keys(secret, "client")
     socket.setsockopt(zmq.CURVE_SERVERKEY, server_public)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, own_secret)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, client_secret)
 
 
 def _keys(secret: str, role: str) -> tuple[bytes, bytes]:
     """(public, secret) in zmq's text form."""
     seed = hashlib.scrypt(secret.encode(), salt=f"radixlm {role}".encode(), n=1 << 14, r=8, p=1)
-    own: bytes = z85.encode(seed[:32])
-    return zmq.curve_public(own), own
+    private: bytes = z85.encode(seed[:32])
+    return zmq.curve_public(private), private

@@ -1,4 +1,4 @@
-"""What the scheduler sends to intake: one ``StepReply`` a step carries all deltas."""
+"""Messages from the scheduler to intake: one ``StepReply`` a step carries all deltas."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import msgspec
 
-# [logprob, token id] of one place; None before the first prompt token
+# (log-probability, token id) of one position; None for the first prompt token
 Logprob = tuple[float | None, int]
 TopLogprobs = list[tuple[float, int]]
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """Why a sequence ended. ``matched``: the token id that stopped it."""
+    """Why a sequence ended. ``matched``: the token id or the stop string that ended it."""
 
     kind: Literal["stop", "length", "abort", "error"]
     matched: int | str | None = None
@@ -23,7 +23,8 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 class Logprobs(msgspec.Struct, omit_defaults=True):
-    """Log-probabilities of some places in a row, of the prompt or of the output."""
+    """Log-probabilities of consecutive positions, of the prompt or of the output. ``chosen``: of
+    the tokens themselves; ``top``: of the likeliest; ``asked``: of the requested ids."""
 
     chosen: list[Logprob] = []
     top: list[TopLogprobs | None] = []
@@ -31,7 +32,7 @@ class Logprobs(msgspec.Struct, omit_defaults=True):
 
 
 class TokenDelta(msgspec.Struct, omit_defaults=True, gc=False):
-    """New tokens of one sequence. ``pooled`` is the answer of an embedding request."""
+    """New tokens of one sequence. ``pooled``: the vector or scores of a pooling request."""
 
     rid: str
     tokens: list[int] = []
@@ -47,7 +48,7 @@ class TokenDelta(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 class LoadReport(msgspec.Struct, omit_defaults=True):
-    """What the scheduler holds now."""
+    """The load of a scheduler."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -64,9 +65,8 @@ class LoadReport(msgspec.Struct, omit_defaults=True):
 
 
 class StepReply(msgspec.Struct, tag="step", omit_defaults=True):
-    """All that is new after one step. Most sequences have just one token more: ``tokens[i]`` of the
-    request ``rids[i]``. A request is named once, there or in a delta; its first delta and its last
-    are always whole."""
+    """The result of one step. ``tokens[i]`` is the one new token of request ``rids[i]``; a request
+    with more news has a delta instead, as its first and last reply always are."""
 
     deltas: list[TokenDelta]
     load: LoadReport | None = None
@@ -96,7 +96,7 @@ class ControlReply(msgspec.Struct, tag="control_reply"):
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """The engine cannot start or go on. ``kind``: the class of the error."""
+    """The engine cannot start or has failed. ``kind``: the class of the error."""
 
     kind: str
     message: str

@@ -1,4 +1,4 @@
-"""What intake sends to the scheduler: typed records, never pickle.
+"""Messages from intake to the scheduler: typed records, never pickle.
 
 Token ids travel as little-endian int32 bytes; embeddings as float32 bytes.
 """
@@ -16,9 +16,8 @@ from radixlm.wire.sampling_params import SamplingParams
 
 class GrammarSpec(msgspec.Struct, frozen=True):
     """A constraint on the output. ``kind``: json_schema, json_object, regex, ebnf, lark,
-    structural_tag. ``after``: text that must have been produced before the grammar begins (the
-    end marker of a reasoning block); None = from the first token. ``any_whitespace`` and
-    ``whitespace_pattern`` govern JSON."""
+    structural_tag. ``after``: text that must come before the grammar begins (the end marker of a
+    reasoning block); None: it begins with the first token."""
 
     kind: str
     value: str
@@ -26,8 +25,8 @@ class GrammarSpec(msgspec.Struct, frozen=True):
 
 
 class LogprobParams(msgspec.Struct, frozen=True):
-    """Which log-probabilities a request wants. ``prompt_from`` < 0: none of the prompt;
-    otherwise those of the prompt tokens from that index on."""
+    """Which log-probabilities a request wants: those of the prompt tokens from index
+    ``prompt_from`` on (none if < 0), of the ``top`` likeliest tokens and of ``token_ids``."""
 
     prompt_from: int = -1
     top: int = 0
@@ -35,9 +34,9 @@ class LogprobParams(msgspec.Struct, frozen=True):
 
 
 class PoolingParams(msgspec.Struct, frozen=True):
-    """The request wants a vector or scores, as the model gives them, and no tokens.
-    ``first_len``: tokens of the first text of a pair (0: there is one text). ``is_whole``: every
-    place takes part, so none may come from the prefix cache."""
+    """The request wants a vector or scores, and no tokens. ``first_len``: tokens of the first text
+    of a pair (0: there is one text). ``is_whole``: all positions are pooled, so that none may come
+    from the prefix cache."""
 
     first_len: int = 0
     is_whole: bool = True
@@ -46,13 +45,12 @@ class PoolingParams(msgspec.Struct, frozen=True):
 class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     """One sequence to continue (or to pool, with ``pooling``).
 
-    ``num_emitted``: how many of the last ids were already sent to the client, by an engine that
-    died or by a retraction elsewhere. ``media`` fill places of the prompt whose ids are of
-    ``wire/media.py``; ``rope_ids``: int32 [3, prompt], what a rope with sections turns by, where it
-    is not the place itself. ``deadline_s`` and ``queue_deadline_s`` are
-    ``time.monotonic`` values (0 = none), equal in all processes of one machine.
-    ``is_quarantined``: an
-    engine died while it held the request, so its prompt is computed in steps of its own.
+    ``num_emitted``: how many of the last ids were already sent to the client, before an engine died
+    or retracted the request. ``media`` stand at the positions of the prompt whose ids are made by
+    ``wire/media.py``. ``rope_ids``: int32 [3, prompt], the positions for M-RoPE where they differ
+    from those in the prompt. ``deadline_s`` and ``queue_deadline_s``: ``time.monotonic`` values
+    (0 = none), equal in all processes of one machine. ``is_quarantined``: an engine died while it
+    held the request, so its prompt is computed in steps of its own.
     """
 
     rid: str
@@ -78,7 +76,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     is_quarantined: bool = False
 
     def __post_init__(self) -> None:
-        """A message that breaks these was not made by intake; the codec refuses it."""
+        """ValueError for a message that intake cannot have made; the codec rejects it."""
         size = len(self.input_ids)
         if size % 4 or not 0 <= self.num_emitted < max(1, size // 4) or not self.rid:
             raise ValueError(
@@ -93,7 +91,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
             raise ValueError(f"{len(self.rope_ids)} bytes of positions for {num_prompt} tokens")
 
     def text_ids(self) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """The token ids without those in the places of media."""
+        """The token ids without those that stand for media."""
         ids = self.ids()
         if not self.media:
             return ids
@@ -109,7 +107,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
 
 
 class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
-    """End ``rids`` (or all) now. ``quiet``: intake already knows, no reply is wanted."""
+    """End ``rids`` (or all) now. ``quiet``: intake already knows; the scheduler sends no reply."""
 
     rids: tuple[str, ...] = ()
     all: bool = False
@@ -118,7 +116,7 @@ class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
 
 
 class Control(msgspec.Struct, tag="control", frozen=True):
-    """An operator's wish: flush, pause, continue, info, weights_by_name, slow_down, ...
+    """An operator's command: flush, pause, continue, info, weights_by_name, slow_down, ...
 
     Answered by exactly one ``ControlReply`` with the same ``call_id``.
     """
@@ -129,7 +127,7 @@ class Control(msgspec.Struct, tag="control", frozen=True):
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
-    """Leave now; what still runs is dropped."""
+    """Stop now; running requests are dropped."""
 
 
 ToScheduler = TokenizedRequest | AbortRequest | Control | Shutdown

@@ -1,4 +1,4 @@
-"""The application: routes, errors, guard, and the server that runs it."""
+"""The FastAPI application: its routes, error handlers, middleware and uvicorn server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from radixlm.entrypoints.http.batches import files
 from radixlm.entrypoints.http.batches import routes as batches
 from radixlm.entrypoints.http.batches.runner import Batches
 from radixlm.entrypoints.http.errors import add_handlers
-from radixlm.entrypoints.http.middleware import Guard
+from radixlm.entrypoints.http.middleware import RequestMiddleware
 from radixlm.entrypoints.http.native import generate, parse
 from radixlm.entrypoints.http.native.vertex import vertex_router
 from radixlm.entrypoints.http.openai import chat, completions
@@ -78,8 +78,8 @@ _PROBE = [{"role": "user", "content": "hi"}]
 def create_app(
     config: ServerConfig, info_: ModelInfo, tokenizer: Tokenizer | None, intake: TokenizerManager
 ) -> FastAPI:
-    """The application on a started (or starting) engine. ConfigError for a bad template or
-    parser."""
+    """The application. ``intake``: of an engine that runs or is starting. ConfigError for a bad
+    template or parser."""
     app = bare_app()
     state = make_state(config, info_, tokenizer, intake)
     app.state.server = state
@@ -87,14 +87,16 @@ def create_app(
         metrics.install(app, state)
     request_log.install_request_log(state)
     request_log.install_crash_dump(state)
-    app.add_middleware(Guard, serve=config.serve, fair_header=config.schedule.fair_share)
-    # outside of the guard, so that a browser may read the guard's refusals too
+    app.add_middleware(
+        RequestMiddleware, serve=config.serve, fair_header=config.schedule.fair_share
+    )
+    # outside of the other middleware, so that browsers may read its errors too
     _allow_origins(app, config.serve.cors_allowed_origins)
     return app
 
 
 def _allow_origins(app: FastAPI, option: str) -> None:
-    """Let the pages of some origins, or of all, read the answers."""
+    """Allow cross-origin requests from ``option``, a list of origins with commas."""
     origins = [origin.strip() for origin in option.split(",") if origin.strip()]
     if origins in ([], ["none"]):
         return
@@ -108,7 +110,7 @@ def _allow_origins(app: FastAPI, option: str) -> None:
 
 
 def bare_app() -> FastAPI:
-    """All routes and the document, without an engine."""
+    """All routes and the OpenAPI document, without an engine."""
     has_doc = not DISABLE_OPENAPI_DOC.get()
     app = FastAPI(
         title="RadixLM",
@@ -127,7 +129,7 @@ def bare_app() -> FastAPI:
 def make_state(
     config: ServerConfig, info_: ModelInfo, tokenizer: Tokenizer | None, intake: TokenizerManager
 ) -> ServerState:
-    """What the routes share; its observers listen to the engine's intake from now on."""
+    """The state that the routes share; its observers are added to ``intake``."""
     sessions = Sessions(tokenizer)
     intake.observers = (*intake.observers, sessions)
     from_model = config.serve.sampling_defaults != "openai"
@@ -144,8 +146,8 @@ def make_state(
     servers = servers_of(config.serve.tool_server)
     state.extras[Responses] = Responses(_response_store(config), servers)
     folder = Path(config.serve.file_storage_path)
-    kept = state.extras[files.Files] = files.Files(folder / "files")
-    state.extras[Batches] = Batches(folder / "batches", kept)
+    stored = state.extras[files.Files] = files.Files(folder / "files")
+    state.extras[Batches] = Batches(folder / "batches", stored)
     if config.serve.completion_template:
         state.fim = load_fim_template(config.serve.completion_template)
     if tokenizer is not None:
@@ -154,24 +156,24 @@ def make_state(
 
 
 def resume(state: ServerState) -> int:
-    """Go on with the batches of an earlier process; their number. Call when the engine serves."""
+    """Continue the batches of an earlier process; how many. Call when the engine is ready."""
     state.extra(Responses).fail_unfinished()
     return state.extra(Batches).resume(state)
 
 
-async def leave(state: ServerState) -> None:
-    """The server drains: what runs in the background stops, to go on in the next process."""
+async def stop_background(state: ServerState) -> None:
+    """Stop batches, which the next process continues. Call when the server drains."""
     await state.extra(Batches).stop()
 
 
 def _response_store(config: ServerConfig) -> ResponseStore:
-    """ConfigError for a store that cannot be had."""
+    """The store of --response-store; ConfigError for one that cannot be used."""
     serve = config.serve
     has_many = serve.tokenizer_worker_num > 1
     if has_many and serve.response_store == "memory":
         raise ConfigError("--response-store memory: leave --tokenizer-worker-num at 1")
-    is_kept = has_many or serve.file_storage_path != ServeConfig().file_storage_path
-    return store_of(serve.response_store, Path(serve.file_storage_path), is_kept)
+    is_persistent = has_many or serve.file_storage_path != ServeConfig().file_storage_path
+    return store_of(serve.response_store, Path(serve.file_storage_path), is_persistent)
 
 
 def _set_formats(state: ServerState, tokenizer: Tokenizer) -> None:
@@ -182,30 +184,30 @@ def _set_formats(state: ServerState, tokenizer: Tokenizer) -> None:
     media = state.media.placeholders if state.media is not None else None
     facts = state.info.media
     if facts is not None and facts.is_encoder_decoder and serve.chat_template is None:
-        return  # a decoder of transcripts: it has learnt no conversations
+        return  # a speech-to-text model has no chat template
     template = load_chat_template(tokenizer, serve.chat_template, state.info.folder, media)
     state.template = template
     state.tool_format = _tool_format(serve.tool_call_parser, template)
     state.reasoning_format = _reasoning_format(serve.reasoning_parser, template)
 
 
-def _tool_format(asked: str, template: ChatTemplate) -> str | None:
-    if asked == "none":
+def _tool_format(option: str, template: ChatTemplate) -> str | None:
+    if option == "none":
         return None
-    if asked in _FROM_TEMPLATE:
+    if option in _FROM_TEMPLATE:
         return tools.detect(template.source)
-    if asked not in tools.NAMES:
-        raise ConfigError(f"--tool-call-parser {asked}: one of {', '.join(tools.NAMES)}")
-    return asked
+    if option not in tools.NAMES:
+        raise ConfigError(f"--tool-call-parser {option}: one of {', '.join(tools.NAMES)}")
+    return option
 
 
-def _reasoning_format(asked: str, template: ChatTemplate) -> str | None:
-    if asked == "none":
+def _reasoning_format(option: str, template: ChatTemplate) -> str | None:
+    if option == "none":
         return None
-    if asked not in _FROM_TEMPLATE:
-        if asked not in reasoning.NAMES:
-            raise ConfigError(f"--reasoning-parser {asked}: one of {', '.join(reasoning.NAMES)}")
-        return asked
+    if option not in _FROM_TEMPLATE:
+        if option not in reasoning.NAMES:
+            raise ConfigError(f"--reasoning-parser {option}: one of {', '.join(reasoning.NAMES)}")
+        return option
     prompt = None
     with contextlib.suppress(RadixError):
         prompt = template.render(_PROBE)

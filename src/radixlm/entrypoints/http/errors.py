@@ -1,4 +1,4 @@
-"""Errors -> HTTP, in one place. Bodies have OpenAI's nested form: {"error": {message, ...}}."""
+"""From exceptions to HTTP responses. Bodies have OpenAI's form: {"error": {message, ...}}."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from radixlm.wire.sampling_params import SAMPLING_FIELDS
 
 log = logging.getLogger(__name__)
 
-# OpenAI says "invalid_request_error" of keys, names and sizes too; ``code`` tells them apart
+# OpenAI has "invalid_request_error" for keys, names and sizes too; ``code`` tells them apart
 _TYPES = {429: "requests", 501: "not_supported_error"}
 ANTHROPIC_PATH = "/v1/messages"
 _ANTHROPIC = {
@@ -37,7 +37,7 @@ _ANTHROPIC = {
     503: "overloaded_error",
 }
 _CODES = {405: "method_not_supported"}
-# what is checked under chat's names, in those of the routes that are made into chats
+# path -> chat's names of fields -> the route's, for routes whose bodies become chat requests
 _NAMES: Mapping[str, Mapping[str, str]] = {
     "/v1/responses": renames("chat", "responses", SAMPLING_FIELDS, FIELDS),
     ANTHROPIC_PATH: renames("chat", "messages", SAMPLING_FIELDS, FIELDS),
@@ -47,7 +47,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 }
 
 
-# what the engine says of a grammar that it cannot compile
+# the engine's message about a grammar that it cannot compile
 _INVALID = re.compile(r"invalid (json_schema|json_object|regex|ebnf|structural_tag|lark)\b")
 
 
@@ -62,7 +62,7 @@ class DiskFull(RadixError):
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether the disk has no room; of several errors at once, whether one says so."""
+    """Whether the error, or one of a group, means that the disk is full."""
     if isinstance(error, BaseExceptionGroup):
         return any(is_disk_full(inner) for inner in error.exceptions)
     if isinstance(error, sqlite3.Error):
@@ -77,20 +77,20 @@ class FinishError(RadixError):
         super().__init__(finish.message or "the request failed")
         self.status = finish.status or (499 if finish.kind == "abort" else EngineError.status)
         self.retry_after_s = finish.retry_after_s
-        found = _INVALID.match(str(self))
-        self.param = found.group(1) if found else None
+        match = _INVALID.match(str(self))
+        self.param = match.group(1) if match else None
 
 
 def error_body(
     message: str, status: int, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """The body of an error, for answers and for events in mid-stream."""
+    """The body of an error, for responses and for events of a stream."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def body_of(error: RadixError) -> dict[str, Any]:
-    """The body of one of our errors."""
+    """The body of a RadixError."""
     status = int(getattr(error, "status", 500))
     param, code = getattr(error, "param", None), getattr(error, "code", None)
     body = error_body(str(error), status, param, code)
@@ -101,44 +101,43 @@ def body_of(error: RadixError) -> dict[str, Any]:
 
 
 def anthropic_body(error: RadixError | None) -> dict[str, Any]:
-    """An error in Anthropic's form; None: one of ours that no client may see."""
+    """An error in Anthropic's form; None: an internal error, whose message stays here."""
     if error is None:
         return shaped(error_body("internal error", 500), 500, ANTHROPIC_PATH)
     return shaped(body_of(error), int(getattr(error, "status", 500)), ANTHROPIC_PATH)
 
 
-def _in_words_of(body: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The body with the name that a route has for the field."""
-    found = body["error"]
-    ours, message = found["param"], found["message"]
-    theirs = names.get(ours or "")
-    if theirs is None or not message.startswith(ours):
+def _renamed(body: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The body with the name that the route has for the field."""
+    error = body["error"]
+    param, message = error["param"], error["message"]
+    name = names.get(param or "")
+    if name is None or not message.startswith(param):
         return body
-    return body | {"error": found | {"param": theirs, "message": theirs + message[len(ours) :]}}
+    return body | {"error": error | {"param": name, "message": name + message[len(param) :]}}
 
 
 def shaped(body: dict[str, Any], status: int, path: str) -> dict[str, Any]:
-    """The body as clients of ``path`` read errors: Anthropic's, Ollama's, else OpenAI's."""
-    for beginning, names in _NAMES.items():
-        if path.startswith(beginning):
-            body = _in_words_of(body, names)
+    """The body in the form of the route: Anthropic's, Ollama's, else OpenAI's."""
+    for prefix, names in _NAMES.items():
+        if path.startswith(prefix):
+            body = _renamed(body, names)
     if path.startswith(ANTHROPIC_PATH):
         kind = "invalid_request_error" if status < 500 else "api_error"
-        found = body["error"] | {"type": _ANTHROPIC.get(status, kind)}
-        return {"type": "error", "error": found}
+        return {"type": "error", "error": body["error"] | {"type": _ANTHROPIC.get(status, kind)}}
     if path.startswith("/api/"):
         return {"error": body["error"]["message"]}
     return body
 
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """JSON by orjson; numbers that JSON cannot say become null."""
+    """JSON by orjson; NaN and infinities become null."""
     data = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
     return Response(data, status, headers, media_type="application/json")
 
 
 def error_response(error: RadixError, path: str = "") -> Response:
-    """The answer to a request to ``path`` that failed with one of our errors."""
+    """The response to a request to ``path`` that failed with a RadixError."""
     status = int(getattr(error, "status", 500))
     retry_s = getattr(error, "retry_after_s", None)
     headers = {}
@@ -150,18 +149,18 @@ def error_response(error: RadixError, path: str = "") -> Response:
 
 
 def _describe(errors: list[Any]) -> tuple[str, str | None]:
-    """Pydantic's findings as one sentence a field."""
+    """(message with one sentence a field, first field) of pydantic's errors."""
     parts: list[str] = []
     first: str | None = None
-    for found in errors[:5]:
-        place = ".".join(str(p) for p in found.get("loc", ()) if p != "body")
+    for entry in errors[:5]:
+        place = ".".join(str(p) for p in entry.get("loc", ()) if p != "body")
         first = first or place or None
-        parts.append(f"{place or 'body'}: {found.get('msg')}")
+        parts.append(f"{place or 'body'}: {entry.get('msg')}")
     return "; ".join(parts), first
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Every exception becomes a JSON error with the status that its type says."""
+    """Answer every exception with a JSON error and the status of its type."""
 
     async def on_radix_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RadixError)
@@ -169,7 +168,7 @@ def add_handlers(app: FastAPI) -> None:
             log.error("%s %s: %s", request.method, request.url.path, error)
         return error_response(error, request.url.path)
 
-    def refuse(
+    def response(
         request: Request, status: int, message: str, param: str | None, code: str | None
     ) -> Response:
         body = error_body(message, status, param, code)
@@ -178,7 +177,7 @@ def add_handlers(app: FastAPI) -> None:
     async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         message, param = _describe(list(error.errors()))
-        return refuse(request, 400, message, param, "invalid_value")
+        return response(request, 400, message, param, "invalid_value")
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -188,19 +187,19 @@ def add_handlers(app: FastAPI) -> None:
             message = f"no route {where}"
         elif status == 405:
             message = f"{request.method} is not allowed on {request.url.path:.200}"
-        answer = refuse(request, status, message, None, _CODES.get(status))
+        answer = response(request, status, message, None, _CODES.get(status))
         answer.headers.update(error.headers or {})
         return answer
 
-    async def on_gone(request: Request, error: Exception) -> Response:
-        return Response(status_code=499)  # nobody reads it
+    async def on_disconnect(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # the client has left
 
     async def on_any(request: Request, error: Exception) -> Response:
         log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
-        return refuse(request, 500, "internal error", None, None)
+        return response(request, 500, "internal error", None, None)
 
     app.add_exception_handler(RadixError, on_radix_error)
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)
-    app.add_exception_handler(ClientDisconnect, on_gone)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
     app.add_exception_handler(Exception, on_any)

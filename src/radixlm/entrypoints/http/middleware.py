@@ -1,6 +1,6 @@
-"""The ASGI layer in front of all routes: keys, body size, request ids.
+"""The ASGI middleware in front of all routes: API keys, body size, request ids, full disks.
 
-Pure ASGI, so that streams pass through untouched.
+It is plain ASGI, so that it does not buffer streams.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/health_generate", "/ping", "/metrics", "/v1/health"})
-# what changes the server, or shows what other clients send
+# routes that change the server, or show what other clients send
 ADMIN_PATHS = frozenset(
     "/dump_requests "
     "/flush_cache /set_internal_state /slow_down /freeze_gc /configure_logging /pause_generation "
@@ -63,8 +63,8 @@ def fair_share_key() -> str | None:
     return _fair_share_key.get()
 
 
-class Guard:
-    """Checks a request before any route sees it."""
+class RequestMiddleware:
+    """Checks a request before it reaches a route."""
 
     def __init__(self, app: App, serve: ServeConfig, fair_header: str | None = None) -> None:
         self._app = app
@@ -119,8 +119,8 @@ class Guard:
             raise Unauthorized("the API key is missing or wrong: send Authorization: Bearer KEY")
 
     def _check_admin(self, key: str) -> None:
-        """--admin-api-key where there is one; else the ordinary key; with neither, only a server
-        that listens on loopback alone has its admin routes open."""
+        """Admin routes need --admin-api-key if it is set, else --api-key; without either they are
+        open only on a server that listens on loopback."""
         if self._admin_key:
             if not _matches(key, (self._admin_key,)):
                 raise Unauthorized("this route needs the admin key (--admin-api-key)")
@@ -137,7 +137,7 @@ class Guard:
 
 
 class _Started:
-    """Knows whether an answer has begun."""
+    """Records whether the response has begun."""
 
     def __init__(self, send: Send) -> None:
         self._send, self.is_begun = send, False
@@ -148,17 +148,19 @@ class _Started:
 
 
 class _Limited:
-    """Counts the body's bytes, for clients that do not announce them."""
+    """Counts the body's bytes, for clients that send no Content-Length."""
 
-    def __init__(self, receive: Receive, most: int) -> None:
-        self._receive, self._left, self._most = receive, most, most
+    def __init__(self, receive: Receive, max_bytes: int) -> None:
+        self._receive, self._left, self._max_bytes = receive, max_bytes, max_bytes
 
     async def __call__(self) -> MutableMapping[str, Any]:
         message = await self._receive()
         if message["type"] == "http.request":
             self._left -= len(message.get("body", b""))
             if self._left < 0:
-                raise PayloadTooLarge(f"the body exceeds {self._most} bytes (--max-request-bytes)")
+                raise PayloadTooLarge(
+                    f"the body exceeds {self._max_bytes} bytes (--max-request-bytes)"
+                )
         return message
 
 
@@ -184,19 +186,19 @@ def _bearer(headers: dict[bytes, bytes]) -> str:
     return headers.get(b"x-api-key", b"").decode("latin-1")
 
 
-def _matches(given: str, accepted: tuple[str | None, ...]) -> bool:
+def _matches(sent: str, accepted: tuple[str | None, ...]) -> bool:
     """Constant-time comparison with every key."""
-    found = False
+    is_match = False
     for key in accepted:
         if key:
-            found |= hmac.compare_digest(given.encode(), key.encode())
-    return found
+            is_match |= hmac.compare_digest(sent.encode(), key.encode())
+    return is_match
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:
-    given = headers.get(b"x-request-id", b"").decode("latin-1")
-    if given and len(given) <= MAX_REQUEST_ID and given.isprintable() and given.isascii():
-        return given
+    sent = headers.get(b"x-request-id", b"").decode("latin-1")
+    if sent and len(sent) <= MAX_REQUEST_ID and sent.isprintable() and sent.isascii():
+        return sent
     return secrets.token_hex(8)
 
 

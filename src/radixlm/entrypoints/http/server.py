@@ -1,7 +1,7 @@
 """Run the HTTP server: start the engine first (it takes longest), then uvicorn, then wait.
 
 SIGTERM and Ctrl-C drain: readiness goes off, what runs may finish within --drain-timeout, exit 0.
-A second signal leaves at once. An engine that cannot start ends the server with exit status 2.
+A second signal stops at once. An engine that cannot start ends the server with exit status 2.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Server:
         self._spawn(self._announce())
         GcWatch(self.config.observe.gc_warning_threshold_secs).install()
         gc.collect()
-        gc.freeze()  # what is alive now lives for ever: the collector need not look at it again
+        gc.freeze()  # these objects stay: the collector need not visit them again
         gc.enable()
         await self.uvicorn.serve(sockets=[self.sock])
         if intake.failure is not None:
@@ -178,7 +178,7 @@ class Server:
     def on_signal(self, signum: int) -> None:
         self.num_signals += 1
         if self.num_signals > 1:
-            log.warning("second signal: leaving at once")
+            log.warning("second signal: stopping at once")
             self.engine.intake.is_accepting = False
             self._stop_now()
             return
@@ -189,7 +189,7 @@ class Server:
 
     async def _drain(self) -> None:
         self.engine.intake.is_accepting = False
-        await load("radixlm.entrypoints.http.app:leave")(self.state)
+        await load("radixlm.entrypoints.http.app:stop_background")(self.state)
         await self.engine.intake.drain(self.config.serve.drain_timeout)
         self._stop_now()
 

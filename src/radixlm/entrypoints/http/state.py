@@ -1,4 +1,4 @@
-"""What every route may use; made once, carried by the app."""
+"""ServerState: what all routes share. The app holds the only one."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ class ServerState:
     extras: dict[type, Any] = field(default_factory=dict)
 
     def extra(self, kind: type[T]) -> T:
-        """The one object of a class that only some routes need; put there by ``create_app``."""
-        found: T = self.extras[kind]
-        return found
+        """The object of class ``kind`` that ``create_app`` made for some of the routes."""
+        extra: T = self.extras[kind]
+        return extra
 
     @property
     def fingerprint(self) -> str:
-        """OpenAI's system_fingerprint: another one where equal requests may have other answers."""
+        """OpenAI's system_fingerprint: it changes when equal requests may get other answers."""
         parts = (__version__, str(self.info.folder), self.weight_version)
         return f"fp_{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:10]}"
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer under; ModelNotFound unless it is ours, "default" or left out."""
+        """The model name for the answer; ModelNotFound unless it is served, "default" or empty."""
         if not name or name == "default" or name == self.model_name:
             return self.model_name
         if name in (self.config.model.model_path, str(self.info.folder), self.info.folder.name):
@@ -78,7 +78,7 @@ class ServerState:
         return self.tokenizer
 
     def require_template(self) -> ChatTemplate:
-        """The chat template; InvalidRequest if messages cannot be written for this model."""
+        """The chat template; InvalidRequest if the model has none."""
         self.require_tokenizer()
         if self.template is None:
             raise InvalidRequest("this model has no chat template: start with --chat-template")
@@ -87,5 +87,5 @@ class ServerState:
 
 def state_of(request: Request) -> ServerState:
     """The server's state, from any route."""
-    found: ServerState = request.app.state.server
-    return found
+    state: ServerState = request.app.state.server
+    return state

@@ -1,4 +1,4 @@
-"""Request bodies and event streams: how bytes become objects, and objects server-sent events."""
+"""Reading request bodies, writing server-sent events, and noticing clients that leave."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def read_json(request: Request, *, may_be_empty: bool = False) -> dict[str
 
 
 async def read_body(request: Request, model: type[M], *, any_type: bool = False) -> M:
-    """The body as a record. Without ``any_type`` the client must say that it is JSON."""
+    """The body as a model. Without ``any_type`` the Content-Type must be JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not any_type and kind != "application/json" and not kind.endswith("+json"):
         raise InvalidRequest(
@@ -50,7 +50,7 @@ async def _body_bytes(request: Request) -> bytes:
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("", "identity"):
         raise InvalidRequest(
-            f"Content-Encoding {coding[:40]!r}: bodies are read as they are, send them unpacked",
+            f"Content-Encoding {coding[:40]!r}: compressed bodies are not supported",
             param="Content-Encoding",
         )
     return await request.body()
@@ -67,7 +67,7 @@ def named_event(name: str, value: Any) -> bytes:
 
 
 def sse_error(error: RadixError | None) -> bytes:
-    """How an error in mid-stream reads; None: one of ours that no client may see."""
+    """An error in a stream that has begun; None: an internal error, whose message stays here."""
     return event(body_of(error) if error else error_body("internal error", 500)) + DONE
 
 
@@ -78,8 +78,8 @@ async def stream_response(
     media_type: str = "text/event-stream",
 ) -> Response:
     """Stream ``events``. The first is awaited before the status is sent, so that a request that
-    fails at once has the status of its error; a later error is written by ``on_error``. A client
-    that leaves, before the first event too, closes ``events``."""
+    fails at once gets the status of its error; ``on_error`` writes a later error into the stream.
+    When the client leaves, ``events`` is closed."""
     try:
         first = await cancel_on_disconnect(request, _next(events))
     except BaseException:
@@ -109,9 +109,9 @@ async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``, which is cancelled as soon as the client disconnects."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
+    disconnect = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
@@ -120,12 +120,12 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
     except BaseExceptionGroup as group:
         raise _first(group) from group
     finally:
-        gone.cancel()
+        disconnect.cancel()
         if not task.done():
             task.cancel()
 
 
-async def _gone(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
@@ -133,7 +133,7 @@ async def _gone(request: Request) -> None:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """One error of a task group: ours before any other."""
+    """One error of a task group, a RadixError if there is one."""
     flat: list[BaseException] = []
 
     def walk(error: BaseException) -> None:

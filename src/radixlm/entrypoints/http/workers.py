@@ -1,9 +1,9 @@
 """--tokenizer-worker-num: several HTTP processes that share one port and one engine.
 
-The main process owns the engines and watches them and the workers; a worker that dies, or gives
-no sign of life for --watchdog-timeout, is replaced. Only its own connections see an error.
-Orders travel to a worker as JSON lines on its standard input, reports come back on its standard
-output. A worker whose input ends leaves: its main process is gone.
+The main process owns and watches the engines and the workers. It replaces a worker that dies, or
+that sends no report for --watchdog-timeout; only that worker's connections fail. Commands go to a
+worker as JSON lines on its standard input, its reports come as JSON lines on its standard output. A
+worker whose input ends stops: its main process has died.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 REPORT_S = 0.5
 CHECK_S = 1.0
-JOIN_LOOK_S = 0.02
-LATE_LOOKS = 3  # a main process that stood still itself finds old reports first
+JOIN_POLL_S = 0.02
+LATE_CHECKS = 3  # a main process that was itself suspended reads old reports first
 MAX_DEATHS = 5
 DEATH_WINDOW_S = 60.0
 BAD_START = 2  # exit status: options or checkpoint cannot be served
@@ -76,14 +76,14 @@ class Fleet:
             for index in range(config.parallel.dp_size)
         ]
         self._workers: dict[int, asyncio.subprocess.Process] = {}
-        self._heard_s: dict[int, float] = {}
+        self._reported_s: dict[int, float] = {}
         self._deaths: deque[float] = deque()
         self._is_stopping = False
         self._status = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> int:
-        """Until all workers have left."""
+        """Run until all workers have ended; the exit status."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._stop)
@@ -94,7 +94,7 @@ class Fleet:
         try:
             async with asyncio.TaskGroup() as group:
                 for index in range(self._count):
-                    group.create_task(self._keep(index))
+                    group.create_task(self._run_worker(index))
         finally:
             watching.cancel()
             await asyncio.gather(*(supervisor.stop() for supervisor in supervisors))
@@ -110,30 +110,30 @@ class Fleet:
         )
 
     async def _watch_workers(self) -> None:
-        """A worker that stands still keeps its connections waiting: another takes its place."""
+        """Kill workers that send no reports; ``_run_worker`` starts others."""
         limit_s = self._config.serve.watchdog_timeout
         num_late: dict[int, int] = {}
         while True:
             await asyncio.sleep(CHECK_S)
             for index, process in self._workers.items():
-                heard_s = self._heard_s.get(process.pid)
-                is_late = heard_s is not None and time.monotonic() - heard_s > limit_s
+                reported_s = self._reported_s.get(process.pid)
+                is_late = reported_s is not None and time.monotonic() - reported_s > limit_s
                 num_late[process.pid] = num_late.get(process.pid, 0) + 1 if is_late else 0
-                if num_late[process.pid] >= LATE_LOOKS and process.returncode is None:
-                    log.error("no sign of life from HTTP worker %d for %.0f s", index, limit_s)
+                if num_late[process.pid] >= LATE_CHECKS and process.returncode is None:
+                    log.error("HTTP worker %d has sent no report for %.0f s", index, limit_s)
                     process.kill()
 
-    async def _keep(self, index: int) -> None:
+    async def _run_worker(self, index: int) -> None:
         """Run worker ``index``, and another when it dies."""
         while not self._is_stopping:
             process = await self._spawn(index)
-            if self._is_stopping:  # it was not there yet when all were told
-                self._tell(process, {"do": "stop"})
+            if self._is_stopping:  # it started after the others got the command
+                self._send(process, {"do": "stop"})
             assert process.stdout is not None
             async for line in process.stdout:
-                self._heard_s[process.pid] = time.monotonic()
-                self._hear(json.loads(line))
-            self._heard_s.pop(process.pid, None)
+                self._reported_s[process.pid] = time.monotonic()
+                self._read_report(json.loads(line))
+            self._reported_s.pop(process.pid, None)
             code = await process.wait()
             if self._is_stopping:
                 return
@@ -143,7 +143,7 @@ class Fleet:
                 return
             log.error("HTTP worker %d ended with status %d; starting another", index, code)
             if not self._may_replace():
-                log.error("too many HTTP workers have died: leaving")
+                log.error("too many HTTP workers have died: stopping")
                 self._status = 1
                 self._stop()
                 return
@@ -160,7 +160,7 @@ class Fleet:
         )
         self._workers[index] = process
         options = flat(self._config, show_secrets=True)
-        self._tell(
+        self._send(
             process,
             {
                 "options": {name: v for name, v in options.items() if v is not None},
@@ -173,14 +173,14 @@ class Fleet:
         )
         return process
 
-    def _tell(self, process: asyncio.subprocess.Process, order: dict[str, Any]) -> None:
+    def _send(self, process: asyncio.subprocess.Process, command: dict[str, Any]) -> None:
         if process.stdin is not None and not process.stdin.is_closing():
-            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.write(json.dumps(command).encode() + b"\n")
 
-    def _hear(self, report: dict[str, Any]) -> None:
-        for replica, told in zip(self._replicas, report["replicas"], strict=True):
-            replica.facts = told.get("facts") or replica.facts
-            replica.beat_s = max(replica.beat_s, told["beat_s"])
+    def _read_report(self, report: dict[str, Any]) -> None:
+        for replica, state in zip(self._replicas, report["replicas"], strict=True):
+            replica.facts = state.get("facts") or replica.facts
+            replica.beat_s = max(replica.beat_s, state["beat_s"])
 
     def _may_replace(self) -> bool:
         now_s = time.monotonic()
@@ -192,50 +192,50 @@ class Fleet:
     def _lost(self, index: int, poison_rid: str | None) -> None:
         self._replicas[index].facts, self._replicas[index].beat_s = None, 0.0
         for process in self._workers.values():
-            self._tell(process, {"do": "lose", "replica": index, "poison_rid": poison_rid})
+            self._send(process, {"do": "lose", "replica": index, "poison_rid": poison_rid})
 
     def _gave_up(self, index: int, message: str) -> None:
         for process in self._workers.values():
-            self._tell(process, {"do": "give_up", "replica": index, "message": message})
+            self._send(process, {"do": "give_up", "replica": index, "message": message})
 
     def _stop(self) -> None:
-        """Once: drain. Twice: leave at once."""
+        """The first call drains, the second stops at once."""
         self._is_stopping = True
         for process in self._workers.values():
-            self._tell(process, {"do": "stop"})
+            self._send(process, {"do": "stop"})
 
 
 # ---- one worker ----------------------------------------------------------------------------
 
 
 class SharedEngine:
-    """What ProcessEngine is to the face, with the engine kept by another process."""
+    """The engines of the main process, for one worker (``server.Engine``)."""
 
-    def __init__(self, config: ServerConfig, info: ModelInfo, order: dict[str, Any]) -> None:
-        self._order = order
+    def __init__(self, config: ServerConfig, info: ModelInfo, start: dict[str, Any]) -> None:
+        self._start = start
         codec = intake_codec()
-        links = [ZmqLink(ZmqChannel(a, codec, bind=True)) for a in order["addresses"]]
+        links = [ZmqLink(ZmqChannel(a, codec, bind=True)) for a in start["addresses"]]
         method = config.parallel.load_balance_method
         self.intake = TokenizerManager(None, intake_facts(config, info), links, method=method)
         self._joining: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen; an engine that served a dead predecessor is joined when it is heard."""
+        """Listen for the engines; those that served a worker that died are ready already."""
         self.intake.start()
-        for index, facts in enumerate(self._order["facts"]):
+        for index, facts in enumerate(self._start["facts"]):
             if facts is not None:
                 joining = asyncio.create_task(self._join(index, facts), name="join an engine")
                 self._joining.add(joining)
                 joining.add_done_callback(self._joining.discard)
 
     async def _join(self, index: int, facts: dict[str, Any]) -> None:
-        """Its socket has to find ours first: what is sent to nobody is lost. What the predecessor
-        had asked for is ended."""
+        """Take over a ready engine: wait for its connection, since earlier messages are lost, and
+        abort the requests of the worker that died."""
         replica = self.intake.replicas[index]
         while not replica.beat_s:
-            await asyncio.sleep(JOIN_LOOK_S)
+            await asyncio.sleep(JOIN_POLL_S)
         if replica.is_ready:
-            return  # it started again meanwhile: it knows of nobody
+            return  # it has restarted and holds no requests
         replica.link.send(AbortRequest(all=True, quiet=True))
         self.intake.become_ready(facts, index)
 
@@ -248,67 +248,70 @@ class SharedEngine:
 class Worker:
     """One HTTP process."""
 
-    def __init__(self, order: dict[str, Any]) -> None:
-        config = ServerConfig.from_kwargs(**order["options"])
-        self._index = int(order["index"])
+    def __init__(self, start: dict[str, Any]) -> None:
+        config = ServerConfig.from_kwargs(**start["options"])
+        self._index = int(start["index"])
         level = config.observe.log_level if self._index == 0 else "warning"
         set_up_logging(f"http{self._index}", level, config.observe.log_level_http)
-        config, info = resolved(config, frozenset(order["given"]))
-        sock = socket.socket(fileno=int(order["fd"]))
-        self._engine = SharedEngine(config, info, order)
+        config, info = resolved(config, frozenset(start["given"]))
+        sock = socket.socket(fileno=int(start["fd"]))
+        self._engine = SharedEngine(config, info, start)
         self._server = Server(
-            config, frozenset(order["given"]), info, sock, time.monotonic(), self._engine
+            config, frozenset(start["given"]), info, sock, time.monotonic(), self._engine
         )
         self._server.is_first = self._index == 0
 
     async def run(self) -> int:
-        """Serve until told to stop; the exit status."""
+        """Serve until the main process stops it; the exit status."""
         loop = asyncio.get_running_loop()
-        orders = asyncio.StreamReader()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
-        tasks = [asyncio.create_task(self._obey(orders)), asyncio.create_task(self._report())]
+        commands = asyncio.StreamReader()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
+        tasks = [
+            asyncio.create_task(self._read_commands(commands)),
+            asyncio.create_task(self._report()),
+        ]
         try:
             return await self._server.serve()
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _obey(self, orders: asyncio.StreamReader) -> None:
+    async def _read_commands(self, commands: asyncio.StreamReader) -> None:
         intake = self._engine.intake
-        async for line in orders:
-            order = json.loads(line)
-            if order["do"] == "lose":
-                intake.lose_engine(order["poison_rid"], order["replica"])
-            elif order["do"] == "give_up":
-                failure = Failed("EngineError", order["message"])
-                intake.give_up(failure, order["replica"])
-            elif order["do"] == "stop":
+        async for line in commands:
+            command = json.loads(line)
+            if command["do"] == "lose":
+                intake.lose_engine(command["poison_rid"], command["replica"])
+            elif command["do"] == "give_up":
+                failure = Failed("EngineError", command["message"])
+                intake.give_up(failure, command["replica"])
+            elif command["do"] == "stop":
                 self._server.on_signal(signal.SIGTERM)
         self._server.on_signal(signal.SIGTERM)
-        self._server.on_signal(signal.SIGTERM)  # nobody is left to drain for
+        self._server.on_signal(signal.SIGTERM)  # the main process has died: stop at once
 
     async def _report(self) -> None:
-        """Signs of life, the engines' and one's own, for the process that watches."""
+        """Report the engines' heartbeats, which also shows the main process that this one runs."""
         replicas = list(self._engine.intake.replicas)
         were_ready = [False] * len(replicas)
         while True:
-            told: list[dict[str, Any]] = []
+            states: list[dict[str, Any]] = []
             for replica, was_ready in zip(replicas, were_ready, strict=True):
-                told.append({"beat_s": replica.beat_s if replica.is_ready else 0.0})
+                states.append({"beat_s": replica.beat_s if replica.is_ready else 0.0})
                 if replica.is_ready and not was_ready:
-                    told[-1]["facts"] = replica.facts
+                    states[-1]["facts"] = replica.facts
             were_ready = [replica.is_ready for replica in replicas]
-            print(json.dumps({"replicas": told}), flush=True)
+            print(json.dumps({"replicas": states}), flush=True)
             await asyncio.sleep(REPORT_S)
 
 
 def main() -> int:
-    """``python -m radixlm.entrypoints.http.workers``: orders on standard input."""
+    """``python -m radixlm.entrypoints.http.workers``: commands on standard input."""
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, signal.SIG_IGN)  # the main process decides
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as raw:
-        order: dict[str, Any] = json.loads(raw.readline())  # not a byte more than the first line
-    return int(uvloop.run(Worker(order).run()))
+        start: dict[str, Any] = json.loads(raw.readline())  # not a byte more than the first line
+    return int(uvloop.run(Worker(start).run()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions (OA-02)."""
+"""POST /v1/chat/completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run the prompts of one call: collected whole, or as one stream of deltas."""
+"""Run the prompts of one call, collected or as one stream of deltas."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from radixlm.entrypoints.http.errors import FinishError
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.intake.records import GenerateRequest, Output
 
-# what ends a choice, by the kind of Finish
+# kind of Finish -> finish_reason
 _REASONS = {"stop": "stop", "length": "length", "abort": "abort", "error": "abort"}
 
 
 def finish_reason(output: Output) -> str | None:
-    """OpenAI's word for how a sample ended, None while it runs."""
+    """OpenAI's finish_reason of a sample, None while it runs."""
     return _REASONS[output.finish.kind] if output.finish else None
 
 
 def raise_failed(output: Output) -> None:
-    """A sample that failed as a whole, as an error: it failed, or it was ended (a time limit, an
-    operator) before it had a token."""
+    """Raise FinishError for a sample that failed, or that a time limit or an operator ended before
+    its first token."""
     finish = output.finish
     if finish is None or finish.kind in ("stop", "length"):
         return
@@ -31,13 +31,13 @@ def raise_failed(output: Output) -> None:
 
 
 def prepare(state: ServerState, requests: Sequence[GenerateRequest]) -> None:
-    """Join sessions, as the last step before the requests are sent."""
+    """Add the requests to their sessions, right before they are sent."""
     for request in requests:
         state.sessions.extend(request)
 
 
 async def collect(state: ServerState, requests: Sequence[GenerateRequest]) -> list[list[Output]]:
-    """The finished samples of each prompt; one that fails ends all."""
+    """The finished samples of each prompt; if one fails, the others are cancelled."""
     prepare(state, requests)
     if len(requests) == 1:
         return [await _one(state, requests[0])]
@@ -60,8 +60,7 @@ async def _one(state: ServerState, request: GenerateRequest) -> list[Output]:
 async def stream(
     state: ServerState, requests: Sequence[GenerateRequest]
 ) -> AsyncGenerator[tuple[int, Output], None]:
-    """(index of the prompt, delta) as they come. A failure before the first delta is raised, and
-    a failure later too, when the stream has said what came before it."""
+    """(index of the prompt, delta) as they come. A failure is raised after the deltas before it."""
     prepare(state, requests)
     if len(requests) == 1:
         async with aclosing(_deltas(state, requests[0])) as deltas:

@@ -1,4 +1,4 @@
-"""Log-probabilities as the OpenAI routes show them (OA-19)."""
+"""Log-probabilities in the forms of chat and of completions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOWEST = -9999.0  # JSON has no infinity
 
 
 def token_name(tokenizer: Tokenizer, token_id: int) -> str:
-    """The token's text; one that is no whole character is written by its bytes."""
+    """The token's text; its bytes if it is not a whole character."""
     text = tokenizer.token_text(token_id)
     if "�" not in text:
         return text
@@ -22,14 +22,16 @@ def _finite(value: float | None) -> float | None:
     return None if value is None else max(value, LOWEST)
 
 
-def chat_logprobs(tokenizer: Tokenizer, got: Logprobs | None, top: int) -> list[dict[str, Any]]:
+def chat_logprobs(
+    tokenizer: Tokenizer, logprobs: Logprobs | None, top: int
+) -> list[dict[str, Any]]:
     """``content`` of a chat choice's logprobs, one entry a token."""
     entries: list[dict[str, Any]] = []
-    if got is None:
+    if logprobs is None:
         return entries
-    for place, (logprob, token_id) in enumerate(got.chosen):
+    for place, (logprob, token_id) in enumerate(logprobs.chosen):
         entry = _entry(tokenizer, token_id, logprob or 0.0)
-        rows = (got.top[place] if place < len(got.top) else None) or []
+        rows = (logprobs.top[place] if place < len(logprobs.top) else None) or []
         entry["top_logprobs"] = [_entry(tokenizer, t, lp) for lp, t in rows[:top]]
         entries.append(entry)
     return entries
@@ -62,15 +64,15 @@ class CompletionLogprobs:
             "tokens": [],
             "top_logprobs": [] if self._top else None,
         }
-        for got in parts:
-            for place, (logprob, token_id) in enumerate(got.chosen if got else ()):
+        for logprobs in parts:
+            for place, (logprob, token_id) in enumerate(logprobs.chosen if logprobs else ()):
                 record["tokens"].append(token_name(self._tokenizer, token_id))
                 record["token_logprobs"].append(_finite(logprob))
                 record["text_offset"].append(self._offset)
                 self._offset += len(self._tokenizer.token_text(token_id))
                 if self._top:
-                    assert got is not None
-                    rows = got.top[place] if place < len(got.top) else None
+                    assert logprobs is not None
+                    rows = logprobs.top[place] if place < len(logprobs.top) else None
                     record["top_logprobs"].append(self._row(rows, logprob, token_id))
         return record
 

@@ -1,4 +1,4 @@
-"""A model's message read as it comes: reasoning, text, tool calls."""
+"""Incremental parsing of a model's message into reasoning, text and tool calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from radixlm.text.tools.base import ParsedCall, ParsedText, ToolCallDelta, ToolP
 
 @dataclass(slots=True)
 class ParsedDelta:
-    """What a chunk brought. ``broken``: calls whose arguments broke off."""
+    """What one chunk adds. ``broken``: indices of calls whose arguments are incomplete."""
 
     reasoning: str = ""
     text: str = ""
@@ -24,12 +24,12 @@ class ParsedDelta:
         self.broken += later.broken
 
     def whole_calls(self) -> list[ParsedCall]:
-        """The calls, put together."""
+        """The complete calls."""
         return join_deltas(self.calls)
 
 
 class OutputParser:
-    """Reads one message: what the reasoning parser lets through goes to the tool parser."""
+    """Parses one message: the text that the reasoning parser returns goes to the tool parser."""
 
     def __init__(
         self,
@@ -41,26 +41,26 @@ class OutputParser:
         self.num_calls = 0
 
     def feed(self, chunk: str) -> ParsedDelta:
-        """Take the next piece of the message."""
+        """Parse the next chunk of the message."""
         if self._reasoning is None:
             return self._read("", chunk)
         return self._read(*self._reasoning.feed(chunk))
 
     def finish(self) -> ParsedDelta:
-        """The message is over: what was held back."""
-        piece = ParsedDelta()
+        """End the message; what the parsers held back."""
+        parsed = ParsedDelta()
         if self._reasoning is not None:
-            piece = self._read(*self._reasoning.finish())
+            parsed = self._read(*self._reasoning.finish())
         if self._tools is not None:
-            piece.absorb(self._parsed("", self._tools.finish()))
-        return piece
+            parsed.absorb(self._tool_calls("", self._tools.finish()))
+        return parsed
 
     def _read(self, reasoning: str, text: str) -> ParsedDelta:
         if self._tools is None or not text:
             return ParsedDelta(reasoning, text)
-        return self._parsed(reasoning, self._tools.feed(text))
+        return self._tool_calls(reasoning, self._tools.feed(text))
 
-    def _parsed(self, reasoning: str, parsed: ParsedText) -> ParsedDelta:
+    def _tool_calls(self, reasoning: str, parsed: ParsedText) -> ParsedDelta:
         calls = parsed.calls
         if self._only_first:
             calls = [call for call in calls if call.index == 0]

@@ -1,4 +1,4 @@
-"""Usage records (OA-17)."""
+"""Usage records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def usage(
     num_prompts: int = 1,
     reasoning_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """Of all samples of one call; a prompt counts once, however many samples it has.
+    """The usage of one call; a prompt counts once, however many samples it has.
 
     ``outputs`` are the samples' last Outputs in order, all prompts having equally many samples.
     """
