@@ -1,4 +1,4 @@
-"""Anthropic's Messages: /v1/messages and /v1/messages/count_tokens (NH-43)."""
+"""Anthropic's Messages: /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class MessagesRequest(CountRequest):
     thread: Any = None
 
 
-class ThreadRefused(InvalidRequest):
-    """No conversation is held between requests; clients read ``details`` and go on without."""
+class ThreadsNotSupported(InvalidRequest):
+    """Threads are not kept between requests. Clients read ``details`` and continue without."""
 
     details: ClassVar[Mapping[str, Any]] = {
         "error_code": "thread_unsupported_request",
@@ -87,7 +87,9 @@ async def messages(request: Request) -> Response:
     """Answer a conversation in Anthropic's form."""
     body = await read_body(request, MessagesRequest)
     if body.thread:
-        raise ThreadRefused("thread: this server holds no threads: send all messages", "thread")
+        raise ThreadsNotSupported(
+            "thread: this server holds no threads: send all messages", "thread"
+        )
     reject_unsupported(body)
     _check_edits(body.context_management)
     session = await make_chat_session(state_of(request), _chat(body))
@@ -99,7 +101,7 @@ async def messages(request: Request) -> Response:
 
 @router.post("/v1/messages/count_tokens", openapi_extra=documented(CountRequest))
 async def count_tokens(request: Request) -> Response:
-    """Tokens of the prompt that a conversation makes."""
+    """The number of prompt tokens of a conversation."""
     body = await read_body(request, CountRequest)
     session = await make_chat_session(state_of(request), _chat(body))
     return json_response({"input_tokens": len(session.request.input_ids or ())})
@@ -113,7 +115,7 @@ def _chat(body: CountRequest) -> ChatRequest:
     chat: dict[str, Any] = {
         "model": body.model,
         "messages": _system(body.system) + _messages(body.messages),
-        "continue_final_message": _is_begun(body.messages[-1]) or None,
+        "continue_final_message": _has_begun(body.messages[-1]) or None,
         "tools": [_tool(tool, place) for place, tool in enumerate(body.tools or ())] or None,
         "enable_thinking": _thinking(body.thinking),
     }
@@ -126,13 +128,13 @@ def _chat(body: CountRequest) -> ChatRequest:
 
 
 def _check_edits(management: Any) -> None:
-    """InvalidRequest for edits of the conversation, but for the one that takes nothing away."""
+    """InvalidRequest for edits of the conversation, except one that keeps everything."""
     edits = management.get("edits") if isinstance(management, Mapping) else management
     for edit in edits if isinstance(edits, list) else [edits] if edits else ():
-        is_idle = isinstance(edit, Mapping) and edit.get("keep") == "all"
-        if not is_idle or edit.get("type") != "clear_thinking_20251015":
+        keeps_all = isinstance(edit, Mapping) and edit.get("keep") == "all"
+        if not keeps_all or edit.get("type") != "clear_thinking_20251015":
             raise InvalidRequest(
-                "context_management: this server does not edit conversations; of edits it takes "
+                "context_management: this server does not edit conversations; it accepts only "
                 'clear_thinking_20251015 with keep: "all"',
                 "context_management",
             )
@@ -146,7 +148,7 @@ def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
 
 
 def _texts(blocks: Any, where: str) -> list[str]:
-    """The texts of blocks that must all be text."""
+    """The texts of blocks, which must all be text, documents or search results."""
     if isinstance(blocks, str):
         return [blocks]
     texts = []
@@ -157,31 +159,31 @@ def _texts(blocks: Any, where: str) -> list[str]:
             texts.append(_document(block, here))
             continue
         if kind != "text" or not isinstance(block.get("text"), str):
-            raise InvalidRequest(f"{here}: this model reads text only, not {kind!r:.60}", here)
+            raise InvalidRequest(f"{here}: only text is supported here, not {kind!r:.60}", here)
         texts.append(block["text"])
     return texts
 
 
 def _document(block: Mapping[str, Any], where: str) -> str:
-    """A document that is plain text, or a result of a search, below its title."""
-    source, inside = block.get("source"), block.get("content")
+    """The text of a document or of a search result, below its title."""
+    source, content = block.get("source"), block.get("content")
     if block["type"] == "document":
         if not isinstance(source, Mapping) or source.get("type") not in ("text", "content"):
             raise InvalidRequest(
-                f"{where}.source must be of type text or content: no other is read",
+                f"{where}.source must be of type text or content",
                 f"{where}.source",
             )
-        inside, source = source.get("data", source.get("content")), None
+        content, source = source.get("data", source.get("content")), None
     head = [block.get("title"), source, block.get("context")]
     lines = [line for line in head if isinstance(line, str) and line]
-    if not isinstance(inside, str | list):
+    if not isinstance(content, str | list):
         raise InvalidRequest(f"{where} has no text", where)
-    return "\n".join([*lines, *_texts(inside, where)])
+    return "\n".join([*lines, *_texts(content, where)])
 
 
-def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     chat: list[dict[str, Any]] = []
-    for index, message in enumerate(given):
+    for index, message in enumerate(messages):
         where = f"messages[{index}]"
         role, content = message.get("role"), message.get("content")
         if role not in ("user", "assistant", "system"):
@@ -197,8 +199,8 @@ def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return chat
 
 
-def _is_begun(message: Mapping[str, Any]) -> bool:
-    """Whether the answer has begun: a last message of the assistant, with nothing but text."""
+def _has_begun(message: Mapping[str, Any]) -> bool:
+    """Whether the answer has begun: the last message is the assistant's, and only text."""
     content = message.get("content")
     blocks = content if isinstance(content, list) else [{"type": "text"}]
     is_text = all(isinstance(b, Mapping) and b.get("type") == "text" for b in blocks)
@@ -206,7 +208,7 @@ def _is_begun(message: Mapping[str, Any]) -> bool:
 
 
 def _user(role: str, blocks: list[Any], where: str) -> Iterator[dict[str, Any]]:
-    """Tool results become messages of their own, texts and images one message."""
+    """Tool results become messages of their own; texts and images one message."""
     texts: list[str] = []
     images: list[dict[str, Any]] = []
     for place, block in enumerate(blocks):
@@ -231,12 +233,12 @@ def _user(role: str, blocks: list[Any], where: str) -> Iterator[dict[str, Any]]:
 
 
 def _image(block: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """An image's block in OpenAI's form."""
+    """An image block in OpenAI's form."""
     source = block.get("source")
-    held = source if isinstance(source, Mapping) else {}
-    url = held.get("url")
-    if held.get("type") == "base64":
-        url = f"data:{held.get('media_type')};base64,{held.get('data')}"
+    fields = source if isinstance(source, Mapping) else {}
+    url = fields.get("url")
+    if fields.get("type") == "base64":
+        url = f"data:{fields.get('media_type')};base64,{fields.get('data')}"
     if not isinstance(url, str):
         raise InvalidRequest(f"{where}.source must be of type base64 or url", f"{where}.source")
     return {"type": "image_url", "image_url": {"url": url}}
@@ -244,12 +246,12 @@ def _image(block: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _assistant(blocks: list[Any], where: str) -> dict[str, Any]:
     text: list[str] = []
-    thought: list[str] = []
+    thinking: list[str] = []
     calls: list[dict[str, Any]] = []
     for place, block in enumerate(blocks):
         kind = block.get("type") if isinstance(block, Mapping) else None
         if kind == "thinking":
-            thought.append(str(block.get("thinking") or ""))
+            thinking.append(str(block.get("thinking") or ""))
         elif kind == "tool_use":
             name, arguments = str(block.get("name") or ""), block.get("input")
             function = {"name": name, "arguments": json.dumps(arguments or {})}
@@ -257,8 +259,8 @@ def _assistant(blocks: list[Any], where: str) -> dict[str, Any]:
         elif kind != "redacted_thinking":
             text += _texts([block], f"{where}[{place}]")
     message: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
-    if thought:
-        message["reasoning_content"] = "\n".join(thought)
+    if thinking:
+        message["reasoning_content"] = "\n".join(thinking)
     if calls:
         message["tool_calls"] = calls
     return message
@@ -282,18 +284,18 @@ def _choice(choice: Mapping[str, Any] | None) -> dict[str, Any]:
     if choice is None:
         return {}
     kind = choice.get("type")
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "parallel_tool_calls": choice.get("disable_parallel_tool_use") is not True
     }
     if kind == "tool":
         name = choice.get("name")
-        return made | {"tool_choice": {"type": "function", "function": {"name": name}}}
+        return fields | {"tool_choice": {"type": "function", "function": {"name": name}}}
     if not isinstance(kind, str) or kind not in _CHOICES:
         raise InvalidRequest(
             f"tool_choice.type must be auto, any, tool or none, not {kind!r:.60}",
             "tool_choice.type",
         )
-    return made | {"tool_choice": _CHOICES[kind]}
+    return fields | {"tool_choice": _CHOICES[kind]}
 
 
 def _thinking(thinking: Mapping[str, Any] | None) -> bool | None:
@@ -307,14 +309,14 @@ def _thinking(thinking: Mapping[str, Any] | None) -> bool | None:
 
 def _output(body: CountRequest) -> dict[str, Any]:
     config = dict(body.output_config or {})
-    made: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     effort = config.get("effort")
     if effort is not None:
         if not isinstance(effort, str) or effort not in _EFFORTS:
             raise InvalidRequest(
                 f"output_config.effort must be one of {', '.join(_EFFORTS)}", "output_config.effort"
             )
-        made["chat_template_kwargs"] = {"reasoning_effort": effort}
+        fields["chat_template_kwargs"] = {"reasoning_effort": effort}
     wanted = config.get("format") or body.output_format
     if wanted is not None:
         if not isinstance(wanted, Mapping) or wanted.get("type") != "json_schema":
@@ -322,8 +324,8 @@ def _output(body: CountRequest) -> dict[str, Any]:
                 "output_config.format.type must be json_schema", "output_config.format"
             )
         schema = {"name": "output", "schema": wanted.get("schema")}
-        made["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return made
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
 
 
 # ---- answer --------------------------------------------------------------------------------
@@ -331,7 +333,7 @@ def _output(body: CountRequest) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Message:
-    """How one answer is written."""
+    """One answer: the session and the fields of its envelope."""
 
     session: ChatSession
     body: MessagesRequest
@@ -351,7 +353,7 @@ class Message:
 
 
 def _usage(output: Output) -> dict[str, Any]:
-    """The prompt is the sum of what was read anew and what was cached."""
+    """Anthropic counts cached prompt tokens apart from the others."""
     return {
         "input_tokens": output.prompt_tokens - output.cached_tokens,
         "cache_read_input_tokens": output.cached_tokens,
@@ -375,22 +377,22 @@ async def _complete(message: Message) -> dict[str, Any]:
 
 
 def _blocks(session: ChatSession, answer: Answer) -> list[dict[str, Any]]:
-    piece = answer.piece
+    parsed = answer.parsed
     blocks: list[dict[str, Any]] = []
-    if piece.reasoning:
-        blocks.append({"type": "thinking", "thinking": piece.reasoning, "signature": ""})
-    calls = piece.whole_calls()
-    if piece.text.strip():
-        blocks.append({"type": "text", "text": piece.text.strip() if calls else piece.text})
+    if parsed.reasoning:
+        blocks.append({"type": "thinking", "thinking": parsed.reasoning, "signature": ""})
+    calls = parsed.whole_calls()
+    if parsed.text.strip():
+        blocks.append({"type": "text", "text": parsed.text.strip() if calls else parsed.text})
     for call in calls:
         call_id = call.call_id or session.call_id(call.name, call.index)
-        given = json.loads(call.arguments or "{}")
-        blocks.append({"type": "tool_use", "id": call_id, "name": call.name, "input": given})
+        arguments = json.loads(call.arguments or "{}")
+        blocks.append({"type": "tool_use", "id": call_id, "name": call.name, "input": arguments})
     return blocks
 
 
 class _Blocks:
-    """Turns deltas into the events of content blocks: one open block at a time."""
+    """Turns deltas into the events of content blocks, of which one is open at a time."""
 
     def __init__(self, session: ChatSession) -> None:
         self._dialog = session
@@ -399,21 +401,21 @@ class _Blocks:
         self._space = ""  # white space that may be the end of the text
 
     def events(self, delta: Delta) -> Iterator[bytes]:
-        piece = delta.piece
-        if piece.reasoning:
+        parsed = delta.parsed
+        if parsed.reasoning:
             yield from self._put(
                 ("thinking", 0),
                 {"type": "thinking", "thinking": "", "signature": ""},
-                {"type": "thinking_delta", "thinking": piece.reasoning},
+                {"type": "thinking_delta", "thinking": parsed.reasoning},
             )
-        text = self._space + piece.text
+        text = self._space + parsed.text
         self._space = ""
         if text and not text.strip():
             self._space = text
         elif text:
             change = {"type": "text_delta", "text": text}
             yield from self._put(("text", 0), {"type": "text", "text": ""}, change)
-        for call in piece.calls:
+        for call in parsed.calls:
             self._space = ""
             name = call.name or ""
             start = {
@@ -452,8 +454,8 @@ async def _events(message: Message) -> AsyncGenerator[bytes, None]:
     async with aclosing(conversation.stream(message.session)) as deltas:
         async for delta in deltas:
             if delta.is_first:
-                begun = _usage(delta.output) | {"output_tokens": 0}
-                yield _event("message_start", message=message.envelope([], begun))
+                usage = _usage(delta.output) | {"output_tokens": 0}
+                yield _event("message_start", message=message.envelope([], usage))
                 yield _event("ping")
             for part in blocks.events(delta):
                 yield part

@@ -1,4 +1,4 @@
-"""Ollama's routes (NH-42): JSON lines instead of events, options instead of fields."""
+"""Ollama's routes. Streams are JSON lines, sampling parameters stand in ``options``."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ class OllamaShow(Body):
 
 
 @dataclass(slots=True)
-class Turn:
-    """How one answer is written. ``holder``: /api/chat's message or /api/generate's response."""
+class OllamaAnswer:
+    """One answer, of /api/chat (a message) or of /api/generate (a response)."""
 
     session: ChatSession
     model: str
@@ -104,29 +104,29 @@ class Turn:
     began_s: float = field(default_factory=time.monotonic)
 
     def line(
-        self, piece: ParsedDelta, is_done: bool = False, output: Output | None = None
+        self, parsed: ParsedDelta, is_done: bool = False, output: Output | None = None
     ) -> dict[str, Any]:
-        """``output``: whose log-probabilities are shown."""
+        """One line. ``output``: for its log-probcapabilities."""
         shown: dict[str, Any] = {"model": self.model, "created_at": now()}
         if output is not None and self.session.body.logprobs:
             tokenizer = self.session.state.require_tokenizer()
             top = self.session.body.top_logprobs or 0
             shown["logprobs"] = chat_logprobs(tokenizer, output.logprobs, top)
         if not self.is_chat:
-            shown["response"] = piece.text
-            if piece.reasoning:
-                shown["thinking"] = piece.reasoning
+            shown["response"] = parsed.text
+            if parsed.reasoning:
+                shown["thinking"] = parsed.reasoning
             return shown | {"done": is_done}
-        message: dict[str, Any] = {"role": "assistant", "content": piece.text}
-        if piece.reasoning:
-            message["thinking"] = piece.reasoning
-        calls = piece.whole_calls()
+        message: dict[str, Any] = {"role": "assistant", "content": parsed.text}
+        if parsed.reasoning:
+            message["thinking"] = parsed.reasoning
+        calls = parsed.whole_calls()
         if calls:
             message["tool_calls"] = [_call(c.name, c.arguments, c.index) for c in calls]
         return shown | {"message": message, "done": is_done}
 
     def totals(self, reason: str, output: Output) -> dict[str, Any]:
-        """What the last line says besides."""
+        """The further fields of the last line."""
         total_ns = int((time.monotonic() - self.began_s) * 1e9)
         return {
             "done": True,
@@ -154,42 +154,42 @@ async def chat(request: Request) -> Response:
     """Answer a conversation in Ollama's form."""
     body = await read_body(request, OllamaChat, any_type=True)
     state = state_of(request)
-    _own_name(state, body.model)
+    _check_model(state, body.model)
     if not body.messages:
         empty = {"message": {"role": "assistant", "content": ""}}
         return json_response(_loaded(body.model) | empty)
-    given = [_message(message, i) for i, message in enumerate(body.messages)]
-    session = await make_chat_session(state, _chat(body, given, body.tools))
-    return await _answer(request, Turn(session, body.model, True), body)
+    messages = [_message(message, i) for i, message in enumerate(body.messages)]
+    session = await make_chat_session(state, _chat(body, messages, body.tools))
+    return await _answer(request, OllamaAnswer(session, body.model, True), body)
 
 
 @router.post("/api/generate", openapi_extra=documented(OllamaGenerate))
 async def generate(request: Request) -> Response:
-    """Continue a prompt in Ollama's form: through the chat template, unless it is raw."""
+    """Answer a prompt in Ollama's form, with the chat template unless ``raw``."""
     body = await read_body(request, OllamaGenerate, any_type=True)
     state = state_of(request)
-    _own_name(state, body.model)
+    _check_model(state, body.model)
     reject_unsupported(body)
     if not body.prompt:
         return json_response(_loaded(body.model) | {"response": ""})
     content = _with_images(body.prompt, body.images)
-    given: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
     if body.system:
-        given.insert(0, {"role": "system", "content": body.system})
-    made = _chat(body, given, None)
+        messages.insert(0, {"role": "system", "content": body.system})
+    chat = _chat(body, messages, None)
     if body.raw:
-        made.input_ids = state.require_tokenizer().encode(body.prompt)
-        made.separate_reasoning = False
-    session = await make_chat_session(state, made)
-    return await _answer(request, Turn(session, body.model, False), body)
+        chat.input_ids = state.require_tokenizer().encode(body.prompt)
+        chat.separate_reasoning = False
+    session = await make_chat_session(state, chat)
+    return await _answer(request, OllamaAnswer(session, body.model, False), body)
 
 
 def _loaded(model: str) -> dict[str, Any]:
-    """The answer to an empty request, by which clients load a model."""
+    """The answer to an empty request, which clients send to load a model."""
     return {"model": model, "created_at": now(), "done": True, "done_reason": "load"}
 
 
-def _own_name(state: ServerState, name: str) -> None:
+def _check_model(state: ServerState, name: str) -> None:
     state.check_model(name.removesuffix(":latest"))
 
 
@@ -232,7 +232,7 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_images(text: Any, images: list[Any] | None) -> Any:
-    """A content with its images, base64 texts, before its text."""
+    """Content parts with the base64 images before the text."""
     if not images:
         return text
     parts = [{"type": "image_url", "image_url": {"url": one}} for one in images]
@@ -242,49 +242,49 @@ def _with_images(text: Any, images: list[Any] | None) -> Any:
 def _message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     """Ollama's message in OpenAI's form."""
     where = f"messages[{index}]"
-    made: dict[str, Any] = {"role": message.get("role"), "content": message.get("content") or ""}
-    made["content"] = _with_images(made["content"], message.get("images"))
+    chat: dict[str, Any] = {"role": message.get("role"), "content": message.get("content") or ""}
+    chat["content"] = _with_images(chat["content"], message.get("images"))
     if message.get("thinking"):
-        made["reasoning_content"] = message["thinking"]
+        chat["reasoning_content"] = message["thinking"]
     if message.get("tool_name"):
-        made["name"] = message["tool_name"]
+        chat["name"] = message["tool_name"]
     calls = message.get("tool_calls")
     if calls is not None:
         if not isinstance(calls, list) or not all(isinstance(c, Mapping) for c in calls):
             raise InvalidRequest(f"{where}.tool_calls must be a list", f"{where}.tool_calls")
-        made["tool_calls"] = [{"type": "function", **call} for call in calls]
-    return made
+        chat["tool_calls"] = [{"type": "function", **call} for call in calls]
+    return chat
 
 
-async def _answer(request: Request, turn: Turn, body: OllamaBase) -> Response:
+async def _answer(request: Request, answer: OllamaAnswer, body: OllamaBase) -> Response:
     if body.stream is not False:
-        turn.session.request.stream = True
-        return await stream_response(request, _lines(turn), _stream_error, NDJSON)
-    return json_response(await cancel_on_disconnect(request, _complete(turn)))
+        answer.session.request.stream = True
+        return await stream_response(request, _lines(answer), _stream_error, NDJSON)
+    return json_response(await cancel_on_disconnect(request, _complete(answer)))
 
 
-async def _complete(turn: Turn) -> dict[str, Any]:
-    (answer,) = await conversation.collect(turn.session)
-    whole = turn.line(answer.piece, output=answer.output)
-    return whole | turn.totals(answer.finish_reason, answer.output)
+async def _complete(answer: OllamaAnswer) -> dict[str, Any]:
+    (sample,) = await conversation.collect(answer.session)
+    whole = answer.line(sample.parsed, output=sample.output)
+    return whole | answer.totals(sample.finish_reason, sample.output)
 
 
-async def _lines(turn: Turn) -> AsyncGenerator[bytes, None]:
-    """Texts as they come; calls whole, in the last line but one."""
+async def _lines(answer: OllamaAnswer) -> AsyncGenerator[bytes, None]:
+    """Texts as they come; complete tool calls in the last line but one."""
     calls = ParsedDelta()
-    async with aclosing(conversation.stream(turn.session)) as deltas:
+    async with aclosing(conversation.stream(answer.session)) as deltas:
         async for delta in deltas:
-            piece = delta.piece
-            calls.calls += piece.calls
-            has_logprobs = turn.session.body.logprobs and delta.output.token_ids
-            if piece.text or piece.reasoning or has_logprobs:
-                said = ParsedDelta(piece.reasoning, piece.text)
-                yield _line(turn.line(said, output=delta.output))
+            parsed = delta.parsed
+            calls.calls += parsed.calls
+            has_logprobs = answer.session.body.logprobs and delta.output.token_ids
+            if parsed.text or parsed.reasoning or has_logprobs:
+                shown = ParsedDelta(parsed.reasoning, parsed.text)
+                yield _line(answer.line(shown, output=delta.output))
             if delta.finish_reason is not None:
                 if calls.calls:
-                    yield _line(turn.line(calls))
-                totals = turn.totals(delta.finish_reason, delta.output)
-                yield _line(turn.line(ParsedDelta()) | totals)
+                    yield _line(answer.line(calls))
+                totals = answer.totals(delta.finish_reason, delta.output)
+                yield _line(answer.line(ParsedDelta()) | totals)
 
 
 def _line(value: dict[str, Any]) -> bytes:
@@ -316,11 +316,11 @@ async def tags(request: Request) -> Response:
     """The one model."""
     state = state_of(request)
     weights = state.intake.engine_facts.get("weight_bytes", 0)
-    made = datetime.fromtimestamp(state.started_s, UTC).isoformat()
+    modified = datetime.fromtimestamp(state.started_s, UTC).isoformat()
     model = {
         "name": state.model_name,
         "model": state.model_name,
-        "modified_at": made,
+        "modified_at": modified,
         "size": weights,
         "size_vram": 0,
         "digest": "",
@@ -332,13 +332,13 @@ async def tags(request: Request) -> Response:
 
 @router.post("/api/show", openapi_extra=documented(OllamaShow))
 async def show(request: Request) -> Response:
-    """The model's template, size and abilities."""
+    """The model's template, size and capcapabilities."""
     body = await read_body(request, OllamaShow, any_type=True)
     state = state_of(request)
-    _own_name(state, body.model or body.name or "")
-    abilities = ["completion"]
-    abilities += ["tools"] if state.tool_format else []
-    abilities += ["thinking"] if state.reasoning_format else []
+    _check_model(state, body.model or body.name or "")
+    capabilities = ["completion"]
+    capabilities += ["tools"] if state.tool_format else []
+    capabilities += ["thinking"] if state.reasoning_format else []
     family = state.info.model_type
     facts = {
         "general.architecture": family,
@@ -353,7 +353,7 @@ async def show(request: Request) -> Response:
             "template": state.template.source if state.template else "",
             "details": _details(state),
             "model_info": facts,
-            "capabilities": abilities,
+            "capcapabilities": capabilities,
             "modified_at": datetime.fromtimestamp(state.started_s, UTC).isoformat(),
         }
     )
@@ -361,7 +361,7 @@ async def show(request: Request) -> Response:
 
 @router.get("/api/version")
 async def version() -> Response:
-    """Our version."""
+    """The version of RadixLM."""
     return json_response({"version": __version__})
 
 
@@ -371,14 +371,14 @@ async def embed(request: Request) -> Response:
     """Vectors of texts."""
     body = await read_body(request, OllamaEmbed, any_type=True)
     state = state_of(request)
-    _own_name(state, body.model)
+    _check_model(state, body.model)
     is_old = request.url.path.endswith("/embeddings")
     param = "prompt" if is_old else "input"
     prompts = as_prompts(getattr(body, param), param)
     work = pool(state, prompts, param)
-    found = await cancel_on_disconnect(request, work)
-    vectors = [cut(state, one.vector, body.dimensions) for one in found]
+    results = await cancel_on_disconnect(request, work)
+    vectors = [cut(state, one.vector, body.dimensions) for one in results]
     if is_old:
         return json_response({"embedding": vectors[0]})
-    count = sum(one.output.prompt_tokens for one in found)
+    count = sum(one.output.prompt_tokens for one in results)
     return json_response({"model": body.model, "embeddings": vectors, "prompt_eval_count": count})

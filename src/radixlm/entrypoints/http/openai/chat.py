@@ -42,7 +42,7 @@ router = APIRouter(tags=["openai"])
 
 @dataclass(slots=True)
 class Chat:
-    """How one answer is written."""
+    """One chat completion: the session and the fields of its envelope."""
 
     session: ChatSession
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
@@ -60,7 +60,7 @@ class Chat:
             "model": self.session.model,
             "system_fingerprint": self.fingerprint,
         }
-        # there is one tier; who asked for one learns that
+        # there is one tier; a client that asks for one gets its name
         return shown | ({"service_tier": "default"} if self.session.body.service_tier else {})
 
     @property
@@ -89,11 +89,11 @@ async def complete(chat: Chat) -> dict[str, Any]:
     """The whole answer."""
     session = chat.session
     answers = await conversation.collect(session)
-    thought = None
+    reasoning = None
     if session.reasoning is not None:
-        thought = sum(session.count(answer.piece.reasoning) for answer in answers)
+        reasoning = sum(session.count(answer.parsed.reasoning) for answer in answers)
     counted = usage(
-        [a.output for a in answers], shows_cached=chat.shows_cached, reasoning_tokens=thought
+        [a.output for a in answers], shows_cached=chat.shows_cached, reasoning_tokens=reasoning
     )
     return chat.envelope("chat.completion") | {
         "choices": [_choice(session, answer) for answer in answers],
@@ -103,7 +103,7 @@ async def complete(chat: Chat) -> dict[str, Any]:
 
 
 def _choice(session: ChatSession, answer: Answer) -> dict[str, Any]:
-    output, piece = answer.output, answer.piece
+    output, parsed = answer.output, answer.parsed
     calls = [
         {
             "id": call.call_id or session.call_id(call.name, call.index),
@@ -111,16 +111,16 @@ def _choice(session: ChatSession, answer: Answer) -> dict[str, Any]:
             "index": call.index,
             "function": {"name": call.name, "arguments": call.arguments},
         }
-        for call in piece.whole_calls()
+        for call in parsed.whole_calls()
     ]
-    content = piece.text
+    content = parsed.text
     if calls:
         content = content.strip()
     message = {
         "role": "assistant",
         "content": content if content or not calls else None,
         "refusal": None,
-        "reasoning_content": piece.reasoning or None,
+        "reasoning_content": parsed.reasoning or None,
         "tool_calls": calls or None,
     }
     choice = {
@@ -143,7 +143,7 @@ def _logprobs(session: ChatSession, output: Output) -> dict[str, Any] | None:
 
 
 def _extras(session: ChatSession, output: Output) -> dict[str, Any]:
-    """What only some requests ask for."""
+    """Fields that only some requests ask for."""
     body = session.body
     extras: dict[str, Any] = {}
     if output.hidden_states is not None:
@@ -165,46 +165,46 @@ def _extras(session: ChatSession, output: Output) -> dict[str, Any]:
 
 
 def _prompt_ids(session: ChatSession) -> list[int] | None:
-    """With the checkpoint's own placeholder in the places of media."""
-    made = session.request.prompt
-    return session.request.input_ids if made is None else made.plain.tolist()
+    """The ids of the prompt, with the checkpoint's placeholder token for media."""
+    prompt = session.request.prompt
+    return session.request.input_ids if prompt is None else prompt.plain.tolist()
 
 
 # ---- streams -------------------------------------------------------------------------------
 
 
 class _Counter:
-    """Usage of a stream so far."""
+    """The usage of a stream so far."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
         self._last: dict[int, Output] = {}
-        self._thought: dict[int, str] = {}
+        self._reasoning: dict[int, str] = {}
 
     def add(self, delta: Delta) -> None:
         before = self._last.get(delta.index)
         if before is not None and delta.output.hidden_states is None:
             delta.output.hidden_states = before.hidden_states
         self._last[delta.index] = delta.output
-        thought = self._thought.get(delta.index, "")
-        self._thought[delta.index] = thought + delta.piece.reasoning
+        reasoning = self._reasoning.get(delta.index, "")
+        self._reasoning[delta.index] = reasoning + delta.parsed.reasoning
 
     def usage(self, index: int | None = None) -> dict[str, Any]:
         """Of all samples, or of one."""
         session = self._chat.session
         chosen = sorted(self._last) if index is None else [index]
-        thought = None
+        reasoning = None
         if session.reasoning is not None:
-            thought = sum(session.count(self._thought[i]) for i in chosen)
+            reasoning = sum(session.count(self._reasoning[i]) for i in chosen)
         return usage(
             [self._last[i] for i in chosen],
             shows_cached=self._chat.shows_cached,
-            reasoning_tokens=thought,
+            reasoning_tokens=reasoning,
         )
 
 
 async def _events(chat: Chat) -> AsyncGenerator[bytes, None]:
-    """Role, deltas, one finish a choice; then the usage if asked for; then the end mark."""
+    """The role, deltas and one finish reason a choice; then the usage if asked for; then [DONE]."""
     options = chat.session.body.stream_options
     wants_usage = bool(options and options.include_usage)
     continuous = bool(options and options.continuous_usage_stats)
@@ -226,7 +226,7 @@ async def _events(chat: Chat) -> AsyncGenerator[bytes, None]:
 
 
 def _chunks(session: ChatSession, delta: Delta, heads: set[int]) -> Iterator[dict[str, Any]]:
-    """The choices of the chunks that say what is new. ``heads``: calls whose name was sent."""
+    """The choices of the chunks for a delta. ``heads``: calls whose name was sent."""
     if delta.is_first:
         yield _chunk(delta, {"role": "assistant", "content": ""})
     parts = list(_parts(session, delta, heads))
@@ -257,11 +257,11 @@ def _chunk(delta: Delta, part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parts(session: ChatSession, delta: Delta, heads: set[int]) -> Iterator[dict[str, Any]]:
-    if delta.piece.reasoning:
-        yield {"reasoning_content": delta.piece.reasoning}
-    if delta.piece.text:
-        yield {"content": delta.piece.text}
-    for call in delta.piece.calls:
+    if delta.parsed.reasoning:
+        yield {"reasoning_content": delta.parsed.reasoning}
+    if delta.parsed.text:
+        yield {"content": delta.parsed.text}
+    for call in delta.parsed.calls:
         yield {"tool_calls": [_call_delta(session, call, heads)]}
 
 

@@ -46,19 +46,19 @@ from radixlm.wire.requests import LogprobParams
 router = APIRouter(tags=["openai"])
 
 DEFAULT_MAX_TOKENS = 16
-NUM_PROMPT_KINDS = "a string, a list of strings, token ids or a list of token ids"
+PROMPT_KINDS = "a string, a list of strings, token ids or a list of token ids"
 
 
 @dataclass(slots=True)
 class Call:
-    """One call: its requests, one a prompt, and what is needed to show the answers."""
+    """One call: its requests, one a prompt, and what the answers need."""
 
     state: ServerState
     body: CompletionRequest
     model: str
     requests: list[GenerateRequest]
     echoes: list[str]
-    num_samples: int  # computed a prompt; ``best_of`` may exceed those shown
+    num_samples: int  # that are computed for a prompt: ``best_of``
     num_shown: int
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(16)}")
     created: int = field(default_factory=lambda: int(time.time()))
@@ -86,7 +86,7 @@ async def completions(request: Request) -> Response:
 
 
 async def answer_completion(request: Request, body: CompletionRequest) -> Response:
-    """The answer to a checked body."""
+    """The response to a parsed body."""
     call = await make_call(state_of(request), body)
     if body.stream:
         return await stream_response(request, _events(call))
@@ -98,18 +98,18 @@ async def make_call(state: ServerState, body: CompletionRequest) -> Call:
     check_request(body)
     model = state.check_model(body.model)
     n, best_of = _counts(body)
-    most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    sampling = sampling_of(body, state.defaults, most)
+    limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    sampling = sampling_of(body, state.defaults, limit)
     sampling = msgspec.structs.replace(sampling, n=best_of)
     check_sampling(state, sampling, client_names(body))
     need = _logprob_need(body, best_of > n, state.intake.facts.vocab)
     texts = _prompts(body)
     call = Call(state, body, model, [], [], best_of, n)
     for index, prompt in enumerate(texts):
-        made = request_of(state, body, sampling, _rid(body, index, len(texts)))
-        made.input_ids = await _ids(state, body, prompt)
-        made.logprobs = need
-        call.requests.append(made)
+        request = request_of(state, body, sampling, _rid(body, index, len(texts)))
+        request.input_ids = await _ids(state, body, prompt)
+        request.logprobs = need
+        call.requests.append(request)
         call.echoes.append(_echo(state, body, prompt))
     return call
 
@@ -139,7 +139,7 @@ def _prompts(body: CompletionRequest) -> list[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise InvalidRequest(f"prompt must be {NUM_PROMPT_KINDS}, not empty", "prompt")
+        raise InvalidRequest(f"prompt must be {PROMPT_KINDS}, not empty", "prompt")
     if isinstance(prompt[0], int):
         return [prompt]
     if len(prompt) > MAX_PROMPTS:
@@ -165,11 +165,13 @@ async def _ids(state: ServerState, body: CompletionRequest, prompt: str | list[i
 
 
 def _filled(state: ServerState, body: CompletionRequest, prompt: str) -> str:
-    """The prompt with its suffix, as the model's fill-in-the-middle format wants it."""
+    """The prompt with its suffix, in the model's fill-in-the-middle format."""
     if not body.suffix:
         return prompt
     if state.fim is None:
-        raise InvalidRequest("suffix needs a model's format: --completion-template", "suffix")
+        raise InvalidRequest(
+            "suffix needs a fill-in-the-middle template: --completion-template", "suffix"
+        )
     return state.fim.render(prompt, body.suffix)
 
 
@@ -207,7 +209,7 @@ async def complete(call: Call) -> dict[str, Any]:
 
 
 def _best(call: Call, outputs: list[Output]) -> list[Output]:
-    """The likeliest samples first, where more were made than are shown."""
+    """The ``n`` likeliest samples of ``best_of``."""
     if call.num_samples == call.num_shown:
         return outputs
 
@@ -243,7 +245,7 @@ def _lists(call: Call) -> CompletionLogprobs:
 
 
 async def _events(call: Call) -> AsyncGenerator[bytes, None]:
-    """Chunks, then the usage if asked for, then the end mark."""
+    """Chunks, then the usage if asked for, then [DONE]."""
     options = call.body.stream_options
     wants_usage = bool(options and options.include_usage)
     continuous = bool(options and options.continuous_usage_stats)

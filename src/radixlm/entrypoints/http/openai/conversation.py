@@ -1,7 +1,7 @@
-"""From messages to a request for intake, and from its answers to reasoning, text and calls.
+"""ChatSession: from messages to a request for intake, and from its output to reasoning, text and
+tool calls.
 
-The chat, Anthropic, Ollama and Responses routes all go through here; they differ in how they
-write what comes out.
+The chat, Anthropic, Ollama and Responses routes all use it and differ in the form of the answer.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _NO_THINKING = ("none", "minimal")
 
 @dataclass(slots=True)
 class Tools:
-    """What the model may call. ``format`` names the parser of its calls, None: none is read.
-    ``grammar`` is the constraint that the choice means."""
+    """The tools that the model may call. ``format``: the parser of its calls, None if calls are not
+    parsed. ``grammar``: the constraint that ``tool_choice`` asks for."""
 
     shown: list[dict[str, Any]] | None = None
     specs: list[ToolSpec] = field(default_factory=list)
@@ -67,16 +67,16 @@ class ChatSession:
     request: GenerateRequest
     tools: Tools
     reasoning: str | None
-    is_inside: bool
+    starts_inside: bool
     num_earlier_calls: int
 
-    def reader(self) -> OutputParser:
-        """A parser of one sample's message."""
+    def parser(self) -> OutputParser:
+        """A parser for the message of one sample."""
         thinking = None
         if self.reasoning is not None:
             streams = self.body.stream_reasoning is not False
             thinking = reasoning.create(
-                self.reasoning, starts_inside=self.is_inside, stream_reasoning=streams
+                self.reasoning, starts_inside=self.starts_inside, stream_reasoning=streams
             )
         calls = None
         if self.tools.format is not None:
@@ -85,21 +85,21 @@ class ChatSession:
         return OutputParser(thinking, calls, self.body.parallel_tool_calls is False)
 
     def call_id(self, name: str, index: int) -> str:
-        """The id of a call of this answer."""
+        """The id of a tool call."""
         return tools.call_id(self.tools.format or "", name, self.num_earlier_calls + index)
 
     def count(self, text: str) -> int:
-        """Tokens of a text."""
+        """The number of tokens of a text."""
         return len(self.state.require_tokenizer().encode(text, False)) if text else 0
 
 
 @dataclass(slots=True)
 class Delta:
-    """What is new of one sample."""
+    """New output of one sample."""
 
     index: int
     is_first: bool
-    piece: ParsedDelta
+    parsed: ParsedDelta
     output: Output
     finish_reason: str | None = None
 
@@ -109,19 +109,19 @@ class Answer:
     """One finished sample."""
 
     index: int
-    piece: ParsedDelta
+    parsed: ParsedDelta
     output: Output
     finish_reason: str
 
 
 async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSession:
-    """Check a chat request and write its prompt. Errors name the field."""
+    """Check a chat request and render its prompt. Errors name the field."""
     check_request(body)
     model = state.check_model(body.model)
     check_messages(body.messages)
     sources = sources_of(body.messages, state.media)
     if sources and state.media is not None:
-        await state.media.ready()  # its placeholders stand in the prompt
+        await state.media.ready()  # the prompt has its placeholders
     chosen = _tools(state, body)
     variables = template_variables(state, body)
     prompt = _render(state, body, chosen, variables)
@@ -137,13 +137,13 @@ async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSessio
         request=request,
         tools=chosen,
         reasoning=shown,
-        is_inside=shown is not None and reasoning.starts_inside(shown, prompt),
+        starts_inside=shown is not None and reasoning.starts_inside(shown, prompt),
         num_earlier_calls=sum(_num_calls(m) for m in body.messages),
     )
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    """InvalidRequest that names the message."""
+    """InvalidRequest for a message without a known role or without content."""
     if not messages:
         raise InvalidRequest("messages must hold at least one message", "messages")
     for index, message in enumerate(messages):
@@ -169,22 +169,22 @@ def _num_calls(message: Mapping[str, Any]) -> int:
 
 
 def _tools(state: ServerState, body: ChatRequest) -> Tools:
-    given = body.tools or []
-    for place, tool in enumerate(given):
+    listed = body.tools or []
+    for place, tool in enumerate(listed):
         if tool.get("type", "function") != "function":
             where = f"tools[{place}].type"
             raise InvalidRequest(f"{where} must be 'function', not {tool.get('type')!r:.80}", where)
         if not isinstance(tool.get("function", {}), Mapping):
             where = f"tools[{place}].function"
             raise InvalidRequest(f"{where} must be an object", where)
-    choice, given = _allowed(body.tool_choice, given)
-    specs = tool_specs(given)
+    choice, listed = _allowed(body.tool_choice, listed)
+    specs = tool_specs(listed)
     if choice is None:
         choice = "auto" if specs else "none"
     if choice == "none":
         return Tools()
     if not specs and choice != "auto":
-        raise InvalidRequest("tool_choice: without tools there is nothing to choose", "tool_choice")
+        raise InvalidRequest("tool_choice needs tools", "tool_choice")
     if not specs:
         return Tools()
     name = state.tool_format
@@ -192,23 +192,22 @@ def _tools(state: ServerState, body: ChatRequest) -> Tools:
     grammar = None
     if name is not None or choice != "auto":
         grammar = tools.constraint(name or "json", specs, choice, parallel)
-    reads = grammar["parser"] if grammar else name
-    return Tools(given, specs, reads, grammar)
+    return Tools(listed, specs, grammar["parser"] if grammar else name, grammar)
 
 
 def _allowed(
-    choice: str | Mapping[str, Any] | None, given: list[dict[str, Any]]
+    choice: str | Mapping[str, Any] | None, tools: list[dict[str, Any]]
 ) -> tuple[str | Mapping[str, Any] | None, list[dict[str, Any]]]:
     """OpenAI's "allowed_tools": a mode and some of the tools."""
     if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
-        return choice, given
+        return choice, tools
     allowed = choice.get("allowed_tools") or choice
-    listed = allowed.get("tools") if isinstance(allowed, Mapping) else None
-    if not isinstance(listed, list):
+    chosen = allowed.get("tools") if isinstance(allowed, Mapping) else None
+    if not isinstance(chosen, list):
         raise InvalidRequest("tool_choice.allowed_tools.tools must be a list", "tool_choice")
-    names = {_tool_name(tool) for tool in listed}
-    kept = [tool for tool in given if _tool_name(tool) in names]
-    return str(allowed.get("mode", "auto")), kept
+    names = {_tool_name(tool) for tool in chosen}
+    tools = [tool for tool in tools if _tool_name(tool) in names]
+    return str(allowed.get("mode", "auto")), tools
 
 
 def _tool_name(tool: Any) -> str | None:
@@ -223,7 +222,7 @@ def _tool_name(tool: Any) -> str | None:
 
 
 def template_variables(state: ServerState, body: ChatRequest) -> dict[str, Any]:
-    """Variables of the chat template, with the request's wish to think among them."""
+    """Variables of the chat template, with the one that turns reasoning on or off."""
     variables = dict(body.chat_template_kwargs or {})
     effort = body.reasoning_effort
     if isinstance(effort, str) and effort not in _EFFORTS:
@@ -233,16 +232,16 @@ def template_variables(state: ServerState, body: ChatRequest) -> dict[str, Any]:
         )
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
-    wish = _wish(body)
-    if wish is not None:
+    thinks = _enables_thinking(body)
+    if thinks is not None:
         name = state.reasoning_format
         switch = reasoning.template_switch(name) if name else None
-        variables.setdefault(switch[0] if switch else "enable_thinking", wish)
+        variables.setdefault(switch[0] if switch else "enable_thinking", thinks)
     return variables
 
 
-def _wish(body: ChatRequest) -> bool | None:
-    """Whether the client wants the model to think; None: as the template has it."""
+def _enables_thinking(body: ChatRequest) -> bool | None:
+    """Whether the client turns reasoning on or off; None: the template decides."""
     if body.enable_thinking is not None:
         return body.enable_thinking
     thinking = body.thinking
@@ -259,7 +258,7 @@ def _wish(body: ChatRequest) -> bool | None:
 def _grammar_after(
     state: ServerState, name: str | None, prompt: str, variables: Mapping[str, Any]
 ) -> str | None:
-    """The marker behind which a grammar begins: the end of the thinking, if there will be some."""
+    """The marker after which a grammar applies: the end of the reasoning, None if there is none."""
     if name is None:
         return None
     end = reasoning.end_marker(name)
@@ -284,8 +283,8 @@ def _render(
     if body.input_ids is not None:
         return ""
     last = body.messages[-1]
-    goes_on = bool(body.continue_final_message) or last.get("prefix") is True
-    if goes_on and last.get("role") != "assistant":
+    is_continued = bool(body.continue_final_message) or last.get("prefix") is True
+    if is_continued and last.get("role") != "assistant":
         raise InvalidRequest(
             "continue_final_message: the last message must be the assistant's", "messages"
         )
@@ -295,7 +294,7 @@ def _render(
         tools=chosen.shown,
         documents=body.documents,
         add_generation_prompt=adds is not False,
-        continue_final_message=goes_on,
+        continue_final_message=is_continued,
         template_kwargs=variables,
     )
 
@@ -303,15 +302,15 @@ def _render(
 async def _request(
     state: ServerState, body: ChatRequest, chosen: Tools, prompt: str, shown: str | None
 ) -> GenerateRequest:
-    most = body.max_completion_tokens
-    sampling = sampling_of(body, state.defaults, body.max_tokens if most is None else most)
-    keeps = chosen.format is not None and tools.keep_special_tokens(chosen.format)
-    keeps = keeps or (shown is not None and reasoning.keep_special_tokens(shown))
+    limit = body.max_completion_tokens
+    sampling = sampling_of(body, state.defaults, body.max_tokens if limit is None else limit)
+    has_special = chosen.format is not None and tools.keep_special_tokens(chosen.format)
+    has_special |= shown is not None and reasoning.keep_special_tokens(shown)
     template = state.require_template()
     sampling = msgspec.structs.replace(
         sampling,
         stop=(*sampling.stop, *template.stops),
-        skip_special_tokens=sampling.skip_special_tokens and not keeps,
+        skip_special_tokens=sampling.skip_special_tokens and not has_special,
     )
     check_sampling(state, sampling, client_names(body))
     if isinstance(body.rid, list):
@@ -328,7 +327,7 @@ async def _set_prompt(
     prompt: str,
     sources: Sequence[MediaSource],
 ) -> None:
-    """Token ids of the written prompt, with its images in their places."""
+    """Set the token ids of the rendered prompt, with its media."""
     adds = state.require_template().adds_special_tokens
     if body.input_ids is not None:
         request.input_ids = body.input_ids
@@ -350,7 +349,7 @@ def _logprob_need(body: ChatRequest) -> LogprobParams | None:
 
 
 def _set_grammar(request: GenerateRequest, chosen: Tools, after: str | None) -> None:
-    """A forced call goes before the format of the answer, which goes before strict arguments."""
+    """A forced call takes precedence over response_format, and that over strict arguments."""
     spec = grammar_of(request.sampling)
     if chosen.grammar and (spec is None or chosen.is_forced):
         spec = GrammarSpec(chosen.grammar["kind"], chosen.grammar["value"])
@@ -366,31 +365,31 @@ async def collect(session: ChatSession) -> list[Answer]:
     (outputs,) = await generate.collect(session.state, [session.request])
     answers = []
     for output in outputs:
-        reader = session.reader()
-        piece = reader.feed(output.text)
-        piece.absorb(reader.finish())
-        reason = _reason(session, reader, output)
-        answers.append(Answer(output.index, piece, output, reason or "stop"))
+        parser = session.parser()
+        parsed = parser.feed(output.text)
+        parsed.absorb(parser.finish())
+        reason = _reason(parser, output)
+        answers.append(Answer(output.index, parsed, output, reason or "stop"))
     return answers
 
 
-def _reason(session: ChatSession, reader: OutputParser, output: Output) -> str | None:
+def _reason(parser: OutputParser, output: Output) -> str | None:
     reason = generate.finish_reason(output)
-    return "tool_calls" if reason == "stop" and reader.num_calls else reason
+    return "tool_calls" if reason == "stop" and parser.num_calls else reason
 
 
 async def stream(session: ChatSession) -> AsyncGenerator[Delta, None]:
-    """What is new, as it comes; each sample's last Delta has a finish reason."""
-    readers: dict[int, OutputParser] = {}
+    """The deltas of all samples as they come; the last of each has a finish reason."""
+    parsers: dict[int, OutputParser] = {}
     async with aclosing(generate.stream(session.state, [session.request])) as deltas:
         async for _, output in deltas:
-            reader = readers.get(output.index)
-            is_first = reader is None
-            if reader is None:
-                reader = readers[output.index] = session.reader()
-            piece = reader.feed(output.text)
+            parser = parsers.get(output.index)
+            is_first = parser is None
+            if parser is None:
+                parser = parsers[output.index] = session.parser()
+            parsed = parser.feed(output.text)
             reason = None
             if output.finish is not None:
-                piece.absorb(reader.finish())
-                reason = _reason(session, reader, output)
-            yield Delta(output.index, is_first, piece, output, reason)
+                parsed.absorb(parser.finish())
+                reason = _reason(parser, output)
+            yield Delta(output.index, is_first, parsed, output, reason)

@@ -27,7 +27,7 @@ def sampling_of(
     values["max_new_tokens"] = max_tokens
     if values.get("top_k") == 0:
         values["top_k"] = -1  # "off" in other servers
-    values |= _format(body.response_format)
+    values |= _grammar(body.response_format)
     try:
         sampling = SamplingParams.from_dict(values, defaults)
     except InvalidRequest as error:
@@ -56,24 +56,24 @@ def client_names(body: Generation) -> dict[str, str]:
     return names
 
 
-def _format(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """``response_format`` as the grammar of sampling parameters."""
-    if given is None:
+def _grammar(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``response_format`` as one of the grammars of SamplingParams."""
+    if response_format is None:
         return {}
-    kind = given.get("type")
+    kind = response_format.get("type")
     if kind == "text":
         return {}
     if kind == "json_object":
-        schema = given.get("schema")
+        schema = response_format.get("schema")
         return {"json_schema": schema if isinstance(schema, dict) else ANY_JSON_OBJECT}
     if kind == "json_schema":
-        return {"json_schema": _schema(given)}
+        return {"json_schema": _schema(response_format)}
     if kind == "structural_tag":
-        return {"structural_tag": json.dumps(given)}
-    if kind == "regex" and isinstance(given.get("pattern"), str):
-        return {"regex": given["pattern"]}
-    if kind in ("grammar", "ebnf") and isinstance(given.get("grammar"), str):
-        return {"ebnf": given["grammar"]}
+        return {"structural_tag": json.dumps(response_format)}
+    if kind == "regex" and isinstance(response_format.get("pattern"), str):
+        return {"regex": response_format["pattern"]}
+    if kind in ("grammar", "ebnf") and isinstance(response_format.get("grammar"), str):
+        return {"ebnf": response_format["grammar"]}
     raise InvalidRequest(
         f"response_format.type must be text, json_object, json_schema or structural_tag, "
         f"not {kind!r:.80}",
@@ -81,12 +81,12 @@ def _format(given: Mapping[str, Any] | None) -> dict[str, Any]:
     )
 
 
-def _schema(given: Mapping[str, Any]) -> Any:
+def _schema(response_format: Mapping[str, Any]) -> Any:
     where = "response_format.json_schema"
-    holder = given.get("json_schema")
-    if not isinstance(holder, Mapping):
+    wrapper = response_format.get("json_schema")
+    if not isinstance(wrapper, Mapping):
         raise InvalidRequest(f"{where} must be an object with name and schema", where)
-    schema = holder.get("schema")
+    schema = wrapper.get("schema")
     if schema is None:
         return ANY_JSON_OBJECT
     if not isinstance(schema, Mapping | bool):
@@ -97,7 +97,7 @@ def _schema(given: Mapping[str, Any]) -> Any:
 def request_of(
     state: ServerState, body: Generation, sampling: SamplingParams, rid: str | None
 ) -> GenerateRequest:
-    """All of intake's request but the prompt and the log-probabilities."""
+    """A request for intake, without prompt and log-probabilities."""
     options = request_options(lambda name: getattr(body, name))
     options["names"] |= client_names(body)
     return GenerateRequest(

@@ -105,16 +105,16 @@ class Writer:
 
     def take(self, delta: Delta) -> Iterator[Event]:
         """What a delta says."""
-        piece = delta.piece
-        if piece.reasoning:
-            self._thought += piece.reasoning
-            yield from self._text("reasoning", piece.reasoning, [])
-        text, self._space = self._space + piece.text, ""
+        parsed = delta.parsed
+        if parsed.reasoning:
+            self._thought += parsed.reasoning
+            yield from self._text("reasoning", parsed.reasoning, [])
+        text, self._space = self._space + parsed.text, ""
         if text and not text.strip() and self._item_kind() != "message":
             self._space = text  # perhaps only what stands between the thinking and a call
         elif text:
             yield from self._text("message", text, self._logprobs(delta.output))
-        for call in piece.calls:
+        for call in parsed.calls:
             self._space = ""
             yield from self._call(call.index, call.name, call.call_id, call.arguments)
         if delta.finish_reason is not None:
