@@ -332,7 +332,7 @@ async def tags(request: Request) -> Response:
 
 @router.post("/api/show", openapi_extra=documented(OllamaShow))
 async def show(request: Request) -> Response:
-    """The model's template, size and capcapabilities."""
+    """The model's template, size and capabilities."""
     body = await read_body(request, OllamaShow, any_type=True)
     state = state_of(request)
     _check_model(state, body.model or body.name or "")
@@ -353,7 +353,7 @@ async def show(request: Request) -> Response:
             "template": state.template.source if state.template else "",
             "details": _details(state),
             "model_info": facts,
-            "capcapabilities": capabilities,
+            "capabilities": capabilities,
             "modified_at": datetime.fromtimestamp(state.started_s, UTC).isoformat(),
         }
     )
