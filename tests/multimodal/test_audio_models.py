@@ -61,13 +61,13 @@ def test_a_family_equals_hugging_face(name: str, tmp_path: Path) -> None:
     try:
         for chosen, image in (([0], False), ([1, 2], False), ([1], sees)):
             text = "hear " + " and ".join(tiny.placeholder for _ in chosen) + " now tell"
-            heard = [AUDIOS[i].astype(np.float32) / 32768 for i in chosen]
+            samples = [AUDIOS[i].astype(np.float32) / 32768 for i in chosen]
             given: dict[str, Any] = {}
             more: dict[str, Any] = {}
             if image:
                 text += " <|vision_bos|><|IMAGE|><|vision_eos|> beside"
                 given["images"], more["image_data"] = [IMAGES[1]], [encoded(IMAGES[1])]
-            inputs = inputs_of(tiny, text, heard, **given)
+            inputs = inputs_of(tiny, text, samples, **given)
             num_prompt = inputs["input_ids"].shape[1]
             with torch.no_grad():
                 made = model.generate(

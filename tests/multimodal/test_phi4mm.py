@@ -57,7 +57,7 @@ def saved(folder: Path) -> tuple[Any, Any]:
     sizes only."""
     tok = tokenizer(TOKEN, "<|endoftext11|>")
     encoder = {**SMALL, "crop_size": SIDE, "image_token_id": tok.convert_tokens_to_ids(TOKEN)}
-    ears = {
+    audio_config = {
         "hidden_size": 16, "num_blocks": 1, "num_attention_heads": 2, "intermediate_size": 16,
         "nemo_conv_channels": 4, "ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16,
         "audio_token_id": tok.convert_tokens_to_ids("<|endoftext11|>"),
@@ -71,7 +71,7 @@ def saved(folder: Path) -> tuple[Any, Any]:
     held["original_max_position_embeddings"] = 512
     held.pop("model_type")
     torch.manual_seed(0)
-    config = tf.Phi4MultimodalConfig(**held, vision_config=encoder, audio_config=ears)
+    config = tf.Phi4MultimodalConfig(**held, vision_config=encoder, audio_config=audio_config)
     model = tf.Phi4MultimodalForCausalLM(config).float().eval()
     with torch.no_grad():
         for weight in model.parameters():

@@ -53,7 +53,7 @@ class Oracle:
     def __init__(self, folder: Path) -> None:
         self.model = save_whisper(folder)
         self.tok = tf.AutoTokenizer.from_pretrained(folder)
-        self.hears = tf.AutoFeatureExtractor.from_pretrained(folder)
+        self.extractor = tf.AutoFeatureExtractor.from_pretrained(folder)
         self.first_time = self.tok.convert_tokens_to_ids(TIMES[0])
 
     def ids(
@@ -87,7 +87,7 @@ class Oracle:
     def bands(self, samples: Samples) -> torch.Tensor:
         if samples.dtype == np.int16:
             samples = samples.astype(np.float32) / 32768
-        made = self.hears(samples, sampling_rate=RATE, return_tensors="pt")["input_features"]
+        made = self.extractor(samples, sampling_rate=RATE, return_tensors="pt")["input_features"]
         assert isinstance(made, torch.Tensor)
         return made
 
@@ -204,8 +204,8 @@ async def long_and_other_rates(server: Served, oracle: Oracle) -> None:
     assert seeks == {round(began * 100) for began, _ in pieces}
     for rate in (8000, 44100):
         other = noise(5, 1.1, rate)
-        heard = resample(other.astype(np.float32) / 32768, rate, RATE)
-        want = oracle.text(oracle.ids(heard, "en")).strip()
+        resampled = resample(other.astype(np.float32) / 32768, rate, RATE)
+        want = oracle.text(oracle.ids(resampled, "en")).strip()
         assert (await ask(server, wav(other, rate), language="en")).json()["text"] == want
 
 

@@ -26,8 +26,8 @@ PROMPTS = (
 def expected(model: Any, folder: Path, text: str, audio: Any) -> tuple[list[int], float]:
     """Greedy tokens of the raw model, and the log-probability of the first."""
     tok = transformers.AutoTokenizer.from_pretrained(folder)
-    hears = transformers.AutoFeatureExtractor.from_pretrained(folder)
-    bands = hears(audio, sampling_rate=16_000, return_tensors="pt")["input_features"]
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
+    bands = extractor(audio, sampling_rate=16_000, return_tensors="pt")["input_features"]
     ids = tok(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
     first, made = 0.0, []
     with torch.no_grad():
@@ -40,7 +40,7 @@ def expected(model: Any, folder: Path, text: str, audio: Any) -> tuple[list[int]
     return made, first
 
 
-def heard(engine: Engine, text: str, index: int) -> Any:
+def answer_of(engine: Engine, text: str, index: int) -> Any:
     return engine.generate(
         text, {"max_new_tokens": NUM_NEW, "temperature": 0, "ignore_eos": True},
         audio_data=[wav(AUDIOS[index])], return_logprob=True,
@@ -68,7 +68,7 @@ def test_tokens_equal_hugging_face(more: dict[str, Any], tmp_path: Path) -> None
                 audio = AUDIOS[index].astype(np.float32) / 32768
                 want, first = expected(model, tmp_path, text, audio)
                 for turn in range(2):
-                    meta = heard(engine, text, index)
+                    meta = answer_of(engine, text, index)
                     found = [token for _, token, *_ in meta["output_token_logprobs"]]
                     assert (text, index, turn, found) == (text, index, turn, want)
                     assert meta["output_token_logprobs"][0][0] == pytest.approx(first, abs=1e-4)

@@ -30,7 +30,7 @@ ENCODER = {
 }  # fmt: skip
 
 
-def _ears() -> tf.WhisperFeatureExtractor:
+def _feature_extractor() -> tf.WhisperFeatureExtractor:
     return tf.WhisperFeatureExtractor(feature_size=16, chunk_length=2)
 
 
@@ -39,7 +39,7 @@ def qwen2_audio() -> Tiny:
     config = tf.Qwen2AudioConfig(
         audio_config=WHISPER, text_config=text("qwen2"), audio_token_index=257
     )
-    whole = tf.Qwen2AudioProcessor(_ears(), tok)
+    whole = tf.Qwen2AudioProcessor(_feature_extractor(), tok)
     return Tiny(config, whole, "<|audio_bos|><|AUDIO|><|audio_eos|>")
 
 
@@ -79,16 +79,18 @@ def qwen2_5_omni() -> Tiny:
     )  # fmt: skip
     whole = processor(
         tf.Qwen2_5OmniProcessor, image_processor=_omni_eyes(), video_processor=NoVideos(),
-        feature_extractor=_ears(), tokenizer=tok,
+        feature_extractor=_feature_extractor(), tokenizer=tok,
     )  # fmt: skip
     return Tiny(config, whole, "<|audio_bos|><|AUDIO|><|audio_eos|>")
 
 
 def voxtral() -> Tiny:
     tok = tokenizer("[AUDIO]", "[BEGIN_AUDIO]")
-    ears = {**ENCODER, "intermediate_size": 128, "max_source_positions": 100}
-    config = tf.VoxtralConfig(audio_config=ears, text_config=text("llama"), audio_token_id=257)
-    return Tiny(config, tf.VoxtralProcessor(_ears(), tok), "[BEGIN_AUDIO][AUDIO]")
+    audio_config = {**ENCODER, "intermediate_size": 128, "max_source_positions": 100}
+    config = tf.VoxtralConfig(
+        audio_config=audio_config, text_config=text("llama"), audio_token_id=257
+    )
+    return Tiny(config, tf.VoxtralProcessor(_feature_extractor(), tok), "[BEGIN_AUDIO][AUDIO]")
 
 
 def glmasr() -> Tiny:
@@ -97,7 +99,7 @@ def glmasr() -> Tiny:
         audio_config={**ENCODER, "intermediate_size": 128, "max_position_embeddings": 100},
         text_config=text("llama"), audio_token_id=257,
     )  # fmt: skip
-    return Tiny(config, tf.GlmAsrProcessor(_ears(), tok), "<|pad|>")
+    return Tiny(config, tf.GlmAsrProcessor(_feature_extractor(), tok), "<|pad|>")
 
 
 CHUNKED = {
@@ -138,7 +140,7 @@ def qwen3_omni() -> Tiny:
     config = tf.Qwen3OmniMoeConfig(thinker_config=thinker, enable_audio_output=False)
     whole = processor(
         tf.Qwen3OmniMoeProcessor, image_processor=_omni_eyes(), video_processor=NoVideos(),
-        feature_extractor=_ears(), tokenizer=tok,
+        feature_extractor=_feature_extractor(), tokenizer=tok,
     )  # fmt: skip
     return Tiny(config, whole, "<|audio_bos|><|AUDIO|><|audio_eos|>")
 
@@ -177,7 +179,7 @@ def granite_speech() -> Tiny:
         "granite", embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.7,
         attention_multiplier=0.3, tie_word_embeddings=True,
     )  # fmt: skip
-    ears = {
+    audio = {
         "input_dim": 16, "num_layers": 2, "hidden_dim": 32, "num_heads": 2, "output_dim": 8,
         "context_size": 20, "max_pos_emb": 32, "conv_kernel_size": 5,
     }  # fmt: skip
@@ -187,7 +189,7 @@ def granite_speech() -> Tiny:
         "cross_attention_frequency": 1,
     }  # fmt: skip
     config = tf.GraniteSpeechConfig(
-        text_config=held, encoder_config=ears, projector_config=joins, audio_token_index=257,
+        text_config=held, encoder_config=audio, projector_config=joins, audio_token_index=257,
         has_lora_adapter=False,
     )  # fmt: skip
     return Tiny(config, GraniteParts(tok), "<|audio|>")
@@ -214,7 +216,7 @@ def nemotron_omni() -> Tiny:
         "ssm_state_size": 16, "mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2,
     }  # fmt: skip
     held.pop("num_hidden_layers")
-    ears = {
+    audio_config = {
         **ENCODER, "intermediate_size": 48, "subsampling_conv_channels": 8,
         "projection_hidden_size": 48, "projection_bias": False,
     }  # fmt: skip
@@ -223,7 +225,7 @@ def nemotron_omni() -> Tiny:
         "image_size": 28, "video_temporal_patch_size": 2,
     }  # fmt: skip
     config = tf.NemotronH_Omni_Reasoning_V3_Config(
-        text_config=held, audio_config=ears, vision_config=eyes, audio_token_id=257,
+        text_config=held, audio_config=audio_config, vision_config=eyes, audio_token_id=257,
         image_token_id=260, vision_hidden_size=32, projector_hidden_size=48,
     )  # fmt: skip
     return Tiny(config, NemotronParts(tok), "<so_embedding>")
@@ -231,12 +233,12 @@ def nemotron_omni() -> Tiny:
 
 def gemma4_sounds() -> Tiny:
     seen = gemma4()
-    ears = {
+    audio_config = {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
         "subsampling_conv_channels": [128, 8], "attention_chunk_size": 4,
         "attention_context_left": 5, "output_proj_dims": 48,
     }  # fmt: skip
-    raw = {**seen.config.to_dict(), "audio_config": ears}
+    raw = {**seen.config.to_dict(), "audio_config": audio_config}
     return Tiny(tf.Gemma4Config(**raw), seen.processor, "<audio>")
 
 
@@ -254,7 +256,7 @@ def gemma3n() -> Tiny:
         activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0], intermediate_size=[96] * 4,
         layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=32,
     )  # fmt: skip
-    ears = {
+    audio = {
         "hidden_size": 32, "input_feat_size": 16, "conf_num_attention_heads": 2,
         "conf_num_hidden_layers": 2, "conf_attention_chunk_size": 4,
         "conf_attention_context_left": 5, "conf_attention_context_right": 0,
@@ -266,13 +268,13 @@ def gemma3n() -> Tiny:
         "vocab_size": 8, "vocab_offset": 384, "model_args": None,
     }  # fmt: skip
     config = tf.Gemma3nConfig(
-        text_config=held, audio_config=ears, vision_config=eyes, audio_soft_tokens_per_image=20,
+        text_config=held, audio_config=audio, vision_config=eyes, audio_soft_tokens_per_image=20,
         vision_soft_tokens_per_image=4,
         **{name: tok.convert_tokens_to_ids(token) for name, token in ids.items()},
     )  # fmt: skip
-    hears = tf.Gemma3nAudioFeatureExtractor(feature_size=16)
+    extractor = tf.Gemma3nAudioFeatureExtractor(feature_size=16)
     whole = processor(
-        tf.Gemma3nProcessor, hears, image_processor("Siglip", size={"height": 28, "width": 28}), tok,  # noqa: E501
+        tf.Gemma3nProcessor, extractor, image_processor("Siglip", size={"height": 28, "width": 28}), tok,  # noqa: E501
         audio_seq_length=20, image_seq_length=4,
     )  # fmt: skip
     return Tiny(config, whole, "<audio>")

@@ -254,8 +254,8 @@ def muse_spark() -> Tiny:
         "moe_intermediate_size": 24, "num_local_experts": 4, "num_experts_per_tok": 2,
         "output_multiplier": 0.7,
     }  # fmt: skip
-    ears = {"hidden_sizes": [16] * 4, "depths": [1] * 4, "out_hidden_size": 64}
-    return _muse("MuseSpark", text_config=held, audio_config=ears, audio_token_id=264)
+    audio_config = {"hidden_sizes": [16] * 4, "depths": [1] * 4, "out_hidden_size": 64}
+    return _muse("MuseSpark", text_config=held, audio_config=audio_config, audio_token_id=264)
 
 
 NEWER: dict[str, Callable[[], Tiny]] = {

@@ -71,13 +71,13 @@ def dots3_note() -> Tiny:
         "num_attention_heads": 2, "moe_intermediate_size": 24, "adapter_in_dim": 32,
         "adapter_out_dim": 64, "pyramid_num_routed": [-1, 2, 4],
     }  # fmt: skip
-    ears = {
+    audio_config = {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
         "num_attention_heads": 2, "downsample_hidden_size": 8, "adapter_input_size": 32,
         "adapter_out_dim": 64,
     }  # fmt: skip
     config = tf.Dots3NoteConfig(
-        vision_config=encoder, audio_config=ears, text_config=held("Dots3NoteForCausalLM"),
+        vision_config=encoder, audio_config=audio_config, text_config=held("Dots3NoteForCausalLM"),
         image_token_id=257, video_token_id=398, audio_token_id=399,
     )  # fmt: skip
     reader = image_processor(

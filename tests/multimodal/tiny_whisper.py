@@ -61,8 +61,8 @@ def save_whisper(folder: Path, **config: Any) -> Any:
     )  # fmt: skip
     model.save_pretrained(folder)
     tok.save_pretrained(folder)
-    ears = tf.WhisperFeatureExtractor(feature_size=16, chunk_length=WINDOW_S)
-    ears.save_pretrained(folder)
+    extractor = tf.WhisperFeatureExtractor(feature_size=16, chunk_length=WINDOW_S)
+    extractor.save_pretrained(folder)
     path = folder / "preprocessor_config.json"
     raw = json.loads(path.read_text()) | {"processor_class": "WhisperProcessor"}
     path.write_text(json.dumps(raw))
