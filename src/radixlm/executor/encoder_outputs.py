@@ -101,5 +101,5 @@ def _tiles(media: Media) -> tuple[int, int]:
 
 def _num_bytes(image: EncoderOutput) -> int:
     return sum(
-        part.nbytes for made in image.made.values() for part in made if isinstance(part, Tensor)
+        part.nbytes for parts in image.made.values() for part in parts if isinstance(part, Tensor)
     )

@@ -25,13 +25,13 @@ Samples = NDArray[np.float32]
 def read_audio(data: bytes, rate: int, where: str) -> Samples:
     """float32 [samples] in -1..1, the mean of the channels, ``rate`` samples a second;
     InvalidRequest for what is no audio file, or too short or long."""
-    samples, found = _wave(data, where) if data[:4] == b"RIFF" else _soundfile(data, where)
-    seconds = len(samples) / found
+    samples, file_rate = _wave(data, where) if data[:4] == b"RIFF" else _soundfile(data, where)
+    seconds = len(samples) / file_rate
     if not MIN_SECONDS <= seconds <= MAX_SECONDS:
         raise InvalidRequest(
             f"{where} has {seconds:.3f} s, must be {MIN_SECONDS} to {MAX_SECONDS:g}", where
         )
-    return resample(samples.mean(1, dtype=np.float32), found, rate)
+    return resample(samples.mean(1, dtype=np.float32), file_rate, rate)
 
 
 def _wave(data: bytes, where: str) -> tuple[Samples, int]:
@@ -74,25 +74,25 @@ def _soundfile(data: bytes, where: str) -> tuple[Samples, int]:
         raise InvalidRequest(f"{where} is no audio file that can be read: {error}", where) from None
 
 
-def resample(samples: Samples, rate: int, wanted: int) -> Samples:
+def resample(samples: Samples, rate: int, new_rate: int) -> Samples:
     """The samples at another rate. Long ones are resampled in blocks with some context, so that
     memory does not grow with the length."""
     block = BLOCK_S * rate
-    if rate == wanted or len(samples) <= block:
-        return _resampled(samples, rate, wanted)
-    total, parts = round(len(samples) * wanted / rate), []
+    if rate == new_rate or len(samples) <= block:
+        return _resampled(samples, rate, new_rate)
+    total, parts = round(len(samples) * new_rate / rate), []
     for first in range(0, len(samples), block):
         begin = max(0, first - OVERLAP_S * rate)
-        part = _resampled(samples[begin : first + block + OVERLAP_S * rate], rate, wanted)
-        skip, at = (first - begin) // rate * wanted, first // rate * wanted
-        parts.append(part[skip : skip + min(BLOCK_S * wanted, total - at)])
+        part = _resampled(samples[begin : first + block + OVERLAP_S * rate], rate, new_rate)
+        skip, at = (first - begin) // rate * new_rate, first // rate * new_rate
+        parts.append(part[skip : skip + min(BLOCK_S * new_rate, total - at)])
     return np.concatenate(parts)
 
 
-def _resampled(samples: Samples, rate: int, wanted: int) -> Samples:
+def _resampled(samples: Samples, rate: int, new_rate: int) -> Samples:
     """By the spectrum, cut or filled with zeros."""
-    count = round(len(samples) * wanted / rate)
-    if rate == wanted or not count:
+    count = round(len(samples) * new_rate / rate)
+    if rate == new_rate or not count:
         return samples[:count].astype(np.float32)
     # twice as long and mirrored: else the end would ring into the beginning
     mirrored = np.concatenate((samples, samples[::-1]))

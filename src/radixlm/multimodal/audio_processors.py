@@ -130,7 +130,7 @@ class WhisperAudioProcessor(AudioProcessor):
         return_tensors: str = "np",
         images: Any = None,
     ) -> Arrays:
-        """As of ``AudioProcessor``; what a tokenizer would add is a prompt of its own making."""
+        """As of ``AudioProcessor``, without special tokens: they would be a prompt of their own."""
         whole = text[0] if self.placeholder in text[0] or not audio else self.placeholder + text[0]
         return super().__call__([whole], audio, False, return_tensors, images)
 

@@ -183,10 +183,10 @@ def _of_parts(folder: Path, transformers: Any) -> Any | None:
 def _class(name: str, transformers: Any) -> Any | None:
     """A processor's class; from its own module where the package exports a placeholder because an
     optional dependency is missing."""
-    found = getattr(transformers, name, None)
+    exported = getattr(transformers, name, None)
     with contextlib.suppress(ImportError):
-        if found is not None and hasattr(found, "get_attributes"):
-            return found
+        if exported is not None and hasattr(exported, "get_attributes"):
+            return exported
     snake = re.sub(r"(?<!^)(?=[A-Z])", "_", name.removesuffix("Processor")).lower()
     try:
         module = importlib.import_module(f"transformers.models.{snake}.processing_{snake}")

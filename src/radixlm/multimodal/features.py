@@ -61,14 +61,14 @@ def is_features(value: Any) -> TypeGuard[Mapping[str, Any]]:
 
 
 def read_features(
-    given: Mapping[str, Any], kind: str, where: str, width: int, depth: int, merge: int
+    sent: Mapping[str, Any], kind: str, where: str, width: int, depth: int, merge: int
 ) -> Features:
     """Check what a client sent. ``width``: of an embedding; ``depth``: decoder layers that get
     embeddings of their own (DeepStack); ``merge``: rows and columns of a grid that make one
     placeholder. InvalidRequest names ``where``."""
-    is_rows = _is_rows(given, where)
+    is_rows = _is_rows(sent, where)
     arrays: dict[str, AnyArray] = {}
-    for name, value in given.items():
+    for name, value in sent.items():
         if name not in NOT_ARRAYS and value is not None:
             arrays |= dict(_arrays(str(name), value, f"{where}.{name}"))
     if sum(array.nbytes for array in arrays.values()) > MAX_BYTES:
@@ -92,10 +92,10 @@ def read_features(
     return Features(kind, arrays, None, _of_grid(arrays, kind, merge, where), where)
 
 
-def _is_rows(given: Mapping[str, Any], where: str) -> bool:
-    form = given.get("format")
+def _is_rows(sent: Mapping[str, Any], where: str) -> bool:
+    form = sent.get("format")
     if form is None:
-        return any(name in given for name in ROW_NAMES[:2])
+        return any(name in sent for name in ROW_NAMES[:2])
     if form not in FORMATS:
         known = " and ".join(FORMATS)
         raise InvalidRequest(f"{where}.format: {form!r:.80} is none of {known}", where)
@@ -150,9 +150,9 @@ def _arrays(name: str, value: Any, where: str) -> Iterator[tuple[str, AnyArray]]
         if raw[:6] == _NPY:
             yield name, _plain(_npy(raw, where), where)
             return
-        found = _tensors(raw, where)
-        for key, array in found.items():
-            yield (name if len(found) == 1 else key), _plain(array, where)
+        tensors = _tensors(raw, where)
+        for key, array in tensors.items():
+            yield (name if len(tensors) == 1 else key), _plain(array, where)
         return
     if hasattr(value, "detach"):  # a tensor of a program in this process
         value = value.detach().cpu()
@@ -175,10 +175,10 @@ def _decoded(text: str, where: str) -> bytes:
 
 def _npy(raw: bytes, where: str) -> AnyArray:
     try:
-        found: AnyArray = np.load(io.BytesIO(raw), allow_pickle=False)
+        array: AnyArray = np.load(io.BytesIO(raw), allow_pickle=False)
     except (ValueError, EOFError, OSError, KeyError, SyntaxError, MemoryError) as error:
         raise InvalidRequest(f"{where}: a .npy file that cannot be read: {error}", where) from None
-    return found
+    return array
 
 
 def _tensors(raw: bytes, where: str) -> dict[str, AnyArray]:

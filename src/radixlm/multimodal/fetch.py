@@ -103,12 +103,12 @@ def _web(url: str, rules: FetchRules, where: str) -> bytes:
     deadline_s = time.monotonic() + rules.timeout_s
     for _ in range(MAX_REDIRECTS + 1):
         try:
-            found, target = _get(url, rules, where, deadline_s)
+            body, target = _get(url, rules, where, deadline_s)
         except (OSError, http.client.HTTPException, ValueError, UnicodeError) as error:
             message = f"{where}: cannot be fetched ({type(error).__name__})"
             raise InvalidRequest(message, where) from None
-        if found is not None:
-            return found
+        if body is not None:
+            return body
         url = urljoin(url, target)
         if not url.lower().startswith(("http://", "https://")):
             raise InvalidRequest(f"{where}: redirected to what is no web address", where)
@@ -183,11 +183,11 @@ def _body(
 
 def _address(host: str, port: int, rules: FetchRules, where: str) -> str:
     """The address to connect to: the first one of a host all of whose addresses are public."""
-    found = [info[4][0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    addresses = [info[4][0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     if not rules.allow_private:
-        for address in found:
+        for address in addresses:
             ip = ipaddress.ip_address(str(address).partition("%")[0])
             if not ip.is_global or ip.is_multicast:
                 message = f"{where}: addresses of this network are refused (--allow-local-media)"
                 raise InvalidRequest(message, where)
-    return str(found[0])
+    return str(addresses[0])

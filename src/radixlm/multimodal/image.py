@@ -29,9 +29,9 @@ def open_image(data: bytes, where: str) -> Any:
     except ImportError:
         raise ConfigError("images need Pillow: install it") from None
     Image.init()
-    known = [name for name in FORMATS if name in Image.OPEN]
+    formats = [name for name in FORMATS if name in Image.OPEN]
     try:
-        image = Image.open(io.BytesIO(data), formats=known)
+        image = Image.open(io.BytesIO(data), formats=formats)
         if image.width * image.height > MAX_PIXELS:
             raise InvalidRequest(
                 f"{where} has {image.width} x {image.height} pixels, at most {MAX_PIXELS}", where

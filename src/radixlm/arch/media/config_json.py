@@ -47,7 +47,7 @@ def flattened(raw: Raw) -> dict[str, Any]:
     """config.json with the keys of its thinker (Qwen-Omni) or decoder (Whisper) at the top."""
     keys = _DECODER_KEYS.get(str(raw.get("model_type")))
     if keys is not None:
-        return {**raw, **{key: raw.get(own, default) for key, (own, default) in keys.items()}}
+        return {**raw, **{key: raw.get(name, default) for key, (name, default) in keys.items()}}
     thinker = raw.get("thinker_config")
     if not isinstance(thinker, dict):
         renamed = {new: raw[old] for old, new in _RENAMED.items() if old in raw}

@@ -75,8 +75,10 @@ class _Patches(nn.Module):
         """[N, 3, P, P] -> [1, N, C]."""
         rows, columns = buckets(height, self.side), buckets(width, self.side)
         places = (rows[:, None] * self.side + columns).reshape(-1).to(patches.device)
-        made: Tensor = self.patch_embedding(patches).flatten(1) + self.position_embedding(places)
-        return made[None]
+        embedded: Tensor = self.patch_embedding(patches).flatten(1) + self.position_embedding(
+            places
+        )
+        return embedded[None]
 
 
 class _SiglipSlices(nn.Module):
@@ -95,8 +97,8 @@ class _SiglipSlices(nn.Module):
 
     def forward(self, patches: Tensor, height: int, width: int) -> Tensor:
         """[N, 3, P, P] -> [1, N, C]."""
-        made = self.encoder(inputs_embeds=self.embeddings(patches, height, width))
-        out: Tensor = self.post_layernorm(made.last_hidden_state)
+        encoded = self.encoder(inputs_embeds=self.embeddings(patches, height, width))
+        out: Tensor = self.post_layernorm(encoded.last_hidden_state)
         return out
 
 
@@ -117,8 +119,8 @@ class _Resampler(nn.Module):
         values = self.ln_kv(self.kv_proj(patches))
         keys = values + sines(height, width, values.shape[-1]).to(values)
         seen, _ = self.attn(self.ln_q(self.query)[None], keys, values, need_weights=False)
-        made: Tensor = self.ln_post(seen[0]) @ self.proj
-        return made
+        queries: Tensor = self.ln_post(seen[0]) @ self.proj
+        return queries
 
 
 class MiniCpm(nn.Module):
@@ -134,11 +136,11 @@ class MiniCpm(nn.Module):
         """[patches of all slices, 3, P, P], int64 [S, 2] rows and columns -> [S * queries, D]."""
         sizes: list[tuple[int, int]] = [(int(h), int(w)) for h, w in tgt_sizes.tolist()]
         slices = torch.split(pixel_values, [height * width for height, width in sizes])
-        made = [
+        parts = [
             self.resampler(self.vpm(patches, *size), *size)
             for patches, size in zip(slices, sizes, strict=True)
         ]
-        return torch.cat(made)
+        return torch.cat(parts)
 
 
 # ---- Kimi-VL -----------------------------------------------------------------------------------
@@ -172,8 +174,8 @@ class Kimi(nn.Module):
 
     def get_image_features(self, pixel_values: Tensor, image_grid_thw: Tensor) -> Tensor:
         """[patches of all images, 3, P, P], int64 [images, 3] -> [N, D]."""
-        made = self.vision_tower(pixel_values, grid_thw=image_grid_thw)
-        rows: Tensor = self.mm_projector(made.pooler_output).squeeze(1)
+        encoded = self.vision_tower(pixel_values, grid_thw=image_grid_thw)
+        rows: Tensor = self.mm_projector(encoded.pooler_output).squeeze(1)
         return rows
 
 
@@ -200,8 +202,8 @@ class _SiglipTiles(nn.Module):
         """[tiles, 3, side, side] -> [tiles, C, rows, columns]."""
         grid = self.embedding(tiles)
         rows = grid.flatten(2).transpose(1, 2) + self.pos_embed
-        made: Tensor = self.norm(self.encoder(inputs_embeds=rows).last_hidden_state)
-        return made.transpose(1, 2).reshape(grid.shape)
+        encoded: Tensor = self.norm(self.encoder(inputs_embeds=rows).last_hidden_state)
+        return encoded.transpose(1, 2).reshape(grid.shape)
 
 
 class Deepseek(nn.Module):
@@ -223,16 +225,16 @@ class Deepseek(nn.Module):
 
     def get_image_features(self, pixel_values: Tensor, images_spatial_crop: Tensor) -> Tensor:
         """[all tiles, 3, side, side], int64 [images, 2] columns and rows -> [N, D]."""
-        tiles, at, made = self._projected(pixel_values), 0, []
+        tiles, at, parts = self._projected(pixel_values), 0, []
         for columns, rows in images_spatial_crop.tolist():
-            own = tiles[at + 1 : at + 1 + rows * columns]
-            side, dim = own.shape[1], own.shape[-1]
-            large = own.reshape(rows, columns, side, side, dim).transpose(1, 2)
+            crops = tiles[at + 1 : at + 1 + rows * columns]
+            side, dim = crops.shape[1], crops.shape[-1]
+            large = crops.reshape(rows, columns, side, side, dim).transpose(1, 2)
             views = [self._ended(tiles[at]), self.view_seperator[None]]
             views.append(self._ended(large.reshape(rows * side, columns * side, dim)))
-            made += views if self._is_whole_first else views[::-1]
+            parts += views if self._is_whole_first else views[::-1]
             at += 1 + rows * columns
-        return torch.cat(made)
+        return torch.cat(parts)
 
     def _projected(self, tiles: Tensor) -> Tensor:
         """[tiles, 3, side, side] -> [tiles, rows, columns, D], a square of patches each."""
@@ -241,8 +243,8 @@ class Deepseek(nn.Module):
         grid = nn.functional.pad(grid, (0, odd, 0, odd))
         side = grid.shape[-1] // merge
         squares = nn.functional.unfold(grid, merge, stride=merge).transpose(1, 2)
-        made: Tensor = self.projector(squares)
-        return made.reshape(len(tiles), side, side, -1)
+        projected: Tensor = self.projector(squares)
+        return projected.reshape(len(tiles), side, side, -1)
 
     def _ended(self, grid: Tensor) -> Tensor:
         """[rows, columns, D] -> [rows * (columns + 1), D]."""
@@ -268,8 +270,8 @@ class _SiglipEmbeddings(nn.Module):
 
     def forward(self, tiles: Tensor) -> Tensor:
         """[tiles, 3, side, side] -> [tiles, rows * columns, C]."""
-        made: Tensor = self.encoder(inputs_embeds=self.embeddings(tiles)).last_hidden_state
-        return made
+        encoded: Tensor = self.encoder(inputs_embeds=self.embeddings(tiles)).last_hidden_state
+        return encoded
 
 
 class Vila(nn.Module):
@@ -300,8 +302,8 @@ class Vila(nn.Module):
         grid = nn.functional.pad(grid, (0, 0, 0, odd, 0, odd))
         side = (side + odd) // merge
         squares = grid.reshape(len(rows), side, merge, side, merge, -1).transpose(2, 3)
-        made: Tensor = self.projector(squares.flatten(3)).flatten(0, 2)
-        return made
+        projected: Tensor = self.projector(squares.flatten(3)).flatten(0, 2)
+        return projected
 
 
 _MODULES: dict[str, Any] = {

@@ -44,6 +44,6 @@ class ImageEmbedder:
     def encode(self, media: Media) -> Tensor:
         """float32 [1, 1, D]."""
         pixels = torch.from_numpy(media.inputs["pixel_values"].read().copy()).to(self._device)
-        made = self._model.get_image_features(pixel_values=pixels.float())
-        made = made if isinstance(made, Tensor) else made.pooler_output
-        return made.float()[None]
+        output = self._model.get_image_features(pixel_values=pixels.float())
+        output = output if isinstance(output, Tensor) else output.pooler_output
+        return output.float()[None]

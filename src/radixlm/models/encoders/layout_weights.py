@@ -48,25 +48,25 @@ def fill(
     if getattr(getattr(model, "config", None), "has_projector_norms", False):
         _add_norms(model.multi_modal_projector, dtype)
     loaded = dict[str, Tensor]()
-    wanted = model.state_dict()
+    parameters = model.state_dict()
     for place in (extra, folder) if extra is not None else (folder,):
         source = open_folder(place, "auto")
         for name in source.sizes():
             new = layout.renamed(name)
             parts = source.read(name).chunk(len(new)) if new else ()
             for key, part in zip(new, parts, strict=True):
-                shape = wanted[key].shape if key in wanted else part.shape
+                shape = parameters[key].shape if key in parameters else part.shape
                 is_row = part.shape == (1, *shape)  # a table of positions, of a batch of one
                 loaded[key] = (part[0] if is_row else part).to(dtype)
-    if _has_vision_encoder(wanted) and not _has_vision_encoder(loaded):
+    if _has_vision_encoder(parameters) and not _has_vision_encoder(loaded):
         message = "holds no weights of its vision encoder, nor does a folder of the encoder's name"
         raise CheckpointError(f"{folder}: {message} inside it or extra it")
-    wrong = {k: v for k, v in loaded.items() if k in wanted and v.shape != wanted[k].shape}
-    fitting = {k: v.clone() for k, v in loaded.items() if k in wanted and k not in wrong}
+    wrong = {k: v for k, v in loaded.items() if k in parameters and v.shape != parameters[k].shape}
+    fitting = {k: v.clone() for k, v in loaded.items() if k in parameters and k not in wrong}
     model.load_state_dict(fitting, strict=False)
     unused = re.compile(layout.unused)
-    missing = [name for name in wanted if name not in loaded and not unused.match(name)]
+    missing = [name for name in parameters if name not in loaded and not unused.match(name)]
     return {
         "missing_keys": missing,
-        "mismatched_keys": [(k, v.shape, wanted[k].shape) for k, v in wrong.items()],
+        "mismatched_keys": [(k, v.shape, parameters[k].shape) for k, v in wrong.items()],
     }

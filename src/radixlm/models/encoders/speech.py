@@ -42,15 +42,15 @@ class SpeechEncoder:
         for key in _LAYER_KEYS:
             if hasattr(config, key):
                 setattr(config, key, 0)
-        made: tuple[Any, dict[str, Any]]
-        made = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(
+        loaded: tuple[Any, dict[str, Any]]
+        loaded = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-        return made
+        return loaded
 
     @torch.inference_mode()
     def encode(self, media: Media) -> Tensor:

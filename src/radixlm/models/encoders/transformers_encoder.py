@@ -84,20 +84,20 @@ class TransformersEncoder:
             return self._projected(media)
         if method is None:
             raise ValueError(f"this model has no encoder for {media.kind}")
-        made = method(**self._arguments(method, media))
-        deep = getattr(made, "deepstack_features", None) or ()
+        output = method(**self._arguments(method, media))
+        deep = getattr(output, "deepstack_features", None) or ()
         if deep and isinstance(deep[0][0], int):  # (layer before which they join, rows)
             layers = _by_layer({layer: _joined(rows) for layer, rows in deep})
         else:
-            layers = [_joined(_pooled(made)), *(_joined(one) for one in deep)]
+            layers = [_joined(_pooled(output)), *(_joined(one) for one in deep)]
         layers[0] = layers[0] * self._scale
         return torch.stack([layer.float() for layer in layers])
 
     def _projected(self, media: Media) -> Tensor:
         """[1, N, D] where layers attend to the projected rows (Llama 3.2 Vision)."""
         model: Any = self._model
-        made = model.vision_model(**self._arguments(model.vision_model.forward, media))
-        return _joined(model.multi_modal_projector(made.last_hidden_state)).float()[None]
+        output = model.vision_model(**self._arguments(model.vision_model.forward, media))
+        return _joined(model.multi_modal_projector(output.last_hidden_state)).float()[None]
 
     def _arguments(self, method: Callable[..., Any], media: Media) -> dict[str, Any]:
         """The processor's outputs that ``method`` takes."""
@@ -124,14 +124,14 @@ class BoundaryTokenEncoder:
         """float32 [1, N, D] for the N ``input_ids``; ValueError where the encoder's output
         does not fit them."""
         ids = media.inputs["input_ids"].read()[0]
-        made = self._encoder.encode(media)
-        is_image = torch.from_numpy(ids == self._token).to(made.device)
-        if int(is_image.sum()) != made.shape[1]:
+        features = self._encoder.encode(media)
+        is_image = torch.from_numpy(ids == self._token).to(features.device)
+        if int(is_image.sum()) != features.shape[1]:
             raise ValueError(
-                f"the encoder made {made.shape[1]} rows for {int(is_image.sum())} places"
+                f"the encoder made {features.shape[1]} rows for {int(is_image.sum())} placeholders"
             )
-        rows = made.new_zeros(made.shape[0], len(ids), made.shape[2])
-        rows[:, is_image] = made
+        rows = features.new_zeros(features.shape[0], len(ids), features.shape[2])
+        rows[:, is_image] = features
         return rows
 
 
@@ -200,14 +200,14 @@ class _Extended:
         return rows.float()
 
 
-def _pooled(made: Any) -> Any:
+def _pooled(output: Any) -> Any:
     """The features: an attribute of an output object, or the output itself."""
     for name in ("pooler_output", "last_hidden_state"):
-        found = getattr(made, name, None)
-        if found is not None:
-            mask = getattr(made, "attention_mask", None)  # of audio: which rows are no padding
-            return found if mask is None else found[mask.bool()]
-    return made
+        features = getattr(output, name, None)
+        if features is not None:
+            mask = getattr(output, "attention_mask", None)  # of audio: which rows are no padding
+            return features if mask is None else features[mask.bool()]
+    return output
 
 
 def _joined(rows: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
@@ -259,8 +259,8 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
         raise CheckpointError(f"{folder}: its encoders cannot be loaded: {error}") from error
     check_report(report, folder, "the encoders", lambda name: _OF_TEXT.search(name) is None)
     inner = getattr(model, "model", model)
-    own = ("embed_tokens",) if hasattr(inner, "embed_tokens_extend") else ()
-    for name in ("language_model", "lm_head", *own):  # still has its embedding
+    embedding = ("embed_tokens",) if hasattr(inner, "embed_tokens_extend") else ()
+    for name in ("language_model", "lm_head", *embedding):
         if hasattr(inner, name):
             delattr(inner, name)
     check_numbers(inner, folder, "the encoders")

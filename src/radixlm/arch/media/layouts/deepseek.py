@@ -126,11 +126,11 @@ def _ocr(raw: Raw) -> dict[str, Any]:
         "patch_size": clip["patch_size"],
     }
     text = stub(int(raw["language_config"]["hidden_size"]))
-    own = {"n_routed_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 2}
+    experts = {"n_routed_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 2}
     return {
         "model_type": "unlimited_ocr",
         "vision_config": {"sam_config": below, "encoder_config": above},
-        "text_config": {**text, **own, "model_type": "unlimited_ocr_text", "layer_types": []},
+        "text_config": {**text, **experts, "model_type": "unlimited_ocr_text", "layer_types": []},
     }
 
 

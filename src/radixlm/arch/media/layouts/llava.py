@@ -206,8 +206,8 @@ def _llava_video(raw: Raw) -> dict[str, Any]:
     if not _is_tiled(raw) or "_max_" in str(raw["image_aspect_ratio"]) or stride != 2:
         ratio = raw.get("image_aspect_ratio")
         raise ValueError(f"image_aspect_ratio {ratio!r}, mm_spatial_pool_stride {stride!r}")
-    own = {"model_type": "llava_next_video", "spatial_pool_mode": mode, "spatial_pool_stride": 2}
-    return {**_llava(raw), **own}
+    keys = {"model_type": "llava_next_video", "spatial_pool_mode": mode, "spatial_pool_stride": 2}
+    return {**_llava(raw), **keys}
 
 
 def _llava_video_processor(raw: Raw) -> tuple[str, dict[str, Any]]:

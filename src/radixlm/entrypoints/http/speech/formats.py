@@ -48,13 +48,13 @@ def usage_of(duration_s: float) -> dict[str, Any]:
     return {"type": "duration", "seconds": math.ceil(duration_s)}
 
 
-def plain_json(made: Transcript) -> dict[str, Any]:
+def plain_json(transcript: Transcript) -> dict[str, Any]:
     """response_format json."""
-    answer: dict[str, Any] = {"text": made.text, "usage": usage_of(made.duration_s)}
-    return answer if made.logprobs is None else answer | {"logprobs": made.logprobs}
+    answer: dict[str, Any] = {"text": transcript.text, "usage": usage_of(transcript.duration_s)}
+    return answer if transcript.logprobs is None else answer | {"logprobs": transcript.logprobs}
 
 
-def verbose_json(made: Transcript, temperature: float) -> dict[str, Any]:
+def verbose_json(transcript: Transcript, temperature: float) -> dict[str, Any]:
     """response_format verbose_json."""
     segments = [
         {
@@ -69,32 +69,32 @@ def verbose_json(made: Transcript, temperature: float) -> dict[str, Any]:
             "compression_ratio": span.compression_ratio,
             "no_speech_prob": span.no_speech_prob,
         }
-        for index, span in enumerate(made.spans)
+        for index, span in enumerate(transcript.spans)
     ]
     return {
-        "task": made.task,
-        "language": LANGUAGES.get(made.language, made.language),
-        "duration": round(made.duration_s, 3),
-        "text": made.text,
+        "task": transcript.task,
+        "language": LANGUAGES.get(transcript.language, transcript.language),
+        "duration": round(transcript.duration_s, 3),
+        "text": transcript.text,
         "segments": segments,
-        "usage": usage_of(made.duration_s),
+        "usage": usage_of(transcript.duration_s),
     }
 
 
-def srt(made: Transcript) -> str:
+def srt(transcript: Transcript) -> str:
     """SubRip."""
     cues = [
         f"{index}\n{_clock(span.start_s, ',')} --> {_clock(span.end_s, ',')}\n{_line(span)}\n"
-        for index, span in enumerate(made.spans, 1)
+        for index, span in enumerate(transcript.spans, 1)
     ]
     return "\n".join(cues)
 
 
-def vtt(made: Transcript) -> str:
+def vtt(transcript: Transcript) -> str:
     """WebVTT."""
     cues = [
         f"{_clock(span.start_s, '.')} --> {_clock(span.end_s, '.')}\n{_line(span)}\n"
-        for span in made.spans
+        for span in transcript.spans
     ]
     return "\n".join(("WEBVTT\n", *cues))
 

@@ -114,18 +114,18 @@ async def _answer(request: Request, into_english: bool) -> Response:
     call = await _call(state, transcriber, form)
     if form.stream:
         return await stream_response(request, _events(call))
-    made = await cancel_on_disconnect(request, _transcript(call))
+    transcript = await cancel_on_disconnect(request, _transcript(call))
     match form.response_format:
         case "text":
-            return PlainTextResponse(made.text + "\n")
+            return PlainTextResponse(transcript.text + "\n")
         case "srt":
-            return PlainTextResponse(formats.srt(made))
+            return PlainTextResponse(formats.srt(transcript))
         case "vtt":
-            return PlainTextResponse(formats.vtt(made), media_type="text/vtt")
+            return PlainTextResponse(formats.vtt(transcript), media_type="text/vtt")
         case "verbose_json":
-            return json_response(formats.verbose_json(made, call.sampling.temperature))
+            return json_response(formats.verbose_json(transcript, call.sampling.temperature))
         case _:
-            return json_response(formats.plain_json(made))
+            return json_response(formats.plain_json(transcript))
 
 
 async def _call(state: ServerState, transcriber: Transcriber, form: Form) -> Call:
@@ -180,23 +180,23 @@ async def _transcript(call: Call) -> Transcript:
         requests = [await call.request(ask, one, call.sampling, need) for _, one in some]
         outputs += [one for [one] in await generate.collect(call.state, requests)]
     task = "translate" if call.form.into_english else "transcribe"
-    made = Transcript("", call.duration_s, call.language, task)
+    transcript = Transcript("", call.duration_s, call.language, task)
     if is_timed:
-        made.spans = await _spans(call, outputs)
-        made.text = "".join(span.text for span in made.spans).strip()
+        transcript.spans = await _spans(call, outputs)
+        transcript.text = "".join(span.text for span in transcript.spans).strip()
     else:
-        made.text = _text(call, outputs, made)
+        transcript.text = _text(call, outputs, transcript)
     if call.form.wants_logprobs:
-        made.logprobs = [one for output in outputs for one in _logprobs(call, output)]
-    return made
+        transcript.logprobs = [one for output in outputs for one in _logprobs(call, output)]
+    return transcript
 
 
-def _text(call: Call, outputs: list[Output], made: Transcript) -> str:
+def _text(call: Call, outputs: list[Output], transcript: Transcript) -> str:
     text = ""
     for output in outputs:
         reader = call.transcriber.reader()
         text += reader.feed(output.text) + reader.finish()
-        made.language = made.language or reader.language
+        transcript.language = transcript.language or reader.language
     return text.strip()
 
 
@@ -205,14 +205,16 @@ async def _spans(call: Call, outputs: list[Output]) -> list[Span]:
     assert isinstance(transcriber, TokenTranscriber)
     spans = []
     for index, output in enumerate(outputs):
-        found = transcriber.spans(_words(call, output), call.windows[index][0], call.end_s(index))
+        segments = transcriber.spans(
+            _words(call, output), call.windows[index][0], call.end_s(index)
+        )
         wants_more = call.form.response_format == "verbose_json" and transcriber.finds_language
         silence = (await _probe(call, transcriber, index))[1] if wants_more else 0.0
         chosen = [one[0] or 0.0 for one in (output.logprobs.chosen if output.logprobs else [])]
-        for span in found:
+        for span in segments:
             span.avg_logprob = sum(chosen) / max(len(chosen), 1)
             span.no_speech_prob = silence
-        spans += found
+        spans += segments
     return spans
 
 
@@ -260,8 +262,8 @@ async def _events(call: Call) -> AsyncGenerator[bytes, None]:
 
 
 def _delta(call: Call, new: str, logprobs: list[dict[str, Any]] | None) -> dict[str, Any]:
-    made = _chunk(call, {"content": new}, None) | {"type": "transcript.text.delta", "delta": new}
-    return made if logprobs is None else made | {"logprobs": logprobs}
+    chunk = _chunk(call, {"content": new}, None) | {"type": "transcript.text.delta", "delta": new}
+    return chunk if logprobs is None else chunk | {"logprobs": logprobs}
 
 
 def _chunk(call: Call, delta: dict[str, str], reason: str | None) -> dict[str, Any]:

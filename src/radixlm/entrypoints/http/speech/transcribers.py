@@ -113,10 +113,10 @@ class Transcriber:
 
     def ask(self, form: Form, language: str) -> Ask:
         """The prompt for an audio clip; ``language`` is a code or ""."""
-        wanted = "Translate the audio into English text." if form.into_english else None
+        translate = "Translate the audio into English text." if form.into_english else None
         row = self._state.info.media
         trained = row.instruction if row is not None else ""
-        text = wanted or trained or "Transcribe the audio into text."
+        text = translate or trained or "Transcribe the audio into text."
         if language:
             text += f" It is in {LANGUAGES[language].title()}."
         if form.prompt:
@@ -194,8 +194,8 @@ class TokenTranscriber(Transcriber):
     @cached_property
     def no_times(self) -> int:
         """The token for "no timestamps"; the ids behind it are the timestamps."""
-        found = self._generation.get("no_timestamps_token_id")
-        token = found if isinstance(found, int) else self._id("<|notimestamps|>")
+        listed = self._generation.get("no_timestamps_token_id")
+        token = listed if isinstance(listed, int) else self._id("<|notimestamps|>")
         if token is None:
             raise InvalidRequest("this model has no timestamps", "response_format")
         return token
@@ -213,7 +213,7 @@ class TokenTranscriber(Transcriber):
 
     def language_of(self, token: int) -> str:
         """Of a token of ``probe``."""
-        return next((code for code, held in self.languages.items() if held == token), "")
+        return next((code for code, one in self.languages.items() if one == token), "")
 
     @property
     def no_speech(self) -> int:
@@ -224,18 +224,18 @@ class TokenTranscriber(Transcriber):
         """Segments of an answer with times about [began_s, ended_s) of the audio."""
         tokenizer, seek = self._state.require_tokenizer(), round(began_s * 100)
         spans: list[Span] = []
-        start_s, held = began_s, list[int]()
+        start_s, segment = began_s, list[int]()
         for token in ids:
             if token <= self.no_times:
-                held.append(token)
+                segment.append(token)
                 continue
             at_s = min(began_s + (token - self.no_times - 1) * _STEP_S, ended_s)
-            if held:
-                spans.append(Span(start_s, at_s, tokenizer.decode(held), held, seek))
-                held = []
+            if segment:
+                spans.append(Span(start_s, at_s, tokenizer.decode(segment), segment, seek))
+                segment = []
             start_s = at_s
-        if held and tokenizer.decode(held):
-            spans.append(Span(start_s, ended_s, tokenizer.decode(held), held, seek))
+        if segment and tokenizer.decode(segment):
+            spans.append(Span(start_s, ended_s, tokenizer.decode(segment), segment, seek))
         return spans
 
     def _before(self, prompt: str) -> str:
@@ -247,13 +247,13 @@ class TokenTranscriber(Transcriber):
         return "<|startofprev|>" + tokenizer.decode(ids[-limit:])
 
     def _options(self, is_timed: bool) -> Options:
-        held, vocab = self._generation, self._state.info.decoder.vocab
+        generation, vocab = self._generation, self._state.info.decoder.vocab
         options: Options = {
-            "suppress": _known(held.get("suppress_tokens"), vocab),
-            "first_suppress": _known(held.get("begin_suppress_tokens"), vocab),
+            "suppress": _known(generation.get("suppress_tokens"), vocab),
+            "first_suppress": _known(generation.get("begin_suppress_tokens"), vocab),
         }
         if is_timed:
-            latest = held.get("max_initial_timestamp_index")
+            latest = generation.get("max_initial_timestamp_index")
             end = next(iter(self._state.info.eos_ids), 0)
             options |= {"times_from": self.no_times + 1, "end": end, "latest_first": latest}
         return options
@@ -291,10 +291,10 @@ def transcriber_of(state: ServerState) -> Transcriber:
     """The model's; InvalidRequest for a model without audio input."""
     if state.media is None or "audio" not in state.media.kinds:
         raise InvalidRequest("this model has no audio input: serve one that has", "model")
-    found = state.extras.get(Transcriber)
-    if found is None:
+    cached = state.extras.get(Transcriber)
+    if cached is None:
         assert state.info.media is not None
         kind = _KINDS[state.info.media.transcriber]
-        found = state.extras[Transcriber] = kind(state)
-    transcriber: Transcriber = found
+        cached = state.extras[Transcriber] = kind(state)
+    transcriber: Transcriber = cached
     return transcriber
