@@ -17,7 +17,7 @@ from PIL import Image
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.launch import ThreadEngine, intake_tokenizer
 from radixlm.engine.model_info import resolved
-from radixlm.entrypoints.http.app import create_app, leave
+from radixlm.entrypoints.http.app import create_app, stop_background
 
 PLACE = "PLACE"  # the placeholder of an image in a template
 # an old template that takes one text a message; the server inserts the placeholders
@@ -78,7 +78,7 @@ async def served(
         yield made
     finally:
         await made.client.aclose()
-        await leave(made.app.state.server)
+        await stop_background(made.app.state.server)
         await engine.stop()
 
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 
-from radixlm.entrypoints.http.app import leave, resume
+from radixlm.entrypoints.http.app import resume, stop_background
 from radixlm.entrypoints.http.batches.runner import check_lines
 
 CHAT = "/v1/chat/completions"
@@ -93,7 +93,7 @@ async def test_a_batch_outlives_the_process(
                 "completed"
             ]:
                 await asyncio.sleep(0.005)
-        await leave(one.state)
+        await stop_background(one.state)
     (torn,) = (tmp_path / "batches").glob("*.out")
     with torn.open("ab") as out:
         out.write(b'{"custom_id": "n3')
