@@ -1,4 +1,5 @@
-"""Pairs and rules: each is met by an example and passed by a neighbour that works."""
+"""Conflicts and rules between options: each is violated by an example and satisfied by a similar
+one."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ SAMPLES: dict[type, Any] = {int: 2, float: 0.5, bool: True, str: "sample"}
 
 
 def holding(term: str) -> dict[str, Any]:
-    """A value that makes one side of a pair hold."""
+    """A value that makes one side of a pair true."""
     name, _, wanted = term.partition("=")
     option = options()[name]
     sample = wanted.split("|")[0] or next(
@@ -118,7 +119,7 @@ def test_the_defaults_are_fine() -> None:
         "customer 100 0 10.5",
     ],
 )
-def test_bucket_rules_that_work(rule: str) -> None:
+def test_valid_bucket_rules(rule: str) -> None:
     check(ServerConfig.from_kwargs(prompt_tokens_buckets=rule.split()))
     check(ServerConfig.from_kwargs(generation_tokens_buckets=rule))
 
@@ -142,7 +143,7 @@ def test_bucket_rules_that_work(rule: str) -> None:
         "",
     ],
 )
-def test_bucket_rules_that_do_not(rule: str) -> None:
+def test_wrong_bucket_rules(rule: str) -> None:
     with pytest.raises(ConfigError, match="--generation-tokens-buckets"):
         check(ServerConfig.from_kwargs(generation_tokens_buckets=rule))
 

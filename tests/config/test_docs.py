@@ -1,4 +1,4 @@
-"""docs/server-arguments.md is what the options say."""
+"""docs/server-arguments.md is generated from the options and is current."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of options: types read rightly, names unique, states well formed."""
+"""The options: types from annotations, unique names, well-formed states."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_option_is_well_formed(one: Option) -> None:
         assert one.default in (None, ())
 
 
-def test_every_alias_leads_home() -> None:
+def test_every_alias_finds_its_option() -> None:
     for name, one in options().items():
         for alias in one.flag.aliases:
             assert names()[alias[2:].replace("-", "_")] == name

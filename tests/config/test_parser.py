@@ -24,7 +24,7 @@ PARSER = build_parser()
 
 
 def texts() -> st.SearchStrategy[str]:
-    """Text that a shell can hand over and that does not mean "unset"."""
+    """Text that a shell can pass and that does not mean "unset"."""
     return st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8).filter(
         lambda text: text != "None"
     )
@@ -62,7 +62,7 @@ def values(option: Option) -> st.SearchStrategy[Any]:
 
 
 def written(option: Option, value: Any) -> list[str]:
-    """The option as words of a command line."""
+    """The option as command-line words."""
     if option.kind is bool and option.flag.const is None:
         return [option.dashed if value else "--no-" + option.dashed[2:]]
     if not option.is_many:
@@ -223,7 +223,7 @@ def test_flags_with_and_without_a_value() -> None:
 
 
 @pytest.mark.parametrize("word", ["None", "auto", "null"])
-def test_words_for_unset_numbers(word: str) -> None:
+def test_spellings_of_unset_numbers(word: str) -> None:
     config, names = parse(["--page-size", word, "--max-total-tokens", word])
     assert config.memory.page_size is None
     assert config.memory.max_total_tokens is None

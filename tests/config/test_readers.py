@@ -1,4 +1,4 @@
-"""An option that "works" has a reader: no flag is accepted and forgotten."""
+"""Every option in state "works" is read somewhere, so no flag is ignored silently."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ a new option gets its reader, or the state "planned", in the same change."""
 
 
 def has_a_choice(option: Option) -> bool:
-    """Whether more than one value of a working option is built."""
+    """Whether more than one value of a working option is supported."""
     flag = option.flag
     return flag.state == "works" and (flag.built is None or len(flag.built) > 1)
 

@@ -1,4 +1,4 @@
-"""Every flag of the reference is accepted, with the reference's type and default."""
+"""Every SGLang flag is accepted, with its type and default."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OUR_DEFAULTS = {
 """Where we differ on purpose, or where the reference's tables disagree with each other."""
 
 
-def test_the_list_is_whole() -> None:
+def test_the_list_is_complete() -> None:
     assert len(ROWS) == 236
     assert len({flag for flag, _, _ in ROWS}) == 236
 
@@ -61,14 +61,14 @@ def test_flag_is_accepted(flag: str, kind: str, default: str, tmp_path: Path) ->
 
 
 def is_same(ours: object, shown: str) -> bool:
-    """Whether our default is the one that the reference's table shows."""
+    """Whether our default equals the one in SGLang's table."""
     if isinstance(ours, int | float) and not isinstance(ours, bool):
         return ours == float(shown)
     return str(ours) == shown
 
 
 @pytest.mark.parametrize("key", sorted(DEPRECATED))
-def test_old_flags_warn_in_one_line(key: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_deprecated_flags_warn_in_one_line(key: str, caplog: pytest.LogCaptureFixture) -> None:
     renamed = DEPRECATED[key]
     flag = "--" + key.replace("_", "-")
     option = options().get(renamed.to)
@@ -87,13 +87,13 @@ def test_expert_parallel_follows_tensor_parallel() -> None:
     assert (config.parallel.tp_size, config.parallel.ep_size) == (4, 4)
 
 
-def test_an_old_flag_yields_to_the_new_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_new_flag_overrides_the_deprecated_one(caplog: pytest.LogCaptureFixture) -> None:
     config, _ = parse(["--enable-triton-kernel-moe", "--moe-runner-backend", "triton"])
     assert config.execute.moe_runner_backend == "triton"
     assert "overridden by --moe-runner-backend" in caplog.text
 
 
-def test_old_values_are_mapped(caplog: pytest.LogCaptureFixture) -> None:
+def test_deprecated_values_are_mapped(caplog: pytest.LogCaptureFixture) -> None:
     config, _ = parse(["--model-impl", "sglang", "--attention-backend", "intel_amx"])
     assert config.model.model_impl == "radixlm"
     assert config.execute.attention_backend == "cpu"

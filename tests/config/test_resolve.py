@@ -1,4 +1,4 @@
-"""Settling what the user left open."""
+"""Resolution of options that the user left open."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_cpu_gets_its_defaults() -> None:
     assert config.memory.mem_fraction_static == 0.6
 
 
-def test_options_typed_as_settled_are_settled() -> None:
+def test_options_with_non_optional_types_are_resolved() -> None:
     assert len(AUTO_NAMES) == 14
     assert not [name for name in AUTO_NAMES if settle().value(name) is None]
 
@@ -70,7 +70,7 @@ def test_each_change_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     assert all("\n" not in line for line in lines)
 
 
-def test_what_the_user_gave_stays(caplog: pytest.LogCaptureFixture) -> None:
+def test_values_of_the_user_stay(caplog: pytest.LogCaptureFixture) -> None:
     asked: dict[str, Any] = {
         "device": "cpu",
         "tokenizer_path": "t",
@@ -108,7 +108,7 @@ SAFE: dict[str, st.SearchStrategy[Any]] = {
 @settings(max_examples=100, derandomize=True, deadline=None)
 @given(st.fixed_dictionaries({}, optional=SAFE), st.sampled_from([None, {"context_len": 4096}]))
 def test_resolving_is_stable_and_loud(asked: dict[str, Any], model: dict[str, int] | None) -> None:
-    """Twice is once; a given value differs afterwards only if a warning said so."""
+    """Resolving twice changes nothing, and a user's value changes only with a warning."""
     facts = replace(CPU, model=model)
     seen: list[str] = []
     handler = logging.Handler(logging.WARNING)
@@ -145,15 +145,13 @@ def test_a_built_gpu_gets_its_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.execute.attention_backend == "triton"
     assert (config.memory.page_size, config.schedule.max_running_requests) == (16, 256)
     assert config.schedule.chunked_prefill_size == 8192
-    assert config.memory.mem_fraction_static is None  # a trial run will tell
+    assert config.memory.mem_fraction_static is None  # a trial run decides
 
 
 @pytest.mark.parametrize(
     ("page_size", "backend"), [(1, "torch_native"), (8, "torch_native"), (64, "cpu")]
 )
-def test_pages_that_the_kernels_do_not_take_are_served_by_torch(
-    page_size: int, backend: str
-) -> None:
+def test_unsupported_page_sizes_use_torch(page_size: int, backend: str) -> None:
     config = settle(page_size=page_size)
     assert config.memory.page_size == page_size
     assert config.execute.attention_backend == backend

@@ -1,4 +1,4 @@
-"""No flag is ignored: planned ones stop the start, idle ones are said."""
+"""No flag is ignored silently: planned options stop the start, options without effect warn."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_planned_choice_names_those_that_work() -> None:
     assert unbuilt_reason(many, ("a", "b")).startswith("--an-option a b is not built yet.")
 
 
-def test_flipping_the_state_is_all_it_takes() -> None:
+def test_the_state_alone_decides() -> None:
     assert unbuilt_reason(make(state="works", needs="a rocket"), 2) == ""
 
 
@@ -71,7 +71,7 @@ def test_the_defaults_start() -> None:
     assert list(no_effect_notes(ServerConfig(), "cpu")) == []
 
 
-def test_every_idle_option_is_said() -> None:
+def test_every_option_without_effect_warns() -> None:
     samples = {int: 7, float: 0.7, bool: True, str: "sample"}
     for name, option in options().items():
         if option.flag.state == "no-op":
@@ -81,7 +81,7 @@ def test_every_idle_option_is_said() -> None:
             assert note == f"{option.dashed} has no effect: {option.flag.why}"
 
 
-def test_an_option_for_another_device_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_for_another_device_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     port = options()["port"]
     gpu_port = Option("port", "serve", int, False, 30000, "Help.", Flag(only_device="cuda"))
     monkeypatch.setattr("radixlm.config.states.options", lambda: {"port": gpu_port})
@@ -92,14 +92,14 @@ def test_an_option_for_another_device_is_said(monkeypatch: pytest.MonkeyPatch) -
     assert port.flag.only_device == ""
 
 
-def test_window_options_without_windows_are_said() -> None:
+def test_window_options_without_windows_warn() -> None:
     config = ServerConfig.from_kwargs(swa_full_tokens_ratio=0.5)
     assert len(list(window_notes(config, False))) == 1
     assert list(window_notes(config, True)) == []
     assert list(window_notes(config, None)) == []
 
 
-def test_a_bound_of_what_is_not_compiled_is_said() -> None:
+def test_a_bound_without_compilation_warns() -> None:
     bound = {"torch_compile_max_bs": 8}
     config = ServerConfig().with_values(bound)
     (note,) = compile_notes(config)

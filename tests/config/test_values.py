@@ -1,4 +1,4 @@
-"""Reading single values."""
+"""Parsing of single option values."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_values_are_shown_as_a_user_writes_them() -> None:
     assert show(options()["kernel"], ()) == "nothing"
 
 
-def test_an_old_switch_that_is_off_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deprecated_switch_that_is_off_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:
     assert ServerConfig.from_kwargs(enable_ep_moe=False) == ServerConfig()
     assert not caplog.records
 

@@ -1,4 +1,4 @@
-"""The command itself: what it says to words it does not know."""
+"""The command line: unknown verbs and options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from radixlm.entrypoints.check_env import main as check_env
 
 
 @pytest.mark.parametrize("argv", [["version", "now"], ["check-env", "--jsn"], ["--version", "-x"]])
-def test_a_verb_takes_no_word_that_it_does_not_know(
+def test_a_verb_refuses_unknown_options(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(argv) == 2
@@ -17,7 +17,7 @@ def test_a_verb_takes_no_word_that_it_does_not_know(
     assert argv[1] in said.err and not said.out
 
 
-def test_a_wrong_verb_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_verb_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["sreve"]) == 2
     assert "did you mean 'serve'?" in capsys.readouterr().err
 

@@ -1,5 +1,5 @@
-"""Hidden states as clients unpack them: the rows of the prompt are the first entry, whatever the
-parts it was computed in, and every further step is one row."""
+"""Hidden states in answers: the rows of the whole prompt are the first entry, and every decode step
+is a row of its own."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_the_prompt_is_one_entry_and_each_step_another(chunk: int) -> None:
         assert [s.shape for s in states_of(last["meta_info"])] == [s.shape for s in states]
 
 
-def test_what_came_last_alone() -> None:
-    """As in streams that say only what is new, and on OpenAI's routes."""
+def test_only_the_newest_rows() -> None:
+    """For streams of deltas, and for OpenAI's routes."""
     rows = np.arange(12, dtype=np.float32).reshape(6, 2)
     parts = [rows[:3].tobytes(), rows[3:].tobytes()]
     first = Output(hidden_states=parts, prompt_tokens=5, completion_tokens=2)

@@ -1,4 +1,5 @@
-"""Every backend: what a mask allows is accepted and ends in valid documents; rollback is replay."""
+"""Every grammar backend: masks agree with what is accepted, outputs are valid documents, and
+rollback equals replay."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ TAG = {
     ],
     "triggers": ["<f="],
 }
-# xgrammar lets control characters into strings of a given length, outlines ignores bounds
+# xgrammar allows control characters in strings with a length, outlines ignores bounds
 BASIC = {
     **SCHEMA,
     "properties": {
@@ -141,7 +142,7 @@ def allowed(matcher: Matcher) -> list[int]:
 
 
 def walk(matcher: Matcher, rng: random.Random, num_free: int = 40) -> list[int]:
-    """Random allowed tokens until the end; after ``num_free`` steps EOS and closing ones first."""
+    """Random allowed tokens until the end; after `num_free` steps EOS and closing tokens first."""
     tokens: list[int] = []
     closing = [tokenizer().token_id(piece) for piece in '"}])0>']
     while not matcher.is_terminated:
@@ -198,7 +199,7 @@ def test_rollback_is_replay_and_copies_are_apart(name: str, case: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "case"), PAIRS)
-def test_the_mask_says_what_is_accepted(name: str, case: str) -> None:
+def test_the_mask_agrees_with_acceptance(name: str, case: str) -> None:
     matcher = backend_of(name).compile(CASES[case][0]).matcher()
     for token in walk(matcher.copy(), random.Random(3), num_free=5)[:6]:
         choice = set(allowed(matcher))
@@ -216,7 +217,7 @@ def test_the_mask_says_what_is_accepted(name: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llguidance", "xgrammar", "outlines"])
-def test_forced_tokens_are_the_only_way(name: str) -> None:
+def test_forced_tokens_are_the_only_allowed_ones(name: str) -> None:
     schema = {
         "type": "object",
         "properties": {"name": {"const": "Ann"}},
@@ -277,7 +278,7 @@ EVIL = ["((a{1,99}){1,99}){1,99}", "(a|b)*a(a|b){25}", "(a*)*b", "a{1,100000}", 
 @pytest.mark.parametrize(
     ("name", "text"), [*(("llguidance", text) for text in EVIL), ("outlines", "(a*)*b")]
 )
-def test_evil_expressions_end_soon(name: str, text: str) -> None:
+def test_malicious_expressions_end_soon(name: str, text: str) -> None:
     try:
         matcher = backend_of(name).compile(GrammarSpec("regex", text)).matcher()
         for _ in range(5):
@@ -320,7 +321,7 @@ COMPACT, SPACED = '{"a": [1, 2]}', '{ "a" :\n[1,\t2]}'
         ("outlines", GrammarOptions(whitespace_pattern="[ ]?"), [COMPACT], [SPACED]),
     ],
 )
-def test_white_space_is_the_operators_choice(
+def test_white_space_follows_the_option(
     name: str, options: GrammarOptions, good: list[str], bad: list[str]
 ) -> None:
     schema = {
@@ -343,7 +344,7 @@ def test_white_space_is_the_operators_choice(
 
 @pytest.mark.parametrize("name", ["llguidance", "xgrammar", "outlines"])
 def test_objects_have_the_properties_that_are_declared(name: str) -> None:
-    """Of a schema as pydantic and most people write it, which says nothing of others."""
+    """For schemas that do not mention other properties, as pydantic writes them."""
     inner = {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"]}
     schema = {"type": "object", "properties": {"o": inner}, "required": ["o"]}
     tag = {"structures": [{"begin": "<j>", "schema": schema, "end": ""}], "triggers": ["<j>"]}

@@ -1,4 +1,4 @@
-"""The cache compiles once, forgets the oldest, and survives compilers that fail or hang."""
+"""The grammar cache compiles once, evicts the oldest, and survives compilers that fail or hang."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Grammar:
 
 
 class Backend:
-    """Counts what it compiles; "wait" hangs until ``go``, "bad" and "bug" fail."""
+    """Counts compilations; "wait" hangs until `go`, "bad" and "bug" fail."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -61,7 +61,7 @@ def test_equal_grammars_are_compiled_once() -> None:
     cache.close()
 
 
-def test_the_oldest_is_forgotten() -> None:
+def test_the_oldest_is_evicted() -> None:
     backend = Backend()
     cache = GrammarCache(backend, max_entries=2)
     for text in ("a", "b", "a", "c", "a", "b"):
@@ -73,7 +73,7 @@ def test_the_oldest_is_forgotten() -> None:
     cache.close()
 
 
-def test_errors_are_the_requests_own() -> None:
+def test_errors_fail_their_request_only() -> None:
     cache = GrammarCache(Backend())
     for text, message in (("bad", "no good"), ("bug", "MemoryError: oops")):
         with pytest.raises(InvalidRequest, match=message) as caught:
@@ -83,7 +83,7 @@ def test_errors_are_the_requests_own() -> None:
     cache.close()
 
 
-def test_a_hanging_compiler_is_given_up_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_compiler_is_abandoned_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MAX_STUCK_THREADS", 2)
     backend = Backend()
     cache = GrammarCache(backend, num_threads=1, timeout_s=0.05)

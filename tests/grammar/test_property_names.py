@@ -1,4 +1,4 @@
-"""Rewritten schemas must accept exactly what the given ones do."""
+"""Rewritten schemas accept exactly the same objects as the originals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_same_objects_pass(schema: dict[str, Any]) -> None:
         True,
     ],
 )
-def test_what_cannot_be_told_stays(schema: Any) -> None:
+def test_undecidable_schemas_stay_unchanged(schema: Any) -> None:
     assert without_property_names(schema) == schema
 
 
@@ -62,7 +62,7 @@ def test_what_cannot_be_told_stays(schema: Any) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_size_is_limited_before_a_library_sees_it(spec: GrammarSpec, reason: str) -> None:
+def test_size_is_limited_before_compilation(spec: GrammarSpec, reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
         check_size(spec)
         read_json(spec)

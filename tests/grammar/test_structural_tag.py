@@ -23,7 +23,7 @@ def tokenizer() -> Tokenizer:
 
 
 def accepts(tokenizer: Tokenizer, format_: dict[str, Any], text: str) -> bool:
-    """Whether ``text`` is a whole output of the format."""
+    """Whether `text` is a complete output of the format."""
     assert tokenizer.eos_id is not None
     backend = create_backend("llguidance", tokenizer, [tokenizer.eos_id], tokenizer.vocab_size)
     assert backend is not None
@@ -119,7 +119,7 @@ def test_formats(
         {"type": "grammar", "grammar": "root := "},
     ],
 )
-def test_formats_that_are_no_good(tokenizer: Tokenizer, format_: Any) -> None:
+def test_invalid_formats(tokenizer: Tokenizer, format_: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         accepts(tokenizer, format_, "")
     assert caught.value.param in ("structural_tag", "ebnf")

@@ -1,4 +1,5 @@
-"""Prompts equal transformers' apply_chat_template; built-in formats; errors name their field."""
+"""Chat prompts equal transformers' apply_chat_template; built-in templates; errors name their
+field."""
 
 from __future__ import annotations
 
@@ -213,7 +214,7 @@ def test_parts_become_text_or_stay_parts() -> None:
     assert vicuna.render(chat + chat) == "a<i1>b"
 
 
-def test_developer_is_system_where_a_template_does_not_know_it() -> None:
+def test_developer_becomes_system_if_the_template_lacks_it() -> None:
     chat = [{"role": "developer", "content": "x"}]
     assert ChatTemplate("{{ messages[0].role }}").render(chat) == "system"
     assert ChatTemplate("{{ messages[0].role }}{# developer #}").render(chat) == "developer"
@@ -257,7 +258,7 @@ def tokenizer(templates: dict[str, str]) -> Tokenizer:
     return Tokenizer(toy_tokenizer.words(), Decoder.from_json(None), SPECIAL, templates)
 
 
-def test_the_operators_choice_comes_first(tmp_path: Path) -> None:
+def test_the_option_overrides_the_checkpoint(tmp_path: Path) -> None:
     own = tokenizer({"default": "own {{ bos_token }}", "tool_use": "tools", "rag": "rag"})
     chat = CHATS[0]
     assert load_chat_template(own).render(chat) == "own <s>"

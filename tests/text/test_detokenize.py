@@ -1,4 +1,4 @@
-"""Deltas join to the one-shot text, never cut a character, and come cheap."""
+"""Deltas join to the decoded text, never split a character, and are cheap."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_valid_text_never_shows_a_replacement(kind: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-def test_bytes_that_are_no_text_come_out_as_replacements(kind: str) -> None:
+def test_invalid_bytes_become_replacement_characters(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
     names = ["<0xE4>", "a", "<0xFF>", "<0xE4>"] if kind == "byte_fallback" else "äaÿä"
     ids = [tokenizer.token_id(name) or 0 for name in names]
@@ -70,7 +70,7 @@ def test_bytes_that_are_no_text_come_out_as_replacements(kind: str) -> None:
 
 
 def _tail(kind: str) -> list[str]:
-    # An open run of fallback bytes waits for its end; byte-level knows that 0xFF is never valid.
+    # An open run of fallback bytes waits for its end; the byte-level decoder rejects 0xFF at once.
     return ["", "", "\ufffd\ufffd"] if kind == "byte_fallback" else ["\ufffd", "", "\ufffd"]
 
 
@@ -84,7 +84,7 @@ def test_finish_leaves_a_fresh_detokenizer() -> None:
 
 
 @pytest.mark.parametrize("kind", toy_tokenizer.KINDS)
-def test_a_prompt_before_the_text_is_seen_but_not_sent(kind: str) -> None:
+def test_the_prompt_is_context_but_not_output(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
     texts = {"bpe_suffix": "ab", "words": "one two three", "wordpiece": "hello worlds do a"}
     ids = tokenizer.encode(texts.get(kind, "Hello world the"), add_special_tokens=False)
@@ -101,7 +101,7 @@ def test_a_character_that_begins_in_the_prompt_is_completed() -> None:
     assert "".join(deltas) == "😀"
 
 
-def test_an_unknown_decoder_holds_back_half_a_character() -> None:
+def test_an_unknown_decoder_holds_back_partial_characters() -> None:
     tokenizer = tokenizer_of("byte_level")
     generic = Tokenizer(tokenizer.backend, Decoder(is_generic=True), {}, {})
     ids = [*tokenizer.encode("a😀b"), tokenizer.token_id("ä") or 0]

@@ -1,4 +1,5 @@
-"""Words that a byte-level tokenizer of a GGUF file splits a text into, by the name in the file."""
+"""How the byte-level tokenizer of a GGUF file splits text, by the pre-tokenizer name in the
+file."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer
 from radixlm.text.gguf_tokenizer import tokenizer_files
 
 TEXT = "It's 1234 fooBAR'S  x/\n"
-# of llama.cpp on a file with this name, where a word is not put together from its letters
+# from llama.cpp with a file of this name, in which no merge joins letters
 WORDS = {
     "gpt-2": ["It", "'s", " 1234", " fooBAR", "'", "S", " ", " x", "/", "\n"],
     "llama-bpe": ["It", "'s", " ", "123", "4", " fooBAR", "'S", " ", " x", "/\n"],
@@ -35,7 +36,7 @@ def files(pre: str, **more: Any) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("pre", [*WORDS, *SAME])
-def test_texts_are_split_as_the_name_says(pre: str) -> None:
+def test_texts_are_split_by_the_named_pre_tokenizer(pre: str) -> None:
     tokenizer = Tokenizer.from_str(json.dumps(files(pre)["tokenizer.json"]))
     splitter = tokenizer.pre_tokenizer
     assert splitter is not None
@@ -56,7 +57,7 @@ def test_texts_are_split_as_the_name_says(pre: str) -> None:
         ("qwen2", True, True),
     ],
 )
-def test_who_begins_with_a_token(pre: str, said: bool | None, adds: bool) -> None:
+def test_which_models_start_with_bos(pre: str, said: bool | None, adds: bool) -> None:
     more = {} if said is None else {"tokenizer.ggml.add_bos_token": said}
     tokenizer = Tokenizer.from_str(json.dumps(files(pre, **more)["tokenizer.json"]))
     assert tokenizer.encode("ab").ids == [*([0] if adds else []), 1, 2]

@@ -1,4 +1,4 @@
-"""Stops found piece by piece equal a search of the whole text, whatever the pieces are."""
+"""Incremental stop matching equals a search of the whole text, for any chunks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EXPRESSIONS = st.sampled_from(
 
 
 def search(text: str, stops: list[str], regexes: list[str]) -> tuple[int, int, str] | None:
-    """(start, end, stop) of the match that ends first and is the longest, by trying everything."""
+    """(start, end, stop) of the longest match that ends first, by brute force."""
     for end in range(1, len(text) + 1):
         for start in range(end):
             part = text[start:end]
@@ -70,7 +70,7 @@ def run(checker: StopChecker, text: str, sizes: list[int]) -> tuple[str, str | N
     st.lists(st.integers(1, 5), min_size=1, max_size=3),
     st.booleans(),
 )
-def test_pieces_equal_the_whole(
+def test_chunks_equal_the_whole_text(
     text: str, stops: list[str], regexes: list[str], sizes: list[int], trim: bool
 ) -> None:
     out, matched, _ = run(StopChecker(stops, regexes, trim), text, sizes)
@@ -86,7 +86,7 @@ def test_pieces_equal_the_whole(
 
 @QUICK
 @given(LETTERS, st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=3))
-def test_exactly_what_could_begin_a_stop_is_held_back(text: str, stops: list[str]) -> None:
+def test_only_a_possible_start_of_a_stop_is_held_back(text: str, stops: list[str]) -> None:
     checker = StopChecker(stops, (), True)
     sent = ""
     for end in range(1, len(text) + 1):
@@ -99,7 +99,7 @@ def test_exactly_what_could_begin_a_stop_is_held_back(text: str, stops: list[str
         assert sent == text[: end - len(held)]
 
 
-def test_text_that_cannot_stop_goes_out_at_once() -> None:
+def test_other_text_is_sent_at_once() -> None:
     checker = StopChecker(["STOP", "\n\nUser:"])
     assert [checker.feed(piece)[0] for piece in ("hello ", "S", "T", "X", "\n", "a")] == [
         "hello ",
@@ -166,13 +166,13 @@ def test_an_endless_expression_holds_back_a_bounded_text() -> None:
         "a{9999}",
     ],
 )
-def test_expressions_that_are_no_good(regex: str) -> None:
+def test_invalid_expressions(regex: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         StopChecker([], [regex])
     assert caught.value.param == "stop_regex"
 
 
-def test_an_evil_expression_takes_linear_time() -> None:
+def test_a_malicious_expression_takes_linear_time() -> None:
     checker = StopChecker([], ["(a+)+b", "(a|aa)+c", "(.*)*=(.*)*!"])
     start = time.thread_time()
     checker.feed("a" * 3000)

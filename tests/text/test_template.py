@@ -1,4 +1,5 @@
-"""Templates of strangers: harmless ones render as in Jinja, evil ones end with an error, soon."""
+"""Untrusted chat templates: harmless ones render as in Jinja, malicious ones end with an error
+soon."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from radixlm.text import template as module
 from radixlm.text.template import Template
 
 
-def test_the_environment_is_hugging_faces() -> None:
+def test_the_environment_equals_hugging_faces() -> None:
     source = (
         "{% for i in range(3) %}\n  {% if i == 1 %}{% continue %}{% endif %}\n{{ i }}\n{% endfor %}"
         "{{ {'a': '<é>', 'b': [1]} | tojson }}{{ {'b': 1, 'a': 2} | tojson(indent=1) }}"
@@ -63,7 +64,7 @@ def test_the_environment_is_hugging_faces() -> None:
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     ],
 )
-def test_evil_templates_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malicious_templates_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ITERATIONS", 200_000)
     start = time.thread_time()
     with pytest.raises(InvalidRequest, match="the chat template"):
@@ -78,7 +79,7 @@ def test_evil_templates_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch
         "{% for m in messages %}{{ m }}{% endfor %}" * 20,
     ],
 )
-def test_time_of_the_processor_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_time_is_limited(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     template, many = Template(source), {"messages": [1] * 20_000}
     assert template.render({"messages": [1] * 10}) in ("", "1" * 200)
     monkeypatch.setattr(module, "MAX_SECONDS", 0.01)
@@ -105,7 +106,7 @@ def test_time_of_the_processor_is_limited(source: str, monkeypatch: pytest.Monke
         "{{ dict.mro() }}",
     ],
 )
-def test_what_the_sandbox_forbids(source: str) -> None:
+def test_sandbox_violations_are_refused(source: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         Template("{{ none }}" + source).render({"messages": [{}]})
     assert caught.value.param == "messages"

@@ -1,4 +1,4 @@
-"""The tokenizer equals Hugging Face's on every kind of file, and bad input is refused cleanly."""
+"""The tokenizer equals Hugging Face's for every kind of file, and bad input is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_encode_and_decode_equal_hugging_face(tmp_path: Path, kind: str) -> None
     rng = random.Random(1)
     for _ in range(50):
         ids = [rng.randrange(ours.vocab_size) for _ in range(rng.randrange(12))]
-        ids = [i for i in ids if ours.id_to_piece(i) != "é!"]  # theirs breaks this one
+        ids = [i for i in ids if ours.id_to_piece(i) != "é!"]  # Hugging Face's breaks this one
         for skip in (True, False):
             assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip), ids
     assert ours.vocab_size == len(theirs)
@@ -79,7 +79,7 @@ def test_the_config_adds_tokens_and_marks_them_special(tmp_path: Path) -> None:
     assert ours.is_special(ours.token_id("Ġthe") or -1)
 
 
-def test_a_named_token_without_an_id_is_not_invented(tmp_path: Path) -> None:
+def test_a_named_token_without_an_id_is_ignored(tmp_path: Path) -> None:
     tokenizer, _ = make(tmp_path, "byte_level", pad_token="<no such token>")
     assert tokenizer.pad_id is None
     assert max(tokenizer.encode("<no such token>")) < tokenizer.vocab_size - 1
@@ -122,7 +122,7 @@ def test_odd_input(tmp_path: Path) -> None:
             tokenizer.decode(ids)  # type: ignore[arg-type]
 
 
-def test_chat_templates_of_every_place(tmp_path: Path) -> None:
+def test_chat_templates_are_found_in_every_file(tmp_path: Path) -> None:
     tokenizer, _ = make(tmp_path, "words", chat_template="one")
     assert tokenizer.chat_template() == "one"
     named = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]

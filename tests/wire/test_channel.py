@@ -1,4 +1,4 @@
-"""Both kinds of channel: order, waiting, absent peers, messages that are no messages."""
+"""Both kinds of channel: order, waiting, absent peers, malformed messages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_zmq_keeps_the_order(pair: tuple[ZmqChannel, ZmqChannel]) -> None:
     assert connected.receive(0) == []
 
 
-def test_nobody_there_is_no_error(tmp_path: Path) -> None:
+def test_an_absent_peer_is_no_error(tmp_path: Path) -> None:
     channel = ZmqChannel(f"ipc://{tmp_path}/s", intake_codec(), bind=True)
     channel.send(Shutdown())
     assert channel.receive(0) == []

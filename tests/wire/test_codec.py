@@ -1,4 +1,4 @@
-"""What crosses processes comes out as it went in, and nothing else comes in."""
+"""Messages between processes survive a round trip, and nothing else is decoded."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_intake_records_round_trip(message: Any) -> None:
 
 
 def _decode_or_refuse(codec: Codec, data: bytes) -> bool:
-    """Whether it was refused; anything but InvariantError is a failure of the test."""
+    """Whether it was refused; any error but InvariantError fails the test."""
     try:
         codec.decode(data)
     except InvariantError:
@@ -175,7 +175,7 @@ def test_2000_damaged_messages_do_no_harm() -> None:
             else:
                 data[at] ^= 1 << rng.randrange(8)
         refused += _decode_or_refuse(codec, bytes(data))
-    assert 1000 < refused < 2000  # some flips only change a letter
+    assert 1000 < refused < 2000  # some flips only change a character
 
 
 def _control(args: bytes) -> bytes:
@@ -226,7 +226,7 @@ def test_pickles_are_refused(protocol: int, tmp_path: Any) -> None:
     bad = pickle.dumps(Payload(), protocol)
     for codec in (scheduler_codec(), intake_codec()):
         assert _decode_or_refuse(codec, bad)
-        # inside a field that takes anything it stays bytes
+        # in a field of any type it stays bytes
         args = msgspec.msgpack.encode({"x": bad})
         inside = scheduler_codec().decode(_control(args))
         assert inside.args == {"x": bad}

@@ -1,4 +1,4 @@
-"""Sockets that other machines can reach: nothing without the secret, everything with it."""
+"""Sockets that other machines can reach accept nothing without the secret."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_both_ends_with_the_secret_talk(server: tuple[ZmqChannel, str]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["another secret", "no secret"])
-def test_a_stranger_is_not_heard(server: tuple[ZmqChannel, str], kind: str) -> None:
+def test_a_peer_without_the_secret_is_ignored(server: tuple[ZmqChannel, str], kind: str) -> None:
     mine, address = server
     stranger: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
     stranger.setsockopt(zmq.LINGER, 0)
@@ -62,7 +62,7 @@ def test_a_stranger_is_not_heard(server: tuple[ZmqChannel, str], kind: str) -> N
         assert mine.receive(0.02) == []
     assert mine.num_dropped == 0
     stranger.close(0)
-    # and one who knows it is still served
+    # and a peer with the secret is still served
     peer = ZmqChannel(address, intake_codec(), bind=False, secret=SECRET)
     peer.send(AbortRequest(("a",)))
     assert mine.receive(30.0) == [AbortRequest(("a",))]

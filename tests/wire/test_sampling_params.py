@@ -1,4 +1,4 @@
-"""SamplingParams: every row has its bounds, and a bad value names its field."""
+"""SamplingParams: every field has its bounds, and a bad value names its field."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_values_inside_the_bounds(name: str, good: list[Any]) -> None:
         ("no_such_name", [1]),
     ],
 )
-def test_values_outside_name_the_field(name: str, bad: list[Any]) -> None:
+def test_values_out_of_bounds_name_the_field(name: str, bad: list[Any]) -> None:
     for value in bad:
         with pytest.raises(InvalidRequest) as caught:
             read(**{name: value})
@@ -112,7 +112,7 @@ def test_null_keeps_the_default_and_the_base_is_kept() -> None:
     assert (params.temperature, params.top_k, params.top_p) == (0.5, 7, 0.5)
 
 
-def test_features_that_are_not_built_say_so() -> None:
+def test_unsupported_features_are_named() -> None:
     for name, value in (("beam_width", 4), ("watermark", {"a": 1})):
         with pytest.raises(NotSupported, match=name):
             read(**{name: value})
@@ -142,7 +142,7 @@ def test_any_json_gives_params_or_a_request_error(values: dict[str, Any]) -> Non
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
-def test_parallel_samples_get_seeds_of_their_own() -> None:
+def test_parallel_samples_get_different_seeds() -> None:
     for seed in (42, 0, -1, 2**63 - 1, -(2**63)):
         seeds = [parallel_seed(seed, index) for index in range(100)]
         assert seeds[0] == seed

@@ -1,4 +1,4 @@
-"""The zoo is a folder of scripts: its modules are found by path."""
+"""Makes the scripts of zoo/ importable."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The curriculum's answers are exact, and what the package ships can be loaded."""
+"""The curriculum's answers are exact, and bundled models load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our decoder is the Qwen3 that it claims to be, and the measuring tools measure."""
+"""The zoo's decoder equals Qwen3, and its measuring tools are correct."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_logits_equal_the_reference_implementation(model: Tiny) -> None:
     torch.testing.assert_close(plain_logits(model, ids), theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_packed_documents_do_not_see_each_other(model: Tiny) -> None:
+def test_packed_documents_do_not_attend_to_each_other(model: Tiny) -> None:
     one, two = [5, 6, 7], [8, 9, 10, 11]
     ids = torch.tensor([one + two])
     bias = attention_bias(torch.tensor([[0] * 3 + [1] * 4]))
@@ -81,7 +81,7 @@ def test_orthogonal_makes_singular_values_near_one() -> None:
     assert 0.5 < values.min() and values.max() < 1.4
 
 
-def test_a_later_draft_step_sees_only_its_own_past(model: Tiny) -> None:
+def test_a_later_draft_step_attends_to_its_own_past_only(model: Tiny) -> None:
     head = Eagle(model)
     ids = torch.randint(0, 60, (1, 12))
     bias = attention_bias(torch.zeros_like(ids))
@@ -89,7 +89,7 @@ def test_a_later_draft_step_sees_only_its_own_past(model: Tiny) -> None:
     changed[0, 9] = 61
     outs = [head(target_streams(model, x, bias)[0], x, bias) for x in (ids, changed)]
     for step in range(3):
-        first_seen = 9 - 1 - step  # place t has read the tokens up to t + 1 + step
+        first_seen = 9 - 1 - step  # position t has read the tokens up to t + 1 + step
         same = (outs[0][step] - outs[1][step]).abs().amax(-1)[0]
         assert same[:first_seen].max() == 0
         assert same[first_seen] > 0

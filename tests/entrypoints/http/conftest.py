@@ -1,4 +1,4 @@
-"""One scripted server a module: start-up is cheap, but not free."""
+"""One scripted server for each test; its start is cheap."""
 
 from __future__ import annotations
 

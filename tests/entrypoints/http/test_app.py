@@ -1,4 +1,4 @@
-"""Health, information, administration, and what must never be a 500."""
+"""Health, information, administration, and requests that must never be a 500."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_a_starting_engine_lives_but_is_not_ready(server: ScriptedServer) 
     server.engine.intake.ready.set()
 
 
-async def test_a_failed_engine_is_neither(server: ScriptedServer) -> None:
+async def test_a_failed_engine_is_neither_live_nor_ready(server: ScriptedServer) -> None:
     server.engine.intake.failure = Failed("EngineError", "gone")
     assert (await server.client.get("/health")).status_code == 503
     assert (await server.client.get("/ready")).status_code == 503
@@ -57,7 +57,8 @@ async def test_pause_and_continue(server: ScriptedServer) -> None:
 
 
 async def test_idle_connections_are_closed_by_clients_first(server: ScriptedServer) -> None:
-    """A server that closes one just as it is used again costs its client the request."""
+    """If the server closes a connection at the moment of its reuse, the client loses its
+    request."""
     kept_s = make_uvicorn(server.app, server.config).config.timeout_keep_alive
     proxies_s, httpx_s = 60, httpx.Limits().keepalive_expiry
     assert httpx_s is not None and kept_s > max(proxies_s, httpx_s)
@@ -191,13 +192,13 @@ async def test_request_ids_travel(server: ScriptedServer) -> None:
     assert len(made.headers["x-request-id"]) == 16
 
 
-async def test_browsers_may_ask(server: ScriptedServer) -> None:
+async def test_cors_is_allowed(server: ScriptedServer) -> None:
     headers = {"origin": "http://x", "access-control-request-method": "POST"}
     got = await server.client.options(CHAT, headers=headers)
     assert got.status_code == 200 and got.headers["access-control-allow-origin"] == "*"
 
 
-async def test_the_document_is_true_to_the_routes(server: ScriptedServer) -> None:
+async def test_the_openapi_document_matches_the_routes(server: ScriptedServer) -> None:
     document = (await server.client.get("/openapi.json")).json()
     for route in server.app.routes:
         if getattr(route, "include_in_schema", False) and "{" not in route.path:

@@ -1,4 +1,4 @@
-"""Files and batches: kept, answered in the background, gone on with after a restart."""
+"""Files and batches: stored, answered in the background, continued after a restart."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_a_batch_by_the_client_of_openai(toy_folder: Path, tmp_path: Path)
 async def test_a_batch_outlives_the_process(
     toy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.fakes.http_server.SLOW_S", 0.05)  # the whole of it takes seconds
+    monkeypatch.setattr("tests.fakes.http_server.SLOW_S", 0.05)  # the whole batch takes seconds
     options = {"file_storage_path": str(tmp_path)}
     names = [f"n{i}" for i in range(40)]
     async with scripted_server(toy_folder, {}, **options) as one:
@@ -131,7 +131,7 @@ async def test_a_batch_can_be_cancelled(toy_folder: Path, tmp_path: Path) -> Non
         ('{"custom_id": "", "url": "/v1/chat/completions", "body": {}}', 1, "custom_id"),
     ],
 )
-def test_what_is_wrong_with_a_line(text: str, place: int | None, word: str) -> None:
+def test_errors_of_a_line_are_named(text: str, place: int | None, word: str) -> None:
     _, errors = check_lines(text.encode(), CHAT)
     assert errors[0]["line"] == place and word in errors[0]["message"]
 

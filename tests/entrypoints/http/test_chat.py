@@ -1,4 +1,4 @@
-"""/v1/chat/completions: the shapes that clients rely on."""
+"""/v1/chat/completions: the response fields that clients rely on."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ async def test_a_bad_field_is_named(
     assert error["type"] == "invalid_request_error"
 
 
-async def test_what_openai_knows_and_we_do_not_need_is_accepted(server: ScriptedServer) -> None:
+async def test_openai_fields_without_effect_are_accepted(server: ScriptedServer) -> None:
     got = await server.post(
         CHAT,
         messages=user("hi"),

@@ -107,7 +107,7 @@ async def test_openai_errors(gpt: openai.AsyncOpenAI, server: ScriptedServer) ->
 
 
 async def test_anthropic_documents_of_text_are_read(claude: anthropic.AsyncAnthropic) -> None:
-    """As their title and text, wherever blocks stand."""
+    """As title and text, at any position of the message."""
     plain: Any = {"type": "text", "text": "Notes\nthe cat"}
     held: Any = {"type": "text", "media_type": "text/plain", "data": "the cat"}
     parts: Any = {"type": "content", "content": [{"type": "text", "text": "the cat"}]}
@@ -187,8 +187,8 @@ async def test_anthropic_takes_tool_results(claude: anthropic.AsyncAnthropic) ->
     assert got.content[0].type == "text" and "three" in got.content[0].text
 
 
-async def test_anthropic_goes_on_from_a_begun_answer(claude: anthropic.AsyncAnthropic) -> None:
-    """A last message of the assistant is not a turn that is over."""
+async def test_anthropic_continues_an_assistant_message(claude: anthropic.AsyncAnthropic) -> None:
+    """A last message of the assistant is continued, not answered."""
     begun = [*user("hi"), {"role": "assistant", "content": "Well"}]
     counted = await claude.messages.count_tokens(model="tiny", messages=user("hi"))
     longer = await claude.messages.count_tokens(model="tiny", messages=begun)

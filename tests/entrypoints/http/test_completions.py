@@ -1,4 +1,4 @@
-"""/v1/completions: prompts of four kinds, echo, log-probabilities, samples."""
+"""/v1/completions: four kinds of prompts, echo, log-probabilities, samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that leave, over real sockets: their requests end at once."""
+"""Clients that disconnect, over real sockets: their requests are aborted at once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def body_of(path: str, stream: bool) -> dict[str, Any]:
 async def test_a_client_that_leaves_frees_its_slot(
     server: ScriptedServer, path: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.fakes.http_server.SLOW_S", 0.1)  # by itself it ends after minutes
+    # without the disconnect it would run for minutes
+    monkeypatch.setattr("tests.fakes.http_server.SLOW_S", 0.1)
     server.engine.executor.is_slow = True
     planner = server.engine.scheduler.planner
     async with listening(server) as port:

@@ -1,4 +1,4 @@
-"""docs/api.md is what the routes say."""
+"""docs/api.md is generated from the routes and is current."""
 
 from __future__ import annotations
 

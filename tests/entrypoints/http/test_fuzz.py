@@ -1,4 +1,4 @@
-"""Whatever a client sends, the server has a 4xx for it (or an answer), soon, and goes on."""
+"""Any request gets an answer or a 4xx soon, and the server keeps running."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ VALID: dict[str, dict[str, Any]] = {
     "/update_weight_version": {"new_version": "x"},
     "/get_weights_by_name": {"name": "x"},
 }
-# these would end other requests or wait on purpose
+# routes that end other requests or wait by design
 LEFT_OUT = frozenset(("abort_all", "timeout", "forward_sleep_time", "background"))
 
 
 def fields_of(server: ScriptedServer, path: str) -> list[str]:
-    """What the document says that a route takes."""
+    """Fields of a route in the OpenAPI document."""
     document = server.app.openapi()
     content = document["paths"][path]["post"].get("requestBody", {}).get("content", {})
     schema = content.get("application/json", {}).get("schema", {})

@@ -1,4 +1,4 @@
-"""/generate: the native route, its streams, sessions and aborts."""
+"""The native route /generate, its streams, sessions and aborts."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_a_bad_field_is_named(
     assert got.json()["error"]["param"] == param
 
 
-async def test_abort_says_whether_it_found_something(server: ScriptedServer) -> None:
+async def test_abort_reports_whether_it_found_a_request(server: ScriptedServer) -> None:
     server.engine.executor.is_slow = True
     body = {"text": "forever", "rid": "mine", "sampling_params": {"max_new_tokens": 1000}}
     running = asyncio.create_task(server.post("/generate", **body))
@@ -103,7 +103,7 @@ async def test_abort_says_whether_it_found_something(server: ScriptedServer) -> 
     assert (await server.post("/abort_request", rid="other")).json()["success"] is False
 
 
-async def test_a_session_goes_on_from_an_earlier_request(server: ScriptedServer) -> None:
+async def test_a_session_continues_an_earlier_request(server: ScriptedServer) -> None:
     name = (await server.post("/open_session", capacity_of_str_len=1000)).json()
     session: dict[str, Any] = {"id": name}
     body: dict[str, Any] = {"sampling_params": GREEDY, "session_params": session}

@@ -39,7 +39,7 @@ def tool(label: str = "calc", **more: Any) -> Any:
 
 @pytest.fixture
 def calls() -> list[str]:
-    """What the server was asked, for the test to read."""
+    """The calls that the tool server received."""
     return []
 
 
@@ -79,7 +79,7 @@ async def mcp_server(calls: list[str], kind: str) -> AsyncIterator[str]:
 async def served(
     folder: Path, calls: list[str], kind: str = "mcp"
 ) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client of a face that has one tool server."""
+    """The official client of a server with one tool server."""
     async with mcp_server(calls, kind) as url:
         async with (
             scripted_server(folder, SCRIPT, tool_server=f"calc={url}") as server,
@@ -181,7 +181,7 @@ async def test_a_request_names_the_operators_servers_only(
 
 async def test_a_server_that_is_gone_is_a_424(toy_folder: Path) -> None:
     pytest.importorskip("mcp")
-    with socket.socket() as sock:  # it holds the port, and nobody listens there
+    with socket.socket() as sock:  # it holds the port without listening
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
         await _ask_the_gone(toy_folder, port)
@@ -228,7 +228,7 @@ async def test_demo_python_runs_in_a_container(
 
 
 async def test_demo_search_reads_the_service(server: ScriptedServer) -> None:
-    """Any server that answers JSON stands in for the service."""
+    """A server that answers JSON replaces the service."""
     async with listening(server) as port:
         found = SearchServer("key", f"http://127.0.0.1:{port}/nowhere")
         session = await found.connect()

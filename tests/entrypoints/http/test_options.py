@@ -1,4 +1,4 @@
-"""Options that the face reads: their values are those of the parsers, and bad ones are refused."""
+"""Options of the HTTP server: parser names, and bad values that are refused."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tools import registry as tools
 
 
-def test_the_names_of_parsers_are_those_of_the_options() -> None:
+def test_the_options_list_all_parsers() -> None:
     for option, names in (("tool_call_parser", tools.NAMES), ("reasoning_parser", reasoning.NAMES)):
         allowed = options()[option].flag.allowed
         assert set(allowed) == {"auto", "none", "response_template", *names}
 
 
-async def test_parsers_are_found_named_or_off(toy_folder: Path) -> None:
+async def test_parsers_are_detected_named_or_off(toy_folder: Path) -> None:
     async with scripted_server(toy_folder, {}) as made:
         assert made.state.tool_format in ("qwen25", "hermes")
         assert made.state.reasoning_format == "qwen3"
@@ -58,7 +58,7 @@ async def test_openai_defaults_by_flag(toy_folder: Path) -> None:
         assert made.state.defaults.temperature == 1.0
 
 
-async def test_the_header_of_fair_share_names_the_user(toy_folder: Path) -> None:
+async def test_the_fair_share_header_names_the_user(toy_folder: Path) -> None:
     class Seen(Observer):
         keys: ClassVar[list[str | None]] = []
 

@@ -1,4 +1,4 @@
-"""Vectors, scores, ranks, and texts that are read by name."""
+"""Embeddings, scores, reranking, and the routes that parse text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def pooled(toy_folder: Path) -> AsyncIterator[ScriptedServer]:
         yield made
 
 
-async def test_what_a_model_cannot_give_is_refused_by_name(
+async def test_unsupported_routes_of_a_model_are_refused_by_name(
     server: ScriptedServer, pooled: ScriptedServer
 ) -> None:
     for path, body in (
@@ -130,7 +130,7 @@ async def test_inputs_as_objects(pooled: ScriptedServer) -> None:
     assert unknown.json()["error"]["param"] == "prompt_name"
 
 
-async def test_a_model_that_writes_is_asked_yes_or_no(server: ScriptedServer) -> None:
+async def test_a_generative_model_scores_by_yes_or_no(server: ScriptedServer) -> None:
     """The fake's log-probability of a token is minus its id."""
     body = {"query": "q", "documents": ["a", "b"]}
     yes, no = (server.tokenizer.encode(word, False)[0] for word in ("yes", "no"))
@@ -150,7 +150,7 @@ async def test_a_model_that_writes_is_asked_yes_or_no(server: ScriptedServer) ->
     assert "Judge whether" in asked[0] and asked[0].endswith("<think>\n\n</think>\n\n")
 
 
-async def test_texts_are_read_by_name(server: ScriptedServer) -> None:
+async def test_texts_are_parsed_by_the_named_parser(server: ScriptedServer) -> None:
     text = 'Well. <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     tools = [{"type": "function", "function": {"name": "f"}}]
     for name in ("hermes", "qwen25", None):

@@ -1,4 +1,4 @@
-"""/start_profile and /stop_profile (NH-15): what reaches the engine, what is refused."""
+"""/start_profile and /stop_profile: what reaches the engine, what is refused."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ async def test_both_verbs_reach_the_engine(
     assert args["with_stack"] is True and args["start_step"] is None
 
 
-async def test_an_empty_body_and_a_query_will_do(server: ScriptedServer) -> None:
+async def test_an_empty_body_or_a_query_suffices(server: ScriptedServer) -> None:
     assert (await server.client.post("/start_profile")).status_code == 200
     assert (await server.client.get("/start_profile?num_steps=2")).status_code == 200
 
 
-async def test_refusals_are_the_clients(
+async def test_refusals_reach_the_client(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (await server.post("/start_profile", num_steps=0)).status_code == 400

@@ -1,4 +1,4 @@
-"""The Responses API, by the unmodified client: events, memory, background."""
+"""The Responses API with the unmodified client: events, stored responses, background mode."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def client(server: ScriptedServer) -> AsyncIterator[openai.AsyncOpenAI]:
             yield made
 
 
-async def test_a_response_and_one_that_goes_on_from_it(client: openai.AsyncOpenAI) -> None:
+async def test_a_response_and_its_continuation(client: openai.AsyncOpenAI) -> None:
     first = await client.responses.create(model="tiny", input="grüße", instructions="Be kind.")
     assert first.status == "completed" and first.output_text == "Grüße 😀 aus Köln"
     assert first.usage and first.usage.total_tokens > first.usage.input_tokens
@@ -62,7 +62,7 @@ async def test_a_response_and_one_that_goes_on_from_it(client: openai.AsyncOpenA
 
 
 async def test_items_of_earlier_responses_can_be_referred_to(client: openai.AsyncOpenAI) -> None:
-    """As clients do that keep ids and not texts."""
+    """As by clients that store ids instead of texts."""
     user: Any = {"role": "user", "content": "sum please"}
     first = await client.responses.create(model="tiny", input=[user], tools=[ADD])
     references: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
@@ -84,7 +84,7 @@ async def test_items_of_earlier_responses_can_be_referred_to(client: openai.Asyn
     assert gone.value.param == "input[1].id"
 
 
-async def test_the_stream_adds_up(client: openai.AsyncOpenAI) -> None:
+async def test_stream_events_add_up_to_the_response(client: openai.AsyncOpenAI) -> None:
     async with client.responses.stream(
         model="tiny", input="sum please", tools=[ADD], parallel_tool_calls=True
     ) as stream:
@@ -233,7 +233,7 @@ async def test_a_response_that_a_dead_process_left_has_failed(
         assert store.unfinished() == []
 
 
-async def test_events_of_the_background_can_be_read_again(client: openai.AsyncOpenAI) -> None:
+async def test_background_events_can_be_read_again(client: openai.AsyncOpenAI) -> None:
     made = await client.responses.create(model="tiny", input="hi", background=True, stream=True)
     events = [event async for event in made]
     first: Any = events[0]
@@ -244,7 +244,7 @@ async def test_events_of_the_background_can_be_read_again(client: openai.AsyncOp
         assert [event async for event in again] == events[place + 1 :]
 
 
-async def test_a_client_may_go_on_from_the_last_event(client: openai.AsyncOpenAI) -> None:
+async def test_a_client_may_resume_after_the_last_event(client: openai.AsyncOpenAI) -> None:
     """The response is stored before its last event is sent."""
     async for event in await client.responses.create(model="tiny", input="hi", stream=True):
         if event.type == "response.completed":
@@ -253,7 +253,7 @@ async def test_a_client_may_go_on_from_the_last_event(client: openai.AsyncOpenAI
             break
 
 
-async def test_a_store_that_is_down_is_a_503(toy_folder: Path) -> None:
+async def test_an_unreachable_store_is_a_503(toy_folder: Path) -> None:
     fakeredis = pytest.importorskip("fakeredis")
     redis = fakeredis.FakeServer()
     async with scripted_server(toy_folder, {}) as server:
@@ -277,7 +277,7 @@ def test_stores_of_the_flag(tmp_path: Path) -> None:
 
 
 async def test_truncation_drops_the_oldest(server: ScriptedServer) -> None:
-    """A result goes with its call; without it the request is too long."""
+    """A tool result is dropped with its call; without truncation the request is too long."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     given = [
         {"role": "user", "content": "word " * 1500},

@@ -1,4 +1,4 @@
-"""Requests made from our own OpenAPI document: no 5xx, and every answer is as the document says."""
+"""Requests generated from our OpenAPI document: no 5xx, and every answer matches the document."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.fakes.http_server import listening, scripted_server
 
 schemathesis = pytest.importorskip("schemathesis")
 
-# these would stop, pause or slow the server for the calls after them
+# these would stop, pause or slow the server for later calls
 LEFT_OUT = frozenset(("/pause_generation", "/slow_down", "/configure_logging"))
 NUM_SLOW = 2000
 
 
 class Server:
-    """A face with a real HTTP server, in a thread with a loop of its own."""
+    """A real HTTP server in a thread with its own event loop."""
 
     def __init__(self, folder: Path, storage: Path) -> None:
         self._folder, self._storage = folder, storage
@@ -73,8 +73,8 @@ def checks() -> list[Any]:
 
 
 def send(server: Server, per_mode: int) -> int:
-    """Generated calls of every operation, ``per_mode`` that fit the document and as many that do
-    not; their number."""
+    """Generated calls of every operation, `per_mode` valid ones and as many invalid ones; their
+    number."""
     document = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     count, wanted = 0, checks()
     failures: list[str] = []
@@ -101,7 +101,7 @@ def send(server: Server, per_mode: int) -> int:
             try:
                 one()
             except Unsatisfiable:
-                pass  # nothing can be wrong with a request that has no parts
+                pass  # a request without parameters cannot be invalid
             except (AssertionError, BaseExceptionGroup) as error:
                 failures.append(f"{mode} {operation.label}: {error}\n{_inner(error)}")
     assert not failures, "\n\n".join(failures)

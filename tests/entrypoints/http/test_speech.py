@@ -1,4 +1,5 @@
-"""Transcripts: languages, what a reader gives, formats; refusals of a model without audio input."""
+"""Transcriptions: languages, parsing of the model's output, formats; refusals of a model without
+audio input."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def _fed(reader: TaggedReader | PlainReader, text: str, cuts: list[int]) -> str:
 
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 60), max_size=8))
-def test_a_tag_is_found_however_the_text_comes(cuts: list[int]) -> None:
+def test_a_language_tag_is_found_in_any_chunks(cuts: list[int]) -> None:
     reader = TaggedReader()
     assert _fed(reader, "language German<asr_text>Guten Tag, <b>Welt</b>", cuts) == (
         "Guten Tag, <b>Welt</b>"
@@ -54,7 +55,7 @@ def test_a_tag_is_found_however_the_text_comes(cuts: list[int]) -> None:
     assert _fed(long, "words " * 60, cuts) == "words " * 60
 
 
-def test_marks_of_time_are_no_text() -> None:
+def test_timestamps_are_not_text() -> None:
     assert PlainReader().feed("<|0.00|> Hello<|1.24|><|1.24|> world") == " Hello world"
 
 
@@ -62,7 +63,7 @@ SPANS = (Span(0.0, 2.5, " One"), Span(3661.25, 3662.0, " two --> three", [5, 6],
 MADE = Transcript("One two", 3662.4, "de", spans=SPANS)
 
 
-def test_cues_have_clocks() -> None:
+def test_subtitles_have_times() -> None:
     assert srt(MADE) == (
         "1\n00:00:00,000 --> 00:00:02,500\nOne\n\n2\n01:01:01,250 --> 01:01:02,000\ntwo -> three\n"
     )
@@ -72,7 +73,7 @@ def test_cues_have_clocks() -> None:
     )
 
 
-def test_verbose_json_tells_of_each_segment() -> None:
+def test_verbose_json_has_each_segment() -> None:
     made = verbose_json(MADE, 0.2)
     assert (made["language"], made["duration"], made["usage"]["seconds"]) == (
         "german",
@@ -85,7 +86,7 @@ def test_verbose_json_tells_of_each_segment() -> None:
     assert Span(0, 1, "ha " * 100).compression_ratio > 5
 
 
-async def test_a_model_that_does_not_hear_says_so(server: ScriptedServer) -> None:
+async def test_a_model_without_audio_input_refuses(server: ScriptedServer) -> None:
     for path in ("/v1/audio/transcriptions", "/v1/audio/translations"):
         answer = await server.client.post(path, files={"file": ("a.wav", b"RIFF")})
         assert answer.status_code == 400

@@ -1,5 +1,5 @@
-"""Every row of the wire contract that is a route, a field or a key of an answer: it is there, it
-has its effect, or it is refused by its name."""
+"""Every route, field and answer key of the wire contract exists, has its effect, or is refused by
+its name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 @dataclass(frozen=True)
 class Row:
-    """A call, its status, and dotted paths into its answer with what stands there (... : any)."""
+    """A call, its status, and expected values at dotted paths of its answer (... : any value)."""
 
     subjects: str
     call: str
@@ -79,7 +79,7 @@ ROWS = [
     native("generate meta_info.id", has={"text": "Hello there.", "meta_info.id": "a"}, rid="a"),
     Row("generate", "PUT /generate", {"text": ["hi", "hi"]}, has={"1.text": "Hello there."}),
     Row("generate_from_file", "POST /generate_from_file", None, REFUSED, {"error.param": "file"}),
-    Row("classify", "POST /classify", {"text": "a"}, REFUSED, NAMED),  # no reward model
+    Row("classify", "POST /classify", {"text": "a"}, REFUSED, NAMED),  # not a reward model
     *(Row("flush_cache", f"{m} /flush_cache") for m in ("GET", "POST")),
     *(Row("freeze_gc", f"{m} /freeze_gc") for m in ("GET", "POST")),
     Row(
@@ -202,7 +202,7 @@ ROWS = [
     Row("responses", "POST /v1/responses", {"input": "hi"}, has={"status": "completed"}),
     Row("responses", "GET /v1/responses/resp_x", None, 404, NAMED),
     Row("responses", "POST /v1/responses/resp_x/cancel", None, 404, NAMED),
-    Row("openai_classify", "POST /v1/classify", {"input": "a"}, REFUSED, NAMED),  # no classifier
+    Row("openai_classify", "POST /v1/classify", {"input": "a"}, REFUSED, NAMED),  # not a classifier
     Row("files_and_batches", "GET /v1/files", has={"object": "list"}),
     Row("files_and_batches", "GET /v1/batches", has={"object": "list"}),
     text("max_tokens", has={"usage.completion_tokens": 16}, prompt="forever"),
@@ -478,7 +478,7 @@ ROWS = [
     native("generate", REFUSED, {"error.param": "lora_path"}, lora_path="x"),
     native(
         "generate",
-        **dict.fromkeys(  # a router sends all of the reference's fields
+        **dict.fromkeys(  # a router sends all fields of SGLang
             "image_data video_data audio_data modalities session_params lora_path bootstrap_host "
             "bootstrap_port bootstrap_room data_parallel_rank conversation_id label priority "
             "session_id mm_hashes video_config routing_key extra_key no_logs custom_labels "
@@ -487,7 +487,7 @@ ROWS = [
     ),
 ]
 # a server with --is-embedding
-VECTORS = [
+EMBEDDING_ROWS = [
     *(
         Row("encode", f"{m} /encode", {"text": "a"}, has={"embedding": ..., "meta_info.id": ...})
         for m in ("POST", "PUT")
@@ -510,27 +510,27 @@ chat_completions embeddings models score responses openai_classify files_and_bat
 response_format tools reasoning sampling_extensions request_extensions usage content_parts
 logprobs max_new_tokens stop stop_token_ids temperature top_p top_k min_p frequency_penalty
 presence_penalty repetition_penalty min_new_tokens n grammars structural_tag ignore_eos
-skip_special_tokens spaces_between_special_tokens no_stop_trim stream_interval logit_bias custom_params
-seed_and_stop_regex meta_info.id meta_info.finish_reason meta_info.usage_counts
+skip_special_tokens spaces_between_special_tokens no_stop_trim stream_interval logit_bias
+custom_params seed_and_stop_regex meta_info.id meta_info.finish_reason meta_info.usage_counts
 meta_info.cached_tokens meta_info.input_logprobs meta_info.output_logprobs
 meta_info.top_logprobs meta_info.hidden_states meta_info.timing
 """.split()
 
 
 def at(value: Any, path: str) -> Any:
-    """What stands at a dotted path."""
+    """The value at a dotted path."""
     for part in path.split("."):
         value = value[int(part)] if isinstance(value, list) else value[part]
     return value
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.subjects} {row.call}")
-async def test_a_row_is_met(server: ScriptedServer, row: Row) -> None:
+async def test_a_row_holds(server: ScriptedServer, row: Row) -> None:
     await check(server, row)
 
 
-@pytest.mark.parametrize("row", VECTORS, ids=lambda row: f"{row.subjects} {row.call}")
-async def test_a_row_of_vectors_is_met(toy_folder: Any, row: Row) -> None:
+@pytest.mark.parametrize("row", EMBEDDING_ROWS, ids=lambda row: f"{row.subjects} {row.call}")
+async def test_an_embedding_row_holds(toy_folder: Any, row: Row) -> None:
     async with scripted_server(toy_folder, SCRIPT, is_pooled=True) as made:
         await check(made, row)
 
@@ -561,7 +561,9 @@ async def test_what_is_not_built_is_a_501_that_says_why(
 
 
 def test_every_subject_of_the_contract_has_a_row() -> None:
-    assert set(SUBJECTS) == {name for row in (*ROWS, *VECTORS) for name in row.subjects.split()}
+    assert set(SUBJECTS) == {
+        name for row in (*ROWS, *EMBEDDING_ROWS) for name in row.subjects.split()
+    }
 
 
 async def test_streams_of_chat_say_role_parts_one_end_and_usage(server: ScriptedServer) -> None:

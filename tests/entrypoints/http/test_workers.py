@@ -1,4 +1,4 @@
-"""A worker that takes the place of a dead one, between the real sockets of intake and engine."""
+"""A worker that replaces a dead one, between the real sockets of intake and engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def until(is_true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-async def test_what_comes_before_the_engine_is_heard_is_not_lost(
+async def test_requests_before_the_engines_first_message_are_not_lost(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
     facts = IntakeFacts(vocab=1000, context_len=64)
@@ -61,7 +61,7 @@ async def test_what_comes_before_the_engine_is_heard_is_not_lost(
     await engine.stop()
 
 
-async def test_an_engine_that_starts_again_meanwhile_is_told_nothing(
+async def test_an_engine_that_restarts_meanwhile_gets_no_request(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
     facts = IntakeFacts(vocab=1000, context_len=64)

@@ -1,4 +1,5 @@
-"""Reasoning is split off whatever the pieces, markers never leak, tools and reasoning compose."""
+"""Reasoning parsers: any chunks give the same result, markers never leak, reasoning combines with
+tools."""
 
 import json
 import random
@@ -111,7 +112,7 @@ def test_documented_message(name: str, message: str, reasoning: str, text: str) 
 @pytest.mark.parametrize("name", registry.NAMES)
 @settings(max_examples=10, derandomize=True, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 999))
-def test_any_pieces_give_the_same(name: str, data: st.DataObject, seed: int) -> None:
+def test_any_chunks_give_the_same(name: str, data: st.DataObject, seed: int) -> None:
     markers = MARKERS[name]
     alphabet = [
         *markers.starts, *markers.ends, *markers.breaks, *markers.stripped, markers.resume, "a",
@@ -129,7 +130,7 @@ def test_any_pieces_give_the_same(name: str, data: st.DataObject, seed: int) -> 
         assert split_in(name, list(message), **options) == whole
 
 
-# the names of the contract's table 1.8; "beam" is documented nowhere
+# the names of SGLang; "beam" is documented nowhere
 TABLE = (
     "deepseek-r1 step3 step3p5 gigachat35 deepseek-v3 glm45 qwen3 qwen3-thinking minimax kimi "
     "gpt-oss kimi_k2 mistral nemotron_3 granite_thinking_parser interns1 mimo poolside_v1 dots "
@@ -144,7 +145,7 @@ def test_every_name_of_the_table_is_there() -> None:
 
 @pytest.mark.parametrize("name", registry.NAMES)
 def test_five_hundred_splits(name: str) -> None:
-    """Of one message with all of the format's markers, cut at random."""
+    """One message with all markers of the format, split at random."""
     markers = MARKERS[name]
     message = f"{markers.starts[0]}a <b\n{markers.ends[0]}\n\nc </d {''.join(markers.breaks)}e"
     message += "".join(markers.stripped) + markers.starts[-1][:-1]
@@ -159,7 +160,7 @@ def test_five_hundred_splits(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in registry.NAMES if n != "minimax-append-think"])
 @settings(max_examples=10, derandomize=True, deadline=None)
 @given(data=st.data())
-def test_markers_never_leak_and_words_never_go(name: str, data: st.DataObject) -> None:
+def test_markers_never_leak_and_no_word_is_lost(name: str, data: st.DataObject) -> None:
     markers = MARKERS[name]
     if name == "gpt-oss":
         units = ["<|start|>assistant<|channel|>final<|message|>", "<|end|>", *markers.starts]
@@ -183,7 +184,7 @@ def test_where_the_prompt_ends_decides_where_the_answer_starts(name: str) -> Non
     )
 
 
-def test_reasoning_streams_unless_it_is_held() -> None:
+def test_reasoning_streams_unless_it_is_buffered() -> None:
     chunks = ["one ", "two</th", "ink>", "yes"]
     streaming = registry.create("deepseek-r1")
     assert [streaming.feed(chunk) for chunk in chunks] == [
@@ -229,7 +230,7 @@ def test_templates_are_recognised(name: str | None, template: str, prompt: str |
     assert registry.detect(template, prompt) == name
 
 
-def test_facts_about_a_name() -> None:
+def test_properties_of_a_parser() -> None:
     assert registry.end_marker("qwen3") == "</think>"
     assert registry.end_marker("gpt-oss") == "<|channel|>final<|message|>"
     assert registry.template_switch("qwen3") == ("enable_thinking", True)

@@ -1,4 +1,5 @@
-"""Tool choices as grammars, tried on a matcher: what is forced is accepted, all else is not."""
+"""Tool choices as grammars, checked on a matcher: required calls are accepted, other output is
+not."""
 
 import json
 from typing import Any
@@ -121,7 +122,7 @@ def test_impossible_choices_are_refused(tools: list[ToolSpec], choice: Any, matc
         registry.constraint("hermes", tools, choice)
 
 
-def test_references_move_with_their_schema_and_data_stays() -> None:
+def test_references_move_with_their_schema() -> None:
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "properties": {"$ref": {"$ref": "#"}, "const": {"$ref": "#/$defs/N"}},
@@ -144,7 +145,7 @@ def test_a_schema_without_a_type_is_an_object() -> None:
 
 
 def test_a_forced_call_has_only_the_arguments_that_are_declared() -> None:
-    """A function is called with what it declares; a schema that says more is left as it is."""
+    """A schema that allows other arguments explicitly is left unchanged."""
     declared: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
     for schema, is_open in [
         (declared, False),

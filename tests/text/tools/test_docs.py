@@ -1,4 +1,4 @@
-"""docs/parsers.md is what the code says."""
+"""docs/parsers.md is generated from the parsers and is current."""
 
 from pathlib import Path
 

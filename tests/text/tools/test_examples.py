@@ -1,4 +1,4 @@
-"""Messages as the models' own documents show them, one or more a format."""
+"""Example messages from the models' documentation, at least one for each format."""
 
 import json
 
@@ -370,7 +370,9 @@ FORGIVEN = [
 
 
 @pytest.mark.parametrize(("name", "message", "arguments"), FORGIVEN)
-def test_harmless_slips_are_forgiven(name: str, message: str, arguments: dict[str, object]) -> None:
+def test_harmless_mistakes_are_accepted(
+    name: str, message: str, arguments: dict[str, object]
+) -> None:
     text, calls = parse_all(registry.create(name), message)
     assert text == ""
     assert [(call.name, json.loads(call.arguments)) for call in calls] == [("f", arguments)]
@@ -403,11 +405,11 @@ STAYS_TEXT = [
 
 
 @pytest.mark.parametrize(("name", "message"), STAYS_TEXT)
-def test_what_is_no_call_stays_text(name: str, message: str) -> None:
+def test_other_text_stays_text(name: str, message: str) -> None:
     assert parse_all(registry.create(name), message) == (message, [])
 
 
-def test_a_call_behind_a_broken_one_is_found() -> None:
+def test_a_call_after_a_broken_one_is_found() -> None:
     message = '<tool_call>oops <tool_call>{"name": "f", "arguments": {}}</tool_call> end'
     text, (call,) = parse_all(registry.create("hermes"), message)
     assert (text, call.name) == ("<tool_call>oops end", "f")

@@ -1,4 +1,4 @@
-"""Every call format: what is written is read, however it is cut, and broken calls stay text."""
+"""Every tool-call format: written calls are parsed from any chunks, and broken calls stay text."""
 
 import json
 import random
@@ -43,7 +43,7 @@ def is_string(value: object) -> str:
     return "true" if isinstance(value, str) else "false"
 
 
-# Writers: the calls of one block, as a model writes them
+# writers: the calls of one block as a model writes them
 
 
 def each(template: str, glue: str = "\n", around: str = "{}") -> Callable[[list[Call]], str]:
@@ -235,7 +235,7 @@ SAME_AS = {
 }  # fmt: skip
 
 PYTHON_NAMES = ("pythonic", "lfm2", "olmo3")
-# What an unescaped value cannot hold: what would end it.
+# text that an unescaped value cannot contain, because it would end the value
 CANNOT_HOLD: dict[str, tuple[str, ...]] = {
     "gemma4": ('<|"|>',),
     "minimax-m3": (M3,),
@@ -275,7 +275,7 @@ prose = st.lists(st.sampled_from(SAFE_FRAGMENTS), max_size=5).map("".join)
 
 
 def split(text: str, seed: int) -> list[str]:
-    """``text`` cut at random places; every third seed cuts after each character."""
+    """`text` split at random places; every third seed splits after each character."""
     rng = random.Random(seed)
     if seed % 3 == 0:
         return list(text)
@@ -292,7 +292,7 @@ def parse_split(name: str, chunks: list[str]) -> tuple[str, list[ParsedCall]]:
 
 
 def fit(name: str, block: list[Call]) -> list[Call]:
-    """Leave out what the format cannot write."""
+    """Remove values that the format cannot express."""
     ends = CANNOT_HOLD.get(name, ())
     fitted = []
     for function, given_arguments in block:
@@ -377,7 +377,7 @@ def mutations(draw: st.DrawFn) -> Callable[[str], str]:
 @pytest.mark.parametrize("name", WRITERS)
 @settings(max_examples=10, derandomize=True, deadline=None)
 @given(prose, calls, prose, mutations(), st.integers(0, 99))
-def test_broken_messages_parse_alike_in_any_pieces(
+def test_broken_messages_parse_equally_in_any_chunks(
     name: str, head: str, block: list[Call], tail: str, mutate: Callable[[str], str], seed: int
 ) -> None:
     message = mutate(head + WRITERS[name](fit(name, block)) + tail)
@@ -408,7 +408,7 @@ def test_nothing_of_a_cut_message_is_lost(name: str, where: float, seed: int) ->
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_five_hundred_splits(name: str) -> None:
-    """Of one sound and one broken message, without a generator in between: cheap, so many."""
+    """One valid and one broken message, without a generator in between, so it is cheap."""
     block: list[Call] = [("put", {"path": 'é"\n</x>', "tags": [{"k": 1}], "count": 7})]
     sound = "a <b\n" * (name != "json") + WRITERS[name](block) + " z" * (name != "json")
     for message in (sound, sound.replace("7", "{7", 1).replace("1", '"')):
@@ -418,7 +418,7 @@ def test_five_hundred_splits(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "twin"), SAME_AS.items())
-def test_aliases_read_what_their_twin_reads(name: str, twin: str) -> None:
+def test_aliases_parse_like_their_format(name: str, twin: str) -> None:
     message = "hi " + WRITERS[twin]([("put", {"path": "a", "count": 3}), ("put", {})])
     assert parse_all(registry.create(name, TOOLS), message) == parse_all(
         registry.create(twin, TOOLS), message

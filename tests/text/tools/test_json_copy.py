@@ -1,4 +1,4 @@
-"""The streaming JSON copier against json.loads, and its promise about closing brackets."""
+"""The streaming JSON copier against json.loads, and its closing brackets."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ values = st.recursive(
 
 
 def copy(text: str, size: int, is_whole: bool = True) -> list[tuple[str, str]]:
-    """Fragments and closers the copier gives for ``text`` fed ``size`` characters at a time."""
+    """Fragments and closers that the copier returns for `text` in chunks of `size` characters."""
     scanner = Scanner()
     given_out: list[tuple[str, str]] = []
     machine = JsonCopier(scanner, lambda text, closers: given_out.append((text, closers))).value()
@@ -66,6 +66,6 @@ def test_a_cut_value_gives_what_can_be_closed(value: dict[str, Any], where: floa
     ["{a: 1}", "{'a': 1}", "[1 2]", "[,1]", "[01]", "[+1]", "[.5]", "[NaN]", "[tru]", "[1}",
      '{"a"}', '{"a" 1}', "{1: 2}", "[nulls]", "[--1]", "[1e]", "x", "]"],
 )  # fmt: skip
-def test_what_is_no_json_is_refused(text: str) -> None:
+def test_invalid_json_is_refused(text: str) -> None:
     with pytest.raises(Malformed):
         copy(text + " ", 1)

@@ -1,4 +1,4 @@
-"""The machine under the formats: what is streamed when, what is closed, what is dropped."""
+"""The state machine below the formats: what is streamed when, what is closed, what is dropped."""
 
 import json
 import time
@@ -55,7 +55,7 @@ def test_text_is_held_only_while_it_may_be_a_marker() -> None:
         ("{", {}, ""),
     ],
 )
-def test_an_announced_call_that_breaks_is_closed_and_said_so(
+def test_a_broken_streamed_call_is_closed_and_reported(
     arguments: str, closed: dict[str, object], rest: str
 ) -> None:
     parts = feed("hermes", '<tool_call>{"name": "f", "arguments": ' + arguments)
@@ -83,7 +83,7 @@ def test_unknown_functions_pass_or_are_dropped_without_a_gap_in_the_index() -> N
     assert part.text == "xy"
 
 
-def test_a_finished_parser_gives_nothing_more() -> None:
+def test_a_finished_parser_returns_nothing() -> None:
     parser = registry.create("hermes")
     parser.feed("a <")
     assert parser.finish().text == " <"
@@ -91,7 +91,7 @@ def test_a_finished_parser_gives_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("depth", [100, 5000])
-def test_depth_costs_no_stack(depth: int) -> None:
+def test_deep_nesting_needs_no_stack(depth: int) -> None:
     arguments = '{"a": ' + "[" * depth + "]" * depth + "}"
     text, calls = parse_all(
         registry.create("hermes"),
@@ -102,8 +102,8 @@ def test_depth_costs_no_stack(depth: int) -> None:
 
 
 @pytest.mark.parametrize("name", registry.NAMES)
-def test_time_grows_with_the_length_only(name: str) -> None:
-    """Repeated openings that never become a call, the worst case of starting over."""
+def test_time_is_linear_in_the_length(name: str) -> None:
+    """Repeated openings that never become a call are the worst case."""
     parser = registry.create(name)
     unit = "".join(getattr(type(parser), "starts", ())) + "<parameter=a>{[\"'"
     start = time.process_time()

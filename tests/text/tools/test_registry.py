@@ -1,4 +1,4 @@
-"""Formats by name, by chat template; ids."""
+"""Formats by name and by chat template; call ids."""
 
 import random
 import re
@@ -53,7 +53,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
         registry.create("hermit")
 
 
-# the names of the contract's table 1.7; "beam" is documented nowhere
+# the names of SGLang; "beam" is documented nowhere
 TABLE = (
     "llama3 qwen25 qwen hermes mistral deepseekv3 deepseekv31 pythonic kimi_k2 qwen3_coder step3p5 "
     "nanbeige mimo glm45 glm glm47 ling3 spark25 poolside_v1 step3 gpt-oss deepseekv32 deepseekv4 "
@@ -91,7 +91,7 @@ def test_tool_specs_read_both_forms() -> None:
 
 
 @pytest.mark.parametrize("tool", [{"type": "function"}, {"name": "f", "parameters": [1]}])
-def test_a_tool_that_is_none_is_named(tool: dict[str, object]) -> None:
+def test_an_invalid_tool_is_named(tool: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest, match=r"tools\[0\]"):
         tool_specs([tool])
 

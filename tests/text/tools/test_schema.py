@@ -1,4 +1,4 @@
-"""Untyped text becomes JSON of the type the schema names, or stays a string."""
+"""Untyped text becomes JSON of the schema's type, or stays a string."""
 
 import json
 from typing import Any
@@ -63,12 +63,12 @@ def test_convert(text: str, schema: Any, value: Any) -> None:
     assert json.loads(convert(text, types)) == value
 
 
-def test_unknown_tools_and_parameters_go_by_looks() -> None:
+def test_unknown_parameters_are_converted_by_their_text() -> None:
     assert parameter_types(None, "p") == frozenset()
     assert parameter_types(ToolSpec("f"), "p") == frozenset()
     additional = ToolSpec("f", {"additionalProperties": {"type": "string"}})
     assert parameter_types(additional, "p") == {"string"}
 
 
-def test_lone_surrogates_do_not_leave() -> None:
+def test_lone_surrogates_are_replaced() -> None:
     assert convert('["\\ud800"]', frozenset(("array",))) == '["?"]'
