@@ -108,7 +108,9 @@ class StepProgram:
         )
         self._suppressed_tokens = torch.tensor(decoder.suppressed_tokens).long()
         self._builder = _emitted(model, pools, states)
-        self._program, self._step = self._builder.ops, native().Step()
+        ext = native()
+        self._program, self._step = self._builder.ops, ext.Step()
+        self._group, self._rope = ext.KvGroup, ext.RopeTable
 
     @property
     def num_ops(self) -> int:
@@ -148,7 +150,7 @@ class StepProgram:
     def _run(
         self, batch: ForwardBatch, rows_R: Tensor, logits: Tensor | None, hidden: Tensor | None
     ) -> None:
-        backend, step, ext = self.backend, self._step, native()
+        backend, step, group, rope = self.backend, self._step, self._group, self._rope
         ids, positions = batch.token_ids_T.int(), batch.positions_T.int()
         embeds, mask_T = None, None
         if batch.embeds is not None:
@@ -159,10 +161,10 @@ class StepProgram:
         step.num_seqs = batch.num_sequences
         step.query_start, step.kv_len = backend.starts.data_ptr(), backend.kv_len.data_ptr()
         step.groups = [
-            ext.KvGroup(table.data_ptr(), table.stride(0), slots.data_ptr())
+            group(table.data_ptr(), table.stride(0), slots.data_ptr())
             for table, slots in zip(backend.tables, backend.slots, strict=True)
         ]
-        step.ropes = [ext.RopeTable(table.data_ptr(), by_token) for table, by_token in angles]
+        step.ropes = [rope(table.data_ptr(), by_token) for table, by_token in angles]
         step.rows, step.num_rows = rows_R.data_ptr(), len(rows_R)
         step.logits, step.ld_logits = address(logits), 0 if logits is None else logits.stride(0)
         step.hidden, step.ld_hidden = address(hidden), 0 if hidden is None else hidden.stride(0)
