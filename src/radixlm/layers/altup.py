@@ -1,5 +1,5 @@
-"""Several residual streams of which a layer computes one and predicts the rest (AltUp,
-arXiv:2301.13310), low-rank residuals (LAuReL, arXiv:2411.07501) and an input a layer of its own.
+"""AltUp (arXiv:2301.13310): several residual streams, of which a layer computes one and predicts
+the others; LAuReL (arXiv:2411.07501): low-rank residuals; and an input of its own for each layer.
 
 Legend: N streams, T tokens, D model channels, L layers, P channels of a layer's own input.
 """
@@ -52,7 +52,7 @@ class PerLayerInputsMaker(Module):
         return (normed + self.per_layer.run(ids_T).view(shape)) * 2**-0.5
 
     def emit(self, program: ProgramBuilder, source: int) -> None:
-        """The same as operations of a program, one layer's behind another's in a row."""
+        """The same as operations of a program, the layers' inputs one after another in a row."""
         spec, width = self.inputs_spec, self.project.out_features
         inputs = program.layer_inputs = program.buffer("inputs", width)
         program.linear(self.project.packed, source, inputs, scale=self._dim**-0.5)
@@ -71,7 +71,7 @@ class PerLayerInputsMaker(Module):
 
 
 class AltUpEnds(PerLayerInputsMaker):
-    """What stands before the first and behind the last block."""
+    """What runs before the first and after the last block."""
 
     def __init__(
         self, spec: AltUp, dim: int, num_layers: int, norm: Norm, context: LayerContext
@@ -83,7 +83,7 @@ class AltUpEnds(PerLayerInputsMaker):
         self.join = [context.plain_linear(dim, dim) for _ in range(spec.streams - 1)]
 
     def begin(self, x_TD: Tensor) -> Tensor:
-        """The streams [N, T, D], all as large as the first."""
+        """The streams [N, T, D], all with the root mean square of the first."""
         return torch.stack([x_TD, *(_sized(one.run(x_TD), x_TD) for one in self.spread)])
 
     def end(self, x_NTD: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class AltUpBlock(BlockLayer):
         self._correct_scale = scale if self.altup.scales else None
 
     def _routed(self, x_TD: Tensor) -> Tensor:
-        """How much of each stream: [T, N]."""
+        """The router's weight of each stream: [T, N]."""
         return torch.tanh(self.router.run(self.router_norm.run(x_TD) / x_TD.shape[-1]))
 
     def run_deferred(
@@ -156,7 +156,7 @@ class AltUpBlock(BlockLayer):
         x_NTD = x_NTD + (out - active) * share
         first = x_NTD[0] if self._correct_scale is None else x_NTD[0] * self._correct_scale
         assert batch.scratch.per_layer_TLP is not None
-        own = self._activate(self.layer_gate.run(first.contiguous()), self.altup.act)
-        own = own * batch.scratch.per_layer_TLP[:, self._index]
-        own = self.layer_norm.run(self.layer_out.run(own))
-        return torch.cat((x_NTD[:1], x_NTD[1:] + own)), None
+        gated = self._activate(self.layer_gate.run(first.contiguous()), self.altup.act)
+        gated = gated * batch.scratch.per_layer_TLP[:, self._index]
+        added_TD = self.layer_norm.run(self.layer_out.run(gated))
+        return torch.cat((x_NTD[:1], x_NTD[1:] + added_TD)), None

@@ -120,12 +120,12 @@ class AttentionLayer(Module):
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""
         q, k, v, gate = self._project(x_TD)
-        turn = angles[self.rope_index] if self.rope_index >= 0 else None
-        asked = (self.qk_norm, turn, self._interleaved)
+        cos_sin = angles[self.rope_index] if self.rope_index >= 0 else None
+        prepare = (self.qk_norm, cos_sin, self._interleaved)
         if batch.fused_attn is not None:
-            out = batch.fused_attn.prepare_and_run(q, k, v, self.site, *asked)
+            out = batch.fused_attn.prepare_and_run(q, k, v, self.site, *prepare)
         else:
-            self._prepare(q, k, *asked)
+            self._prepare(q, k, *prepare)
             out = batch.attn.run(q, k, v, self.site)
         if gate is not None:
             out = out * self._sigmoid(gate)

@@ -1,7 +1,7 @@
-"""The index of an attention that reads some blocks of tokens (``spec.BlockIndexer``).
+"""The indexer of block-sparse attention: which blocks each query reads (``spec.BlockIndexer``).
 
 Legend: T tokens, D model channels, G index heads, I channels of one, K KV heads, C channels of K;
-of a piece (``layers/gathered``): Q queries, N tokens of its sequence, B blocks.
+of a query chunk (``layers/gathered``): Q queries, N tokens of its sequence, B blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from radixlm.step.batch import ForwardBatch
 
 
 class BlockIndexerLayer(Module):
-    """Queries and keys of the index, and the choice that they make."""
+    """Queries and keys of the indexer, and the blocks that they choose."""
 
     def __init__(
         self, attention: Attention, index: BlockIndexer, dim: int, context: LayerContext
@@ -34,47 +34,49 @@ class BlockIndexerLayer(Module):
         self.q_norm = NormLayer(index.norm, (index.dim,), kernels, device)
         self.k_norm = NormLayer(index.norm, (index.dim,), kernels, device)
 
-    def beside(self, k_TKC: Tensor, x_TD: Tensor, turn: Angles | None) -> Tensor:
-        """K with a part of the index key behind each head: [T, K, k_row]."""
+    def append_key(self, k_TKC: Tensor, x_TD: Tensor, cos_sin: Angles | None) -> Tensor:
+        """K with a part of the indexer's key appended to each head: [T, K, k_row]."""
         heads, row = self._attention.kv_heads, self._attention.k_row
-        key_TI = self._key(x_TD, turn)
+        key_TI = self._key(x_TD, cos_sin)
         parts = (row - self._attention.head_dim) * heads
         key_TI = F.pad(key_TI, (0, parts - self._index.dim))
         return torch.cat((k_TKC, key_TI.view(-1, heads, parts // heads)), -1)
 
-    def _key(self, x_TD: Tensor, turn: Angles | None) -> Tensor:
-        """What is kept of each token: [T, I]."""
-        return self._turned(self.k_norm.run(self.k.run(x_TD))[:, None], turn)[:, 0]
+    def _key(self, x_TD: Tensor, cos_sin: Angles | None) -> Tensor:
+        """The indexer's key of each token: [T, I]."""
+        return self._with_rope(self.k_norm.run(self.k.run(x_TD))[:, None], cos_sin)[:, 0]
 
-    def _queries(self, x_TD: Tensor, turn: Angles | None) -> Tensor:
+    def _queries(self, x_TD: Tensor, cos_sin: Angles | None) -> Tensor:
         """[T, G, I]."""
         index = self._index
         rows = self.q_norm.run(self.q.run(x_TD).view(-1, index.dim))
-        return self._turned(rows.view(-1, index.heads, index.dim), turn)
+        return self._with_rope(rows.view(-1, index.heads, index.dim), cos_sin)
 
-    def chooser(self, x_TD: Tensor, turn: Angles | None, batch: ForwardBatch) -> Choose:
-        """The choice of this step's tokens: [H, Q, N] of a piece."""
+    def chooser(self, x_TD: Tensor, cos_sin: Angles | None, batch: ForwardBatch) -> Choose:
+        """The keys that this step's tokens read: bool [H, Q, N] of a query chunk."""
         spec, index = self._attention, self._index
-        q_TGI = self._queries(x_TD, turn)
+        q_TGI = self._queries(x_TD, cos_sin)
 
-        def choose(piece: QueryChunk) -> Tensor:
-            key_NI = piece.k_NKC[..., spec.head_dim :].flatten(1)[:, : index.dim]
-            scores = q_TGI[piece.rows].transpose(0, 1).float() @ key_NI.float().T  # [G, Q, N]
-            scores = scores.masked_fill(~piece.seen_QN, -torch.inf)
-            blocks = self._blocks(scores, piece.place_Q)
+        def choose(chunk: QueryChunk) -> Tensor:
+            key_NI = chunk.k_NKC[..., spec.head_dim :].flatten(1)[:, : index.dim]
+            scores = q_TGI[chunk.rows].transpose(0, 1).float() @ key_NI.float().T  # [G, Q, N]
+            scores = scores.masked_fill(~chunk.causal_QN, -torch.inf)
+            blocks = self._blocks(scores, chunk.positions_Q)
             of_token = blocks.repeat_interleave(index.size, -1)[..., : key_NI.shape[0]]
             return of_token.repeat_interleave(spec.heads // index.heads, 0)
 
         return choose
 
-    def _blocks(self, scores_GQN: Tensor, place_Q: Tensor) -> Tensor:
+    def _blocks(self, scores_GQN: Tensor, positions_Q: Tensor) -> Tensor:
         """bool [G, Q, B]: the chosen blocks."""
         index = self._index
         short = -scores_GQN.shape[-1] % index.size
         padded = F.pad(scores_GQN, (0, short), value=-torch.inf)
         best_GQB = padded.view(*padded.shape[:-1], -1, index.size).amax(-1)
         count = best_GQB.shape[-1]
-        behind_QB = (place_Q // index.size)[:, None] - torch.arange(count, device=place_Q.device)
+        behind_QB = (positions_Q // index.size)[:, None] - torch.arange(
+            count, device=positions_Q.device
+        )
         is_local = (behind_QB >= 0) & (behind_QB < index.local)
         best_GQB = best_GQB.masked_fill(is_local, torch.inf)
         # stable: of equal scores the earlier block, however a prompt is cut
@@ -82,10 +84,10 @@ class BlockIndexerLayer(Module):
         chosen = torch.zeros_like(best_GQB, dtype=torch.bool)
         return chosen.scatter_(-1, order[..., : index.top], True)
 
-    def _turned(self, x_TGI: Tensor, turn: Angles | None) -> Tensor:
-        if turn is not None:
+    def _with_rope(self, x_TGI: Tensor, cos_sin: Angles | None) -> Tensor:
+        if cos_sin is not None:
             assert self._attention.rope is not None
-            self._rotate(x_TGI, turn, self._attention.rope.interleaved)
+            self._rotate(x_TGI, cos_sin, self._attention.rope.interleaved)
         return x_TGI
 
 
@@ -105,22 +107,22 @@ class MeanBlockIndexer(BlockIndexerLayer):
             if attention.rope.mrope_sections:
                 self._axis_2R = axes_of(attention.rope).to(context.device).repeat(2)
 
-    def _key(self, x_TD: Tensor, turn: Angles | None) -> Tensor:
+    def _key(self, x_TD: Tensor, cos_sin: Angles | None) -> Tensor:
         return self.k.run(x_TD)
 
-    def chooser(self, x_TD: Tensor, turn: Angles | None, batch: ForwardBatch) -> Choose:
-        """The choice of this step's tokens, all heads': [Q, N] of a piece."""
+    def chooser(self, x_TD: Tensor, cos_sin: Angles | None, batch: ForwardBatch) -> Choose:
+        """The keys that this step's tokens read, for all heads: bool [Q, N] of a query chunk."""
         spec, index = self._attention, self._index
-        q_TGI = self._queries(x_TD, turn)
+        q_TGI = self._queries(x_TD, cos_sin)
 
-        def choose(piece: QueryChunk) -> Tensor:
-            key_NI = piece.k_NKC[..., spec.head_dim :].flatten(1)[:, : index.dim]
-            complete_Q1 = (piece.place_Q[:, None] + 1) // index.size
+        def choose(chunk: QueryChunk) -> Tensor:
+            key_NI = chunk.k_NKC[..., spec.head_dim :].flatten(1)[:, : index.dim]
+            complete_Q1 = (chunk.positions_Q[:, None] + 1) // index.size
             mrope = batch.mrope
             keys_BI = self._means(
-                key_NI, mrope.of_sequence(piece.sequence) if mrope is not None else None
+                key_NI, mrope.of_sequence(chunk.sequence) if mrope is not None else None
             )
-            scores = (q_TGI[piece.rows].float() @ keys_BI.float().T).clamp(min=0).sum(1)
+            scores = (q_TGI[chunk.rows].float() @ keys_BI.float().T).clamp(min=0).sum(1)
             block_B = torch.arange(keys_BI.shape[0], device=key_NI.device)
             is_whole_QB = block_B < complete_Q1
             scores = scores.masked_fill(~is_whole_QB, -torch.inf)
@@ -135,7 +137,7 @@ class MeanBlockIndexer(BlockIndexerLayer):
         return choose
 
     def _means(self, key_NI: Tensor, ids_3N: Tensor | None) -> Tensor:
-        """Of each whole block the mean, normed and turned as its first token: [B, I]."""
+        """The mean key of each whole block, normed and rotated as its first token: [B, I]."""
         size = self._index.size
         count = key_NI.shape[0] // size
         if not count:
@@ -145,10 +147,10 @@ class MeanBlockIndexer(BlockIndexerLayer):
         if self._inv_freq is None:
             return means_BI
         starts_B = torch.arange(count, device=key_NI.device) * size
-        return self._turned(means_BI[:, None], self._starts(starts_B, ids_3N))[:, 0]
+        return self._with_rope(means_BI[:, None], self._starts(starts_B, ids_3N))[:, 0]
 
     def _starts(self, starts_B: Tensor, ids_3N: Tensor | None) -> Angles:
-        """By what the first tokens of blocks turn: [B, 2R]."""
+        """By what the first tokens of blocks cos_sin: [B, 2R]."""
         assert self._inv_freq is not None
         if ids_3N is None or self._axis_2R is None:
             return rope_angles(starts_B, self._inv_freq, self._factor)

@@ -1,7 +1,8 @@
-"""Attention to the newest tokens and to sums of earlier ones (``spec.CompressedSparseAttention``).
+"""Attention to the newest tokens and to compressed entries, each of which sums up a run of earlier
+tokens (``spec.CompressedSparseAttention``).
 
-Two groups of the cache hold it: a row a token, what each gives to keys and sums, which goes as the
-window passes; and the sums, each in the row of the last of its tokens, of which few share a page.
+The cache has two groups. One holds a row for each token, freed as the window passes: its key and
+what it adds to entries. The other holds the entries, each in the row of the last token of its run.
 
 Legend: T packed tokens, D model channels, H heads, C channels of a key; of a sequence: Q queries,
 N tokens read, E entries, W new ones, S tokens summed up in one, G index heads of I channels.
@@ -28,7 +29,7 @@ from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
 class Span(Record):
-    """The step's tokens of one sequence: rows [start, end) of T, at places from ``first`` on."""
+    """The step's tokens of one sequence: rows [start, end) of T, at positions from ``first`` on."""
 
     index: int
     start: int
@@ -37,7 +38,7 @@ class Span(Record):
 
     @property
     def length(self) -> int:
-        """Tokens of the sequence, those of the step included."""
+        """Tokens of the sequence, including those of the step."""
         return self.first + self.end - self.start
 
 
@@ -51,7 +52,7 @@ def spans(batch: ForwardBatch) -> Iterator[Span]:
 
 
 class KvCompressor(Module):
-    """What tokens give to sums of ``width`` channels, and the sums."""
+    """Compresses runs of tokens to entries of ``width`` channels."""
 
     def __init__(
         self, sums: KVCompression, width: int, norm: Norm, dim: int, context: LayerContext
@@ -67,7 +68,7 @@ class KvCompressor(Module):
         self._share_of_place = self.share_of_place.take()
 
     def raw(self, x_TD: Tensor, positions_T: Tensor) -> Tensor:
-        """What is kept of each token."""
+        """What the cache keeps of each token for later entries."""
         shares = self.share.run(x_TD) + self._share_of_place[positions_T % self._sums.rate]
         return torch.cat((self.kv.run(x_TD), shares.to(x_TD.dtype)), -1)
 
@@ -83,17 +84,17 @@ class KvCompressor(Module):
         return self.norm.run(summed)
 
     def _with_before(self, x_WSC: Tensor, is_first: bool, nothing: float) -> Tensor:
-        """Of each run the second half of the channels, behind the first half of the run before."""
-        before, own = x_WSC.chunk(2, -1)
+        """The second half of each run's channels after the first half of the run before."""
+        before, current = x_WSC.chunk(2, -1)
         if is_first:
             before = torch.cat((torch.full_like(before[:1], nothing), before[:-1]))
         else:
-            before, own = before[:-1], own[1:]
-        return torch.cat((before, own), 1)
+            before, current = before[:-1], current[1:]
+        return torch.cat((before, current), 1)
 
 
 class CompressedIndexer(Module):
-    """Which sums a query reads: those whose own sums score best over light queries."""
+    """Which entries a query reads: those whose indexer entries score highest."""
 
     def __init__(self, spec: CompressedSparseAttention, dim: int, context: LayerContext) -> None:
         assert spec.sums is not None
@@ -104,7 +105,7 @@ class CompressedIndexer(Module):
         self._scale = sums.dim**-0.5 * sums.heads**-0.5
 
     def queries(self, low_TQ: Tensor) -> Tensor:
-        """[T, G, I], not turned."""
+        """[T, G, I], before rotation."""
         q_TGI: Tensor = self.q.run(low_TQ)
         return q_TGI.view(-1, self.spec.heads, self.spec.dim)
 
@@ -115,8 +116,8 @@ class CompressedIndexer(Module):
         return scaled
 
 
-class Asked(Record):
-    """What the step's tokens ask with: queries [T, H, C], and those of the index."""
+class Queries(Record):
+    """Queries of the step's tokens [T, H, C], and those of the indexer."""
 
     q_THC: Tensor
     index_TGI: Tensor | None
@@ -124,10 +125,10 @@ class Asked(Record):
 
 
 class CompressedSparseAttentionLayer(Module):
-    """q, one key a token, and sums -> attention -> turned back -> grouped projection."""
+    """q, one key a token, entries -> attention -> inverse rotation -> grouped projection."""
 
     site: AttentionSite
-    entry_place: tuple[int, int]  # (group, row) of the sums, given by the model
+    entry_place: tuple[int, int]  # (group, row) of the entries, set by the model
 
     def __init__(
         self,
@@ -137,7 +138,7 @@ class CompressedSparseAttentionLayer(Module):
         rope: int,
         pool: tuple[int, int],
     ) -> None:
-        """``pool`` is (group, row) of what tokens give."""
+        """``pool`` is (group, row) of the tokens' rows."""
         self.spec, self._rope, self._pool, self._context = spec, rope, pool, context
         kernels, device, width = context.kernels, context.device, spec.head_dim
         self.q_a = context.linear(dim, spec.q_rank)
@@ -177,40 +178,40 @@ class CompressedSparseAttentionLayer(Module):
 
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""
-        spec, turn = self.spec, angles[self._rope]
-        asked = self._ask(x_TD, turn)
+        spec, cos_sin = self.spec, angles[self._rope]
+        queries = self._queries(x_TD, cos_sin)
         batch.attn.pools[self.site.group].store(
             self.site.layer,
             batch.store_GT[self.site.group],
-            self._given(x_TD, batch.positions_T, turn)[:, None],
+            self._token_rows(x_TD, batch.positions_T, cos_sin)[:, None],
             None,
         )
-        out_THC = torch.empty_like(asked.q_THC)
+        out_THC = torch.empty_like(queries.q_THC)
         for span in spans(batch):
             if spec.sums is not None:
                 self._store_entries(span, spec.sums, batch)
-            self._attend(span, asked, batch, out_THC)
-        half = turn.shape[-1] // 2
-        self._turn(out_THC, torch.cat((turn[:, :half], -turn[:, half:]), -1))
+            self._attend(span, queries, batch, out_THC)
+        half = cos_sin.shape[-1] // 2
+        self._apply_rope(out_THC, torch.cat((cos_sin[:, :half], -cos_sin[:, half:]), -1))
         grouped = out_THC.view(out_THC.shape[0], spec.groups, -1)
         return self.o_b.run(self._narrow.run(grouped).flatten(1))
 
-    def _ask(self, x_TD: Tensor, turn: Angles) -> Asked:
+    def _queries(self, x_TD: Tensor, cos_sin: Angles) -> Queries:
         spec = self.spec
         low_TQ = self.q_a_norm.run(self.q_a.run(x_TD))
         q = self.q_norm.run(self.q_b.run(low_TQ).view(-1, spec.head_dim))
         q_THC = q.view(-1, spec.heads, spec.head_dim)
-        self._turn(q_THC, turn)
+        self._apply_rope(q_THC, cos_sin)
         if spec.sums is None or not spec.sums.heads:
-            return Asked(q_THC, None, None)
+            return Queries(q_THC, None, None)
         index_TGI = self.index.queries(low_TQ)
-        self._turn(index_TGI, turn)
-        return Asked(q_THC, index_TGI, self.index.scaled_weights(x_TD))
+        self._apply_rope(index_TGI, cos_sin)
+        return Queries(q_THC, index_TGI, self.index.scaled_weights(x_TD))
 
-    def _given(self, x_TD: Tensor, positions_T: Tensor, turn: Angles) -> Tensor:
-        """What is kept of each token: its key, then what it gives to sums. [T, row]"""
+    def _token_rows(self, x_TD: Tensor, positions_T: Tensor, cos_sin: Angles) -> Tensor:
+        """What the cache keeps of each token: its key, then its part of entries. [T, row]"""
         key_TC = self.kv_norm.run(self.kv.run(x_TD))
-        self._turn(key_TC[:, None], turn)
+        self._apply_rope(key_TC[:, None], cos_sin)
         if self.spec.sums is None:
             return key_TC
         parts = [key_TC, self.sums.raw(x_TD, positions_T)]
@@ -219,7 +220,7 @@ class CompressedSparseAttentionLayer(Module):
         return torch.cat(parts, -1)
 
     def _store_entries(self, span: Span, sums: KVCompression, batch: ForwardBatch) -> None:
-        """Store the sums of the runs that the step makes whole."""
+        """Store the entries of the runs that the step completes."""
         first_run, end_run = span.first // sums.rate, span.length // sums.rate
         if first_run == end_run:
             return
@@ -230,18 +231,20 @@ class CompressedSparseAttentionLayer(Module):
         of_key, of_index = raw.split_with_sizes(widths, -1)
         is_first = first_run == 0
         runs = torch.arange(first_run, end_run, device=raw.device)
-        turn = self._context.kernels.rope_angles(runs * sums.rate, self._inv_freq_R, self._factor)
+        cos_sin = self._context.kernels.rope_angles(
+            runs * sums.rate, self._inv_freq_R, self._factor
+        )
         parts = [self.sums.entries(of_key, is_first)]
         if sums.heads:
             parts.append(self.index.sums.entries(of_index, is_first))
         for part in parts:
-            self._turn(part[:, None], turn)
+            self._apply_rope(part[:, None], cos_sin)
         group, row = self.entry_place
         last = span.start + (runs + 1) * sums.rate - 1 - span.first
         slots = batch.store_GT[group][last] // self._tokens_per_row(batch)
         batch.attn.pools[group].store(row, slots, torch.cat(parts, -1)[:, None], None)
 
-    def _attend(self, span: Span, asked: Asked, batch: ForwardBatch, out_THC: Tensor) -> None:
+    def _attend(self, span: Span, queries: Queries, batch: ForwardBatch, out_THC: Tensor) -> None:
         """Fill the rows of one sequence, some queries at a time."""
         spec = self.spec
         low = max(0, span.first - spec.sliding_window + 1)
@@ -251,38 +254,42 @@ class CompressedSparseAttentionLayer(Module):
         step = max(1, MAX_SCORES // (spec.heads * width))
         for start in range(span.start, span.end, step):
             rows = slice(start, min(start + step, span.end))
-            place_Q = span.first + torch.arange(
+            positions_Q = span.first + torch.arange(
                 rows.start - span.start, rows.stop - span.start, device=own_NC.device
             )
-            away_QN = place_Q[:, None] - torch.arange(low, span.length, device=own_NC.device)
-            keys, seen = own_NC, (away_QN >= 0) & (away_QN < spec.sliding_window)
+            distance_QN = positions_Q[:, None] - torch.arange(
+                low, span.length, device=own_NC.device
+            )
+            keys, seen = own_NC, (distance_QN >= 0) & (distance_QN < spec.sliding_window)
             if entries_ER is not None:
                 keys = torch.cat((keys, entries_ER[:, : spec.head_dim]))
-                seen = torch.cat((seen, self._seen(entries_ER, asked, rows, place_Q)), -1)
-            out_THC[rows] = self._weigh(asked.q_THC[rows], keys.to(out_THC.dtype), seen)
+                seen = torch.cat((seen, self._seen(entries_ER, queries, rows, positions_Q)), -1)
+            out_THC[rows] = self._weigh(queries.q_THC[rows], keys.to(out_THC.dtype), seen)
 
-    def _weigh(self, q_QHC: Tensor, keys_NC: Tensor, seen_QN: Tensor) -> Tensor:
+    def _weigh(self, q_QHC: Tensor, keys_NC: Tensor, causal_QN: Tensor) -> Tensor:
         """[Q, H, C]"""
         scores_HQN = (q_QHC.transpose(0, 1) @ keys_NC.T).float() * self.site.scale
-        scores_HQN = scores_HQN.masked_fill(~seen_QN, -torch.inf)
+        scores_HQN = scores_HQN.masked_fill(~causal_QN, -torch.inf)
         sinks = self._sinks_H[:, None, None].expand(*scores_HQN.shape[:2], 1)
         weights = torch.cat((scores_HQN, sinks), -1).softmax(-1)[..., :-1]
         return (weights.to(keys_NC.dtype) @ keys_NC).transpose(0, 1)
 
-    def _seen(self, entries_ER: Tensor, asked: Asked, rows: slice, place_Q: Tensor) -> Tensor:
-        """bool [Q, E]: the sums that each query reads."""
+    def _seen(
+        self, entries_ER: Tensor, queries: Queries, rows: slice, positions_Q: Tensor
+    ) -> Tensor:
+        """bool [Q, E]: the entries that each query reads."""
         sums = self.spec.sums
         assert sums is not None
         count = torch.arange(entries_ER.shape[0], device=entries_ER.device)
-        is_whole = count < ((place_Q + 1) // sums.rate)[:, None]
-        if asked.index_TGI is None or asked.weights_TG is None:
+        is_whole = count < ((positions_Q + 1) // sums.rate)[:, None]
+        if queries.index_TGI is None or queries.weights_TG is None:
             return is_whole
         keys_EI = entries_ER[:, self.spec.head_dim :].float()
-        scores_QE = index_scores(asked.index_TGI[rows], asked.weights_TG[rows], keys_EI)
+        scores_QE = index_scores(queries.index_TGI[rows], queries.weights_TG[rows], keys_EI)
         return is_whole & top_k_mask(scores_QE.masked_fill(~is_whole, -torch.inf), sums.top_k)
 
     def _entries(self, batch: ForwardBatch, span: Span) -> Tensor:
-        """All sums of a sequence: [E, entry]."""
+        """All entries of a sequence: [E, entry]."""
         sums, (group, row) = self.spec.sums, self.entry_place
         assert sums is not None
         if span.length < sums.rate:
@@ -295,19 +302,19 @@ class CompressedSparseAttentionLayer(Module):
         return rows_NR[at * pool.page_size + rows % pool.page_size]
 
     def _tokens_per_row(self, batch: ForwardBatch) -> int:
-        """Tokens that share a row of the sums' pool."""
-        own, sums = (batch.attn.pools[i] for i in (self.site.group, self.entry_place[0]))
-        return int(own.page_size) // int(sums.page_size)
+        """Tokens for each row of the entries' pool."""
+        tokens, entries = (batch.attn.pools[i] for i in (self.site.group, self.entry_place[0]))
+        return int(tokens.page_size) // int(entries.page_size)
 
     def _read(self, batch: ForwardBatch, span: Span, low: int, high: int) -> Tensor:
-        """What is kept of the tokens [low, high) of a sequence: [N, row]."""
+        """The cache rows of the tokens [low, high) of a sequence: [N, row]."""
         pool, table_SP = batch.attn.pools[self.site.group], batch.page_table_GSP[self.site.group]
         first = low // pool.page_size
         pages = table_SP[span.index, first : -(-high // pool.page_size)].tolist()
         rows_NR: Tensor = pool.read(self.site.layer, pages)[0][:, 0]
         return rows_NR[low - first * pool.page_size : high - first * pool.page_size]
 
-    def _turn(self, x_THC: Tensor, turn: Angles) -> None:
-        """Turn the last channels, in place."""
-        turned = x_THC[..., x_THC.shape[-1] - turn.shape[-1] :]
-        self._context.kernels.rope(turned, turn, self.spec.rope.interleaved)
+    def _apply_rope(self, x_THC: Tensor, cos_sin: Angles) -> None:
+        """Rotate the last channels, in place."""
+        rotated = x_THC[..., x_THC.shape[-1] - cos_sin.shape[-1] :]
+        self._context.kernels.rope(rotated, cos_sin, self.spec.rope.interleaved)

@@ -1,4 +1,4 @@
-"""What every layer needs to be built: one record instead of five arguments."""
+"""What every layer is built with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention whose queries, keys and values pass convolutions: it has pages and a state.
+"""Attention whose queries, keys and values pass convolutions, so that it has KV pages and a state.
 
 Legend: T packed tokens, B sequences of a segment, L tokens of each, D model channels, C channels,
 H query heads, K KV heads.
@@ -27,17 +27,19 @@ from radixlm.step.batch import AttentionSite, ForwardBatch
 Advance = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def through(batch: ForwardBatch, place: tuple[int, int], x_TC: Tensor, advance: Advance) -> Tensor:
+def run_recurrence(
+    batch: ForwardBatch, place: tuple[int, int], x_TC: Tensor, advance: Advance
+) -> Tensor:
     """``advance`` ([B, L, C], state) -> ([B, L, C'], state) over the step's tokens, segment by
     segment; ``place`` is the row of the state pool and which of its states. [T, C'] in the dtype
     of x."""
     step: StateStep = batch.states
     row, index = place
-    held, out = step.pool.layers[row][index], None
+    states, out = step.pool.layers[row][index], None
     for segment in step.segments:
         part = x_TC[segment.rows].float().view(segment.num_sequences, -1, x_TC.shape[1])
-        y_BLC, after = advance(part, held[segment.source].float())
-        held[segment.target] = after.to(held.dtype)
+        y_BLC, after = advance(part, states[segment.source].float())
+        states[segment.target] = after.to(states.dtype)
         if out is None:
             out = x_TC.new_empty(x_TC.shape[0], y_BLC.shape[2])
         out[segment.rows] = y_BLC.flatten(0, 1).to(x_TC.dtype)
@@ -46,7 +48,7 @@ def through(batch: ForwardBatch, place: tuple[int, int], x_TC: Tensor, advance: 
 
 
 class CompressedConvAttentionLayer(Module):
-    """qk -> two convolutions, beside a mean of both -> unit heads -> rope -> attention -> o."""
+    """qk -> two convolutions, plus a mean of both -> unit heads -> rope -> attention -> o."""
 
     site: AttentionSite
 
@@ -84,8 +86,8 @@ class CompressedConvAttentionLayer(Module):
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""
         q, k = self._queries_and_keys(self.qk.run(x_TD), batch)
-        turn = angles[self._rope] if self._rope >= 0 else None
-        self._prepare(q, k, None, turn, False)
+        cos_sin = angles[self._rope] if self._rope >= 0 else None
+        self._prepare(q, k, None, cos_sin, False)
         v = torch.cat((self.current.run(x_TD), self._late(x_TD, batch)), -1)
         out = batch.attn.run(q, k, v.view(k.shape), self.site)
         return self.o.run(out)
@@ -99,7 +101,7 @@ class CompressedConvAttentionLayer(Module):
         groups = attends.heads // attends.kv_heads
         mean_q = (q + k.repeat_interleave(groups, 1)) * 0.5
         mean_k = mean_q.view(len(q), attends.kv_heads, groups, -1).mean(2)
-        mixed = through(batch, (self._row, 0), qk_TC, self._convolve)
+        mixed = run_recurrence(batch, (self._row, 0), qk_TC, self._convolve)
         q, k = (
             t.view(shape)
             for t, shape in zip(
@@ -118,18 +120,18 @@ class CompressedConvAttentionLayer(Module):
         return y.transpose(1, 2), whole[..., whole.shape[-1] - state_BCw.shape[-1] :]
 
     def _late(self, x_TD: Tensor, batch: ForwardBatch) -> Tensor:
-        """Values of the tokens before."""
-        late = through(batch, (self._row, 1), self.late.run(x_TD), shifted)
+        """The part of v that comes from the token before."""
+        late = run_recurrence(batch, (self._row, 1), self.late.run(x_TD), shifted)
         return late if self._late_bias is None else (late + self._late_bias).to(late.dtype)
 
 
 def shifted(x_BLC: Tensor, before_BC: Tensor) -> tuple[Tensor, Tensor]:
-    """An ``Advance``: each token has what the one before it had."""
+    """An ``Advance``: each token gets the row of the token before it."""
     return torch.cat((before_BC[:, None], x_BLC[:, :-1]), 1), x_BLC[:, -1]
 
 
 class RelativeAttentionLayer(Module):
-    """q; k and v behind convolutions -> norms -> attention with a bias by distance -> o -> a
+    """q; convolutions of k and v -> norms -> attention with a bias by distance -> o -> a
     convolution. The last convolution is the feed-forward's."""
 
     site: AttentionSite
@@ -177,11 +179,11 @@ class RelativeAttentionLayer(Module):
             grown = (1.0 + spec.growth * torch.log(lengths_T.clamp(min=1.0)))[:, None, None]
             q, bias_THE = (q.float() * grown).to(q.dtype), bias_THE * grown
 
-        def bias(piece: QueryChunk) -> Tensor:
-            away_QN = piece.away_QN
-            index = away_QN.clamp(0, spec.extent - 1).expand(attends.heads, -1, -1)
-            gained = bias_THE[piece.rows].transpose(0, 1).gather(2, index)
-            return gained.masked_fill(away_QN >= spec.extent, 0.0)
+        def bias(chunk: QueryChunk) -> Tensor:
+            distance_QN = chunk.distance_QN
+            index = distance_QN.clamp(0, spec.extent - 1).expand(attends.heads, -1, -1)
+            gained = bias_THE[chunk.rows].transpose(0, 1).gather(2, index)
+            return gained.masked_fill(distance_QN >= spec.extent, 0.0)
 
         out = attend_gathered(q, k, v, self.site, batch, self._seen, bias)
         return self._convolved(self.o.run(out), batch, 2)
@@ -190,13 +192,13 @@ class RelativeAttentionLayer(Module):
         """The feed-forward's branch: [T, D]."""
         return self._convolved(y_TD, batch, 3)
 
-    def _seen(self, piece: QueryChunk) -> Tensor:
+    def _seen(self, chunk: QueryChunk) -> Tensor:
         window = self.spec.attention.window
-        return piece.away_QN < window if window else piece.seen_QN
+        return chunk.distance_QN < window if window else chunk.causal_QN
 
     def _convolved(self, x_TC: Tensor, batch: ForwardBatch, index: int) -> Tensor:
         conv: ConvLayer = getattr(self, CONVOLUTIONS[index])
-        return x_TC + through(batch, (self._row, index), x_TC, conv.run)
+        return x_TC + run_recurrence(batch, (self._row, index), x_TC, conv.run)
 
 
 CONVOLUTIONS = ("k_conv", "v_conv", "out_conv", "ffn_conv")  # in the order of the states

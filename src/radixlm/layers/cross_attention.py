@@ -26,14 +26,14 @@ from radixlm.layers.rope import Angles
 from radixlm.quant.param import Param, Shard
 from radixlm.step.batch import CrossAttentionSpan, EncoderOutput, ForwardBatch
 
-MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer chunks go in pieces
+MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer chunks are split
 
 
 class CrossAttentionLayer(Module):
-    """q of the tokens, k and v of the images' rows; both may be normed, nothing turns."""
+    """q of the tokens, k and v of the images' rows; q and k may be normed; no rope."""
 
     def __init__(self, spec: CrossAttention, dim: int, context: LayerContext, layer: int) -> None:
-        """``layer`` names the layer among those that keep something of an image."""
+        """``layer`` is the key under which the layer's k and v of an image are kept."""
         self.spec, self._layer, self._dtype = spec, layer, context.compute_dtype
         q_rows, kv_rows = spec.rows
         self.q = context.linear(dim, q_rows, spec.bias, Shard(0))
@@ -46,10 +46,10 @@ class CrossAttentionLayer(Module):
             )
 
     def finish(self) -> None:
-        self._version = object()  # what was made with other weights is of no use
+        self._version = object()  # k and v made with earlier weights are not reused
 
     def run(self, x_TD: Tensor, cross_attention_spans: Sequence[CrossAttentionSpan]) -> Tensor:
-        """The mixer's branch [T, D]; zeros for tokens that no span has."""
+        """The mixer's branch [T, D]; zeros for tokens of no span."""
         spec = self.spec
         q_THC = self.q.run(x_TD).view(-1, spec.head_dim)
         if spec.norm is not None:
@@ -57,14 +57,14 @@ class CrossAttentionLayer(Module):
         q_THC = q_THC.view(-1, spec.heads, spec.head_dim)
         out_THC = torch.zeros_like(q_THC)
         for span in cross_attention_spans:
-            self._look(q_THC, span, out_THC)
+            self._attend(q_THC, span, out_THC)
         return self.o.run(out_THC.flatten(1))
 
-    def _look(self, q_THC: Tensor, span: CrossAttentionSpan, out_THC: Tensor) -> None:
-        seen = [self._of(image, span.is_before) for image in span.images]
+    def _attend(self, q_THC: Tensor, span: CrossAttentionSpan, out_THC: Tensor) -> None:
+        parts = [self._keys_and_values(image, span.is_before) for image in span.images]
         k_KNC, v_KNC = (
-            (parts[0] if len(parts) == 1 else torch.cat(parts)).transpose(0, 1)
-            for parts in zip(*seen, strict=True)
+            (one[0] if len(one) == 1 else torch.cat(one)).transpose(0, 1)
+            for one in zip(*parts, strict=True)
         )
         step = max(1, MAX_SCORES // (self.spec.heads * k_KNC.shape[1]))
         for first in range(span.first, span.first + span.count, step):
@@ -74,10 +74,10 @@ class CrossAttentionLayer(Module):
             out = F.scaled_dot_product_attention(grouped, k_KNC, v_KNC)
             out_THC[rows] = out.view(q_HTC.shape).transpose(0, 1)
 
-    def _of(self, image: EncoderOutput, all_rows: bool) -> tuple[Tensor, Tensor]:
+    def _keys_and_values(self, image: EncoderOutput, all_rows: bool) -> tuple[Tensor, Tensor]:
         """k and v [N, K, C] of an image."""
-        held = image.made.get(self._layer)
-        if held is None or held[0] is not self._version:
+        kept = image.made.get(self._layer)
+        if kept is None or kept[0] is not self._version:
             spec = self.spec
             rows_ND = image.rows().to(self._dtype)
             k, v = self.kv.run(rows_ND).chunk(2, -1)
@@ -85,16 +85,16 @@ class CrossAttentionLayer(Module):
             if spec.norm is not None:
                 k = self.k_norm.run(k)
             shape = (-1, spec.kv_heads, spec.head_dim)
-            held = (self._version, k.view(shape), v.reshape(shape))
-            image.made[self._layer] = held
-        num = held[1].shape[0]
+            kept = (self._version, k.view(shape), v.reshape(shape))
+            image.made[self._layer] = kept
+        num = kept[1].shape[0]
         if not all_rows:
             num = num // image.num_tiles * image.num_used_tiles
-        return held[1][:num], held[2][:num]
+        return kept[1][:num], kept[2][:num]
 
 
 class GatedCrossBlock(BlockLayer):
-    """A block of layout "gated_cross"; the stream passes by where no prompt has images."""
+    """A block of layout "gated_cross"; skipped in a step without images."""
 
     def __init__(self, spec: Block, dim: int, context: LayerContext, layer: int) -> None:
         assert isinstance(spec.mixer, CrossAttention)
@@ -104,7 +104,7 @@ class GatedCrossBlock(BlockLayer):
 
     def finish(self) -> None:
         super().finish()
-        self._openings = [torch.tanh(gate.take()) for gate in (self.cross_gate, self.ffn_gate)]
+        self._gates = [torch.tanh(gate.take()) for gate in (self.cross_gate, self.ffn_gate)]
 
     def run_deferred(
         self,
@@ -117,7 +117,7 @@ class GatedCrossBlock(BlockLayer):
         x_TD = added(x_TD, pending_TD)
         if not batch.cross_attention_spans:
             return x_TD, None
-        cross_gate, ffn_gate = (gate.to(x_TD.dtype) for gate in self._openings)
+        cross_gate, ffn_gate = (gate.to(x_TD.dtype) for gate in self._gates)
         x_TD += self.cross.run(self.norm1.run(x_TD), batch.cross_attention_spans) * cross_gate
         fed = self._feed(self.norm2.run(x_TD), batch) * ffn_gate
         for span in batch.cross_attention_spans:
@@ -128,8 +128,8 @@ class GatedCrossBlock(BlockLayer):
 
 
 class EncoderDecoderBlock(BlockLayer):
-    """A block of layout "pre" that attends to rows of an encoder between its two branches; a text
-    without any goes past that."""
+    """A block of layout "pre" that attends to rows of an encoder between its two branches; skipped
+    for a text without any."""
 
     def __init__(
         self,
@@ -154,8 +154,8 @@ class EncoderDecoderBlock(BlockLayer):
         """See ``BlockLayer``."""
         x_TD += self._mix(self.norm1.add_run(x_TD, pending_TD), batch, angles)
         if batch.cross_attention_spans:
-            seen_TD = self.cross.run(self.norm2.run(x_TD), batch.cross_attention_spans)
+            read_TD = self.cross.run(self.norm2.run(x_TD), batch.cross_attention_spans)
             for span in batch.cross_attention_spans:
                 rows = slice(span.first, span.first + span.count)
-                x_TD[rows] += seen_TD[rows]
+                x_TD[rows] += read_TD[rows]
         return x_TD, self._feed(self.norm3.run(x_TD), batch)

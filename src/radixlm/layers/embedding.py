@@ -11,7 +11,7 @@ from radixlm.quant.param import Param, Shard
 
 
 class Embedding(Module):
-    """A table of rows, kept in the checkpoint's dtype; rows come out in the compute dtype."""
+    """A table in the checkpoint's dtype; ``run`` returns rows in the compute dtype."""
 
     tied: TiedTable  # the table as rows and as output head
 

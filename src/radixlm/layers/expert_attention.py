@@ -1,7 +1,7 @@
-"""Attention whose q and o projections are experts, of which a token takes some (arXiv:2210.05144);
-keys and values are all experts'.
+"""Attention whose q and o projections are experts, of which a token chooses some (arXiv:2210.05144);
+all experts share keys and values.
 
-Legend: T tokens, D model channels, E experts, J taken ones, K KV heads, C head channels.
+Legend: T tokens, D model channels, E experts, J chosen ones, K KV heads, C head channels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
 class ExpertAttentionLayer(Module):
-    """Each taken expert's queries attend as a group of heads; its own output matrix follows."""
+    """Each chosen expert's queries attend as a group of heads, then pass its output matrix."""
 
     site: AttentionSite
 

@@ -75,17 +75,17 @@ class ExtendedAttentionLayer(Module):
         if self.extras.dynamic_mask_topk:
             self.values = DynamicMask(spec, self.extras.dynamic_mask_topk, context)
         if self.extras.indexer is not None:
-            made = MeanBlockIndexer if self.extras.indexer.is_mean else BlockIndexerLayer
-            self.index: BlockIndexerLayer = made(spec, self.extras.indexer, dim, context)
+            kind = MeanBlockIndexer if self.extras.indexer.is_mean else BlockIndexerLayer
+            self.index: BlockIndexerLayer = kind(spec, self.extras.indexer, dim, context)
 
     @property
     def _own_v_dim(self) -> int:
-        """Channels of a projected value; two of them are one value where attentions differ."""
+        """Channels of a projected value: half of a value in differential attention."""
         return self.spec.v_dim // 2 if self.extras.diff_lambda_init else self.spec.v_dim
 
     @property
     def _reads(self) -> bool:
-        """Whether keys and values are another layer's."""
+        """Whether the layer reads the keys and values of another one."""
         return self.extras.kv_from is not None
 
     def _norm(self, spec: Norm, shape: tuple[int, ...]) -> NormLayer:
@@ -105,7 +105,7 @@ class ExtendedAttentionLayer(Module):
             rows += () if extras.k_is_v else (spec.kv_heads * self._own_v_dim,)
         self.rows = rows
         linear = context.linear(dim, sum(rows), spec.qkv_bias, Shard(0, rows))
-        # the role, and with it the checkpoint's names, says which of q, k, v there are
+        # the role, which selects the checkpoint's names, depends on which of q, k, v are projected
         roles = {1: "q", 2: "kv" if extras.q_rank else "qk", 3: "qkv"}
         setattr(self, roles[len(rows)], linear)
         self._project = linear
@@ -118,7 +118,7 @@ class ExtendedAttentionLayer(Module):
             self.gate = context.linear(dim, width, extras.gate_bias, Shard(0))
 
     def children(self) -> Iterator[tuple[str, Module]]:
-        """``_project`` is another name of a child."""
+        """Without ``_project``, which is another name of a child."""
         return ((name, child) for name, child in super().children() if name != "_project")
 
     def finish(self) -> None:
@@ -149,17 +149,17 @@ class ExtendedAttentionLayer(Module):
         """The mixer's branch: [T, D]."""
         extras = self.extras
         q, k, v, gate = self._heads(x_TD)
-        turn = angles[self.rope_index] if self.rope_index >= 0 else None
-        # without keys of its own the layer turns a copy of q in their place
-        self._turn(q, q[:, :0] if k is None else k, turn)
+        cos_sin = angles[self.rope_index] if self.rope_index >= 0 else None
+        # a layer that reads another's keys rotates an empty slice of q in their place
+        self._apply_rope(q, q[:, :0] if k is None else k, cos_sin)
         if extras.logn_scaling is not None:
             q = q * logn_scales(extras.logn_scaling, batch.positions_T)[:, None, None]
         if extras.k_scale != 1.0 and k is not None:
             k = k * extras.k_scale
         choose = self._choose
         if extras.indexer is not None and k is not None:
-            k = self.index.beside(k, x_TD, turn)
-            choose = self.index.chooser(x_TD, turn, batch)
+            k = self.index.append_key(k, x_TD, cos_sin)
+            choose = self.index.chooser(x_TD, cos_sin, batch)
         if extras.dynamic_mask_topk:
             mask = self.values
             out = attend_gathered(q, k, v, self.site, batch, mask.choose, mask.bias)
@@ -212,7 +212,7 @@ class ExtendedAttentionLayer(Module):
     def _emit_values(
         self, program: ProgramBuilder, qkv: int, offsets: tuple[int, int, int]
     ) -> None:
-        """What happens to v before it is stored; it may be k, normed."""
+        """Norm, clamp and scale of v before it is stored; v may be k, normed."""
         spec, extras, (_, k, v) = self.spec, self.extras, offsets
         if extras.v_norm is not None:
             self.v_norm.emit_heads(program, qkv, k if extras.k_is_v else v, v, spec.kv_heads)
@@ -291,32 +291,32 @@ class ExtendedAttentionLayer(Module):
         return q, k, v if extras.v_scale == 1.0 else v * extras.v_scale, gate
 
     def _low_rank(self, x_TD: Tensor) -> Tensor:
-        """q by way of few channels: [T, H * C]."""
+        """q by a low-rank projection: [T, H * C]."""
         return self.q_b.run(self.q_a_norm.run(self.q_a.run(x_TD)))
 
-    def _turn(self, q: Tensor, k: Tensor, turn: Angles | None) -> None:
+    def _apply_rope(self, q: Tensor, k: Tensor, cos_sin: Angles | None) -> None:
         interleaved = self.spec.rope is not None and self.spec.rope.interleaved
         prepare = self._kernels.prepare_qk
         if self._reads:
             k = q.new_empty(q.shape[0], 1, q.shape[2]) if self.spec.qk_norm != "row" else q.clone()
             k.zero_()
         if self.extras.norm_after_rope:
-            if turn is not None and turn.shape[1] > q.shape[2]:
-                self._turn_by_channel(q, k, turn)
+            if cos_sin is not None and cos_sin.shape[1] > q.shape[2]:
+                self._apply_rope_by_channel(q, k, cos_sin)
             else:
-                prepare(q, k, None, turn, interleaved)
+                prepare(q, k, None, cos_sin, interleaved)
             prepare(q, k, self.qk_norm, None, False)
         elif self.extras.clip_after_norm:
             prepare(q, k, self.qk_norm, None, False)
             for tensor in (q, k):
                 tensor.clamp_(-self.extras.clip_qkv, self.extras.clip_qkv)
-            prepare(q, k, None, turn, interleaved)
+            prepare(q, k, None, cos_sin, interleaved)
         else:
-            prepare(q, k, self.qk_norm, turn, interleaved)
+            prepare(q, k, self.qk_norm, cos_sin, interleaved)
 
-    def _turn_by_channel(self, q: Tensor, k: Tensor, turn: Angles) -> None:
-        """The first and the second channel of a pair by angles of their own."""
-        first, second = (part.contiguous() for part in turn.chunk(2, -1))
+    def _apply_rope_by_channel(self, q: Tensor, k: Tensor, cos_sin: Angles) -> None:
+        """Rotate the first and the second channel of a pair by different angles."""
+        first, second = (part.contiguous() for part in cos_sin.chunk(2, -1))
         others = q.clone(), k.clone()
         self._kernels.prepare_qk(q, k, None, first, False)
         self._kernels.prepare_qk(*others, None, second, False)

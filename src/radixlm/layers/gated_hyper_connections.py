@@ -17,7 +17,7 @@ from torch import Tensor
 from radixlm.arch.spec import Block, DeltaNet, GatedHyperConnections, Ngrams, Norm
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
-from radixlm.layers.convolved_attention import through
+from radixlm.layers.convolved_attention import run_recurrence
 from radixlm.layers.embedding import Embedding
 from radixlm.layers.module import Module
 from radixlm.layers.residual import added
@@ -46,7 +46,7 @@ class StreamNorm(Module):
 
 
 class StreamReader(Module):
-    """What a branch reads, and how it joins; the last one has nothing to join."""
+    """A branch's input, and the weights of its output; the last one has no output."""
 
     def __init__(
         self, spec: GatedHyperConnections, dim: int, context: LayerContext, joins: bool
@@ -114,7 +114,7 @@ def _joined(x_TC: Tensor, y_TD: Tensor, weights_TN: Tensor | None) -> Tensor:
 
 
 class GatedHyperConnectionEnds(Module):
-    """What stands before the first and behind the last block."""
+    """What runs before the first and after the last block."""
 
     def __init__(self, spec: GatedHyperConnections, dim: int, context: LayerContext) -> None:
         self._count = spec.count
@@ -151,16 +151,16 @@ class NgramLayer(Module):
         self._conv = self.conv.take()
 
     def run(self, x_TC: Tensor, batch: ForwardBatch) -> Tensor:
-        """What joins the streams: [T, N * D]."""
+        """What is added to the streams: [T, N * D]."""
         spec = self.spec
         rows_TE = self.table.run(self._rows(batch).flatten()).view(x_TC.shape[0], -1)
         key_TND = self.key_norm.run(self.key.run(rows_TE))
         fit_TN = (key_TND * self.stream_norm.run(x_TC)).sum(-1) / spec.width**0.5
         fit_TN = fit_TN.abs().clamp(min=1e-6).sqrt() * fit_TN.sign()
         value_TD = self.value.run(rows_TE)
-        given = (torch.sigmoid(fit_TN)[..., None] * value_TD[:, None]).flatten(1).to(x_TC.dtype)
-        normed = self.conv_norm.run(given).flatten(1)
-        return given + through(batch, (self._row, self._first), normed, self._convolve)
+        gated = (torch.sigmoid(fit_TN)[..., None] * value_TD[:, None]).flatten(1).to(x_TC.dtype)
+        normed = self.conv_norm.run(gated).flatten(1)
+        return gated + run_recurrence(batch, (self._row, self._first), normed, self._convolve)
 
     def _convolve(self, x_BLC: Tensor, state_BCw: Tensor) -> tuple[Tensor, Tensor]:
         whole = torch.cat((state_BCw, x_BLC.transpose(1, 2)), -1)
@@ -171,13 +171,13 @@ class NgramLayer(Module):
         """Rows of the tables that each token reads: int64 [T, G]. The tokens before are kept as
         distances from ``end``, so that no tokens at all are so many ends."""
         step: StateStep = batch.states
-        held, end = step.pool.layers[self._row][self._first + 1], self.spec.end
+        kept_ids, end = step.pool.layers[self._row][self._first + 1], self.spec.end
         out = batch.token_ids_T.new_empty(len(batch.token_ids_T), len(self.spec.sizes))
         for segment in step.segments:
             ids_BL = batch.token_ids_T[segment.rows].view(segment.num_sequences, -1)
-            before = held[segment.source].long() + end
+            before = kept_ids[segment.source].long() + end
             whole = torch.cat((before, ids_BL), 1)
-            held[segment.target] = (whole[:, -before.shape[1] :] - end).to(held.dtype)
+            kept_ids[segment.target] = (whole[:, -before.shape[1] :] - end).to(kept_ids.dtype)
             out[segment.rows] = self._hashed(whole)[:, before.shape[1] :].flatten(0, 1)
         return out
 
@@ -191,8 +191,8 @@ class NgramLayer(Module):
             is_open = is_open & (moved != spec.end)
             moved = torch.where(is_open, moved, spec.end)
             mixed = mixed ^ (moved * spec.multipliers[shift])
-            own = slice((shift - 1) * heads, shift * heads)
+            part = slice((shift - 1) * heads, shift * heads)
             parts.append(
-                torch.remainder(mixed[..., None], self._sizes_G[own]) + self._starts_G[own]
+                torch.remainder(mixed[..., None], self._sizes_G[part]) + self._starts_G[part]
             )
         return torch.cat(parts, -1)

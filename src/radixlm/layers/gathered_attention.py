@@ -1,8 +1,8 @@
-"""Attention over keys gathered out of the cache, sequence by sequence, in plain torch: for what no
-backend's kernel knows (masks a head, masks that depend on the keys). It works over the pool of any
-backend, and gives a token the same numbers whatever else is in the step.
+"""Attention over keys gathered out of the cache, sequence by sequence, in plain torch, for masks
+that no backend's kernel has (one for each head, or depending on the keys). It reads the pool of any
+backend; a token's numbers do not depend on the rest of the step.
 
-Legend: T packed tokens, Q query tokens of a piece, N tokens of its sequence, H query heads, K KV
+Legend: T packed tokens, Q query tokens of a chunk, N tokens of its sequence, H query heads, K KV
 heads, C channels of K, V of V.
 """
 
@@ -17,28 +17,28 @@ from radixlm.arch.spec import BlockSparse
 from radixlm.base.record import Record
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
-MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer queries go in pieces
+MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer chunks of queries are split
 
 
 class QueryChunk(Record):
     """Some query tokens of one sequence and all keys up to the last of them."""
 
     rows: slice  # of T
-    place_Q: Tensor  # int64: positions of the queries; keys stand at 0 .. N - 1
+    positions_Q: Tensor  # int64: positions of the queries; those of the keys are 0 .. N - 1
     k_NKC: Tensor
     v_NKV: Tensor
     sequence: int = 0  # which of the step's it is of
 
     @property
-    def seen_QN(self) -> Tensor:
-        """Keys that are not ahead of the query."""
-        return self.away_QN >= 0
+    def causal_QN(self) -> Tensor:
+        """bool: keys that are not after the query."""
+        return self.distance_QN >= 0
 
     @property
-    def away_QN(self) -> Tensor:
-        """How many tokens each key stands before the query."""
-        places = torch.arange(self.k_NKC.shape[0], device=self.place_Q.device)
-        return self.place_Q[:, None] - places
+    def distance_QN(self) -> Tensor:
+        """Distance from each key to the query in tokens."""
+        places = torch.arange(self.k_NKC.shape[0], device=self.positions_Q.device)
+        return self.positions_Q[:, None] - places
 
 
 Choose = Callable[[QueryChunk], Tensor]  # bool [Q, N] or [H, Q, N]: what each query reads
@@ -59,16 +59,16 @@ def attend_gathered(
         pool = batch.attn.pools[site.group]
         pool.store(site.layer, batch.store_GT[site.group], k_TKC, v_TKV)
     out_THV = q_THC.new_zeros(q_THC.shape[0], site.heads, site.v_dim)
-    for piece in query_chunks(batch, site, q_THC.dtype):
-        more = None if bias is None else bias(piece)
-        out_THV[piece.rows] = _attend(q_THC[piece.rows], piece, choose(piece), site, more)
+    for chunk in query_chunks(batch, site, q_THC.dtype):
+        more = None if bias is None else bias(chunk)
+        out_THV[chunk.rows] = _attend(q_THC[chunk.rows], chunk, choose(chunk), site, more)
     return out_THV.flatten(1)
 
 
 def query_chunks(
     batch: ForwardBatch, site: AttentionSite, dtype: torch.dtype
 ) -> Iterator[QueryChunk]:
-    """The step's sequences, long queries cut; keys and values as ``dtype``."""
+    """The step's sequences, long ones split into chunks; keys and values as ``dtype``."""
     pool, table_SP = batch.attn.pools[site.group], batch.page_table_GSP[site.group]
     starts = batch.query_start_S1.tolist()
     for index, length in enumerate(batch.kv_len_S.tolist()):
@@ -83,23 +83,23 @@ def query_chunks(
         for first in range(start, end, step):
             last = min(first + step, end)
             until = length - (end - last)
-            place_Q = torch.arange(until - (last - first), until, device=k.device)
-            yield QueryChunk(slice(first, last), place_Q, k[:until], v[:until], index)
+            positions_Q = torch.arange(until - (last - first), until, device=k.device)
+            yield QueryChunk(slice(first, last), positions_Q, k[:until], v[:until], index)
 
 
 def _attend(
-    q_QHC: Tensor, piece: QueryChunk, chosen: Tensor, site: AttentionSite, bias_HQN: Tensor | None
+    q_QHC: Tensor, chunk: QueryChunk, chosen: Tensor, site: AttentionSite, bias_HQN: Tensor | None
 ) -> Tensor:
-    """[Q, H, V] of one piece."""
+    """[Q, H, V] of one chunk."""
     width = q_QHC.shape[-1]  # a row of the cache may hold more than the key
     q = q_QHC.transpose(0, 1).reshape(site.kv_heads, -1, q_QHC.shape[0], width)  # [K, H/K, Q, C]
-    k, v = piece.k_NKC[..., :width].permute(1, 2, 0), piece.v_NKV.transpose(0, 1)
+    k, v = chunk.k_NKC[..., :width].permute(1, 2, 0), chunk.v_NKV.transpose(0, 1)
     scores = (q @ k[:, None]).float() * site.scale
     if site.softcap:
         scores = torch.tanh(scores / site.softcap) * site.softcap
     if bias_HQN is not None:
         scores = scores + bias_HQN.view(scores.shape)
-    mask = chosen & piece.seen_QN
+    mask = chosen & chunk.causal_QN
     mask = mask.expand(site.heads, *mask.shape[-2:]).reshape(scores.shape)
     scores = scores.masked_fill(~mask, -torch.inf)
     if site.sinks is not None:
@@ -110,12 +110,12 @@ def _attend(
 
 
 def block_sparse_choice(spec: BlockSparse, heads: int) -> Choose:
-    """The choice that a layer of sparse blocks makes."""
+    """The keys that a layer of block-sparse attention reads."""
 
-    def choose(piece: QueryChunk) -> Tensor:
-        device = piece.place_Q.device
-        of_query = (piece.place_Q // spec.size)[:, None]
-        of_key = torch.arange(piece.k_NKC.shape[0], device=device) // spec.size
+    def choose(chunk: QueryChunk) -> Tensor:
+        device = chunk.positions_Q.device
+        of_query = (chunk.positions_Q // spec.size)[:, None]
+        of_key = torch.arange(chunk.k_NKC.shape[0], device=device) // spec.size
         near = of_query - of_key < spec.local
         moved = of_key + 1 + spec.step * torch.arange(heads, device=device)[:, None]
         return near | (moved % spec.stride == 0)[:, None]

@@ -1,5 +1,5 @@
-"""Several residual streams that branches read from and write to with weights of their own
-(hyper-connections, arXiv:2409.19606; with doubly stochastic mixing arXiv:2512.24880).
+"""Hyper-connections (arXiv:2409.19606): several residual streams, read and written by each branch
+with weights of its own; with doubly stochastic mixing as in arXiv:2512.24880.
 
 Legend: T tokens, N streams, D model channels.
 """
@@ -23,7 +23,7 @@ from radixlm.step.batch import ForwardBatch
 
 
 class Mixed(NamedTuple):
-    """What a branch reads, and how its output joins the streams."""
+    """A branch's input, and the weights with which its output is added to the streams."""
 
     x_TD: Tensor
     after_TN: Tensor  # float32
@@ -31,7 +31,7 @@ class Mixed(NamedTuple):
 
 
 class Weights(Module):
-    """A map of all streams to few numbers: scale * (fn . norm(streams)) + base."""
+    """Weights made of all streams: scale * (fn . norm(streams)) + base."""
 
     def __init__(
         self, spec: HyperConnections, rows: int, num_scales: int, dim: int, context: LayerContext
@@ -123,7 +123,7 @@ class HyperConnectionBlock(BlockLayer):
 
 
 class EndWeights(Weights):
-    """The weights of the streams behind the last block."""
+    """The weights of the streams after the last block."""
 
     def __init__(self, spec: HyperConnections, dim: int, context: LayerContext) -> None:
         super().__init__(spec, spec.count, 1, dim, context)
@@ -135,7 +135,7 @@ class EndWeights(Weights):
 
 
 class HyperConnectionEnds(Module):
-    """What stands before the first and behind the last block."""
+    """What runs before the first and after the last block."""
 
     def __init__(self, spec: HyperConnections, dim: int, context: LayerContext) -> None:
         self.spec = spec

@@ -1,6 +1,6 @@
 """The index of a latent attention: which tokens each query reads (``spec.Index``).
 
-Legend: T tokens, D model channels, H index heads, I channels of one; of a piece
+Legend: T tokens, D model channels, H index heads, I channels of one; of a chunk
 (``layers/gathered``): Q queries, N tokens of its sequence, P pools of tokens.
 """
 
@@ -25,54 +25,54 @@ class IndexerLayer(Module):
     def __init__(
         self, spec: LatentAttention, index: Indexer, dim: int, context: LayerContext
     ) -> None:
-        self._index, self._turned, self._rotate = index, spec.rope_dim, context.kernels.rope
+        self._index, self._rope_dim, self._rotate = index, spec.rope_dim, context.kernels.rope
         self.q = context.plain_linear(spec.q_rank, index.heads * index.dim)
         self.k = context.plain_linear(dim, index.dim)
         self.k_norm = NormLayer(index.norm, (index.dim,), context.kernels, context.device)
         self.weights = context.plain_linear(dim, index.heads)
         self._scale = index.dim**-0.5 * index.heads**-0.5
 
-    def keys(self, x_TD: Tensor, turn: Angles | None) -> Tensor:
-        """What is kept of each token: [T, index.row]."""
+    def keys(self, x_TD: Tensor, cos_sin: Angles | None) -> Tensor:
+        """The indexer's row of each token in the cache: [T, index.row]."""
         k_T1I = self.k_norm.run(self.k.run(x_TD))[:, None]
-        self._turn(k_T1I, turn)
+        self._apply_rope(k_T1I, cos_sin)
         return k_T1I[:, 0]
 
     def chooser(
-        self, x_TD: Tensor, low_TQ: Tensor, turn: Angles | None, batch: ForwardBatch
+        self, x_TD: Tensor, low_TQ: Tensor, cos_sin: Angles | None, batch: ForwardBatch
     ) -> Choose:
-        """The choice of this step's tokens, which later layers may share."""
+        """The keys that this step's tokens read; later layers may share the choice."""
         index = self._index
         q_THI = self.q.run(low_TQ).view(-1, index.heads, index.dim)
-        self._turn(q_THI, turn)
+        self._apply_rope(q_THI, cos_sin)
         weights_TH = self.weights.run(x_TD).float() * self._scale
         batch.scratch.chosen_tokens = {}
 
-        def choose(piece: QueryChunk) -> Tensor:
-            kept_NR = piece.k_NKC[:, 0, -index.row :].float()
-            chosen = self._choice(q_THI[piece.rows], weights_TH[piece.rows], kept_NR, piece)
-            batch.scratch.chosen_tokens[piece.rows.start] = chosen
+        def choose(chunk: QueryChunk) -> Tensor:
+            kept_NR = chunk.k_NKC[:, 0, -index.row :].float()
+            chosen = self._choice(q_THI[chunk.rows], weights_TH[chunk.rows], kept_NR, chunk)
+            batch.scratch.chosen_tokens[chunk.rows.start] = chosen
             return chosen
 
         return choose
 
     def _choice(
-        self, q_QHI: Tensor, weights_QH: Tensor, kept_NR: Tensor, piece: QueryChunk
+        self, q_QHI: Tensor, weights_QH: Tensor, kept_NR: Tensor, chunk: QueryChunk
     ) -> Tensor:
-        """bool [Q, N] of what is kept of each token."""
+        """bool [Q, N], from the tokens' rows in the cache."""
         scores_QN = index_scores(q_QHI, weights_QH, kept_NR)
-        return top_k_mask(scores_QN.masked_fill(~piece.seen_QN, -torch.inf), self._index.top_k)
+        return top_k_mask(scores_QN.masked_fill(~chunk.causal_QN, -torch.inf), self._index.top_k)
 
-    def _turn(self, x_THI: Tensor, turn: Angles | None) -> None:
-        if turn is not None:
-            first = self._index.dim - self._turned if self._index.rope_on_tail else 0
-            turned = x_THI[..., first : first + self._turned]
-            self._rotate(turned, turn, self._index.interleaved)
+    def _apply_rope(self, x_THI: Tensor, cos_sin: Angles | None) -> None:
+        if cos_sin is not None:
+            first = self._index.dim - self._rope_dim if self._index.rope_on_tail else 0
+            rotated = x_THI[..., first : first + self._rope_dim]
+            self._rotate(rotated, cos_sin, self._index.interleaved)
 
 
 class PooledIndexer(IndexerLayer):
     """Pools of so many neighbouring tokens are scored, and read as a whole, each by an average of
-    its keys whose weights are learned; the tokens behind the last whole pool are always read."""
+    its keys whose weights are learned; the tokens after the last whole pool are always read."""
 
     def __init__(
         self, spec: LatentAttention, index: Indexer, dim: int, context: LayerContext
@@ -84,19 +84,19 @@ class PooledIndexer(IndexerLayer):
     def finish(self) -> None:
         self._share_of_place = self.share_of_place.take()
 
-    def keys(self, x_TD: Tensor, turn: Angles | None) -> Tensor:
-        """Each token's key, and what it asks for in the average of its pool."""
-        return torch.cat((super().keys(x_TD, turn), self.share.run(x_TD)), -1)
+    def keys(self, x_TD: Tensor, cos_sin: Angles | None) -> Tensor:
+        """Each token's key, and its weight in the average of its pool."""
+        return torch.cat((super().keys(x_TD, cos_sin), self.share.run(x_TD)), -1)
 
     def _choice(
-        self, q_QHI: Tensor, weights_QH: Tensor, kept_NR: Tensor, piece: QueryChunk
+        self, q_QHI: Tensor, weights_QH: Tensor, kept_NR: Tensor, chunk: QueryChunk
     ) -> Tensor:
         size, dim, count = self._index.pool, self._index.dim, kept_NR.shape[0]
         num_pools = count // size
         pools_PSR = kept_NR[: num_pools * size].view(num_pools, size, 2 * dim)
         shares = (pools_PSR[..., dim:] + self._share_of_place).softmax(1)
         keys_PI = (shares * pools_PSR[..., :dim]).sum(1)
-        whole_Q = (piece.place_Q + 1) // size  # pools that a query sees whole
+        whole_Q = (chunk.positions_Q + 1) // size  # pools that a query sees whole
         is_whole = torch.arange(num_pools, device=whole_Q.device) < whole_Q[:, None]
         scores_QP = index_scores(q_QHI, weights_QH, keys_PI).masked_fill(~is_whole, -torch.inf)
         chosen_QP = top_k_mask(scores_QP, self._index.top_k // size) & is_whole
@@ -121,10 +121,10 @@ def top_k_mask(scores_QN: Tensor, count: int) -> Tensor:
 
 
 def shared_choice(batch: ForwardBatch) -> Choose:
-    """The choice that an earlier layer has left in the batch."""
+    """The choice that an earlier layer has left in the step's scratch."""
     chosen: dict[int, Tensor] = batch.scratch.chosen_tokens
 
-    def choose(piece: QueryChunk) -> Tensor:
-        return chosen[piece.rows.start]
+    def choose(chunk: QueryChunk) -> Tensor:
+        return chosen[chunk.rows.start]
 
     return choose

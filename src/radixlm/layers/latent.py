@@ -90,16 +90,16 @@ class LatentAttentionLayer(Module):
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""
         spec, rotate = self.spec, self._context.kernels.rope
-        turn = angles[self.rope_index] if self.rope_index >= 0 else None
+        cos_sin = angles[self.rope_index] if self.rope_index >= 0 else None
         low_TQ, q_THC, gate_THV = self._queries(x_TD)
         q_THN, q_THR = q_THC.split_with_sizes((spec.nope_dim, spec.rope_dim), -1)
-        if turn is not None and spec.rope is not None:
-            rotate(q_THR, turn, spec.rope.interleaved)
+        if cos_sin is not None and spec.rope is not None:
+            rotate(q_THR, cos_sin, spec.rope.interleaved)
         latent_TL, k_TR = self.kv_a.run(x_TD).split_with_sizes((spec.kv_rank, spec.rope_dim), -1)
         if spec.rope_norm is not None:
             k_TR = self.k_rope_norm.run(k_TR.contiguous())
-        if turn is not None and spec.rope is not None:
-            rotate(k_TR[:, None], turn, spec.rope.interleaved)
+        if cos_sin is not None and spec.rope is not None:
+            rotate(k_TR[:, None], cos_sin, spec.rope.interleaved)
         k_T1C = torch.cat((self.kv_a_norm.run(latent_TL.contiguous()), k_TR), -1)[:, None]
         q_THC = torch.cat((self.kv_b.absorb(q_THN), q_THR), -1)
         if spec.logn_scaling is not None:
@@ -110,8 +110,8 @@ class LatentAttentionLayer(Module):
         elif spec.indexer.is_shared:
             out_THL = attend_gathered(q_THC, k_T1C, None, self.site, batch, shared_choice(batch))
         else:
-            k_T1C = torch.cat((k_T1C, self.index.keys(x_TD, turn)[:, None]), -1)
-            choose = self.index.chooser(x_TD, low_TQ, turn, batch)
+            k_T1C = torch.cat((k_T1C, self.index.keys(x_TD, cos_sin)[:, None]), -1)
+            choose = self.index.chooser(x_TD, low_TQ, cos_sin, batch)
             out_THL = attend_gathered(q_THC, k_T1C, None, self.site, batch, choose)
         out_TV = self.kv_b.expand(out_THL.view(-1, spec.heads, spec.kv_rank))
         if gate_THV is not None:
@@ -163,7 +163,7 @@ class LatentAttentionLayer(Module):
         return program.project(self.q_b, low, "queries")
 
     def _queries(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What an index reads [T, q_rank], the queries [T, H, N + R], their gates [T, H, V]."""
+        """The indexer's input [T, q_rank], the queries [T, H, N + R], their gates [T, H, V]."""
         spec, width = self.spec, self.spec.nope_dim + self.spec.rope_dim
         if not spec.q_rank:
             return x_TD, self.q.run(x_TD).view(-1, spec.heads, width), None
@@ -178,7 +178,7 @@ class LatentAttentionLayer(Module):
         return low_TQ, q_THC.contiguous(), gate_THV
 
     def _gated(self, out_TV: Tensor, x_TD: Tensor) -> Tensor:
-        """The heads' values, each channel or each head as open as its gate: [T, H * V]."""
+        """The heads' values times the sigmoid of a gate for each channel or head: [T, H * V]."""
         opened = self._context.kernels.sigmoid(self.gate.run(x_TD))
         heads = out_TV.view(-1, self.spec.heads, self.spec.v_dim)
         return (heads * opened.view(heads.shape[0], self.spec.heads, -1)).flatten(1)
@@ -202,7 +202,7 @@ class UpProjection(Module):
         self.value = self._pack(halves[1].contiguous())
 
     def absorb(self, q_THN: Tensor) -> Tensor:
-        """Queries in the latent's space: [T, H, L]."""
+        """Queries in latent space: [T, H, L]."""
         return self.key.run(q_THN)
 
     def expand(self, out_THL: Tensor) -> Tensor:

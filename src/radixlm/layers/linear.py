@@ -1,4 +1,4 @@
-"""The one linear layer: a scheme says how weights are stored, kernels how they run."""
+"""Linear layers: the scheme decides how weights are stored, the kernels how they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries that grow with their position (``spec.LogNScaling``). Legend: T tokens."""
+"""LogN scaling: factors of queries by position (``spec.LogNScaling``). Legend: T tokens."""
 
 from __future__ import annotations
 

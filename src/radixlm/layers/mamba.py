@@ -98,7 +98,7 @@ class Mamba1Layer(StateLayer):
 
 
 class HeadedMamba1Layer(Mamba1Layer):
-    """Mamba whose channels are runs, each with a scan of its own."""
+    """Mamba whose channels are split into heads, each with its own scan."""
 
     def _make_steps(self) -> None:
         spec, context = self.spec, self._context

@@ -24,8 +24,8 @@ class MlpLayer(Module):
     def __init__(self, spec: Mlp, dim: int, context: LayerContext) -> None:
         self.spec = spec
         parts = (spec.inner, spec.inner) if spec.gated else (spec.inner,)
-        by_hand = bool(spec.sparsity or spec.limit)
-        gate_act = spec.act if spec.gated and not by_hand else ""
+        is_unfused = bool(spec.sparsity or spec.limit)
+        gate_act = spec.act if spec.gated and not is_unfused else ""
         self.up = context.linear(dim, sum(parts), spec.bias, Shard(0, parts), gate_act)
         self.down = context.linear(spec.inner, dim, spec.bias or spec.down_bias, Shard(1))
         self._activate = context.kernels.activate
@@ -44,9 +44,9 @@ class MlpLayer(Module):
         h = self.up.run(x_TD)
         if self.spec.sparsity:
             gate, up = h.chunk(2, -1)
-            h = self._activate(cut_off(gate, self.spec.sparsity), self.spec.act) * up
+            h = self._activate(gaussian_top_k(gate, self.spec.sparsity), self.spec.act) * up
         elif self.spec.limit:
-            h = limited(h, self.spec.act, self.spec.limit, self.spec.limit_after)
+            h = clamped_glu(h, self.spec.act, self.spec.limit, self.spec.limit_after)
         elif self.spec.act == "xielu":
             h = self.act.run(h)
         elif not self.spec.gated:
@@ -71,8 +71,8 @@ class MlpLayer(Module):
         program.linear(self.down.packed, up, target.buffer, residual, target.scale, selected)
 
 
-def cut_off(gate_TI: Tensor, share: float) -> Tensor:
-    """Of each token only what exceeds the normal quantile ``share`` of its gate's channels."""
+def gaussian_top_k(gate_TI: Tensor, share: float) -> Tensor:
+    """What exceeds the normal quantile ``share`` of each token's gate channels, else 0."""
     deviations = math.sqrt(2.0) * torch.erfinv(torch.tensor(2 * share - 1)).item()
     limit = gate_TI.mean(-1, keepdim=True) + deviations * gate_TI.std(
         -1, keepdim=True, correction=0
@@ -80,7 +80,7 @@ def cut_off(gate_TI: Tensor, share: float) -> Tensor:
     return F.relu(gate_TI - limit)
 
 
-def limited(h_T2I: Tensor, act: str, limit: float, is_after: bool = False) -> Tensor:
+def clamped_glu(h_T2I: Tensor, act: str, limit: float, is_after: bool = False) -> Tensor:
     """The gated activation of [gate, up] where the gate is cut above (``is_after`` its activation),
     up on both sides: [T, I]."""
     gate, up = h_T2I.chunk(2, -1)

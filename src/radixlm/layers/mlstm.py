@@ -19,7 +19,7 @@ from radixlm.step.batch import ForwardBatch
 
 
 class MatrixLstmLayer(StateLayer):
-    """q, k, v, gates -> sums of k v^T that fade -> over the sum of k -> norm a head -> out."""
+    """q, k, v, gates -> decayed sums of k v^T -> divided by the sum of k -> head norm -> out."""
 
     spec: MatrixLstm
 
@@ -41,27 +41,27 @@ class MatrixLstmLayer(StateLayer):
         gates = self.gates.run(x_TD).float()
         if self.spec.gate_cap:
             gates = torch.tanh(gates / self.spec.gate_cap) * self.spec.gate_cap
-        joins, keeps = gates.chunk(2, -1)
-        return [q, k, v, joins, keeps, opened]
+        input_gate, forget_gate = gates.chunk(2, -1)
+        return [q, k, v, input_gate, forget_gate, opened]
 
     def _advance(self, inputs: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        spec, (memory, most_BH) = self.spec, states
+        spec, (memory, max_BH) = self.spec, states
         q, k, v = (split_last(t, spec.heads, -1) for t in inputs[:3])
-        joins, fades = inputs[3], F.logsigmoid(inputs[4])
+        input_gate, decays = inputs[3], F.logsigmoid(inputs[4])
         # the sum of the keys is one more value channel
-        wide = F.pad(v, (0, 1), value=1.0) * torch.exp(joins)[..., None]
+        wide = F.pad(v, (0, 1), value=1.0) * torch.exp(input_gate)[..., None]
         q = q * spec.k_dim**-0.5
-        y, memory = self._context.kernels.decayed_attention(wide, fades, k, q, memory)
-        most_BLH, parts = most_BH, []
-        for first in range(0, joins.shape[1], ops.MATRIX_CHUNK):
+        y, memory = self._context.kernels.decayed_attention(wide, decays, k, q, memory)
+        max_BLH, parts = max_BH, []
+        for first in range(0, input_gate.shape[1], ops.MATRIX_CHUNK):
             part = slice(first, first + ops.MATRIX_CHUNK)
-            sums = fades[:, part].cumsum(1)
-            best = torch.cummax(joins[:, part] - sums, 1)[0]
-            parts.append(sums + torch.maximum(best, most_BH[:, None]))
-            most_BH = parts[-1][:, -1]
-        most_BLH = torch.cat(parts, 1)
-        size = y[..., -1].abs().clamp(min=1.0) + spec.eps * torch.exp(most_BLH)
-        return y[..., :-1] / size[..., None], [memory, most_BH]
+            sums = decays[:, part].cumsum(1)
+            best = torch.cummax(input_gate[:, part] - sums, 1)[0]
+            parts.append(sums + torch.maximum(best, max_BH[:, None]))
+            max_BH = parts[-1][:, -1]
+        max_BLH = torch.cat(parts, 1)
+        size = y[..., -1].abs().clamp(min=1.0) + spec.eps * torch.exp(max_BLH)
+        return y[..., :-1] / size[..., None], [memory, max_BH]
 
     def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
         normed = self.norm.run(out.reshape(-1, self.spec.v_dim)).view(out.shape[0], -1)

@@ -17,7 +17,7 @@ from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.moe import PackedExperts, UngatedExperts, pack_experts, route
 from radixlm.kernels.ops.quantized import QuantScales
 from radixlm.layers.context import LayerContext
-from radixlm.layers.mlp import MlpLayer, limited
+from radixlm.layers.mlp import MlpLayer, clamped_glu
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.program import (
@@ -32,11 +32,11 @@ from radixlm.quant.param import Param, Shard
 from radixlm.quant.prequantized import to_kernel_weight
 from radixlm.step.batch import ForwardBatch
 
-RARE_SCORES = (
+REFERENCE_SCORES = (
     "sparsemixer",
     "sigmoid_topk",
     "sqrtsoftplus",
-)  # no kernel but the reference knows them
+)  # only the reference kernel has them
 
 
 class MoeLayer(Module):
@@ -61,7 +61,7 @@ class MoeLayer(Module):
         parts = parts_of(spec)
         self.up = Param((spec.experts, sum(parts), dim), shard=Shard(1, parts))
         self.down = Param((spec.experts, dim, spec.inner), shard=Shard(2))
-        if self._is_usual:
+        if self._has_kernel:
             self.up.accepts_quantized = context.scheme.accepts_quantized(dim)
             self.down.accepts_quantized = context.scheme.accepts_quantized(spec.inner)
         if spec.bias:
@@ -73,12 +73,12 @@ class MoeLayer(Module):
             self.shared = MlpLayer(spec.shared, wide, context)
         if spec.shared_gate:
             self.shared_gate = context.plain_linear(wide, 1)
-        self._make_rare(spec, wide, dim, context)
-        is_known = spec.score not in RARE_SCORES and not spec.zero_experts
-        self._route = context.kernels.route if is_known else route
+        self._make_optional(spec, wide, dim, context)
+        has_kernel = spec.score not in REFERENCE_SCORES and not spec.zero_experts
+        self._route = context.kernels.route if has_kernel else route
 
-    def _make_rare(self, spec: Moe, wide: int, dim: int, context: LayerContext) -> None:
-        """What few mixtures have; ``wide`` is the model's channels, ``dim`` the experts'."""
+    def _make_optional(self, spec: Moe, wide: int, dim: int, context: LayerContext) -> None:
+        """Optional parts; ``wide`` is the model's channels, ``dim`` the experts'."""
         if spec.sinks:
             self.sink_up = Param((spec.sinks, 2 * spec.inner, dim), shard=Shard(1, parts_of(spec)))
             self.sink_down = Param((spec.sinks, dim, spec.inner), shard=Shard(2))
@@ -99,19 +99,19 @@ class MoeLayer(Module):
             self.narrow, self.widen = context.linear(wide, dim), context.linear(dim, wide)
 
     @property
-    def _is_usual(self) -> bool:
-        """Whether the kernels run the experts."""
+    def _has_kernel(self) -> bool:
+        """Whether a kernel runs the experts."""
         spec = self.spec
-        is_rare = spec.limit or spec.expert_norm is not None
-        # beside experts that hand their input through, one expert may come twice for a token
-        knows_repeats = not spec.zero_experts or self._kernels.allows_repeated_experts
-        return spec.gated and knows_repeats and not is_rare
+        is_looped = spec.limit or spec.expert_norm is not None
+        # with zero experts, one expert may be chosen twice for a token
+        allows_repeats = not spec.zero_experts or self._kernels.allows_repeated_experts
+        return spec.gated and allows_repeats and not is_looped
 
     def finish(self) -> None:
         copies = self._kernels.copies_weights
         weights, fmts, grids = zip(
             *(
-                _taken(param, fmt, copies)
+                _take_weights(param, fmt, copies)
                 for param, fmt in zip((self.up, self.down), self._fmts, strict=True)
             ),
             strict=True,
@@ -122,8 +122,8 @@ class MoeLayer(Module):
         if self.spec.limit or self.spec.expert_norm is not None:
             up, down = (weight.clone() if copies else weight for weight in weights)
             norm = self.expert_norm if self.spec.expert_norm is not None else None
-            pack = RareExperts((up, down), biases, self.spec, norm)
-        elif self._is_usual:
+            pack = LoopedExperts((up, down), biases, self.spec, norm)
+        elif self._has_kernel:
             pack = self._kernels.pack_experts(*weights, *biases, act, fmts, grids)
         elif self._kernels.supports_ungated_experts and not self.spec.zero_experts:
             pack = self._kernels.pack_experts(*weights, *biases, act, fmts, grids, is_gated=False)
@@ -154,14 +154,14 @@ class MoeLayer(Module):
     ) -> Tensor:
         """The feed-forward branch: [T, D]. ``routed_by`` is what the router reads, if not x; a
         deep router and a table of tokens need the ``batch``."""
-        seen_TD = x_TD if routed_by_TD is None else routed_by_TD
+        router_in_TD = x_TD if routed_by_TD is None else routed_by_TD
         if self.spec.router_norm is not None:
-            seen_TD = self.router_norm.run(seen_TD)
+            router_in_TD = self.router_norm.run(router_in_TD)
         if self.spec.deep_router is not None:
             assert batch is not None
-            logits_TE = self.deep_router.run_chained(seen_TD, batch)
+            logits_TE = self.deep_router.run_chained(router_in_TD, batch)
         else:
-            logits_TE = self.router.run(seen_TD)
+            logits_TE = self.router.run(router_in_TD)
         if self.spec.router_softcap:
             logits_TE = self._kernels.softcap(logits_TE, self.spec.router_softcap)
         if self.spec.sinks:
@@ -175,9 +175,11 @@ class MoeLayer(Module):
         if self._scale_E is not None:
             weights_TK = weights_TK * self._scale_E[ids_TK]
         if self.spec.width:
-            few_TD = self.narrow.run(x_TD)
-            few_TD = few_TD if self.spec.width_norm is None else self.width_norm.run(few_TD)
-            y_TD = self.widen.run(self._run_experts(few_TD, weights_TK, ids_TK))
+            narrow_TD = self.narrow.run(x_TD)
+            narrow_TD = (
+                narrow_TD if self.spec.width_norm is None else self.width_norm.run(narrow_TD)
+            )
+            y_TD = self.widen.run(self._run_experts(narrow_TD, weights_TK, ids_TK))
         else:
             y_TD = self._run_experts(x_TD, weights_TK, ids_TK)
         if self.spec.shared is not None:
@@ -275,7 +277,7 @@ class MoeLayer(Module):
         return y_TD + self._sinks.run(x_TD, always, all_TS)
 
     def _run_experts(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
-        """The experts' weighted sum; experts past the real ones hand x through."""
+        """The experts' weighted sum; zero experts return x."""
         spec = self.spec
         if spec.scale_input:
             ones = torch.ones_like(weights_TK[:, :1])
@@ -294,7 +296,7 @@ class MoeLayer(Module):
         return self.experts.run(x_TD, weights_TK * is_real, ids) + x_TD * passed
 
 
-def _taken(param: Param, fmt: str, copies: bool) -> tuple[Tensor, str, QuantScales | None]:
+def _take_weights(param: Param, fmt: str, copies: bool) -> tuple[Tensor, str, QuantScales | None]:
     """Weights of experts, their format, and scales where they are whole numbers."""
     grid, param.quantized = param.quantized, None
     if grid is None:
@@ -309,7 +311,8 @@ def parts_of(spec: Moe) -> tuple[int, ...]:
 
 
 class DeepRouterLayer(Module):
-    """down -> norm -> two layers -> logits; what ``down`` gives goes on to the next block's."""
+    """down -> norm -> two layers -> logits; the next block's router reads
+    the output of ``down`` too."""
 
     def __init__(self, moe: Moe, spec: DeepRouter, dim: int, context: LayerContext) -> None:
         self.spec, linear = spec, context.plain_linear
@@ -334,7 +337,7 @@ class DeepRouterLayer(Module):
         return self.out.run(F.gelu(self.second.run(h_TR)))
 
 
-class RareExperts:
+class LoopedExperts:
     """Gated experts whose gate and up are cut at a limit, or whose outputs are normed, one after
     another in torch."""
 
@@ -357,7 +360,7 @@ class RareExperts:
         for expert in sorted(set(ids_TK.flatten().tolist())):
             rows, ranks = (ids_TK == expert).nonzero(as_tuple=True)
             h = _linear(x_TD[rows], self._up[expert], self._up_bias, expert)
-            h = limited(h, self._spec.act, self._limit, self._spec.limit_after)
+            h = clamped_glu(h, self._spec.act, self._limit, self._spec.limit_after)
             y = _linear(h, self._down[expert], self._down_bias, expert)
             out_TKD[rows, ranks] = y if self._norm is None else self._norm.run(y)
         return (out_TKD * weights_TK[..., None].to(x_TD.dtype)).sum(1)

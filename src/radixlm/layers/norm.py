@@ -1,4 +1,4 @@
-"""Norm layers: RMS and layer norm behind two calls. Legend: T tokens, D channels."""
+"""RMS and layer norms. Legend: T tokens, D channels."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class NormLayer(Module):
 
 
 class GatedNormLayer(NormLayer):
-    """A norm whose outcome is gated by itself: y * sigmoid(up(silu(down(y))))."""
+    """A norm whose output is gated by itself: y * sigmoid(up(silu(down(y))))."""
 
     def __init__(self, spec: Norm, dim: int, rank: int, context: LayerContext) -> None:
         super().__init__(spec, (dim,), context.kernels, context.device)

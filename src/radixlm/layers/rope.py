@@ -16,8 +16,8 @@ from radixlm.arch.spec import Rope
 from radixlm.kernels.dispatch import Kernels
 from radixlm.step.batch import ForwardBatch
 
-# float32 [T, 2R]: R cosines, then R sines; [T, 4R] where a pair's channels turn by angles of their
-# own: as much for the first ones, then for the second
+# float32 [T, 2R]: R cosines, then R sines; [T, 4R] where a pair's channels have different
+# angles: those of the first channels, then those of the second
 Angles = Tensor
 
 FIRST_ROWS = 4096  # tables grow by doubling
@@ -66,14 +66,14 @@ class StaticRope:
         return self.table_N2R[batch.positions_T]
 
     def _section_angles(self, ids_XT: Tensor, positions_T: Tensor, axis_A: Tensor) -> Angles:
-        """Each frequency, or each channel, turns by the id of its own axis."""
+        """Each frequency, or each channel, is rotated by the id of its axis."""
         if self._places:
             ids_XT = torch.cat((ids_XT, positions_T[None].to(ids_XT.dtype)))
         self.reserve(int(ids_XT.max()) + 1)
         columns = torch.arange(self.table_N2R.shape[1], device=axis_A.device)
         parts = torch.split(axis_A, len(columns) // 2)  # one, or those of a pair's first and second
-        turned = [self.table_N2R[ids_XT[part.repeat(2)].T, columns] for part in parts]
-        return torch.cat(turned, -1)
+        angles = [self.table_N2R[ids_XT[part.repeat(2)].T, columns] for part in parts]
+        return torch.cat(angles, -1)
 
 
 class LengthRope:
@@ -89,9 +89,9 @@ class LengthRope:
 
     def angles(self, batch: ForwardBatch) -> Angles:
         lengths, which_T = torch.unique(batch.rope_len_T, return_inverse=True)
-        made = [self._frequencies(length) for length in lengths.tolist()]
-        inv_freq_TR = torch.stack([inv_freq_R for inv_freq_R, _ in made])[which_T]
-        factor_T = torch.tensor([factor for _, factor in made], device=self._device)[which_T]
+        pairs = [self._frequencies(length) for length in lengths.tolist()]
+        inv_freq_TR = torch.stack([inv_freq_R for inv_freq_R, _ in pairs])[which_T]
+        factor_T = torch.tensor([factor for _, factor in pairs], device=self._device)[which_T]
         angles_TR = batch.positions_T[:, None].float() * inv_freq_TR
         return torch.cat((torch.cos(angles_TR), torch.sin(angles_TR)), -1) * factor_T[:, None]
 

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from radixlm.arch.spec import RwkvChannel, RwkvTime
 from radixlm.layers.context import LayerContext
-from radixlm.layers.convolved_attention import shifted, through
+from radixlm.layers.convolved_attention import run_recurrence, shifted
 from radixlm.layers.module import Module
 from radixlm.layers.rope import Angles
 from radixlm.pools.state import StateStep
 from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
 
-CHUNK = 32  # tokens whose products with one another are made at once
-NOTHING = -1e38  # exponent of a sum of nothing
+CHUNK = 32  # tokens whose pairwise products are computed together
+EMPTY_EXPONENT = -1e38  # exponent of an empty sum
 
 
 class _Mixing(Module):
@@ -39,7 +39,7 @@ class _Mixing(Module):
 
 
 class RwkvTimeLayer(Module):
-    """Sums of values weighed by exp(key), that fade a channel; the token itself weighs more."""
+    """Sums of values weighted by exp(key) decayed by channel; the token itself has a bonus."""
 
     def __init__(self, spec: RwkvTime, dim: int, context: LayerContext, row: int) -> None:
         self.spec, self._row = spec, row
@@ -57,7 +57,7 @@ class RwkvTimeLayer(Module):
 
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""
-        before = through(batch, (self._row, 0), x_TD, shifted)
+        before = run_recurrence(batch, (self._row, 0), x_TD, shifted)
         key = self.key.run(self.mix_key.run(x_TD, before)).float()
         value = self.value.run(self.mix_value.run(x_TD, before)).float()
         opened = torch.sigmoid(self.receptance.run(self.mix_receptance.run(x_TD, before)))
@@ -69,17 +69,17 @@ class RwkvTimeLayer(Module):
             )
             states = [t[segment.source].float() for t in step.pool.layers[self._row][1:]]
             is_new = batch.positions_T[segment.rows].view(segment.num_sequences, -1)[:, :1] == 0
-            states[2] = torch.where(is_new, NOTHING, states[2])
+            states[2] = torch.where(is_new, EMPTY_EXPONENT, states[2])
             y, states = self._sums(k, v, states)
-            for held, state in zip(step.pool.layers[self._row][1:], states, strict=True):
-                held[segment.target] = state.to(held.dtype)
+            for sums_before, state in zip(step.pool.layers[self._row][1:], states, strict=True):
+                sums_before[segment.target] = state.to(sums_before.dtype)
             out[segment.rows] = y.flatten(0, 1)
         return self.out.run((opened * out).to(x_TD.dtype))
 
     def _sums(
         self, key_BLC: Tensor, value_BLC: Tensor, states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Weighed means [B, L, C], and the sums of weighed values and of weights behind the last
+        """Weighted means [B, L, C], and the sums of weighted values and of weights after the last
         token, both over exp(their exponent)."""
         parts = []
         for first in range(0, key_BLC.shape[1], CHUNK):
@@ -91,23 +91,23 @@ class RwkvTimeLayer(Module):
     def _chunk(
         self, key: Tensor, value: Tensor, states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        count, (held, weight, exponent) = key.shape[1], states
+        count, (sums_before, weight, exponent) = key.shape[1], states
         places = torch.arange(count + 1, device=key.device)
         # what stands before place m weighs: a token j with exp(key + (m - 1 - j) * fade), the sums
         # with m times the fade
         ago = places[:, None] - 1 - places[:-1]
         terms = key[:, None] + ago[None, :, :, None] * self._fade_C  # [B, M + 1, M, C]
-        terms = terms.masked_fill((ago < 0)[None, :, :, None], NOTHING)
+        terms = terms.masked_fill((ago < 0)[None, :, :, None], EMPTY_EXPONENT)
         carried = exponent[:, None] + places[None, :, None] * self._fade_C  # [B, M + 1, C]
-        own = torch.cat((key + self._first_C, torch.full_like(key[:, :1], NOTHING)), 1)
-        most = torch.maximum(torch.maximum(terms.amax(2), carried), own)
-        shares = torch.exp(terms - most[:, :, None])
-        kept, new = torch.exp(carried - most), torch.exp(own - most)
+        current = torch.cat((key + self._first_C, torch.full_like(key[:, :1], EMPTY_EXPONENT)), 1)
+        largest = torch.maximum(torch.maximum(terms.amax(2), carried), current)
+        shares = torch.exp(terms - largest[:, :, None])
+        kept, new = torch.exp(carried - largest), torch.exp(current - largest)
         padded = torch.cat((value, torch.zeros_like(value[:, :1])), 1)
-        sums = (shares * value[:, None]).sum(2) + kept * held[:, None] + new * padded
+        sums = (shares * value[:, None]).sum(2) + kept * sums_before[:, None] + new * padded
         weights = shares.sum(2) + kept * weight[:, None] + new
         y = sums[:, :-1] / weights[:, :-1]
-        return y, [sums[:, -1], weights[:, -1], most[:, -1]]
+        return y, [sums[:, -1], weights[:, -1], largest[:, -1]]
 
 
 class RwkvChannelLayer(Module):
@@ -121,7 +121,7 @@ class RwkvChannelLayer(Module):
 
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
         """The mixer's branch: [T, D]."""
-        before = through(batch, (self._row, 0), x_TD, shifted)
+        before = run_recurrence(batch, (self._row, 0), x_TD, shifted)
         h = torch.relu(self.key.run(self.mix_key.run(x_TD, before))).square()
         opened = torch.sigmoid(self.receptance.run(self.mix_receptance.run(x_TD, before)))
         return opened * self.value.run(h)

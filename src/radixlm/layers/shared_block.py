@@ -1,5 +1,5 @@
-"""A decoder layer whose weights several blocks share (``spec.SharedLayer``), and blocks that ask
-one: h = norm(x + matrix(layer([x; embedding]))) is what their mixer reads.
+"""A decoder layer whose weights several blocks share (``spec.SharedLayer``), and the blocks that
+call it: their mixer reads norm(x + matrix(layer([x; embedding]))).
 
 Legend: T packed tokens, D model channels, H query heads, K KV heads, C head channels.
 """
@@ -26,7 +26,7 @@ from radixlm.step.batch import AttentionSite, ForwardBatch
 
 
 class LowRankAdapter(Module):
-    """b(a(x)), what a call adds to a projection."""
+    """b(a(x)), which a call adds to a projection."""
 
     def __init__(self, rank: int, inputs: int, outputs: int, context: LayerContext) -> None:
         self.a = context.plain_linear(inputs, rank)
@@ -38,7 +38,7 @@ class LowRankAdapter(Module):
 
 
 class CallAdapters(Module):
-    """The low-rank changes of one call."""
+    """The low-rank adapters of one call."""
 
     def __init__(self, spec: SharedLayer, dim: int, context: LayerContext) -> None:
         attention = spec.attention
@@ -51,29 +51,29 @@ class CallAdapters(Module):
                 for count in heads
             ]
 
-    def of_qkv(self, x_TD: Tensor) -> Tensor | None:
-        """What q, k and v gain, one after another."""
+    def qkv_delta(self, x_TD: Tensor) -> Tensor | None:
+        """What is added to q, k and v, one after another; None without adapters."""
         return torch.cat([one.run(x_TD) for one in self.qkv], -1) if self._changes_qkv else None
 
 
 class SharedAttention(AttentionLayer):
-    """Attention that a call's changes join."""
+    """Attention with the adapters of a call."""
 
     changes: CallAdapters | None = None
 
     def _project(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        gained = self.changes.of_qkv(x_TD) if self.changes is not None else None
-        if gained is None:
+        delta = self.changes.qkv_delta(x_TD) if self.changes is not None else None
+        if delta is None:
             return super()._project(x_TD)
         spec = self.spec
-        q, k, v = (self.qkv.run(x_TD) + gained).split_with_sizes(self.rows, -1)
+        q, k, v = (self.qkv.run(x_TD) + delta).split_with_sizes(self.rows, -1)
         q = q.view(-1, spec.heads, spec.head_dim)
         k, v = (part.view(-1, spec.kv_heads, spec.head_dim) for part in (k, v))
         return q, k, v, None
 
 
 class SharedBlock(Module):
-    """The weights of one shared layer, and the changes of all its calls."""
+    """The weights of one shared layer, and the adapters of all its calls."""
 
     def __init__(
         self, calls: Sequence[SharedLayer], dim: int, context: LayerContext, rope: int
@@ -91,7 +91,7 @@ class SharedBlock(Module):
         self.down = context.linear(inner, dim, spec.ffn.bias, Shard(1))
         self.changes = [CallAdapters(call, dim, context) for call in calls if call.rank]
 
-    def call(self, number: int, place: tuple[int, int]) -> SharedBlockCall:
+    def make_call(self, number: int, place: tuple[int, int]) -> SharedBlockCall:
         """The layer as call ``number`` runs it, with keys and values at ``place`` (group, row)."""
         return SharedBlockCall(self, self.changes[number] if self.changes else None, place)
 
@@ -105,33 +105,33 @@ class SharedBlock(Module):
 
 
 class SharedBlockCall:
-    """One place at which a bank runs; no part of the tree that is loaded."""
+    """One call of a shared layer; not part of the tree that is loaded."""
 
     def __init__(
-        self, bank: SharedBlock, changes: CallAdapters | None, place: tuple[int, int]
+        self, layer: SharedBlock, changes: CallAdapters | None, place: tuple[int, int]
     ) -> None:
         group, row = place
-        self._bank, self._changes = bank, changes
-        self._attention = copy(bank.attention)
+        self._layer, self._changes = layer, changes
+        self._attention = copy(layer.attention)
         self._attention.changes = changes
-        self._attention.site = replace(bank.attention.site, group=group, layer=row)
+        self._attention.site = replace(layer.attention.site, group=group, layer=row)
 
     @property
     def site(self) -> AttentionSite:
-        """The call's own attention."""
+        """The site of the call's attention."""
         return self._attention.site
 
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        """What the layer gives: [T, D]."""
+        """The layer's output: [T, D]."""
         assert batch.scratch.embeds_TD is not None
-        bank = self._bank
+        layer = self._layer
         both_T2D = torch.cat((x_TD, batch.scratch.embeds_TD), -1)
-        h_TD = self._attention.run(bank.norm1.run(both_T2D), batch, angles)
-        return bank.feed(bank.norm2.run(h_TD), self._changes)
+        h_TD = self._attention.run(layer.norm1.run(both_T2D), batch, angles)
+        return layer.feed(layer.norm2.run(h_TD), self._changes)
 
 
 class SharedBlockCaller(BlockLayer):
-    """A block whose mixer also reads what a shared layer says."""
+    """A block whose mixer also reads the output of a shared layer."""
 
     def __init__(self, spec: Block, dim: int, context: LayerContext, state_row: int) -> None:
         super().__init__(replace(spec, shared_block=None), dim, context, -1, (-1, -1), state_row)
@@ -139,12 +139,12 @@ class SharedBlockCaller(BlockLayer):
         self.asked = context.linear(dim, dim)
 
     def bind(self, call: SharedBlockCall) -> None:
-        """After loading: the call that the block makes."""
+        """Set the call that the block makes, after loading."""
         self._call = call
 
     @property
     def site(self) -> AttentionSite:
-        """That of the shared layer's call."""
+        """The site of the shared layer's call."""
         return self._call.site
 
     def run_deferred(
@@ -156,15 +156,15 @@ class SharedBlockCaller(BlockLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """See ``BlockLayer``."""
         x_TD = added(x_TD, pending_TD)
-        told_TD = self.asked.run(self._call.run(x_TD, batch, angles))
-        x_TD += self._mix(self.norm1.run(x_TD + told_TD), batch, angles)
+        shared_TD = self.asked.run(self._call.run(x_TD, batch, angles))
+        x_TD += self._mix(self.norm1.run(x_TD + shared_TD), batch, angles)
         return x_TD, None
 
 
 def make_shared_blocks(
     blocks: Sequence[Block], ropes: Sequence[int], dim: int, context: LayerContext
 ) -> list[SharedBlock]:
-    """All banks in order; ``ropes`` are the blocks' indices among the model's RopeTables."""
+    """All shared layers in order; ``ropes`` are the blocks' indices in the model's RopeTables."""
     calls: dict[int, list[SharedLayer]] = {}
     rope_of: dict[int, int] = {}
     for block, rope in zip(blocks, ropes, strict=True):

@@ -44,8 +44,8 @@ def split_last(x: Tensor, *sizes: int) -> Tensor:
 
 
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x). The bits do not depend on a number's place, as those of torch's own do, which
-    computes the last few of many otherwise than the rest."""
+    """log(1 + e^x). Unlike torch's softplus, the bits of a number do not depend on its place
+    in the tensor."""
     return torch.where(x > 20.0, x, torch.log1p(torch.exp(x)))
 
 
@@ -91,7 +91,7 @@ class ConvLayer(Module):
 
 
 class StateLayer(Module):
-    """What all have in common; a kind defines ``_project``, ``_advance`` and ``_finish``."""
+    """The base of state mixers; subclasses define ``_project``, ``_advance`` and ``_finish``."""
 
     def __init__(self, spec: StateMixer, dim: int, context: LayerContext, row: int) -> None:
         self.spec, self.row, self.dim = spec, row, dim
@@ -101,7 +101,7 @@ class StateLayer(Module):
         return NormLayer(spec, (width,), self._context.kernels, self._context.device)
 
     def _silu(self, x_BLC: Tensor) -> Tensor:
-        """Element by element, by the kernel."""
+        """SiLU by the kernel, as float32."""
         activate = self._context.kernels.activate
         return activate(x_BLC.flatten(0, 1), "silu").view(x_BLC.shape)
 
@@ -125,11 +125,11 @@ class StateLayer(Module):
         return self._finish(out, inputs)
 
     def _project(self, x_TD: Tensor, batch: ForwardBatch) -> list[Tensor]:
-        """What the recurrence and ``_finish`` need of each token."""
+        """The inputs of the recurrence and of ``_finish``, a row a token."""
         raise NotImplementedError
 
     def _advance(self, inputs: list[Tensor], states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Outputs [B, L, ...] and the states behind, of inputs [B, L, ...]."""
+        """Outputs [B, L, ...] and the states after them, of inputs [B, L, ...]."""
         raise NotImplementedError
 
     def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
@@ -142,7 +142,7 @@ class StateLayer(Module):
 
 
 class GatedNorm(Module):
-    """RMS norm in groups of channels with a gate before or behind it."""
+    """RMS norm in groups of channels with a gate before or after it."""
 
     def __init__(
         self, norm: Norm, width: int, groups: int, act: str, gate_after: bool, kernels: Kernels

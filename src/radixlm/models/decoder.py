@@ -169,7 +169,7 @@ class DecoderModel(Module):
         for layer, block in enumerate(self.blocks):
             asks = self.decoder.blocks[layer].shared_block
             if asks is not None and isinstance(block, SharedBlockCaller):
-                block.bind(self.banks[asks.bank].call(asks.call, self._places[layer]))
+                block.bind(self.banks[asks.bank].make_call(asks.call, self._places[layer]))
         # Also after new weights were loaded: an old program knows the addresses of the old ones.
         self.program: StepProgram | None = None
         self._program_backend: object = None
