@@ -1,5 +1,5 @@
-"""Attention whose q and o projections are experts, of which a token chooses some (arXiv:2210.05144);
-all experts share keys and values.
+"""Attention with q and o projections that are experts, of which a token chooses some
+(arXiv:2210.05144); all experts share keys and values.
 
 Legend: T tokens, D model channels, E experts, J chosen ones, K KV heads, C head channels.
 """

@@ -92,9 +92,9 @@ class DecoderModel(Module):
             self.embed_norm = NormLayer(decoder.embed_norm, (dim,), kernels, device)
         if decoder.embed_affine:
             self.embed_affine = Affine(dim)
-        turns = [ropes.index(rope) if (rope := rope_of(b)) else -1 for b in decoder.blocks]
-        self.banks = make_shared_blocks(decoder.blocks, turns, dim, context)
-        self._make_blocks(turns)
+        rope_ids = [ropes.index(rope) if (rope := rope_of(b)) else -1 for b in decoder.blocks]
+        self.banks = make_shared_blocks(decoder.blocks, rope_ids, dim, context)
+        self._make_blocks(rope_ids)
         self._make_ends()
         self.norm = NormLayer(decoder.norm, (dim,), kernels, device)
         if decoder.head_layer is not None:
@@ -104,16 +104,16 @@ class DecoderModel(Module):
         if not decoder.tied:
             self.head = context.head_linear(width, decoder.vocab, decoder.head_bias)
 
-    def _make_blocks(self, turns: list[int]) -> None:
-        """``turns``: which rope each layer has, -1 for none."""
+    def _make_blocks(self, rope_ids: list[int]) -> None:
+        """``rope_ids``: which rope each layer has, -1 for none."""
         decoder = self.decoder
         places = self._places = pool_places(decoder, self.kv_groups)
         states, layers = state_rows(decoder), list(range(len(decoder.blocks)))
         if decoder.cycles is not None:
             self.cycles = RecurrenceRunner(decoder.cycles, decoder.dim)
-            layers = self.cycles.own_layers()
+            layers = self.cycles.layers_with_weights()
         self.blocks = [
-            self._block(i, turns[i], places.get(i, NOWHERE), states.get(i, -1)) for i in layers
+            self._block(i, rope_ids[i], places.get(i, NOWHERE), states.get(i, -1)) for i in layers
         ]
         for layer, place in entry_places(self.kv_groups).items():
             mixer = self.blocks[layer].mixer

@@ -5,12 +5,12 @@ from __future__ import annotations
 from radixlm.arch.spec import Attention, CompressedSparseAttention, Decoder, LatentAttention
 from radixlm.pools.group import KvGroup
 
-# window, KV heads, head dim, v dim, latent, of how many tokens a row is the sum (0: of none)
+# window, KV heads, head dim, v dim, latent, compress ratio (0: a row a token)
 Key = tuple[int, int, int, int, bool, int]
 
 
 def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
-    """What a layer must have in common with another to share its pool."""
+    """Layers of one key share a pool."""
     mixer = decoder.blocks[layer].attention
     assert mixer is not None, "a layer without attention has no keys"
     window = 0 if merge_windows else mixer.window
@@ -22,7 +22,7 @@ def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
 
 
 def entry_key(decoder: Decoder, layer: int) -> Key | None:
-    """The same of a layer's sums of tokens, which are kept apart; None where it has none."""
+    """The key of a layer's compressed entries, which have a group of their own; None without."""
     mixer = decoder.blocks[layer].attention
     if not isinstance(mixer, CompressedSparseAttention) or mixer.sums is None:
         return None
@@ -57,7 +57,7 @@ def kv_groups(decoder: Decoder, merge_windows: bool = False) -> tuple[KvGroup, .
 
 
 def source_of(decoder: Decoder, layer: int) -> int:
-    """The layer whose keys and values this one reads: itself but for few."""
+    """The layer whose keys and values this one reads, usually itself."""
     mixer = decoder.blocks[layer].attention
     extras = mixer.extras if isinstance(mixer, Attention) else None
     return layer if extras is None or extras.kv_from is None else extras.kv_from
@@ -74,7 +74,7 @@ def pool_places(decoder: Decoder, groups: tuple[KvGroup, ...]) -> dict[int, tupl
 
 
 def entry_places(groups: tuple[KvGroup, ...]) -> dict[int, tuple[int, int]]:
-    """Layer -> (group, row of its pool) of the layers that keep sums of tokens."""
+    """Layer -> (group, row of its pool) of the layers with compressed entries."""
     return _places([group for group in groups if group.compress_ratio])
 
 

@@ -1,4 +1,4 @@
-"""What follows the last hidden state of a model that gives vectors or scores.
+"""The head of a model that returns embeddings or scores.
 
 Legend: R pooled rows, I inputs, O outputs.
 """

@@ -1,4 +1,4 @@
-"""Stacks of blocks that run again and again over two streams (``spec.HierarchicalRecurrence``).
+"""Stacks of blocks that run repeatedly over two streams (``spec.HierarchicalRecurrence``).
 
 Legend: T packed tokens, D model channels.
 """
@@ -20,8 +20,8 @@ Run = Callable[[Tensor], Tensor]
 
 
 class RecurrenceRunner(Module):
-    """Runs the stacks; a run after a stack's first has its weights, and a place in the cache of
-    its own."""
+    """Runs the stacks. All runs of a stack share its weights; each has its own layers in the KV
+    cache."""
 
     def __init__(self, spec: HierarchicalRecurrence, dim: int) -> None:
         self.spec = spec
@@ -30,18 +30,18 @@ class RecurrenceRunner(Module):
     def finish(self) -> None:
         self._start_D = self.start.take()
 
-    def own_layers(self) -> list[int]:
-        """Of all runs' blocks those of each stack's first run."""
+    def layers_with_weights(self) -> list[int]:
+        """The blocks of each stack's first run, which have the weights."""
         size, second = self.spec.size, self.spec.inner * self.spec.size
         return [*range(size), *range(second, second + size)]
 
     def bind(self, blocks: Sequence[BlockLayer], places: Mapping[int, tuple[int, int]]) -> None:
-        """``blocks`` are the loaded ones of both stacks, ``places`` all layers' in the cache."""
+        """``blocks`` are the loaded ones of both stacks; ``places``: (group, row) of all layers."""
         size, runs = self.spec.size, list[tuple[BlockLayer, ...]]()
         for run, stack in enumerate(self.spec.runs):
-            own = blocks[stack * size : (stack + 1) * size]
-            runs.append(tuple(b.at(places[run * size + i]) for i, b in enumerate(own)))
-        self._runs = tuple(runs)  # no lists: they are no part of the tree that is loaded
+            members = blocks[stack * size : (stack + 1) * size]
+            runs.append(tuple(b.at(places[run * size + i]) for i, b in enumerate(members)))
+        self._runs = tuple(runs)  # tuples: not part of the tree that is loaded
 
     def run(
         self, first_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles], norm: Run

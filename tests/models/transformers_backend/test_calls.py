@@ -11,7 +11,7 @@ from torch import Tensor
 
 from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
-from radixlm.models.transformers_backend.calls import shorten, turn_of
+from radixlm.models.transformers_backend.calls import kernel_rope, remove_overhead
 
 tf = pytest.importorskip("transformers")
 needs_kernel = pytest.mark.skipif(not cpu.available, reason=cpu.reason)
@@ -34,7 +34,7 @@ def angles(in_pairs: bool, num: int = 16) -> tuple[Tensor, Tensor]:
 def test_usual_ropes_are_recognised_by_their_results(family: str, in_pairs: bool) -> None:
     module = getattr(tf.models, family)
     theirs = getattr(module, f"modeling_{family}").apply_rotary_pos_emb
-    turn = turn_of(theirs)
+    turn = kernel_rope(theirs)
     assert turn is not None
     cos, sin = angles(in_pairs)
     before = [x.clone() for x in QK]
@@ -46,7 +46,7 @@ def test_usual_ropes_are_recognised_by_their_results(family: str, in_pairs: bool
 @needs_kernel
 def test_unsupported_inputs_use_the_original_function() -> None:
     theirs = tf.models.llama.modeling_llama.apply_rotary_pos_emb
-    turn = turn_of(theirs)
+    turn = kernel_rope(theirs)
     assert turn is not None
     cos, sin = torch.randn(1, 6, 16), torch.randn(1, 6, 16)  # no two channels with one angle
     odd = QK[0].transpose(1, 2), QK[1].transpose(1, 2), *angles(False), 2  # heads after tokens
@@ -61,9 +61,9 @@ def test_another_rope_is_not_taken_for_the_usual_one() -> None:
         q, k = tf.models.llama.modeling_llama.apply_rotary_pos_emb(q, k, cos, sin)
         return 2 * q, k
 
-    assert turn_of(doubled) is None
-    assert turn_of(lambda x: x) is None
-    assert turn_of(None) is None
+    assert kernel_rope(doubled) is None
+    assert kernel_rope(lambda x: x) is None
+    assert kernel_rope(None) is None
 
 
 @pytest.mark.parametrize("family", ["Llama", "Gemma2", "GPTNeoX"])
@@ -78,7 +78,7 @@ def test_a_model_gives_the_same_logits(family: str) -> None:
     with torch.inference_mode():
         wanted = model(ids, use_cache=False).logits
         eager = sys.modules[type(model).__module__].eager_attention_forward
-        shorten(model, bind("cpu"), eager)
+        remove_overhead(model, bind("cpu"), eager)
         got = model(ids, use_cache=False).logits
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
     assert heard == [layer, layer]

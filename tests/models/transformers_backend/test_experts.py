@@ -9,7 +9,7 @@ import torch
 
 from radixlm.base.errors import CheckpointError
 from radixlm.kernels.dispatch import bind
-from radixlm.models.transformers_backend.experts import experts_of
+from radixlm.models.transformers_backend.experts import replace_experts
 
 tf = pytest.importorskip("transformers")
 
@@ -43,7 +43,7 @@ def experts(config: Any) -> torch.nn.Module:
 @pytest.mark.parametrize("size", [1.0, 100.0])
 def test_the_same_numbers(name: str, size: float) -> None:
     theirs = experts(CONFIGS[name]())
-    ours = experts_of(theirs, bind("cpu"))
+    ours = replace_experts(theirs, bind("cpu"))
     assert ours is not None
     rows = torch.randn(7, 32) * size
     ids = torch.rand(7, 5).argsort(-1)[:, :2]
@@ -55,15 +55,15 @@ def test_the_same_numbers(name: str, size: float) -> None:
 def test_another_limit_is_another_kind() -> None:
     config = CONFIGS["woven, turned and clamped"]()
     config.swiglu_limit = 3.0
-    assert experts_of(experts(config), bind("cpu")) is None
+    assert replace_experts(experts(config), bind("cpu")) is None
 
 
 def test_other_modules_are_left_unchanged() -> None:
-    assert experts_of(torch.nn.Linear(4, 4), bind("cpu")) is None
+    assert replace_experts(torch.nn.Linear(4, 4), bind("cpu")) is None
 
 
 def test_an_expert_out_of_range_is_named() -> None:
-    ours = experts_of(experts(CONFIGS["two tables"]()), bind("cpu"))
+    ours = replace_experts(experts(CONFIGS["two tables"]()), bind("cpu"))
     assert ours is not None
     with pytest.raises(CheckpointError, match="expert"):
         ours(torch.randn(1, 32), torch.tensor([[0, 5]]), torch.ones(1, 2))

@@ -97,11 +97,11 @@ ODD = {
     ),
 }  # fmt: skip
 REFUSED = {
-    "has a mask of its own": (lambda: tf.DogeConfig(**SIZES), "DogeAttention adds a mask"),
+    "has a mask of its own": (lambda: tf.DogeConfig(**SIZES), "DogeAttention adds another mask"),
     "has a state": (lambda: tf.MambaConfig(**SIZES), "MambaForCausalLM has an attention or a"),
     "counts places otherwise": (
         lambda: tf.RobertaConfig(**{**SIZES, "pad_token_id": 1}, is_decoder=True),
-        "RobertaForCausalLM .* numbers its tokens otherwise",
+        "RobertaForCausalLM .* numbers its positions in another way",
     ),
 }
 

@@ -1,5 +1,5 @@
-"""What is wrong with weights that transformers loads, by file and tensor: it names its own
-parameters only, and does not look at numbers."""
+"""Check weights that transformers has loaded, and name file and tensor: its own errors name
+parameters only, and it does not check the numbers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def check_report(
     what: str,
     is_wanted: Callable[[str], bool] = lambda name: True,
 ) -> None:
-    """CheckpointError for those of the ``missing_keys`` and ``mismatched_keys`` of a load that are
-    wanted. ``what`` was loaded."""
+    """CheckpointError if a wanted name is among the ``missing_keys`` or ``mismatched_keys`` of the
+    load of ``what``."""
     missing = [name for name in report["missing_keys"] if is_wanted(name)]
     misshapen = [one for one in report["mismatched_keys"] if is_wanted(one[0])]
     if not missing and not misshapen:
@@ -40,7 +40,7 @@ def check_report(
 
 
 def check_numbers(module: nn.Module, folder: Path, what: str) -> None:
-    """CheckpointError for weights that hold NaN or infinity, which are looked for in the files."""
+    """CheckpointError for weights that hold NaN or infinity, naming the files that hold them."""
     bad = [name for name, value in module.named_parameters() if non_finite_kind(value.detach())]
     if not bad:
         return
@@ -53,7 +53,7 @@ def check_numbers(module: nn.Module, folder: Path, what: str) -> None:
 
 
 def _likely(source: TensorSource, name: str) -> list[Origin]:
-    """The tensors that share most of the end of their names with a parameter."""
+    """The tensors whose names share the longest end with a parameter's."""
     ends = {one: _common_end(one.split("."), name.split(".")) for one in source.sizes()}
     longest = max(ends.values(), default=0)
     return [o for one, end in ends.items() if end == longest > 0 for o in source.origins(one)]

@@ -1,5 +1,5 @@
-"""Layers of a Hugging Face model that run on our kernels: its linear maps, norms and embeddings are
-exchanged one by one, each only where it computes exactly what ours does.
+"""Replace layers of a Hugging Face model by the kernels of this package: linear layers, norms and
+embeddings, one by one, each only if the kernel computes exactly the same.
 
 Legend: T tokens, D channels, O output channels, I input channels, V vocabulary.
 """
@@ -17,11 +17,11 @@ from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.cpu.linear import GATED_CODE
 from radixlm.kernels.dispatch import REFERENCES, Kernels
 from radixlm.kernels.ops.linear import PackedLinear, TiedTable
-from radixlm.models.transformers_backend.experts import experts_of
+from radixlm.models.transformers_backend.experts import replace_experts
 
 
 class Packed(nn.Module):
-    """A linear map whose weight stands as the kernels want it."""
+    """A linear layer whose weight is packed for the kernels."""
 
     def __init__(self, packed: PackedLinear | TiedTable, num_in: int, num_out: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Packed(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight again; its dtype is that of activations, for models that ask."""
+        """The weight, unpacked, in the dtype of activations."""
         return self._packed.unpack().float()
 
 
@@ -72,7 +72,7 @@ def _direct(
 
 
 class _Joined:
-    """Maps of one input, computed together when the first of them is asked."""
+    """Linear layers of one input, computed together by the first call."""
 
     def __init__(self, packed: PackedLinear, num_in: int, sizes: list[int]) -> None:
         self._packed, self._sizes = packed, sizes  # the kernel knows addresses only
@@ -81,7 +81,7 @@ class _Joined:
         self._parts: tuple[Tensor, ...] = ()
 
     def part(self, index: int, x: Tensor) -> Tensor:
-        """[..., O] of map ``index``; the last one lets go of the input."""
+        """[..., O] of layer ``index``; the last one releases the input."""
         if x is not self._x:
             self._x, self._parts = x, self._run(x).split_with_sizes(self._sizes, -1)
         part = self._parts[index]
@@ -90,12 +90,12 @@ class _Joined:
         return part
 
     def weight(self, index: int) -> Tensor:
-        """Rows of map ``index``."""
+        """The weight of layer ``index``."""
         return self._packed.unpack().split_with_sizes(self._sizes, 0)[index].float()
 
 
 class Part(nn.Module):
-    """One of the maps."""
+    """One of the joined layers."""
 
     def __init__(self, joined: _Joined, index: int, num_in: int, num_out: int) -> None:
         super().__init__()
@@ -105,12 +105,12 @@ class Part(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight again, float32."""
+        """The weight, unpacked to float32."""
         return self._joined.weight(self._index)
 
 
 class _Norm(nn.Module):
-    """One of our norms with a module's weights."""
+    """A norm by the kernel, with a module's weights."""
 
     def __init__(self, run: Callable[[Tensor], Tensor], weight: Tensor) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class _Rows(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The table again."""
+        """The table, unpacked to float32."""
         return self._table.unpack().float()
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -137,8 +137,8 @@ class _Rows(nn.Module):
         return rows.view(*ids.shape, self.embedding_dim)
 
 
-class _Widened(nn.Module):
-    """An embedding that stays in its dtype and gives float32."""
+class _Float32Embedding(nn.Module):
+    """An embedding in its own dtype that returns float32."""
 
     def __init__(self, inner: nn.Embedding) -> None:
         super().__init__()
@@ -150,18 +150,18 @@ class _Widened(nn.Module):
         return nn.functional.embedding(ids, self.weight).float()
 
 
-def exchange(model: nn.Module, kernels: Kernels) -> None:
-    """Put our layers in the place of the model's, on a CPU; activations become float32 there.
+def replace_layers(model: nn.Module, kernels: Kernels) -> None:
+    """Replace the layers that the kernels can run, on a CPU; activations become float32.
 
-    Each old weight goes as its packed one is made, so that memory peaks near the weights' size."""
-    _exchange_tied(model, kernels)
-    for kind in (_gated, experts_of):
-        _exchange_each(model, kind, kernels)
+    Each weight is freed once it is packed, so that memory peaks near the size of the weights."""
+    _replace_tied(model, kernels)
+    for kind in (_gated, replace_experts):
+        _replace_each(model, kind, kernels)
     for module in model.modules():
         _join(module, kernels)
-    _exchange_each(model, _ours, kernels)
+    _replace_each(model, _replacement, kernels)
     for module in model.modules():
-        if not isinstance(module, _Widened):
+        if not isinstance(module, _Float32Embedding):
             for name, parameter in module.named_parameters(recurse=False):
                 if parameter.dtype.itemsize == 2 and parameter.is_floating_point():
                     setattr(module, name, nn.Parameter(parameter.float(), requires_grad=False))
@@ -170,14 +170,14 @@ def exchange(model: nn.Module, kernels: Kernels) -> None:
                     setattr(module, name, buffer.float())
 
 
-def _exchange_each(
+def _replace_each(
     model: nn.Module, kind: Callable[[nn.Module, Kernels], nn.Module | None], kernels: Kernels
 ) -> None:
-    """Put what ``kind`` makes of a module in its place; no old one is held meanwhile."""
+    """Replace each module by what ``kind`` returns for it, without keeping the old one."""
     for path in [path for path, _ in model.named_modules()]:
         try:
             module = model.get_submodule(path)
-        except AttributeError:  # it was part of one that is gone
+        except AttributeError:  # part of a module that was replaced
             continue
         new = kind(module, kernels)
         del module
@@ -185,8 +185,8 @@ def _exchange_each(
             model.set_submodule(path, new)
 
 
-def _exchange_tied(model: nn.Module, kernels: Kernels) -> None:
-    """The head and the embedding of one table."""
+def _replace_tied(model: nn.Module, kernels: Kernels) -> None:
+    """Replace a head and an embedding that share one table."""
     table, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
     is_known = type(table) is nn.Embedding and type(head) is nn.Linear and head.bias is None
     if not is_known or table.weight is not head.weight or not _is_packable(table.weight):
@@ -201,10 +201,10 @@ def _is_packable(weight: Tensor) -> bool:
     return weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _ours(module: nn.Module, kernels: Kernels) -> nn.Module | None:
-    """What computes the same on our kernels; None if nothing is known to."""
+def _replacement(module: nn.Module, kernels: Kernels) -> nn.Module | None:
+    """The kernels' layer that computes the same; None if there is none."""
     if type(module) is nn.Embedding and module.weight.dtype.itemsize == 2:
-        return _Widened(module)
+        return _Float32Embedding(module)
     is_conv = type(module).__name__ == "Conv1D" and hasattr(module, "nf")  # GPT-2's linear map
     if type(module) is nn.Linear or is_conv:
         weight, bias = module.weight, module.bias
@@ -222,7 +222,7 @@ def _ours(module: nn.Module, kernels: Kernels) -> nn.Module | None:
 
 
 def _join(module: nn.Module, kernels: Kernels) -> None:
-    """Put one map in the place of an attention's q, k and v."""
+    """Replace an attention's q, k and v by one linear layer."""
     names = ("q_proj", "k_proj", "v_proj")
     maps = [m for m in (getattr(module, name, None) for name in names) if type(m) is nn.Linear]
     kinds = {(m.in_features, m.weight.dtype, m.bias is None) for m in maps}
@@ -238,7 +238,7 @@ def _join(module: nn.Module, kernels: Kernels) -> None:
 
 
 def _gated(module: nn.Module, kernels: Kernels) -> nn.Module | None:
-    """A feed-forward of the usual three maps, if it gives the same numbers for some random rows."""
+    """A gated feed-forward on the kernels, if it gives the same numbers for random rows."""
     maps = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     takes = inspect.signature(type(module).forward).parameters
     own = {name.rpartition(".")[0] for name, _ in module.named_parameters()}
@@ -264,7 +264,7 @@ def _gated(module: nn.Module, kernels: Kernels) -> nn.Module | None:
 
 
 def _activation(function: object) -> str | None:
-    """Our name of a function of one number."""
+    """The kernels' name of an activation module."""
     if not callable(function):
         return None
     x = torch.linspace(-6, 6, 97)[None]
@@ -276,7 +276,7 @@ def _activation(function: object) -> str | None:
 
 
 class _Pointwise(nn.Module):
-    """A function of one number."""
+    """An elementwise function by the kernel."""
 
     def __init__(self, run: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -284,7 +284,7 @@ class _Pointwise(nn.Module):
 
 
 def _pointwise(module: nn.Module, kernels: Kernels) -> nn.Module | None:
-    """Ours, if it gives the same for small and large numbers."""
+    """The kernel, if it gives the same for small and large numbers."""
     act = None if next(module.parameters(), None) is not None else _activation(module)
     if act is None:
         return None
@@ -295,7 +295,7 @@ def _pointwise(module: nn.Module, kernels: Kernels) -> nn.Module | None:
 
 
 def _norm(module: nn.Module, kernels: Kernels) -> nn.Module | None:
-    """Ours, if it gives the same numbers for some random rows."""
+    """The kernel, if it gives the same numbers for random rows."""
     weight, eps = getattr(module, "weight", None), _eps(module)
     names = {name for name, _ in module.named_parameters()}
     takes = list(inspect.signature(type(module).forward).parameters)
@@ -319,7 +319,7 @@ def _norm(module: nn.Module, kernels: Kernels) -> nn.Module | None:
 def _norm_run(
     kernels: Kernels, scale_D: Tensor, bias_D: Tensor | None, eps: float, is_layer: bool
 ) -> Callable[[Tensor], Tensor]:
-    """The norm, by the C++ kernel without its checks where it is the chosen one."""
+    """The norm by the chosen kernel; the C++ one is called without its checks."""
     op = "layer_norm" if is_layer else "rms_norm"
     if kernels.chosen[op] != "native" or (bias_D is not None and not is_layer):
         if is_layer:

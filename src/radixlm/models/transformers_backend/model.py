@@ -1,10 +1,9 @@
-"""Any decoder of transformers on our paged cache: the model is Hugging Face's, its attention ours,
-and on a CPU its linear maps, norms and tables too.
+"""Any decoder of transformers on the paged cache: a Hugging Face model with paged attention and, on
+a CPU, with the linear layers, norms and embeddings of this package.
 
 transformers calls a registered function instead of its own attention; that function stores the
-step's keys and values in our pools and attends over our pages. So prefix cache, chunks, batching
-and recovery work as for our own models. A model that needs more than that is found by a trial at
-the start, and refused.
+step's keys and values in the pools and attends over the pages. So prefix cache, chunked prefill,
+batching and recovery work as for native models. A trial at start refuses models that need more.
 
 Legend: T tokens of a step, R rows whose logits are wanted, D model channels, V vocabulary.
 """
@@ -26,9 +25,9 @@ from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.kernels.dispatch import Kernels
 from radixlm.models.kv_groups import kv_groups
 from radixlm.models.transformers_backend import trial
-from radixlm.models.transformers_backend.calls import shorten
+from radixlm.models.transformers_backend.calls import remove_overhead
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
-from radixlm.models.transformers_backend.layers import Packed, Part, exchange
+from radixlm.models.transformers_backend.layers import Packed, Part, replace_layers
 from radixlm.step.batch import AttentionSite, ForwardBatch
 from radixlm.weights.folder import open_folder
 
@@ -38,7 +37,7 @@ _NUMBERS = itertools.count()
 
 
 class TransformersModel:
-    """What the executor asks of a model, answered by Hugging Face's."""
+    """A Hugging Face model with the interface of ``DecoderModel``."""
 
     def __init__(
         self,
@@ -48,9 +47,9 @@ class TransformersModel:
         dtype: torch.dtype | str,
         kernels: Kernels,
     ) -> None:
-        """CheckpointError if the weights do not load, or if attention over a cache of keys and
-        values is not all that the model needs."""
-        name = f"radixlm_paged_{next(_NUMBERS)}"  # of this model: its attention is a method
+        """CheckpointError if the weights do not load, or if the model keeps more than keys and
+        values from one token to the next."""
+        name = f"radixlm_paged_{next(_NUMBERS)}"  # one for each model: its attention is a method
         self._sites: tuple[AttentionSite, ...] = ()
         self._calls: list[trial.Call] = []  # of the trial's first step
         self._at = 0  # attention calls of the step so far
@@ -65,17 +64,17 @@ class TransformersModel:
             self._try_out(name, decoder, device, kernels)
 
     def _try_out(self, name: str, decoder: Decoder, device: torch.device, kernels: Kernels) -> None:
-        """Learn what the attention does, exchange layers, and compare with the model as it was."""
+        """Record the attention calls, replace layers, and compare with the original model."""
         hf, ids = self._hf, trial.trial_ids(decoder.vocab)
         dtype, whole = hf.dtype, torch.tensor([ids], device=device)
         hf.set_attn_implementation("eager")
-        theirs_TV = hf(whole, use_cache=False).logits[0].float()
+        want_TV = hf(whole, use_cache=False).logits[0].float()
         if device.type == "cpu":
-            exchange(hf, kernels)
+            replace_layers(hf, kernels)
         inner = (hf.base_model, getattr(hf, "model", hf))
         self._body = next((one for one in inner if one is not hf), hf)
         self._head = hf.get_output_embeddings()
-        with _masks_probed(name):
+        with _probed_masks(name):
             hf.set_attn_implementation(name)
             self._batch = next(trial.trial_batches(ids, device))
             hf(whole, position_ids=torch.arange(len(ids), device=device)[None], use_cache=False)
@@ -83,14 +82,14 @@ class TransformersModel:
             raise CheckpointError("none of its layers attends through transformers' interface")
         self.decoder, self._sites = trial.sites_of(self._calls, decoder)
         self.kv_groups = kv_groups(self.decoder)
-        shorten(hf, kernels, self._attend)
+        remove_overhead(hf, kernels, self._attend)
         for is_whole in (False, True):  # the whole model where its head is more than one map
             self._is_whole = is_whole or self._body is hf or self._head is None
             steps = [self.logits(self.forward(b)) for b in trial.trial_batches(ids, device)]
-            error = trial.difference(torch.cat(steps), theirs_TV)
+            error = trial.difference(torch.cat(steps), want_TV)
             if error <= trial.TOLERANCE.get(dtype, trial.COARSE):
                 return
-        raise CheckpointError(trial.MISFIT.format(error))
+        raise CheckpointError(trial.MISMATCH.format(error))
 
     def weight(self, name: str) -> Tensor | None:
         """A parameter by its Hugging Face name."""
@@ -109,22 +108,22 @@ class TransformersModel:
         return (hidden_TD if need_hidden else None), logits_RV
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Hidden states of the step's tokens [T, D]; logits already where the model runs whole."""
+        """Hidden states of the step's tokens [T, D], or logits if the whole model runs."""
         self._batch, self._at = batch, 0
         ids: dict[str, Tensor] = {"input_ids": batch.token_ids_T[None]}
         if batch.embeds is not None and batch.embeds.mask_T is not None:
             table = self._hf.get_input_embeddings()(batch.token_ids_T)
-            given = batch.embeds.rows_TD.to(table.dtype)
-            rows = torch.where(batch.embeds.mask_T[:, None], given, table)
+            rows_TD = batch.embeds.rows_TD.to(table.dtype)
+            rows = torch.where(batch.embeds.mask_T[:, None], rows_TD, table)
             ids = {"inputs_embeds": rows[None]}
         try:
             run = self._hf if self._is_whole else self._body
-            made = run(**ids, position_ids=batch.positions_T[None], use_cache=False)
+            output = run(**ids, position_ids=batch.positions_T[None], use_cache=False)
         finally:
             self._batch = None
         if self._at != len(self._sites):
             raise CheckpointError(f"{self._at} attention calls in a step, not {len(self._sites)}")
-        hidden: Tensor = (made.logits if self._is_whole else made.last_hidden_state)[0]
+        hidden: Tensor = (output.logits if self._is_whole else output.last_hidden_state)[0]
         return hidden
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
@@ -155,7 +154,7 @@ class TransformersModel:
         if query.dtype is not torch.float32:
             q, k, v = q.float(), k.float(), v.float()
         if not self._sites:
-            return self._note(module, q, k, v, attention_mask, options).to(query.dtype), None
+            return self._record(module, q, k, v, attention_mask, options).to(query.dtype), None
         if self._at >= len(self._sites):
             raise CheckpointError("more attention calls in a step than at the start")
         site = self._sites[self._at]
@@ -165,7 +164,7 @@ class TransformersModel:
             out = out.to(query.dtype)
         return out.view(1, -1, site.heads, site.v_dim), None
 
-    def _note(
+    def _record(
         self,
         module: torch.nn.Module,
         q: Tensor,
@@ -174,15 +173,15 @@ class TransformersModel:
         mask: Tensor | None,
         options: dict[str, Any],
     ) -> Tensor:
-        """Remember a call of the trial; what it gives is not read."""
+        """Record a call of the trial. The result is not used."""
         shapes = (q.shape[1], k.shape[1], k.shape[2]), (q.shape[1], v.shape[1], v.shape[2])
         self._calls.append(trial.call_of(module, shapes, mask, options))
         return q.new_zeros(1, q.shape[0], q.shape[1], v.shape[2])
 
 
 @contextmanager
-def _masks_probed(name: str) -> Iterator[None]:
-    """Within, the models' masks say what they are; without, transformers makes none at all."""
+def _probed_masks(name: str) -> Iterator[None]:
+    """Within, transformers calls ``trial.mask_interface`` for masks; otherwise it makes none."""
     import transformers  # noqa: PLC0415
 
     masks = transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
@@ -195,7 +194,7 @@ def _masks_probed(name: str) -> Iterator[None]:
 
 def _load(folder: Path, dtype: torch.dtype | str, name: str, attend: Any) -> Any:
     try:
-        import transformers  # noqa: PLC0415  (2 s that our own models need not wait)
+        import transformers  # noqa: PLC0415  (its import takes 2 s)
     except ImportError:
         raise ConfigError("--model-impl transformers needs transformers: install it") from None
     transformers.logging.set_verbosity_error()
@@ -214,7 +213,7 @@ def _load(folder: Path, dtype: torch.dtype | str, name: str, attend: Any) -> Any
             folder,
             dtype=dtype,
             attn_implementation=name,
-            ignore_mismatched_sizes=True,  # our own check names the file
+            ignore_mismatched_sizes=True,  # check_report names the file
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError, ImportError) as error:

@@ -1,6 +1,5 @@
-"""What the attention of a Hugging Face model does, found by trying it: how many layers attend, over
-which heads, windows and chunks; and whether a cache of their keys and values is all that the model
-carries from one token to the next.
+"""A trial of a Hugging Face model at start: how many layers attend, with which heads, windows and
+chunks; and whether keys and values are all that the model keeps from one token to the next.
 
 Legend: T tokens of the trial, H query heads, K KV heads, C channels of K, V of V.
 """
@@ -28,10 +27,10 @@ log = logging.getLogger(__name__)
 CUTS = (7, 4, 1, 1)  # tokens of the trial, step by step
 # the largest difference of logits that rounding explains, over their spread
 TOLERANCE = {torch.float32: 1e-3}
-COARSE = 0.3  # of 16 bits, where a token may take another expert
-MISFIT = (
-    "token by token over a cache of keys and values it gives other logits than at once (by {:.2g} "
-    "of their spread): it carries more from token to token, or numbers its tokens otherwise"
+COARSE = 0.3  # of 16-bit dtypes, with which a token may choose another expert
+MISMATCH = (
+    "its logits differ (by {:.2g} of their spread) between one pass and token by token over a KV "
+    "cache: it keeps another state, or numbers its positions in another way"
 )
 FAILURES = (
     *(RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError),
@@ -40,7 +39,7 @@ FAILURES = (
 
 
 class Call(Record):
-    """One call of the attention function, as the model makes it in every step."""
+    """One call of the attention function; the model makes it in every step."""
 
     heads: int
     kv_heads: int
@@ -53,7 +52,7 @@ class Call(Record):
     sinks: Tensor | None
 
     def spec(self) -> Attention:
-        """What the memory must know of it."""
+        """The attention's record."""
         extras = AttentionExtras(v_dim=self.v_dim, attention_chunk_size=self.chunk)
         has_extras = self.v_dim != self.head_dim or self.chunk
         return Attention(
@@ -83,10 +82,10 @@ def sites_of(calls: Sequence[Call], sizes: Decoder) -> tuple[Decoder, tuple[Atte
 
 
 class Mask(Tensor):
-    """What the models of a trial get for a mask; the attention reads the pattern off it."""
+    """Stands for a mask during a trial and carries its pattern to the attention."""
 
     window: int
-    seen_chunk: int
+    mask_chunk: int
 
 
 def probe_mask(mask_function: Callable[..., Any], size: int | None) -> tuple[int, int]:
@@ -95,15 +94,15 @@ def probe_mask(mask_function: Callable[..., Any], size: int | None) -> tuple[int
     q_Q = torch.tensor([0, 1, n - 1, n, n + 1, 2 * n, 3 * n - 1, 3 * n])
     k_N = torch.arange(3 * n + 2) if n <= 512 else torch.cat([*_near(q_Q, n)])
     zero, q, k = torch.tensor(0), q_Q[:, None], k_N[None]
-    seen_QN = torch.as_tensor(mask_function(zero, zero, q, k)).expand(len(q_Q), len(k_N))
+    mask_QN = torch.as_tensor(mask_function(zero, zero, q, k)).expand(len(q_Q), len(k_N))
     before = k <= q
-    if torch.equal(seen_QN, before):
+    if torch.equal(mask_QN, before):
         return 0, 0
-    if torch.equal(seen_QN, before & (k > q - n)):
+    if torch.equal(mask_QN, before & (k > q - n)):
         return n, 0
-    if torch.equal(seen_QN, before & (k // n == q // n)):
+    if torch.equal(mask_QN, before & (k // n == q // n)):
         return 0, n
-    raise CheckpointError("its attention sees neither all tokens before, nor a window or a chunk")
+    raise CheckpointError("its attention mask is neither causal, nor a window or a chunk")
 
 
 def _near(q_Q: Tensor, n: int) -> Iterator[Tensor]:
@@ -115,9 +114,9 @@ def _near(q_Q: Tensor, n: int) -> Iterator[Tensor]:
 def mask_interface(
     *_: Any, mask_function: Callable[..., Any], local_size: int | None = None, **__: Any
 ) -> Mask:
-    """In the place of transformers' mask maker during a trial."""
+    """Replaces transformers' mask function during a trial."""
     mask = torch.empty(1, 1, 1, 1).as_subclass(Mask)
-    mask.window, mask.seen_chunk = probe_mask(mask_function, local_size)
+    mask.window, mask.mask_chunk = probe_mask(mask_function, local_size)
     return mask
 
 
@@ -127,22 +126,22 @@ def call_of(
     mask: Tensor | None,
     options: dict[str, Any],
 ) -> Call:
-    """The call as the model makes it; CheckpointError for what no site can say.
+    """The record of a call; CheckpointError for what no site can express.
 
     ``shapes``: (query heads, KV heads, channels) of k, then of v."""
     (heads, kv_heads, head_dim), (_, v_heads, v_dim) = shapes
     if v_heads != kv_heads or heads % kv_heads:
         raise CheckpointError(f"{heads} heads share {kv_heads} of keys and {v_heads} of values")
     if mask is not None and not hasattr(mask, "window"):  # what is made of a Mask has none
-        raise CheckpointError(f"{type(module).__name__} adds a mask of its own to the scores")
+        raise CheckpointError(f"{type(module).__name__} adds another mask to the scores")
     if mask is None and not getattr(module, "is_causal", True):
-        raise CheckpointError(f"{type(module).__name__} sees tokens behind a token")
-    given = options.get("sliding_window")
-    window = int(given) if isinstance(given, int) and not isinstance(given, bool) else 0
+        raise CheckpointError(f"{type(module).__name__} is not causal")
+    sliding = options.get("sliding_window")
+    window = int(sliding) if isinstance(sliding, int) and not isinstance(sliding, bool) else 0
     chunk = 0
     if mask is not None:
         assert isinstance(mask, Mask)
-        window, chunk = mask.window or window, mask.seen_chunk
+        window, chunk = mask.window or window, mask.mask_chunk
     scale, sinks = options.get("scaling"), options.get("s_aux")
     return Call(
         heads, kv_heads, head_dim, v_dim, head_dim**-0.5 if scale is None else float(scale),
@@ -153,7 +152,7 @@ def call_of(
 
 @dataclass(slots=True)
 class GrowingCache:
-    """Attention over one sequence whose keys and values are kept in lists."""
+    """Attention over one sequence whose keys and values are kept in growing tensors."""
 
     pools: Sequence[Any] = ()
     rows: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -167,14 +166,14 @@ class GrowingCache:
         if key in self.rows:
             k, v = torch.cat((self.rows[key][0], k)), torch.cat((self.rows[key][1], v))
         self.rows[key] = k, v
-        places = torch.arange(len(k), device=k.device)
-        query = places[-len(q_THC) :, None]
-        ahead = places[None] - query
-        seen = (ahead <= 0) & (ahead > -(site.window or len(k) + 1))
+        positions = torch.arange(len(k), device=k.device)
+        query = positions[-len(q_THC) :, None]
+        offset = positions[None] - query
+        mask = (offset <= 0) & (offset > -(site.window or len(k) + 1))
         if site.chunk:
-            seen &= places[None] // site.chunk == query // site.chunk
-        piece = QueryBlock(query.T, places[None], seen[None], ahead[None])
-        return attend(q_THC[None], k[None], v[None], piece, site)[0].flatten(1)
+            mask &= positions[None] // site.chunk == query // site.chunk
+        block = QueryBlock(query.T, positions[None], mask[None], offset[None])
+        return attend(q_THC[None], k[None], v[None], block, site)[0].flatten(1)
 
 
 def trial_batches(ids: Sequence[int], device: torch.device) -> Iterator[ForwardBatch]:
@@ -199,21 +198,21 @@ def trial_batches(ids: Sequence[int], device: torch.device) -> Iterator[ForwardB
 
 
 def trial_ids(vocab: int) -> list[int]:
-    """Tokens of the trial, no two alike where the vocabulary allows."""
+    """Tokens of the trial, all different where the vocabulary is large enough."""
     return [(7 + 13 * i) % vocab for i in range(sum(CUTS))]
 
 
-def difference(ours_TV: Tensor, theirs_TV: Tensor) -> float:
-    """How far step by step is from at once: root mean square, over the spread of the logits."""
-    theirs, ours = theirs_TV.double(), ours_TV.double()
-    finite = torch.isfinite(theirs) & torch.isfinite(ours)
-    theirs, ours = torch.where(finite, theirs, 0), torch.where(finite, ours, 0)
-    return float((ours - theirs).square().mean().sqrt()) / (float(theirs.std()) or 1.0)
+def difference(got_TV: Tensor, want_TV: Tensor) -> float:
+    """Root mean square of the difference of logits, over their spread."""
+    want, got = want_TV.double(), got_TV.double()
+    finite = torch.isfinite(want) & torch.isfinite(got)
+    want, got = torch.where(finite, want, 0), torch.where(finite, got, 0)
+    return float((got - want).square().mean().sqrt()) / (float(want.std()) or 1.0)
 
 
 @contextmanager
 def refused(architecture: str) -> Iterator[None]:
-    """What goes wrong in a trial becomes an error that names the architecture and the reason."""
+    """Turn a failure of the trial into an error that names the architecture and the reason."""
     try:
         yield
     except FAILURES as error:
