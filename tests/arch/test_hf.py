@@ -160,7 +160,7 @@ def test_eos_ids_of_both_files(tmp_path: Path) -> None:
 
 BAD_FILES = [
     (None, "does not exist"),
-    ('{"hidden_size": 64, "archi', "no valid JSON"),
+    ('{"hidden_size": 64, "archi', "not valid JSON"),
     ("[1, 2]", "JSON object"),
     ("{}", "architectures"),
     (json.dumps({"model_type": "no_such"}), "no_such"),

@@ -43,10 +43,10 @@ def test_another_version_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "no valid JSON"),
-        (b'{"a": 1', "no valid JSON"),
-        (b"\xff\xfe\x00", "no valid JSON"),
-        (b"[" * 100_000, "no valid JSON"),
+        (b"", "not valid JSON"),
+        (b'{"a": 1', "not valid JSON"),
+        (b"\xff\xfe\x00", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
         (b"[1]", "must hold a JSON object, not list"),
     ],
 )

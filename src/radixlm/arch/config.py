@@ -1,4 +1,4 @@
-"""One checkpoint's config.json with its family's defaults: attributes that fail with a name."""
+"""A checkpoint's config.json with the defaults of its class; errors name the file and the key."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ def is_number(value: object) -> bool:
 
 
 class Config:
-    """Read-only view of a config; ``config.hidden_size`` or ``config.get("hidden_size")``.
+    """Read-only view of a config: ``config.hidden_size`` or ``config.get("hidden_size")``.
 
-    ``source`` is the path that error messages name; ``given`` are the keys that do not come from
-    defaults (all, unless told). A missing key raises CheckpointError.
+    ``source`` is the path for error messages. ``explicit`` are the keys that the checkpoint itself
+    has (default: all). A missing key raises CheckpointError.
     """
 
-    __slots__ = ("_given", "_values", "source")
+    __slots__ = ("_explicit", "_values", "source")
 
     def __init__(
         self,
         values: Mapping[str, Any],
         source: str = "config.json",
-        given: Collection[str] | None = None,
+        explicit: Collection[str] | None = None,
     ) -> None:
         self._values = dict(values)
-        self._given = frozenset(values if given is None else given)
+        self._explicit = frozenset(values if explicit is None else explicit)
         self.source = source
 
     def __getattr__(self, key: str) -> Any:
@@ -56,12 +56,12 @@ class Config:
         return default if value is None else value
 
     def replace(self, **values: Any) -> Config:
-        """The same config with other values of some keys."""
-        return Config({**self._values, **values}, self.source, self._given)
+        """A copy with other values for some keys."""
+        return Config({**self._values, **values}, self.source, self._explicit)
 
     def is_explicit(self, key: str) -> bool:
-        """Whether the checkpoint itself has ``key`` and not only the defaults."""
-        return key in self._given
+        """Whether ``key`` is in the checkpoint itself and not only in the defaults."""
+        return key in self._explicit
 
     def error(self, key: str, problem: str) -> CheckpointError:
         """A CheckpointError that names the file and the key."""
@@ -70,7 +70,7 @@ class Config:
     def refuse(self, key: str, *accepted: object) -> None:
         """CheckpointError unless ``key`` is absent or has one of the ``accepted`` values.
 
-        For config flags that change the mathematics in a way no record can say.
+        For flags that change the computation in a way that no record describes.
         """
         value = self._values.get(key)
         if value is not None and value not in accepted:

@@ -1,5 +1,5 @@
-"""Words of a config.json that must be among those known: dtypes, types of layers, methods of
-quantization. An unknown one would be read as float32, as full attention, as no quantization."""
+"""Values of a config.json that must be known names: dtypes, layer types, quantization methods.
+An unknown name would otherwise be read as float32, full attention or no quantization."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LAYER_TYPES = frozenset(
 
 
 def check_config_values(values: Mapping[str, Any], source: str) -> None:
-    """CheckpointError for a word that none of our readers and none of Hugging Face knows."""
+    """CheckpointError for a name that neither RadixLM nor Hugging Face knows."""
     if (name := values.get("dtype")) is not None:  # torch_dtype is another name of it
         _known(str(name).removeprefix("torch."), DTYPES, f"'dtype' = {name!r:.80}", source)
     kinds = values.get("layer_types")

@@ -1,9 +1,10 @@
-"""What a draft IS: layers that guess further tokens from a target's hidden states.
+"""What a draft model for speculative decoding is: layers that guess further tokens from the hidden
+states of a target model.
 
-EAGLE heads (arXiv:2401.15077, 2503.01840) are checkpoints of their own; predictors of further
-tokens (MTP, NextN) come with the target's. Both are blocks behind a joint: the next token's
-embedding and the target's hidden state, each normed, joined along the channels and projected to
-the draft's width.
+EAGLE heads (arXiv:2401.15077, 2503.01840) are checkpoints of their own; multi-token-prediction
+layers (MTP, NextN) are in the target's checkpoint. Both read the next token's embedding and the
+target's hidden state, each normalized, concatenated along the channels and projected to the
+draft's width.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from radixlm.arch.names import AnyOf, Name, Named
 from radixlm.arch.spec import Decoder, Norm
 from radixlm.base.record import Record, replace
 
-STEP = "{step}"  # in a name: the module that guesses one token further than the one before
+STEP = "{step}"  # in a tensor name: the number of the module; each guesses one token further
 
 
 class Draft(Record):
-    """One module or several of the same shape, each with weights of its own.
+    """One or more modules of the same shape, each with its own weights.
 
-    ``decoder`` has a module's blocks, its last norm and its head; roles beside those of a decoder:
-    draft.{join embed_norm hidden_norm taps vocab}. Its names may hold ``{step}``: see ``at_step``.
+    ``decoder`` has the blocks of a module, its last norm and its head. Further roles:
+    draft.{join embed_norm hidden_norm taps vocab}. Names may hold ``{step}``: see ``at_step``.
     """
 
     decoder: Decoder
@@ -30,11 +31,11 @@ class Draft(Record):
     order: Literal["embed hidden", "hidden embed"] = "embed hidden"
     embed_norm: Norm | None = None
     hidden_norm: Norm | None = None
-    is_projected: bool = True  # False: the first block's attention reads the joint, twice as wide,
-    # and the hidden state alone goes on beside it
+    # False: the first block's attention reads the concatenation, the residual is the hidden state
+    is_projected: bool = True
     join_bias: bool = False
     target_dim: int = 0  # width of the target's hidden states; 0 = the draft's
-    taps: int = 1  # hidden states of so many target layers, joined and projected to the draft's
+    taps: int = 1  # hidden states of this many target layers are concatenated and projected
     owns_embed: bool = False  # else the target's token table
     owns_norm: bool = True  # else the target's last norm
     owns_head: bool = False  # else the target's

@@ -1,6 +1,5 @@
-"""A description of any decoder that only says what its attention layers keep: heads, their width,
-how many layers. For models that run as Hugging Face's own
-(``models/transformers_backend/model.py``)."""
+"""A description of any decoder by its attention layers alone: heads, their width, how many layers.
+For models that run as transformers' own classes (``models/transformers_backend``)."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ _SPELLINGS = {
 
 
 def load_generic(folder: Path, overrides: Mapping[str, Any]) -> Config:
-    """The text config of any folder; CheckpointError naming what is missing."""
+    """The text config of any checkpoint folder; CheckpointError names a missing key."""
     path = folder / "config.json"
     raw = read_object(path) | dict(overrides)
     text = raw.get("text_config")
@@ -48,7 +47,7 @@ def load_generic(folder: Path, overrides: Mapping[str, Any]) -> Config:
 
 
 def describe_generic(c: Config) -> Decoder:
-    """Layers that attend, alike; nothing else of the model is known."""
+    """Equal attention layers; nothing else of the model is known."""
     dim = c.get("head_dim") or c.divide("hidden_size", "num_attention_heads")
     norm = Norm(1e-6)
     mixer = Attention(c.num_attention_heads, c.num_key_value_heads, int(dim), None)

@@ -1,7 +1,7 @@
 """Reads Hugging Face config.json and generation_config.json without importing transformers.
 
-Both dialects of rotary parameters are understood: ``rope_parameters`` (flat, or a dict a layer
-type) and the older ``rope_theta`` with ``rope_scaling``; see ``_rope``.
+Both forms of rotary parameters are read: ``rope_parameters`` (flat, or a dict for each layer type)
+and the older ``rope_theta`` with ``rope_scaling``; see ``_rope``.
 """
 
 from __future__ import annotations
@@ -32,43 +32,43 @@ from radixlm.base.lazy import load
 
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _NESTED = ("text_config", "llm_config", "language_config")
-# of a composite checkpoint, for its text model, whose own keys win
+# Keys of a multimodal checkpoint that its text model takes over unless it has them itself ...
 _SHARED = (
     *("torch_dtype", "dtype", "quantization_config"),
     *("eos_token_id", "bos_token_id", "pad_token_id"),
     *(*BOUNDARY_TOKEN_KEYS, *DEEPSTACK_KEYS),
 )
-# and those that win over the text model's
+# ... and keys that replace the text model's.
 _OF_THE_WHOLE = ("tie_word_embeddings", "projection_dim", "id2label", "num_labels")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def load_config(folder: str | Path | Mapping[str, Any]) -> Config:
-    """The config of a checkpoint folder (or of an already parsed config.json).
+    """The config of a checkpoint folder, or of an already parsed config.json.
 
-    Missing keys have the defaults of the family's Hugging Face class; a nested text config is
-    lifted to the top; ``rope_parameters`` is always there and complete. CheckpointError names the
-    file and the key for a missing, truncated or nonsensical config and for an unknown architecture.
+    Missing keys have the defaults of the Hugging Face class; the keys of a nested text config are
+    at the top; ``rope_parameters`` is always there and complete. CheckpointError names the file and
+    the key of a missing, truncated or invalid config, and an unknown architecture.
     """
     if isinstance(folder, Mapping):
         raw, source = dict(folder), "config.json"
     else:
         path = Path(folder) / "config.json"
         raw, source = read_object(path), str(path)
-    with _nonsense_named(source):
+    with _named_errors(source):
         return _complete(raw, source)
 
 
 def describe(checkpoint: str | Path | Mapping[str, Any] | Config) -> Decoder:
     """The description of a checkpoint folder, a parsed config.json or a loaded ``Config``."""
     c = checkpoint if isinstance(checkpoint, Config) else load_config(checkpoint)
-    with _nonsense_named(c.source):
+    with _named_errors(c.source):
         return check(find(c.architecture, c.source)(c), c.source)
 
 
 @contextmanager
-def _nonsense_named(source: str) -> Iterator[None]:
-    """Values of a type or size that no check foresaw become an error that names the file."""
+def _named_errors(source: str) -> Iterator[None]:
+    """Turns errors about values that no check covers into CheckpointError with the file's name."""
     try:
         yield
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
@@ -76,10 +76,10 @@ def _nonsense_named(source: str) -> Iterator[None]:
 
 
 def describe_draft(checkpoint: str | Path | Mapping[str, Any] | Config) -> Draft | None:
-    """The draft that the checkpoint is, or that its target's checkpoint has beside the model; None
-    where its config speaks of none."""
+    """The draft model that the checkpoint is, or the multi-token-prediction layers that it has
+    beside the model; None where its config has neither."""
     c = checkpoint if isinstance(checkpoint, Config) else load_config(checkpoint)
-    with _nonsense_named(c.source):
+    with _named_errors(c.source):
         found: Draft | None = load("radixlm.arch.families.drafts:draft_of")(c)
         if found is None:
             return None
@@ -94,27 +94,27 @@ def load_generation_config(folder: str | Path) -> dict[str, Any]:
 
 
 def eos_token_ids(c: Config, generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ids that end a text: those of generation_config.json and of config.json together. A default
-    of the model's class counts only where neither file says anything."""
-    found: list[int] = []
-    said = generation.get("eos_token_id")
-    own = c.get("eos_token_id") if said is None or c.is_explicit("eos_token_id") else None
-    for value in (said, own):
+    """Token ids that end a text: those of generation_config.json and config.json together. The
+    default of the model's class counts only where neither file has any."""
+    eos: list[int] = []
+    first = generation.get("eos_token_id")
+    second = c.get("eos_token_id") if first is None or c.is_explicit("eos_token_id") else None
+    for value in (first, second):
         ids = [] if value is None else value if isinstance(value, list) else [value]
-        found += [i for i in ids if isinstance(i, int) and i >= 0 and i not in found]
-    return tuple(found)
+        eos += [i for i in ids if isinstance(i, int) and i >= 0 and i not in eos]
+    return tuple(eos)
 
 
 def context_len(c: Config) -> int:
-    """Tokens that the model was made for: a position scaling stretches max_position_embeddings
-    unless the config gives a smaller length from before (then it is the stretched one)."""
+    """Tokens that the model was trained for. RoPE scaling multiplies max_position_embeddings
+    unless the config has a smaller original length: then that product is in it already."""
     rope = c.rope_parameters
-    longest: int = c.max_position_embeddings
-    before = rope.get("original_max_position_embeddings", longest)
-    # a rope a layer type is of a model whose length holds its stretch already
-    if rope.get("rope_type", "default") in ("default", "llama3") or before < longest:
-        return longest
-    return int(longest * (rope.get("factor") or 1))
+    max_len: int = c.max_position_embeddings
+    original_len = rope.get("original_max_position_embeddings", max_len)
+    # models with a rope for each layer type state the scaled length
+    if rope.get("rope_type", "default") in ("default", "llama3") or original_len < max_len:
+        return max_len
+    return int(max_len * (rope.get("factor") or 1))
 
 
 def _complete(raw: dict[str, Any], source: str) -> Config:
@@ -135,9 +135,9 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
     of_class = {**COMMON, **(defaults().get(model_type) or defaults().get(own, {}))}
     values = dict(raw)
     for name, others in ALIASES.items():
-        found = [values[other] for other in (name, *others) if values.get(other) is not None]
-        if found:
-            values[name] = found[0]
+        spelled = [values[other] for other in (name, *others) if values.get(other) is not None]
+        if spelled:
+            values[name] = spelled[0]
     pattern = values.get("layers_block_type") or values.get("hybrid_override_pattern")
     if pattern and "num_hidden_layers" not in values:
         values["num_hidden_layers"] = len(pattern)
@@ -145,16 +145,16 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
         for key in _REQUIRED:
             if key not in values and key not in of_class.get("absent", ()):
                 raise CheckpointError(f"{source}: {key!r} is missing")
-    given = frozenset(values)
+    explicit = frozenset(values)
     values = _typed({**of_class, **values}, of_class, source)
     values["architecture"], values["model_type"] = architecture, model_type or own
     _check(values, source)
     values["rope_parameters"] = _rope(raw, of_class, values, source)
-    return Config(values, source, given)
+    return Config(values, source, explicit)
 
 
 def _identity(raw: Mapping[str, Any], source: str) -> tuple[str, str]:
-    """(architecture, model_type): either may be missing, then the other one tells it."""
+    """(architecture, model_type); where one is missing, it follows from the other."""
     model_type = raw.get("model_type") or ""
     listed = raw.get("architectures") or []
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
@@ -198,12 +198,12 @@ _POSITIVE = (
     *("moe_intermediate_size", "num_experts", "num_experts_per_tok", "sliding_window"),
     "kv_lora_rank",
 )
-_MOST = {"num_hidden_layers": 4096}  # a description has a record a layer
+_MAX = {"num_hidden_layers": 4096}  # a description has a record for each layer
 _NUMBERS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 
 
 def _check(values: Mapping[str, Any], source: str) -> None:
-    """CheckpointError for counts that are no positive integers and similar nonsense."""
+    """CheckpointError for counts that are not positive integers and for other invalid numbers."""
     for key in _POSITIVE:
         value = values.get(key)
         if key == "intermediate_size" and isinstance(value, list) and value:
@@ -213,17 +213,17 @@ def _check(values: Mapping[str, Any], source: str) -> None:
         is_count = isinstance(value, int) and not isinstance(value, bool)
         smallest = 0 if key in ("num_experts", "sliding_window", "num_experts_per_tok") else 1
         if key == "head_dim" and values.get("qk_rope_head_dim") == 0:
-            smallest = 0  # latent attention that does not turn says so in this key too
-        if not is_count or not smallest <= value <= _MOST.get(key, 2**31):
+            smallest = 0  # latent attention without rotation sets this key to 0 too
+        if not is_count or not smallest <= value <= _MAX.get(key, 2**31):
             raise CheckpointError(f"{source}: {key!r} = {value!r} must be a positive integer")
     for key in _NUMBERS:
         value = values.get(key)
         if value is not None and not (is_number(value) and value >= 0):
             raise CheckpointError(f"{source}: {key!r} = {value!r} must be a number >= 0")
     experts = values.get("num_experts")
-    # one expert is none: some models then have dense layers
-    most = (experts or 0) + (values.get("zero_expert_num") or 0)
-    if experts and experts > 1 and (values.get("num_experts_per_tok") or 0) > most:
+    # with one expert some models have dense layers
+    max_chosen = (experts or 0) + (values.get("zero_expert_num") or 0)
+    if experts and experts > 1 and (values.get("num_experts_per_tok") or 0) > max_chosen:
         raise CheckpointError(f"{source}: 'num_experts_per_tok' exceeds 'num_experts'")
     check_config_values(values, source)
     kinds = values.get("layer_types")
@@ -240,43 +240,41 @@ def _rope(
     values: Mapping[str, Any],
     source: str,
 ) -> dict[str, Any]:
-    """Rotary parameters as one flat dict, or a dict of them a layer type.
+    """Rotary parameters as one flat dict, or one for each layer type.
 
     Every flat dict has rope_type and rope_theta, and where the formula needs them
     partial_rotary_factor and original_max_position_embeddings.
     """
-    old, new = raw.get("rope_scaling"), raw.get("rope_parameters")
-    given = old or new or {}
-    if not isinstance(given, dict):
-        raise CheckpointError(f"{source}: 'rope_parameters' must be an object, not {given!r}")
-    if not given and of_class["rope_parameters"]:
-        given = of_class["rope_parameters"]
-    own = [key for key, value in given.items() if isinstance(value, dict)]
-    if own:
+    params = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(params, dict):
+        raise CheckpointError(f"{source}: 'rope_parameters' must be an object, not {params!r}")
+    params = params or of_class["rope_parameters"] or {}
+    kinds = [key for key, value in params.items() if isinstance(value, dict)]
+    if kinds:
         return {
-            key: None  # layers of this type do not turn
-            if key in given and given[key] is None
-            else _flat(given.get(key) or {}, values, source, key)
-            for key in dict.fromkeys((*_LAYER_TYPES, *own))
+            key: None  # layers of this type have no rotation
+            if key in params and params[key] is None
+            else _flat(params.get(key) or {}, values, source, key)
+            for key in dict.fromkeys((*_LAYER_TYPES, *kinds))
         }
     if "rope_theta_by_type" not in of_class:
-        return _flat(given, values, source)
+        return _flat(params, values, source)
     theta = raw.get("rope_local_base_freq")
     local = {} if theta is None else {"rope_theta": theta}
     return {
-        "full_attention": _flat(given, values, source, "full_attention"),
+        "full_attention": _flat(params, values, source, "full_attention"),
         "sliding_attention": _flat(local, values, source, "sliding_attention"),
     }
 
 
 def _flat(
-    given: Mapping[str, Any], values: Mapping[str, Any], source: str, kind: str = ""
+    params: Mapping[str, Any], values: Mapping[str, Any], source: str, kind: str = ""
 ) -> dict[str, Any]:
-    p = {key: value for key, value in given.items() if value is not None and key != "type"}
+    p = {key: value for key, value in params.items() if value is not None and key != "type"}
     p.setdefault("rope_theta", values.get("rope_theta_by_type", {}).get(kind, values["rope_theta"]))
     if not is_number(p["rope_theta"]) or p["rope_theta"] <= 1:
         raise CheckpointError(f"{source}: 'rope_theta' = {p['rope_theta']!r} must be above 1")
-    rope_type = p.get("rope_type") or given.get("type") or "default"
+    rope_type = p.get("rope_type") or params.get("type") or "default"
     p["rope_type"] = {"su": "longrope", "mrope": "default"}.get(rope_type, rope_type)
     if "long_factor" in p:
         p["rope_type"] = "longrope"  # old configs call it "yarn"

@@ -1,5 +1,5 @@
-"""The JSON files of a checkpoint folder. A start asks for config.json a dozen times, from every
-floor: it is read from disk once."""
+"""The JSON files of a checkpoint folder. A start reads config.json a dozen times; the file is read
+from disk once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from radixlm.base.errors import CheckpointError
 
 
 def read_json(path: Path) -> Any:
-    """The value, the caller's own; CheckpointError for a file that is missing, truncated or no
-    JSON."""
+    """The file's value, a new one for each caller; CheckpointError for a file that is missing,
+    truncated or not JSON."""
     try:
         stat = path.stat()
         return json.loads(_bytes(path, (stat.st_ctime_ns, stat.st_mtime_ns, stat.st_size)))
@@ -22,11 +22,11 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:  # truncated, not JSON, not UTF-8, too deep
-        raise CheckpointError(f"{path} is no valid JSON: {error}") from error
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """As ``read_json``, of a file that holds an object."""
+    """As ``read_json``, for a file that must hold an object."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} must hold a JSON object, not {type(value).__name__}")
@@ -34,7 +34,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def object_or_empty(path: Path) -> dict[str, Any]:
-    """{} where no such file is, or no object in it: what must be there is checked elsewhere."""
+    """As ``read_object``, but {} where the file is missing or broken: required files are checked
+    elsewhere."""
     try:
         return read_object(path)
     except CheckpointError:
@@ -43,5 +44,5 @@ def object_or_empty(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)
 def _bytes(path: Path, version: tuple[int, int, int]) -> bytes:
-    """Bytes and no value: readers, transformers among them, change what they are given."""
+    """The file's bytes, not its value: callers change the value that they get."""
     return path.read_bytes()

@@ -1,12 +1,13 @@
 """Role of a parameter -> names of the checkpoint tensors that fill it.
 
-A template names a module (the loader appends ``.weight`` or ``.bias``) or, where the checkpoint
-has that very name, one tensor. ``{i}`` is the layer, ``{e}`` the expert: a template with ``{e}`` is
-fetched for every expert and stacked along a new first axis; ``{past}`` is that, counted on from the
-number of experts.
+A template names a module (the loader appends ``.weight`` or ``.bias``), or one tensor where the
+checkpoint has exactly that name. Placeholders:
 
-Where a layer of the checkpoint is two blocks, ``{half}`` is the layer and ``{odd}`` which of both
-(0, 1), ``{nth}`` the same from 1 on.
+    {i}     the layer
+    {e}     the expert: the template is read for every expert and stacked along a new first axis
+    {past}  the expert, counted on from the number of experts
+    {half}  the layer, where a layer of the checkpoint is two blocks
+    {odd}   which of these two blocks: 0 or 1; {nth}: 1 or 2
 
 What a table may hold for a role:
 
@@ -46,7 +47,7 @@ class Named(Record):
 
 @dataclass(frozen=True, slots=True, init=False)
 class AnyOf:
-    """Spellings of one role in the order in which they are looked for."""
+    """Alternative names of one role, in the order in which they are tried."""
 
     spellings: tuple[Name, ...]
 
@@ -121,10 +122,8 @@ POST: Names = {
 
 
 def spellings(names: Mapping[str, Any], role: str) -> tuple[Named, ...]:
-    """All ways in which the checkpoint may store ``role``, best first; KeyError if none is known.
-
-    ``names`` is ``Decoder.names``: what it lacks is looked up in ``DEFAULT``.
-    """
+    """The names under which a checkpoint may store ``role``, first choice first; KeyError if none
+    is known. ``names`` is ``Decoder.names``; what it lacks is looked up in ``DEFAULT``."""
     name = names[role] if role in names else DEFAULT[role]
     return _flat(name)
 
@@ -142,7 +141,7 @@ def _flat(name: Name) -> tuple[Named, ...]:
 
 
 def untied_with_bias(decoder: Decoder) -> Decoder:
-    """A tied head that has a bias, as a head of its own whose weight is the embedding's."""
+    """A tied head with a bias becomes a head of its own whose weight is the token table's."""
     if not (decoder.tied and decoder.head_bias):
         return decoder
     names: Any = {**DEFAULT, **decoder.names}
@@ -150,7 +149,7 @@ def untied_with_bias(decoder: Decoder) -> Decoder:
     return replace(decoder, tied=False, names={**decoder.names, "head": either})
 
 
-# Where composite checkpoints keep the language model, and old ones their bare decoder.
+# Where multimodal checkpoints keep the language model, and old ones the decoder without its head.
 _PREFIXES = (
     *("language_model.model.", "model.language_model.", "language_model.", "model.text_model."),
     *("llm.model.", "language.model.", "thinker.model.", "language_model.backbone."),
@@ -159,18 +158,18 @@ _PREFIXES = (
 
 
 def prefix_of(decoder: Decoder, present: Container[str]) -> tuple[str, str]:
-    """(our prefix, the checkpoint's): templates that begin with ours are read with the other.
+    """(local prefix, checkpoint prefix): in templates the first is replaced by the second.
 
-    Found by where the token embedding is. ``present`` holds the checkpoint's tensor names. The same
-    pair where nothing else fits, so that the loader reports the name that the family expects.
+    The checkpoint's prefix is where its token embedding is; ``present`` holds its tensor names.
+    Both are equal where none fits, so that the loader reports the name that the family expects.
     """
     embed = spellings(decoder.names, "embed")[0].templates[0]
-    ours = embed.partition(".")[0] + "."
-    tail = embed.removeprefix(ours) + ".weight"
-    for theirs in (ours, *_PREFIXES):
-        if theirs + tail in present:
-            return ours, theirs
-    return ours, ours
+    local = embed.partition(".")[0] + "."
+    tail = embed.removeprefix(local) + ".weight"
+    for prefix in (local, *_PREFIXES):
+        if prefix + tail in present:
+            return local, prefix
+    return local, local
 
 
 _BUFFERS = re.compile(
@@ -186,9 +185,9 @@ _BESIDE = re.compile(
 )
 # Audio encoders beside a decoder.
 _ENCODER = re.compile(r"^(model\.)?encoder\.")
-# Weights that several layers share, saved with each of them.
+# Weights that several layers share and that are saved with each of them.
 _SHARED_COPIES = re.compile(r"(?:^|\.)layers\.(\d+)\.shared_transf(?:ormer)?\.")
-# Heads of other tasks that came along with a body.
+# Heads of other tasks in the checkpoint of an encoder.
 _OTHER_HEADS = re.compile(
     r"^logit_scale$|(^|\.)(lm_head|cls|pooler|classifier|score|qa_outputs|predictions"
     r"|sop_classifier|discriminator_predictions|vocab_(transform|layer_norm|projector)"
@@ -201,14 +200,14 @@ _MAKERS = re.compile(
     r"|layers\.\d+\.self_attn\.(add_[qkv]_proj|to_add_out|norm_added_[qk]|k_norm_und_for_gen)\.)"
 )
 _LAYER_OF = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
-# What a layer that predicts further tokens has and no other.
+# What only a multi-token-prediction layer has.
 _PREDICTS = re.compile(r"\.(eh_proj|enorm|hnorm|shared_head)\.")
 
 _EXPERT_OF = re.compile(r"\.experts\.(\d+)\.")
 
 
 def _num_experts(decoder: Decoder) -> float:
-    """Experts with weights, where there are others without; else no bound."""
+    """The number of experts with weights, where others have none; else infinity."""
     sides = [block.deferred_moe for block in decoder.blocks if block.deferred_moe is not None]
     return max((moe.experts for moe in sides if moe.zero_experts), default=math.inf)
 
@@ -228,13 +227,13 @@ def is_ignorable(name: str, decoder: Decoder) -> bool:
         return True
     expert = _EXPERT_OF.search(name)
     if expert is not None and int(expert[1]) >= _num_experts(decoder):
-        return True  # a place-holder of an expert that has no weights
+        return True  # a placeholder of an expert without weights
     return _layer_behind(name, decoder) is not None
 
 
 def layers_left_out(ignored: Iterable[str], decoder: Decoder) -> list[int]:
-    """Layers behind the last one of the config, of which ``ignored`` has tensors; those that
-    predict further tokens are none of them."""
+    """Layers after the last one of the config that have tensors in ``ignored``, without
+    multi-token-prediction layers."""
     behind: set[int] = set()
     predicting: set[int] = set()
     for name in ignored:
@@ -250,8 +249,8 @@ def _layer_behind(name: str, decoder: Decoder) -> int | None:
 
 
 def _is_shared_copy(name: str, decoder: Decoder) -> bool:
-    """Whether the tensor belongs to a shared layer that a layer before holds already. Layers that
-    share nothing all have the changes of each other's calls."""
+    """Whether the tensor repeats a shared layer that an earlier block has. In checkpoints that
+    share no weights, each copy holds the adapters of all calls too."""
     found = _SHARED_COPIES.search(name)
     layer = int(found[1]) if found else len(decoder.blocks)
     asks = decoder.blocks[layer].shared_block if layer < len(decoder.blocks) else None
@@ -260,7 +259,7 @@ def _is_shared_copy(name: str, decoder: Decoder) -> bool:
 
 
 def _is_head(name: str, decoder: Decoder) -> bool:
-    """Whether the tensor is of the output head that the family knows."""
+    """Whether the tensor belongs to the output head."""
     module = name.rpartition(".")[0]
     heads = spellings(decoder.names, "head")
     return any(module == template for head in heads for template in head.templates)

@@ -1,9 +1,9 @@
-"""How checkpoint tensors become ours, by tensor methods only: no torch import.
+"""How a checkpoint's tensors are brought into the layout of the layers, by tensor methods alone.
 
-A recipe is ``recipe(tensor, cat) -> tensor`` where ``cat(tensors, dim)`` joins along an axis
-(``torch.cat`` or ``numpy.concatenate``). It receives the tensor of one role after the templates
-were joined; for experts that is the stack [experts, ...]. Recipes are plain values (functions or
-frozen records), so that two equal descriptions compare equal.
+A recipe is ``recipe(tensor, cat) -> tensor``, where ``cat(tensors, dim)`` is ``torch.cat`` or
+``numpy.concatenate``. It gets the tensor of one role after its templates were joined; for experts
+that is the stack [experts, ...]. Recipes are functions or frozen records, so that equal
+descriptions compare equal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SelectRow(Record):
 
 
 def transposed(tensor: Any, cat: Cat) -> Any:
-    """[in, out] -> [out, in]; vectors stay; of a stack [experts, in, out] the last two swap."""
+    """[in, out] -> [out, in], [experts, in, out] -> [experts, out, in]; vectors stay."""
     return tensor if tensor.ndim == 1 else tensor.swapaxes(-1, -2)
 
 
@@ -42,7 +42,7 @@ def interleaved_middle(tensor: Any, cat: Cat) -> Any:
 
 
 class FirstRows(Record):
-    """The first ``count`` rows: others pad."""
+    """The first ``count`` rows, without the padding after them."""
 
     count: int
 
@@ -133,7 +133,7 @@ class PerHead(Record):
 
 
 class Experts(Record):
-    """``parts`` matrices under one another, each of all experts' rows, -> [experts, rows, in]."""
+    """``parts`` matrices joined by rows, each of all experts' rows -> [experts, rows, in]."""
 
     experts: int
     parts: int
@@ -146,7 +146,7 @@ class Experts(Record):
 
 
 class GroupedParts(Record):
-    """Rows in ``groups`` groups, each parts of ``sizes`` rows -> the parts ``take`` of all."""
+    """Rows in ``groups`` groups, each with parts of ``sizes`` rows -> the parts ``take`` of all."""
 
     groups: int
     sizes: tuple[int, ...]
@@ -155,12 +155,12 @@ class GroupedParts(Record):
     def __call__(self, tensor: Any, cat: Cat) -> Any:
         rest = tuple(tensor.shape[1:])
         grouped = tensor.reshape(self.groups, sum(self.sizes), *rest)
-        found = []
+        parts = []
         for part in self.take:
             first = sum(self.sizes[:part])
             rows = grouped[:, first : first + self.sizes[part]]
-            found.append(rows.reshape(-1, *rest))
-        return cat(found, 0) if len(found) > 1 else found[0]
+            parts.append(rows.reshape(-1, *rest))
+        return cat(parts, 0) if len(parts) > 1 else parts[0]
 
 
 class ScaleRows(Record):
@@ -177,7 +177,7 @@ class ScaleRows(Record):
 
 
 class RepeatInterleave(Record):
-    """Every number of a vector ``times`` times in a row."""
+    """Every number of a vector repeated ``times`` times."""
 
     times: int
 
@@ -195,7 +195,7 @@ class Scaled(Record):
 
 
 class ZeroRows(Record):
-    """A vector with ``count`` zeros at ``at``: of joined projections of which one has no bias."""
+    """A vector with ``count`` zeros put in at ``at``, for joined biases where one is missing."""
 
     at: int
     count: int
@@ -211,7 +211,7 @@ def normalize_rows(tensor: Any, cat: Cat) -> Any:
 
 
 class RankScaled(Record):
-    """A vector times sqrt(width / its length): its channels stand for ``width`` others."""
+    """A vector times sqrt(``width`` / its length)."""
 
     width: int
 

@@ -2,14 +2,14 @@
 
     angle[position, j] = position * inv_freq[j]; cos and sin are multiplied by attention_factor
 
-Two kinds depend on the length of the sequence. There Hugging Face picks ONE set for a forward pass,
-from the largest position in it, for all its tokens:
+Two kinds depend on the length of the sequence. Hugging Face takes one set of frequencies for all
+tokens of a forward pass, by the largest position in it:
 
 - longrope: the long factors if length > original_max_position_embeddings, else the short ones;
 - dynamic: the base grows with the length once it exceeds max_position_embeddings.
 
-Keys that were cached under an earlier set are not turned again, there as here. An engine that
-batches must choose a length a request (its final one, say) so that a cached prefix stays valid.
+Cached keys are not rotated again, neither there nor here. So an engine must fix the length for each
+request, or a cached prefix would be invalid.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def _linear(rope: Rope, p: _Params, seq_len: int) -> tuple[Frequencies, float]:
 
 
 def _dynamic(rope: Rope, p: _Params, seq_len: int) -> tuple[Frequencies, float]:
-    most = p["max_position_embeddings"]
-    factor, length = p["factor"], max(seq_len, most)
-    stretch = (factor * length / most) - (factor - 1)
+    max_len = p["max_position_embeddings"]
+    factor, length = p["factor"], max(seq_len, max_len)
+    stretch = (factor * length / max_len) - (factor - 1)
     return _plain(rope.theta * stretch ** (rope.dim / (rope.dim - 2)), rope.dim), 1.0
 
 
@@ -67,7 +67,7 @@ def _yarn(rope: Rope, p: _Params, seq_len: int) -> tuple[Frequencies, float]:
     factor = p.get("factor") or p["max_position_embeddings"] / before
     powers = _powers(rope.theta, rope.dim)
     low, high = (
-        _turns_at(p.get(key) or default, rope, before)
+        _channel_of(p.get(key) or default, rope, before)
         for key, default in (("beta_fast", 32), ("beta_slow", 1))
     )
     if p.get("truncate", True):
@@ -82,10 +82,10 @@ def _yarn(rope: Rope, p: _Params, seq_len: int) -> tuple[Frequencies, float]:
     return frequencies.astype(np.float32), _yarn_attention_factor(p, factor)
 
 
-def _turns_at(rotations: float, rope: Rope, length: int) -> float:
-    """The channel pair that makes ``rotations`` turns within ``length`` tokens (a real number)."""
-    turns = math.log(length / (rotations * 2 * math.pi))
-    return rope.dim * turns / (2 * math.log(rope.theta))
+def _channel_of(rotations: float, rope: Rope, length: int) -> float:
+    """The channel pair (a real number) that makes ``rotations`` turns in ``length`` tokens."""
+    log_period = math.log(length / (rotations * 2 * math.pi))
+    return rope.dim * log_period / (2 * math.log(rope.theta))
 
 
 def _yarn_attention_factor(p: _Params, factor: float) -> float:

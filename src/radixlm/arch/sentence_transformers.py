@@ -1,5 +1,5 @@
-"""Reads what sentence-transformers writes beside a checkpoint: modules.json, the folders that it
-names, prompts and the longest text. No torch, no sentence-transformers."""
+"""Reads the files of sentence-transformers beside a checkpoint: modules.json, the folders that it
+names, prompts and the maximum length. Imports neither torch nor sentence-transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radixlm.arch.spec import Decoder, Dense, Pool
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record, field, replace
 
-# in the order in which the vectors of several modes are joined
+# in the order in which the vectors of several modes are concatenated
 _MODES = {
     "cls_token": "cls",
     "max_tokens": "max",
@@ -41,8 +41,8 @@ class DenseModule(Record):
 
 
 class SentenceTransformersConfig(Record):
-    """A folder in sentence-transformers' form. ``max_length``: tokens of the longest text that it
-    was made for (0: unsaid). ``prompts`` stand before texts, by name."""
+    """A checkpoint folder of sentence-transformers. ``max_length`` is in tokens, 0 = not stated;
+    ``prompts`` are put before texts, by name."""
 
     pooling: str
     dense: tuple[DenseModule, ...]
@@ -54,7 +54,7 @@ class SentenceTransformersConfig(Record):
 
 
 def read_sentence_transformers(folder: Path) -> SentenceTransformersConfig | None:
-    """None where the folder has no modules.json; CheckpointError names a file that is broken."""
+    """None where the folder has no modules.json; CheckpointError names a broken file."""
     path = folder / "modules.json"
     if not path.is_file():
         return None
@@ -88,8 +88,8 @@ def read_sentence_transformers(folder: Path) -> SentenceTransformersConfig | Non
 
 
 def with_modules(decoder: Decoder, sentence: SentenceTransformersConfig, source: str) -> Decoder:
-    """The model with the pooling and the layers that ``sentence`` gives it; a model that gives
-    scores stays as it is."""
+    """The model with the pooling and linear layers of ``sentence``; a model that gives scores is
+    returned as it is."""
     if decoder.pool is not None and decoder.pool.gives == "scores":
         return decoder
     width = decoder.dim * (sentence.pooling.count("+") + 1)
@@ -97,13 +97,12 @@ def with_modules(decoder: Decoder, sentence: SentenceTransformersConfig, source:
     for index, module in enumerate(sentence.dense):
         if module.layer.inputs != width:
             raise CheckpointError(
-                f"{source}: {module.folder} takes {module.layer.inputs} numbers, it gets {width}"
+                f"{source}: {module.folder} takes {module.layer.inputs} channels, but gets {width}"
             )
         names[f"pool_{index}"] = f"{module.folder}.linear"
         width = module.layer.outputs
-    known = decoder.pool or Pool()
     pool = replace(
-        known,
+        decoder.pool or Pool(),
         pooling=sentence.pooling,
         head=tuple(module.layer for module in sentence.dense),
         after="unit" if sentence.is_normalised else "",
@@ -112,7 +111,7 @@ def with_modules(decoder: Decoder, sentence: SentenceTransformersConfig, source:
 
 
 def dense_folders(folder: Path) -> list[str]:
-    """Folders with the weights of linear layers, as modules.json names them."""
+    """Folders of linear layers, as modules.json names them."""
     sentence = read_sentence_transformers(folder)
     return [module.folder for module in sentence.dense] if sentence is not None else []
 
@@ -126,9 +125,9 @@ def _modules(path: Path) -> list[dict[str, Any]]:
 
 def _pooling(path: Path) -> str:
     config = read_object(path)
-    given = config.get("pooling_mode")
-    if isinstance(given, str | list | tuple):  # the newer form names the modes
-        listed = [given] if isinstance(given, str) else list(given)
+    mode = config.get("pooling_mode")
+    if isinstance(mode, str | list | tuple):  # newer files name the modes
+        listed = [mode] if isinstance(mode, str) else list(mode)
         named = {name.removesuffix("_tokens").removesuffix("_token") for name in listed}
         short = {mode.removesuffix("_tokens").removesuffix("_token"): kind
                  for mode, kind in _MODES.items()}  # fmt: skip
