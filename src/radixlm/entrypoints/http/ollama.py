@@ -106,7 +106,7 @@ class OllamaAnswer:
     def line(
         self, parsed: ParsedDelta, is_done: bool = False, output: Output | None = None
     ) -> dict[str, Any]:
-        """One line. ``output``: for its log-probcapabilities."""
+        """One line. ``output``: for its log-probabilities."""
         shown: dict[str, Any] = {"model": self.model, "created_at": now()}
         if output is not None and self.session.body.logprobs:
             tokenizer = self.session.state.require_tokenizer()

@@ -1,4 +1,4 @@
-"""The events of one response, and the response that they add up to."""
+"""The events of one response, and the response that results from them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _ID_BYTES = 16
 
 
 @dataclass(slots=True)
-class Item:
-    """The open output item and its place."""
+class OutputItem:
+    """The open output item."""
 
     kind: str
     key: int
@@ -38,7 +38,7 @@ class Item:
 
 
 class Writer:
-    """Deltas in, events out; ``response`` is what a client has after the last of them."""
+    """Turns deltas into events; ``response`` is the response so far."""
 
     def __init__(
         self,
@@ -47,33 +47,33 @@ class Writer:
         instructions: str | None,
         toolbox: Toolbox | None = None,
     ) -> None:
-        """``toolbox``: the tools whose calls are not the client's to run."""
-        self._dialog, self._body = session, body
+        """``toolbox``: the tools whose calls the server runs."""
+        self._session, self._body = session, body
         self._toolbox = toolbox or Toolbox()
         self._sequence = 0
-        self._item: Item | None = None
+        self._item: OutputItem | None = None
         self._space = ""
-        self._thought = ""
+        self._reasoning = ""
         self._usage: dict[str, Any] | None = None
-        self.waiting: list[Item] = []  # calls that this server has to run
-        self.num_own_calls = 0  # calls of this round that are the client's
+        self.waiting: list[OutputItem] = []  # calls that this server has to run
+        self.num_client_calls = 0  # calls of this round that the client runs
         self.response = _response(session, body, instructions)
 
     def _event(self, kind: str, **values: Any) -> Event:
-        made = {"type": kind, "sequence_number": self._sequence} | values
+        event = {"type": kind, "sequence_number": self._sequence} | values
         self._sequence += 1
-        return made
+        return event
 
     def _whole(self, kind: str) -> Event:
         return self._event(kind, response=dict(self.response, output=list(self.output)))
 
     @property
     def output(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.response["output"]
-        return found
+        output: list[dict[str, Any]] = self.response["output"]
+        return output
 
     def begin(self) -> Iterator[Event]:
-        """Before the first delta."""
+        """The events before the first delta."""
         yield self._whole("response.created")
         self.response["status"] = "in_progress"
         yield self._whole("response.in_progress")
@@ -81,7 +81,7 @@ class Writer:
             yield from self._list(listed)
 
     def _list(self, listed: dict[str, Any]) -> Iterator[Event]:
-        """The item that says which tools a server has."""
+        """The events of the item that lists the tools of a server."""
         place = {"output_index": len(self.output), "item_id": listed["id"]}
         self.output.append(listed)
         added = listed | {"tools": []}
@@ -96,22 +96,22 @@ class Writer:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens written so far."""
+        """Output tokens so far."""
         return int(self._usage["output_tokens"]) if self._usage else 0
 
     def next_round(self, session: ChatSession) -> None:
-        """The model goes on with the results of calls."""
-        self._dialog, self.waiting, self.num_own_calls = session, [], 0
+        """The model continues with the results of calls."""
+        self._session, self.waiting, self.num_client_calls = session, [], 0
 
     def take(self, delta: Delta) -> Iterator[Event]:
-        """What a delta says."""
+        """The events of a delta."""
         parsed = delta.parsed
         if parsed.reasoning:
-            self._thought += parsed.reasoning
+            self._reasoning += parsed.reasoning
             yield from self._text("reasoning", parsed.reasoning, [])
         text, self._space = self._space + parsed.text, ""
         if text and not text.strip() and self._item_kind() != "message":
-            self._space = text  # perhaps only what stands between the thinking and a call
+            self._space = text  # it may only separate the reasoning from a call
         elif text:
             yield from self._text("message", text, self._logprobs(delta.output))
         for call in parsed.calls:
@@ -123,25 +123,25 @@ class Writer:
             self._count(delta.output)
 
     def _item_id(self, prefix: str) -> str:
-        """Of the next item; see ``response_of_item``."""
-        own = str(self.response["id"]).removeprefix("resp_")
-        return f"{prefix}_{own}{len(self.output):04x}"
+        """The id of the next item; see ``response_of_item``."""
+        suffix = str(self.response["id"]).removeprefix("resp_")
+        return f"{prefix}_{suffix}{len(self.output):04x}"
 
     def _item_kind(self) -> str | None:
         return self._item.kind if self._item else None
 
     def _logprobs(self, output: Output) -> list[dict[str, Any]]:
-        body = self._dialog.body
+        body = self._session.body
         if not body.logprobs:
             return []
-        tokenizer = self._dialog.state.require_tokenizer()
+        tokenizer = self._session.state.require_tokenizer()
         return chat_logprobs(tokenizer, output.logprobs, body.top_logprobs or 0)
 
     # ---- items -----------------------------------------------------------------------------
 
     def _open(self, kind: str, key: int, value: dict[str, Any]) -> Iterator[Event]:
         yield from self._close()
-        self._item = Item(kind, key, len(self.output), value)
+        self._item = OutputItem(kind, key, len(self.output), value)
         self.output.append(value)
         yield self._event(
             "response.output_item.added", output_index=self._item.index, item=dict(value)
@@ -161,7 +161,7 @@ class Writer:
             f"response.{_text_name(kind)}.delta", **self._at(item), delta=text, **extra
         )
 
-    def _at(self, item: Item) -> dict[str, Any]:
+    def _at(self, item: OutputItem) -> dict[str, Any]:
         return _place(item) | {"content_index": 0}
 
     def _part(self, what: str, part: dict[str, Any]) -> Event:
@@ -183,14 +183,15 @@ class Writer:
 
     def _open_call(self, key: int, name: str, call_id: str | None) -> Iterator[Event]:
         bound = self._toolbox.tools.get(name)
-        call_id = call_id or self._dialog.call_id(name, key)
+        call_id = call_id or self._session.call_id(name, key)
+        value: dict[str, Any]
         if bound is None:
-            self.num_own_calls += 1
-            own = {"id": self._item_id("fc"), "type": "function_call", "call_id": call_id}
-            own |= {"name": name}
-            yield from self._open("function_call", key, own | _BEGUN)
+            self.num_client_calls += 1
+            value = {"id": self._item_id("fc"), "type": "function_call", "call_id": call_id}
+            value |= {"name": name}
+            yield from self._open("function_call", key, value | _BEGUN)
             return
-        value: dict[str, Any] = {"id": self._item_id("mcp"), "type": "mcp_call"}
+        value = {"id": self._item_id("mcp"), "type": "mcp_call"}
         value |= {
             "server_label": bound.label,
             "name": name,
@@ -211,7 +212,7 @@ class Writer:
             yield self._event(
                 "response.mcp_call_arguments.done", **_place(item), arguments=item.text
             )
-            self.waiting.append(item)  # it is done when it has been run
+            self.waiting.append(item)  # ``called`` ends it
             return
         item.value["status"] = "completed"
         if item.kind == "function_call":
@@ -233,8 +234,8 @@ class Writer:
             "response.output_item.done", output_index=item.index, item=dict(item.value)
         )
 
-    def called(self, item: Item, outcome: Outcome | None) -> Iterator[Event]:
-        """A call of a tool server's has come back; None: it was not made."""
+    def called(self, item: OutputItem, outcome: Outcome | None) -> Iterator[Event]:
+        """The events of a call that a tool server ran; ``outcome`` None: it was not made."""
         if outcome is None:
             item.value["status"] = "incomplete"
         elif outcome.is_error:
@@ -251,7 +252,7 @@ class Writer:
     # ---- the end ---------------------------------------------------------------------------
 
     def end(self, reason: str) -> Iterator[Event]:
-        """Nothing more comes."""
+        """The events at the end."""
         for item in self.waiting:
             yield from self.called(item, None)
         status = _STATUS.get(reason, "incomplete")
@@ -268,18 +269,18 @@ class Writer:
         yield self._whole(f"response.{status}")
 
     def _count(self, output: Output) -> None:
-        """Add a round: each reads its prompt and writes its answer."""
+        """Add the usage of a round."""
         before = self._usage or {}
-        read, wrote = output.prompt_tokens, output.completion_tokens
+        num_input, num_output = output.prompt_tokens, output.completion_tokens
         cached = before.get("input_tokens_details", {}).get("cached_tokens", 0)
-        read += before.get("input_tokens", 0)
-        wrote += before.get("output_tokens", 0)
+        num_input += before.get("input_tokens", 0)
+        num_output += before.get("output_tokens", 0)
         self._usage = {
-            "input_tokens": read,
+            "input_tokens": num_input,
             "input_tokens_details": {"cached_tokens": cached + output.cached_tokens},
-            "output_tokens": wrote,
-            "output_tokens_details": {"reasoning_tokens": self._dialog.count(self._thought)},
-            "total_tokens": read + wrote,
+            "output_tokens": num_output,
+            "output_tokens_details": {"reasoning_tokens": self._session.count(self._reasoning)},
+            "total_tokens": num_input + num_output,
         }
 
     def fail(self, error: RadixError | None) -> Event:
@@ -299,12 +300,12 @@ class Writer:
         self.response["status"] = "cancelled"
 
 
-def _place(item: Item) -> dict[str, Any]:
+def _place(item: OutputItem) -> dict[str, Any]:
     return {"item_id": item.value["id"], "output_index": item.index}
 
 
 def response_of_item(item_id: str) -> str:
-    """The id of the response that made an item, which its id begins with."""
+    """The id of the response that an item belongs to; the item's id contains it."""
     return "resp_" + item_id.partition("_")[2][: 2 * _ID_BYTES]
 
 
@@ -329,7 +330,7 @@ def _part(kind: str, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any
 def _response(
     session: ChatSession, body: ResponsesRequest, instructions: str | None
 ) -> dict[str, Any]:
-    """The response before anything has come."""
+    """The response before the first output."""
     sampling = session.request.sampling
     reasoning = {"effort": None, "summary": None} | (body.reasoning or {})
     return {

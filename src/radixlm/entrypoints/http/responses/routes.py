@@ -1,4 +1,4 @@
-"""The routes of the Responses API, and the responses that run in the background."""
+"""The routes of the Responses API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from radixlm.entrypoints.http.errors import body_of, error_body, json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.responses.background import FINAL, Responses
 from radixlm.entrypoints.http.responses.schemas import ResponsesRequest
-from radixlm.entrypoints.http.responses.tool_loop import Turn, run
+from radixlm.entrypoints.http.responses.tool_loop import ResponseRun, run_events
 from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.http.transport import (
     cancel_on_disconnect,
@@ -31,82 +31,84 @@ _ENDS = frozenset(("response.completed", "response.incomplete"))
 
 @router.post("/v1/responses", openapi_extra=documented(ResponsesRequest))
 async def create(request: Request) -> Response:
-    """Answer, with a memory of earlier answers."""
+    """Answer a conversation, which may continue a stored response."""
     body = await read_body(request, ResponsesRequest)
     state = state_of(request)
-    kept = state.extra(Responses)
-    turn = await kept.make(state, body)
+    responses = state.extra(Responses)
+    run = await responses.make(state, body)
     if body.background:
-        await kept.start(turn)
+        await responses.start(run)
         if body.stream:
-            return await stream_response(request, _watched(turn, kept, 0))
-        return json_response(turn.writer.response)
+            return await stream_response(request, _watched(run, responses, 0))
+        return json_response(run.writer.response)
     if body.stream:
-        return await stream_response(request, _lines(turn, kept), _stream_error)
-    return json_response(await cancel_on_disconnect(request, complete(turn, kept)))
+        return await stream_response(request, _lines(run, responses), _stream_error)
+    return json_response(await cancel_on_disconnect(request, complete(run, responses)))
 
 
-async def complete(turn: Turn, kept: Responses) -> dict[str, Any]:
+async def complete(run: ResponseRun, responses: Responses) -> dict[str, Any]:
     """The whole response."""
-    async with aclosing(run(turn)) as events:
+    async with aclosing(run_events(run)) as events:
         async for _ in events:
             pass
-    await kept.keep(turn)
-    return turn.writer.response
+    await responses.save(run)
+    return run.writer.response
 
 
-async def _lines(turn: Turn, kept: Responses) -> AsyncGenerator[bytes, None]:
-    """Events as they come; the last when the response is stored, so that the client may go on
-    from it at once. What a client that left has seen is stored too."""
+async def _lines(run: ResponseRun, responses: Responses) -> AsyncGenerator[bytes, None]:
+    """Events as they come; the last after the response is stored, so that the client can continue
+    it at once. If the client leaves, the response is stored as cancelled."""
     has_begun = False
     try:
-        async with aclosing(run(turn)) as events:
+        async with aclosing(run_events(run)) as events:
             async for event in events:
                 has_begun = True
                 if event["type"] in _ENDS:
-                    await kept.keep(turn)
+                    await responses.save(run)
                 yield named_event(event["type"], event)
     except RadixError as error:
         if not has_begun:
             raise
-        failed = turn.writer.fail(error)
-        await kept.keep(turn)
+        failed = run.writer.fail(error)
+        await responses.save(run)
         yield named_event(failed["type"], failed)
     except (asyncio.CancelledError, GeneratorExit):
-        if turn.writer.response["status"] not in FINAL:
-            turn.writer.cancel()
-            kept.keep_later(turn)
+        if run.writer.response["status"] not in FINAL:
+            run.writer.cancel()
+            responses.save_later(run)
         raise
 
 
-async def _watched(turn: Turn, kept: Responses, first: int) -> AsyncGenerator[bytes, None]:
-    """Events of a background response from number ``first`` on; leaving does not end it."""
+async def _watched(
+    run: ResponseRun, responses: Responses, first: int
+) -> AsyncGenerator[bytes, None]:
+    """Events of a background response from number ``first`` on. It runs on if the client leaves."""
     place = first
     while True:
-        turn.news.clear()
-        while place < len(turn.events):
-            event = turn.events[place]
+        run.news.clear()
+        while place < len(run.events):
+            event = run.events[place]
             place += 1
             yield named_event(event["type"], event)
-        if turn.id not in kept.running:
+        if run.id not in responses.running:
             return
-        await turn.news.wait()
+        await run.news.wait()
 
 
 def _stream_error(error: RadixError | None) -> bytes:
-    found = (body_of(error) if error else error_body("internal error", 500))["error"]
-    shown = {"code": found["code"], "message": found["message"], "param": found["param"]}
+    body = (body_of(error) if error else error_body("internal error", 500))["error"]
+    shown = {"code": body["code"], "message": body["message"], "param": body["param"]}
     return named_event("error", {"type": "error", "sequence_number": 0} | shown)
 
 
 @router.post("/v1/responses/input_tokens", openapi_extra=documented(ResponsesRequest))
 async def input_tokens(request: Request) -> Response:
-    """Tokens of the prompt that a request makes."""
+    """The number of prompt tokens of a request."""
     body = await read_body(request, ResponsesRequest)
     state = state_of(request)
-    turn = await state.extra(Responses).make(state, body)
-    await turn.toolbox.close()
-    count = len(turn.session.request.input_ids or ())
+    run = await state.extra(Responses).make(state, body)
+    await run.toolbox.close()
+    count = len(run.session.request.input_ids or ())
     return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
@@ -114,29 +116,29 @@ async def input_tokens(request: Request) -> Response:
 async def retrieve(
     request: Request, response_id: str, stream: bool = False, starting_after: int = -1
 ) -> Response:
-    """A response; with ``stream``, the events of one that runs or ran in the background."""
-    kept = state_of(request).extra(Responses)
-    found = await kept.find(response_id)
+    """A response; with ``stream``, the events of a background response."""
+    responses = state_of(request).extra(Responses)
+    response = await responses.find(response_id)
     if not stream:
-        return json_response(found)
-    turn = kept.watched(response_id)
-    if turn is None:
-        raise InvalidRequest("stream: the events of this response are not kept", "stream")
-    return await stream_response(request, _watched(turn, kept, max(starting_after + 1, 0)))
+        return json_response(response)
+    run = responses.watched(response_id)
+    if run is None:
+        raise InvalidRequest("stream: the events of this response are not in memory", "stream")
+    return await stream_response(request, _watched(run, responses, max(starting_after + 1, 0)))
 
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def input_items(
     request: Request, response_id: str, limit: int = 20, order: str = "desc"
 ) -> Response:
-    """What a response was asked."""
-    kept = state_of(request).extra(Responses)
+    """The input items of a response."""
+    responses = state_of(request).extra(Responses)
     if not 1 <= limit <= 100:
         raise InvalidRequest("limit must be from 1 to 100", "limit")
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc", "order")
-    turn = kept.running.get(response_id)
-    items = list(turn.items if turn else (await kept.stored(response_id)).input_items)
+    run = responses.running.get(response_id)
+    items = list(run.items if run else (await responses.stored(response_id)).input_items)
     shown = (items if order == "asc" else items[::-1])[:limit]
     ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {}
     more = {"object": "list", "has_more": len(items) > limit}
@@ -145,7 +147,7 @@ async def input_items(
 
 @router.delete("/v1/responses/{response_id}")
 async def delete(request: Request, response_id: str) -> Response:
-    """Forget a response; one that runs is cancelled."""
+    """Delete a response; one that runs is cancelled."""
     await state_of(request).extra(Responses).delete(response_id)
     shown = {"id": response_id, "object": "response", "deleted": True}
     return json_response(shown)
@@ -153,11 +155,11 @@ async def delete(request: Request, response_id: str) -> Response:
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel(request: Request, response_id: str) -> Response:
-    """End a response that runs in the background."""
-    kept = state_of(request).extra(Responses)
-    found = await kept.find(response_id)
-    if not found["background"]:
+    """Cancel a response that runs in the background."""
+    responses = state_of(request).extra(Responses)
+    response = await responses.find(response_id)
+    if not response["background"]:
         raise InvalidRequest("only a response in the background can be cancelled", "response_id")
-    if found["status"] not in FINAL:
-        await kept.cancel(response_id)
-    return json_response(await kept.find(response_id))
+    if response["status"] not in FINAL:
+        await responses.cancel(response_id)
+    return json_response(await responses.find(response_id))

@@ -1,4 +1,4 @@
-"""POST /v1/responses: the request, and its items as the messages of a chat (OA-07)."""
+"""POST /v1/responses: the request body, and its input items as messages of a chat."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Message = dict[str, Any]
 
 @with_fields("responses")
 class ResponsesRequest(Body):
-    """What OpenAI has, and the sampling parameters that chat has besides."""
+    """OpenAI's fields, and further sampling parameters of chat."""
 
     input: str | Objects | None = None
     model: str | None = None
@@ -81,16 +81,16 @@ def check_request(body: ResponsesRequest) -> None:
 def chat_of(
     body: ResponsesRequest,
     messages: list[Message],
-    served: Objects | None = None,
+    remote: Objects | None = None,
     may_call: bool = True,
 ) -> ChatRequest:
-    """The same request in chat's form. ``served``: the functions of tool servers."""
+    """The same request in chat's form. ``remote``: the functions of tool servers."""
     effort = (body.reasoning or {}).get("effort")
     wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     values: dict[str, Any] = {
         "model": body.model,
         "messages": messages,
-        "tools": _tools(body, served or []) or None,
+        "tools": _tools(body, remote or []) or None,
         "tool_choice": choice_of(body.tool_choice) if may_call else "none",
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": effort,
@@ -106,18 +106,18 @@ def chat_of(
     return make(ChatRequest, {name: v for name, v in values.items() if v is not None})
 
 
-def _tools(body: ResponsesRequest, served: Objects) -> Objects:
-    own = [tool_of(t, i) for i, t in enumerate(body.tools or ()) if not is_remote(t)]
-    return own + served
+def _tools(body: ResponsesRequest, remote: Objects) -> Objects:
+    functions = [tool_of(t, i) for i, t in enumerate(body.tools or ()) if not is_remote(t)]
+    return functions + remote
 
 
 def tool_of(tool: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """A function tool, whose fields stand one level higher here."""
+    """A function tool in chat's form, where its fields are one level deeper."""
     if tool.get("type") != "function":
         where = f"tools[{place}].type"
         raise InvalidRequest(
-            f"{where} {tool.get('type')!r:.80}: only functions, which the client runs, and those "
-            "of tool servers (--tool-server): mcp, web_search, code_interpreter",
+            f"{where} {tool.get('type')!r:.80}: must be function, or a tool of a "
+            "tool server (--tool-server): mcp, web_search, code_interpreter",
             where,
         )
     names = ("name", "description", "parameters", "strict")
@@ -138,49 +138,49 @@ def choice_of(choice: str | Mapping[str, Any] | None) -> Any:
 
 def format_of(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """``text.format`` as chat's ``response_format``."""
-    given = (text or {}).get("format")
-    if given is None:
+    format_ = (text or {}).get("format")
+    if format_ is None:
         return None
-    if not isinstance(given, Mapping):
+    if not isinstance(format_, Mapping):
         raise InvalidRequest("text.format must be an object", "text.format")
-    if given.get("type") != "json_schema":
-        return dict(given)
+    if format_.get("type") != "json_schema":
+        return dict(format_)
     names = ("name", "description", "schema", "strict")
-    schema = {name: given[name] for name in names if given.get(name) is not None}
+    schema = {name: format_[name] for name in names if format_.get(name) is not None}
     return {"type": "json_schema", "json_schema": schema}
 
 
 # ---- items -> messages ---------------------------------------------------------------------
 
 
-def messages_of(given: str | list[dict[str, Any]], where: str = "input") -> list[Message]:
+def messages_of(items: str | list[dict[str, Any]], where: str = "input") -> list[Message]:
     """The messages that input items make; InvalidRequest names the item."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
     messages: list[Message] = []
-    thought, last = "", ""
-    for index, item in enumerate(given):
+    reasoning, last = "", ""
+    for index, item in enumerate(items):
         here = f"{where}[{index}]"
         kind = item.get("type") or ("message" if "role" in item else None)
         if kind == "reasoning":
-            thought += _joined(item.get("content") or item.get("summary") or [], here)
+            reasoning += _joined(item.get("content") or item.get("summary") or [], here)
         elif kind == "message":
             message = _message(item, here)
-            if thought and message["role"] == "assistant":
-                message["reasoning_content"], thought = thought, ""
+            if reasoning and message["role"] == "assistant":
+                message["reasoning_content"], reasoning = reasoning, ""
             messages.append(message)
         elif kind == "function_call":
-            _add_call(messages, item, thought)
-            thought = ""
+            _add_call(messages, item, reasoning)
+            reasoning = ""
         elif kind == "mcp_call":
             results = _results(messages) if last == kind else []
             call_id = str(item.get("id") or "")
-            _add_call(messages, dict(item) | {"call_id": call_id}, thought)
-            thought = ""
+            _add_call(messages, dict(item) | {"call_id": call_id}, reasoning)
+            reasoning = ""
             result = {"role": "tool", "tool_call_id": call_id, "content": result_of(item)}
             messages += [*results, result]
         elif kind == "mcp_list_tools":
-            continue  # the tools are listed anew
+            continue  # the tools are listed again
         elif kind == "function_call_output":
             content = _joined(item.get("output") or "", f"{here}.output")
             call_id = str(item.get("call_id") or "")
@@ -192,7 +192,7 @@ def messages_of(given: str | list[dict[str, Any]], where: str = "input") -> list
 
 
 def _results(messages: list[Message]) -> list[Message]:
-    """Take the last results off, so that a further call joins the message of those before."""
+    """Remove the tool results at the end, so that a further call joins the earlier calls."""
     results: list[Message] = []
     while messages and messages[-1]["role"] == "tool":
         results.insert(0, messages.pop())
@@ -200,7 +200,7 @@ def _results(messages: list[Message]) -> list[Message]:
 
 
 def result_of(item: Mapping[str, Any]) -> str:
-    """What the model reads of a call that a tool server ran."""
+    """The text that the model reads of a call that a tool server ran."""
     error = item.get("error")
     if error:
         text = error.get("content", error.get("message")) if isinstance(error, Mapping) else error
@@ -216,7 +216,7 @@ def _message(item: Mapping[str, Any], where: str) -> Message:
 
 
 def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
-    """A text; or parts, if there are images among them."""
+    """A text, or parts if some are images."""
     parts = content if isinstance(content, list) else []
     kinds = [part.get("type") if isinstance(part, Mapping) else None for part in parts]
     if "input_image" not in kinds:
@@ -245,21 +245,21 @@ def _joined(content: Any, where: str) -> str:
         text = part.get("refusal" if kind == "refusal" else "text") if kind in _TEXTS else None
         if not isinstance(text, str):
             here = f"{where}[{place}]"
-            raise InvalidRequest(f"{here}: this model reads text only, not {kind!r:.60}", here)
+            raise InvalidRequest(f"{here}: only text is supported here, not {kind!r:.60}", here)
         texts.append(text)
     return "".join(texts)
 
 
-def _add_call(messages: list[Message], item: Mapping[str, Any], thought: str) -> None:
-    """Calls in a row belong to one message of the assistant."""
+def _add_call(messages: list[Message], item: Mapping[str, Any], reasoning: str) -> None:
+    """Add a call; consecutive calls belong to one message of the assistant."""
     call = {
         "id": str(item.get("call_id") or item.get("id") or ""),
         "type": "function",
         "function": {"name": item.get("name"), "arguments": item.get("arguments") or "{}"},
     }
-    if not messages or messages[-1]["role"] != "assistant" or thought:
+    if not messages or messages[-1]["role"] != "assistant" or reasoning:
         message: Message = {"role": "assistant", "content": ""}
-        if thought:
-            message["reasoning_content"] = thought
+        if reasoning:
+            message["reasoning_content"] = reasoning
         messages.append(message)
     messages[-1].setdefault("tool_calls", []).append(call)

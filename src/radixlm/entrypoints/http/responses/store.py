@@ -1,4 +1,4 @@
-"""Where responses are kept, so that later ones may go on from them."""
+"""Stores of responses, which later responses continue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from radixlm.base.errors import ConfigError, Overloaded
 from radixlm.base.lazy import require
 
 MAX_IN_MEMORY = 4096
-KEPT_S = 30 * 24 * 3600  # as long as OpenAI keeps them
+KEEP_S = 30 * 24 * 3600  # as OpenAI does
 REDIS_TIMEOUT_S = 5.0
 _PREFIX = "radixlm:response:"
 
@@ -44,7 +44,7 @@ class ResponseStore(Protocol):
     def delete(self, response_id: str) -> bool: ...
 
     def unfinished(self) -> list[Stored]:
-        """Those that a process which is gone was working on."""
+        """The responses that an earlier process did not finish."""
         ...
 
 
@@ -53,29 +53,29 @@ class MemoryStore:
 
     def __init__(self, capacity: int = MAX_IN_MEMORY) -> None:
         self._capacity = capacity
-        self._kept: OrderedDict[str, Stored] = OrderedDict()
+        self._responses: OrderedDict[str, Stored] = OrderedDict()
 
     def put(self, stored: Stored) -> None:
-        self._kept[stored.response["id"]] = stored
-        self._kept.move_to_end(stored.response["id"])
-        while len(self._kept) > self._capacity:
-            self._kept.popitem(last=False)
+        self._responses[stored.response["id"]] = stored
+        self._responses.move_to_end(stored.response["id"])
+        while len(self._responses) > self._capacity:
+            self._responses.popitem(last=False)
 
     def get(self, response_id: str) -> Stored | None:
-        return self._kept.get(response_id)
+        return self._responses.get(response_id)
 
     def delete(self, response_id: str) -> bool:
-        return self._kept.pop(response_id, None) is not None
+        return self._responses.pop(response_id, None) is not None
 
     def unfinished(self) -> list[Stored]:
         return []
 
 
 class SqliteStore:
-    """Responses in a file, which outlive the process; the old ones go when it is opened."""
+    """Responses in a file; opening it deletes those that are too old."""
 
     def __init__(self, path: Path) -> None:
-        """ConfigError if the file cannot be had."""
+        """ConfigError if the file cannot be opened."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, check_same_thread=False)
@@ -84,7 +84,7 @@ class SqliteStore:
                 "(id TEXT PRIMARY KEY, made REAL, response BLOB, items BLOB, messages BLOB)"
             )
             self._db.execute("CREATE TABLE IF NOT EXISTS unfinished (id TEXT PRIMARY KEY)")
-            self._db.execute("DELETE FROM responses WHERE made < ?", (time.time() - KEPT_S,))
+            self._db.execute("DELETE FROM responses WHERE made < ?", (time.time() - KEEP_S,))
             self._db.commit()
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"--file-storage-path {path.parent}: {error}") from error
@@ -94,15 +94,15 @@ class SqliteStore:
         response_id = stored.response["id"]
         parts = (stored.response, stored.input_items, stored.messages)
         blobs = [orjson.dumps(part) for part in parts]
-        mark = "INSERT OR REPLACE INTO unfinished VALUES (?)"
+        statement = "INSERT OR REPLACE INTO unfinished VALUES (?)"
         if not stored.is_unfinished:
-            mark = "DELETE FROM unfinished WHERE id = ?"
+            statement = "DELETE FROM unfinished WHERE id = ?"
         with self._lock:
             self._db.execute(
                 "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?)",
                 (response_id, time.time(), *blobs),
             )
-            self._db.execute(mark, (response_id,))
+            self._db.execute(statement, (response_id,))
             self._db.commit()
 
     def get(self, response_id: str) -> Stored | None:
@@ -114,10 +114,10 @@ class SqliteStore:
 
     def delete(self, response_id: str) -> bool:
         with self._lock:
-            found = self._db.execute("DELETE FROM responses WHERE id = ?", (response_id,))
+            deleted = self._db.execute("DELETE FROM responses WHERE id = ?", (response_id,))
             self._db.execute("DELETE FROM unfinished WHERE id = ?", (response_id,))
             self._db.commit()
-        return found.rowcount > 0
+        return deleted.rowcount > 0
 
     def unfinished(self) -> list[Stored]:
         with self._lock:
@@ -126,7 +126,7 @@ class SqliteStore:
 
 
 class RedisStore:
-    """Responses in Redis, for several servers; each goes after 30 days."""
+    """Responses in Redis, for several servers; each expires after 30 days."""
 
     def __init__(self, url: str, client: Any = None) -> None:
         """ConfigError if nobody answers at ``url``. ``client``: one that is made already."""
@@ -148,7 +148,7 @@ class RedisStore:
 
     def put(self, stored: Stored) -> None:
         parts = (stored.response, stored.input_items, stored.messages)
-        self._ask("set", _PREFIX + stored.response["id"], orjson.dumps(parts), ex=KEPT_S)
+        self._ask("set", _PREFIX + stored.response["id"], orjson.dumps(parts), ex=KEEP_S)
 
     def get(self, response_id: str) -> Stored | None:
         found = self._ask("get", _PREFIX + response_id)
@@ -158,15 +158,15 @@ class RedisStore:
         return bool(self._ask("delete", _PREFIX + response_id))
 
     def unfinished(self) -> list[Stored]:
-        """None: what other servers work on cannot be told from what they left."""
+        """None: the responses of other servers cannot be told apart."""
         return []
 
 
-def store_of(option: str | None, folder: Path, is_kept: bool) -> ResponseStore:
-    """Of the value of --response-store; unset: a file in ``folder`` where ``is_kept``, which the
-    operator has chosen or several processes share, else memory. ConfigError."""
+def store_of(option: str | None, folder: Path, is_persistent: bool) -> ResponseStore:
+    """The store of --response-store. Unset: a file in ``folder`` if ``is_persistent`` (the operator
+    chose the folder, or several processes share it), else memory. ConfigError."""
     if option is None:
-        option = "sqlite" if is_kept else "memory"
+        option = "sqlite" if is_persistent else "memory"
     if option == "memory":
         return MemoryStore()
     if option == "sqlite":

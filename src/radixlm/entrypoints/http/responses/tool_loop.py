@@ -1,4 +1,5 @@
-"""One response on its way: what the model says, the calls that this server runs, and so on."""
+"""The loop of one response: the model answers, the server runs its tool calls, the model reads the
+results and answers again."""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.request_model import Objects
 
 MAX_ROUNDS = 32
-_SAID = frozenset(("function_call", "mcp_call"))
+_CALLS = frozenset(("function_call", "mcp_call"))
 
 
 @dataclass(slots=True)
-class Turn:
-    """``items``: the input as it will be shown. ``messages``: the conversation without the
-    instructions, which are not handed on."""
+class ResponseRun:
+    """One response. ``items``: the input as /input_items shows it. ``messages``: the conversation
+    without the instructions, which a later response does not inherit."""
 
     state: ServerState
     body: ResponsesRequest
@@ -51,27 +52,27 @@ class Turn:
     def is_stored(self) -> bool:
         return self.body.store is not False
 
-    def said(self) -> list[dict[str, Any]]:
-        """The answer so far as messages; an item without content said nothing."""
+    def output_messages(self) -> list[dict[str, Any]]:
+        """The answer so far as messages, without empty items."""
         output = self.writer.output
-        return messages_of([i for i in output if i["type"] in _SAID or i.get("content")])
+        return messages_of([i for i in output if i["type"] in _CALLS or i.get("content")])
 
     def stored(self) -> Stored:
-        """What is kept of it."""
-        return Stored(self.writer.response, self.items, self.messages + self.said())
+        """What the store keeps of it."""
+        return Stored(self.writer.response, self.items, self.messages + self.output_messages())
 
 
-async def make_turn(
+async def make_run(
     state: ServerState, body: ResponsesRequest, servers: ToolServers, before: Stored | None
-) -> Turn:
-    """Check a request and write its prompt, what came before it included."""
+) -> ResponseRun:
+    """Check a request and render its prompt, after the messages of ``before``."""
     check_request(body)
     assert body.input is not None
     messages = list(before.messages) if before else []
     messages += messages_of(body.input)
     toolbox = await Toolbox.open(servers, body.tools or ())
     try:
-        session = await _dialog(state, body, messages, toolbox.functions)
+        session = await _session(state, body, messages, toolbox.functions)
     except BaseException:
         await toolbox.close()
         raise
@@ -81,53 +82,55 @@ async def make_turn(
         part = {"type": "input_text", "text": items}
         items = [{"type": "message", "role": "user", "content": [part]}]
     shown = [{"id": f"item_{i}", "type": "message"} | item for i, item in enumerate(items)]
-    return Turn(state, body, session, writer, toolbox, shown, messages)
+    return ResponseRun(state, body, session, writer, toolbox, shown, messages)
 
 
-async def _dialog(
+async def _session(
     state: ServerState,
     body: ResponsesRequest,
     messages: list[dict[str, Any]],
-    served: Objects,
+    remote: Objects,
     may_call: bool = True,
 ) -> ChatSession:
-    """The session on ``messages``; with ``truncation: auto`` the oldest go until the rest fits."""
+    """The chat session on ``messages``; ``truncation: auto`` drops the oldest until they fit."""
     context = state.intake.facts.context_len
     start = 0
     while True:
-        chat = chat_of(body, _told(body, messages[start:]), served, may_call)
+        chat = chat_of(body, _with_instructions(body, messages[start:]), remote, may_call)
         session = await make_chat_session(state, chat)
         length = len(session.request.input_ids or ()) + (body.max_output_tokens or 1)
         if body.truncation != "auto" or length <= context or start + 1 >= len(messages):
             return session
         start += 1
         while start + 1 < len(messages) and messages[start]["role"] == "tool":
-            start += 1  # a result without its call says nothing
+            start += 1  # a result without its call
 
 
-def _told(body: ResponsesRequest, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_instructions(
+    body: ResponsesRequest, messages: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     if not body.instructions:
         return messages
     return [{"role": "system", "content": body.instructions}, *messages]
 
 
-async def run(turn: Turn) -> AsyncGenerator[Event, None]:
-    """All events of a response. An error before the first token is raised before any event."""
+async def run_events(run: ResponseRun) -> AsyncGenerator[Event, None]:
+    """All events of a response. An error before the first token is raised without any event."""
     try:
-        async with aclosing(_rounds(turn)) as events:
+        async with aclosing(_rounds(run)) as events:
             async for event in events:
                 yield event
     finally:
-        await turn.toolbox.close()
+        await run.toolbox.close()
 
 
-async def _rounds(turn: Turn) -> AsyncGenerator[Event, None]:
-    """The model speaks, its calls are run, it reads the results and speaks again."""
-    writer = turn.writer
+async def _rounds(run: ResponseRun) -> AsyncGenerator[Event, None]:
+    """Generate, run the tool calls, and repeat with their results."""
+    writer = run.writer
     has_begun = False
     for _ in range(MAX_ROUNDS):
         reason = "stop"
-        async with aclosing(conversation.stream(turn.session)) as deltas:
+        async with aclosing(conversation.stream(run.session)) as deltas:
             async for delta in deltas:
                 if not has_begun:
                     has_begun = True
@@ -138,52 +141,52 @@ async def _rounds(turn: Turn) -> AsyncGenerator[Event, None]:
                 reason = delta.finish_reason or reason
         if reason != "tool_calls" or not writer.waiting:
             break
-        async with aclosing(_calls(turn)) as called:
+        async with aclosing(_calls(run)) as called:
             async for event in called:
                 yield event
-        if writer.num_own_calls:  # the client's move
+        if writer.num_client_calls:  # the client runs them
             break
-        more = await _next_dialog(turn)
-        if more is None:
+        session = await _next_session(run)
+        if session is None:
             reason = "length"
             break
-        turn.session = more
-        writer.next_round(more)
+        run.session = session
+        writer.next_round(session)
     for event in writer.end(reason):
         yield event
 
 
-async def _calls(turn: Turn) -> AsyncGenerator[Event, None]:
-    """Run what waits, one after the other; those over ``max_tool_calls`` are not made."""
-    writer, most = turn.writer, turn.body.max_tool_calls
+async def _calls(run: ResponseRun) -> AsyncGenerator[Event, None]:
+    """Run the waiting calls in order, up to ``max_tool_calls``."""
+    writer, limit = run.writer, run.body.max_tool_calls
     while writer.waiting:
         item = writer.waiting[0]
         outcome: Outcome | None = None
-        if most is None or turn.toolbox.num_calls < most:
-            outcome = await turn.toolbox.call(item.value["name"], item.text)
+        if limit is None or run.toolbox.num_calls < limit:
+            outcome = await run.toolbox.call(item.value["name"], item.text)
         writer.waiting.pop(0)
         for event in writer.called(item, outcome):
             yield event
 
 
-async def _next_dialog(turn: Turn) -> ChatSession | None:
+async def _next_session(run: ResponseRun) -> ChatSession | None:
     """The session with the results in it; None when no token is left to answer with."""
-    body = turn.body.model_copy(update={"tool_choice": None})
+    body = run.body.model_copy(update={"tool_choice": None})
     if body.max_output_tokens is not None:
-        left = body.max_output_tokens - turn.writer.num_tokens
+        left = body.max_output_tokens - run.writer.num_tokens
         if left <= 0:
             return None
         body.max_output_tokens = left
-    most = body.max_tool_calls
-    may_call = most is None or turn.toolbox.num_calls < most
-    messages = turn.messages + turn.said()
-    return await _dialog(turn.state, body, messages, turn.toolbox.functions, may_call)
+    limit = body.max_tool_calls
+    may_call = limit is None or run.toolbox.num_calls < limit
+    messages = run.messages + run.output_messages()
+    return await _session(run.state, body, messages, run.toolbox.functions, may_call)
 
 
-def previous_of(body: ResponsesRequest, found: Stored | None) -> Stored | None:
-    """The response that a request goes on from; InvalidRequest if it is not there."""
-    if body.previous_response_id is None or found is not None:
-        return found
+def previous_of(body: ResponsesRequest, stored: Stored | None) -> Stored | None:
+    """The response that a request continues; InvalidRequest if it is not stored."""
+    if body.previous_response_id is None or stored is not None:
+        return stored
     error = InvalidRequest(
         f"previous_response_id: no response {body.previous_response_id!r:.200}",
         "previous_response_id",
