@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,11 @@ class AudioProcessor:
         self.audio_token_id = tokenizer.convert_tokens_to_ids(self.placeholder)
         if self.audio_token_id in (None, tokenizer.unk_token_id):
             raise ValueError(f"its tokenizer has no token {self.placeholder!r}")
+
+    @classmethod
+    def load(cls, raw: Raw, folder: Path, transformers: Any, tokenizer: Any) -> AudioProcessor:
+        """The processor of a checkpoint folder with the config.json ``raw``."""
+        return cls(tokenizer, transformers.AutoFeatureExtractor.from_pretrained(folder))
 
     def __call__(
         self,
@@ -121,6 +126,12 @@ class WhisperAudioProcessor(AudioProcessor):
         self.audio_token = self.placeholder = str(tokenizer.convert_ids_to_tokens(start))
         super().__init__(tokenizer, feature_extractor)
         self.window_s = feature_extractor.n_samples / feature_extractor.sampling_rate
+
+    @classmethod
+    def load(cls, raw: Raw, folder: Path, transformers: Any, tokenizer: Any) -> AudioProcessor:
+        """See AudioProcessor."""
+        extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
+        return cls(tokenizer, extractor, int(flattened(raw)["decoder_start_token_id"]))
 
     def __call__(
         self,
@@ -211,15 +222,23 @@ class GraniteAudioProcessor(AudioProcessor):
 
     audio_token = placeholder = "<|audio|>"
 
+    @classmethod
+    def load(cls, raw: Raw, folder: Path, transformers: Any, tokenizer: Any) -> AudioProcessor:
+        """See AudioProcessor."""
+        options = read_object(folder / "preprocessor_config.json")
+        return cls(tokenizer, GraniteFeatureExtractor(options))
+
     def read(self, audio: NDArray[np.float32]) -> tuple[Arrays, int]:
         """``input_features`` [1, rows, bands]."""
         features, num_placeholders = self.feature_extractor(audio)
         return {"input_features": features}, num_placeholders
 
 
-_PROCESSORS: dict[str, Callable[[Any, Any], AudioProcessor]] = {
+PROCESSORS: dict[str, type[AudioProcessor]] = {
     "voxtral": VoxtralAudioProcessor,
+    "whisper": WhisperAudioProcessor,
     "parakeet": ParakeetAudioProcessor,
+    "granite": GraniteAudioProcessor,
 }
 
 
@@ -234,14 +253,7 @@ def load_audio_processor(raw: Raw, folder: Path, transformers: Any) -> AudioProc
         return None
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        if name == "granite":
-            options = read_object(folder / "preprocessor_config.json")
-            return GraniteAudioProcessor(tokenizer, GraniteFeatureExtractor(options))
-        extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
-        if name == "whisper":
-            start = int(flattened(raw)["decoder_start_token_id"])
-            return WhisperAudioProcessor(tokenizer, extractor, start)
-        return _PROCESSORS[name](tokenizer, extractor)
+        return PROCESSORS[name].load(raw, folder, transformers, tokenizer)
     except (KeyError, TypeError, ValueError, OSError, ImportError) as error:
         raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
 

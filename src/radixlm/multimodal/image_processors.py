@@ -340,7 +340,7 @@ class VilaProcessor(CustomProcessor):
         return [large.crop((x, y, x + side, y + side)) for x, y in corners]
 
 
-_PROCESSORS: dict[str, Callable[[Raw, Raw, Path, Any], CustomProcessor]] = {
+PROCESSORS: dict[str, Callable[[Raw, Raw, Path, Any], CustomProcessor]] = {
     "minicpm": MiniCpmProcessor,
     "kimi": KimiProcessor,
     "deepseek": DeepseekVl2Processor,
@@ -359,7 +359,7 @@ def load_custom_processor(raw: Raw, folder: Path, transformers: Any) -> CustomPr
         options |= object_or_empty(folder / name)
     try:
         tokenizer = _tokenizer(folder, transformers)
-        return _PROCESSORS[row.custom](raw, options, folder, tokenizer)
+        return PROCESSORS[row.custom](raw, options, folder, tokenizer)
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise CheckpointError(f"{folder}: its processor cannot be made: {error}") from error
 

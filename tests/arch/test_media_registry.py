@@ -1,0 +1,48 @@
+"""Each row of the multimodal registry names things that exist."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from radixlm.arch.media import from_config
+from radixlm.arch.media.config_json import architecture_of
+from radixlm.arch.media.layout import CheckpointLayout
+from radixlm.arch.media.registry import (
+    MULTIMODAL,
+    layout_of,
+    multimodal_spec,
+    row_of,
+    text_model_type,
+)
+from radixlm.arch.media.spec import Encoder, Transcriber, Video
+from radixlm.arch.registry import ARCHITECTURES, find
+from radixlm.multimodal.audio_processors import PROCESSORS as AUDIO_PROCESSORS
+from radixlm.multimodal.image_processors import PROCESSORS as IMAGE_PROCESSORS
+
+
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_a_row_names_what_exists(name: str) -> None:
+    row = MULTIMODAL[name]
+    assert callable(find(name)) and callable(getattr(from_config, row.reader))
+    assert not row.text_architecture or row.text_architecture in ARCHITECTURES
+    assert row.video in get_args(Video) and row.encoder in get_args(Encoder)
+    assert row.transcriber in get_args(Transcriber)
+    assert not row.custom or (row.custom in IMAGE_PROCESSORS and row.layout)
+    assert row.audio_processor in ("", "single", *AUDIO_PROCESSORS)
+    layout = layout_of(row)
+    assert (layout is None) == (not row.layout)
+    assert layout is None or isinstance(layout, CheckpointLayout)
+    assert isinstance(text_model_type(name, {}), str)
+
+
+def test_a_text_model_has_no_row() -> None:
+    assert row_of({"architectures": ["LlamaForCausalLM"]}) is None
+    assert multimodal_spec("LlamaForCausalLM", {}) is None
+    assert text_model_type("LlamaForCausalLM", {}) == ""
+
+
+def test_a_folder_without_an_architecture_is_known_by_its_model_type() -> None:
+    assert architecture_of({"model_type": "vila"}) == "VILAForConditionalGeneration"
+    assert architecture_of({"model_type": "llama"}) == ""
