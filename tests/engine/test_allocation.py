@@ -1,4 +1,4 @@
-"""No memory at the start is an error with the flag in it, whoever says so."""
+"""Missing memory at the start is an error that names the flag, whichever allocator raised it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radixlm.engine.allocation import needs_memory
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 ADVICE = "lower --max-total-tokens"
-# the address space that is left when everything is imported: a small part of the pools' need
+# the address space left after all imports: a small part of the pools' size
 LIMITED = """
 import resource, sys
 import radixlm
@@ -35,7 +35,7 @@ except radixlm.base.errors.ConfigError as error:
 """
 
 
-def test_allocators_are_understood() -> None:
+def test_errors_of_allocators_are_recognised() -> None:
     with pytest.raises(ConfigError, match=r"for the pools: lower --max-total-tokens \("):
         with needs_memory("the pools", ADVICE):
             torch.empty(1 << 50, dtype=torch.uint8)
@@ -45,7 +45,7 @@ def test_allocators_are_understood() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a shape"), OSError(2, "no file"), ValueError("x")])
-def test_other_errors_stay_what_they_are(error: Exception) -> None:
+def test_other_errors_are_unchanged(error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
         with needs_memory("the pools", ADVICE):
             raise error

@@ -1,4 +1,4 @@
-"""The recorder of requests: what it keeps, for how long, what it writes and where it must not."""
+"""The crash dump recorder: what it keeps, for how long, what it writes, and where it refuses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONFIG = ServerConfig.from_kwargs(model_path="m", api_key="sesame")
 
 
 class Case:
-    """A recorder with a clock of its own."""
+    """A recorder with a fake clock."""
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 1000.0
@@ -63,7 +63,7 @@ def test_a_dump_holds_header_ended_and_running(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_ended_five_minutes_ago_is_forgotten(tmp_path: Path) -> None:
+def test_requests_that_ended_five_minutes_ago_are_dropped(tmp_path: Path) -> None:
     case = Case(tmp_path)
     for rid in "ab":
         case.begin(rid, [1], [2])
@@ -96,7 +96,7 @@ def test_a_lost_engine_writes_in_the_background(tmp_path: Path) -> None:
     assert _lines(path)[0]["reason"] == "the engine died"
 
 
-def test_a_disk_that_is_full_leaves_nothing_and_harms_nothing(
+def test_a_full_disk_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     case = Case(tmp_path)

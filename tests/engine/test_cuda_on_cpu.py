@@ -1,5 +1,5 @@
-"""The code of a GPU on a host (tests/fakes/cuda.py), whole: device, trial, graphs, overlap, draws.
-Tokens are those of the CPU, and no step waits for the device."""
+"""The GPU code paths on a CPU (tests/fakes/cuda.py): device, trial, graphs, overlap, sampling.
+Tokens equal those of the CPU, and no step waits for the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features at their hooks: grammars with the real scheduler, the flight record on disk."""
+"""Features behind their hooks: grammars with the real scheduler, the in-flight log on disk."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def engine():  # type: ignore[no-untyped-def]
         yield made
 
 
-def test_random_weights_speak_json(engine: radixlm.Engine) -> None:
+def test_random_weights_write_valid_json(engine: radixlm.Engine) -> None:
     params = {"max_new_tokens": 120, "temperature": 1.3, "json_schema": json.dumps(SCHEMA)}
     answers = engine.generate(["Say JSON"] * 12, params, return_logprob=True)
     finished = [a for a in answers if a["meta_info"]["finish_reason"]["type"] == "stop"]
@@ -68,7 +68,7 @@ def test_any_json_object(engine: radixlm.Engine) -> None:
 
 
 class _Capricious:
-    """A matcher that gives up after three tokens."""
+    """A matcher that fails after three tokens."""
 
     masks_forced = False
 
@@ -90,7 +90,7 @@ class _Capricious:
         return []
 
 
-def test_grammar_that_gives_up_fails_its_request_alone() -> None:
+def test_a_failing_grammar_fails_its_request_alone() -> None:
     feature = GrammarFeature(GrammarConfig(), lambda: None, 31, (0,))  # type: ignore[arg-type,return-value]
     ticket = SimpleNamespace(is_ready=True, matcher=_Capricious)
     feature._ticket = lambda kind, text: ticket  # type: ignore[assignment,method-assign,return-value]
@@ -102,7 +102,7 @@ def test_grammar_that_gives_up_fails_its_request_alone() -> None:
     assert bench.out["b"] == reference([1, 2, 4], 9, True)
 
 
-def test_flight_record_names_the_suspect(tmp_path: Path) -> None:
+def test_the_inflight_log_names_the_suspect(tmp_path: Path) -> None:
     path = tmp_path / "flight"
     record = InflightLog(path)
     bench = SchedulerHarness(features=(record,))
@@ -122,7 +122,7 @@ def test_flight_record_names_the_suspect(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["int8wo", "w8a8_int8", "int4wo-32"])
-def test_bundled_model_adds_when_quantized_at_load(name: str) -> None:
+def test_the_bundled_model_is_right_when_quantized_at_load(name: str) -> None:
     with radixlm.Engine(
         model_path="radix-tiny", quantization=name, cpu_threads=1, log_level="error"
     ) as engine:

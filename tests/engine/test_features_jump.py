@@ -1,4 +1,4 @@
-"""Jump-forward: what a grammar forces is appended unsampled, and nothing else changes."""
+"""Jump-forward: forced tokens are appended without sampling, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fakes.scheduler_harness import SchedulerHarness
 
 
 class Scripted:
-    """Allows the tokens of a script, one set a place; then EOS alone."""
+    """Allows the tokens of a script, one set for each position, then EOS only."""
 
     masks_forced = True
 
@@ -59,7 +59,7 @@ SCRIPTS = [
 
 
 def play(jump: bool, most: int = 30, num_pages: int = 64, **more: Any) -> SchedulerHarness:
-    """Three constrained requests and a free one, to the end."""
+    """Run three constrained requests and a free one to the end."""
     config = GrammarConfig(disable_jump_forward=not jump)
     overlaps = more.get("depth", 0) == 0
     feature = GrammarFeature(config, lambda: None, VOCAB, (EOS,), overlaps)  # type: ignore[arg-type,return-value]
@@ -140,7 +140,7 @@ FORMS = (
 
 
 @pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
-def test_bundled_model_says_the_same(backend: str) -> None:
+def test_the_bundled_model_gives_the_same(backend: str) -> None:
     """Greedy, with and without. The masks of xgrammar allow forced text to be spelt with other
     tokens than a tokenizer would use, and an odd spelling changes what the model says next."""
     pytest.importorskip(backend)

@@ -1,4 +1,4 @@
-"""Logit processors through the whole engine: batched, beside grammars, after retractions."""
+"""Logit processors through a whole engine: batched, with grammars, after retractions."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_processor_and_grammar_and_samples(engine: radixlm.Engine) -> None:
         assert all(i % 2 == 0 for i in ids)
 
 
-def test_what_raises_fails_its_request_alone(engine: radixlm.Engine) -> None:
+def test_an_exception_fails_its_request_alone(engine: radixlm.Engine) -> None:
     with pytest.raises(EngineError, match=r"'evens': RuntimeError: broken"):
         ask(engine, [{}, {"raise": 3}, {"odd": True}])
     (whole,) = ask(engine, [{}])
@@ -128,7 +128,7 @@ def test_refused_by_the_processor(engine: radixlm.Engine) -> None:
     assert engine.generate("x", {"max_new_tokens": 2}, custom_logit_processor="evens")
 
 
-def test_what_cannot_be_loaded_stops_the_start(folder: str) -> None:
+def test_a_missing_processor_stops_the_start(folder: str) -> None:
     with pytest.raises(ConfigError, match=r"--logit-processor a=no_such_module:X"):
         radixlm.Engine(
             model_path=folder, log_level="error", logit_processor=("a=no_such_module:X",)

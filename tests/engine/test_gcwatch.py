@@ -1,4 +1,4 @@
-"""Long garbage collections are said; short ones, and a server without the flag, are quiet."""
+"""Long garbage collections are logged; short ones are not, and none without the flag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from radixlm.observe.gcwatch import GcWatch
 def test_long_collections_are_warned_about(
     threshold_s: float, count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now_s = iter(range(1000))  # each look at the clock is a second later
+    now_s = iter(range(1000))  # each read of the clock is a second later
     watch = GcWatch(threshold_s, lambda: float(next(now_s)))
     gc.disable()
     watch.install()
@@ -25,6 +25,6 @@ def test_long_collections_are_warned_about(
         watch.remove()
         gc.enable()
     said = [record for record in caplog.records if record.name.startswith("radixlm")]
-    assert len(said) == count  # others may tell of what the collection finds
+    assert len(said) == count  # other loggers may report what the collection finds
     assert watch not in gc.callbacks
     assert not count or "took 1.000 s" in caplog.text

@@ -1,4 +1,4 @@
-"""What assembly does on a GPU, with a card that is an account of bytes."""
+"""Assembly of an engine for a GPU, with a fake card that accounts for its bytes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _answer(engine: radixlm.Engine) -> Any:
     return engine.generate(input_ids=[5, 6, 7], sampling_params=params)["output_ids"]
 
 
-def test_the_cache_gets_what_the_largest_steps_leave(
+def test_the_cache_gets_the_memory_that_the_largest_steps_leave(
     card: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans: list[StepPlan] = []
@@ -89,7 +89,7 @@ def test_the_cache_gets_what_the_largest_steps_leave(
     want = 30 * MIB - WEIGHTS - STEP - GRAPHS - 2 * 100_000 - int(30 * MIB * gpu.SPARE_SHARE)
     assert 0.97 * want < kv_bytes <= want
     tried = plans[:3]
-    # a step full of prompts, all requests in it, then as many decodes as the largest graph has
+    # a step full of prompts with all requests, then the decodes of the largest graph
     assert [len(plan.items) for plan in tried] == [1, 200, 2]
     assert tried[1].num_tokens == 200
     monkeypatch.undo()
@@ -100,7 +100,7 @@ def test_the_cache_gets_what_the_largest_steps_leave(
 def test_a_fraction_that_was_given_is_kept(card: Account) -> None:
     with _engine(mem_fraction_static=0.5, max_total_tokens=64) as engine:
         assert len(_answer(engine)) == 9
-    assert next(card.peaks) == STEP  # nothing was tried
+    assert next(card.peaks) == STEP  # no trial step ran
 
 
 def test_steps_that_do_not_fit_name_the_flags(
@@ -116,7 +116,7 @@ def test_steps_that_do_not_fit_name_the_flags(
         _engine()
 
 
-def test_graphs_that_cannot_be_recorded_are_left_out(
+def test_graphs_that_cannot_be_captured_are_skipped(
     card: Account, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(work: Callable[[], None]) -> Any:
@@ -146,7 +146,7 @@ def test_a_step_that_ran_out_of_memory_runs_again(card: Account) -> None:
         assert _answer(engine) == want and failures
 
 
-def test_no_gpu_is_an_error_that_says_what_works() -> None:
+def test_a_missing_gpu_is_an_error_with_an_alternative() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(ConfigError, match="--device cpu"):
@@ -159,7 +159,7 @@ def test_replicas_on_gpus_are_refused() -> None:
         gpu.open_device(config)
 
 
-def test_phases_may_have_backends_of_their_own_over_one_cache() -> None:
+def test_prefill_and_decode_backends_share_one_cache() -> None:
     """The C++ cache has a layout of its own."""
     with pytest.raises(ConfigError, match="cannot share a KV cache"):
         _engine(prefill_attention_backend="torch_native", decode_attention_backend="cpu")

@@ -1,5 +1,5 @@
-"""A whole engine on a device that is late, with the attention of GPUs in Triton's interpreter: one
-step ahead, decode steps replayed as graphs over padded sizes."""
+"""A whole engine on a simulated asynchronous device, with GPU attention in Triton's interpreter:
+one step ahead, decode steps replayed as graphs over padded sizes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _answers(folder: object, is_quick: bool, **options: Any) -> list[Any]:
         pytest.param("Gemma3ForCausalLM", (1, 2, 4), marks=pytest.mark.slow),
     ],
 )
-def test_an_engine_ahead_of_its_device_says_the_same(
+def test_an_engine_ahead_of_its_device_gives_the_same_tokens(
     architecture: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, is_quick = cached_tiny(architecture, num_hidden_layers=2), len(sizes) == 1

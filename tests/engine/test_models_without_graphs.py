@@ -1,5 +1,5 @@
-"""Which models decode without graphs: those, and no others, whose steps ask the device for numbers.
-A simulated device refuses that in a recording, as CUDA does."""
+"""Models that decode without graphs are exactly those whose steps read values from the device. The
+simulated device refuses such reads during capture, as CUDA does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ READS = ("tolist", "item", "__bool__", "__int__", "__index__", "nonzero")
 
 
 class StrictDevice(SimulatedDevice):
-    """Refuses, while it records, what waits for the device."""
+    """Refuses synchronisations during capture."""
 
     def capture(self, work: Callable[[], None]) -> SimulatedGraph:
         def refuse(*_: Any, **__: Any) -> Any:
@@ -42,8 +42,8 @@ class StrictDevice(SimulatedDevice):
 
 
 def opened(folder: Path, arch: str, *more: str) -> tuple[Any, Runner, list[str]]:
-    """The configuration and the runner of a model with random weights on the Triton backend, and
-    why it has no graphs."""
+    """Configuration and runner of a model with random weights on the Triton backend, and why it has
+    no graphs."""
     config = {
         **TINY,
         **ARCHITECTURES.get(arch, {}),
@@ -88,7 +88,7 @@ MODEL_TYPES = {
 
 
 @pytest.mark.parametrize("arch", MODEL_TYPES)
-def test_what_cannot_be_recorded_is_known_before(
+def test_models_without_graphs_are_known_in_advance(
     arch: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     replica, runner, (why,) = opened(tmp_path, arch)
@@ -97,13 +97,13 @@ def test_what_cannot_be_recorded_is_known_before(
         gpu.record_graphs(runner, (1, 2), pads=True)
     was_recorded = runner.graphs.size_for(1) == 1
     assert was_recorded == (why == ""), why
-    if not was_recorded:  # the start goes on, and says so once
+    if not was_recorded:  # the start continues and logs it once
         (line,) = [r.message for r in caplog.records if "could not be recorded" in r.message]
         assert "steps run without them" in line
     del replica
 
 
-def test_compiled_steps_are_recorded_as_others(
+def test_compiled_steps_are_captured_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The compiler has done its work before the recording, which asks the device for nothing."""

@@ -1,4 +1,4 @@
-"""Several intakes, one engine: each answer finds its way."""
+"""Several intakes and one engine: each answer reaches its intake."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ends(tmp_path: Path) -> Iterator[Ends]:
     addresses = [f"ipc://{tmp_path}/{i}" for i in range(2)]
     intakes = [ZmqChannel(a, intake_codec(), bind=True) for a in addresses]
     fan = MultiChannel([ZmqChannel(a, scheduler_codec(), bind=False) for a in addresses])
-    fan.send(Heartbeat(LoadReport()))  # a PAIR refuses to send before its peer is there
+    fan.send(Heartbeat(LoadReport()))  # a PAIR socket refuses to send before its peer connects
     for intake in intakes:
         assert len(intake.receive(30.0)) == 1
     yield intakes, fan
@@ -46,7 +46,7 @@ def _receive(fan: MultiChannel, count: int) -> list[object]:
     while len(found) < count:
         dropped = fan.num_dropped
         got = fan.receive(30.0)
-        # a wake-up may find only what is dropped; the rest comes with the next
+        # a wake-up may find dropped messages only; the others come with the next one
         assert got or fan.num_dropped > dropped, "nothing came within 30 s"
         found += got
     return found
@@ -80,7 +80,7 @@ def test_an_id_in_use_is_refused_to_the_other(ends: Ends) -> None:
     assert reply.deltas[0].tokens == [7]
 
 
-def test_abort_all_means_ones_own(ends: Ends) -> None:
+def test_abort_all_aborts_ones_own_requests(ends: Ends) -> None:
     intakes, fan = ends
     intakes[0].send(_request("a"))
     intakes[1].send(_request("b"))
@@ -147,7 +147,7 @@ def test_nonsense_is_answered_and_dropped(ends: Ends) -> None:
     assert beat.load.num_dropped == len(bad)
 
 
-def test_hidden_states_that_exceed_a_message_come_in_pieces(tmp_path: Path) -> None:
+def test_large_hidden_states_come_in_several_messages(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/s"
     intake = ZmqChannel(address, intake_codec(), bind=True)
     channel = ZmqChannel(address, scheduler_codec(), bind=False)

@@ -1,6 +1,6 @@
-"""No request waits for a compiler: whatever a GPU is asked for while it serves, it was asked for at
-its start. A kernel is compiled anew for each type, each constant, and numbers that are 1 or
-multiples of 16; tests/fakes/launches.py tells them apart as Triton does."""
+"""No request waits for a compiler: every kernel variant that a GPU needs while it serves is
+compiled at the start. Triton compiles a kernel again for each type, each constant, and integers
+that are 1 or multiples of 16; tests/fakes/launches.py distinguishes them the same way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 
 SHAPE = {"num_hidden_layers": 1, "vocab_size": 384, "max_position_embeddings": 1200}
 LIMITS = {"max_total_tokens": 4096, "max_running_requests": 18, "chunked_prefill_size": 256}
-# a tile or a path of its own for few tokens and for many, with and without experts
+# different tiles or paths for few and many tokens, with and without experts
 CASES = [
     ("Qwen3ForCausalLM", {"quantization": "fp8"}),
     ("GptOssForCausalLM", {"mem_fraction_static": 0.5}),
@@ -64,7 +64,7 @@ print("@" + json.dumps([len(launches.MET), launches.late()]))
 
 
 @pytest.mark.parametrize(("arch", "more"), CASES, ids=lambda x: x if isinstance(x, str) else "")
-def test_what_serves_was_met_at_the_start(arch: str, more: dict[str, Any]) -> None:
+def test_every_serving_kernel_is_compiled_at_the_start(arch: str, more: dict[str, Any]) -> None:
     folder = cached_tiny(arch, **SHAPE)
     options = {"model_path": str(folder), "skip_tokenizer_init": True, **LIMITS, **more}
     run = subprocess.run(

@@ -1,4 +1,4 @@
-"""Who started an engine process takes it along."""
+"""An engine process ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def test_a_child_ends_with_its_parent_however_early(how: str) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
-        getattr(parent, how)()  # its standard input, which is ours, stays open
+        getattr(parent, how)()  # its standard input, shared with this process, stays open
         assert psutil.wait_procs([child], timeout=30)[1] == []

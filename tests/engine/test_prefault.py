@@ -1,4 +1,4 @@
-"""Reading ahead asks for what is there and leaves the rest to the loader."""
+"""The prefetch requests existing files, and leaves the rest to the loader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from radixlm.engine import prefault
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system cannot read ahead")
-def test_every_file_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_is_prefetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.safetensors", "b.safetensors", "c.bin", "d.gguf"):
         (tmp_path / name).write_bytes(b"weights")
     asked: list[tuple[str, int]] = []
@@ -36,7 +36,7 @@ def test_every_file_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert asked == [("d.gguf", wanted)]
 
 
-def test_nothing_is_asked_without_files_or_memory(
+def test_nothing_is_prefetched_without_files_or_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert prefault.read_ahead(tmp_path) is None
@@ -49,7 +49,7 @@ def test_nothing_is_asked_without_files_or_memory(
     assert prefault.read_ahead(tmp_path) is None
 
 
-def test_pages_are_wanted_for_what_a_cpu_packs(
+def test_memory_for_packed_cpu_weights_is_prefaulted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wanted(**options: object) -> int:

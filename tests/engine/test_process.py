@@ -1,4 +1,4 @@
-"""A process that is started before its orders are known."""
+"""An engine process that starts before its configuration is known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _echo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_waiting", [])
 
 
-async def test_orders_come_late() -> None:
+async def test_the_configuration_comes_later() -> None:
     prestart_engines(2)
     early = list(process._waiting)
     for end in (3, 4):
@@ -34,7 +34,7 @@ async def test_orders_come_late() -> None:
     assert await new.wait() == 5
 
 
-async def test_threads_wait_asleep_unless_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_threads_wait_passively_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     found = "'GOMP_SPINCOUNT'] == '7' and os.environ['OMP_WAIT_POLICY'] == 'PASSIVE'"
@@ -43,14 +43,14 @@ async def test_threads_wait_asleep_unless_the_user_says(monkeypatch: pytest.Monk
     assert await told.wait() == 0
 
 
-async def test_orders_to_the_dead_are_not_heard() -> None:
+async def test_a_configuration_for_a_dead_process_is_ignored() -> None:
     dead = EngineProcess()
     dead.kill()
     assert await dead.wait() < 0
     dead.give({"end": 0})
 
 
-async def test_what_nobody_takes_ends() -> None:
+async def test_an_unused_process_ends() -> None:
     prestart_engines(1)
     (left,) = process._waiting
     process._end_waiting()

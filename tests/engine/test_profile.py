@@ -1,4 +1,4 @@
-"""A profile of a real engine: the steps of a request are in the trace."""
+"""A profile of a real engine contains the steps of a request."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def test_the_steps_of_a_request_are_traced(tmp_path: Path) -> None:
     (file,) = tmp_path.glob("*-TP-0.trace.json.gz")
     with gzip.open(file) as stream:
         names = [event.get("name") for event in json.load(stream)["traceEvents"]]
-    # three of six steps: each takes the pages of its sequences from the table once, and the first
-    # picks the last row of the prompt besides
+    # three of six steps: each gathers the pages of its sequences once, and the first
+    # also picks the last row of the prompt
     assert 3 <= names.count("aten::index_select") < 6

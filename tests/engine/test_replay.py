@@ -1,4 +1,4 @@
-"""radixlm replay: a dump is read with care, sent again, and compared."""
+"""`radixlm replay`: a crash dump is validated, sent again and compared."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_answers_are_compared(fields: dict[str, Any], got: list[int], is_same: b
     assert (replay.judge(record(**fields), {"output_ids": got}) is None) == is_same
 
 
-def test_what_cannot_be_sent_is_skipped_and_counted() -> None:
+def test_unsupported_requests_are_skipped_and_counted() -> None:
     records = [
         record(),
         record(pooling="last"),

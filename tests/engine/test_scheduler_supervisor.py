@@ -1,4 +1,5 @@
-"""A step that raises: the model stays, the requests start again, and the one to blame fails."""
+"""An exception in a step: the model stays loaded, the requests restart, and the one that caused it
+fails."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Ill(FakeExecutor):
 
 
 class Choosy(Feature):
-    """Raises when it is told of a request with the poison."""
+    """Raises on the arrival of a request with the poison."""
 
     def __init__(self, error: Callable[[], Exception]) -> None:
         self.error = error
@@ -48,9 +49,8 @@ class Choosy(Feature):
         return False
 
 
-class House:
-    """TokenizerManager and renewed schedulers in one thread; the scheduler runs when ``run`` is
-    called."""
+class Harness:
+    """TokenizerManager and restarted schedulers in one thread; the scheduler runs in `run`."""
 
     def __init__(self, error: Callable[[], Exception], *more: Feature) -> None:
         self.flight, self.more = InflightLog(), more
@@ -65,7 +65,7 @@ class House:
         self.serving = SchedulerSupervisor(self.make(), self.make, self.theirs, facts, self.flight)
 
     def make(self) -> Scheduler:
-        """Stops when nothing is left to do, so that ``run`` returns."""
+        """A scheduler that stops when nothing is left to do, so that `run` returns."""
         self.num_made += 1
         bench = SchedulerHarness(num_pages=64, features=(self.flight, *self.more))
         executor = Ill(65, 4, 9)
@@ -103,13 +103,13 @@ class House:
 @pytest.mark.parametrize(
     "error", [MemoryError, lambda: RuntimeError("a kernel failed"), lambda: ValueError("x")]
 )
-async def test_the_culprit_fails_alone(error: Callable[[], Exception]) -> None:
-    house = House(error)
+async def test_a_poison_request_fails_alone(error: Callable[[], Exception]) -> None:
+    house = Harness(error)
     pure = [[i, i + 1] for i in range(1, 20) if POISON not in reference([i, i + 1], 12, True)][:4]
     good = [house.submit(prompt) for prompt in pure]
     bad = house.submit([8, POISON, 9])
     house.serving.run()
-    assert house.num_made == 4  # the first, and after one failure with company and two alone
+    assert house.num_made == 4  # the first run, one failure in a batch, two alone
     end = bad.read()
     assert end is not None and end.finish is not None and not end.token_ids
     assert (end.finish.kind, end.finish.status) == ("error", 500)
@@ -122,13 +122,13 @@ async def test_the_culprit_fails_alone(error: Callable[[], Exception]) -> None:
 @pytest.mark.parametrize(
     ("error", "times"), [(lambda: ValueError("x"), 2), (lambda: CheckpointError("it is gone"), 0)]
 )
-async def test_one_that_no_feature_can_take_fails_alone(
+async def test_a_request_that_a_feature_refuses_fails_alone(
     error: Callable[[], Exception], times: int
 ) -> None:
-    house = House(RuntimeError, Choosy(error))
+    house = Harness(RuntimeError, Choosy(error))
     good, bad = house.submit([1, 2]), house.submit([8, POISON, 9])
     house.serving.run()
-    assert house.num_made == 1 + times  # an error of ours that is raised on purpose costs nobody
+    assert house.num_made == 1 + times  # an exception on purpose costs no request
     end = bad.read()
     assert end is not None and end.finish is not None
     assert (end.finish.kind, end.finish.status) == ("error", 500)
@@ -136,8 +136,8 @@ async def test_one_that_no_feature_can_take_fails_alone(
     assert got is not None and got.token_ids == reference([1, 2], 12, True)
 
 
-async def test_what_strikes_without_end_is_raised() -> None:
-    house = House(lambda: RuntimeError("the device is gone"))
+async def test_repeated_exceptions_are_raised() -> None:
+    house = Harness(lambda: RuntimeError("the device is gone"))
     house.make = lambda: house.serving.scheduler  # type: ignore[method-assign]
 
     def ill() -> None:

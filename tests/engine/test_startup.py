@@ -1,4 +1,5 @@
-"""An engine's order, read while torch is imported, and the memory that is made ready for it."""
+"""The startup configuration that is read while torch is imported, and the memory prepared for the
+weights."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def given(monkeypatch: pytest.MonkeyPatch, text: str) -> StartupReader:
     return StartupReader()
 
 
-def test_an_order_is_read_and_none_where_the_server_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_configuration_is_read_or_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     early = given(monkeypatch, json.dumps({"index": 3}))
     assert early.wait() == {"index": 3} and early.pages is None
     early.finish()
@@ -28,7 +29,7 @@ def test_an_order_is_read_and_none_where_the_server_ended(monkeypatch: pytest.Mo
 
 
 @LINUX
-def test_the_pages_that_an_order_asks_for_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requested_pages_are_prefaulted(monkeypatch: pytest.MonkeyPatch) -> None:
     early = given(monkeypatch, json.dumps({"prefault_bytes": 3 * HUGE_PAGE + 5}))
     early.wait()
     early.join()
@@ -39,14 +40,14 @@ def test_the_pages_that_an_order_asks_for_are_made(monkeypatch: pytest.MonkeyPat
 
 
 @LINUX
-def test_memory_that_is_not_to_be_had_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_memory_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     early = given(monkeypatch, json.dumps({"prefault_bytes": 1 << 60}))
     assert early.wait() is not None and early.pages is None
 
 
 @LINUX
 @pytest.mark.skipif(not available, reason="the C++ kernels are not built")
-def test_weights_are_parts_of_what_is_lent_and_keep_what_is_written() -> None:
+def test_weights_use_the_prepared_memory() -> None:
     pages = PrefaultedMemory(2 * HUGE_PAGE)
     end = pages.address + pages.num_bytes
     native().lend_memory(pages.address, pages.num_bytes)
@@ -56,7 +57,7 @@ def test_weights_are_parts_of_what_is_lent_and_keep_what_is_written() -> None:
     ctypes.memset(second.address, 7, second.num_bytes)
     pages.make()
     assert ctypes.string_at(second.address, HUGE_PAGE) == b"\x07" * HUGE_PAGE
-    large = native().Memory(HUGE_PAGE)  # more than is left
+    large = native().Memory(HUGE_PAGE)  # more than is available
     assert not pages.address <= large.address < end
     native().end_lending()
     later = native().Memory(4096)

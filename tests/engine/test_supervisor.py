@@ -1,5 +1,5 @@
-"""The supervisor's judgement, without an engine: what it starts here are small processes that
-behave badly in one way each."""
+"""The decisions of the engine supervisor; the engines here are small processes that each fail in
+one way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLEEP = "import time; time.sleep(600)"
 
 
 class Case:
-    """A supervisor whose engine is ``code``, and what it told."""
+    """A supervisor whose engine is `code`, and its events."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, code: str, **options: Any) -> None:
         monkeypatch.setattr(module, "CHECK_S", 0.01)
@@ -88,7 +88,7 @@ async def test_a_load_that_hangs_after_a_death_counts_as_one(
         ("import os, signal; os.kill(os.getpid(), signal.SIGABRT)", 4, "SIGABRT"),
     ],
 )
-async def test_no_start_is_tried_for_ever(
+async def test_restarts_are_limited(
     monkeypatch: pytest.MonkeyPatch, code: str, num_started: int, says: str
 ) -> None:
     case = Case(monkeypatch, code)
@@ -96,7 +96,7 @@ async def test_no_start_is_tried_for_ever(
     assert case.num_started == num_started
 
 
-async def test_deaths_out_of_the_window_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deaths_outside_the_window_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = Case(monkeypatch, SLEEP, max_engine_restarts=1, restart_window_s=100).supervisor
     deaths_s = iter((0.0, 101.0, 202.0, 250.0))
     with monkeypatch.context() as patch:
@@ -115,7 +115,7 @@ async def test_a_first_sigkill_blames_nobody(monkeypatch: pytest.MonkeyPatch) ->
     await supervisor.stop()
 
 
-async def test_silence_is_ended_and_a_beat_is_believed(
+async def test_a_silent_engine_is_killed_and_a_beating_one_is_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     case = Case(monkeypatch, SLEEP, watchdog_timeout=0.05, max_engine_restarts=0)
@@ -131,7 +131,7 @@ def test_an_engine_inside_a_program_has_no_replicas() -> None:
         ThreadEngine(config, info, None)
 
 
-async def test_the_order_holds_no_secret_and_shares_the_cores(tmp_path: Path) -> None:
+async def test_the_configuration_has_no_secrets_and_shares_the_cores(tmp_path: Path) -> None:
     given = {"model_path": "x", "dp_size": 3, "api_key": "sesame", "cpu_threads": 8}
     config = ServerConfig.from_kwargs(**given)
     options = module._sendable(config, frozenset())

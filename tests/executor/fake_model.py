@@ -1,4 +1,4 @@
-"""A model whose hidden state is easy to predict: [token, position, rope length, 1]."""
+"""A model with a predictable hidden state: [token, position, rope length, 1]."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CPU = torch.device("cpu")
 
 
 class FakeModel:
-    """Token t is followed by t + 1 with certainty that falls with the distance of ids; rows whose
-    token is in ``poison`` have logits that are not finite."""
+    """Token t + 1 is the most likely successor of t; rows whose token is in `poison` have
+    non-finite logits."""
 
     def __init__(self) -> None:
         self.batches: list[ForwardBatch] = []
@@ -32,7 +32,7 @@ class FakeModel:
         return torch.stack([*(c.float() for c in columns), torch.ones(batch.num_tokens)], dim=1)
 
     def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Hidden states only if they are needed, logits of the rows that want them."""
+        """Hidden states only on request; logits of the requested rows."""
         hidden_TD = self.forward(batch)
         rows = batch.logits_rows_R
         return hidden_TD if need_hidden else None, self.logits(hidden_TD[rows]) if len(

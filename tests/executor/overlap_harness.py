@@ -1,6 +1,6 @@
-"""A whole scheduler over the real runner, whose device may be late. The model's next token is a
-hash of all tokens that it finds in the pages of a sequence, so a page, a slot or a token that is
-read too early or given away too early changes what comes out."""
+"""A whole scheduler over the real runner on a device that may be late. The model's next token is a
+hash of all tokens in the pages of a sequence, so a page, slot or token that is read or freed too
+early changes the output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PAGE = 4
 
 
 class PagedHash:
-    """Model and attention in one: the pages hold token ids, logits are a hash of them all."""
+    """Model and attention backend in one: pages hold token ids, logits are a hash of them."""
 
     def __init__(self, num_pages: int) -> None:
         self.kv = torch.full((num_pages * PAGE,), -1, dtype=torch.int64)
@@ -81,8 +81,8 @@ class PagedHash:
 
 
 class Countdown(Feature):
-    """A grammar: the next token is more than the last one, modulo the vocabulary, and not by much.
-    It needs the last token before it can say what may come."""
+    """A grammar: the next token exceeds the last one, modulo the vocabulary, by at most 5. It needs
+    the last token before it can make the next mask."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
@@ -112,7 +112,7 @@ class Countdown(Feature):
 
 
 class OverlapHarness:
-    """Submit, tick, abort; what came out of every request."""
+    """Submits and aborts requests, runs ticks and collects outputs."""
 
     def __init__(self, device: Device | None = None, num_pages: int = 64, **options: Any) -> None:
         sizes = options.pop("graphs", ())
@@ -195,7 +195,7 @@ def _ones(reply: Any) -> tuple[Sequence[str], Sequence[int]]:
 
 
 def workload(bench: OverlapHarness, seed: int) -> set[str]:
-    """Random requests that come over time, some of which are aborted; the ids of those."""
+    """Submit random requests over time and abort some; returns the aborted ids."""
     rng = random.Random(seed)
     shared = [rng.randrange(1, VOCAB) for _ in range(14)]
     aborted = set()

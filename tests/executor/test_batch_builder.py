@@ -1,4 +1,4 @@
-"""StepPlan -> ForwardBatch, against the same thing written token by token."""
+"""StepPlan -> ForwardBatch, against the same batch written token by token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _admit(tables: DeviceTables, slot: int, prompt_len: int, **fields: object) -
     tables.admit(Admission(f"r{slot}", slot, SamplingParams(), ids, none, **fields))  # type: ignore[arg-type]
 
 
-# of one sequence: prompt length, tokens computed before, tokens of this step (0: a decode)
+# one sequence: prompt length, tokens computed before, tokens of this step (0: a decode)
 SEQUENCES = st.lists(
     st.tuples(st.integers(1, 20), st.integers(0, 20), st.integers(0, 9)), min_size=1, max_size=5
 )
@@ -53,7 +53,7 @@ def test_equals_one_token_at_a_time(sequences: list[tuple[int, int, int]], seed:
     prompt_of = {slot: sequence[0] for slot, sequence in zip(slots, sequences, strict=True)}
     for t, (item, place) in enumerate(where):
         prompt_len = prompt_of[item.slot]
-        # a prompt token turns as at the end of the prompt, an output token as when it was made
+        # ropes: a prompt token uses the prompt's length, an output token its own length
         want = prompt_len if place < prompt_len else place + 1
         assert batch.rope_len_T[t] == want
         for group, space in enumerate((0, 1, 0)):
@@ -91,7 +91,7 @@ def test_embeds_replace_prompt_rows_chunk_by_chunk() -> None:
     assert mask == [False, False, True, True] and embeds[2:].tolist() == rows[:2].tolist()
     embeds, mask = step(2, 3)
     assert mask == [False, False, True, True, True] and embeds[2:].tolist() == rows[2:].tolist()
-    embeds, mask = step(4, 3)  # computed again after a retraction: output tokens follow
+    embeds, mask = step(4, 3)  # computed again after a retraction, so output tokens follow
     assert mask == [False, False, True, False, False] and embeds[2].tolist() == rows[4].tolist()
     tables.next_token[0] = 11
     decode = Item("r0", 0, 5, 1, None, True)

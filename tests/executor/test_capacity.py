@@ -1,4 +1,4 @@
-"""How many pages fit, and that the error names the numbers and one flag that helps."""
+"""How many pages fit; errors name the numbers and one flag that helps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_never_more_than_the_share(
     try:
         sizes = pool_sizes(facts, page_bytes, 0, page_size, None)
     except ConfigError:
-        # not even two pages (one is the null page) had room
+        # not even two pages (one is the null page) fit
         assert (free * fraction - weights) < 2 * page_bytes + 1
         return
     assert sizes.num_full >= 1
@@ -53,14 +53,14 @@ def test_no_more_than_can_be_used() -> None:
     assert pool_sizes(facts, 1000, 0, 16, None) == PoolSizes(3 * 7)
 
 
-def test_what_was_asked_for() -> None:
+def test_the_requested_number() -> None:
     assert pool_sizes(_facts(max_total_tokens=1000), 1000, 0, 16, None) == PoolSizes(63)
 
 
 def test_window_layers_have_their_own_count() -> None:
     facts = _facts(max_total_tokens=1000)
     assert pool_sizes(facts, 500, 500, 1, WindowShare(0.25, 10)) == PoolSizes(1000, 250)
-    # one request must be able to get on, whatever the ratio
+    # one request must be able to run with any ratio
     assert pool_sizes(facts, 500, 500, 1, WindowShare(0.001, 40)) == PoolSizes(1000, 40)
     small = _facts(max_total_tokens=20)
     assert pool_sizes(small, 500, 500, 1, WindowShare(0.5, 40)) == PoolSizes(20, 20)
@@ -95,7 +95,7 @@ def test_weights_that_never_fit_say_so() -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(st.integers(GIB, 200 * GIB), st.floats(0.0, 0.9), st.floats(0.0, 0.5))
-def test_without_a_fraction_all_is_used_but_what_steps_need(
+def test_without_a_fraction_all_but_the_steps_memory_is_used(
     free: int, weights: float, steps: float
 ) -> None:
     facts = _facts(

@@ -1,4 +1,4 @@
-"""Which images each token of a text sees, against the mask of Hugging Face's processor."""
+"""Which images each text token attends to, against the mask of Hugging Face's processor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IMAGE = 7
 
 @given(st.lists(st.booleans(), min_size=1, max_size=24))
 @settings(max_examples=100, derandomize=True)
-def test_tokens_see_what_the_mask_lets_them(is_image: list[bool]) -> None:
+def test_visible_images_equal_the_mask(is_image: list[bool]) -> None:
     ids = [IMAGE if one else 0 for one in is_image]
     places = [i for i, one in enumerate(ids) if one == IMAGE]
     seen = [set[int]() for _ in ids]
@@ -29,5 +29,5 @@ def test_tokens_see_what_the_mask_lets_them(is_image: list[bool]) -> None:
             for i, (start, end) in enumerate(runs)
             if start <= place < (len(ids) if end < 0 else end)
         }
-        # before the first image the mask is empty, and an empty mask hides nothing
+        # before the first image the mask is empty, and an empty mask excludes nothing
         assert seen[place] == (allowed or set(range(len(places))))

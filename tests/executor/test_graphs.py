@@ -1,4 +1,4 @@
-"""Which sizes get a graph, and that a graph's logits are those of its step."""
+"""Which batch sizes get a graph, and that a graph's logits equal those of its step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_sizes_reach_the_largest_batch(most: int, largest: int | None, pads: boo
     top = min(most, largest or most)
     assert sizes == tuple(sorted(set(sizes))) and sizes[0] == 1
     assert sizes[-1] == (top if pads else min(top, 160))
-    if pads:  # a batch is filled up by less than half of it, and by less than 16 rows
+    if pads:  # padding adds less than half of the batch, and less than 16 rows
         for count in range(1, top + 1):
             size = next(s for s in sizes if s >= count)
             assert size < 2 * count and size - count < 16
@@ -26,7 +26,7 @@ def test_sizes_reach_the_largest_batch(most: int, largest: int | None, pads: boo
         assert len(sizes) == sizes[-1]
 
 
-def test_sizes_that_were_asked_for() -> None:
+def test_requested_sizes() -> None:
     assert graph_sizes(100, (64, 3, 3, 500)) == (3, 64)
     assert graph_sizes(2, (64,)) == ()
 
@@ -34,7 +34,7 @@ def test_sizes_that_were_asked_for() -> None:
 @pytest.mark.parametrize("pads", [True, False])
 def test_rows_take_the_next_size(pads: bool) -> None:
     graphs = DecodeGraphs(CpuDevice(), (2, 4), pads)
-    assert graphs.size_for(2) == 0  # not recorded yet
+    assert graphs.size_for(2) == 0  # not captured yet
     table = torch.arange(4.0)
     graphs.capture(lambda size: table[:size, None].clone())
     assert [graphs.size_for(n) for n in (1, 2, 3, 4, 5)] == (
@@ -47,7 +47,7 @@ def test_rows_take_the_next_size(pads: bool) -> None:
     assert graphs.replay(2).flatten().tolist() == [8, 9]
 
 
-def test_the_largest_is_recorded_first() -> None:
+def test_the_largest_is_captured_first() -> None:
     order: list[int] = []
     DecodeGraphs(CpuDevice(), (1, 8, 4)).capture(
         lambda size: (order.append(size), torch.zeros(size, 3))[1]

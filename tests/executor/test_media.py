@@ -1,4 +1,4 @@
-"""Rows of media: made once for a content, put where their places are."""
+"""Encoder outputs: computed once for each content, and placed at its placeholder tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class MultimodalEncoder:
-    """Row r of a media is (its number, r, layer)."""
+    """Row r of a media item is (its number, r, layer)."""
 
     def __init__(self) -> None:
         self.runs: list[int] = []
@@ -42,7 +42,7 @@ def step(
     *chunks: tuple[int, int],
     failed: dict[str, str] | None = None,
 ) -> ForwardBatch:
-    """Chunks (start, count) of slots 0, 1 .. that all have the media ``given``."""
+    """Chunks (start, count) of slots 0, 1, ... that all have the media `given`."""
     tables = DeviceTables(4, 4, 1, CPU)
     ids, items = np.zeros(64, np.int32), []
     for slot, (start, count) in enumerate(chunks):
@@ -73,22 +73,22 @@ def test_a_chunk_gets_the_rows_of_its_places() -> None:
     assert inputs.deepstack_LTD[0, :, 2].tolist() == [1, 0, 0, 0, 1, 1]
 
 
-def test_content_is_read_once_and_the_oldest_goes_first() -> None:
+def test_content_is_encoded_once_and_evicted_by_age() -> None:
     encoder = MultimodalEncoder()
-    one = 2 * 4 * DIM * 4  # bytes of a media of four places
+    one = 2 * 4 * DIM * 4  # bytes of a media item with four tokens
     rows = EncoderCache(encoder, max_bytes=2 * one)
     for number in (1, 2, 1, 3, 1, 2):
         rows.of(media(number, (0, 4)))
-    assert encoder.runs == [1, 2, 3, 2]  # 3 drove out 2, which had rested longer than 1
+    assert encoder.runs == [1, 2, 3, 2]  # 3 evicted 2, the least recently used
 
 
-def test_runs_that_see_one_another_are_told_in_places_of_the_step() -> None:
+def test_bidirectional_spans_are_positions_of_the_step() -> None:
     both = (media(1, (2, 3), bidirectional_spans=True), media(2, (8, 2), bidirectional_spans=True))
     batch = step(EncoderCache(MultimodalEncoder()), both, (0, 6), (6, 5))
     assert batch.bidirectional_spans == ((2, 3), (8, 2))
 
 
-def test_a_tower_that_makes_another_number_of_rows_is_named() -> None:
+def test_a_wrong_number_of_encoder_rows_is_named() -> None:
     class Short(MultimodalEncoder):
         def encode(self, media: Media) -> torch.Tensor:
             return super().encode(media)[:, :-1]
@@ -97,7 +97,7 @@ def test_a_tower_that_makes_another_number_of_rows_is_named() -> None:
         EncoderCache(Short()).of(media(1, (0, 4)))
 
 
-def test_what_a_tower_refuses_fails_its_requests_alone() -> None:
+def test_an_encoder_error_fails_its_requests_alone() -> None:
     class Picky(MultimodalEncoder):
         def encode(self, media: Media) -> torch.Tensor:
             if media.digest[0] == 2:

@@ -1,5 +1,5 @@
-"""Steps that are launched before the last one is read: on a device that is as late as it may be,
-every request gets the tokens that it gets alone, one step at a time."""
+"""Steps that launch before the last one is read: on a device that is as late as possible, every
+request gets the tokens that it gets alone, one step at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _same(one: OverlapHarness, other: OverlapHarness, aborted: set[str]) -> None
     for rid, tokens in one.out.items():
         if rid not in aborted:
             assert other.out[rid] == tokens, rid
-        else:  # an abort may come a step sooner or later
+        else:  # an abort may take effect a step sooner or later
             shorter = min(len(tokens), len(other.out[rid]))
             assert other.out[rid][:shorter] == tokens[:shorter], rid
 
@@ -54,7 +54,7 @@ def test_two_steps_are_in_flight_at_once() -> None:
         bench.tick()
     done = device.num_done
     bench.tick()
-    # one step was waited for, and a whole one is still to be done
+    # one step was awaited, and a whole one is still queued
     assert done < device.num_done < device.num_launched
     assert len(bench.scheduler.inflight) == 1
     bench.run()
@@ -74,7 +74,7 @@ def test_pressure_retracts_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("options", [(1, 1), (2, 4096)])
-def test_inputs_that_do_not_fit_travel_apart(options: tuple[int, int]) -> None:
+def test_large_inputs_are_copied_separately(options: tuple[int, int]) -> None:
     runner = {"max_tokens": options[0], "max_updates": options[1]}
     late, plain = OverlapHarness(SimulatedDevice(5), depth=1, runner=runner), OverlapHarness()
     aborted = workload(plain, 11) | workload(late, 11)
@@ -100,7 +100,7 @@ def test_a_buffer_in_flight_is_waited_for() -> None:
     assert target.tolist() == [4] * 4
 
 
-def test_the_simulation_notices_a_buffer_that_is_written_too_early() -> None:
+def test_the_simulation_detects_a_buffer_written_too_early() -> None:
     device = SimulatedDevice(eagerness=0.0)
     host, target = device.pinned(4), torch.zeros(4, dtype=torch.int32)
     device.upload(host, target)
@@ -109,7 +109,7 @@ def test_the_simulation_notices_a_buffer_that_is_written_too_early() -> None:
         device.record().wait()
 
 
-def test_results_are_nonsense_before_their_event_and_are_never_overwritten() -> None:
+def test_results_are_valid_after_their_event_only() -> None:
     device = SimulatedDevice(eagerness=0.0)
     copy = AsyncCopy(device, 2)
     copy.start(device, lambda: torch.tensor([5, 6], dtype=torch.int32), 2)
@@ -119,11 +119,11 @@ def test_results_are_nonsense_before_their_event_and_are_never_overwritten() -> 
     assert copy.wait().tolist() == [5, 6]
 
 
-def test_the_queue_is_looked_at_every_so_many_steps_while_others_decode() -> None:
+def test_the_queue_is_checked_every_n_steps_while_others_decode() -> None:
     bench = OverlapHarness(SimulatedDevice(2), depth=1, admit_every=4)
     options = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0.0}
     bench.submit("first", [1, 2, 3], False, **options)
-    bench.tick()  # nothing decodes: admitted at once
+    bench.tick()  # nothing decodes, so admitted at once
     assert [r.rid for r in bench.scheduler.planner.running] == ["first"]
     bench.submit("second", [4, 5, 6], False, **options)
     seen = []

@@ -42,7 +42,7 @@ class Identity:
 
 
 def feed(pooler: Pooler, cuts: tuple[int, ...], first: int = 0) -> list[list[float] | None]:
-    """The answers to the chunks between ``cuts``."""
+    """The results of the chunks between `cuts`."""
     got = []
     for start, end in itertools.pairwise((first, *cuts, len(TOKENS))):
         tokens = np.array(TOKENS[start:end], np.int32)
@@ -53,7 +53,7 @@ def feed(pooler: Pooler, cuts: tuple[int, ...], first: int = 0) -> list[list[flo
 
 @pytest.mark.parametrize("kind", WANTED)
 @pytest.mark.parametrize("cuts", [(), (1,), (2, 3, 5)])
-def test_chunks_pool_to_what_the_whole_does(kind: str, cuts: tuple[int, ...]) -> None:
+def test_chunks_pool_to_the_same_vector(kind: str, cuts: tuple[int, ...]) -> None:
     pooler = Pooler(Identity(kind))
     *before, last = feed(pooler, cuts)
     assert before == [None] * len(cuts)
@@ -61,23 +61,23 @@ def test_chunks_pool_to_what_the_whole_does(kind: str, cuts: tuple[int, ...]) ->
     assert not pooler.num_kept
 
 
-def test_without_a_mark_the_last_place_counts_and_there_are_no_steps() -> None:
+def test_without_a_step_token_the_last_position_counts() -> None:
     assert feed(Pooler(Identity("marked", (99,))), (2,))[-1] == pytest.approx(HIDDEN[-1].tolist())
     assert feed(Pooler(Identity("steps", (99,))), (2,))[-1] == []
 
 
-def test_the_last_place_needs_no_prefix() -> None:
+def test_the_last_position_needs_no_prefix() -> None:
     """A prompt whose beginning came from the prefix cache."""
     assert feed(Pooler(Identity("last")), (), first=4) == [pytest.approx(HIDDEN[-1].tolist())]
 
 
-def test_a_request_that_starts_again_forgets_its_chunks() -> None:
+def test_a_restarted_request_drops_its_chunks() -> None:
     pooler = Pooler(Identity("mean"))
     start = Item("r", 0, 0, 2, np.array(TOKENS[:2], np.int32), False, pooling=PoolingParams())
     assert pooler.add(start, HIDDEN[:2] * 100, len(TOKENS)) is None
     assert feed(pooler, (3,))[-1] == pytest.approx(WANTED["mean"].tolist(), abs=1e-6)
 
 
-def test_the_default_is_the_last_place_at_unit_length() -> None:
+def test_the_default_is_the_last_position_normalised() -> None:
     unit = HIDDEN[-1] / HIDDEN[-1].norm()
     assert feed(Pooler(), (1,))[-1] == pytest.approx(unit.tolist(), abs=1e-6)

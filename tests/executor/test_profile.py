@@ -1,4 +1,4 @@
-"""Traces: begun, counted, ended, and what cannot be traced."""
+"""Profiles: start, step counts, stop, and what cannot be profiled."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_steps_are_counted(profiler: Profiler, tmp_path: Path) -> None:
     (file,) = tmp_path.iterdir()
     with gzip.open(file) as stream:
         events = json.load(stream)["traceEvents"]
-    # steps 3 and 4 of the engine; the trace has ended by itself
+    # steps 3 and 4 of the engine; the trace ended by itself
     assert sum(event.get("name") == "aten::cumsum" for event in events) == 2
     with pytest.raises(InvalidRequest, match="no profile"):
         profiler.stop({})
@@ -55,7 +55,7 @@ def test_one_at_a_time(profiler: Profiler, tmp_path: Path) -> None:
     profiler.start({"output_dir": str(tmp_path), "num_steps": 1})
     with pytest.raises(InvalidRequest, match="being taken"):
         profiler.start({"output_dir": str(tmp_path)})
-    # stopped before its first step: nothing was traced
+    # stopped before its first step, so nothing was traced
     assert profiler.stop({})["files"] == []
 
 
@@ -74,14 +74,14 @@ def test_names_do_not_leave_the_folder(profiler: Profiler, tmp_path: Path) -> No
         {"output_dir": "/dev/null/x"},
     ],
 )
-def test_what_cannot_be_is_refused(profiler: Profiler, args: dict[str, Any]) -> None:
+def test_unsupported_activities_are_refused(profiler: Profiler, args: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         profiler.start(args)
     with pytest.raises(InvalidRequest, match="no profile"):
         profiler.stop({})
 
 
-def test_graphs_are_traced_only_if_that_is_wanted(
+def test_graph_captures_are_traced_on_request_only(
     profiler: Profiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RADIXLM_PROFILER_DIR", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The runner with a model whose answers are known: what each item of a step gets back."""
+"""The runner with a model whose outputs are known: the result of each item of a step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def _pages(slot: int) -> PageUpdate:
 
 
 def _chunk(slot: int, prompt: list[int], start: int, end: int, **fields: Any) -> Item:
-    """Tokens [start, end) of the prompt; prompt log-probabilities as the planner asks for them."""
+    """Tokens [start, end) of the prompt, with prompt log-probabilities as the planner requests
+    them."""
     need = fields.get("logprobs")
     if need is not None and need.prompt_from >= 0:
         first = max(start, need.prompt_from - 1)
@@ -76,7 +77,7 @@ def test_chunks_and_decodes_of_one_step() -> None:
         pages=(_pages(1),),
     )
     assert [g.tokens for g in got] == [(7,), ()]
-    # the decode's token came from the device's table, not from the plan
+    # the decode's token comes from the device's table, not from the plan
     assert model.batches[-1].token_ids_T.tolist() == [6, 1, 2, 3]
     got = _step(runner, _decode(0, 3), _chunk(1, [1, 2, 3, 4], 3, 4))
     assert [g.tokens for g in got] == [(8,), (5,)]
@@ -176,7 +177,7 @@ def test_hidden_states_are_those_of_the_item() -> None:
     assert after[1].hidden_states is None
 
 
-def test_a_pooled_request_that_leaves_early_leaves_nothing() -> None:
+def test_an_aborted_pooling_request_leaves_no_state() -> None:
     runner, _ = make_runner()
     prompt = [3, 9, 4]
     item = _chunk(0, prompt, 0, 2, pooling=PoolingParams(), emit=False)
@@ -187,16 +188,16 @@ def test_a_pooled_request_that_leaves_early_leaves_nothing() -> None:
     assert not runner.pooler.num_kept
 
 
-def test_a_pooled_request_gets_its_vector_and_no_token() -> None:
+def test_a_pooling_request_gets_a_vector_and_no_token() -> None:
     runner, _ = make_runner()
     item = _chunk(0, [3, 4], 0, 2, pooling=PoolingParams(), emit=False)
     (got,) = _step(runner, item, admissions=(_admission(0, [3, 4]),), pages=(_pages(0),))
-    hidden = torch.tensor([4.0, 1.0, 2.0, 1.0])  # token, position, length, one
+    hidden = torch.tensor([4.0, 1.0, 2.0, 1.0])  # token, position, length, 1
     assert got.pooled == pytest.approx(torch.nn.functional.normalize(hidden, dim=0).tolist())
     assert not got.tokens
 
 
-def test_a_slot_forgets_its_last_owner() -> None:
+def test_a_slot_keeps_no_state_of_its_last_owner() -> None:
     runner, _ = make_runner()
     biased = SamplingParams(temperature=0.0, logit_bias={13: 100.0})
     ids, none = np.array([3], np.int32), np.zeros(0, np.int32)
@@ -213,7 +214,7 @@ def test_a_slot_forgets_its_last_owner() -> None:
     assert got.tokens == (4,)
 
 
-def test_an_unknown_wish_is_refused() -> None:
+def test_an_unknown_control_command_is_refused() -> None:
     runner, _ = make_runner()
     with pytest.raises(InvalidRequest, match="explode"):
         runner.control("explode", {})

@@ -1,4 +1,4 @@
-"""A packer that keeps what a lineup has in common writes what a new packer writes."""
+"""A packer that reuses the constant parts of a decode batch writes the same as a new packer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parts() -> tuple[DeviceTables, SamplingParamTable]:
 
 
 @pytest.mark.parametrize("padded", [0, SLOTS])
-def test_a_kept_form_is_as_good_as_a_new_one(padded: int) -> None:
+def test_a_reused_layout_equals_a_new_one(padded: int) -> None:
     rng, (tables, draws) = random.Random(padded), parts()
     packer = StepPacker(tables, draws, SLOTS, 16, 16)
     lineups = [
@@ -50,7 +50,7 @@ def test_a_kept_form_is_as_good_as_a_new_one(padded: int) -> None:
         assert kept_shape.kinds.any_filtered == (3 in lineup.slots)
 
 
-def test_pages_for_several_rows_are_those_given_one_by_one() -> None:
+def test_pages_of_several_rows_equal_single_updates() -> None:
     one, other = parts()[0], parts()[0]
     slots, columns = np.array([4, 0, 2]), np.array([7, 0, 31])
     one.add(NewPages(slots, columns, np.array([9, 8, 7], np.int32)))

@@ -1,4 +1,4 @@
-"""An engine that says what a test tells it to say, in the event loop of the test."""
+"""A scripted engine in the event loop of the test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from radixlm.wire.sampling_params import SamplingParams
 
 
 class ScriptedLink:
-    """Both directions go through the real codec, as they would between processes."""
+    """A link whose two directions go through the real codec, as between processes."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -53,7 +53,7 @@ class ScriptedLink:
 
 
 class Watch(Observer):
-    """What observers were told."""
+    """Records the calls of an observer."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -94,7 +94,8 @@ class IntakeHarness:
         return self.tokenizer.encode(text, False)
 
     def ask(self, rid: str = "r", text: str | None = None, **fields: Any) -> GenerateRequest:
-        """A request of the prompt [5, 6, 7], or of ``text``; other fields go to the sampling."""
+        """A request with the prompt [5, 6, 7], or with `text`; other fields go to the sampling
+        parameters."""
         mine = {k: fields.pop(k) for k in list(fields) if k in GenerateRequest.__slots__}
         ids = None if text is not None or "embeds" in mine else mine.pop("input_ids", [5, 6, 7])
         sampling = SamplingParams(**{"max_new_tokens": 16, **fields})

@@ -1,4 +1,4 @@
-"""Several engines behind one intake: who computes what, and who takes over."""
+"""Several engines behind one intake: who computes which request, and who takes over."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_round_robin_takes_turns_and_skips_the_dead() -> None:
     assert two.rids(1) == ["b", "d"], "what another computes stays there"
 
 
-async def test_a_request_goes_to_the_replica_it_names_while_that_lives() -> None:
+async def test_a_request_goes_to_the_replica_it_names_if_that_runs() -> None:
     two = Two()
     for rid, replica in (("a", 1), ("b", 1), ("c", None), ("d", 0)):
         two.ask(rid, replica)
@@ -86,7 +86,7 @@ async def test_a_request_goes_to_the_replica_it_names_while_that_lives() -> None
         assert caught.value.param == "data_parallel_rank"
 
 
-async def test_shortest_queue_counts_ours_at_once_and_others_by_report() -> None:
+async def test_shortest_queue_counts_own_requests_at_once_and_others_by_report() -> None:
     two = Two("shortest_queue")
     for rid in "abc":
         two.ask(rid)
@@ -100,20 +100,20 @@ async def test_shortest_queue_counts_ours_at_once_and_others_by_report() -> None
     assert two.rids(1)[-1] == "e"
 
 
-async def test_a_stream_goes_on_elsewhere_and_late_words_are_not_heard() -> None:
+async def test_a_stream_continues_elsewhere_and_late_messages_are_ignored() -> None:
     two = Two()
     state = two.ask("a")
     two.reply(0, "a", [7, 8])
     two.intake.lose_engine(None, 0)
     moved = two.links[1].requests[-1]
     assert moved.ids().tolist() == [5, 6, 7, 8] and moved.num_emitted == 2 and moved.is_quarantined
-    two.reply(0, "a", [9])  # the dead one's last words: 9 comes again from the other
+    two.reply(0, "a", [9])  # a late message of the dead engine; token 9 comes again from the other
     two.reply(1, "a", [9, 10], Finish("length"))
     assert (await state.next()).token_ids == [7, 8, 9, 10]
     assert two.losses.reasons == ["the engine died"]
 
 
-async def test_all_dead_then_the_first_back_gets_everything() -> None:
+async def test_the_first_replica_to_restart_gets_all_requests() -> None:
     two = Two()
     two.ask("a"), two.ask("b")
     two.intake.lose_engine(None, 0)
@@ -135,7 +135,7 @@ async def test_aborts_go_to_the_one_that_has_it() -> None:
     assert [set(a.rids) for a in two.links[0].aborts] == [{"a", "c"}]
 
 
-async def test_controls_ask_every_replica_and_refusals_count() -> None:
+async def test_controls_go_to_every_replica_and_refusals_count() -> None:
     two = Two()
     call = asyncio.create_task(two.intake.control("flush_cache"))
     await asyncio.sleep(0)
@@ -160,7 +160,7 @@ async def test_the_load_is_that_of_all() -> None:
     assert two.intake.load.num_running == 3
 
 
-async def test_one_replica_may_go_for_good_but_not_at_the_start() -> None:
+async def test_one_replica_may_be_lost_but_not_at_the_start() -> None:
     two = Two()
     state = two.ask("a")
     two.intake.lose_engine(None, 0)
@@ -174,7 +174,7 @@ async def test_one_replica_may_go_for_good_but_not_at_the_start() -> None:
     assert two.intake.failure is not None
 
 
-async def test_a_culprit_is_counted_wherever_it_runs() -> None:
+async def test_crashes_of_a_poison_request_count_on_every_replica() -> None:
     two = Two()
     bad, good = two.ask("bad"), two.ask("good")
     two.intake.lose_engine("bad", 0)
@@ -183,7 +183,7 @@ async def test_a_culprit_is_counted_wherever_it_runs() -> None:
     assert bad.ended and not good.ended
 
 
-async def test_an_engine_that_lost_its_state_says_ready_again() -> None:
+async def test_an_engine_that_lost_its_state_announces_itself_again() -> None:
     """Its process states: what it held is sent again, and what it computed alone is to blame."""
     two = Two()
     state = two.ask("a")

@@ -1,4 +1,4 @@
-"""Engines die; requests do not."""
+"""Engines die; requests continue."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ async def test_requests_wait_for_the_first_engine(tokenizer: Tokenizer) -> None:
     assert stage.intake.facts.context_len == 32 and stage.intake.facts.max_total_tokens == 100
 
 
-async def test_a_stream_goes_on_where_it_stood(tokenizer: Tokenizer) -> None:
+async def test_a_stream_continues_where_it_was(tokenizer: Tokenizer) -> None:
     stage = IntakeHarness(tokenizer, max_queue_time_s=5.0)
     ids = stage.ids("Hello world, how are you today?")
     task = asyncio.create_task(stage.intake.collect(stage.ask(max_new_tokens=40)))
     await asyncio.sleep(0)
     first = stage.link.requests[0]
     done = 0
-    for step in (2, 0, 3):  # three deaths, one of them before anything new came
+    for step in (2, 0, 3):  # three deaths, one before any new token
         for token in ids[done : done + step]:
             stage.reply("r", [token])
         done += step
@@ -47,7 +47,7 @@ async def test_a_stream_goes_on_where_it_stood(tokenizer: Tokenizer) -> None:
     assert output.token_ids == ids and output.text == "Hello world, how are you today?"
 
 
-async def test_late_words_of_a_dead_engine_count(tokenizer: Tokenizer) -> None:
+async def test_late_tokens_of_a_dead_engine_count(tokenizer: Tokenizer) -> None:
     stage = IntakeHarness(tokenizer)
     stage.intake.submit(stage.ask("a"))
     (ended,) = stage.intake.submit(stage.ask("b"))
@@ -59,7 +59,7 @@ async def test_late_words_of_a_dead_engine_count(tokenizer: Tokenizer) -> None:
     assert (await ended.next()).finish == LENGTH
 
 
-async def test_still_waiting_keeps_its_queue_deadline(tokenizer: Tokenizer) -> None:
+async def test_a_waiting_request_keeps_its_queue_deadline(tokenizer: Tokenizer) -> None:
     stage = IntakeHarness(tokenizer, max_queue_time_s=5.0)
     stage.intake.submit(stage.ask())
     stage.intake.lose_engine()
@@ -68,7 +68,7 @@ async def test_still_waiting_keeps_its_queue_deadline(tokenizer: Tokenizer) -> N
     assert again.queue_deadline_s == first.queue_deadline_s > 0
 
 
-async def test_a_culprit_fails_alone_the_second_time(tokenizer: Tokenizer) -> None:
+async def test_a_poison_request_fails_alone_the_second_time(tokenizer: Tokenizer) -> None:
     stage = IntakeHarness(tokenizer)
     states = {rid: stage.intake.submit(stage.ask(rid))[0] for rid in ("good", "bad")}
     stage.intake.lose_engine(None)
@@ -96,7 +96,7 @@ async def test_a_token_clears_the_suspect(tokenizer: Tokenizer) -> None:
     assert list(stage.intake.requests) == ["r"]
 
 
-async def test_control_does_not_wait_for_the_dead(tokenizer: Tokenizer) -> None:
+async def test_control_does_not_wait_for_a_dead_engine(tokenizer: Tokenizer) -> None:
     stage = IntakeHarness(tokenizer)
     call = asyncio.create_task(stage.intake.control("info"))
     await asyncio.sleep(0)
@@ -149,7 +149,7 @@ async def test_a_paused_server_stays_paused(tokenizer: Tokenizer) -> None:
     assert (pause.verb, pause.args) == ("pause", {"mode": "in_place"}) and request.rid == "r"
 
 
-async def test_giving_up_is_told_to_everyone_once(
+async def test_giving_up_fails_every_request_once(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     stage = IntakeHarness(tokenizer)
@@ -162,7 +162,7 @@ async def test_giving_up_is_told_to_everyone_once(
     stage.intake.give_up(Failed("EngineError", "the engine process refused to start"))
     assert [f.kind for f in told] == ["ConfigError"]
     assert stage.intake.failure is told[0]
-    assert not caplog.messages  # whoever reads the failure says it, once
+    assert not caplog.messages  # the reader reports the failure, once
     finish = (await state.next()).finish
     assert finish is not None and (finish.kind, finish.status) == ("error", 503)
     with pytest.raises(Overloaded, match="page-size"):

@@ -1,4 +1,4 @@
-"""Prompts in, text out: what is sent to the engine, and what becomes of its answers."""
+"""Prompts in, text out: messages to the engine, and what its replies become."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_text_is_tokenised_and_the_seed_fixed(tokenizer: Tokenizer) -> Non
     assert sent.sampling.sampling_seed is not None
 
 
-async def test_slow_reader_gets_all_in_one(tokenizer: Tokenizer) -> None:
+async def test_a_slow_reader_gets_merged_output(tokenizer: Tokenizer) -> None:
     stage = IntakeHarness(tokenizer)
     (state,) = stage.intake.submit(stage.ask())
     ids = stage.ids("The quick brown fox")
@@ -70,7 +70,7 @@ async def test_parallel_samples_of_a_slow_reader(tokenizer: Tokenizer) -> None:
         assert all(r.sampling.n == 1 for r in stage.link.requests)
         for token in ids:
             stage.link.say(StepReply([TokenDelta(rid=f"r#{i}", tokens=[token]) for i in range(3)]))
-        # what was not read waits in one output a sample
+        # unread output is merged into one for each sample
         found = {(await first).index: ids}
         for _ in range(2):
             output = await anext(stream)
@@ -101,7 +101,7 @@ async def test_stop_string_across_deltas(tokenizer: Tokenizer, trim: bool) -> No
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 7, 40])
-async def test_a_stop_ends_tokens_that_come_together_where_it_ends_them_one_by_one(
+async def test_a_stop_ends_at_the_same_token_in_any_delta(
     tokenizer: Tokenizer, at_once: int
 ) -> None:
     stage = IntakeHarness(tokenizer, hidden_states_enabled=True)
@@ -116,7 +116,7 @@ async def test_a_stop_ends_tokens_that_come_together_where_it_ends_them_one_by_o
         is_last = first + at_once >= len(ids)
         stage.reply("r", new, LENGTH if is_last else None, logprobs=told, hidden_states=states)
     (output,) = await task
-    count = len(ids) - 4  # the stop ends with the "w"
+    count = len(ids) - 4  # the stop string ends with the "w"
     assert output.text == "Hell" and output.finish == Finish("stop", matched="o w")
     assert output.token_ids == ids[:count] and output.completion_tokens == count
     assert output.logprobs is not None
@@ -124,7 +124,7 @@ async def test_a_stop_ends_tokens_that_come_together_where_it_ends_them_one_by_o
     assert output.hidden_states == [bytes([i]) * 4 for i in range(count)]
 
 
-async def test_text_held_back_comes_at_the_end(tokenizer: Tokenizer) -> None:
+async def test_held_back_text_is_sent_at_the_end(tokenizer: Tokenizer) -> None:
     stage = IntakeHarness(tokenizer)
     task = asyncio.create_task(stage.intake.collect(stage.ask(stop=("fox!",))))
     await asyncio.sleep(0)
@@ -241,7 +241,7 @@ async def test_leaving_a_stream_aborts_it(tokenizer: Tokenizer) -> None:
     await stream.aclose()
     assert not stage.intake.requests
     assert [(a.rids, a.quiet) for a in stage.link.aborts] == [(("r#1",), True)]
-    stage.reply("r#1", [9])  # was under way: nobody is hurt
+    stage.reply("r#1", [9])  # was under way, so nothing fails
 
 
 async def test_cancelling_collect_aborts_it(tokenizer: Tokenizer) -> None:
@@ -254,7 +254,7 @@ async def test_cancelling_collect_aborts_it(tokenizer: Tokenizer) -> None:
     assert not stage.intake.requests and stage.link.aborts[0].rids == ("r",)
 
 
-async def test_abort_finds_all_samples_and_nobody_else(tokenizer: Tokenizer) -> None:
+async def test_abort_finds_all_samples_and_no_other_request(tokenizer: Tokenizer) -> None:
     stage = IntakeHarness(tokenizer)
     for rid, n in (("a", 2), ("b", 1), ("a#x", 1)):
         stage.intake.submit(stage.ask(rid, n=n))
@@ -262,11 +262,11 @@ async def test_abort_finds_all_samples_and_nobody_else(tokenizer: Tokenizer) -> 
     assert stage.intake.abort("nobody") == 0 and not stage.link.aborts
     assert stage.intake.abort("b", "because") == 1
     assert stage.link.aborts[-1].rids == ("b",) and stage.link.aborts[-1].message == "because"
-    assert stage.intake.abort("a") == 3  # a#x reads as a sample of a
+    assert stage.intake.abort("a") == 3  # a#x looks like a sample of a
     assert stage.intake.abort_all() == 4
 
 
-async def test_one_text_that_fails_costs_no_other(
+async def test_a_failing_detokenizer_fails_its_request_only(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = IntakeHarness(tokenizer)
@@ -298,7 +298,7 @@ async def test_a_client_that_does_not_read_loses_its_slot(
         await reads.next()
         stage.beat()
     assert len(stage.intake.requests) == 3
-    now_s[0] += 500.0  # this process stood still: nobody is to blame for more than a moment
+    now_s[0] += 500.0  # this process was paused, which must not count as a stall of clients
     stage.beat()
     assert sorted(stage.intake.requests) == ["reads", "w"]
     assert [(a.rids, a.quiet) for a in stage.link.aborts] == [(("stuck",), True)]
@@ -318,7 +318,7 @@ async def test_control_is_answered_by_call(tokenizer: Tokenizer) -> None:
     stage.link.say(ControlReply("stranger", True))
 
 
-async def test_drain_waits_for_what_runs(tokenizer: Tokenizer) -> None:
+async def test_drain_waits_for_running_requests(tokenizer: Tokenizer) -> None:
     stage = IntakeHarness(tokenizer)
     (state,) = stage.intake.submit(stage.ask())
     drain = asyncio.create_task(stage.intake.drain(60))
@@ -332,7 +332,7 @@ async def test_drain_waits_for_what_runs(tokenizer: Tokenizer) -> None:
     assert (await state.next()).finish == LENGTH
 
 
-async def test_drain_that_takes_too_long_says_so(tokenizer: Tokenizer) -> None:
+async def test_a_drain_that_takes_too_long_is_reported(tokenizer: Tokenizer) -> None:
     stage = IntakeHarness(tokenizer)
     (state,) = stage.intake.submit(stage.ask())
     assert await stage.intake.drain(0.001) is False

@@ -1,4 +1,4 @@
-"""Window pools are as large as the flags say."""
+"""Window pools have the size that the flags give."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every kind of violation is seen, with its numbers, and what can be mended is."""
+"""Every kind of invariant violation is found with its numbers, and repaired if possible."""
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ def ids(*tokens):
     return np.array(tokens, np.int32)
 
 
-class House:
-    """Slot 0 runs 6 tokens, of which 4 are cached and locked; 2 more cached pages are idle."""
+class Pools:
+    """Slot 0 runs 6 tokens, of which 4 are cached and locked; 2 more cached pages are unused."""
 
     def __init__(self):
         self.pool, self.slots = PageAllocator(20, 1), SlotAllocator(4)
@@ -39,10 +39,10 @@ class House:
 
 @pytest.fixture
 def house():
-    return House()
+    return Pools()
 
 
-def test_a_house_in_order(house):
+def test_no_violation(house):
     assert house.check() == []
     assert house.repair() == Repair([], 0, 0, [])
     assert house.check([(0, house.own, house.handle)]) == []
@@ -105,7 +105,7 @@ def test_a_lost_lock_and_a_dead_handle(house):
     assert any("4 not booked" in b for b in violations)
 
 
-def test_broken_sums_and_free_list(house):
+def test_wrong_counters_and_free_list(house):
     house.cache.total_pages += 3
     house.pool._num_free -= 1
     violations = house.check()

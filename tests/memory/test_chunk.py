@@ -1,4 +1,4 @@
-"""The cache without sharing: everything stays the caller's."""
+"""The cache without sharing: all pages stay the caller's."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from radixlm.memory.prefix.base import PrefixCache
 from radixlm.memory.prefix.chunk import ChunkCache
 
 
-def test_nothing_is_kept():
+def test_nothing_is_cached():
     cache: PrefixCache = ChunkCache(4)
     ids, pages = np.arange(8, dtype=np.int32), np.array([1, 2], np.int32)
     result = cache.insert(ids, pages)

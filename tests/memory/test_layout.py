@@ -1,4 +1,4 @@
-"""Pool sizes: counts, and the flag named where a size is impossible."""
+"""Pool sizes: counts, and the flag in the error for an impossible size."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.memory.layout import PoolLayout, WindowPool
 
 
-def test_counts_leave_the_null_page_out():
+def test_counts_exclude_the_null_page():
     layout = PoolLayout(16, 5, 2, (WindowPool(3, 20),))
     assert layout.num_tokens == 64
 

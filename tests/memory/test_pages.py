@@ -1,4 +1,4 @@
-"""The page allocator against a set, and every way to cheat it."""
+"""The page allocator against a set, and every kind of misuse."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from radixlm.base.errors import InvariantError
 from radixlm.memory.pages import CACHED, FREE, HELD, PageAllocator
 
 
-def test_gives_low_pages_first_and_never_the_null_page():
+def test_low_pages_come_first_and_the_null_page_never():
     pool = PageAllocator(8, 16)
     assert (pool.num_total, pool.num_free) == (7, 7)
     pages = pool.alloc(3)
@@ -19,7 +19,7 @@ def test_gives_low_pages_first_and_never_the_null_page():
     assert pool.alloc(1) is None and pool.alloc(0).tolist() == []
 
 
-def test_freed_pages_come_back_in_their_order():
+def test_freed_pages_are_reused_in_order():
     pool = PageAllocator(8, 1)
     pages = pool.alloc(7)
     pool.free(pages[4:6])
@@ -89,7 +89,7 @@ def test_negative_alloc():
         PageAllocator(4, 1).alloc(-1)
 
 
-def test_audit_sees_a_broken_free_list_and_rebuild_mends_it():
+def test_audit_finds_a_broken_free_list_and_rebuild_repairs_it():
     pool = PageAllocator(6, 1)
     pool.alloc(2)
     pool._stack[0] = 1
@@ -101,7 +101,7 @@ def test_audit_sees_a_broken_free_list_and_rebuild_mends_it():
 
 @settings(max_examples=50, derandomize=True, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=40))
-def test_like_a_set(moves):
+def test_equals_a_set(moves):
     pool, held = PageAllocator(20, 4), []
     for is_alloc, n in moves:
         if is_alloc:

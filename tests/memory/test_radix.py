@@ -39,7 +39,7 @@ def test_fewer_pages_than_tokens():
     assert result.num_cached_pages == 2 and cache.peek(ids(*range(9))) == 4
 
 
-def test_extra_keys_are_separate_worlds():
+def test_extra_keys_share_nothing():
     pool, cache = make()
     for key in (None, "", "lora", "lora2"):
         assert cache.match(ids(1, 2), key).num_tokens == 0
@@ -48,7 +48,7 @@ def test_extra_keys_are_separate_worlds():
     assert hits == [[1, 2], [3, 4], [5, 6], [7, 8]]
 
 
-def test_the_callers_arrays_stay_the_callers():
+def test_arrays_of_the_caller_are_not_kept():
     pool, cache = make()
     tokens = ids(1, 2, 3)
     result = put(pool, cache, tokens)
@@ -60,14 +60,14 @@ def test_the_callers_arrays_stay_the_callers():
     assert cache.match(ids(1, 2, 3)).pages.tolist() == [1, 2, 3]
 
 
-def test_other_integer_arrays_are_taken():
+def test_other_integer_arrays_are_accepted():
     pool, cache = make()
     cache.insert(np.array([1, 2, 3], np.int64), pool.alloc(3).tolist())
     assert cache.match([1, 2, 3, 4]).num_tokens == 3
     assert cache.match(np.array([1, 0, 2, 0, 3], np.int32)[::2]).num_tokens == 3
 
 
-def test_empty_prompts_hit_nothing_and_may_be_locked():
+def test_empty_prompts_match_nothing_and_may_be_locked():
     _, cache = make()
     match = cache.match(ids())
     cache.lock(match.handle)
@@ -105,7 +105,7 @@ def test_locks_count():
     assert cache.evict(5) == 1
 
 
-def test_dead_and_alien_handles():
+def test_stale_and_foreign_handles():
     pool, cache = make()
     handle = put(pool, cache, ids(1, 2, 3)).handle
     cache.evict(1)
@@ -115,7 +115,7 @@ def test_dead_and_alien_handles():
     assert cache.match(ids(1, 2, 3)).num_tokens == 2
 
 
-def test_lru_forgets_the_oldest_use_tail_first():
+def test_lru_evicts_the_oldest_use_tail_first():
     pool, cache = make()
     put(pool, cache, ids(1, 1, 1))
     put(pool, cache, ids(2, 2))
@@ -126,7 +126,7 @@ def test_lru_forgets_the_oldest_use_tail_first():
     assert [cache.peek(ids(n, n, n)) for n in (1, 2, 3)] == [3, 0, 1]
 
 
-def test_lfu_keeps_what_is_matched_often():
+def test_lfu_keeps_frequent_matches():
     pool, cache = make(eviction="lfu")
     put(pool, cache, ids(1, 1))
     cache.match(ids(1, 1))
@@ -136,7 +136,7 @@ def test_lfu_keeps_what_is_matched_often():
     assert [cache.peek(ids(n, n)) for n in (1, 2, 3)] == [2, 0, 1]
 
 
-def test_lfu_counts_the_uses_of_a_front_before_it_was_split_off():
+def test_lfu_keeps_the_uses_of_a_node_after_a_split():
     pool, cache = make(eviction="lfu")
     put(pool, cache, ids(1, 1, 1))
     for _ in range(3):
@@ -176,7 +176,7 @@ def test_page_sizes_must_agree():
         RadixCache(PageAllocator(4, 1), 4)
 
 
-def test_inserting_pages_that_are_not_the_callers_is_refused_whole():
+def test_inserting_pages_of_others_is_refused():
     pool, cache = make()
     result = put(pool, cache, ids(1, 2))
     with pytest.raises(InvariantError, match="owned by the prefix cache"):
@@ -223,7 +223,7 @@ class Log:
         self.lines.append("reset")
 
 
-def test_events_tell_the_whole_tree():
+def test_events_describe_the_whole_tree():
     log = Log()
     pool, cache = make(page_size=2, events=log)
     put(pool, cache, ids(1, 1, 2, 2), "a")

@@ -51,7 +51,7 @@ class Model:
         return found
 
     def insert(self, ids, pages, key):
-        """The caller's duplicates."""
+        """Insert; returns the caller's duplicates."""
         self.time += 1
         duplicates = []
         for prefix, page in zip(self.prefixes(ids, key), pages, strict=False):
@@ -101,7 +101,7 @@ class RadixMachine(RuleBasedStateMachine):
         self.locked = []
 
     def ids(self, blocks, num_rest):
-        """Each block a page of zeros that ends in the block's symbol; then part of a page."""
+        """Each block is a page of zeros that ends in the block's symbol; then a partial page."""
         size = self.pool.page_size
         pages = [[0] * (size - 1) + [block] for block in blocks]
         return [token for page in pages for token in page] + [0] * min(num_rest, size - 1)
@@ -117,7 +117,7 @@ class RadixMachine(RuleBasedStateMachine):
 
     @rule(**PROMPTS, num_extra=st.integers(0, 1), is_locked=st.booleans())
     def run_request(self, blocks, num_rest, key, num_extra, is_locked):
-        """What a request does: match, lock, compute the rest, insert, free what is its own."""
+        """What a request does: match, lock, compute the rest, insert, free its own pages."""
         ids = self.ids(blocks, num_rest)
         array = np.array(ids, np.int32)
         match, found = self.cache.match(array, key), self.model.match(ids, key)
@@ -138,7 +138,7 @@ class RadixMachine(RuleBasedStateMachine):
 
     @rule(**PROMPTS)
     def insert_without_match(self, blocks, num_rest, key):
-        """A request that computed what another has cached meanwhile."""
+        """A request that computed what another one cached meanwhile."""
         ids = self.ids(blocks, num_rest)
         pages = self.pool.alloc(len(blocks))
         if pages is None:

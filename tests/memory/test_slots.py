@@ -1,4 +1,4 @@
-"""Slots: dense, never twice."""
+"""Slots are dense and never given twice."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_wrong_free(slot, message):
     assert slots.num_free == 3
 
 
-def test_rebuild_from_the_running():
+def test_rebuild_from_running_requests():
     slots = SlotAllocator(4)
     slots.alloc()
     slots.rebuild([3, 1])

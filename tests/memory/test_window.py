@@ -1,4 +1,4 @@
-"""Window bookkeeping case by case: what may go, what a hit needs, who owns a revived page."""
+"""Sliding windows case by case: what may be freed, what a hit needs, who owns a revived page."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def make(window_tokens, page_size=1, num_pages=64):
 
 
 def put(pools, cache, tokens, num_null=0):
-    """Inserts ``tokens`` with ``num_null`` window pages already gone."""
+    """Insert `tokens` with `num_null` window pages already freed."""
     full, window = pools.alloc(len(tokens) // pools.full.page_size)
     pools.window.free(window[:num_null])
     window[:num_null] = 0
@@ -36,7 +36,7 @@ def put(pools, cache, tokens, num_null=0):
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 16])
 @pytest.mark.parametrize("window_tokens", [1, 4, 5, 17])
-def test_the_table_keeps_all_that_is_read_and_little_more(window_tokens, page_size):
+def test_the_table_keeps_the_window_and_little_more(window_tokens, page_size):
     table = WindowTable(window_tokens, page_size)
     for num_computed in range(80):
         first = table.first_live_page(num_computed)
@@ -47,7 +47,7 @@ def test_the_table_keeps_all_that_is_read_and_little_more(window_tokens, page_si
         assert table.num_live_pages(num_computed, 7) == -(-(num_computed + 7) // page_size) - first
 
 
-def test_dead_pages_are_taken_once_and_never_the_caches():
+def test_dead_pages_are_freed_once_and_cached_ones_never():
     table = WindowTable(window_tokens=4, page_size=2)
     row = ids(1, 2, 3, 4, 5, 6)
     assert table.take_dead(row, 4).tolist() == []
@@ -64,7 +64,7 @@ def test_a_group_needs_a_window():
         WindowGroup(PageAllocator(5, 2), 0)
 
 
-def test_a_hit_brings_the_window_only():
+def test_a_hit_gives_window_pages_of_the_window_only():
     pools, cache = make(window_tokens=5, page_size=2)
     result = put(pools, cache, ids(*range(12)))
     match = cache.match(ids(*range(12)))
@@ -73,16 +73,16 @@ def test_a_hit_brings_the_window_only():
     assert cache.match(ids(*range(5))).window_pages.tolist() == [1, 2]
 
 
-def test_a_hit_may_not_end_behind_a_tombstone_too_soon():
+def test_a_hit_may_not_end_too_close_to_a_tombstone():
     pools, cache = make(window_tokens=3)
     put(pools, cache, ids(*range(10)), num_null=4)
-    # tokens 0..3 have no window pages; an end needs three live ones before it
+    # tokens 0..3 have no window pages; a match end needs three live ones before it
     assert [cache.peek(ids(*range(n))) for n in (4, 5, 6, 7, 8, 10)] == [0, 0, 0, 7, 8, 10]
     assert cache.match(ids(*range(6))).num_tokens == 0
     assert len(list(cache.tree.nodes())) == 2, "a match that may not end there must not split"
 
 
-def test_inner_nodes_become_tombstones_and_leaves_go():
+def test_inner_nodes_become_tombstones_and_leaves_are_removed():
     pools, cache = make(window_tokens=2)
     put(pools, cache, ids(1, 2, 3, 4))
     put(pools, cache, ids(1, 2, 9, 9))
@@ -97,7 +97,7 @@ def test_inner_nodes_become_tombstones_and_leaves_go():
     assert pools.full.num_free == pools.window.num_free == 63
 
 
-def test_evicting_the_live_leaf_takes_the_tombstone_along():
+def test_evicting_the_last_live_leaf_removes_the_tombstone():
     pools, cache = make(window_tokens=2)
     put(pools, cache, ids(*range(8)), num_null=6)
     assert (cache.total_pages, cache.num_window_evictable) == (8, 2)
@@ -105,7 +105,7 @@ def test_evicting_the_live_leaf_takes_the_tombstone_along():
     assert pools.full.num_free == pools.window.num_free == 63
 
 
-def test_a_tombstone_is_revived_by_who_computed_it_again():
+def test_a_tombstone_is_revived_by_recomputed_pages():
     pools, cache = make(window_tokens=2)
     put(pools, cache, ids(*range(8)), num_null=6)
     full, window = pools.alloc(5)
@@ -122,7 +122,7 @@ def test_a_tombstone_is_revived_by_who_computed_it_again():
     assert check(pools.full, SlotAllocator(1), cache, [], pools.window) == []
 
 
-def test_duplicate_window_pages_go_back():
+def test_duplicate_window_pages_are_freed():
     pools, cache = make(window_tokens=2)
     put(pools, cache, ids(1, 2, 3))
     full, window = pools.alloc(3)
@@ -148,7 +148,7 @@ def test_a_lock_holds_exactly_the_window():
     assert cache.evict(1) == 6 and pools.full.num_free == pools.window.num_free == 63
 
 
-def test_a_front_split_off_by_a_lock_is_as_old_as_it_was():
+def test_a_node_split_by_a_lock_keeps_its_age():
     pools, cache = make(window_tokens=2)
     put(pools, cache, ids(9, 9))
     handle = put(pools, cache, ids(1, 2, 3, 4)).handle

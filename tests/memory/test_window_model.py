@@ -1,7 +1,7 @@
-"""Requests with window layers, run at random on pools whose contents are simulated.
+"""Random requests with window layers on pools whose contents are simulated.
 
-Each whole page remembers which tokens it was written for. So a page that was freed too early, given
-out twice, or handed over with the wrong tokens shows up as wrong content where it is read.
+Each full page records the tokens it was written for. So a page that is freed too early, given
+out twice or passed on with wrong tokens is found when it is read.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Request:
         return np.array(self.tokens[:num_tokens], np.int32)
 
 
-# Long prompts of few symbols: many hits, many requests that end within or behind others.
+# long prompts of few symbols: many hits, many requests that end inside or after others
 BLOCKS = st.integers(1, 14).flatmap(
     lambda n: st.lists(st.sampled_from([1, 1, 1, 2]), min_size=n, max_size=n)
 )
@@ -64,7 +64,7 @@ class HybridMachine(RuleBasedStateMachine):
         return (request_key, tuple(tokens[: (page + 1) * self.size]))
 
     def entries(self):
-        """Page by page what the tree holds: prefix -> (page, window page or 0)."""
+        """The tree's content page by page: prefix -> (page, window page or 0)."""
         found = {}
         for node in self.cache.tree.nodes():
             path = node.path()
@@ -78,7 +78,7 @@ class HybridMachine(RuleBasedStateMachine):
         return found
 
     def best_hit(self, key, tokens):
-        """The longest prefix, in pages, whose last ``window_tokens`` tokens are live."""
+        """The longest prefix, in pages, whose last `window_tokens` tokens are live."""
         entries, best, num_pages = self.entries(), 0, 0
         windows = []
         while (num_pages + 1) * self.size <= len(tokens):
@@ -93,7 +93,7 @@ class HybridMachine(RuleBasedStateMachine):
         return best
 
     def expect_content(self, request, num_tokens):
-        """All full pages, and the window pages that the token at ``num_tokens`` reads."""
+        """All full pages, and the window pages that the token at `num_tokens` reads."""
         for i in range(num_tokens // self.size):
             prefix = self.prefix(request.key, request.tokens, i)
             assert self.full_content[int(request.table[i])] == prefix

@@ -1,4 +1,4 @@
-"""What the loop does when there is nothing to do."""
+"""The loop without work."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from radixlm.wire.replies import Heartbeat
 from tests.fakes.scheduler_harness import SchedulerHarness
 
 
-def test_books_are_checked_after_a_second_of_peace_and_repaired() -> None:
+def test_invariants_are_checked_and_repaired_after_an_idle_second() -> None:
     bench = SchedulerHarness()
     bench.submit("r", [1] * 20, 3, ignore_eos=True)
     bench.run()
-    lost = bench.kv_manager.pages.alloc(2)  # nobody's
+    lost = bench.kv_manager.pages.alloc(2)  # owned by no request
     assert lost is not None
     free = bench.kv_manager.pages.num_free
     bench.tick()
@@ -25,7 +25,7 @@ def test_books_are_checked_after_a_second_of_peace_and_repaired() -> None:
     assert bench.scheduler.controls.num_breaches == found
 
 
-def test_beats_come_when_nothing_else_does() -> None:
+def test_heartbeats_are_sent_while_idle() -> None:
     bench = SchedulerHarness()
     for _ in range(5):
         bench.now_s += 1.1
@@ -33,4 +33,4 @@ def test_beats_come_when_nothing_else_does() -> None:
     beats = [r for r in bench.replies if isinstance(r, Heartbeat)]
     assert len(beats) == 5
     assert beats[-1].load.num_running == 0
-    assert bench.scheduler._max_wait_s() >= 0.5  # it sleeps rather than polls
+    assert bench.scheduler._max_wait_s() >= 0.5  # it sleeps instead of polling

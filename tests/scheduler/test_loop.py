@@ -1,4 +1,4 @@
-"""Whatever else is in the batch, a request gets the tokens that it would get alone."""
+"""A request gets the tokens that it would get alone, whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_equals_one_at_a_time(
         assert bench.out[f"r{i}"] == reference(prompt, length, i % 3 == 0), i
 
 
-def test_retracts_under_pressure_and_still_agrees() -> None:
+def test_retractions_do_not_change_tokens() -> None:
     bench = SchedulerHarness(num_pages=24, reserve=0.0)
     prompts = _prompts(random.Random(3), 6, shared=0)
     for i, prompt in enumerate(prompts):
@@ -68,7 +68,7 @@ def test_retracts_under_pressure_and_still_agrees() -> None:
         assert bench.out[f"r{i}"] == reference(prompt[:8], 40, True)
 
 
-def test_prefix_is_computed_once_for_requests_that_come_together() -> None:
+def test_a_prefix_is_computed_once_for_simultaneous_requests() -> None:
     shared = [1 + i % 30 for i in range(40)]
     bench = SchedulerHarness(num_pages=400)
     for i in range(6):
@@ -91,7 +91,7 @@ def test_finish_reasons() -> None:
     assert bench.out["nothing"] == [] and bench.finish["nothing"].kind == "length"
 
 
-def test_resumed_request_goes_on_where_it_stood() -> None:
+def test_a_resumed_request_continues_where_it_was() -> None:
     want = reference([7, 8, 9], 20, True)
     bench = SchedulerHarness()
     bench.submit("r", [7, 8, 9, *want[:6]], 20, ignore_eos=True, num_emitted=6)
@@ -117,7 +117,7 @@ def test_context_end_is_a_length_finish() -> None:
     assert len(bench.out["r"]) == 6 and bench.finish["r"].kind == "length"
 
 
-def test_what_was_kept_of_a_prompt_is_not_told_twice() -> None:
+def test_prompt_outputs_are_sent_once_after_a_retraction() -> None:
     bench = SchedulerHarness()
     need = LogprobParams(prompt_from=0)
     bench.submit("r", [1 + i % 30 for i in range(40)], 4, ignore_eos=True, logprobs=need)
@@ -146,7 +146,7 @@ def test_what_was_kept_of_a_prompt_is_not_told_twice() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_hidden_states_are_told_once_each_through_retractions(depth: int) -> None:
+def test_hidden_states_are_sent_once_through_retractions(depth: int) -> None:
     bench = SchedulerHarness(num_pages=24, reserve=0.0, depth=depth)
     for i in range(6):
         bench.submit(f"r{i}", [1 + i] * 9, 30, ignore_eos=True, return_hidden_states=True)

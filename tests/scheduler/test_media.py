@@ -1,4 +1,4 @@
-"""Places that see one another are computed in one step and found in the cache whole or not."""
+"""Bidirectional spans are computed in one step, and found in the cache as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def parts(bench: SchedulerHarness, rid: str) -> list[tuple[int, int]]:
     ("runs", "expected"),
     [
         (((3, 7), (12, 10)), [(0, 12), (12, 28), (28, 44), (44, 50)]),
-        (((10, 30),), [(0, 10), (10, 40), (40, 50)]),  # more than a step's budget of 16
+        (((10, 30),), [(0, 10), (10, 40), (40, 50)]),  # more than the step budget of 16
         (((0, 50),), [(0, 50)]),
         (((0, 16), (16, 16)), [(0, 16), (16, 32), (32, 48), (48, 50)]),
     ],
 )
-def test_chunks_end_beside_runs(
+def test_chunks_end_at_span_borders(
     runs: tuple[tuple[int, int], ...], expected: list[tuple[int, int]]
 ) -> None:
     bench = SchedulerHarness()
@@ -48,7 +48,7 @@ def test_chunks_end_beside_runs(
 @pytest.mark.parametrize(
     ("run", "hit"), [((20, 16), 20), ((21, 16), 20), ((2, 30), 0), ((4, 20), 48)]
 )
-def test_a_hit_ends_before_or_behind_a_run(run: tuple[int, int], hit: int) -> None:
+def test_a_hit_ends_before_or_after_a_span(run: tuple[int, int], hit: int) -> None:
     """The other prompt has the first half of the run, or where hit = 48 all of it, in common."""
     bench = SchedulerHarness()
     other = PROMPT if hit == 48 else [*PROMPT[:28], *[30] * 20]
@@ -60,20 +60,20 @@ def test_a_hit_ends_before_or_behind_a_run(run: tuple[int, int], hit: int) -> No
     assert bench.out["b"] == reference(PROMPT, 8)
 
 
-def test_runs_are_checked() -> None:
+def test_spans_are_validated() -> None:
     with pytest.raises(ValueError, match="empty span"):
         Media("image", bytes(32), ((0, 4),), {"x": Array("uint8", (1,), b"a")}, ((3, 0),))
 
 
 def images(seed: int, *spans: tuple[int, int]) -> tuple[Media, ...]:
-    """Of different content, none of whose places see one another."""
+    """Images of different content without bidirectional spans."""
     return tuple(
         Media("image", bytes([seed, i]) + bytes(30), (span,), {}) for i, span in enumerate(spans)
     )
 
 
 def begun(bench: SchedulerHarness, media: dict[str, tuple[Media, ...]]) -> list[int]:
-    """Places of the media that each step's chunks reach first."""
+    """The media positions that each step's chunks reach first."""
     steps, seen = [], set()
     for plan in bench.executor.steps:
         total = 0
@@ -101,7 +101,7 @@ def test_a_step_encodes_no_more_than_its_budget() -> None:
         assert bench.out[rid] == reference(prompt, 8)
     steps = begun(bench, media)
     assert sum(steps) == 6 * 21 + 40
-    assert max(steps) == 40 and sorted(steps)[-2] <= 16  # the big one goes alone
+    assert max(steps) == 40 and sorted(steps)[-2] <= 16  # the large one runs alone
 
 
 def test_the_same_image_counts_once() -> None:
@@ -114,7 +114,7 @@ def test_the_same_image_counts_once() -> None:
         assert [item.count for item in bench.executor.steps[0].items] == [45, 45, count]
 
 
-def test_a_run_larger_than_the_window_pool_is_refused() -> None:
+def test_a_span_larger_than_the_window_pool_is_refused() -> None:
     # of 4 tokens, one is the null page
     bench = SchedulerHarness(num_pages=64, window=8, num_window=10)
     bench.submit("fits", PROMPT, media=media((4, 28)))
@@ -125,8 +125,8 @@ def test_a_run_larger_than_the_window_pool_is_refused() -> None:
     assert refused.status == 400 and "11 pages of the window layers' cache" in refused.message
 
 
-@pytest.mark.parametrize("seed", [*range(8), 91, 370])  # the last two: all wait for one another
-def test_runs_that_need_the_same_window_pages_take_turns(seed: int) -> None:
+@pytest.mark.parametrize("seed", [*range(8), 91, 370])  # the last two wait for each other
+def test_spans_that_need_the_same_window_pages_take_turns(seed: int) -> None:
     """Each prompt holds its window and needs more for its next run than the others leave."""
     draw = Random(seed)
     bench = SchedulerHarness(

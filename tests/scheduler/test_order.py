@@ -1,4 +1,4 @@
-"""Who goes first, who is refused, and what operators may do."""
+"""Order of requests, refusals, and control commands of operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fakes.scheduler_harness import SchedulerHarness
 
 
 class Recorder(Feature):
-    """The order in which requests are first computed, and who was released."""
+    """The order in which requests are first computed, and the released ones."""
 
     def __init__(self) -> None:
         self.started: list[str] = []
@@ -32,7 +32,7 @@ def _bench(**limits: object) -> tuple[SchedulerHarness, Recorder]:
     return SchedulerHarness(features=(recorder,), **limits), recorder
 
 
-def test_priorities_go_first_and_waiting_makes_important() -> None:
+def test_priorities_go_first_and_waiting_raises_them() -> None:
     bench, recorder = _bench(max_running=1, priorities=True, aging_s=10.0)
     bench.submit("first", [1, 2, 3], 4)
     bench.tick()
@@ -44,7 +44,7 @@ def test_priorities_go_first_and_waiting_makes_important() -> None:
     assert sorted(recorder.released) == sorted(recorder.started)
 
 
-def test_much_more_important_requests_preempt() -> None:
+def test_much_higher_priorities_preempt() -> None:
     bench, recorder = _bench(max_running=1, priorities=True, preemption_threshold=10)
     bench.submit("long", [1, 2, 3], 30, ignore_eos=True)
     for _ in range(5):
@@ -65,7 +65,7 @@ def test_users_take_turns() -> None:
     assert recorder.started.index("b0") == 1
 
 
-def test_full_queue_is_told_so() -> None:
+def test_a_full_queue_refuses() -> None:
     bench, _ = _bench(max_running=1, max_queued=2)
     bench.submit("runs", [1, 2], 10, ignore_eos=True)
     bench.tick()
@@ -131,7 +131,7 @@ def test_pause_and_continue_change_nothing(mode: str) -> None:
     assert bench.out["r"] == reference([4, 5, 6], 20, True)
 
 
-def test_flush_waits_for_nobody() -> None:
+def test_flush_does_not_wait() -> None:
     bench, _ = _bench()
     bench.submit("r", [4] * 20, 20, ignore_eos=True)
     bench.tick()

@@ -1,4 +1,4 @@
-"""SlotTable that are committed together and those that are committed one by one say the same."""
+"""Requests that are committed together and those committed one by one get the same results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fakes.scheduler_harness import SchedulerHarness
 
 
 class Follower(Feature):
-    """Keeps the tokens of the requests whose ids begin with an f."""
+    """Records the tokens of requests whose ids begin with an f."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[int]] = {}
@@ -33,7 +33,7 @@ class Follower(Feature):
 
 
 def alone(prompt: list[int], sampling: SamplingParams) -> list[int]:
-    """What one request gets, token by token."""
+    """The tokens of one request alone, token by token."""
     out: list[int] = []
     while len(out) < (sampling.max_new_tokens or 0):
         out.append(next_token(np.array([*prompt, *out])))
@@ -43,7 +43,7 @@ def alone(prompt: list[int], sampling: SamplingParams) -> list[int]:
 
 
 def submit(bench: SchedulerHarness, rid: str, rng: random.Random) -> list[int]:
-    """A request with anything that decides how its tokens are told; the tokens it must get."""
+    """Submit a request with random features that affect its output; returns the expected tokens."""
     prompt = [rng.randrange(1, VOCAB) for _ in range(rng.randint(1, 20))]
     sampling = SamplingParams(
         max_new_tokens=rng.choice((1, 5, 30, 2 * RECENT + 3)),
@@ -67,7 +67,7 @@ def submit(bench: SchedulerHarness, rid: str, rng: random.Random) -> list[int]:
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("num_pages", [60, 400])
-def test_a_mixture_gets_what_each_gets_alone(depth: int, num_pages: int) -> None:
+def test_a_mixed_batch_gives_each_request_its_own_tokens(depth: int, num_pages: int) -> None:
     rng, follower = random.Random(depth), Follower()
     bench = SchedulerHarness(num_pages, features=(follower,), depth=depth)
     want, gone = {}, set()
@@ -89,7 +89,7 @@ def test_a_mixture_gets_what_each_gets_alone(depth: int, num_pages: int) -> None
     assert not bench.scheduler.committer._stop_counts
 
 
-def test_a_row_that_only_decodes_is_told_by_a_token_alone() -> None:
+def test_a_plain_decode_row_sends_a_single_token() -> None:
     bench = SchedulerHarness()
     bench.submit("a", [1, 2, 3], 20, ignore_eos=True)
     bench.submit("b", [1, 2, 4], 20, ignore_eos=True, stream=False)
@@ -121,7 +121,7 @@ def request(ids: list[int]) -> Request:
 
 
 @given(st.lists(st.tuples(st.sampled_from("apfslw"), st.integers(1, 80)), max_size=30))
-def test_a_request_knows_its_tokens_in_its_slot_and_out_of_it(steps: list[tuple[str, int]]) -> None:
+def test_a_request_keeps_its_tokens_in_and_out_of_a_slot(steps: list[tuple[str, int]]) -> None:
     rows, mine = SlotTable(2), request([1, 2, 3])
     tokens, sent = [1, 2, 3], 3
     mine.assign_slot(rows, 1)
@@ -136,7 +136,7 @@ def test_a_request_knows_its_tokens_in_its_slot_and_out_of_it(steps: list[tuple[
             for token in range(number):
                 mine.append(token)
                 tokens.append(token)
-        elif kind == "p":  # with all rows of a step
+        elif kind == "p":  # all rows of a step
             for token in range(number):
                 count = rows.append(np.array([mine.slot]), np.array([token], np.int32))
                 tokens.append(token)
@@ -162,7 +162,7 @@ def test_rows_grow_with_their_pages() -> None:
     assert not rows.pages[:2].any()
 
 
-def test_nobody_writes_to_the_row_of_those_without_a_slot() -> None:
+def test_the_row_without_a_slot_is_never_written() -> None:
     waiting = request([1, 2])
     assert (waiting.num_computed, waiting.inflight, waiting.num_allocated) == (0, 0, 0)
     with pytest.raises(ValueError, match="read-only"):
@@ -170,7 +170,7 @@ def test_nobody_writes_to_the_row_of_those_without_a_slot() -> None:
 
 
 @pytest.mark.parametrize("radix", [False, True])
-def test_nobody_waits_for_a_prompt_that_is_computed(radix: bool) -> None:
+def test_no_request_waits_for_a_computed_prefix(radix: bool) -> None:
     """With a step in flight, and where the tree never takes the other's pages over."""
     bench = SchedulerHarness(400, radix=radix, depth=1)
     for rid in "ab":

@@ -1,4 +1,4 @@
-"""Items as columns are the items that they were made of, and so are their results."""
+"""Items as columns convert back to the same items, and so do their results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from radixlm.step.plan import Item, Items, StepPlan
 from radixlm.step.result import ItemResult, StepResult
 from radixlm.wire.requests import LogprobParams
 
-TOKENS = np.array([5, 6, 7], np.int32)  # one for all: arrays are compared by identity
+TOKENS = np.array([5, 6, 7], np.int32)  # one for all, because arrays are compared by identity
 
 
 def item(index: int, kind: int, start: int) -> Item:
@@ -26,7 +26,7 @@ ITEMS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 99)), max_size=8)
 
 
 @given(ITEMS)
-def test_items_come_back_as_they_were(drawn: list[tuple[int, int]]) -> None:
+def test_items_survive_the_round_trip(drawn: list[tuple[int, int]]) -> None:
     given_ = tuple(item(i, kind, start) for i, (kind, start) in enumerate(drawn))
     items = Items.of(given_)
     assert Items.of(items) is items
@@ -38,7 +38,7 @@ def test_items_come_back_as_they_were(drawn: list[tuple[int, int]]) -> None:
 
 
 @given(ITEMS, st.integers(0, 4))
-def test_results_come_back_as_they_were(drawn: list[tuple[int, int]], odd: int) -> None:
+def test_results_survive_the_round_trip(drawn: list[tuple[int, int]], odd: int) -> None:
     items = tuple(item(i, kind, start) for i, (kind, start) in enumerate(drawn))
     results = [ItemResult((7 + i,) if it.emit else ()) for i, it in enumerate(items)]
     if odd < len(results):
