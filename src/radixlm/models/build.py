@@ -1,4 +1,4 @@
-"""Record -> model."""
+"""Make the model of a ``Decoder`` record."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from radixlm.quant.scheme import Scheme, UnquantizedScheme
 if TYPE_CHECKING:
     from radixlm.models.transformers_backend.model import TransformersModel
 
-OwnModel = DecoderModel | EncoderModel
-Model: TypeAlias = "OwnModel | TransformersModel"
+NativeModel = DecoderModel | EncoderModel
+Model: TypeAlias = "NativeModel | TransformersModel"
 
 
 def build_model(
@@ -32,14 +32,14 @@ def build_model(
     weight_dtype: torch.dtype | None = None,
     merge_windows: bool = False,
     scheme: Scheme | None = None,
-) -> OwnModel:
+) -> NativeModel:
     """A model without weights; ``weights.load.load_weights`` fills it.
 
     ``compute_dtype`` is the dtype of activations, ``weight_dtype`` that of stored weights (None:
     as in the checkpoint). With ``merge_windows``, windowed layers live in a full KV group.
     """
     context = LayerContext(kernels, device, compute_dtype, scheme or UnquantizedScheme())
-    model: OwnModel
+    model: NativeModel
     if decoder.encoder is not None:
         model = EncoderModel(decoder, context, weight_dtype)
     else:
@@ -51,17 +51,17 @@ def build_model(
 
 
 def is_transformers(model: Model) -> TypeGuard[TransformersModel]:
-    """Whether the model is one of transformers."""
-    return not isinstance(model, OwnModel)
+    """Whether the model runs by transformers."""
+    return not isinstance(model, NativeModel)
 
 
 def head_of(model: Model) -> PooledHead | None:
-    """The head of a loaded model that gives vectors or scores."""
+    """The head of a loaded model that returns embeddings or scores."""
     pool = model.decoder.pool
     if pool is None:
         return None
-    if isinstance(model, OwnModel):
+    if isinstance(model, NativeModel):
         return PooledHead(pool, model.pool, model.gate)
     if pool.head:
-        raise ConfigError("--model-impl transformers: a model with a head of layers needs our own")
+        raise ConfigError("--model-impl transformers: pooling layers need a native model")
     return PooledHead(pool, (), ())

@@ -1,16 +1,14 @@
 """Decode steps under torch.compile (``--enable-torch-compile``).
 
-A step of a few rows that only decodes is one graph: from the token ids to the logits. Attention and
-whatever has a kernel of ours are operations that the compiler does not look into
-(kernels/custom_ops.py); what is plain torch between them it fuses. The page tables, lengths and
-pools
-are the attention backend's, which was told of the step before: no graph knows them, so that it
-holds for any lengths. One row makes a graph of its own, all other counts share one; two are all
-that a model should need, and MAX_GRAPHS all that it gets.
+A decode step of a few rows is one graph, from the token ids to the logits. Attention and the
+package's kernels are custom operations that the compiler does not trace (kernels/custom_ops.py); it
+fuses the torch operations between them. Page tables, lengths and pools belong to the attention
+backend, not to the graph, so that a graph serves all lengths. One row has its own graph, all other
+counts share one. A model should need these two and gets at most MAX_GRAPHS.
 
-What fails to compile runs as before, after one warning.
+If compilation fails, the steps run uncompiled, after one warning.
 
-Legend: T tokens, R channels that a rope turns, V vocabulary.
+Legend: T tokens, R rotated channels, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import MISSING, dataclass, field, fields
 from types import FunctionType
 from typing import Any, cast
@@ -57,12 +54,13 @@ _FAILURES = (
     FailOnRecompileLimitHit,
     GuardOnDataDependentSymNode,
 )
-# a step in which any other of a batch's optional parts is given is rare and runs as it is
-_USUAL = ("is_decode", "fused_attn", "scratch")
-_RARE = tuple(
+# steps with any other optional part of a batch are rare and run uncompiled
+_COMPILED_PARTS = ("is_decode", "fused_attn", "scratch")
+_OTHER_PARTS = tuple(
     one.name
     for one in fields(ForwardBatch)
-    if (one.default is not MISSING or one.default_factory is not MISSING) and one.name not in _USUAL
+    if (one.default is not MISSING or one.default_factory is not MISSING)
+    and one.name not in _COMPILED_PARTS
 )
 
 
@@ -77,12 +75,12 @@ class OpaqueAttention:
         self.pools: Sequence[Any] = ()
         self.real: Any = None  # the backend, and where it prepares q and k itself, the same again
         self._numbers: dict[int, int] = {}
-        self._held: list[FunctionHandle] = []
+        self._handles: list[FunctionHandle] = []
         for site in sites:
             pair = (FunctionHandle(self._calling(site)), FunctionHandle(self._preparing(site)))
             self._numbers[id(site)] = pair[0].number
             assert pair[1].number == pair[0].number + 1
-            self._held += [*pair]
+            self._handles += [*pair]
 
     def _calling(self, site: AttentionSite) -> Callable[..., Tensor]:
         def call(q: Tensor, k: Tensor | None, v: Tensor | None, width: int) -> Tensor:
@@ -116,20 +114,22 @@ class OpaqueAttention:
     ) -> Tensor:
         """See step/batch.py: FusedAttentionRunner."""
         number, width = self._numbers[id(site)] + 1, site.heads * site.v_dim
-        asked = (*flat_norm(norm), cos_sin_T2R, interleaved)
-        return cast(Tensor, OPS["prepare_and_attend"](number, q_THD, k_TKD, v_TKV, *asked, width))
+        arguments = (*flat_norm(norm), cos_sin_T2R, interleaved)
+        return cast(
+            Tensor, OPS["prepare_and_attend"](number, q_THD, k_TKD, v_TKV, *arguments, width)
+        )
 
 
 @dataclass(slots=True)
 class TracedBatch(ForwardBatch):
-    """A step as the compiler sees it. ``angles`` of its ropes come from outside, where they may be
-    told by the host."""
+    """A step as the compiler sees it. The ``angles`` of its ropes are an input of the graph: they
+    may depend on the host's numbers."""
 
     angles: list[Angles] = field(default_factory=list)
 
 
-class _Given:
-    """In the place of a model's ropes."""
+class _TracedRopes:
+    """Replaces the ropes of the traced model: the angles are in the batch."""
 
     def angles(self, batch: TracedBatch) -> list[Angles]:
         return batch.angles
@@ -144,15 +144,17 @@ class CompiledSteps:
     """A model whose small decode steps are compiled; otherwise the model."""
 
     def __init__(self, model: DecoderModel, max_rows: int) -> None:
-        """The model is loaded, and stays as it is. ``max_rows`` of a step at most."""
+        """``model`` is loaded and does not change. Steps of more than ``max_rows`` are not
+        compiled."""
         self._model, self.max_rows = model, max_rows
         self._attention = OpaqueAttention(model.sites)
-        self._seen_model = _without_program(model, self._attention)
+        ropes = cast(RopeTables, _TracedRopes())
+        self._traced_model = model.without_program(self._attention, ropes)
         self._backend = lookup_backend(BACKEND)
-        # torch keeps graphs by code: with code of its own a model does not see another's
+        # torch caches graphs by code object: each model has its own
         code = _logits.__code__.replace(co_name=f"logits_of_{id(self):x}")
-        own = FunctionType(code, _logits.__globals__)
-        self._run = torch.compile(own, fullgraph=True, dynamic=False, backend=self._compile)
+        function = FunctionType(code, _logits.__globals__)
+        self._run = torch.compile(function, fullgraph=True, dynamic=False, backend=self._compile)
         self.num_graphs = 0
         self.is_on = True
 
@@ -160,7 +162,7 @@ class CompiledSteps:
         """As the model's."""
         if self.is_on and not need_hidden and self._takes(batch):
             try:
-                return None, self._run(self._seen_model, self._seen(batch))
+                return None, self._run(self._traced_model, self._traced(batch))
             except _FAILURES as error:
                 self.is_on = False
                 log.warning("--enable-torch-compile: steps run as they are: %s", _cause(error))
@@ -173,51 +175,44 @@ class CompiledSteps:
     def _takes(self, batch: ForwardBatch) -> bool:
         if not batch.is_decode or batch.num_tokens > self.max_rows:
             return False
-        return not any(_is_given(getattr(batch, name)) for name in _RARE)
+        return not any(_is_set(getattr(batch, name)) for name in _OTHER_PARTS)
 
-    def _seen(self, batch: ForwardBatch) -> TracedBatch:
-        """The step with hidden attention and with its angles; more rows than one are any number."""
-        hidden = self._attention
-        hidden.real = batch.attn
+    def _traced(self, batch: ForwardBatch) -> TracedBatch:
+        """The step with opaque attention and with its angles; the number of rows above 1 is
+        dynamic."""
+        attention = self._attention
+        attention.real = batch.attn
         values = {one.name: getattr(batch, one.name) for one in fields(batch)}
-        seen = TracedBatch(**values)
-        seen.attn, seen.angles = hidden, self._model.ropes.angles(batch)
-        seen.fused_attn = None if batch.fused_attn is None else hidden
+        traced = TracedBatch(**values)
+        traced.attn, traced.angles = attention, self._model.ropes.angles(batch)
+        traced.fused_attn = None if batch.fused_attn is None else attention
         if batch.num_tokens > 1:
-            for tensor in (seen.token_ids_T, seen.positions_T, *seen.angles):
+            for tensor in (traced.token_ids_T, traced.positions_T, *traced.angles):
                 mark_dynamic(tensor, 0)
-        return seen
+        return traced
 
     def _compile(self, graph: Any, inputs: Any, **options: Any) -> Any:
-        """The backend, counted and timed."""
+        """Call the backend; count and time it."""
         if self.num_graphs == MAX_GRAPHS:
-            raise _TooMany(f"a graph for each of {MAX_GRAPHS} steps, and more are asked for")
+            raise _TooMany(f"more than {MAX_GRAPHS} graphs of decode steps are needed")
         self.num_graphs += 1
         began_s = time.perf_counter()
         with inductor_config.patch(_INDUCTOR):
-            made = self._backend(graph, inputs, **options)
+            compiled = self._backend(graph, inputs, **options)
         log.info(
-            "torch.compile: graph %d of decode steps made in %s",
+            "torch.compile: graph %d of decode steps compiled in %s",
             self.num_graphs,
             format_seconds(time.perf_counter() - began_s),
         )
-        return made
+        return compiled
 
 
-def _without_program(model: DecoderModel, attention: OpaqueAttention) -> DecoderModel:
-    """The same layers, always run one by one, and told of the angles."""
-    twin = copy(model)
-    twin.use_program, twin.program, twin._program_backend = False, None, attention
-    twin.ropes = cast(RopeTables, _Given())
-    return twin
-
-
-def _is_given(value: Any) -> bool:
+def _is_set(value: Any) -> bool:
     return value is not None and not (isinstance(value, tuple | dict) and not value)
 
 
 def _cause(error: Exception) -> str:
-    """What went wrong at first, in a line."""
+    """The first cause of an error, in a line."""
     while isinstance(error, BackendCompilerFailed):
         error = error.inner_exception
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""The one decoder-only model: whatever a Decoder record says, as layers.
+"""The decoder: the layers of a ``Decoder`` record.
 
 Legend: T packed tokens, D model channels, R rows whose logits are wanted, V vocabulary.
 """
@@ -6,6 +6,7 @@ Legend: T packed tokens, D model channels, R rows whose logits are wanted, V voc
 from __future__ import annotations
 
 import math
+from copy import copy
 
 import torch
 import torch.nn.functional as F
@@ -121,7 +122,7 @@ class DecoderModel(Module):
             mixer.entry_place = place
 
     def _make_ends(self) -> None:
-        """What stands before the first and behind the last block, where streams are several."""
+        """What runs before the first and after the last block of several residual streams."""
         decoder, context, dim = self.decoder, self.context, self.decoder.dim
         if decoder.altup is not None:
             count = len(decoder.blocks)
@@ -176,7 +177,7 @@ class DecoderModel(Module):
 
     @property
     def sites(self) -> tuple[AttentionSite, ...]:
-        """One site a layer that attends, in order; complete once the weights are loaded."""
+        """The site of each layer that attends, in order; known once the weights are loaded."""
         return tuple(site for block in self.blocks if (site := block.site) is not None)
 
     def emit(self, program: ProgramBuilder) -> None:
@@ -219,6 +220,13 @@ class DecoderModel(Module):
         if decoder.layer_inputs is not None:
             self.inputs.emit(program, target)
 
+    def without_program(self, backend: object, ropes: RopeTables) -> DecoderModel:
+        """The same layers with other ropes, always run layer by layer over ``backend``."""
+        model = copy(self)
+        model.use_program, model.program, model._program_backend = False, None, backend
+        model.ropes = ropes
+        return model
+
     def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
         """One step: (hidden states of all tokens [T, D], logits of ``logits_rows_R`` [R, V]).
 
@@ -239,7 +247,7 @@ class DecoderModel(Module):
         return self._run_layers(batch) if program is None else program.hidden(batch)
 
     def _program_for(self, batch: ForwardBatch) -> StepProgram | None:
-        """The program of the batch's backend, written when the backend or its pools are new."""
+        """The program of the batch's backend, made when the backend or its pools are new."""
         program = self.program
         if batch.attn is not self._program_backend or (program and not program.is_current(batch)):
             self._program_backend = batch.attn
@@ -281,7 +289,7 @@ class DecoderModel(Module):
         return self.norm.add_run(self.altup.end(x_TD) if is_altup else x_TD, pending_TD)
 
     def _skipped(self, layer: int, x_TD: Tensor, kept: dict[int, Tensor]) -> Tensor:
-        """What block ``layer`` reads; ``kept`` gains what later ones read of it."""
+        """The input of block ``layer``; what later blocks read of it is added to ``kept``."""
         if any(skip.source == layer for skip in self.decoder.skips):
             kept[layer] = x_TD.clone()  # blocks change x in place
         for skip in self.decoder.skips:
@@ -307,7 +315,7 @@ class DecoderModel(Module):
     def _replace_embeds(
         self, x_TD: Tensor, embeds: InputEmbeds, media: MediaInputs | None
     ) -> Tensor:
-        """The embeddings with the given rows put in; a new tensor."""
+        """The embeddings, replaced by the rows of ``embeds``; a new tensor."""
         rows_TD = embeds.rows_TD.to(x_TD.dtype)
         if self.decoder.add_media_embeds and media is not None and media.mask_T is not None:
             rows_TD = torch.where(media.mask_T[:, None], rows_TD + x_TD, rows_TD)

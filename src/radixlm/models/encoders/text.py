@@ -1,4 +1,4 @@
-"""The one encoder: whole texts in, a hidden state a token out; no KV cache, no head.
+"""Text encoders: whole texts in, a hidden state for each token out; no KV cache, no head.
 
 Legend: T packed tokens, D model channels, E channels of the tables, H heads, M longest text.
 """
@@ -52,19 +52,19 @@ class EncoderModel(Module):
                 ropes.index(mixer.rope) if mixer.rope is not None else -1,
                 (0, 0),
             )
-            for block, mixer in zip(self._own_blocks, mixers, strict=False)
+            for block, mixer in zip(self._blocks_with_weights, mixers, strict=False)
         ]
         if decoder.layer_inputs is not None:
-            own, count = decoder.layer_inputs, len(self.blocks)
-            self.inputs = PerLayerInputsMaker(own, decoder.dim, count, decoder.norm, context)
-            for layer, made in enumerate(self.blocks):
-                made.add_per_layer_input(own, layer, decoder.dim, context)
+            inputs, count = decoder.layer_inputs, len(self.blocks)
+            self.inputs = PerLayerInputsMaker(inputs, decoder.dim, count, decoder.norm, context)
+            for layer, block in enumerate(self.blocks):
+                block.add_per_layer_input(inputs, layer, decoder.dim, context)
         if self.spec.has_final_norm:
             self.norm = NormLayer(decoder.norm, (decoder.dim,), kernels, device)
 
     @property
-    def _own_blocks(self) -> tuple[Block, ...]:
-        """The blocks that have weights of their own."""
+    def _blocks_with_weights(self) -> tuple[Block, ...]:
+        """The blocks that have weights."""
         return self.decoder.blocks[: 1 if self.spec.is_shared else None]
 
     def _make_tables(self, width: int) -> None:
@@ -113,7 +113,7 @@ class EncoderModel(Module):
 
     @property
     def sites(self) -> tuple[AttentionSite, ...]:
-        """One site a layer with weights, in order; complete once they are loaded."""
+        """The site of each layer with weights, in order; known once they are loaded."""
         return tuple(block.site for block in self.blocks if block.site is not None)
 
     def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
@@ -138,7 +138,7 @@ class EncoderModel(Module):
         return self.norm.run(x_TD) if self.spec.has_final_norm else x_TD
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """An encoder has no words to choose from; requests that want them are refused before."""
+        """An encoder has no logits; requests for them are refused before."""
         raise AssertionError("an encoder gives no logits")
 
     def _embed(self, batch: ForwardBatch) -> Tensor:
@@ -154,7 +154,7 @@ class EncoderModel(Module):
         return self.embed_proj.run(x_TE) if self.spec.embed_dim else x_TE
 
     def _rows(self, longest: int) -> Tensor | None:
-        """Rows of the table of distances, [2M - 1]; made anew when a longer text comes."""
+        """Rows of the table of distances, [2M - 1]; rebuilt for a longer text."""
         if self.spec.disentangled is None:
             return None
         if self._rows_W is None or self._rows_W.shape[0] < 2 * longest - 1:
@@ -163,7 +163,7 @@ class EncoderModel(Module):
         return self._rows_W
 
     def _bias(self, longest: int) -> Tensor | None:
-        """The learned bias by distance, [H, 2M - 1]; made anew when a longer text comes."""
+        """The learned bias by distance, [H, 2M - 1]; rebuilt for a longer text."""
         if self.spec.distances is None:
             return None
         if self._bias_HW is None or self._bias_HW.shape[1] < 2 * longest - 1:
