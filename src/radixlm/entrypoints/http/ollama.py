@@ -23,7 +23,7 @@ from radixlm.entrypoints.http.openai.logprobs import chat_logprobs
 from radixlm.entrypoints.http.openai.output_parser import ParsedDelta
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
 from radixlm.entrypoints.http.openapi.document import documented
-from radixlm.entrypoints.http.pooling.pool import as_prompts, cut, pool
+from radixlm.entrypoints.http.pooling.pool import as_prompts, pool, truncate
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body, stream_response
 from radixlm.entrypoints.request_model import (
@@ -377,7 +377,7 @@ async def embed(request: Request) -> Response:
     prompts = as_prompts(getattr(body, param), param)
     work = pool(state, prompts, param)
     results = await cancel_on_disconnect(request, work)
-    vectors = [cut(state, one.vector, body.dimensions) for one in results]
+    vectors = [truncate(state, one.vector, body.dimensions) for one in results]
     if is_old:
         return json_response({"embedding": vectors[0]})
     count = sum(one.output.prompt_tokens for one in results)

@@ -66,7 +66,7 @@ class WeightVersion(Body):
 
 
 class OpenSession(Body):
-    """``capacity_of_str_len``: most tokens that the session may hold; 0 is no limit."""
+    """``capacity_of_str_len``: the maximum number of tokens of the session; 0 is no limit."""
 
     capacity_of_str_len: Annotated[Int, Field(ge=0)] = 0
     session_id: Rid | None = None
@@ -79,7 +79,7 @@ class CloseSession(Body):
 
 
 async def read_args(request: Request, model: type[M]) -> M:
-    """Arguments in a JSON body, or in the query where there is none."""
+    """Arguments from a JSON body, or from the query string without a body."""
     data = await request.body()
     if data:
         return read(model, data)
@@ -92,7 +92,7 @@ async def read_args(request: Request, model: type[M]) -> M:
 
 
 def get_and_post(path: str, model: type[Body] | None = None) -> Callable[[Handler], Handler]:
-    """GET and POST on one path; the POST is described in the document."""
+    """Decorator: a route with GET and POST, of which POST is in the OpenAPI document."""
 
     def add(handler: Handler) -> Handler:
         extra = documented(model, required=False) if model else None
@@ -125,7 +125,7 @@ async def flush_cache(request: Request) -> Response:
 
 @router.post("/pause_generation", openapi_extra=documented(PauseGeneration, required=False))
 async def pause_generation(request: Request) -> Response:
-    """Stop computing: what runs is aborted, retracted or kept in place."""
+    """Pause: running requests are aborted, retracted or kept in place."""
     args = await read_args(request, PauseGeneration)
     if args.mode not in PAUSE_MODES:
         raise InvalidRequest(f"mode must be one of {', '.join(PAUSE_MODES)}", "mode")
@@ -137,7 +137,7 @@ async def pause_generation(request: Request) -> Response:
 
 @router.post("/continue_generation")
 async def continue_generation(request: Request) -> Response:
-    """Go on after a pause."""
+    """Continue after a pause."""
     intake = state_of(request).intake
     reply = await intake.control("continue")
     intake.is_paused = intake.is_paused and not reply.ok
@@ -151,7 +151,7 @@ def _status(message: str, is_ok: bool) -> Response:
 
 @get_and_post("/slow_down", SlowDown)
 async def slow_down(request: Request) -> Response:
-    """Sleep after each step: a test aid."""
+    """Sleep after each step, for tests."""
     args = await read_args(request, SlowDown)
     seconds = args.forward_sleep_time or 0.0
     await state_of(request).intake.control("slow_down", forward_sleep_time=seconds)
@@ -160,7 +160,7 @@ async def slow_down(request: Request) -> Response:
 
 @get_and_post("/freeze_gc")
 async def freeze_gc(request: Request) -> Response:
-    """Take what is alive out of the garbage collector's sight."""
+    """Exclude all current objects from garbage collection (gc.freeze)."""
     await state_of(request).intake.control("freeze_gc")
     return PlainTextResponse("Garbage collection frozen.\n")
 
@@ -177,7 +177,7 @@ async def start_profile(request: Request) -> Response:
 
 @get_and_post("/stop_profile")
 async def stop_profile(request: Request) -> Response:
-    """End the trace and write it, which may take a while."""
+    """End the trace and write it."""
     reply = await state_of(request).intake.control("stop_profile")
     if not reply.ok:
         raise InvalidRequest(reply.message)
@@ -210,7 +210,7 @@ async def update_weight_version(request: Request) -> Response:
 
 @get_and_post("/open_session", OpenSession)
 async def open_session(request: Request) -> Response:
-    """A new session's id."""
+    """Open a session; returns its id."""
     args = await read_args(request, OpenSession)
     if args.streaming:
         raise InvalidRequest("streaming: streaming sessions are not built", "streaming")
@@ -223,7 +223,7 @@ async def open_session(request: Request) -> Response:
 
 @get_and_post("/close_session", CloseSession)
 async def close_session(request: Request) -> Response:
-    """Forget a session."""
+    """Close a session."""
     args = await read_args(request, CloseSession)
     state_of(request).sessions.close(args.session_id)
     return Response()

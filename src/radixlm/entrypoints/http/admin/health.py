@@ -36,7 +36,7 @@ async def health(request: Request) -> Response:
     return Response()
 
 
-# load balancers like to ask without a body
+# load balancers send HEAD
 router.add_api_route("/health", health, methods=["HEAD"], include_in_schema=False)
 
 
@@ -71,7 +71,7 @@ async def health_generate(request: Request) -> Response:
 
 
 def why_not_ready(intake: TokenizerManager) -> str | None:
-    """What keeps a request from being served now."""
+    """Why a request cannot be served now; None if it can."""
     if intake.failure is not None:
         return "the engine has failed"
     if not intake.is_accepting:
@@ -86,11 +86,11 @@ def why_not_ready(intake: TokenizerManager) -> str | None:
 async def probe(intake: TokenizerManager, limit_s: float) -> bool:
     """Send one token through the model; True as soon as any token has come."""
     began_s = time.monotonic()
-    writes = intake.facts.is_generation
+    generates = intake.facts.is_generation
     request = GenerateRequest(
-        sampling=SamplingParams(max_new_tokens=int(writes), temperature=0.0, ignore_eos=True),
+        sampling=SamplingParams(max_new_tokens=int(generates), temperature=0.0, ignore_eos=True),
         input_ids=[0],
-        pooling=None if writes else PoolingParams(),
+        pooling=None if generates else PoolingParams(),
         rid=PROBE_PREFIX + secrets.token_hex(8),
         is_internal=True,
     )

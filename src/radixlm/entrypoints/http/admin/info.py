@@ -1,4 +1,4 @@
-"""What is served, with which options, under which load (NH-04..07, OA-04)."""
+"""Routes about the model, the options and the load of the server."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.wire.replies import LoadReport
 
 router = APIRouter(tags=["info"])
-OWNER = "sglang"  # clients of the reference look at it
+OWNER = "sglang"  # clients of the reference check it
 _PARTS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
 
 
 @router.get("/")
 async def root() -> Response:
-    """Says who answers."""
+    """The name and version of the server."""
     return PlainTextResponse(f"RadixLM {__version__} is running\n")
 
 
@@ -39,6 +39,7 @@ async def model_info(request: Request) -> Response:
     """The model and its tokenizer."""
     state = state_of(request)
     model, serve = state.config.model, state.config.serve
+    modalities = state.media.kinds if state.media is not None else ()
     return json_response(
         {
             "model_path": model.model_path,
@@ -51,8 +52,8 @@ async def model_info(request: Request) -> Response:
             "architectures": [state.info.architecture],
             "max_context_length": state.intake.facts.context_len,
             "vocab_size": state.info.decoder.vocab,
-            "has_image_understanding": state.media is not None,
-            "has_audio_understanding": False,
+            "has_image_understanding": "image" in modalities,
+            "has_audio_understanding": "audio" in modalities,
             "tool_call_parser": state.tool_format,
             "reasoning_parser": state.reasoning_format,
         }
@@ -62,7 +63,7 @@ async def model_info(request: Request) -> Response:
 @router.get("/get_server_info")
 @router.get("/server_info")
 async def server_info(request: Request) -> Response:
-    """All options, and what the engine says of itself."""
+    """All options, and the state of the engine."""
     state = state_of(request)
     return json_response(await server_facts(state))
 
@@ -124,11 +125,11 @@ async def loads(
         raise InvalidRequest(f"dp_rank must be below --dp-size {len(replicas)}", "dp_rank")
     if format not in ("json", "prometheus"):
         raise InvalidRequest("format must be json or prometheus", "format")
-    found = {r.index: _parts(r.load, parts) for r in replicas if dp_rank in (None, r.index)}
+    by_rank = {r.index: _parts(r.load, parts) for r in replicas if dp_rank in (None, r.index)}
     if format == "prometheus":
         lines = [
             f'sglang:load_{name}{{dp_rank="{rank}"}} {float(value):g}'
-            for rank, values in found.items()
+            for rank, values in by_rank.items()
             for name, value in values.items()
         ]
         return PlainTextResponse("\n".join(lines) + "\n")
@@ -139,7 +140,7 @@ async def loads(
         "total_reqs": report.num_running + report.num_waiting,
     }
     body = {"timestamp": time.time(), "version": __version__, "dp_rank_count": len(replicas)}
-    shown = [{"dp_rank": rank} | values for rank, values in found.items()]
+    shown = [{"dp_rank": rank} | values for rank, values in by_rank.items()]
     return json_response(body | {"loads": shown, "aggregate": total})
 
 
@@ -192,7 +193,7 @@ def _anthropic_card(state: ServerState) -> dict[str, Any]:
 
 
 def _is_anthropic(request: Request) -> bool:
-    """Anthropic's clients say so in every request, and read other cards."""
+    """Whether the client is Anthropic's, which reads another form of model cards."""
     return "anthropic-version" in request.headers
 
 

@@ -22,7 +22,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricsObserver(Observer):
-    """Turns what happens to requests into metrics; probes are not counted."""
+    """Feeds the metrics with the events of requests, but not of health probes."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -53,7 +53,7 @@ class MetricsObserver(Observer):
 
 
 def install(app: FastAPI, state: ServerState) -> None:
-    """Count from now on, and serve /metrics."""
+    """Observe requests from now on, and serve /metrics."""
     module = "radixlm.observe.metrics"
     made: Metrics = load(f"{module}:Metrics")(_labels(state), _buckets(state.config.observe))
     state.intake.observers = (*state.intake.observers, MetricsObserver(made))
@@ -90,9 +90,9 @@ def _buckets(observe: ObserveConfig) -> Buckets:
 
 
 def gauges(state: ServerState) -> dict[str, float]:
-    """The gauges as they stand."""
+    """The current values of the gauges."""
     load_, facts = state.intake.load, state.intake.engine_facts
-    most = (state.config.schedule.max_running_requests or 0) * len(state.intake.replicas)
+    max_running = (state.config.schedule.max_running_requests or 0) * len(state.intake.replicas)
     return {
         "num_running_reqs": load_.num_running,
         "num_queue_reqs": load_.num_waiting,
@@ -103,7 +103,7 @@ def gauges(state: ServerState) -> dict[str, float]:
         "token_usage": load_.num_used_tokens / max(load_.num_total_tokens, 1),
         "gen_throughput": load_.gen_throughput,
         "cache_hit_rate": load_.cache_hit_rate,
-        "utilization": load_.num_running / most if most else 0.0,
+        "utilization": load_.num_running / max_running if max_running else 0.0,
         "engine_startup_time": state.ready_after_s,
         "engine_load_weights_time": float(facts.get("load_seconds", 0.0)),
     }

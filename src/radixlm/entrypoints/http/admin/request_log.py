@@ -1,4 +1,4 @@
-"""What is recorded of requests: --log-requests, --crash-dump-folder, and the routes of both."""
+"""Recording requests: --log-requests, --crash-dump-folder, and their routes."""
 
 from __future__ import annotations
 
@@ -70,22 +70,22 @@ class RequestLog(Observer):
         finished(state.rid, self.level, facts, self._text(state.output_ids))
 
     def _text(self, ids: list[int]) -> str | None:
-        """Only where it is shown: decoding a long prompt costs."""
+        """The text if the level shows it; decoding a long prompt takes time."""
         if self._tokenizer is None or self.level < TEXT_LEVEL:
             return None
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def install_request_log(state: ServerState) -> None:
-    """Listen to requests; what is logged may be changed while the server runs."""
+    """Observe requests; routes may change what is logged."""
     observe = state.config.observe
-    made = RequestLog(state.tokenizer, observe.log_requests, observe.log_requests_level)
-    state.extras[RequestLog] = made
-    state.intake.observers = (*state.intake.observers, made)
+    request_log = RequestLog(state.tokenizer, observe.log_requests, observe.log_requests_level)
+    state.extras[RequestLog] = request_log
+    state.intake.observers = (*state.intake.observers, request_log)
 
 
 def install_crash_dump(state: ServerState) -> None:
-    """Record from now on, if the server was started with a folder to write to."""
+    """Record requests from now on, if --crash-dump-folder is set."""
     folder = state.config.observe.crash_dump_folder
     if folder is None:
         return
@@ -97,7 +97,7 @@ def install_crash_dump(state: ServerState) -> None:
 
 @get_and_post("/configure_logging", ConfigureLogging)
 async def configure_logging(request: Request) -> Response:
-    """What is logged of requests, and from which level on."""
+    """Set how requests are logged, and the log level."""
     args = await read_args(request, ConfigureLogging)
     for name in ("dump_requests_folder", "crash_dump_folder", "log_requests_format"):
         if getattr(args, name):
@@ -114,23 +114,23 @@ async def configure_logging(request: Request) -> Response:
 
 
 def _set_request_log(state: ServerState, values: dict[str, Any]) -> None:
-    found = state.extra(RequestLog)
+    request_log = state.extra(RequestLog)
     is_on, level = values.get("log_requests"), values.get("log_requests_level")
     if is_on is not None and not isinstance(is_on, bool):
         raise InvalidRequest("log_requests must be true or false", "log_requests")
     if level is not None and (isinstance(level, bool) or level not in LEVELS):
         raise InvalidRequest("log_requests_level must be 0, 1, 2 or 3", "log_requests_level")
-    found.is_on = found.is_on if is_on is None else is_on
-    found.level = found.level if level is None else level
+    request_log.is_on = request_log.is_on if is_on is None else is_on
+    request_log.level = request_log.level if level is None else level
 
 
 def _log_state(state: ServerState) -> dict[str, Any]:
-    found = state.extra(RequestLog)
-    return {"log_requests": found.is_on, "log_requests_level": found.level}
+    request_log = state.extra(RequestLog)
+    return {"log_requests": request_log.is_on, "log_requests_level": request_log.level}
 
 
 async def _set_state(request: Request) -> Response:
-    """Change options that may change while the server runs."""
+    """Change options of the running server."""
     args = await read_body(request, InternalState, any_type=True)
     state = state_of(request)
     unknown = set(args.server_args) - {"log_requests", "log_requests_level"}

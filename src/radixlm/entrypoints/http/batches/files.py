@@ -1,4 +1,4 @@
-"""/v1/files: what clients upload, and what batches write. Kept under --file-storage-path."""
+"""/v1/files: uploads of clients and output files of batches, in --file-storage-path."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ID = re.compile(r"file-[0-9a-f]{24}")
 
 
 class Files:
-    """Files by id: a JSON record and the content beside it. Names never become paths."""
+    """Files by id: a JSON record and the content. File names of clients never become paths."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -39,7 +39,7 @@ class Files:
     def create(
         self, content: bytes, name: str, purpose: str, expires_s: int | None = None
     ) -> dict[str, Any]:
-        """Keep a file; its record."""
+        """Store a file; returns its record."""
         made = int(time.time())
         record = {
             "id": f"file-{secrets.token_hex(12)}",
@@ -56,19 +56,19 @@ class Files:
             self._path(str(record["id"]), "bin").write_bytes(content)
             write_json(self._path(str(record["id"]), "json"), record)
         except OSError as error:
-            raise Overloaded(f"the file cannot be kept: {error.strerror}") from error
+            raise Overloaded(f"the file cannot be stored: {error.strerror}") from error
         return record
 
     def record(self, file_id: str) -> dict[str, Any]:
-        """What is known of a file; NotFound."""
+        """The record of a file; NotFound."""
         try:
-            found: dict[str, Any] = orjson.loads(self._path(file_id, "json").read_bytes())
+            record: dict[str, Any] = orjson.loads(self._path(file_id, "json").read_bytes())
         except (OSError, orjson.JSONDecodeError):
             raise NotFound(f"no file {file_id!r:.100}", "file_id") from None
-        if found["expires_at"] and found["expires_at"] < time.time():
+        if record["expires_at"] and record["expires_at"] < time.time():
             self.delete(file_id)
             raise NotFound(f"file {file_id!r} has expired", "file_id")
-        return found
+        return record
 
     def content(self, file_id: str) -> bytes:
         """The bytes of a file; NotFound."""
@@ -79,7 +79,7 @@ class Files:
             raise NotFound(f"no file {file_id!r:.100}", "file_id") from None
 
     def delete(self, file_id: str) -> None:
-        """Forget a file."""
+        """Delete a file."""
         for ending in ("json", "bin"):
             self._path(file_id, ending).unlink(missing_ok=True)
 
@@ -95,16 +95,18 @@ class Files:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """All of it or nothing: a crash leaves the old file."""
+    """Replace a file atomically: a crash leaves the old one."""
     fresh = path.with_suffix(".new")
     fresh.write_bytes(orjson.dumps(value))
     fresh.replace(path)
 
 
-def page(records: list[dict[str, Any]], after: str | None, limit: int, most: int) -> dict[str, Any]:
+def page(
+    records: list[dict[str, Any]], after: str | None, limit: int, max_limit: int
+) -> dict[str, Any]:
     """One page of a list, in OpenAI's form."""
-    if not 1 <= limit <= most:
-        raise InvalidRequest(f"limit must be from 1 to {most}", "limit")
+    if not 1 <= limit <= max_limit:
+        raise InvalidRequest(f"limit must be from 1 to {max_limit}", "limit")
     if after is not None:
         places = [i for i, record in enumerate(records) if record["id"] == after]
         if not places:
@@ -140,19 +142,19 @@ _UPLOAD: dict[str, Any] = {
 
 
 @router.post("/v1/files", openapi_extra=_UPLOAD)
-async def upload(request: Request) -> Response:
-    """Keep a file."""
+async def create(request: Request) -> Response:
+    """Store a file."""
     kind = request.headers.get("content-type", "")
     if not kind.startswith("multipart/form-data"):
         raise InvalidRequest("send the file as multipart/form-data", "file")
     async with request.form(max_files=1, max_fields=8) as form:
-        given, purpose = form.get("file"), form.get("purpose")
-        if given is None or isinstance(given, str):
+        upload, purpose = form.get("file"), form.get("purpose")
+        if upload is None or isinstance(upload, str):
             raise InvalidRequest("file: send the content in the form field 'file'", "file")
         if purpose not in PURPOSES:
             raise InvalidRequest(f"purpose must be one of {', '.join(PURPOSES)}", "purpose")
-        content = await given.read()
-        name = given.filename or "file"
+        content = await upload.read()
+        name = upload.filename or "file"
         expires_s = _seconds(form.get("expires_after[seconds]"))
     files = state_of(request).extra(Files)
     return json_response(
@@ -176,7 +178,7 @@ async def list_files(
     order: str = "desc",
     purpose: str | None = None,
 ) -> Response:
-    """The files that are kept."""
+    """The stored files."""
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc", "order")
     records = await asyncio.to_thread(state_of(request).extra(Files).all)
@@ -187,7 +189,7 @@ async def list_files(
 
 @router.get("/v1/files/{file_id}")
 async def retrieve(request: Request, file_id: str) -> Response:
-    """What is known of a file."""
+    """The record of a file."""
     return json_response(state_of(request).extra(Files).record(file_id))
 
 
@@ -200,7 +202,7 @@ async def content(request: Request, file_id: str) -> Response:
 
 @router.delete("/v1/files/{file_id}")
 async def delete(request: Request, file_id: str) -> Response:
-    """Forget a file."""
+    """Delete a file."""
     files = state_of(request).extra(Files)
     files.record(file_id)
     files.delete(file_id)

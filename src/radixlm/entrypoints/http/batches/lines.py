@@ -42,7 +42,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def read_line(data: bytes) -> Line:
-    """One line; InvalidRequest that says what is wrong with it."""
+    """Parse a line; InvalidRequest names the fault."""
     try:
         line = msgspec.json.decode(data, type=Line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -58,11 +58,11 @@ def read_line(data: bytes) -> Line:
 
 
 async def _chat(state: ServerState, data: bytes) -> Any:
-    return await answer_chat(state, _quiet(state, read(ChatRequest, data)))
+    return await answer_chat(state, _batched(state, read(ChatRequest, data)))
 
 
 async def _completion(state: ServerState, data: bytes) -> Any:
-    body = _quiet(state, read(CompletionRequest, data))
+    body = _batched(state, read(CompletionRequest, data))
     return await complete(await make_call(state, body))
 
 
@@ -78,11 +78,11 @@ async def _rerank(state: ServerState, data: bytes) -> Any:
     return await answer_rerank(state, read(RerankRequest, data))
 
 
-def _quiet(state: ServerState, body: Any) -> Any:
-    """Nobody waits for a line: it is not streamed, and goes behind those who wait."""
+def _batched(state: ServerState, body: Any) -> Any:
+    """A body of a batch: not streamed, and with a lower priority than requests of clients."""
     assert isinstance(body, Generation)
     if body.stream:
-        raise InvalidRequest("stream: a batch has no streams", "stream")
+        raise InvalidRequest("stream: a batch cannot stream", "stream")
     schedule = state.config.schedule
     if body.priority is None and schedule.enable_priority_scheduling:
         sign = -1 if schedule.schedule_low_priority_values_first else 1
@@ -100,7 +100,7 @@ ENDPOINTS: dict[str, Callable[[ServerState, bytes], Awaitable[Any]]] = {
 
 
 async def answer_line(state: ServerState, line: Line) -> dict[str, Any]:
-    """The line of the output file. A busy server is asked again until it answers."""
+    """The line of the output file. A request that meets a busy server is repeated."""
     status, body = 200, None
     while True:
         try:

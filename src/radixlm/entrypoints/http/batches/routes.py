@@ -1,4 +1,4 @@
-"""/v1/batches."""
+"""The routes of /v1/batches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def create(request: Request) -> Response:
         raise InvalidRequest(f"endpoint must be one of {known}", "endpoint")
     if body.output_expires_after is not None:
         raise InvalidRequest(
-            "output_expires_after: output files are kept until they are deleted",
+            "output_expires_after: output files are stored until they are deleted",
             "output_expires_after",
         )
     batches = state.extra(Batches)
@@ -59,11 +59,11 @@ async def list_batches(request: Request, after: str | None = None, limit: int = 
 
 @router.get("/v1/batches/{batch_id}")
 async def retrieve(request: Request, batch_id: str) -> Response:
-    """How far a batch is."""
+    """The record of a batch, with its progress."""
     return json_response(state_of(request).extra(Batches).record(batch_id))
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
 async def cancel(request: Request, batch_id: str) -> Response:
-    """End a batch; what is answered is kept."""
+    """Cancel a batch; its answers so far are stored."""
     return json_response(await state_of(request).extra(Batches).cancel(batch_id))

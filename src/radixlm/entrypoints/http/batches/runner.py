@@ -1,7 +1,7 @@
-"""Batches: files of requests, answered in the background, that outlive a restart.
+"""Batches: files of requests that are answered in the background, across restarts.
 
-Each batch is a JSON record and two growing files of answers. A batch that was running when the
-process ended goes on with the lines that have no answer yet.
+Each batch is a JSON record and two growing files of answers. A batch that was running when
+the process ended continues with the lines that have no answer yet.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Batches:
         return self._folder / f"{batch_id}.{ending}"
 
     def record(self, batch_id: str) -> Record:
-        """What is known of a batch; NotFound."""
+        """The record of a batch; NotFound."""
         try:
             found: Record = orjson.loads(self._path(batch_id, "json").read_bytes())
         except (OSError, orjson.JSONDecodeError):
@@ -79,7 +79,7 @@ class Batches:
     def create(
         self, state: ServerState, file_id: str, endpoint: str, metadata: dict[str, str] | None
     ) -> Record:
-        """Begin a batch."""
+        """Create and start a batch."""
         try:
             self._files.record(file_id)
         except NotFound as error:
@@ -106,7 +106,7 @@ class Batches:
         return record
 
     def resume(self, state: ServerState) -> int:
-        """Go on with what was running when the process ended; the number of batches."""
+        """Continue the batches that were running when the process ended; how many."""
         if not self._folder.is_dir():
             return 0
         left = [r for r in self.all() if r["status"] in RUNNING and r["id"] not in self._tasks]
@@ -115,11 +115,11 @@ class Batches:
         return len(left)
 
     def _start(self, state: ServerState, record: Record) -> None:
-        task = asyncio.create_task(self._guarded(state, record))
+        task = asyncio.create_task(self._run_to_end(state, record))
         self._tasks[record["id"]] = task
 
     async def cancel(self, batch_id: str) -> Record:
-        """End a batch; what is answered is kept."""
+        """Cancel a batch; its answers so far are stored."""
         record = self.record(batch_id)
         task = self._tasks.get(batch_id)
         if record["status"] not in RUNNING:
@@ -134,14 +134,14 @@ class Batches:
         return record
 
     async def stop(self) -> None:
-        """The process ends: batches stop where they are, to go on in the next."""
+        """Stop all batches; the next process continues them."""
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _guarded(self, state: ServerState, record: Record) -> None:
+    async def _run_to_end(self, state: ServerState, record: Record) -> None:
         try:
-            while not await self._has_room(state, record):
+            while not await self._run_unless_full(state, record):
                 await asyncio.sleep(FULL_DISK_S)
         except RequestError as error:
             shown = {"code": "invalid_file", "message": str(error), "line": None, "param": None}
@@ -153,14 +153,14 @@ class Batches:
         finally:
             self._tasks.pop(record["id"], None)
 
-    async def _has_room(self, state: ServerState, record: Record) -> bool:
-        """Run the batch; False if the disk was full: what is answered by then is kept."""
+    async def _run_unless_full(self, state: ServerState, record: Record) -> bool:
+        """Run the batch; False if the disk was full. Answers so far are stored."""
         try:
             await self._run(state, record)
         except Exception as error:
             if not is_disk_full(error):
                 raise
-            log.error("batch %s waits for room on the disk", record["id"])
+            log.error("batch %s waits for free disk space", record["id"])
             return False
         return True
 
@@ -185,10 +185,10 @@ class Batches:
 
     async def _work(self, state: ServerState, record: Record, feed: Any) -> None:
         for line in feed:
-            await _until_quiet(state)
+            await _yield_to_clients(state)
             answer = await answer_line(state, line)
             if not state.intake.is_accepting and answer["response"]["status_code"] == 503:
-                return  # the process ends: this line is for the next
+                return  # the next process answers this line
             is_good = answer["response"]["status_code"] < 400
             with self._path(record["id"], "out" if is_good else "err").open("ab") as out:
                 out.write(orjson.dumps(answer) + b"\n")
@@ -196,7 +196,7 @@ class Batches:
             self._save(record)
 
     def _answered(self, record: Record) -> set[str]:
-        """The ids that have an answer, counted; a torn last line has none."""
+        """The ids that have an answer, and count them; an incomplete last line is dropped."""
         done: set[str] = set()
         for ending, name in (("out", "completed"), ("err", "failed")):
             path = self._path(record["id"], ending)
@@ -220,8 +220,8 @@ class Batches:
         self._save(record, **{"status": status, f"{status}_at": int(time.time())})
 
 
-async def _until_quiet(state: ServerState) -> None:
-    """Let those who wait go first, for a while."""
+async def _yield_to_clients(state: ServerState) -> None:
+    """Wait up to MAX_YIELD_S for the requests of clients in the queue."""
     until_s = time.monotonic() + MAX_YIELD_S
     while state.intake.load.num_waiting and time.monotonic() < until_s:
         await asyncio.sleep(IDLE_POLL_S)
@@ -235,7 +235,7 @@ def _read(path: Path) -> bytes:
 
 
 def check_lines(data: bytes, endpoint: str | None) -> tuple[Sequence[Line], list[Record]]:
-    """The requests of a file, and what is wrong with its lines."""
+    """(requests of a file, errors of its lines)."""
     lines: list[Line] = []
     errors: list[Record] = []
     seen: set[str] = set()

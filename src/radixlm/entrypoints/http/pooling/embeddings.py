@@ -1,4 +1,4 @@
-"""Vectors and scores of whole prompts: /encode, /classify, /v1/embeddings, /v1/classify."""
+"""Vectors and scores of prompts: /encode, /classify, /v1/embeddings, /v1/classify."""
 
 from __future__ import annotations
 
@@ -19,21 +19,30 @@ from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.pooling.pool import (
     MultimodalPrompt,
     Pair,
-    Pooled,
+    PoolingResult,
     Prompt,
     as_prompts,
-    cut,
     pool,
     pool_of,
     probabilities,
     prompt_usage,
     require_score_head,
+    truncate,
 )
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body
 from radixlm.entrypoints.media import MediaSource, media_of
 from radixlm.entrypoints.native.response import finish_reason
-from radixlm.entrypoints.request_model import Body, Int, Ints, Priority, Rid, Strings
+from radixlm.entrypoints.request_model import (
+    Body,
+    Int,
+    Ints,
+    Priority,
+    Rid,
+    Strings,
+    reject_unsupported,
+    with_fields,
+)
 
 router = APIRouter(tags=["pooled"])
 
@@ -70,6 +79,7 @@ class ClassifyRequest(Body):
     priority: Priority | None = None
 
 
+@with_fields("encode")
 class EncodeRequest(Body):
     """POST /encode and /classify. With ``is_cross_encoder_request`` the texts are pairs."""
 
@@ -82,12 +92,7 @@ class EncodeRequest(Body):
     image_data: Any = None
     video_data: Any = None
     audio_data: Any = None
-    lora_path: Any = None
-    sampling_params: Any = None
-    modalities: Any = None
     is_cross_encoder_request: bool = False
-    log_metrics: bool = True
-    background: bool = False
 
 
 @router.post("/v1/embeddings", openapi_extra=documented(EmbeddingRequest))
@@ -102,24 +107,24 @@ async def embeddings(request: Request) -> Response:
 async def answer_embeddings(state: ServerState, body: EmbeddingRequest) -> dict[str, Any]:
     """The whole answer."""
     model = state.check_model(body.model)
-    given: list[Any] = list(as_prompts(body.input, "input"))
+    inputs: list[Any] = list(as_prompts(body.input, "input"))
     prompts = [
         _input_of(state, one, f"input[{i}]") if isinstance(one, TextInput) else one
-        for i, one in enumerate(given)
+        for i, one in enumerate(inputs)
     ]
     priority = body.priority or 0
-    found = await pool(state, prompts, "input", body.rid, priority, body.prompt_name)
+    results = await pool(state, prompts, "input", body.rid, priority, body.prompt_name)
     data = []
-    for index, one in enumerate(found):
-        vector: Any = cut(state, one.vector, body.dimensions)
+    for index, one in enumerate(results):
+        vector: Any = truncate(state, one.vector, body.dimensions)
         if body.encoding_format == "base64":
             vector = base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
         data.append({"object": "embedding", "index": index, "embedding": vector})
-    return {"object": "list", "data": data, "model": model, "usage": prompt_usage(found)}
+    return {"object": "list", "data": data, "model": model, "usage": prompt_usage(results)}
 
 
 def _input_of(state: ServerState, one: TextInput, where: str) -> Prompt:
-    """A model that sees reads objects as its chat template writes them, texts as they are."""
+    """A vision-language model gets objects through its chat template; texts stay as they are."""
     named: tuple[tuple[Modality, str | None], ...] = (("image", one.image), ("video", one.video))
     sources = tuple(MediaSource(value, f"{where}.{kind}", kind) for kind, value in named if value)
     if not sources and one.text is None:
@@ -132,21 +137,21 @@ def _input_of(state: ServerState, one: TextInput, where: str) -> Prompt:
 
 @router.post("/v1/classify", openapi_extra=documented(ClassifyRequest))
 async def classify_v1(request: Request) -> Response:
-    """Classes of texts, with their probabilities."""
+    """Classify texts; with the probabilities of all classes."""
     body = await read_body(request, ClassifyRequest)
     state = state_of(request)
     model = state.check_model(body.model)
     require_score_head(state)
     work = pool(state, as_prompts(body.input, "input"), "input", body.rid, body.priority or 0)
-    found = await cancel_on_disconnect(request, work)
+    results = await cancel_on_disconnect(request, work)
     return json_response(
         {
             "id": f"classify-{secrets.token_hex(16)}",
             "object": "list",
             "created": int(time.time()),
             "model": model,
-            "data": [_class(state, index, one.vector) for index, one in enumerate(found)],
-            "usage": prompt_usage(found),
+            "data": [_class(state, index, one.vector) for index, one in enumerate(results)],
+            "usage": prompt_usage(results),
         }
     )
 
@@ -184,7 +189,7 @@ _native("/classify", has_scores=True)
 
 
 def _with_media(body: EncodeRequest, prompts: list[Prompt], is_list: bool) -> list[Prompt]:
-    """The prompts, each with its media if there are some: those of /generate."""
+    """The prompts with their media, in the fields of /generate."""
     made = []
     for index, prompt in enumerate(prompts):
         sources = tuple(media_of(body, index, is_list))
@@ -194,14 +199,9 @@ def _with_media(body: EncodeRequest, prompts: list[Prompt], is_list: bool) -> li
     return made
 
 
-def _refuse_adapters(body: EncodeRequest) -> None:
-    if body.lora_path:
-        raise InvalidRequest("lora_path: a model that gives vectors has no adapters", "lora_path")
-
-
 async def answer_encode(state: ServerState, body: EncodeRequest) -> Any:
     """A list of answers for a list of prompts, else one."""
-    _refuse_adapters(body)
+    reject_unsupported(body)
     if body.text is None and body.input_ids is None and body.image_data:
         body = body.model_copy(update={"text": ""})
     if (body.text is None) == (body.input_ids is None):
@@ -218,8 +218,8 @@ async def answer_encode(state: ServerState, body: EncodeRequest) -> Any:
         is_list = isinstance(value, list) and not isinstance(value[0], int)
     priority = body.priority or 0
     prompts = _with_media(body, prompts, is_list)
-    found = await pool(state, prompts, param, body.rid, priority, body.prompt_name)
-    answers = [_native_answer(state, one, body.dimensions) for one in found]
+    results = await pool(state, prompts, param, body.rid, priority, body.prompt_name)
+    answers = [_native_answer(state, one, body.dimensions) for one in results]
     return answers if is_list else answers[0]
 
 
@@ -233,7 +233,9 @@ def _pairs(value: str | list[str] | list[list[str]] | None) -> tuple[list[Prompt
     raise InvalidRequest("text: a cross-encoder request needs pairs of texts", "text")
 
 
-def _native_answer(state: ServerState, one: Pooled, dimensions: int | None) -> dict[str, Any]:
+def _native_answer(
+    state: ServerState, one: PoolingResult, dimensions: int | None
+) -> dict[str, Any]:
     output = one.output
     meta = {
         "id": output.rid,
@@ -242,4 +244,4 @@ def _native_answer(state: ServerState, one: Pooled, dimensions: int | None) -> d
         "cached_tokens": output.cached_tokens,
         "weight_version": state.weight_version,
     }
-    return {"embedding": cut(state, one.vector, dimensions), "meta_info": meta}
+    return {"embedding": truncate(state, one.vector, dimensions), "meta_info": meta}

@@ -1,5 +1,4 @@
-"""Texts, token ids and pairs of texts -> vectors or scores: what all routes of models that do not
-generate have in common."""
+"""From texts, token ids, pairs of texts and media to vectors or scores, for all pooling routes."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.tokenization import encode
 from radixlm.entrypoints.media import MediaSource
 from radixlm.intake.records import GenerateRequest, Output
-from radixlm.multimodal.processor import Prompt as SeenPrompt
+from radixlm.multimodal.processor import Prompt as ReadPrompt
 from radixlm.wire.requests import PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
 
 MAX_INPUTS = 2048
-# what clients of the reference send beside an image for want of a text
+# texts that clients of the reference send with an image when they have none
 _NO_TEXT = (None, "", "padding")
 
 
@@ -36,27 +35,27 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class MultimodalPrompt:
-    """Media, with a text or without. ``is_written``: the text is a prompt whose placeholders the
-    client has written; else both are a user's message for the chat template."""
+    """Media with an optional text. ``is_rendered``: the text is a prompt with placeholders; else
+    text and media are a user message for the chat template."""
 
     text: str | None
     sources: tuple[MediaSource, ...]
-    is_written: bool = False
+    is_rendered: bool = False
 
 
 Prompt = str | list[int] | Pair | MultimodalPrompt
 
 
 @dataclass(frozen=True, slots=True)
-class Pooled:
-    """One prompt's vector or scores, and what the request cost."""
+class PoolingResult:
+    """The vector or scores of one prompt, and its last Output."""
 
     vector: list[float]
     output: Output
 
 
 def pool_of(state: ServerState) -> Pool:
-    """What the model makes of a text; InvalidRequest for one that generates."""
+    """How the model pools; InvalidRequest for a model that generates."""
     pool = state.info.decoder.pool
     if pool is None:
         raise InvalidRequest(
@@ -67,13 +66,13 @@ def pool_of(state: ServerState) -> Pool:
 
 
 def has_scores(state: ServerState) -> bool:
-    """Whether the model ends in scores instead of words or a vector."""
+    """Whether the model gives scores."""
     pool = state.info.decoder.pool
     return pool is not None and pool.gives == "scores"
 
 
 def require_score_head(state: ServerState) -> Pool:
-    """The head; InvalidRequest unless the model gives scores."""
+    """How the model pools; InvalidRequest unless it gives scores."""
     if not has_scores(state):
         raise InvalidRequest(
             f"{state.info.architecture} has no score head: serve a model for sequence "
@@ -101,22 +100,22 @@ async def pool(
     rid: str | list[str] | None = None,
     priority: int = 0,
     prompt_name: str | None = None,
-) -> list[Pooled]:
-    """The vectors or scores of ``prompts``, in order. Errors name ``param``. ``prompt_name``: which
-    of the model's own prompts stands before each text."""
-    whole = pool_of(state).pooling != "last"
+) -> list[PoolingResult]:
+    """The vectors or scores of ``prompts``, in order. Errors name ``param``. ``prompt_name``: the
+    model's prompt that is put before each text."""
+    is_whole = pool_of(state).pooling != "last"
     if isinstance(rid, list) and len(rid) != len(prompts):
         raise InvalidRequest(f"rid has {len(rid)} entries for {len(prompts)} inputs", "rid")
-    before = _prompt_text(state.info.sentence, prompt_name)
+    prefix = _prompt_text(state.info.sentence, prompt_name)
     requests = []
     for index, prompt in enumerate(prompts):
         where = f"{param}[{index}]"
         ids: list[int] | None = None
-        made, first_len = None, 0
+        read, first_len = None, 0
         if isinstance(prompt, MultimodalPrompt):
-            made = await _seen(state, prompt, where)
+            read = await _media_prompt(state, prompt, where)
         else:
-            ids, first_len = await _ids(state, prompt, where, param, before)
+            ids, first_len = await _ids(state, prompt, where, param, prefix)
         name = rid[index] if isinstance(rid, list) else rid
         if name is not None and not isinstance(rid, list) and len(prompts) > 1:
             name = f"{name}_{index}"
@@ -124,8 +123,8 @@ async def pool(
             GenerateRequest(
                 sampling=SamplingParams(max_new_tokens=0),
                 input_ids=ids,
-                prompt=made,
-                pooling=PoolingParams(first_len, whole),
+                prompt=read,
+                pooling=PoolingParams(first_len, is_whole),
                 rid=name,
                 priority=priority,
                 fair_key=fair_share_key(),
@@ -135,16 +134,16 @@ async def pool(
     return [_pooled(outputs[0]) for outputs in results]
 
 
-def _pooled(output: Output) -> Pooled:
+def _pooled(output: Output) -> PoolingResult:
     if output.pooled is None:
-        raise InvalidRequest("the engine gave no vector for this prompt")
-    return Pooled(output.pooled, output)
+        raise InvalidRequest("the engine returned no vector for this prompt")
+    return PoolingResult(output.pooled, output)
 
 
-async def _seen(state: ServerState, mm_prompt: MultimodalPrompt, where: str) -> SeenPrompt:
-    """The prompt of media; InvalidRequest names the field."""
+async def _media_prompt(state: ServerState, prompt: MultimodalPrompt, where: str) -> ReadPrompt:
+    """The prompt of text and media; InvalidRequest names the field."""
     reader = state.media
-    text, sources = mm_prompt.text, mm_prompt.sources
+    text, sources = prompt.text, prompt.sources
     if reader is None:
         first = sources[0].where if sources else where
         raise InvalidRequest(f"{first}: this model reads text only", first)
@@ -155,7 +154,7 @@ async def _seen(state: ServerState, mm_prompt: MultimodalPrompt, where: str) -> 
         if len(sources) != 1 or text not in _NO_TEXT:
             raise InvalidRequest(f"{where}: a vector is of a text or of one image", where)
         return await reader.vector(sources[0])
-    if mm_prompt.is_written:
+    if prompt.is_rendered:
         return await reader.prompt(text or "", sources, True)
     await reader.ready()
     parts: list[dict[str, Any]] = [{"type": one.kind} for one in sources]
@@ -177,22 +176,22 @@ def _prompt_text(sentence: SentenceTransformersConfig | None, name: str | None) 
 
 
 async def _ids(
-    state: ServerState, prompt: str | list[int] | Pair, where: str, param: str, before: str
+    state: ServerState, prompt: str | list[int] | Pair, where: str, param: str, prefix: str
 ) -> tuple[list[int], int]:
-    """Token ids, checked and with --allow-auto-truncate cut to what the model reads; and how many
-    of them are of the first text of a pair."""
+    """(token ids, how many of them are of the first text of a pair). They are checked, and with
+    --allow-auto-truncate truncated to the context."""
     first_len = 0
     if isinstance(prompt, Pair):
         ids, first_len = await _pair_ids(state, prompt, param)
     elif isinstance(prompt, str):
-        ids = await encode(state, _prepared(state, before + prompt), param)
+        ids = await encode(state, _prepared(state, prefix + prompt), param)
     else:
         ids = prompt
     facts = state.intake.facts
     if len(ids) > facts.context_len and facts.allow_auto_truncate:
-        ids = _cut_tokens(state, ids, facts.context_len)
-    looked_at = ids[: facts.context_len]  # intake refuses a longer one
-    bad = next((i for i in looked_at if not 0 <= i < facts.vocab), None)
+        ids = _truncated(state, ids, facts.context_len)
+    checked = ids[: facts.context_len]  # intake rejects longer ones
+    bad = next((i for i in checked if not 0 <= i < facts.vocab), None)
     if bad is not None or not ids:
         what = "it has no tokens" if bad is None else f"{bad} is not a token id"
         raise InvalidRequest(f"{where}: {what}", param)
@@ -200,7 +199,7 @@ async def _ids(
 
 
 def _prepared(state: ServerState, text: str) -> str:
-    """The text as a sentence-transformers model gets it."""
+    """The text, preprocessed as sentence-transformers does."""
     sentence = state.info.sentence
     if sentence is None:
         return text
@@ -208,25 +207,25 @@ def _prepared(state: ServerState, text: str) -> str:
     return text.lower() if sentence.is_lower_case else text
 
 
-def _cut_tokens(state: ServerState, ids: list[int], most: int) -> list[int]:
-    """The first ``most`` ids, of which the last are the special ones that ended the text."""
+def _truncated(state: ServerState, ids: list[int], length: int) -> list[int]:
+    """The first ``length`` ids; the special ids at the end stay."""
     closing = set(state.tokenizer.encode("")) if state.tokenizer is not None else set()
     tail = 0
-    while tail < most and ids[len(ids) - tail - 1] in closing:
+    while tail < length and ids[len(ids) - tail - 1] in closing:
         tail += 1
-    return ids[: most - tail] + ids[len(ids) - tail :]
+    return ids[: length - tail] + ids[len(ids) - tail :]
 
 
-def has_own_template(state: ServerState) -> bool:
-    """Whether the checkpoint or --chat-template says how to write a conversation."""
-    own = state.tokenizer is not None and state.tokenizer.chat_template() is not None
-    return own or state.config.serve.chat_template is not None
+def has_chat_template(state: ServerState) -> bool:
+    """Whether the checkpoint or --chat-template has a chat template."""
+    has_template = state.tokenizer is not None and state.tokenizer.chat_template() is not None
+    return has_template or state.config.serve.chat_template is not None
 
 
 async def _pair_ids(state: ServerState, pair: Pair, param: str) -> tuple[list[int], int]:
-    """A cross-encoder reads both texts as its tokenizer joins them; a decoder reads them as its
-    chat template writes a question and its answer."""
-    if state.info.decoder.encoder is None and has_own_template(state) and state.template:
+    """The tokenizer joins the texts of a cross-encoder; the chat template of a decoder renders them
+    as a question and its answer."""
+    if state.info.decoder.encoder is None and has_chat_template(state) and state.template:
         messages = [
             {"role": "user", "content": pair.first},
             {"role": "assistant", "content": pair.second},
@@ -237,8 +236,8 @@ async def _pair_ids(state: ServerState, pair: Pair, param: str) -> tuple[list[in
     return ids, first_len
 
 
-def cut(state: ServerState, vector: list[float], dimensions: int | None) -> list[float]:
-    """The first ``dimensions`` numbers, at unit length again if the whole vector has it."""
+def truncate(state: ServerState, vector: list[float], dimensions: int | None) -> list[float]:
+    """The first ``dimensions`` numbers, normalized again if the whole vector is."""
     if dimensions is None or dimensions == len(vector):
         return vector
     pool = pool_of(state)
@@ -261,8 +260,8 @@ def cut(state: ServerState, vector: list[float], dimensions: int | None) -> list
 
 
 def probabilities(state: ServerState, scores: Sequence[float]) -> list[float]:
-    """Scores as probabilities: of one label its own, of several one of them; a head that gives
-    probabilities is believed."""
+    """Scores as probabilities: sigmoid of one label, softmax of several; a head that gives
+    probabilities already is left as it is."""
     if pool_of(state).after in ("sigmoid", "softmax", "second"):
         return list(scores)
     if len(scores) == 1:
@@ -272,7 +271,7 @@ def probabilities(state: ServerState, scores: Sequence[float]) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def prompt_usage(found: Sequence[Pooled]) -> dict[str, int]:
-    """Usage of a call that generates nothing."""
-    count = sum(one.output.prompt_tokens for one in found)
+def prompt_usage(results: Sequence[PoolingResult]) -> dict[str, int]:
+    """The usage of a pooling call."""
+    count = sum(one.output.prompt_tokens for one in results)
     return {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0}

@@ -1,9 +1,8 @@
-"""Documents by how well they answer a query: /v1/rerank in our shape, /rerank and /v2/rerank in
-that of Cohere's and Jina's clients.
+"""Reranking documents for a query: /v1/rerank as SGLang, /rerank and /v2/rerank as Cohere and Jina.
 
-A model with a score head reads query and document together. One that gives vectors is asked for
-them, and the score is their likeness. One that writes is asked whether the document answers, and
-the score is the share of "yes" over "no".
+A model with a score head reads query and document together. Of an embedding model the score is the
+cosine of the two vectors. A generating model is asked whether the document answers the query, and
+the score is the probability of "yes" against "no".
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class RerankRequest(Body):
 
 
 class SharedRerankRequest(Body):
-    """POST /rerank and /v2/rerank, as Cohere's and Jina's clients send it."""
+    """POST /rerank and /v2/rerank, in the form of Cohere and Jina."""
 
     query: Annotated[str, Field(min_length=1)]
     documents: Documents
@@ -85,13 +84,13 @@ class Ranked:
 async def rank(
     state: ServerState, query: str, documents: list[str], instruct: str | None, rid: str | None
 ) -> list[Ranked]:
-    """All documents, best first; equal ones in the order of the request."""
+    """All documents, best first; those with equal scores in the order of the request."""
     if has_scores(state):
         scored = await _by_head(state, query, documents, instruct, rid)
     elif state.info.is_generation:
         scored = await _by_answer(state, query, documents, instruct)
     else:
-        scored = await _by_likeness(state, query, documents, instruct, rid)
+        scored = await _by_vectors(state, query, documents, instruct, rid)
     ranked = [
         Ranked(score, index, text, output)
         for index, ((score, output), text) in enumerate(zip(scored, documents, strict=True))
@@ -111,12 +110,12 @@ async def _by_head(
     else:
         query = _instructed(query, instruct)
         prompts = [Pair(query, text) for text in documents]
-    found = await pool(state, prompts, "documents", rid)
+    results = await pool(state, prompts, "documents", rid)
     return [(one.vector[-1] if len(one.vector) == 2 else one.vector[0], one.output)
-            for one in found]  # fmt: skip
+            for one in results]  # fmt: skip
 
 
-async def _by_likeness(
+async def _by_vectors(
     state: ServerState, query: str, documents: list[str], instruct: str | None, rid: str | None
 ) -> Scored:
     known = state.info.sentence.prompts if state.info.sentence is not None else {}
@@ -124,11 +123,11 @@ async def _by_likeness(
     asked: list[Prompt] = [_instructed(query, instruct)]
     ids = (f"{rid}_query", rid) if rid is not None else (None, None)
     first = (await pool(state, asked, "query", ids[0], prompt_name=names[0]))[0]
-    found = await pool(state, list(documents), "documents", ids[1], prompt_name=names[1])
-    return [(cosine(first.vector, one.vector), one.output) for one in found]
+    results = await pool(state, list(documents), "documents", ids[1], prompt_name=names[1])
+    return [(cosine(first.vector, one.vector), one.output) for one in results]
 
 
-# what models call the prompts of the two sides
+# names of the prompts for queries and for documents
 _PROMPT_NAMES = (("query",), ("document", "passage"))
 
 
@@ -150,7 +149,7 @@ async def _by_answer(
 
 
 def is_reranker_template(state: ServerState) -> bool:
-    """Whether the chat template writes a query and a document, not a conversation."""
+    """Whether the chat template renders a query and a document instead of a conversation."""
     template = state.template
     if template is None:
         return False
@@ -158,8 +157,8 @@ def is_reranker_template(state: ServerState) -> bool:
 
 
 def _template_text(state: ServerState, query: str, document: str, instruct: str | None) -> str:
-    """Query and document as a reranker's template writes them; any other template is given the
-    question that Qwen's rerankers were trained on."""
+    """Query and document, rendered by a reranker's template; any other template gets the question
+    that Qwen's rerankers were trained on."""
     template = state.require_template()
     if is_reranker_template(state):
         messages = [
@@ -179,18 +178,18 @@ def _instructed(query: str, instruct: str | None) -> str:
 
 
 def cosine(a: list[float], b: list[float]) -> float:
-    """Likeness of two vectors; 0 where one is zero."""
+    """The cosine of two vectors; 0 if one is zero."""
     dot = sum(x * y for x, y in zip(a, b, strict=True))
     return dot / (math.hypot(*a) * math.hypot(*b) or 1.0)
 
 
 def texts_of(documents: list[Any]) -> list[str]:
-    """Documents given as texts or as objects, as texts."""
+    """The texts of documents, which may be objects."""
     return [one.text if isinstance(one, Document) else one for one in documents]
 
 
 async def _rerank(request: Request) -> Response:
-    """Documents by how well they fit a query."""
+    """Rank documents for a query."""
     body = await read_body(request, RerankRequest)
     return json_response(
         await cancel_on_disconnect(request, answer_rerank(state_of(request), body))
@@ -227,7 +226,7 @@ async def answer_rerank(state: ServerState, body: RerankRequest) -> list[dict[st
 @router.post("/rerank", openapi_extra=documented(SharedRerankRequest))
 @router.post("/v2/rerank", openapi_extra=documented(SharedRerankRequest))
 async def shared_rerank(request: Request) -> Response:
-    """Documents by how well they fit a query, as Cohere's and Jina's clients read it."""
+    """Rank documents for a query, in the form of Cohere and Jina."""
     body = await read_body(request, SharedRerankRequest)
     state = state_of(request)
     model = state.check_model(body.model)

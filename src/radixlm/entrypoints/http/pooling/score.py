@@ -1,4 +1,4 @@
-"""/v1/score: how likely given tokens follow each item, or what a score head says of it."""
+"""/v1/score: probabilities of label tokens after each item, or the scores of a score head."""
 
 from __future__ import annotations
 
@@ -71,17 +71,17 @@ async def answer_score(state: ServerState, body: ScoreRequest) -> dict[str, Any]
 async def _of_head(
     state: ServerState, body: ScoreRequest, items: list[Any]
 ) -> tuple[list[list[float]], dict[str, int]]:
-    """Scores that the model's head gives to query and item, read together."""
+    """The scores of the score head for pairs of query and item."""
     query = body.query
     if not isinstance(query, str) or not all(isinstance(item, str) for item in items):
         raise InvalidRequest("items: a score head reads pairs of texts, not token ids", "items")
     pairs = [Pair(item, query) if body.item_first else Pair(query, item) for item in items]
-    found = await pool(state, pairs, "items")
+    results = await pool(state, pairs, "items")
     rows = []
-    for one in found:
+    for one in results:
         scores = [value / body.temperature for value in one.vector]
         rows.append(_chosen(body, probabilities(state, scores) if body.apply_softmax else scores))
-    return rows, prompt_usage(found)
+    return rows, prompt_usage(results)
 
 
 def _chosen(body: ScoreRequest, scores: list[float]) -> list[float]:
@@ -101,7 +101,7 @@ async def _of_tokens(
 ) -> tuple[list[list[float]], dict[str, int]]:
     """Probabilities of the label tokens after query and item."""
     if body.label_token_ids is None:
-        raise InvalidRequest("label_token_ids is needed: whose scores?", "label_token_ids")
+        raise InvalidRequest("label_token_ids is required: the tokens to score", "label_token_ids")
     vocab = state.intake.facts.vocab
     bad = next((i for i in body.label_token_ids if not 0 <= i < vocab), None)
     if bad is not None:
@@ -123,7 +123,7 @@ async def next_tokens(
         GenerateRequest(sampling=sampling, input_ids=ids, logprobs=need, fair_key=fair_share_key())
         for ids in prompts
     ]
-    return [found[0] for found in await generate.collect(state, requests)]
+    return [outputs[0] for outputs in await generate.collect(state, requests)]
 
 
 async def _prompt(state: ServerState, body: ScoreRequest, item: str | list[int]) -> list[int]:
@@ -146,8 +146,8 @@ async def _prompt(state: ServerState, body: ScoreRequest, item: str | list[int])
 def label_logprobs(output: Output, token_ids: Sequence[int]) -> list[float]:
     """Log-probabilities of ``token_ids`` as the next token."""
     rows = output.logprobs.asked if output.logprobs else []
-    found = {token: logprob for logprob, token in (rows[0] if rows else None) or []}
-    return [found.get(i, -math.inf) for i in token_ids]
+    by_token = {token: logprob for logprob, token in (rows[0] if rows else None) or []}
+    return [by_token.get(i, -math.inf) for i in token_ids]
 
 
 def _scores(body: ScoreRequest, output: Output) -> list[float]:
@@ -158,7 +158,7 @@ def _scores(body: ScoreRequest, output: Output) -> list[float]:
 
 
 def softmax(logprobs: Sequence[float]) -> list[float]:
-    """Shares of the given log-probabilities; equal ones where all are zero."""
+    """The softmax of log-probabilities; equal shares if all are -inf."""
     top = max(logprobs)
     weights = [math.exp(value - top) if top > -math.inf else 1.0 for value in logprobs]
     return [weight / sum(weights) for weight in weights]
