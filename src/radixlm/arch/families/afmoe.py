@@ -1,4 +1,4 @@
-"""AFMoE (Arcee Trinity): gated attention, sandwiched norms, sigmoid routing."""
+"""AFMoE (Arcee Trinity): gated attention, sandwich norms, sigmoid routing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Models without rotation: BLOOM and MPT (slopes on the scores), XGLM (sines), the first GPT."""
+"""Models without rotation: BLOOM (arXiv:2211.05100) and MPT with ALiBi, XGLM (arXiv:2112.10668)
+with sinusoidal positions, and the first GPT with learned ones."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ _BLOCK = "transformer.blocks.{i}."
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """ALiBi (arXiv:2108.12409): a geometric row, with every other step of a finer one added where
-    the heads are no power of two."""
+    """ALiBi (arXiv:2108.12409): a geometric sequence of slopes. Where the number of heads is not a
+    power of two, every other slope of the next finer sequence follows."""
     power = 2 ** math.floor(math.log2(heads))
     base = 2.0 ** -(2.0 ** -(math.log2(power) - 3))
     slopes = [base**n for n in range(1, power + 1)]

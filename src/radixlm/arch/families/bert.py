@@ -19,7 +19,7 @@ def layer_norm(c: Config, key: str = "layer_norm_eps") -> Norm:
 
 
 def bert_names(prefix: str) -> dict[str, Name]:
-    """Hugging Face's names since BERT, under a model's own prefix."""
+    """The tensor names of Hugging Face's BERT below ``prefix``."""
     tables, layer = f"{prefix}.embeddings.", prefix + ".encoder.layer.{i}."
     qkv = tuple(f"{layer}attention.self.{part}" for part in ("query", "key", "value"))
     return {
@@ -48,8 +48,8 @@ def encoder(
     layout: Any = "post_sum",
     **more: Any,
 ) -> Decoder:
-    """BERT unless told otherwise: ``offset`` of the position table (None: there is none);
-    ``more`` are fields of Encoder."""
+    """A BERT encoder; arguments say what differs. ``offset`` of the position table, None = no
+    table; ``more`` are fields of ``spec.Encoder``."""
     norm = norm or layer_norm(c)
     more.setdefault("has_final_norm", layout != "post_sum")
     decoder = build_decoder(
@@ -71,7 +71,7 @@ def encoder(
 
 
 def bert_like(c: Config, prefix: str, offset: int = 0, **more: Any) -> Decoder:
-    """BERT's body; ``more`` are fields of Encoder."""
+    """BERT's body; ``more`` are fields of ``spec.Encoder``."""
     c.refuse("position_embedding_type", "absolute")
     c.refuse("is_decoder", False)
     more.setdefault("token_types", c.type_vocab_size)
@@ -79,7 +79,7 @@ def bert_like(c: Config, prefix: str, offset: int = 0, **more: Any) -> Decoder:
 
 
 def roberta(c: Config) -> Decoder:
-    """Positions begin after the padding token's id."""
+    """Positions start after the padding token's id."""
     pad = c.get("pad_token_id", 1)
     return bert_like(c, "roberta", offset=pad + 1)
 
@@ -120,7 +120,7 @@ def distilbert(c: Config) -> Decoder:
 
 
 def albert(c: Config) -> Decoder:
-    """All layers share the weights of one."""
+    """All layers share one layer's weights."""
     c.refuse("num_hidden_groups", 1)
     c.refuse("inner_group_num", 1)
     layer = "albert.encoder.albert_layer_groups.0.albert_layers.0."
@@ -152,7 +152,7 @@ def mpnet(c: Config) -> Decoder:
 
 
 def deberta(c: Config) -> Decoder:
-    """Distances take part in every score; the tables know no positions."""
+    """Scores depend on relative positions; there is no position table."""
     c.refuse("relative_attention", True)
     c.refuse("share_att_key", True)
     c.refuse("position_biased_input", False)
@@ -189,7 +189,7 @@ def data2vec(c: Config) -> Decoder:
 
 
 def before(c: Config, prefix: str, offset: int, **norms: str) -> Decoder:
-    """Norms stand before the parts of a layer, and one behind the last; ``norms``: their names."""
+    """A pre-norm encoder with a final norm; ``norms`` are the names of its norms."""
     layer = prefix + ".encoder.layer.{i}."
     names: dict[str, Name] = {
         **bert_names(prefix),
@@ -220,7 +220,7 @@ def rembert(c: Config) -> Decoder:
 
 
 def t5_encoder(c: Config) -> Decoder:
-    """No positions but a bias by distance; scores are not scaled."""
+    """A relative position bias in place of positions; scores are not scaled."""
     layer = "encoder.block.{i}.layer."
     gated, _, name = c.get("feed_forward_proj", "relu").rpartition("-")
     act = activation(Config({"hidden_act": "gelu_new" if gated and name == "gelu" else name}))
@@ -249,7 +249,7 @@ def t5_encoder(c: Config) -> Decoder:
 
 
 def clip(c: Config) -> Decoder:
-    """The text side: a causal decoder whose end token carries the text."""
+    """The text encoder: a causal decoder, pooled at its end token."""
     layer = "text_model.encoder.layers.{i}."
     names: Names = {
         "embed": "text_model.embeddings.token_embedding",

@@ -1,4 +1,4 @@
-"""What most families share: from config keys to records."""
+"""What most families share: functions from config keys to records."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 
 
 def activation(c: Config, key: str = "hidden_act") -> Activation:
-    """The activation that config[key] names; CheckpointError if the engine has no such one."""
+    """The activation that config[key] names; CheckpointError for an unknown name."""
     name = getattr(c, key)
     if name not in _ACTIVATIONS:
         raise c.error(key, f"= {name!r} is unknown; known: {', '.join(_ACTIVATIONS)}")
@@ -124,9 +124,9 @@ def _scaling(c: Config, p: Mapping[str, Any], dim: int) -> RopeScaling | None:
 def rope(
     c: Config, head_dim: int, kind: str = "", *, partial: bool = False, interleaved: bool = False
 ) -> Rope:
-    """The rotary embedding of config.rope_parameters (of the layer type ``kind``, if given).
+    """The rotary embedding of config.rope_parameters, of the layer type ``kind`` if it has several.
 
-    ``partial``: the family honours partial_rotary_factor; others turn the whole head.
+    ``partial``: the model honors partial_rotary_factor; others rotate the whole head.
     """
     p: Mapping[str, Any] = c.rope_parameters[kind] if kind else c.rope_parameters
     share = p.get("partial_rotary_factor") if partial else None
@@ -175,6 +175,7 @@ def mlp(c: Config, *, gated: bool = True, bias: bool = False, act: str = "hidden
 
 
 def rms(c: Config, offset: float = 0.0) -> Norm:
+    """RMS norm with config.rms_norm_eps."""
     return Norm(c.rms_norm_eps, offset=offset)
 
 
@@ -207,9 +208,9 @@ def build_decoder(
     names: Names | None = None,
     **fields: Any,
 ) -> Decoder:
-    """A decoder as in Llama unless told otherwise; ``fields`` are further fields of Decoder.
+    """A decoder with Llama's defaults; ``fields`` are further fields of Decoder.
 
-    ``mixer`` and ``ffn`` may be one record for all layers or a function of the layer index.
+    ``mixer`` and ``ffn`` may be one record for all layers or a function of the layer's index.
     """
     norm = norm or rms(c)
     one_mixer = mixer or attention(c)
@@ -255,8 +256,8 @@ def moe(c: Config, **fields: Any) -> Moe:
 
 
 def corrected_moe(c: Config, shared: Mlp | None = None, **fields: Any) -> Moe:
-    """Experts chosen by a sigmoid and a correction, as DeepSeek V3 does; ``shared``: one that all
-    tokens share (of width 0: none). ``fields`` as of ``moe``."""
+    """Sigmoid routing with a correction bias, as in DeepSeek V3; ``shared`` is the shared expert,
+    of width 0 = none. ``fields`` as of ``moe``."""
     if "renorm" not in fields:
         fields["renorm"] = c.norm_topk_prob
     fields.setdefault("scale", c.get("routed_scaling_factor", 1.0))

@@ -1,4 +1,4 @@
-"""Command R (Cohere 1 and 2): parallel branches, adjacent channels turn together."""
+"""Command R (Cohere 1 and 2): parallel branches, interleaved rotation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cohere2(c: Config) -> Decoder:
 
 
 def cohere_compass(c: Config) -> Decoder:
-    """Cohere 2 whose channels turn as in Llama, in each type of layer its own way or not at all."""
+    """Cohere 2 rotating halves as in Llama, with a rope for each layer type, or none."""
     bias = c.attention_bias
     c = c.replace(layer_types=c.layer_types or ["full_attention"] * c.num_hidden_layers)
 
@@ -68,7 +68,7 @@ def cohere_compass(c: Config) -> Decoder:
 
 
 def cohere2_moe(c: Config) -> Decoder:
-    """Cohere 2 with experts; the "average" with the shared one is a factor of both parts."""
+    """Cohere 2 with experts. Averaging with the shared expert becomes a factor of both."""
     c.refuse("shared_expert_combination_strategy", "average", "sum")
     c.refuse("expert_selection_fn", "softmax", "sigmoid")
     is_softmax, num_shared = c.expert_selection_fn == "softmax", c.num_shared_experts

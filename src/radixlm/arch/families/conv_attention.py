@@ -1,4 +1,4 @@
-"""Attention behind convolutions: ZAYA, Inkling."""
+"""Attention with convolutions: ZAYA (arXiv:2510.04476) and Inkling."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _THETAS = {"full_attention": 5_000_000.0, "sliding_attention": 10_000.0}
 
 
 def zaya_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """Layer types by their usual names."""
+    """The usual names of layer types."""
     given = {_KINDS.get(key, key): p for key, p in (raw.get("rope_parameters") or {}).items()}
     turns: dict[str, Any] = {}
     for kind, theta in _THETAS.items():
@@ -45,7 +45,7 @@ def zaya_config(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scales(ours: str, theirs: str) -> Names:
-    """Of one sum of the residual and a branch."""
+    """Learned factors of the residual and of a branch."""
     parts = {"stream": "residual", "branch": "hidden_states"}
     return {
         f"{ours}.{part}_{what}": f"{LAYER}{theirs}.{name}_{what}"
@@ -76,7 +76,8 @@ ZAYA: Names = {
 
 
 def zaya(c: Config) -> Decoder:
-    """Each token takes one expert, or none; routers hand what they saw on to the next layer's."""
+    """Each token takes one expert or none; a router also reads the router's state of the layer
+    before."""
     c.refuse("num_experts_per_tok", 1)
     dim, bias, norm = head_dim(c), c.attention_bias, rms(c)
     for key in ("cca_time0", "cca_time1"):
@@ -111,7 +112,7 @@ def zaya(c: Config) -> Decoder:
 
 
 def inkling_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """Layer types by their usual names; older names of widths."""
+    """The usual names of layer types, and newer names of widths."""
     out, count = dict(raw), raw.get("num_hidden_layers", 66)
     if out.get("layer_types") is None:
         local = out.get("local_layer_ids")
@@ -140,7 +141,7 @@ _WIDE = _LLM + "mlp."
 
 
 def _either(part: str, theirs: str) -> AnyOf:
-    """Below the attention, in both layouts."""
+    """A tensor of the attention under both naming schemes."""
     return AnyOf(_ATTENTION + part, _ATTN + theirs)
 
 
@@ -189,12 +190,12 @@ def _inkling_names(c: Config) -> Names:
 
 
 def _spoken(c: Config) -> int:
-    """Tokens that the head may say: rows beyond them only pad."""
+    """Tokens that may be sampled; the rows after them are padding."""
     return int(min(c.get("unpadded_vocab_size", c.vocab_size), c.vocab_size))
 
 
 def inkling(c: Config) -> Decoder:
-    """Scores gain by distance; the shared experts take part in the norming of the weights."""
+    """Relative position bias; the shared experts' weights are normalized with the chosen ones'."""
     c.refuse("shared_expert_sink", True)
     norm, act, extent = rms(c), activation(c), c.rel_extent
     sparse = moe(

@@ -1,6 +1,6 @@
-"""Families whose checkpoints came with code of their own and have no class in transformers.
+"""Models without a class in transformers, whose checkpoints come with code: Baichuan, BailingMoe,
+ChatGLM, EXAONE 3, InternLM 1 and 2, MiMo, MiniCPM, Orion, Qwen 1, Xverse.
 
-Baichuan, BailingMoe, ChatGLM, EXAONE 3, InternLM 1 and 2, MiMo, MiniCPM, Orion, Qwen 1, Xverse.
 Each is a known block under other names; the tests rename a Hugging Face model into it.
 """
 

@@ -1,5 +1,5 @@
-"""DeepSeek V2 to V3.2 (latent attention, grouped routing, an index of what is read), GLM 5 and
-dots1, which routes alike."""
+"""DeepSeek V2 (arXiv:2405.04434) to V3.2, GLM 5, A.X K1, MiniCPM 3 and Youtu: latent attention,
+grouped routing and sparse attention; also dots1, which routes alike."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from radixlm.base.record import replace
 
 
 def routed(c: Config, first: int | None = None, **fields: Any) -> Callable[[int], Ffn]:
-    """The feed-forward by layer: ``first`` (or first_k_dense_replace) dense ones, then experts."""
+    """The feed-forward of a layer: dense in the ``first`` layers (or first_k_dense_replace), then
+    experts."""
     first, bias = c.first_k_dense_replace if first is None else first, fields.pop("bias", False)
     shared = c.get("n_shared_experts", 0) * c.moe_intermediate_size
     fields.setdefault("groups", (c.get("n_group", 1), c.get("topk_group", 1)))
@@ -40,7 +41,7 @@ def routed(c: Config, first: int | None = None, **fields: Any) -> Callable[[int]
 
 
 def latent(c: Config, *, interleaved: bool) -> LatentAttention:
-    """Latent attention; the softmax scale grows with YaRN's stretch where mscale_all_dim asks."""
+    """Latent attention; the softmax scale includes YaRN's mscale where mscale_all_dim is set."""
     position = rope(c, c.qk_rope_head_dim, interleaved=interleaved)
     p = c.rope_parameters
     scale = (c.qk_nope_head_dim + c.qk_rope_head_dim) ** -0.5
@@ -75,14 +76,15 @@ def deepseek_v3(c: Config) -> Decoder:
 
 
 def _by_kind(c: Config, **fields: Any) -> Callable[[int], Ffn]:
-    """The feed-forward by mlp_layer_types, or after first_k_dense_replace dense ones."""
+    """The feed-forward of a layer by mlp_layer_types, or dense in the first first_k_dense_replace
+    layers."""
     kinds, ffn = c.mlp_layer_types, routed(c, 0, score="sigmoid", correction=True, **fields)
     first = c.first_k_dense_replace
     return lambda i: ffn(i) if (kinds[i] == "sparse" if kinds else i >= first) else mlp(c)
 
 
 def _indexed(c: Config, *, interleaved: bool, shared: Callable[[int], bool]) -> Decoder:
-    """Latent attention to what an index chooses."""
+    """Latent attention to the tokens that an indexer chooses."""
     for key in ("qk_rope_head_dim", "index_n_heads", "index_topk"):
         if not isinstance(c.get(key), int) or c.get(key) < 1:
             raise c.error(key, f"= {c.get(key)!r} must be a positive integer")
@@ -102,7 +104,7 @@ def deepseek_v32(c: Config) -> Decoder:
 
 
 def glm_moe_dsa(c: Config) -> Decoder:
-    """Some layers share the choice of the one before that has an index."""
+    """Some layers reuse the choice of the last layer with an indexer."""
     pattern = c.get("indexer_types") or c.get("index_topk_pattern")
     every, offset = max(c.get("index_topk_freq", 1), 1), c.get("index_skip_topk_offset", 2)
 
@@ -117,7 +119,7 @@ def glm_moe_dsa(c: Config) -> Decoder:
 
 
 def axk1(c: Config) -> Decoder:
-    """DeepSeek V3 with a norm behind the experts."""
+    """DeepSeek V3 with a norm after the experts."""
     sparse = routed(c, 0, score="sigmoid", correction=True, out_norm=rms(c))(0)
     first, step = c.get("first_k_dense_replace", 1), c.get("moe_layer_freq", 1)
     kinds, norm = c.mlp_layer_types, "post_mlp_layernorm"
@@ -147,7 +149,7 @@ def minicpm3(c: Config) -> Decoder:
 
 
 def deepseek(c: Config) -> Decoder:
-    """The first DeepSeek MoE: Llama's attention, softmax routing."""
+    """The first DeepSeek MoE (arXiv:2401.06066): Llama's attention, softmax routing."""
     c.refuse("scoring_func", "softmax")
     ffn, step, bias = routed(c), c.get("moe_layer_freq", 1), c.attention_bias
     return build_decoder(

@@ -1,5 +1,5 @@
-"""Models on several residual streams whose attention reads what is summed up of many tokens: the
-text model of GLM 5.3, DeepSeek V4."""
+"""DeepSeek V4 and the text model of GLM 5 Next: hyper-connections, and attention to compressed runs
+of tokens."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _INDEX = LAYER + "self_attn.indexer.index_kpool_compress_"
 
 
 def either(*tables: Names) -> Names:
-    """A table with the spellings of all tables, in their order."""
+    """A table with the alternatives of all ``tables``, in their order."""
     roles = dict.fromkeys(role for table in tables for role in table)
     return {
         role: AnyOf(*dict.fromkeys(table[role] for table in tables if role in table))
@@ -48,7 +48,7 @@ def either(*tables: Names) -> Names:
 
 
 def old_streams(layer: str, head: str) -> Names:
-    """Where published checkpoints keep what joins branches to the streams."""
+    """The names that published checkpoints give to the hyper-connections."""
     parts = ("fn", "base", "scale")
     names = {f"streams1.{part}": f"{layer}hc_attn_{part}" for part in parts}
     names |= {f"streams2.{part}": f"{layer}hc_ffn_{part}" for part in parts}
@@ -64,8 +64,8 @@ _GLM5_NEXT: Names = {
 
 
 def glm5_next(c: Config) -> Decoder:
-    """Delta nets that forget by channel, and latent attention without positions to pools of tokens
-    that an index chooses."""
+    """KDA delta nets, and latent attention without positions to pools of tokens that an indexer
+    chooses."""
     c.refuse("hidden_act", "silu", "swish")
     c, limit = _glm5_keys(c), limit_of(c)
     norm = Norm(c.rms_norm_eps)
@@ -106,8 +106,8 @@ def glm5_next(c: Config) -> Decoder:
 
 
 def _glm5_keys(c: Config) -> Config:
-    """The config with its published keys under the names that its class gives them; CheckpointError
-    for a layer that shares a choice which is not there, and for pools that cannot be."""
+    """The config with its published keys under the class's names. CheckpointError for a layer that
+    reuses a choice before there is one, and for invalid pools."""
     count, own = c.num_hidden_layers, c.get("linear_attn_config") or {}
     held = {"linear_head_dim": "head_dim", "linear_num_heads": "num_heads"}
     held |= {"linear_conv_kernel_dim": "short_conv_kernel_size"}
@@ -143,7 +143,7 @@ _GLM5_KINDS = {"full_attention": "indexed_attention", "": "linear_attention"}
 
 
 def _glm5_shares(c: Config) -> list[str]:
-    """Which layers share the choice of the one before, by a pattern or every so many."""
+    """Which layers reuse the choice of the layer before, by a pattern or a period."""
     pattern = c.get("index_topk_pattern")
     if pattern is not None:
         return [{"F": "full", "S": "shared"}.get(one, one) for one in pattern]
@@ -153,7 +153,7 @@ def _glm5_shares(c: Config) -> list[str]:
 
 
 def _v4_names(layer: str, attn: str, ffn: str, parts: dict[str, str]) -> Names:
-    """The tensors of a layer, under the names of ``parts``."""
+    """The tensors of a layer, under the names in ``parts``."""
     own = {ours: f"{layer}{attn}.{parts[theirs]}" for ours, theirs in _V4_PARTS.items()}
     sums = f"{layer}{attn}.compressor."
     index = f"{layer}{attn}.{parts['index']}"
@@ -235,8 +235,8 @@ _V4_KINDS |= {128: "heavily_compressed_attention"}
 
 
 def deepseek_v4(c: Config) -> Decoder:
-    """Attention to a window and to sums of earlier tokens, all of them or those that an index
-    chooses; the first layers look their experts up by token."""
+    """Attention to a window and to compressed entries of earlier tokens, all or those that an
+    indexer chooses. The first layers look up their experts by token id."""
     c.refuse("scoring_func", "sqrtsoftplus", "softmax", "sigmoid")
     c, limit, act = _v4_keys(c), limit_of(c), activation(c)
     positive(c, "sliding_window", "q_lora_rank", "o_groups", "o_lora_rank", "head_dim")
@@ -279,7 +279,7 @@ def deepseek_v4(c: Config) -> Decoder:
 
 
 def _v4_keys(c: Config) -> Config:
-    """The config with its older keys under the names that its class gives them."""
+    """The config with older keys under the class's names."""
     count, ratios = c.num_hidden_layers, c.get("compress_ratios")
     kinds = c.layer_types
     if kinds is None and ratios is not None:
@@ -308,7 +308,7 @@ def _v4_keys(c: Config) -> Config:
 
 
 def _v4_sums(c: Config, kind: str) -> KVCompression | None:
-    """What a layer of this kind sums up."""
+    """The compression of a layer of this kind."""
     if kind == "sliding_attention":
         return None
     if kind == "heavily_compressed_attention":
@@ -319,7 +319,7 @@ def _v4_sums(c: Config, kind: str) -> KVCompression | None:
 
 
 def _v4_rope(c: Config, kind: str, sums: KVCompression | None) -> Rope:
-    """The rotation of layers with sums ("compress") and of the others ("main")."""
+    """The rotation of layers with compression ("compress") and of the others ("main")."""
     given: dict[str, Any] = c.rope_parameters
     if isinstance(given.get("main"), dict) and isinstance(given.get("compress"), dict):
         p = {**given[kind]}

@@ -1,5 +1,6 @@
-"""Drafts: EAGLE and EAGLE-3 heads, and the predictors of further tokens of DeepSeek, GLM, ERNIE,
-MiMo, Bailing, LongCat and Qwen3-Next checkpoints."""
+"""Draft models: EAGLE and EAGLE-3 heads (arXiv:2401.15077, 2503.01840), and the
+multi-token-prediction layers of DeepSeek, GLM, ERNIE, MiMo, Bailing, LongCat and Qwen3-Next
+checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _NEXT_N = ("eh_proj", "enorm", "hnorm")  # DeepSeek's names, which others took o
 
 
 def draft_of(c: Config) -> Draft | None:
-    """The draft that the checkpoint is or has, if any."""
+    """The draft that the checkpoint is or has, or None."""
     row = DRAFTS.get(c.architecture) or MTP_LAYERS.get(c.architecture)
     made: Draft | None = family_function(row)(c) if row else None
     return made
@@ -35,8 +36,8 @@ def refuse_draft(c: Config) -> NoReturn:
 
 
 def _moved(decoder: Decoder, layer: str, **own: Name) -> dict[str, Any]:
-    """The decoder's names with its layers at ``layer``; ``own`` are roles ("draft_join" for
-    "draft.join") that differ."""
+    """The decoder's names with its layers at ``layer``; ``own`` are roles that differ ("draft_join"
+    for "draft.join")."""
     names: dict[str, Any] = {**DEFAULT, **decoder.names}
     moved = {role: renamed(name, LAYER, layer) for role, name in names.items()}
     return moved | {role.replace("_", ".", 1): name for role, name in own.items()}
@@ -45,25 +46,25 @@ def _moved(decoder: Decoder, layer: str, **own: Name) -> dict[str, Any]:
 def _joint(
     decoder: Decoder, layer: str, at: str, joint: tuple[str, str, str], **own: Name
 ) -> dict[str, Any]:
-    """As ``_moved``, with (projection, norm of the embedding, norm of the hidden state) at
-    ``at``."""
+    """As ``_moved``, with ``joint``: the names below ``at`` of the projection, the norm of the
+    embedding and the norm of the hidden state."""
     roles = ("draft_join", "draft_embed_norm", "draft_hidden_norm")
     named = {role: at + name for role, name in zip(roles, joint, strict=True)}
     return _moved(decoder, layer, **named, **own)
 
 
 def _normed(c: Config, module: Decoder, count: int, first: int = 0, **fields: Any) -> Draft:
-    """A draft whose two inputs are normed as the model's own layers are."""
+    """A draft that normalizes both inputs as the model's layers do."""
     return Draft(module, count, first, embed_norm=rms(c), hidden_norm=rms(c), **fields)
 
 
 def _count(c: Config) -> int:
-    """Modules that the checkpoint has: what the config says, and one of a draft that does not."""
+    """Modules in the checkpoint: as in the config; a draft whose config does not say has one."""
     return int(c.get("num_nextn_predict_layers", c.architecture in DRAFTS))
 
 
 def _target(c: Config) -> Decoder:
-    """The target as its own family describes it."""
+    """The target model, described by its own family."""
     if c.architecture in MTP_LAYERS:
         return find(c.architecture)(c)
     row = DRAFTS[c.architecture]
@@ -77,8 +78,8 @@ def _module(decoder: Decoder, block: Block, names: dict[str, Any]) -> Decoder:
 
 
 def next_n(c: Config) -> Draft:
-    """Layers behind the last one, with tables and a head of their own, and an index of their own
-    where the model has some."""
+    """Layers after the last one, with their own token table and head, and with their own indexer
+    where the model has indexers."""
     decoder, at = _target(c), f"model.layers.{STEP}."
     block = decoder.blocks[-1]
     if isinstance(block.mixer, LatentAttention) and block.mixer.indexer is not None:
@@ -105,7 +106,7 @@ def bailing(c: Config) -> Draft:
 
 
 def ernie(c: Config) -> Draft:
-    """A dense block; the target's last norm and head."""
+    """A dense block; the target's final norm and head."""
     decoder = _target(c)
     joint = (f"linear_proj.{STEP}", f"emb_norm.{STEP}", f"hidden_norm.{STEP}")
     names = _joint(decoder, f"model.mtp_block.{STEP}.", "model.mtp_", joint)
@@ -136,7 +137,7 @@ def qwen3_next(c: Config) -> Draft:
 
 
 def longcat(c: Config) -> Draft:
-    """A dense layer with one attention, and a token table of its own."""
+    """A dense layer with one attention, and its own token table."""
     decoder, at = _target(c), "model.mtp.layers.0."
     feed, attn, roles = at + "transformer_layer.mlp.", at + "self_attn.", dict(decoder.names)
     names = _joint(
@@ -159,7 +160,7 @@ def longcat(c: Config) -> Draft:
 
 
 def _eagle(c: Config, decoder: Decoder) -> Draft:
-    """The first block has no norm before its attention; there is no norm behind the last."""
+    """The first block has no norm before its attention; there is no final norm."""
     names = _moved(decoder, "layers.{i}.", embed="embed_tokens", draft_join="fc")
     first, *rest = decoder.blocks
     if isinstance(first.mixer, LatentAttention):
@@ -179,8 +180,8 @@ def qwen2_eagle(c: Config) -> Draft:
 
 
 def llama_eagle3(c: Config) -> Draft:
-    """One block that reads the joint as it is; hidden states of three target layers; a small
-    vocabulary."""
+    """One block that reads the concatenated inputs, hidden states of three target layers, and a
+    smaller vocabulary."""
     decoder = llama(c)
     at = "midlayer."
     names = _moved(

@@ -1,5 +1,5 @@
-"""Decoders of one kind each: CTRL, with sines and cosines for places; JetMoe, whose attention is of
-experts too."""
+"""CTRL (arXiv:1909.05858) with sinusoidal positions, JetMoe (arXiv:2404.07413) with experts in the
+attention, and Doge with dynamic mask attention."""
 
 from __future__ import annotations
 
@@ -79,8 +79,7 @@ def jetmoe(c: Config) -> Decoder:
 
 
 def doge(c: Config) -> Decoder:
-    """What a token's values say decides who reads it. Its mixtures of experts route a token by its
-    neighbours, which no record can say."""
+    """Dynamic mask attention (arXiv:2508.02124). Doge's experts are not supported."""
     c.refuse("is_moe", False)
     c.refuse("sliding_window")
     if not isinstance(c.keep_window_size, int) or c.keep_window_size < 1:

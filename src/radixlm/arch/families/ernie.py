@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense, with experts, and with eyes: adjacent channels turn together."""
+"""ERNIE 4.5: dense, with experts, and with vision experts; interleaved rotation."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _SECTIONS = (22, 22, 20)
 
 
 def ernie_vl_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """``moe_intermediate_size`` holds the widths of both kinds of experts."""
+    """``moe_intermediate_size`` lists the widths of text and vision experts."""
     inner = raw.get("moe_intermediate_size") or [1536, 512]
     if not isinstance(inner, list) or len(inner) != 2:
         return raw  # refused by name where it is read
@@ -70,7 +70,7 @@ def ernie_vl_config(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def ernie_vl(c: Config) -> Decoder:
-    """Text and images have a router and experts each, and share the shared ones."""
+    """Text and images have their own router and experts, and share the shared experts."""
     position = _attention(c).rope
     assert position is not None
     rows, columns, times = c.rope_parameters.get("mrope_section") or _SECTIONS

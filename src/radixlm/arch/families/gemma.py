@@ -1,4 +1,5 @@
-"""Gemma 1 to 4 (text): norms that store weight - 1, scaled embeddings, sandwiched norms."""
+"""Gemma 1 to 4 (text; arXiv:2403.08295, 2408.00118, 2503.19786): norms that store weight - 1,
+scaled embeddings, sandwich norms."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def gemma(c: Config) -> Decoder:
 
 
 def _alternating(c: Config, layer: int, every: int) -> int:
-    """Window of a layer where each ``every``-th sees everything."""
+    """The window of a layer, where each ``every``-th layer is full."""
     if c.layer_types is not None:
         return window(c, layer)
     return int(c.sliding_window) if (layer + 1) % every else 0
@@ -125,7 +126,7 @@ def _of_layer(value: Any, layer: int) -> Any:
 
 
 def gemma3n(c: Config) -> Decoder:
-    """The last layers read the keys and values of the last layer of their kind before them."""
+    """The last layers read K and V of the last earlier layer of their type."""
     c.refuse("altup_active_idx", 0)
     count, bias = c.num_hidden_layers, c.attention_bias
     kinds = c.layer_types or ["sliding_attention"] * 4 + ["full_attention"]
@@ -195,8 +196,7 @@ _INPUTS: Names = {
 
 
 def _overrides(c: Config, kinds: list[str]) -> list[dict[str, Any]]:
-    """What the layers have other than the config says of all: its full layers' heads, or what
-    per_layer_config lists."""
+    """What differs by layer: the heads of full layers, or what per_layer_config lists."""
     listed = c.get("per_layer_config")
     if listed is None:
         own = {"head_dim": c.get("global_head_dim", 512)}
@@ -232,18 +232,18 @@ def _experts_beside(c: Config) -> tuple[Moe | None, Names]:
 
 
 def gemma4(c: Config) -> Decoder:
-    """Only in sliding layers may the places of an image see one another."""
+    """Only sliding layers are bidirectional within an image."""
     return _fourth(c, is_full_causal=True)
 
 
 def gemma4_unified(c: Config) -> Decoder:
-    """In all layers."""
+    """All layers are bidirectional within an image."""
     return _fourth(c, is_full_causal=False)
 
 
 def _fourth(c: Config, *, is_full_causal: bool) -> Decoder:
-    """Full layers have heads of their own size, and may take their keys for values; the last
-    layers read keys and values of earlier ones; experts beside the feed-forward."""
+    """Full layers have their own head size and may use keys as values; the last layers read K and V
+    of earlier ones; some have experts beside the feed-forward."""
     c.refuse("use_bidirectional_attention", "vision")
     count, bias, norm = c.num_hidden_layers, c.attention_bias, rms(c)
     kinds = [*(c.layer_types or [_sixth(i) for i in range(count)])[:-1], "full_attention"]

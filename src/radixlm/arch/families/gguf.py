@@ -1,5 +1,5 @@
-"""A GGUF header -> config.json and the names of our checkpoints: what llama.cpp's converters did,
-undone. A row of ``KINDS`` an architecture."""
+"""A GGUF header -> config.json, and GGUF tensor names -> Hugging Face's: the inverse of llama.cpp's
+converters. ``KINDS`` has a row for each architecture."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ _STARCODER2 = {**_PRE, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 
 
 class Kind(Record):
-    """How one architecture of llama.cpp is called here. ``names``: of a layer's tensors, "{}" for
-    an expert. ``is_permuted``: rows of q and k stand in pairs; ``norm_offset``: what the converter
-    added to the weights of norms. ``more``: further keys of config.json."""
+    """An architecture of llama.cpp. ``names``: of a layer's tensors, "{}" for the expert.
+    ``is_permuted``: rows of q and k are stored in pairs; ``norm_offset``: added to norm weights by
+    the converter; ``more``: further keys of config.json."""
 
     architecture: str
     model_type: str
@@ -115,7 +115,7 @@ def _granite(h: GgufHeader) -> dict[str, Any]:
 
 
 def _partial(h: GgufHeader) -> dict[str, Any]:
-    """Some channels of a head turn."""
+    """Only some channels of a head are rotated."""
     head_dim = h.count("attention.key_length", h.count("rope.dimension_count"))
     return {"partial_rotary_factor": h.count("rope.dimension_count") / head_dim}
 
@@ -133,8 +133,8 @@ def _starcoder2(h: GgufHeader) -> dict[str, Any]:
 
 
 def _query_scalar(h: GgufHeader, layers_of_largest: int) -> int:
-    """The largest Gemma scales by its heads' share of the stream, the others by their width; the
-    file does not say which."""
+    """The largest Gemma scales queries by hidden_size / heads, the others by head_dim; the file
+    does not say which."""
     heads, width = h.count("attention.head_count"), h.count("embedding_length")
     is_largest = h.count("block_count") == layers_of_largest
     return width // heads if is_largest else h.count("attention.key_length", width // heads)
@@ -166,7 +166,7 @@ _WITH_EXPERTS = {
 
 
 def kind_of(h: GgufHeader) -> Kind:
-    """CheckpointError for an architecture that is not read from GGUF."""
+    """CheckpointError for an architecture that is not supported from GGUF."""
     if h.architecture not in KINDS:
         raise CheckpointError(
             f"{h.path}: the GGUF architecture {h.architecture!r:.60} is not read; known: "
@@ -177,7 +177,7 @@ def kind_of(h: GgufHeader) -> Kind:
 
 
 def config_of(h: GgufHeader) -> dict[str, Any]:
-    """config.json. CheckpointError for what is missing or no number."""
+    """The config.json that the header stands for; CheckpointError for missing or invalid values."""
     kind, embed = kind_of(h), h.tensors.get("token_embd.weight")
     if embed is None or len(embed.shape) != 2:
         raise CheckpointError(f"{h.path}: token_embd.weight is missing or no table")
@@ -246,8 +246,8 @@ def _table_of(
 
 
 class Piece(Record):
-    """A tensor of ours in a tensor of the file. ``expert``: the slice that it is, None for all;
-    ``heads``: of a q or k whose rows stand in pairs, else 0; ``offset``: to be taken off."""
+    """A tensor of the checkpoint within a tensor of the file. ``expert``: its slice, None = all;
+    ``heads``: of a q or k whose rows are stored in pairs, else 0; ``offset``: to be subtracted."""
 
     source: str
     expert: int | None = None
@@ -256,7 +256,7 @@ class Piece(Record):
 
 
 def pieces(h: GgufHeader) -> Iterator[tuple[str, Piece]]:
-    """Our name of each tensor of the file; those that nobody knows keep their own."""
+    """The checkpoint name of each tensor of the file; unknown ones keep their name."""
     kind = kind_of(h)
     heads = {"attn_q": h.count("attention.head_count")}
     heads["attn_k"] = h.count("attention.head_count_kv", heads["attn_q"])

@@ -1,4 +1,5 @@
-"""GLM 4 and its kin: half of each head turns, the feed-forward is stored fused."""
+"""GLM 4 (arXiv:2406.12793), GLM 4 MoE and Solar Open: half of each head is rotated, gate and up are
+stored fused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""GPT-2, GPT-NeoX, OPT, Falcon, gpt-oss and the decoders of ModernBERT."""
+"""GPT-2, GPT-NeoX (arXiv:2204.06745), OPT (arXiv:2205.01068), Falcon (arXiv:2311.16867), gpt-oss
+and the decoder of ModernBERT."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def gpt2(c: Config) -> Decoder:
 
 
 def gpt_neox_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """Its classes know the rope's base and share by names of their own, and only by these."""
+    """The classes have their own names for the base and the share of the rotation."""
     out = {k: v for k, v in raw.items() if k not in ("rope_theta", "partial_rotary_factor")}
     if raw.get("rotary_emb_base") is not None:
         out["rope_theta"] = raw["rotary_emb_base"]
@@ -97,7 +98,8 @@ def gpt_neox(c: Config) -> Decoder:
 
 
 def falcon(c: Config) -> Decoder:
-    """Three layouts: 40B (grouped heads), 7B (one KV head, parallel), 1B (plain heads)."""
+    """Three layouts: 40B (grouped heads), 7B (one KV head, parallel), 1B (one KV head for each
+    head)."""
     kv_heads = c.get("num_kv_heads") or c.num_attention_heads
     if not c.new_decoder_architecture and c.multi_query:
         kv_heads = 1
@@ -149,7 +151,7 @@ def _falcon_norms(c: Config) -> tuple[Layout, Names]:
 
 
 def opt(c: Config) -> Decoder:
-    """The checkpoint of 350M has its norms behind, and a narrower token table."""
+    """OPT 350M has its norms after the branches, and a narrower token table."""
     is_before = c.get("do_layer_norm_before", True)
     width = c.get("word_embed_proj_dim", c.hidden_size)
     has_last = is_before and not c.get("_remove_final_layer_norm")
@@ -193,7 +195,7 @@ def opt(c: Config) -> Decoder:
 
 
 def modernbert_decoder_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """Bases of both kinds of layers by names of their own."""
+    """The class has its own names for the rotation bases of both layer types."""
     if raw.get("rope_parameters"):
         return raw
     scaling = raw.get("rope_scaling") or {"rope_type": "default"}
@@ -209,7 +211,7 @@ def modernbert_decoder_config(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def modernbert_decoder(c: Config) -> Decoder:
-    """ModernBERT's block, causal: normed embeddings, no norm before the first attention, a layer
+    """Causal ModernBERT: normalized embeddings, no norm before the first attention, a dense layer
     before the head."""
     layer, count, bias = "model.layers.{i}.", c.num_hidden_layers, c.attention_bias
     norm = Norm(c.norm_eps, "layer", bias=c.norm_bias)

@@ -1,4 +1,4 @@
-"""GPT-J, CodeGen, GPT-Neo, GPT-BigCode, BioGPT and Persimmon: older shapes that records can say."""
+"""GPT-J, CodeGen, GPT-Neo, GPT-NeoX Japanese, GPT-BigCode, BioGPT and Persimmon."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def persimmon(c: Config) -> Decoder:
 
 
 def gpt_neox_japanese(c: Config) -> Decoder:
-    """Only the last layer's attention has a bias, of its output."""
+    """Only the last layer's attention has a bias, on its output."""
     layer, last = "gpt_neox_japanese.layers.{i}.", c.num_hidden_layers - 1
     heads, dim = c.num_attention_heads, c.divide("hidden_size", "num_attention_heads")
     position = rope(c, dim, partial=True)

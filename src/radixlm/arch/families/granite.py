@@ -1,4 +1,4 @@
-"""Granite and its kin: multipliers on embeddings, attention, residuals and logits."""
+"""Granite and its variants: multipliers on embeddings, attention, residuals and logits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from radixlm.base.record import replace
 def multiplied(
     c: Config, mixer: Mixer | Callable[[int], Mixer], ffn: Ffn, names: Names | None = None
 ) -> Decoder:
-    """What Granite multiplies: the embedding, what joins the residual, and the logits."""
+    """The multipliers of the embeddings, the residual branches and the logits."""
     return build_decoder(
         c,
         mixer,
@@ -44,7 +44,8 @@ def _attention(c: Config) -> Attention:
 
 
 def _sinking(c: Config) -> Callable[[int], Attention]:
-    """Attention by layer with sinks, a window, and a rotation base of its own (0 = none)."""
+    """Attention by layer, with sinks, windows and a rotation base for each layer (0 = no
+    rotation)."""
     thetas = c.layer_rope_theta
 
     def mixer(i: int) -> Attention:

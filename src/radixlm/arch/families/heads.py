@@ -24,8 +24,7 @@ STEP_MARK = 151651  # <extra_0>, which ends a step for the process reward models
 
 
 def body(base: str, c: Config) -> Decoder:
-    """The decoder of the architecture ``base``, as an encoder where the config says that every
-    token sees all others."""
+    """The decoder of the architecture ``base``, bidirectional where the config says so."""
     values = {key: c.get(key) for key in c} | {"use_bidirectional_attention": False}
     decoder = find(base)(Config(values, c.source, {key for key in c if c.is_explicit(key)}))
     return with_bidirectional_attention(c, decoder) if is_bidirectional(c) else decoder
@@ -70,7 +69,7 @@ def cohere_compass_classifier(c: Config) -> Decoder:
 
 
 def modernbert_decoder_classifier(c: Config) -> Decoder:
-    """The layer before the language head stands before the scores here."""
+    """The dense layer before the language head is the first layer of the classifier."""
     decoder = body("ModernBertDecoderForCausalLM", c)
     layer = decoder.head_layer
     assert layer is not None, "the family gives it one"
@@ -81,7 +80,7 @@ def modernbert_decoder_classifier(c: Config) -> Decoder:
 
 
 def _gemma3(c: Config) -> Decoder:
-    """Windows of the bidirectional model reach half as far, to both sides."""
+    """The bidirectional model's windows reach half as far in each direction."""
     decoder = body("Gemma3ForCausalLM", c)
     if decoder.encoder is None:
         return decoder
@@ -128,13 +127,13 @@ def embedding_gemma2(c: Config) -> Decoder:
 
 
 def gemma_kinds(c: Config, every: int) -> list[str]:
-    """Layer types where each ``every``-th sees everything."""
+    """Layer types where each ``every``-th layer is full."""
     layers = range(1, c.num_hidden_layers + 1)
     return ["sliding_attention" if i % every else "full_attention" for i in layers]
 
 
 def llama_classification(c: Config) -> Decoder:
-    """Scores of the place of the end token."""
+    """Scores at the end token."""
     eos = c.get("eos_token_id", ())
     names = tuple(f"LABEL_{i}" for i in range(c.classification_out_size))
     return scores(
@@ -149,7 +148,7 @@ def llama_classification(c: Config) -> Decoder:
 
 
 def llama_weighted(c: Config) -> Decoder:
-    """Pairs of scores, of which the first is weighed by a second head."""
+    """Pairs of scores, the first of each multiplied by a second head."""
     dim, names = c.hidden_size, labels(c)
     gate = (Dense(dim, dim, "selu"), Dense(dim, dim, "selu"), Dense(dim, len(names) // 2))
     pool = Pool("last", (Dense(dim, len(names), bias=False),), "gated", "scores", gate=gate)

@@ -1,4 +1,4 @@
-"""HRM: two stacks of gated blocks that run again and again over two streams."""
+"""HRM (arXiv:2506.21734): two stacks of gated blocks that run again and again over two streams."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _OURS, _THEIRS, _MLP = _LAYER + "self_attn.", _LAYER + "attn.", _LAYER + "mlp."
 
 
 def hrm_text(c: Config) -> Decoder:
-    """A prompt is read forwards alone, as without token types; num_hidden_layers is that of one
-    stack until num_layers_per_stack says so."""
+    """Prompts are causal, as without token types. num_hidden_layers is that of one stack unless
+    num_layers_per_stack is given."""
     size, heads = c.num_layers_per_stack or c.num_hidden_layers, c.num_attention_heads
     bias = c.attention_bias
     for key in ("H_cycles", "L_cycles"):

@@ -1,5 +1,5 @@
-"""Mamba 1 and 2 and the models that mix them with attention: Falcon Mamba, Jamba, Bamba, Granite
-hybrids, Falcon H1, Nemotron H."""
+"""Mamba 1 and 2 (arXiv:2312.00752, 2405.21060) and hybrids with attention: Falcon Mamba, Jamba
+(arXiv:2403.19887), Bamba, Granite hybrids, Falcon H1, Nemotron H (arXiv:2504.03624)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Mixer = Attention | StateMixer | ParallelHybrid
 
 
 def mamba_names(prefix: str) -> Names:
-    """The parts of a Mamba of either kind below ``prefix``."""
+    """The tensors of a Mamba 1 or 2 below ``prefix``."""
     parts = {"inp": "in_proj", "conv": "conv1d", "norm": "norm", "out": "out_proj"}
     parts |= {"x_proj": "x_proj", "dt_proj": "dt_proj", "a_log": "A_log", "d": "D"}
     parts |= {"dt_bias": "dt_bias", "dt_norm": "dt_layernorm", "b_norm": "b_layernorm"}
@@ -48,20 +48,20 @@ def mamba_names(prefix: str) -> Names:
 
 
 def stacked(c: Config, blocks: list[Block], norm: Norm, names: Names, **fields: Any) -> Decoder:
-    """A decoder of blocks that have no common pattern."""
+    """A decoder of the given blocks."""
     fields.setdefault("tied", bool(c.tie_word_embeddings))
     longest = c.max_position_embeddings
     return Decoder(c.vocab_size, c.hidden_size, tuple(blocks), norm, longest, names=names, **fields)
 
 
 def _rank(c: Config, key: str) -> int:
-    """Rank of the time step; "auto" is a sixteenth of the width."""
+    """Rank of the time step; "auto" = hidden_size / 16."""
     rank = c.get(key, "auto")
     return int(-(-c.hidden_size // 16) if rank == "auto" else rank)
 
 
 def _limit(c: Config) -> tuple[float, float]:
-    """config.time_step_limit, whose infinity JSON writes as an object or a string."""
+    """config.time_step_limit, whose infinity may be stored as an object or a string."""
     low, high = c.get("time_step_limit", (0.0, math.inf))
     return float(low), float(high) if isinstance(high, int | float) else math.inf
 
@@ -175,7 +175,7 @@ def _mamba2_of(c: Config, **fields: Any) -> Mamba2:
 
 
 def bamba_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """The class reads the share of a head that turns from rope_parameters alone."""
+    """The class reads partial_rotary_factor from rope_parameters alone."""
     return {key: value for key, value in raw.items() if key != "partial_rotary_factor"}
 
 
@@ -225,7 +225,7 @@ def granite_hybrid(c: Config) -> Decoder:
 
 
 def falcon_h1(c: Config) -> Decoder:
-    """Both mixers in each layer; the multipliers go into the rows of the matrices."""
+    """Both mixers in each layer; multipliers are multiplied into the rows of the weights."""
     for key in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
         c.refuse(key, False)
     inner = c.get("mamba_d_ssm") or c.mamba_expand * c.hidden_size
@@ -299,12 +299,12 @@ _NEMOTRON_KEYS = {
 
 
 def nemotron_h_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """Older names of keys, which win."""
+    """Older names of keys, which take precedence."""
     return raw | {new: raw[old] for old, new in _NEMOTRON_KEYS.items() if old in raw}
 
 
 def nemotron_h(c: Config) -> Decoder:
-    """Layers of one branch each: a Mamba, attention, a feed-forward or experts."""
+    """Layers of one branch each: Mamba 2, attention, feed-forward or experts."""
     if c.get("moe_latent_size"):
         c.refuse("mlp_bias", False)
     for key in ("mamba_hidden_act", "hidden_act"):  # the convolution's too

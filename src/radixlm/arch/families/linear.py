@@ -1,5 +1,6 @@
-"""Linear attention and short convolutions among full attention: Qwen3-Next, Qwen 3.5, OLMo hybrid,
-Kimi Linear, MiniMax, LFM2, RecurrentGemma."""
+"""Linear attention and short convolutions with some full attention: Qwen3-Next, Qwen 3.5, OLMo
+hybrid, Kimi Linear (arXiv:2510.26692), MiniMax (arXiv:2501.08313), LFM2 and 3, RecurrentGemma
+(arXiv:2404.07839)."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ Mixer = Attention | LatentAttention | StateMixer
 
 
 def _full_at(c: Config) -> Callable[[int], bool]:
-    """Which layers attend: config.layer_types, else each full_attention_interval-th."""
+    """Layers with full attention: by config.layer_types, or each full_attention_interval-th."""
     kinds, every = c.layer_types, c.get("full_attention_interval", 4)
     if not isinstance(every, int) or every < 1:
         raise c.error("full_attention_interval", f"= {every!r} must be a positive integer")
@@ -55,7 +56,7 @@ def _full_at(c: Config) -> Callable[[int], bool]:
 
 
 def delta_net(c: Config, norm: Norm | None = None, beta_scale: float = 1.0) -> DeltaNet:
-    """The delta net of the config's linear layers."""
+    """Gated DeltaNet of the config's linear layers."""
     c.refuse("hidden_act", "silu")
     return DeltaNet(
         c.linear_num_key_heads,
@@ -69,7 +70,7 @@ def delta_net(c: Config, norm: Norm | None = None, beta_scale: float = 1.0) -> D
 
 
 def channel_delta(heads: int, dim: int, width: int, norm: Norm) -> DeltaNet:
-    """A delta net that forgets by channel, its gate a sigmoid."""
+    """A delta net with a decay for each channel (KDA) and a sigmoid gate."""
     return DeltaNet(heads, heads, dim, dim, width, norm, gate_act="sigmoid", channel_decay=True)
 
 
@@ -89,7 +90,7 @@ DELTA: Names = {
 
 
 def gated_attention(c: Config) -> Attention:
-    """Half of q gates the output; norms store weight - 1."""
+    """Half of the q projection gates the output; norms store weight - 1."""
     bias, position = c.attention_bias, rope(c, head_dim(c), partial=True)
     return attention(
         c,
@@ -140,7 +141,7 @@ _BEFORE = ("input_layernorm", "attention_layer_norm", "post_attention_layernorm"
 
 
 def olmo_hybrid(c: Config) -> Decoder:
-    """Attention layers norm what their branches give, the others what these take."""
+    """Attention layers have norms after their branches, the others before."""
     scale = 2.0 if c.linear_allow_neg_eigval else 1.0
     state, bias = delta_net(c, norm=Norm(1e-5), beta_scale=scale), c.attention_bias
     position = rope(c, head_dim(c)) if c.get("rope_parameters") else None
@@ -179,13 +180,13 @@ _KIMI_NAMES = {
 
 
 def kimi_linear_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """Its class takes both names of a key."""
+    """The class accepts both names of a key."""
     usual = {own: raw[name] for own, name in _KIMI_NAMES.items() if raw.get(name) is not None}
     return {**usual, **raw}
 
 
 def kimi_linear(c: Config) -> Decoder:
-    """Delta nets that forget by channel, and latent attention that does not turn."""
+    """KDA delta nets, and latent attention without rotation."""
     c.refuse("hidden_act", "silu", "swish")  # the convolutions' too
     c = _kimi_keys(c)
     norm = Norm(c.rms_norm_eps)
@@ -205,8 +206,8 @@ def kimi_linear(c: Config) -> Decoder:
 
 
 def _kimi_keys(c: Config) -> Config:
-    """The config with the keys that its published form keeps in an object of their own; layers
-    are counted from 1 there."""
+    """The config with the keys that published checkpoints keep in a nested object, where layers are
+    counted from 1."""
     own, count = c.get("linear_attn_config", {}), c.num_hidden_layers
     held = {"linear_head_dim": "head_dim", "linear_num_heads": "num_heads"}
     held["linear_conv_kernel_dim"] = "short_conv_kernel_size"
@@ -266,7 +267,7 @@ KIMI: Names = {
 
 
 def minimax(c: Config) -> Decoder:
-    """Linear attention whose decay weakens with depth; the residual is the normed stream."""
+    """Linear attention whose decay weakens with depth; the residual is the normalized stream."""
     heads, dim, count = c.num_attention_heads, head_dim(c), c.num_hidden_layers
     attends = attention(c, window=c.sliding_window or 0)
     is_full = _minimax_full(c)
@@ -362,7 +363,7 @@ def lfm2_moe(c: Config) -> Decoder:
 
 
 def lfm3(c: Config) -> Decoder:
-    """LFM2 with sandwiched norms, windows and a gate a head."""
+    """LFM2 with sandwich norms, windows and a gate for each head."""
     norm, bias = Norm(c.norm_eps), c.attention_bias
     extras = AttentionExtras(gate="head") if c.use_attention_gate else None
     state = ShortConv(c.hidden_size, c.conv_L_cache, c.conv_bias)

@@ -1,5 +1,5 @@
-"""Llama and the models that keep its block: Mistral, Ministral, Arcee, Seed-OSS, SmolLM3
-and others."""
+"""Llama (arXiv:2302.13971) and models with its block: Mistral (arXiv:2310.06825), Ministral, Arcee,
+Seed-OSS, SmolLM3, DiffLlama, Helium and others."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def diff_llama(c: Config) -> Decoder:
 
 
 def teleflm(c: Config) -> Decoder:
-    """Llama under maximal update parametrisation: scaled embeddings and logits."""
+    """Llama with maximal update parametrization (muP): scaled embeddings and logits."""
     described = llama(c)
     if not c.get("use_mup"):
         return described

@@ -1,5 +1,5 @@
-"""Blocks like Llama's with one thing more: Llama 4, Ministral 3, NanoChat, BitNet, Apertus,
-HunYuan."""
+"""Llama 4, Ministral 3, NanoChat, BitNet (arXiv:2504.12285), Apertus (arXiv:2509.14233) and
+HunYuan: Llama's block with one change each."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ _FEED, _ATTENTION, _MLP = LAYER + "feed_forward.", LAYER + "self_attn.", LAYER +
 
 
 def llama4_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """``attn_temperature_tuning`` was a number once."""
+    """``attn_temperature_tuning`` used to be a number."""
     tuning = raw.get("attn_temperature_tuning")
     is_count = isinstance(tuning, int) and tuning > 1
     return {**raw, "attn_temperature_tuning": True} if is_count else raw
 
 
 def llama4(c: Config) -> Decoder:
-    """Rotating layers see their chunk, the others everything, with growing queries."""
+    """Layers with rotation see their chunk; the others see everything, with queries scaled by
+    position."""
     step, count = c.no_rope_layer_interval, c.num_hidden_layers
     ropes = c.no_rope_layers or [(i + 1) % step for i in range(count)]
     every = c.interleave_moe_layer_step
@@ -136,7 +137,8 @@ def apertus(c: Config) -> Decoder:
 
 
 def _hunyuan_attention(c: Config) -> Attention:
-    """The norms of q and k follow the rotation; "dynamic" with an alpha only stretches the base."""
+    """q and k are normalized after the rotation; "dynamic" scaling with alpha only changes the
+    base."""
     p, dim, bias = dict(c.rope_parameters), head_dim(c), c.attention_bias
     given = (p.pop(key, None) for key in ("mrope_section", "xdrope_section"))
     sections = tuple(int(one) for one in next((one for one in given if one), ()))
@@ -173,7 +175,7 @@ def hunyuan_dense(c: Config) -> Decoder:
 
 
 def hunyuan_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """Counts are published by layer, as lists; those that all layers share are taken as one."""
+    """Counts that are lists by layer with equal entries become numbers."""
     form = dict(raw)
     for key in ("num_experts", "moe_topk", "num_experts_per_tok", "moe_intermediate_size"):
         value = raw.get(key)

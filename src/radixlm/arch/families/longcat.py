@@ -1,4 +1,5 @@
-"""LongCat Flash: layers of two attentions and two feed-forwards, with experts beside them."""
+"""LongCat Flash (arXiv:2509.01322): layers of two attentions and two feed-forwards, with
+experts."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _ATTENTION, _MLP = _LAYER + "self_attn.{odd}.", _LAYER + "mlp."
 
 
 def longcat_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """The usual names of both widths, where the config has no others."""
+    """The usual names of both widths, unless the config has them."""
     both = {
         "intermediate_size": "ffn_hidden_size",
         "moe_intermediate_size": "expert_ffn_hidden_size",
@@ -31,8 +32,9 @@ def longcat_config(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def longcat_flash(c: Config) -> Decoder:
-    """A layer is two blocks. The experts read the first one's feed-forward input and join behind
-    the second; some of them hand their input through. The factors of the latents are in weights."""
+    """A layer is two blocks. The experts read the first block's feed-forward input, and their
+    output is added after the second block; zero experts return their input. The factors of the
+    latents are multiplied into weights."""
     c.refuse("router_bias", False)
     c.refuse("attention_method", "MLA")
     mixer = latent(c, interleaved=True)

@@ -1,4 +1,4 @@
-"""Mixtral and MiniMax M2, which name experts alike."""
+"""Mixtral (arXiv:2401.04088) and MiniMax M2, whose experts have the same names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mixtral(c: Config) -> Decoder:
 
 
 def minimax_m2_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """``rotary_dim`` channels of a head turn."""
+    """``rotary_dim`` channels of a head are rotated."""
     turned, whole = raw.get("rotary_dim"), raw.get("head_dim") or 128
     if turned is None or raw.get("partial_rotary_factor") is not None:
         return raw

@@ -1,4 +1,4 @@
-"""Latent attention after DeepSeek: Mistral 4, A.X K2 and Ling 3 (Bailing hybrid)."""
+"""Latent attention besides DeepSeek: Mistral 4, A.X K2 and Ling 3 (Bailing hybrid)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MLP = LAYER + "mlp."
 
 
 def mistral4(c: Config) -> Decoder:
-    """Queries grow with each original length of the rope; softmax routing in groups."""
+    """Queries are scaled by position; softmax routing in groups."""
     p, mixer = c.rope_parameters, latent(c, interleaved=c.rope_interleave)
     if p.get("llama_4_scaling_beta"):
         period = float(p.get("original_max_position_embeddings") or c.max_position_embeddings)
@@ -40,7 +40,7 @@ def _gated_norm(ours: str, theirs: str) -> Names:
 
 
 def axk2_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """Which layers have experts, as older configs say it."""
+    """Older names of the keys that say which layers have experts."""
     if raw.get("mlp_layer_types") is not None:
         return raw
     first, step = raw.get("first_k_dense_replace", 1), max(raw.get("moe_layer_freq", 1), 1)
@@ -50,8 +50,7 @@ def axk2_config(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def axk2(c: Config) -> Decoder:
-    """DeepSeek V3.2 whose values are gated by what makes the queries, and whose norms gate
-    themselves."""
+    """DeepSeek V3.2 with values gated by the q projection and with gated norms."""
     if (c.get("n_group") is None) != (c.get("topk_group") is None):
         raise c.error("n_group", "and 'topk_group' must be given together")
     described = deepseek_v32(c)
@@ -72,7 +71,7 @@ def axk2(c: Config) -> Decoder:
 
 
 def bailing_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """The usual names of what this class names otherwise."""
+    """The usual names of the class's keys."""
     out = dict(raw)
     for ours, theirs in (
         ("n_group", "num_expert_group"),
@@ -99,7 +98,7 @@ _SELF, _THEIRS = LAYER + "self_attn.", LAYER + "attention."
 
 
 def _either(part: str, theirs: str = "") -> AnyOf:
-    """A part of the attention in both layouts."""
+    """A tensor of the attention under both naming schemes."""
     return AnyOf(_THEIRS + (theirs or part.rpartition(".")[2]), _SELF + part)
 
 
@@ -131,7 +130,7 @@ BAILING: Names = {
 
 
 def bailing_hybrid(c: Config) -> Decoder:
-    """Delta nets that forget by channel, and gated latent attention, as in Kimi Linear."""
+    """KDA delta nets and gated latent attention, as in Kimi Linear."""
     c.refuse("hidden_act", "silu")
     heads, dim = c.get("linear_num_heads", c.num_attention_heads), c.get("linear_head_dim")
     width = c.get("linear_conv_kernel_dim", c.short_conv_kernel_size)

@@ -1,5 +1,5 @@
-"""Mixtures of experts of one kind each: Laguna, Beam, MiMo V2, HY 3, Flint, Kolibri, Aria,
-Phi-3.5 MoE, DBRX."""
+"""Mixtures of experts: Laguna, Beam, MiMo V2, HY 3, Flint, Kolibri, Aria, Phi-3.5 MoE
+(arXiv:2404.14219) and DBRX."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _MLP = LAYER + "mlp."
 
 
 def by_layer_type(c: Config, sparse: Moe, dense: Mlp | None = None) -> Callable[[int], Ffn]:
-    """Experts where config.mlp_layer_types says "sparse" (but for the first layer if it is
-    absent)."""
+    """Experts in layers of type "sparse" in config.mlp_layer_types; without it, in all but the
+    first."""
     kinds = c.get("mlp_layer_types")
     plain_ffn = dense or mlp(c)
     return lambda i: sparse if (kinds[i] == "sparse" if kinds else i > 0) else plain_ffn
@@ -84,8 +84,8 @@ def _shared(*prefixes: str) -> AnyOf:
 
 
 def beam(c: Config) -> Decoder:
-    """Layers without rope whose queries grow instead; a gate with a bias a head; the n-th branch
-    weighs as the mean of n would have it."""
+    """Layers without rotation scale queries by position; gates have a bias for each head. The
+    residual is the mean of all branches so far."""
     dim, count = head_dim(c), c.num_hidden_layers
     if c.layer_types is None:
         c = c.replace(layer_types=[*(_sixth(i) for i in range(count - 1)), "full_attention"])
@@ -126,7 +126,7 @@ def _sixth(layer: int) -> str:
 
 
 def _means(n: int) -> tuple[float, float, float, float]:
-    """Factors of the residual and the n-th branch, of the residual and the next."""
+    """Factors of the residual and the n-th branch, then of the residual and the next branch."""
     first, second = ((n - 1) / n) ** 0.5, (n / (n + 1)) ** 0.5
     return first, n**-0.5, second, (n + 1) ** -0.5
 
@@ -185,7 +185,7 @@ def hy_v3(c: Config) -> Decoder:
 def _turning_windows(
     c: Config, last: Callable[[int], bool], **fields: Any
 ) -> Callable[[int], Attention]:
-    """Layers with a window turn, those that see everything do not."""
+    """Layers with a window have rotation, full layers have none."""
     bias = c.get("attention_bias", False)
 
     def mixer(i: int) -> Attention:
@@ -224,7 +224,7 @@ def flint(c: Config) -> Decoder:
 
 
 def kolibri(c: Config) -> Decoder:
-    """The correction joins the raw logits, whose order a sigmoid does not change."""
+    """The correction is added to the logits: their order is that of the sigmoids."""
     sparse = moe(
         c,
         score="sigmoid_topk",
@@ -264,7 +264,7 @@ def aria(c: Config) -> Decoder:
 
 
 def phimoe(c: Config) -> Decoder:
-    """Sparsemixer takes two experts, whatever num_experts_per_tok says."""
+    """Sparsemixer takes two experts, whatever num_experts_per_tok is."""
     bias, p = c.attention_bias, c.rope_parameters
     if p.get("rope_type") != "default":
         both = {p.get("short_mscale"), p.get("long_mscale"), p.get("attention_factor")} - {None}

@@ -1,5 +1,5 @@
-"""Muse: gated attention whose queries and keys are normed without weights, norms of their own
-behind the branches; Spark with gated residuals and experts on fewer channels."""
+"""Muse: gated attention with queries and keys normalized without weights, and separate norms after
+the branches; Spark adds gated residuals, and experts on fewer channels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SPARK: Names = {
 
 
 def _fourth(c: Config, layer: int) -> bool:
-    """Every fourth layer, counted from the last."""
+    """Whether the layer is a fourth one, counted from the last."""
     return bool((c.num_hidden_layers - 1 - layer) % 4 == 0)
 
 
@@ -47,7 +47,7 @@ def _muse(
     names: Names,
     **fields: Any,
 ) -> Decoder:
-    """``fields`` are further ones of every block."""
+    """``fields`` are further fields of every block."""
     dim, bias, bare = head_dim(c), c.attention_bias, Norm(c.rms_norm_eps, affine=False)
     thetas, position = c.layer_rope_theta, rope(c, dim)
     cap = float(c.final_logit_softcapping)

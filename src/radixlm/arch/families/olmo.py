@@ -1,4 +1,5 @@
-"""OLMo 1 to 3, their mixtures, and EXAONE 4, which orders its norms like OLMo 2."""
+"""OLMo 1 to 3 (arXiv:2402.00838, 2501.00656), OLMoE, FlexOlmo, and EXAONE 4, whose norms are placed
+like those of OLMo 2."""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ def flex_olmo(c: Config) -> Decoder:
 
 
 def exaone_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """``sliding_window_pattern`` may be a word, "LLLG", of a letter a layer: local or global."""
+    """``sliding_window_pattern`` may be a word like "LLLG": local and global layers."""
     word = raw.get("sliding_window_pattern")
     if not isinstance(word, str) or not word or word.strip("LG"):
         return raw
@@ -92,7 +93,7 @@ def exaone_config(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def exaone_attention(c: Config) -> Callable[[int], Attention]:
-    """Attention by layer: sliding layers turn; beside them, those that see everything do not."""
+    """Sliding layers have rotation; where a model has them, full layers have none."""
     every = c.sliding_window_pattern or 1
 
     def mixer(i: int) -> Attention:

@@ -1,4 +1,5 @@
-"""Phi 1 to 4 (text), StableLM, StarCoder 2 and Nemotron: layer norms or partial rotation."""
+"""Phi 1 to 4 (text; arXiv:2306.11644, 2404.14219), StableLM (arXiv:2402.17834), StarCoder 2
+(arXiv:2402.19173) and Nemotron (arXiv:2402.16819): layer norms or partial rotation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads of models that do not generate: what the pooled hidden states of a text become."""
+"""Heads of embedding, classification and reward models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SQUASHINGS = {"sigmoid": "sigmoid", "identity": "", "softmax": "softmax"}
 
 
 def labels(c: Config) -> tuple[str, ...]:
-    """Names of the scores: id2label, else LABEL_0 and so on for num_labels (2 if unsaid)."""
+    """Names of the scores: id2label, else LABEL_0 and so on for num_labels (default 2)."""
     named = c.get("id2label") or {}
     if not isinstance(named, dict) or not all(str(key).isdigit() for key in named):
         raise c.error("id2label", "must map numbers to names")
@@ -27,8 +27,7 @@ def labels(c: Config) -> tuple[str, ...]:
 
 
 def score_activation(c: Config) -> Any:
-    """What a cross-encoder's scores pass last, as sentence-transformers notes it; nothing if it
-    does not."""
+    """The activation of a cross-encoder's scores as sentence-transformers stores it, else none."""
     notes = c.get("sentence_transformers")
     noted = notes.get("activation_fn") if isinstance(notes, dict) else None
     name = noted or c.get("sbert_ce_default_activation_function") or "Identity"
@@ -39,7 +38,7 @@ def score_activation(c: Config) -> Any:
 
 
 def dimensions(c: Config) -> tuple[int, ...]:
-    """Lengths to which the config allows a vector to be cut; () for any."""
+    """Lengths to which the config allows a vector to be cut; () = any."""
     listed = c.get("matryoshka_dimensions") or ()
     if not all(isinstance(one, int) and one > 0 for one in listed):
         raise c.error("matryoshka_dimensions", "must be a list of positive integers")
@@ -47,12 +46,12 @@ def dimensions(c: Config) -> tuple[int, ...]:
 
 
 def is_bidirectional(c: Config) -> bool:
-    """Whether the config of a decoder says that every token sees all others."""
+    """Whether a decoder's config asks for bidirectional attention."""
     return c.get("is_causal") is False or bool(c.get("use_bidirectional_attention"))
 
 
 def with_bidirectional_attention(c: Config, decoder: Decoder) -> Decoder:
-    """The decoder as an encoder; CheckpointError where its attention cannot look ahead."""
+    """The decoder as an encoder; CheckpointError where its attention is causal only."""
     mixers = [block.mixer for block in decoder.blocks]
     if not all(isinstance(m, Attention) and not m.sinks and m.extras is None for m in mixers):
         raise c.error("is_causal", f"= false is not supported for {c.architecture}")
@@ -65,8 +64,8 @@ def vectors(c: Config, decoder: Decoder, pooling: str = "last") -> Decoder:
 
 
 def pooled(decoder: Decoder, pool: Pool, **names: Name) -> Decoder:
-    """The decoder with a head; ``names`` are those of its roles ("pool_0" for "pool.0"). It has no
-    output head: what stands for one is the token table, which no step runs."""
+    """The decoder with ``pool``. ``names`` are those of its roles ("pool_0" for "pool.0"). The
+    output head is the token table, which no step runs."""
     roles = {role.replace("_", ".", 1): name for role, name in names.items()}
     decoder = replace(decoder, logit_scale=1.0, logit_softcap=0.0, head_bias=False)
     return replace(decoder, pool=pool, tied=True, names={**decoder.names, **roles})

@@ -1,5 +1,6 @@
-"""More families without a class in transformers, from their published configs: DeciLM (Nemotron
-NAS), Grok 1, Phi-3 small, Solar, Step 3, Xverse MoE. The tests write their mathematics out."""
+"""Models without a class in transformers, described by their published code: DeciLM
+(arXiv:2411.19146), Grok 1, Phi-3 small, Solar, Step 3 (arXiv:2507.19427) and Xverse MoE. The tests
+write their computation out."""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ def xverse_moe(c: Config) -> Decoder:
 
 
 def _solar_skips(c: Config) -> tuple[SkipConnection, ...]:
-    """Layers of bskcn_1 and _2 are read again by those of bskcn_3 and _4, each by the next ones;
-    bskcn_tv holds the share in training, then that in use."""
+    """Each layer of bskcn_3 (bskcn_4) reads the last earlier layer of bskcn_1 (bskcn_2) again.
+    bskcn_tv = (share in training, share at inference)."""
     shares = c.bskcn_tv
     found = []
     for source_key, key in (("bskcn_1", "bskcn_3"), ("bskcn_2", "bskcn_4")):
@@ -64,7 +65,7 @@ def _solar_skips(c: Config) -> tuple[SkipConnection, ...]:
 
 
 def solar(c: Config) -> Decoder:
-    """Llama some of whose layers also read what earlier ones have read."""
+    """Llama where some layers also read an earlier layer's input."""
     shares, bias = c.bskcn_tv, c.attention_bias
     if not isinstance(shares, list | tuple) or len(shares) != 2 or not all(map(is_number, shares)):
         raise c.error("bskcn_tv", f"= {shares!r} must be two numbers")
@@ -114,7 +115,7 @@ def _deci_ffn(c: Config, layer: int) -> Mlp | SquareLinear | None:
 
 
 def decilm(c: Config) -> Decoder:
-    """Llama whose layers differ in KV heads and width, or lack a half, or have a matrix for it."""
+    """Llama whose layers differ in KV heads and width; a part may be missing or be one matrix."""
     before, behind = LAYER + "input_layernorm", LAYER + "post_attention_layernorm"
     names: Names = {
         "norm1": AnyOf(before, behind),
@@ -131,7 +132,7 @@ def decilm(c: Config) -> Decoder:
 
 
 def _phi3_small_rope(c: Config, dim: int) -> Rope:
-    """Linear by rope_position_scale, or the published stretch by factors ("su")."""
+    """Linear by rope_position_scale, or longrope ("su")."""
     theta, stretch = float(c.rope_embedding_base), float(c.rope_position_scale)
     if not c.get("rope_scaling"):
         linear = RopeScaling("linear", (("factor", stretch),)) if stretch != 1.0 else None
@@ -145,8 +146,7 @@ def _phi3_small_rope(c: Config, dim: int) -> Rope:
 
 
 def phi3_small(c: Config) -> Decoder:
-    """Layers that see blocks of tokens, by turns with layers that see all; gates in turn with
-    what they gate."""
+    """Block-sparse and dense layers in turn; gate and up rows are interleaved."""
     c.refuse("hidden_act", "gegelu")
     dim, heads = head_dim(c), c.num_attention_heads
     step = 0 if c.blocksparse_homo_head_pattern else max(1, c.blocksparse_vert_stride // heads)
@@ -189,7 +189,7 @@ def phi3_small(c: Config) -> Decoder:
 
 
 def step3(c: Config) -> Decoder:
-    """Queries by way of few channels, one KV head, experts from a given layer on."""
+    """Low-rank queries, one KV head, experts from one layer on."""
     listed = c.get("moe_layers_enum")
     if isinstance(listed, str):
         listed = [int(one) for one in listed.split(",")]
@@ -215,7 +215,7 @@ def step3(c: Config) -> Decoder:
 
 
 def grok1(c: Config) -> Decoder:
-    """Sandwiched norms, capped attention and routing, scaled embeddings and logits."""
+    """Sandwich norms, soft caps on attention and routing, scaled embeddings and logits."""
     cap = float(c.get("attn_logit_softcapping", 30.0))
     scale = c.get("attn_output_multiplier", 0.08838834764831845)
     sparse = moe(

@@ -1,4 +1,4 @@
-"""Qwen 2 and 3, dense and with experts, and Mellum."""
+"""Qwen 2 (arXiv:2407.10671) and 3 (arXiv:2505.09388), dense and with experts, and Mellum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHARED = LAYER + "mlp.shared_expert."
 
 
 def slides(c: Config, layer: int) -> bool:
-    """Layers from max_window_layers on slide, where use_sliding_window says so."""
+    """Whether the layer has a window: from max_window_layers on, with use_sliding_window."""
     if not c.use_sliding_window or not c.sliding_window:
         return False
     if c.layer_types is not None:
@@ -53,7 +53,7 @@ def qwen3(c: Config) -> Decoder:
 
 
 def sparse_layers(c: Config) -> Callable[[int], bool]:
-    """Whether a layer has experts: each decoder_sparse_step-th that mlp_only_layers spares."""
+    """Which layers have experts: each decoder_sparse_step-th that is not in mlp_only_layers."""
     dense = c.mlp_only_layers or ()
     return lambda i: i not in dense and (i + 1) % c.decoder_sparse_step == 0
 

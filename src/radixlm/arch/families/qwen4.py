@@ -1,5 +1,5 @@
-"""Qwen 4 (experimental): gated residual streams, delta nets that read hashed runs of tokens, and
-attention to the blocks that an index chooses."""
+"""Qwen 4 (experimental): gated hyper-connections, delta nets that read hashed n-grams, and
+attention to blocks that an indexer chooses."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _primes(start: int, count: int) -> tuple[int, ...]:
 
 
 def _ngrams(c: Config, index: int) -> Ngrams:
-    """Of the ``index``-th layer that has some."""
+    """The n-grams of the ``index``-th layer that has them."""
     heads = (c.ngram_size - 1) * c.heads_per_ngram
     dim = c.get("ple_embed_dim") or c.hidden_size
     for key in ("ngram_size", "heads_per_ngram", "ple_conv_kernel_size", "ngram_vocab_size_base"):

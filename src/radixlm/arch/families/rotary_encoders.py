@@ -23,7 +23,7 @@ from radixlm.base.record import replace
 
 
 def modernbert(c: Config) -> Decoder:
-    """Most layers see their neighbourhood only; the first has no norm of its own before it."""
+    """Most layers have windows; the first has no norm before its attention."""
     norm = Norm(c.norm_eps, "layer", bias=c.norm_bias)
     every, thetas = (
         c.get("global_attn_every_n_layers", 3),
@@ -58,7 +58,7 @@ def modernbert(c: Config) -> Decoder:
 
 
 def rotary(c: Config, prefix: str, layer: str, names: Names, **parts: Any) -> Decoder:
-    """BERT with rotary positions; ``names`` are those below ``layer`` that differ in each."""
+    """BERT with rotary positions; ``names`` are those that differ."""
     tables = f"{prefix}.embeddings."
     named: Names = {
         "embed": tables + "word_embeddings",
@@ -96,7 +96,7 @@ def nomic(c: Config) -> Decoder:
 
 
 def ntk(turn: Rope, factor: float) -> Rope:
-    """A larger base and slower turns by one fixed factor, as the first GTE checkpoints have it."""
+    """A larger base and slower rotation by a fixed factor, as in the first GTE checkpoints."""
     slower = RopeScaling("linear", (("factor", factor ** (2 / turn.dim)),))
     return replace(turn, theta=turn.theta * factor, scaling=slower)
 

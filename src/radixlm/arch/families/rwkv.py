@@ -1,4 +1,4 @@
-"""RWKV 4: each layer is two blocks, the mixer of times and that of channels."""
+"""RWKV 4 (arXiv:2305.13048): each layer is two blocks, time mixing and channel mixing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from radixlm.base.record import replace
 
 
 def rwkv_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """The usual name of the length it was made for."""
+    """The usual name of the context length."""
     if raw.get("context_length") is None:
         return raw
     return {**raw, "max_position_embeddings": raw["context_length"]}
@@ -24,13 +24,13 @@ _TIME, _CHANNEL = _BLOCK + "attention.", _BLOCK + "feed_forward."
 
 
 def _mix(part: str) -> tuple[Named, Named]:
-    """The share of the token before, of the time mixer and of the channels' one."""
+    """The share of the token before, for time and channel mixing."""
     at = (f"{_TIME}time_mix_{part}", f"{_CHANNEL}time_mix_{part}")
     return Named((at[0],), flat), Named((at[1],), flat)
 
 
 def _names() -> Names:
-    """The time mixer has other roles than the channels' mixer, where both have the part."""
+    """Time mixing has its own roles where both kinds of block have a tensor of that name."""
     return {
         "embed": "rwkv.embeddings",
         "embed_norm": "rwkv.blocks.0.pre_ln",
@@ -55,8 +55,8 @@ def _names() -> Names:
 
 
 def rwkv(c: Config) -> Decoder:
-    """Every rescale_every layers the class halves the stream and what joins it: the same as norms
-    whose epsilon grows."""
+    """The class halves the residual and all that is added to it every rescale_every layers; a
+    larger norm epsilon is equivalent."""
     dim, count, every = c.hidden_size, c.num_hidden_layers, max(c.get("rescale_every", 0), 0)
     norm = Norm(c.layer_norm_epsilon, "layer", bias=True)
     time = RwkvTime(c.get("attention_hidden_size") or dim, dim)

@@ -1,5 +1,5 @@
-"""Latent attention to what an index chooses: HY 4 (on several residual streams), dots 3;
-MiniMax M3, whose index chooses blocks of tokens."""
+"""Sparse attention: HY 4 (latent, with hyper-connections), dots 3 (latent), and MiniMax M3, whose
+indexer chooses blocks of tokens."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def positive(c: Config, *keys: str) -> None:
 
 
 def index_of(c: Config, norm: Norm, **fields: Any) -> Indexer:
-    """The index of config.index_n_heads, index_head_dim and index_topk."""
+    """The indexer of config.index_n_heads, index_head_dim and index_topk."""
     positive(c, "index_n_heads", "index_head_dim", "index_topk", "q_lora_rank")
     if c.index_head_dim < c.qk_rope_head_dim:
         raise c.error("index_head_dim", "must hold 'qk_rope_head_dim'")
@@ -89,7 +89,7 @@ def limit_of(c: Config) -> float:
 
 
 def streams_of(c: Config, **fields: Any) -> HyperConnections:
-    """The residual streams of config.hc_mult."""
+    """The hyper-connections of config.hc_mult."""
     positive(c, "hc_mult")
     return HyperConnections(
         c.hc_mult, Norm(c.rms_norm_eps, affine=False), float(c.hc_eps), **fields
@@ -97,7 +97,7 @@ def streams_of(c: Config, **fields: Any) -> HyperConnections:
 
 
 def kinds_of(c: Config, key: str, *known: str) -> list[str]:
-    """The list config[key], one of the ``known`` words a layer."""
+    """The list config[key], with one of the ``known`` names for each layer."""
     kinds = c.get(key)
     if not isinstance(kinds, list) or len(kinds) != c.num_hidden_layers:
         raise c.error(key, f"must have an entry for each of the {c.num_hidden_layers} layers")
@@ -112,7 +112,7 @@ def _gate_and_up(at: str, gate: str = "gate_proj") -> tuple[str, str]:
 
 
 def hy_v4(c: Config) -> Decoder:
-    """Layers may share the choice of the last one with an index; the routed experts are limited."""
+    """Layers may reuse the choice of the last layer with an indexer; routed experts are clamped."""
     c.refuse("hidden_act", "silu", "swish")
     count, limit = c.num_hidden_layers, limit_of(c)
     whole = replace(latent(c, interleaved=False), sinks=True, gate="channel")
@@ -158,7 +158,7 @@ _DOTS3_SLIDING = {  # of layers with a window, where the config does not say
 
 
 def dots3_note(c: Config) -> Decoder:
-    """Latents of other sizes in layers with a window; q's and the keys' are scaled to the width."""
+    """Window layers have their own latent sizes; latents are scaled to the width."""
     kinds, windows = _dots3_kinds(c), c.sliding_window or c.get("sliding_window_size", 512)
     of_layer, norm = _dots3_layers(c, kinds), Norm(c.rms_norm_eps)
 
@@ -192,7 +192,7 @@ def dots3_note(c: Config) -> Decoder:
 
 
 def _dots3_kinds(c: Config) -> list[str]:
-    """The kind of every layer; published configs call those with an index "full_attention"."""
+    """The type of every layer; published configs call layers with an indexer "full_attention"."""
     use_index = c.get("use_dsa", None if c.is_explicit("per_layer_config") else True)
     full = "full_attention" if use_index is False else "indexed_attention"
     slides = c.get("use_sliding_window", True)
@@ -206,7 +206,7 @@ def _dots3_kinds(c: Config) -> list[str]:
 
 
 def _dots3_layers(c: Config, kinds: list[str]) -> list[dict[str, Any]]:
-    """What each layer has in place of the config's keys."""
+    """The values of a layer that replace the config's."""
     given = c.get("per_layer_config")
     if given is None:
         own = {key: c.get("swa_" + key, value) for key, value in _DOTS3_SLIDING.items()}
@@ -223,7 +223,7 @@ def _dots3_layers(c: Config, kinds: list[str]) -> list[dict[str, Any]]:
 
 
 def _dots3_rope(c: Config, kind: str) -> dict[str, Any]:
-    """The rotation of a kind of layers."""
+    """The rotation of a layer type."""
     found: dict[str, Any] = c.rope_parameters
     if kind in found:
         return dict(found[kind])
@@ -277,7 +277,7 @@ _M3: Names = {
 
 
 def minimax_m3(c: Config) -> Decoder:
-    """Layers that read some blocks of tokens, chosen by an index."""
+    """Layers that read the blocks that an indexer chooses."""
     c.refuse("hidden_act", "silu", "swigluoai")
     c.refuse("swiglu_alpha", 1.702)
     c, limit = _m3_keys(c), limit_of(c)
@@ -316,7 +316,7 @@ def minimax_m3(c: Config) -> Decoder:
 
 
 def _m3_keys(c: Config) -> Config:
-    """The config with its published keys under the names that its class gives them."""
+    """The config with its published keys under the class's names."""
     count, own = c.num_hidden_layers, c.get("sparse_attention_config", {})
     values = {ours: own[theirs] for ours, theirs in _M3_KEYS.items() if theirs in own}
     turns = own.get("sparse_attention_freq", [0] * count)

@@ -1,5 +1,5 @@
-"""Step 3.5 and the text model of Step 3.7: gated heads, more of them in window layers, experts
-whose gates are cut behind their activation."""
+"""Step 3.5 and the text model of Step 3.7: gated heads, more of them in window layers, and experts
+whose gates are clamped after the activation."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _BY_LAYER = (
 
 
 def step_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """Published lists have entries for predictors of further tokens too, one rope a layer, and
-    older names."""
+    """Published lists include multi-token-prediction layers; there is one rope for each layer, and
+    keys have older names."""
     out, count = dict(raw), raw.get("num_hidden_layers", 45)
     for key in _BY_LAYER:
         if isinstance(out.get(key), list):
@@ -54,7 +54,7 @@ def step_config(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ropes(out: dict[str, Any], count: int) -> dict[str, Any]:
-    """Rotary parameters by layer type, of any one layer of each."""
+    """Rotary parameters by layer type, from any layer of the type."""
     kinds = out.get("layer_types") or ["full_attention"] * count
     given = out.get("rope_parameters") or {}
     if all(isinstance(given.get(kind), dict) for kind in kinds):

@@ -1,4 +1,4 @@
-"""xLSTM: a matrix memory in every layer."""
+"""xLSTM (arXiv:2405.04517): a matrix memory in every layer."""
 
 from __future__ import annotations
 

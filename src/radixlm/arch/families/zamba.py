@@ -1,4 +1,5 @@
-"""Zamba and Zamba 2: Mamba layers, some of which first ask one of few shared layers that attend."""
+"""Zamba (arXiv:2405.16712) and Zamba 2 (arXiv:2411.15242): Mamba layers, some of which first call
+one of few shared transformer layers."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _MIXER, _DEEP = LAYER + "mamba.", LAYER + "mamba_decoder.mamba."
 
 
 def _asking(c: Config, kinds: list[str]) -> list[int]:
-    """Layers that ask, in order."""
+    """The layers that call a shared layer, in order."""
     if len(kinds) != c.num_hidden_layers or set(kinds) - set(_KINDS):
         raise c.error("layers_block_type", "does not name 'mamba' or 'hybrid' for each layer")
     return [layer for layer, kind in enumerate(kinds) if _KINDS[kind]]
@@ -50,8 +51,8 @@ def _decoder(
 def _calls(
     c: Config, asking: list[int], num_banks: int, **fields: Any
 ) -> tuple[dict[int, SharedLayer], list[int]]:
-    """The calls by their layers, and of each call the layer that has its weights. The class shares
-    them where the config ties the embedding, else each layer has its own."""
+    """The calls by layer, and for each call the layer that stores its weights. The class shares
+    weights where the config ties the embeddings; else each calling layer has its own."""
     count = num_banks if c.tie_word_embeddings else len(asking)
     calls = {
         layer: SharedLayer(n % count, n // count, norm=rms(c), **fields)
@@ -61,7 +62,7 @@ def _calls(
 
 
 def _bank_names(bank: int, layer: int, first: int, part: str) -> dict[str, Name]:
-    """The shared weights, which lie with the ``layer`` that asks for them, or the ``first``."""
+    """The shared weights, stored with the calling ``layer``, or with the ``first`` one."""
     own = f"banks.{bank}."
     return {
         own + role: AnyOf(*(name for at in (layer, first) for name in _spelt(at, part, role)))
@@ -90,7 +91,7 @@ def _shared_head_dim(c: Config) -> int:
 
 
 def zamba(c: Config) -> Decoder:
-    """One shared layer; Mambas of several heads, each with projections of its own."""
+    """One shared layer; Mambas of several heads with their own projections."""
     c.refuse("attention_hidden_size", 2 * c.hidden_size)
     c.refuse("hidden_mamba_act", "silu", "swish")
     heads, inner = c.n_mamba_heads, c.mamba_expand * c.hidden_size
@@ -123,7 +124,7 @@ def zamba(c: Config) -> Decoder:
 
 
 def _headed(prefix: str, heads: int) -> Names:
-    """The parts of a Mamba whose tensors have an axis of heads."""
+    """The tensors of a Mamba that have an axis of heads."""
     names = dict(mamba_names(prefix))
     names["state.inp"] = Named((prefix + "in_proj",), interleaved_rows)
     names["state.a_log"] = Named((prefix + "A_log",), merge_heads)
@@ -141,7 +142,7 @@ def zamba2_config(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def zamba2(c: Config) -> Decoder:
-    """Shared layers by turns; low-rank changes for each call."""
+    """Shared layers in turn, with low-rank adapters for each call."""
     heads, inner, bias = c.n_mamba_heads, int(c.mamba_expand * c.hidden_size), c.add_bias_linear
     if inner % heads or heads % c.mamba_ngroups:
         raise c.error("n_mamba_heads", f"= {heads} does not fit {inner} channels and their groups")
@@ -188,7 +189,8 @@ _PUBLISHED = (
 
 
 def _change_names(call: SharedLayer, layer: int, first: int, nth: int) -> dict[str, Name]:
-    """Of the ``nth`` layer that asks; the lists of each bank have places for all of them."""
+    """The adapters of the ``nth`` calling layer; the lists of each bank have entries for all of
+    them."""
     own, at = f"banks.{call.bank}.changes.{call.call}.", "self_attn.linear_{}_adapter_list"
     lists = {own + "up": "feed_forward.gate_up_proj_adapter_list"}
     lists |= {f"{own}qkv.{index}": at.format(one) for index, one in enumerate("qkv")}
