@@ -30,7 +30,7 @@ from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.kv import FLOAT8, FLOATS
 from radixlm.kernels.ops.rope import QkNorm
 from radixlm.kernels.triton import kv, rope
-from radixlm.kernels.triton.attention_plan import OWN_SPLITS, UNBOUNDED, Cut, Work, make_plan
+from radixlm.kernels.triton.attention_plan import FIXED_SPLITS, UNBOUNDED, Cut, Work, make_plan
 from radixlm.kernels.triton.attention_run import (
     MAX_DIM,
     Cache,
@@ -136,7 +136,7 @@ class TritonBackend(PagedBackend):
     def set_batch_invariant(self, is_on: bool) -> None:
         """Split a sequence by its own length only, so that its result is the same in every batch
         of its kind, at some cost in large batches. Off by default."""
-        self.fixed_splits = OWN_SPLITS if is_on else 0
+        self.fixed_splits = FIXED_SPLITS if is_on else 0
 
     def begin(self, batch: ForwardBatch) -> None:
         """Keep the batch; its plans are made on the device when a layer first needs them."""
@@ -279,7 +279,7 @@ class TritonBackend(PagedBackend):
             num_units = cut.max_units(batch.num_tokens, batch.num_sequences)
             work = self._work(cut, num_units, batch)
             partials = None
-            if cut.least_len < UNBOUNDED:
+            if cut.min_split_len < UNBOUNDED:
                 num_rows = shape.partial_rows(num_units)
                 partials = (
                     self._memory.take("parts", num_rows * site.v_dim, torch.float32),

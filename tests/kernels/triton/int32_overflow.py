@@ -57,7 +57,7 @@ BOUNDED = ("plan_kernel",)
 GRIDS = {
     "gemm_kernel": (2**20, 1, 1),
     "pointwise_kernel": (2**31 - 1, 1, 1),
-    "widen_kernel": (2**13, 406, 1),
+    "dequantize_kernel": (2**13, 406, 1),
     "split_kernel": (2**13, 64, 1),
     "sum_kernel": (16, 2**10, 1),
     "route_kernel": (2**17, 1, 1),

@@ -75,10 +75,10 @@ def test_a_row_of_nan_stays_nan_in_int8() -> None:
     st.sampled_from([(1, UNBOUNDED), (1, 1), (2, UNBOUNDED)]),
 )
 def test_a_plan_covers_every_block_of_every_sequence_once(
-    shapes: list[tuple[int, int]], tokens: int, workers: int, own: int, least_len: int,
+    shapes: list[tuple[int, int]], tokens: int, workers: int, own: int, min_split_len: int,
     queries: tuple[int, int],
 ) -> None:  # fmt: skip
-    check_plan(shapes, Cut(tokens, 16, workers, least_len, UNBOUNDED, *queries, own))
+    check_plan(shapes, Cut(tokens, 16, workers, min_split_len, UNBOUNDED, *queries, own))
 
 
 @pytest.mark.parametrize("own", [0, 4])
@@ -106,7 +106,7 @@ def check_plan(shapes: list[tuple[int, int]], cut: Cut) -> None:
         if cut.fewest <= count <= cut.most:
             splits, part = int(work.splits_S[row]), int(work.split_len_S[row])
             assert splits * part >= count + before > (splits - 1) * part
-            assert part % 16 == 0 and part >= min(64, cut.least_len)
+            assert part % 16 == 0 and part >= min(64, cut.min_split_len)
             blocks = -(-count // cut.tokens)
             expected += [(row, number) for number in range(blocks * splits)]
     pairs = zip(work.unit_row_U[:used].tolist(), work.unit_number_U[:used].tolist(), strict=True)

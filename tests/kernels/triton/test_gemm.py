@@ -10,7 +10,7 @@ from radixlm.kernels.ops import activation, fp8
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.gemm import Packed, product
 from radixlm.kernels.triton.gemm_fp8 import quantize_groups, quantize_rows
-from radixlm.kernels.triton.gemm_pack import pack, widened
+from radixlm.kernels.triton.gemm_pack import dequantize, pack
 
 FORMATS = ["", "int8wo", "w8a8", "int4-32", "int4-64", "int4-128", "fp8", "fp8-128"]
 WIDE = {kinds.FP8: kinds.FP8_WIDE, kinds.FP8_BLOCK: kinds.FP8_BLOCK_WIDE}
@@ -43,7 +43,7 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None, fmt: str, act: str, wi
     packed = pack(weight[None], None if bias is None else bias[None], fmt, act)
     packed = as_wide(packed) if wide else packed
     got, seen = run(x, packed)
-    want = seen @ widened(packed)[0].T
+    want = seen @ dequantize(packed)[0].T
     if bias is not None:
         want += bias
     want = activation.activate_gated(want, act) if act else want
@@ -91,9 +91,9 @@ def test_activations(act: str) -> None:
 def test_packing_keeps_the_weights(fmt: str, act: str) -> None:
     torch.manual_seed(8)
     weight = torch.randn(2, 140, 128)
-    error = (widened(pack(weight, None, fmt, act)) - weight).norm() / weight.norm()
+    error = (dequantize(pack(weight, None, fmt, act)) - weight).norm() / weight.norm()
     bound = {"": 0, "int4-32": 0.1, "int4-64": 0.12, "int4-128": 0.13}.get(fmt, 0.03)
     assert float(error) <= bound
     if fmt == "fp8":
         rows = torch.stack([fp8.fake_quantize_weight(part, fmt) for part in weight])
-        torch.testing.assert_close(widened(pack(weight, None, fmt, act)), rows)
+        torch.testing.assert_close(dequantize(pack(weight, None, fmt, act)), rows)

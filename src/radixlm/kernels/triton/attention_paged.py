@@ -1,10 +1,10 @@
-"""Attention over a paged KV cache, decode and prefill alike: K and V of all tokens, the step's own
+"""Attention over a paged KV cache, for decode and prefill: K and V of all tokens, the step's own
 included, are read from their pages.
 
 A program takes one unit of the plan (attention_plan.py): a block of query tokens of one sequence,
 with all query heads that share a KV head as rows of one tile, and a part of the tokens that they
-read. Where a block's tokens are in one part the program writes the result, else a part of it,
-which ``combine_kernel`` joins.
+attend to (a split). If a block has one split the program writes the result, else a partial result,
+which ``combine_kernel`` combines.
 
 Rows of a tile: token-major, GROUP heads of the KV head a token (in several programs where there
 are more heads than rows). Softmax runs in base 2. Latent caches (MLA) have one KV head whose first
@@ -34,8 +34,8 @@ SCALED: tl.constexpr = tl.constexpr(1)  # int8 with a scale for each token and h
 
 
 @triton.jit
-def _widen(x, dtype: tl.constexpr, KIND: tl.constexpr):
-    """What the cache holds, in the dtype of q."""
+def _dequantize(x, dtype: tl.constexpr, KIND: tl.constexpr):
+    """Numbers of the cache in the dtype of q."""
     if KIND == E4M3_BITS:  # sign, 4 bits of exponent (bias 7), 3 of mantissa, as a half / 2^8
         bits = x.to(tl.uint16)
         half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
@@ -58,23 +58,23 @@ def _load_rows(
         x = tl.load(at, mask=(channel < DIM)[None, :], other=0.0)
     else:
         x = tl.load(at)
-    return _widen(x, dtype, KIND)
+    return _dequantize(x, dtype, KIND)
 
 
 @triton.jit
-def _seen(
-    place, position, lowest, stop, chunk, tree, tree_stride, positions, first, prefix, token, live,
-    has_tree, EXTRA: tl.constexpr,
+def _visible(
+    key_pos, position, lowest, stop, chunk, tree, tree_stride, positions, first, prefix, token,
+    live, has_tree, EXTRA: tl.constexpr,
 ):  # fmt: skip
-    """Which keys the rows see, and how far a key is ahead of the row's token: [M, N]."""
-    key = place
+    """The mask of keys that rows attend to, and key minus query position: [M, N]."""
+    key = key_pos
     if EXTRA:
-        step = place - prefix  # of the step's own tokens, from 0
-        is_new = if_set(has_tree, (step >= 0) & (place < stop))
-        key = tl.where(is_new, tl.load(positions + first + step, mask=is_new, other=0), place)
+        step = key_pos - prefix  # of the step's own tokens, from 0
+        is_new = if_set(has_tree, (step >= 0) & (key_pos < stop))
+        key = tl.where(is_new, tl.load(positions + first + step, mask=is_new, other=0), key_pos)
         key = key.to(tl.int32)
     ahead = key[None, :] - position[:, None]
-    seen = (place < stop)[None, :] & (key[None, :] >= lowest[:, None])
+    seen = (key_pos < stop)[None, :] & (key[None, :] >= lowest[:, None])
     if EXTRA:
         at = tree + (first + token).to(tl.int64)[:, None] * tree_stride + (step >> 5)[None, :]
         word = tl.load(at, mask=live[:, None] & is_new[None, :], other=0)
@@ -87,21 +87,23 @@ def _seen(
 
 
 @triton.jit
-def _page(pages, place, stop, PAGE: tl.constexpr):
-    """Pages of some places, 0 from ``stop`` on: what is there may be out of date."""
-    return tl.load(pages + place // PAGE, mask=place < stop, other=0)
+def _page(pages, key_pos, stop, PAGE: tl.constexpr):
+    """Pages of some positions, 0 from ``stop`` on: table entries there may be stale."""
+    return tl.load(pages + key_pos // PAGE, mask=key_pos < stop, other=0)
 
 
 @triton.jit
-def _sweep(
-    q1, q2, acc, most, total, start, stop, k, v, k_scale, v_scale, pages,
+def _attend_tiles(
+    q1, q2, acc, m_i, l_i, start, stop, k, v, k_scale, v_scale, pages,
     scale, softcap, slope, chunk, tree, tree_stride, positions, first, prefix, token,
     position, lowest, live, has_tree,
     KIND: tl.constexpr, MASKED: tl.constexpr, EXTRA: tl.constexpr, LATENT: tl.constexpr,
     KV_HEADS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, V_DIM: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of KEYS keys of [start, stop), by the recurrence of the online softmax."""
+    """Attend to [start, stop) in tiles of KEYS keys by the online softmax of FlashAttention:
+    ``m_i`` is the running maximum of a row, ``l_i`` its sum, ``alpha`` rescales what was summed
+    before."""
     dtype: tl.constexpr = q1.dtype
     k_stride: tl.constexpr = KV_HEADS * DIM
     v_stride: tl.constexpr = KV_HEADS * V_DIM
@@ -109,60 +111,60 @@ def _sweep(
     cap = tl.where(softcap > 0.0, softcap, 1.0)
     page = _page(pages, start + lane_n, stop, PAGE)
     for at in range(start, stop, KEYS):
-        place = at + lane_n
-        inside = place < stop
-        slot = page.to(tl.int64) * PAGE + place % PAGE
-        page = _page(pages, place + KEYS, stop, PAGE)  # of the next tile
+        key_pos = at + lane_n
+        inside = key_pos < stop
+        slot = page.to(tl.int64) * PAGE + key_pos % PAGE
+        page = _page(pages, key_pos + KEYS, stop, PAGE)  # of the next tile
         k1 = _load_rows(k, slot, inside, dtype, KIND, MASKED, k_stride, 0, BLOCK_C, DIM)
-        score = tl.dot(operand(q1), operand(tl.trans(k1)), input_precision="ieee")
+        qk = tl.dot(operand(q1), operand(tl.trans(k1)), input_precision="ieee")
         if BLOCK_R > 0:
             k2 = _load_rows(k, slot, inside, dtype, KIND, MASKED, k_stride, BLOCK_C, BLOCK_R, DIM)
-            score = tl.dot(operand(q2), operand(tl.trans(k2)), score, input_precision="ieee")
+            qk = tl.dot(operand(q2), operand(tl.trans(k2)), qk, input_precision="ieee")
         if KIND == SCALED:
             k_row = tl.load(k_scale + slot * KV_HEADS, mask=inside, other=0.0)
-            score = score * k_row[None, :]
+            qk = qk * k_row[None, :]
         if EXTRA:  # tanh(x) = 2 sigmoid(2 x) - 1
-            capped = cap * (2.0 * tl.sigmoid(score * (2.0 * scale / cap)) - 1.0)
-            score = tl.where(softcap > 0.0, capped, score * scale) * _LOG2E
+            capped = cap * (2.0 * tl.sigmoid(qk * (2.0 * scale / cap)) - 1.0)
+            qk = tl.where(softcap > 0.0, capped, qk * scale) * _LOG2E
         else:
-            score = score * (scale * _LOG2E)
+            qk = qk * (scale * _LOG2E)
         if MASKED or EXTRA:
-            seen, ahead = _seen(
-                place, position, lowest, stop, chunk, tree, tree_stride, positions, first,
+            seen, ahead = _visible(
+                key_pos, position, lowest, stop, chunk, tree, tree_stride, positions, first,
                 prefix, token, live, has_tree, EXTRA,
             )  # fmt: skip
             if EXTRA:
-                score = score + slope[:, None] * ahead
+                qk = qk + slope[:, None] * ahead
             if MASKED:
-                score = tl.where(seen, score, float("-inf"))
-        higher = tl.maximum(most, tl.max(score, 1))
-        anchor = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
-        weight = tl.exp2(score - anchor[:, None])
-        fade = tl.exp2(most - anchor)
-        total = total * fade + tl.sum(weight, 1)
-        most = higher
+                qk = tl.where(seen, qk, float("-inf"))
+        m_new = tl.maximum(m_i, tl.max(qk, 1))
+        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new) if MASKED else m_new
+        weight = tl.exp2(qk - m_ref[:, None])
+        alpha = tl.exp2(m_i - m_ref)
+        l_i = l_i * alpha + tl.sum(weight, 1)
+        m_i = m_new
         if KIND == SCALED:
             if LATENT:
                 weight = weight * k_row[None, :]
             else:
                 v_row = tl.load(v_scale + slot * KV_HEADS, mask=inside, other=0.0)
                 weight = weight * v_row[None, :]
-        acc = acc * fade[:, None]
+        acc = acc * alpha[:, None]
         if LATENT:
             acc = tl.dot(operand(weight.to(dtype)), operand(k1), acc, input_precision="ieee")
         else:
             x = _load_rows(v, slot, inside, dtype, KIND, MASKED, v_stride, 0, BLOCK_V, V_DIM)
             acc = tl.dot(operand(weight.to(dtype)), operand(x), acc, input_precision="ieee")
-    return acc, most, total
+    return acc, m_i, l_i
 
 
 @triton.jit
-def _reach(
+def _key_range(
     low, high, prefix, length, split, part, window, chunk, has_tree,
     EXTRA: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """[start, stop) of this split for tokens at positions low..high; before ``full`` every token
-    sees every key."""
+    attends to every key, so no mask is needed."""
     stop = high + 1
     full = low + 1
     if EXTRA:
@@ -202,12 +204,12 @@ def _load_q(q_row, live, FIRST: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.const
 
 
 @triton.jit
-def _put(
-    acc, most, total, out, partial, lse, o_row, p_row, parts, live,
+def _store_result(
+    acc, m_i, l_i, out, partial, lse, o_row, p_row, parts, live,
     V_DIM: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """The result where there is one part, else this part and its weight."""
-    safe = tl.where(total == 0.0, 1.0, total)  # no token at all: zeros
+    """Store the result if there is one split, else this split's part and its log-sum-exp."""
+    safe = tl.where(l_i == 0.0, 1.0, l_i)  # a row without keys gives zeros
     acc = acc / safe[:, None]
     e = tl.arange(0, BLOCK_V)
     mask = live[:, None] & (e < V_DIM)[None, :]
@@ -215,8 +217,8 @@ def _put(
         tl.store(out + o_row[:, None] * V_DIM + e, acc.to(out.dtype.element_ty), mask=mask)
     else:
         tl.store(partial + p_row[:, None] * V_DIM + e[None, :], acc, mask=mask)
-        level = tl.where(total == 0.0, float("-inf"), most + tl.log2(safe))
-        tl.store(lse + p_row, level, mask=live)
+        part_lse = tl.where(l_i == 0.0, float("-inf"), m_i + tl.log2(safe))
+        tl.store(lse + p_row, part_lse, mask=live)
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_VIEWS)
@@ -260,17 +262,17 @@ def attention_kernel(
     q2 = q1
     if BLOCK_R > 0:
         q2 = _load_q(q_row, live, BLOCK_C, BLOCK_R, DIM)
-    most = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    m_i = tl.full([ROWS], float("-inf"), tl.float32)
+    l_i = tl.zeros([ROWS], tl.float32)
     if (split == 0) & (has_sinks != 0):
-        most = tl.load(sinks + head, mask=live, other=0.0) * _LOG2E
-        total = tl.full([ROWS], 1.0, tl.float32)
-    slope = most
+        m_i = tl.load(sinks + head, mask=live, other=0.0) * _LOG2E
+        l_i = tl.full([ROWS], 1.0, tl.float32)
+    slope = m_i
     if EXTRA:
         slope = tl.load(slopes + head, mask=if_set(has_slopes, live), other=0.0) * _LOG2E
     acc = tl.zeros([ROWS, BLOCK_V], tl.float32)
     low = prefix + block * TOKENS
-    start, stop, full = _reach(
+    start, stop, full = _key_range(
         low, tl.minimum(low + TOKENS, length) - 1, prefix, length, split,
         tl.load(split_len + row), window, chunk, has_tree, EXTRA, KEYS,
     )  # fmt: skip
@@ -278,22 +280,22 @@ def attention_kernel(
     k += kv_head * DIM
     v += kv_head * V_DIM
     if SPLIT_LOOP:
-        acc, most, total = _sweep(
-            q1, q2, acc, most, total, start, full, k, v, k_scale + kv_head, v_scale + kv_head,
+        acc, m_i, l_i = _attend_tiles(
+            q1, q2, acc, m_i, l_i, start, full, k, v, k_scale + kv_head, v_scale + kv_head,
             pages, scale, softcap, slope, chunk, tree, tree_stride, positions, first,
             prefix, token, position, lowest, live, has_tree, KIND, False, EXTRA, LATENT,
             KV_HEADS, PAGE, DIM, V_DIM, BLOCK_C, BLOCK_R, BLOCK_V, KEYS,
         )  # fmt: skip
         start = full
-    acc, most, total = _sweep(
-        q1, q2, acc, most, total, start, stop, k, v, k_scale + kv_head, v_scale + kv_head,
+    acc, m_i, l_i = _attend_tiles(
+        q1, q2, acc, m_i, l_i, start, stop, k, v, k_scale + kv_head, v_scale + kv_head,
         pages, scale, softcap, slope, chunk, tree, tree_stride, positions, first,
         prefix, token, position, lowest, live, has_tree, KIND, True, EXTRA, LATENT,
         KV_HEADS, PAGE, DIM, V_DIM, BLOCK_C, BLOCK_R, BLOCK_V, KEYS,
     )  # fmt: skip
     o_row = (first + token).to(tl.int64) * (KV_HEADS * GROUP) + head
     p_row = (unit.to(tl.int64) * (KV_HEADS * HEAD_BLOCKS) + lane) * (TOKENS * GROUP_BLOCK) + m
-    _put(acc, most, total, out, partial, lse, o_row, p_row, parts, live, V_DIM, BLOCK_V)
+    _store_result(acc, m_i, l_i, out, partial, lse, o_row, p_row, parts, live, V_DIM, BLOCK_V)
 
 
 @triton.jit(do_not_specialize_on_alignment=_VIEWS)
@@ -303,8 +305,8 @@ def combine_kernel(
     GROUP_BLOCK: tl.constexpr, TOKENS: tl.constexpr, V_DIM: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """Join the parts of BLOCK_M rows of a block, BLOCK_P at a time: the programs of its first unit
-    do it. Grid: units, lanes, rows."""
+    """Combine the splits of BLOCK_M rows of a block, BLOCK_P at a time, by the programs of its
+    first unit. Grid: units, lanes, rows."""
     unit = tl.program_id(0)
     if unit >= tl.load(num_units):
         return
@@ -320,25 +322,25 @@ def combine_kernel(
     group_head = (lane % HEAD_BLOCKS) * GROUP_BLOCK + m % GROUP_BLOCK
     live = (m < TOKENS * GROUP_BLOCK) & (token < queries) & (group_head < GROUP)
     e = tl.arange(0, BLOCK_V)
-    most = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     for at in range(0, parts, BLOCK_P):
         p = at + tl.arange(0, BLOCK_P)
         inside = live[:, None] & (p < parts)[None, :]
         p_row = (unit + p).to(tl.int64) * (KV_HEADS * HEAD_BLOCKS) + lane
         p_row = p_row[None, :] * (TOKENS * GROUP_BLOCK) + m[:, None]
-        level = tl.load(lse + p_row, mask=inside, other=float("-inf"))
+        part_lse = tl.load(lse + p_row, mask=inside, other=float("-inf"))
         mask = inside[:, :, None] & (e < V_DIM)[None, None, :]
         x = tl.load(partial + p_row[:, :, None] * V_DIM + e[None, None, :], mask=mask, other=0.0)
-        higher = tl.maximum(most, tl.max(level, 1))
-        anchor = tl.where(higher == float("-inf"), 0.0, higher)
-        weight = tl.exp2(level - anchor[:, None])
-        fade = tl.exp2(most - anchor)
-        acc = acc * fade[:, None] + tl.sum(x * weight[:, :, None], 1)
-        total = total * fade + tl.sum(weight, 1)
-        most = higher
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        m_new = tl.maximum(m_i, tl.max(part_lse, 1))
+        m_ref = tl.where(m_new == float("-inf"), 0.0, m_new)
+        weight = tl.exp2(part_lse - m_ref[:, None])
+        alpha = tl.exp2(m_i - m_ref)
+        acc = acc * alpha[:, None] + tl.sum(x * weight[:, :, None], 1)
+        l_i = l_i * alpha + tl.sum(weight, 1)
+        m_i = m_new
+    acc = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
     head = (lane // HEAD_BLOCKS) * GROUP + group_head
     o_row = (first + token).to(tl.int64) * (KV_HEADS * GROUP) + head
     mask = live[:, None] & (e < V_DIM)[None, :]

@@ -1,10 +1,10 @@
-"""Who computes what in a step of paged attention, decided on the device: a CUDA graph replays the
-same grid whatever the lengths are.
+"""Divides a step of paged attention into units of work on the device, so that a CUDA graph can
+replay the same grid for any lengths.
 
 A unit of work is a block of query tokens of a sequence and a part ("split") of what it reads. The
-plan kernel cuts so that the units of a step, over all KV heads, are about ``workers``: long
-sequences get more splits than short ones. It writes which unit each program takes; programs
-beyond the last unit return at once.
+plan kernel splits so that a step has about ``workers`` units over all KV heads: long sequences get
+more splits than short ones. It writes the unit of each program; programs after the last unit return
+at once.
 
 Legend: S sequences, U units.
 """
@@ -19,43 +19,44 @@ from radixlm.base.record import Record
 from radixlm.kernels.triton import mode  # noqa: F401  (before any kernel is made)
 from radixlm.kernels.triton.variant import Variant
 
-OWN_SPLITS = 32  # most splits of a sequence where its neighbours have no say
+FIXED_SPLITS = 32  # splits of a sequence, at max_queries, if other sequences have no influence
 UNBOUNDED = 1 << 30
 _FEW, _MANY = 256, 1024  # sequences that the kernel takes at a time, in steps of few and of many
 
 _VIEWS = ["query_start", "kv_len", "unit_row", "unit_number", "splits", "split_len", "num_units"]
-_SIZES = ["num_rows", "fewest", "most", "workers", "least_len", "span", "own_splits", "tokens",
-          "keys"]  # fmt: skip
+_SIZES = ["num_rows", "min_queries", "max_queries", "workers", "min_split_len", "span",
+          "fixed_splits", "tokens", "keys"]  # fmt: skip
 
 
 @triton.jit
 def _rows(
-    query_start, kv_len, row, num_rows, fewest, most, span, tokens,
+    query_start, kv_len, row, num_rows, min_queries, max_queries, span, tokens,
 ):  # fmt: skip
     """Of some sequences: (blocks of query tokens, 0 where they take no part; tokens read)."""
     live = row < num_rows
     first = tl.load(query_start + row, mask=live, other=0)
     queries = tl.load(query_start + row + 1, mask=live, other=0) - first
     length = tl.minimum(tl.load(kv_len + row, mask=live, other=0), span)
-    takes = live & (queries >= fewest) & (queries <= most)
+    takes = live & (queries >= min_queries) & (queries <= max_queries)
     return tl.where(takes, (queries + tokens - 1) // tokens, 0), length
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_VIEWS)
 def plan_kernel(
     query_start, kv_len, unit_row, unit_number, splits, split_len, num_units,
-    num_rows, fewest, most, workers, least_len, span, own_splits, tokens, keys,
+    num_rows, min_queries, max_queries, workers, min_split_len, span, fixed_splits, tokens, keys,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rows with ``fewest`` to ``most`` query tokens, in blocks of ``tokens``. What a block reads is
-    at most ``span`` long and is cut into parts of a multiple of ``keys``, at least ``least_len``.
-    ``own_splits`` > 0: the cut depends on the row's own length only. Rows of a token or none
-    (padding of a graph) take a unit each and change nobody's cut. BLOCK rows at a time."""
+    """Rows with ``min_queries`` to ``max_queries`` query tokens, in blocks of ``tokens``. What a
+    block reads is up to ``span`` long and is cut into parts of a multiple of ``keys``, at least
+    ``min_split_len``. ``fixed_splits`` > 0: the cut depends on the row's own length only. Rows of a
+    token or none (padding of a graph) take a unit each and change nobody's cut. BLOCK rows at a
+    time."""
     lane = tl.arange(0, BLOCK)
     read = tl.zeros([BLOCK], tl.int64)
     for begin in range(0, num_rows, BLOCK):
         blocks, length = _rows(
-            query_start, kv_len, begin + lane, num_rows, fewest, most, span, tokens
+            query_start, kv_len, begin + lane, num_rows, min_queries, max_queries, span, tokens
         )
         counted = tl.where(length > keys, length, 0)  # the rest, padding too, is never cut
         read += blocks.to(tl.int64) * counted
@@ -63,10 +64,12 @@ def plan_kernel(
     done = 0
     for begin in range(0, num_rows, BLOCK):
         row = begin + lane
-        blocks, length = _rows(query_start, kv_len, row, num_rows, fewest, most, span, tokens)
-        own = (length + own_splits - 1) // tl.maximum(own_splits, 1)
-        part = tl.where(own_splits > 0, own, share)
-        part = (tl.maximum(part, least_len) + keys - 1) // keys * keys
+        blocks, length = _rows(
+            query_start, kv_len, row, num_rows, min_queries, max_queries, span, tokens
+        )
+        own = (length + fixed_splits - 1) // tl.maximum(fixed_splits, 1)
+        part = tl.where(fixed_splits > 0, own, share)
+        part = (tl.maximum(part, min_split_len) + keys - 1) // keys * keys
         parts = tl.where(blocks > 0, tl.maximum((length + part - 1) // part, 1), 0)
         tl.store(splits + row, parts, mask=row < num_rows)
         tl.store(split_len + row, part, mask=row < num_rows)
@@ -101,25 +104,26 @@ class Work(Record):
 
 
 class Cut(Record):
-    """How a step is cut. ``fewest`` to ``most``: query tokens of the sequences that take part;
-    ``tokens``: of a block; ``keys``: of a tile; ``workers``: units wanted of all sequences;
-    ``least_len``: tokens of a split; ``span``: most tokens that a block reads."""
+    """How a step is cut. ``min_queries`` to ``max_queries``: query tokens of the sequences that
+    take part; ``tokens``: of a block; ``keys``: of a tile; ``workers``: units wanted of all
+    sequences; ``min_split_len``: tokens of a split; ``span``: largest number of tokens that a block
+    reads."""
 
     tokens: int
     keys: int
     workers: int
-    least_len: int
+    min_split_len: int
     span: int = UNBOUNDED
-    fewest: int = 1
-    most: int = UNBOUNDED
-    own_splits: int = 0
+    min_queries: int = 1
+    max_queries: int = UNBOUNDED
+    fixed_splits: int = 0
 
     def max_units(self, num_tokens: int, num_rows: int) -> int:
-        """Most units that a step of so many tokens and sequences can have."""
+        """The largest number of units that a step of so many tokens and sequences can have."""
         blocks = num_rows + max(0, num_tokens - num_rows) // self.tokens
-        if self.least_len >= UNBOUNDED:
+        if self.min_split_len >= UNBOUNDED:
             return blocks
-        return blocks * self.own_splits if self.own_splits else blocks + self.workers
+        return blocks * self.fixed_splits if self.fixed_splits else blocks + self.workers
 
 
 def make_plan(work: Work, query_start_S1: Tensor, kv_len_S: Tensor, cut: Cut) -> None:
@@ -128,8 +132,8 @@ def make_plan(work: Work, query_start_S1: Tensor, kv_len_S: Tensor, cut: Cut) ->
     block = _FEW if num_rows <= _FEW else _MANY
     plan_kernel[(1,)](
         query_start_S1, kv_len_S, work.unit_row_U, work.unit_number_U, work.splits_S,
-        work.split_len_S, work.num_units_1, num_rows, cut.fewest, cut.most, cut.workers,
-        cut.least_len, cut.span, cut.own_splits, cut.tokens, cut.keys,
+        work.split_len_S, work.num_units_1, num_rows, cut.min_queries, cut.max_queries, cut.workers,
+        cut.min_split_len, cut.span, cut.fixed_splits, cut.tokens, cut.keys,
         BLOCK=block, num_warps=_num_warps(block),
     )  # fmt: skip
 

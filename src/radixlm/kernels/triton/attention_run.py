@@ -60,11 +60,11 @@ def tiles_of(
     cache_dtype: torch.dtype | None = None,
 ) -> tuple[Tile, ...]:
     """The tiles for heads of so many channels and q of ``dtype``, smallest first. Decoding from a
-    cache of 8 bits takes more warps where that helps: to widen it takes registers."""
+    cache of 8 bits takes more warps where that helps, because dequantizing needs registers."""
     table = _HOPPER if is_hopper else _AMPERE
     if dtype == torch.float32 and not interpreting():  # the interpreter is slow, and has no limits
         table = _SINGLE
-    tiles = next(tiles for most, tiles in table.items() if dim <= most)
+    tiles = next(tiles for max_dim, tiles in table.items() if dim <= max_dim)
     if cache_dtype is not None and cache_dtype.itemsize == 1:
         is_wide, is_int8 = 192 < dim <= MAX_DIM, cache_dtype == torch.int8
         is_padded = is_int8 and 64 < dim < 128
@@ -86,13 +86,14 @@ def tiles_of(
 
 
 def computed_in(dtype: torch.dtype, cache_dtype: torch.dtype) -> torch.dtype:
-    """In which dtype q of ``dtype`` meets a cache: 8 bits are no reason for single precision."""
+    """The dtype of q for products with a cache: float32 q becomes bfloat16 if the cache has 8
+    bits."""
     is_coarse = cache_dtype.itemsize == 1 and dtype == torch.float32 and not interpreting()
     return torch.bfloat16 if is_coarse else dtype
 
 
 def has_extras(site: AttentionSite, has_tree: bool) -> bool:
-    """Whether the site or the step asks for more than causal attention, a window and sinks."""
+    """Whether the site or the step needs more than causal attention, a window and sinks."""
     return has_tree or bool(site.softcap) or site.slopes is not None
 
 
@@ -107,7 +108,7 @@ class Cache(Record):
 
 
 class TreeMask(Record):
-    """Which of the step's own tokens each sees, instead of all before it.
+    """Which of the step's own tokens each token attends to, instead of all before it.
 
     ``bits_TW``: int32; bit i % 32 of word i // 32: sees token i of its own sequence's new ones.
     ``positions_T``: int64; a token's distance from the start, which windows and slopes go by.
@@ -118,7 +119,7 @@ class TreeMask(Record):
 
 
 class StepTensors(Record):
-    """What all layers of a step share, on the device: int32 but for ``slots``."""
+    """Int32 tensors on the device that all layers of a step share."""
 
     query_start_S1: Tensor
     kv_len_S: Tensor
@@ -165,7 +166,7 @@ class Shape(Record):
         return self.site.kv_heads * self.head_blocks
 
     def partial_rows(self, num_units: int) -> int:
-        """Rows of what lies between the two kernels."""
+        """Rows of the partial results between the two kernels."""
         return num_units * self.lanes * self.tokens * self.group_block
 
     @property
@@ -175,7 +176,7 @@ class Shape(Record):
         return (1, parts) if self.tile.rows <= 16 else (8, parts // 8)
 
     def constants(self) -> dict[str, int]:
-        """What both kernels are compiled for."""
+        """Constants that both kernels are compiled for."""
         values = max(64, triton.next_power_of_2(self.site.v_dim))
         return {
             "KV_HEADS": self.site.kv_heads,
@@ -271,31 +272,37 @@ def attend(
 
 def cut_of(
     shape: Shape,
-    num_processors: int,
+    num_sms: int,
     num_tokens: int,
     num_rows: int,
     max_len: int,
     queries: tuple[int, int] = (1, UNBOUNDED),
-    own_splits: int = 0,
+    fixed_splits: int = 0,
     num_ahead: int = 0,
 ) -> Cut:
     """How a step is cut for one shape, from what is known without looking at lengths.
 
-    ``num_processors`` of the device; ``max_len``: most tokens that a sequence can have;
-    ``queries``: fewest and most query tokens of the sequences that take part; ``num_ahead``: most
-    of the step's own tokens that a token sees behind itself.
-    """
+    ``num_sms`` of the device; ``max_len``: most tokens that a sequence can have; ``queries``: least
+    and largest number of query tokens of the sequences that take part; ``num_ahead``: most of the
+    step's own tokens that a token sees behind itself."""
     is_small = shape.tile.rows <= 16
-    num_programs = num_processors * (2 if is_small else 1)
+    num_programs = num_sms * (2 if is_small else 1)
     workers = max(1, num_programs // shape.lanes)
-    least_len = DECODE_LEN if is_small else EXTEND_LEN
+    min_split_len = DECODE_LEN if is_small else EXTEND_LEN
     span = span_of(shape.site, shape, num_ahead)
     blocks = max(num_rows, num_tokens // shape.tokens) if queries == (1, UNBOUNDED) else 0
     is_full = not is_small and blocks * shape.lanes >= num_programs
-    if is_full or min(max_len, span) <= least_len:
-        least_len = UNBOUNDED
+    if is_full or min(max_len, span) <= min_split_len:
+        min_split_len = UNBOUNDED
     return Cut(
-        shape.tokens, shape.tile.keys, workers, least_len, span, queries[0], queries[1], own_splits
+        shape.tokens,
+        shape.tile.keys,
+        workers,
+        min_split_len,
+        span,
+        queries[0],
+        queries[1],
+        fixed_splits,
     )
 
 

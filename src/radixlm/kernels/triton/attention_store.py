@@ -35,10 +35,10 @@ def _store_rows(
     values = tl.load(at, mask=mask, other=0.0)
     if KIND == 1:
         wide = values.to(tl.float32)
-        most = tl.max(tl.abs(wide), 1)
+        largest = tl.max(tl.abs(wide), 1)
         is_good = tl.min((tl.abs(wide) < float("inf")).to(tl.int32), 1) == 1
-        bits = ((most / 127.0).to(tl.int32, bitcast=True) + 0x80) & -256
-        scale = tl.where(most < _SMALLEST, 0.0, bits.to(tl.float32, bitcast=True))
+        bits = ((largest / 127.0).to(tl.int32, bitcast=True) + 0x80) & -256
+        scale = tl.where(largest < _SMALLEST, 0.0, bits.to(tl.float32, bitcast=True))
         scale = tl.where(is_good, scale, float("nan"))
         part = wide / tl.where(scale > 0, scale, 1.0)[:, None]
         part = tl.where(scale[:, None] > 0, part, 0.0)
@@ -99,13 +99,13 @@ def store(
     if not num_tokens:
         return
     kind = kind_of(k_LKC.dtype, k_LKC.device)
-    most = torch.finfo(k_LKC.dtype).max if kind >= 2 else 0.0
+    max_value = torch.finfo(k_LKC.dtype).max if kind >= 2 else 0.0
     if kind == 3:
         k_LKC = k_LKC.view(torch.uint8)
         v_LKV = None if v_LKV is None else v_LKV.view(torch.uint8)
     v, v_cache = (k_TKC, k_LKC) if v_TKV is None or v_LKV is None else (v_TKV, v_LKV)
-    k_scales = scales[0] if kind == 1 else most
-    v_scales = scales[-1] if kind == 1 else most
+    k_scales = scales[0] if kind == 1 else max_value
+    v_scales = scales[-1] if kind == 1 else max_value
     tokens = _TOKENS if dim <= 128 else 4
     store_kernel[(triton.cdiv(num_tokens, tokens), kv_heads)](
         k_TKC, v, k_LKC, v_cache, k_scales, v_scales, slots_T, num_tokens,

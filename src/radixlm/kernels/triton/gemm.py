@@ -56,7 +56,7 @@ class Tile(Record):
     rows_in_turn: int = 8
 
 
-Table = tuple[tuple[int, Tile], ...]  # (most rows an expert, tile); the last one has no bound
+Table = tuple[tuple[int, Tile], ...]  # (max rows of an expert, tile); the last has no bound
 _ANY = 1 << 30
 
 _WIDE: Table = (
@@ -80,12 +80,12 @@ _BLOCKS: Table = (  # the sum of a block stands beside the whole sum: fewer rows
     (32, Tile(32, 64, 128)),
     (_ANY, Tile(64, 128, 128, stages=3)),
 )
-_WIDENED: Table = (  # weights are widened in registers
+_DEQUANTIZED: Table = (  # weights are dequantized in registers
     (16, Tile(16, 64, 128, rows_in_turn=1)),
     (32, Tile(32, 64, 128, stages=3)),
     (_ANY, Tile(64, 64, 64, stages=3)),
 )
-_WIDENED_OLD: Table = (_WIDENED[0], (_ANY, Tile(32, 64, 128, stages=3)))
+_WIDENED_OLD: Table = (_DEQUANTIZED[0], (_ANY, Tile(32, 64, 128, stages=3)))
 _TIGHT_OLD = (
     (kinds.INT4, torch.float16),
     *((kinds.INT4_SHIFTED, dtype) for dtype in (torch.float16, torch.bfloat16)),
@@ -93,14 +93,14 @@ _TIGHT_OLD = (
 _FLOAT32: Table = ((16, Tile(16, 64, 32, stages=2)), (_ANY, Tile(32, 32, 32, stages=2)))
 TABLES: Mapping[int, Table] = {
     kinds.PLAIN: _WIDE,
-    kinds.INT8: _WIDENED,
+    kinds.INT8: _DEQUANTIZED,
     kinds.W8A8: _BYTES,
-    kinds.INT4: _WIDENED,
+    kinds.INT4: _DEQUANTIZED,
     kinds.FP8: _BYTES,
     kinds.FP8_BLOCK: _BLOCKS,
-    kinds.FP8_WIDE: _WIDENED,
-    kinds.FP8_BLOCK_WIDE: _WIDENED,
-    kinds.INT4_SHIFTED: _WIDENED,
+    kinds.FP8_WIDE: _DEQUANTIZED,
+    kinds.FP8_BLOCK_WIDE: _DEQUANTIZED,
+    kinds.INT4_SHIFTED: _DEQUANTIZED,
 }
 _NARROW_OUT = 64 * 132  # outputs that leave some of 132 SMs idle with tiles of 64
 
@@ -140,7 +140,7 @@ def _fit(
         table = _BYTES_OLD
     elif is_old and group != 32 and (kind, dtype) in _TIGHT_OLD:
         table = _WIDENED_OLD
-    tile = next(tile for most, tile in table if rows <= most)
+    tile = next(tile for max_rows, tile in table if rows <= max_rows)
     k, n = tile.k, tile.n
     warps = tile.warps
     if kind in kinds.NIBBLES:

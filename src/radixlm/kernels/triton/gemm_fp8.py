@@ -17,21 +17,21 @@ from radixlm.kernels.triton.gemm_tile import FP8_GROUP
 from radixlm.kernels.triton.mode import INTERPRET, interpreting
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
-_MOST = tl.constexpr(reference.FP8_MAX)
+_FP8_MAX = tl.constexpr(reference.FP8_MAX)
 _NATIVE_SINCE = (8, 9)  # compute capability
 
 
 @functools.cache
 def is_native(device: torch.device) -> bool:
-    """Whether the device multiplies e4m3; others widen the weights and keep x as it is."""
+    """Whether the device multiplies e4m3; others dequantize the weights and do not round x."""
     return interpreting() or torch.cuda.get_device_capability(device) >= _NATIVE_SINCE
 
 
 @triton.jit
-def _rounded(x, MOST: tl.constexpr):
-    """Whole numbers for int8. For e4m3 x itself, but in the interpreter, whose cast loses the
-    carry into the exponent: there to 4 significant bits first."""
-    if MOST == 127.0:
+def _rounded(x, MAX_VALUE: tl.constexpr):
+    """x rounded to integers for int8. For e4m3 x itself; only in the interpreter, whose cast loses
+    the carry into the exponent, rounded to 4 significant bits first."""
+    if MAX_VALUE == 127.0:
         x = tl.floor(x + 0.5)
     elif INTERPRET:
         bits = x.to(tl.int32, bitcast=True)
@@ -41,9 +41,9 @@ def _rounded(x, MOST: tl.constexpr):
 
 
 @triton.jit
-def quantise_rows_kernel(x_ptr, out_ptr, scale_ptr, num_in, x_stride, MOST: tl.constexpr,
+def quantize_rows_kernel(x_ptr, out_ptr, scale_ptr, num_in, x_stride, MAX_VALUE: tl.constexpr,
                          BLOCK: tl.constexpr):  # fmt: skip
-    """A program rounds one row, in two passes: e4m3, or whole numbers where MOST is 127."""
+    """A program quantizes one row in two passes: to e4m3, or to int8 if MAX_VALUE is 127."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     top = tl.zeros((BLOCK,), tl.float32)
@@ -51,37 +51,37 @@ def quantise_rows_kernel(x_ptr, out_ptr, scale_ptr, num_in, x_stride, MOST: tl.c
         at = x_ptr + row * x_stride + start + col
         x = tl.load(at, mask=start + col < num_in, other=0.0).to(tl.float32)
         top = tl.maximum(top, tl.abs(x), propagate_nan=tl.PropagateNan.ALL)
-    scale = tl.max(top, 0) / MOST
+    scale = tl.max(top, 0) / MAX_VALUE
     inverse = tl.where(scale == 0.0, 0.0, 1.0 / tl.where(scale == 0.0, 1.0, scale))
     tl.store(scale_ptr + row, scale)
     for start in range(0, num_in, BLOCK):
         at = x_ptr + row * x_stride + start + col
         x = tl.load(at, mask=start + col < num_in, other=0.0).to(tl.float32) * inverse
-        x = tl.minimum(tl.maximum(x, -MOST), MOST)
+        x = tl.minimum(tl.maximum(x, -MAX_VALUE), MAX_VALUE)
         tl.store(
             out_ptr + row * num_in + start + col,
-            _rounded(x, MOST).to(out_ptr.dtype.element_ty),
+            _rounded(x, MAX_VALUE).to(out_ptr.dtype.element_ty),
             mask=start + col < num_in,
         )
 
 
 @triton.jit
-def quantise_groups_kernel(
-    x_ptr, out_ptr, scale_ptr, num_in, x_stride, MOST: tl.constexpr, GROUPS: tl.constexpr,
+def quantize_groups_kernel(
+    x_ptr, out_ptr, scale_ptr, num_in, x_stride, MAX_VALUE: tl.constexpr, GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
-    """A program rounds GROUPS groups of one row."""
+    """A program quantizes GROUPS groups of one row."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     col = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     mask = col < num_in
     x = tl.load(x_ptr + row * x_stride + col, mask=mask, other=0.0).to(tl.float32)
-    scale = tl.max(tl.abs(x), 1) / MOST
+    scale = tl.max(tl.abs(x), 1) / MAX_VALUE
     inverse = tl.where(scale == 0.0, 0.0, 1.0 / tl.where(scale == 0.0, 1.0, scale))
     num_groups = (num_in + GROUP - 1) // GROUP
     tl.store(scale_ptr + row * num_groups + group, scale, mask=group < num_groups)
-    x = tl.minimum(tl.maximum(x * inverse[:, None], -MOST), MOST)
-    x = _rounded(x, MOST)
+    x = tl.minimum(tl.maximum(x * inverse[:, None], -MAX_VALUE), MAX_VALUE)
+    x = _rounded(x, MAX_VALUE)
     tl.store(out_ptr + row * num_in + col, x.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -98,9 +98,9 @@ def quantize_rows(x_MK: Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> tup
     scale = torch.empty(rows, dtype=torch.float32, device=x_MK.device)
     block, num_warps = _row_block(num_in)
     if rows:
-        quantise_rows_kernel[(rows,)](
+        quantize_rows_kernel[(rows,)](
             x_MK, out, scale, num_in, x_MK.stride(0),
-            MOST=127.0 if dtype == torch.int8 else reference.FP8_MAX, BLOCK=block,
+            MAX_VALUE=127.0 if dtype == torch.int8 else reference.FP8_MAX, BLOCK=block,
             num_warps=num_warps,
         )  # fmt: skip
     return out, scale
@@ -113,9 +113,9 @@ def quantize_groups(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     out = torch.empty(rows, num_in, dtype=torch.float8_e4m3fn, device=x_MK.device)
     scale = torch.empty(rows, num_groups, dtype=torch.float32, device=x_MK.device)
     if rows:
-        quantise_groups_kernel[(rows, triton.cdiv(num_groups, _GROUPS))](
+        quantize_groups_kernel[(rows, triton.cdiv(num_groups, _GROUPS))](
             x_MK, out, scale, num_in, x_MK.stride(0),
-            MOST=reference.FP8_MAX, GROUPS=_GROUPS, GROUP=FP8_GROUP, num_warps=4,
+            MAX_VALUE=reference.FP8_MAX, GROUPS=_GROUPS, GROUP=FP8_GROUP, num_warps=4,
         )  # fmt: skip
     return out, scale
 
@@ -147,15 +147,15 @@ def variants() -> tuple[Variant, ...]:
     for pointer in POINTERS.values():
         common = {"x_ptr": pointer, "scale_ptr": "*fp32"}
         sizes = dict.fromkeys(("num_in", "x_stride"), "i32:16")
-        for out, most in (("*i8", 127.0), ("*fp8e4nv", reference.FP8_MAX)):
+        for out, max_value in (("*i8", 127.0), ("*fp8e4nv", reference.FP8_MAX)):
             arch = 80 if out == "*i8" else 89
             for block, warps in {_row_block(1 << step) for step in range(7, 14)}:
                 found.append(
                     Variant(
                         f"rows-{pointer}-{out}-{block}",
-                        quantise_rows_kernel,
+                        quantize_rows_kernel,
                         {**common, "out_ptr": out, **sizes},
-                        {"MOST": most, "BLOCK": block},
+                        {"MAX_VALUE": max_value, "BLOCK": block},
                         warps,
                         3,
                         min_arch=arch,
@@ -164,9 +164,9 @@ def variants() -> tuple[Variant, ...]:
         found.append(
             Variant(
                 f"groups-{pointer}",
-                quantise_groups_kernel,
+                quantize_groups_kernel,
                 {**common, "out_ptr": "*fp8e4nv", **sizes},
-                {"MOST": reference.FP8_MAX, "GROUPS": _GROUPS, "GROUP": FP8_GROUP},
+                {"MAX_VALUE": reference.FP8_MAX, "GROUPS": _GROUPS, "GROUP": FP8_GROUP},
                 4,
                 3,
                 min_arch=89,

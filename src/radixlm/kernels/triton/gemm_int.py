@@ -13,7 +13,7 @@ from torch import Tensor
 
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.gemm import Packed, archs_of, int4_chunk, signature
-from radixlm.kernels.triton.gemm_tile import unpacked
+from radixlm.kernels.triton.gemm_tile import load_dequantized
 from radixlm.kernels.triton.mode import if_set, nothing
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
@@ -22,7 +22,7 @@ _COLUMNS = 1024  # of a program that scales
 
 
 @triton.jit(do_not_specialize=["group", "is_paired"])
-def widen_kernel(
+def dequantize_kernel(
     w_ptr, w_scale_ptr, out_ptr, num_out, num_in, group, is_paired,
     KIND: tl.constexpr, SCALED: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHUNK: tl.constexpr,
@@ -33,7 +33,7 @@ def widen_kernel(
     at = start + tl.arange(0, BLOCK_K)
     near = tl.minimum(col, num_out - 1)
     first = tl.zeros((), tl.int64)
-    w = unpacked(
+    w = load_dequantized(
         w_ptr, w_scale_ptr, first, near, start, num_out, num_in, group, is_paired, KIND, CHUNK,
         BLOCK_N, BLOCK_K,
     )  # fmt: skip
@@ -73,12 +73,12 @@ def _constants(kind: int, group: int) -> dict[str, int | bool]:
     }
 
 
-def widen(packed: Packed, dtype: torch.dtype) -> Tensor:
+def dequantize(packed: Packed, dtype: torch.dtype) -> Tensor:
     """Dense weights [N, K] in ``dtype``, gated ones still interleaved."""
     scale, shape = packed.scale, (packed.num_out, packed.num_in)
     out = torch.empty(shape, dtype=dtype, device=packed.data.device)
     grid = (triton.cdiv(packed.num_out, _OUTPUTS), triton.cdiv(packed.num_in, _inputs(packed.kind)))
-    widen_kernel[grid](
+    dequantize_kernel[grid](
         packed.data, scale, out, packed.num_out, packed.num_in, packed.group,
         int(bool(packed.act)), **_constants(packed.kind, packed.group), num_warps=4,
     )  # fmt: skip
@@ -99,7 +99,8 @@ def scaled(sums_MN: Tensor, x_scale_M: Tensor, packed: Packed, dtype: torch.dtyp
 
 
 def variants() -> tuple[Variant, ...]:
-    """Every kind that is widened, for each dtype, and the end of integer products."""
+    """Every kind of weights that is dequantized, for each dtype, and the end of integer
+    products."""
     return tuple(_variants())
 
 
@@ -111,9 +112,9 @@ def _variants() -> Iterator[Variant]:
                 types = signature(kind, pointer)
                 min_arch, max_arch = archs_of(kind)
                 yield Variant(
-                    f"widen-{kind}-{group}-{pointer}",
-                    widen_kernel,
-                    {name: types[name] for name in widen_kernel.arg_names if name in types},
+                    f"dequantize-{kind}-{group}-{pointer}",
+                    dequantize_kernel,
+                    {name: types[name] for name in dequantize_kernel.arg_names if name in types},
                     _constants(kind, group),
                     4,
                     3,

@@ -15,7 +15,7 @@ from radixlm.kernels.triton.gemm_fp8 import is_native, quantize_experts
 
 
 def owned(weight: Tensor) -> Tensor:
-    """The weight, contiguous, in memory that stays: the loader lends that of the CPU."""
+    """The weight, contiguous, in memory of its own: a CPU tensor is borrowed from the loader."""
     if weight.is_cuda:
         return weight.contiguous()
     return weight.clone(memory_format=torch.contiguous_format)
@@ -143,8 +143,8 @@ def integers(data_EBN: Tensor, chunk: int, num_in: int) -> Tensor:
     return torch.stack([packed & 15, packed >> 4], 3).flatten(2)[:, :, :num_in]
 
 
-def widened(packed: Packed) -> Tensor:
-    """What the weights stand for, float32 [E, N, K], gate above up again."""
+def dequantize(packed: Packed) -> Tensor:
+    """The weights as float32 [E, N, K], gate above up."""
     data, scale = packed.data, packed.scale
     if packed.kind == kinds.PLAIN or scale is None:
         values = data.float()
@@ -156,7 +156,7 @@ def widened(packed: Packed) -> Tensor:
         factor, zero = lines_ENK.chunk(2, 2)
         values = (integers(data, int4_chunk(packed.group), packed.num_in).float() - zero) * factor
     elif packed.kind in (kinds.FP8_BLOCK, kinds.FP8_BLOCK_WIDE):
-        return _widened_blocks(packed, scale)
+        return _dequantize_blocks(packed, scale)
     elif packed.kind == kinds.FP8_WIDE:
         values = data.view(torch.float8_e4m3fn).float() * scale[:, :, None]
     else:
@@ -164,7 +164,7 @@ def widened(packed: Packed) -> Tensor:
     return separated(values) if packed.act else values
 
 
-def _widened_blocks(packed: Packed, scale: Tensor) -> Tensor:
+def _dequantize_blocks(packed: Packed, scale: Tensor) -> Tensor:
     values = packed.data.view(torch.float8_e4m3fn).float()
     halves = 2 if packed.act else 1
     values = separated(values) if packed.act else values

@@ -1,10 +1,10 @@
-"""One kernel for every product of rows with weights: dense or by expert, float or quantized.
+"""One GEMM kernel for all weights: dense or by expert, float or quantized.
 
     out[m, n] = act(sum_k x[m, k] w[n, k] * scales + bias[n]) * row weight
 
-Weights lie as [E, N, K] (dense: E = 1). Gated weights have their rows interleaved (gate 0, up 0,
-gate 1, ...): the two columns of a pair then lie in one thread, and the gate costs no traffic.
-Sums are float32. A row's numbers do not depend on the other rows of its tile.
+Weights are stored as [E, N, K] (dense: E = 1). Gated weights have interleaved rows (gate 0, up 0,
+gate 1, ...): one thread then holds both columns of a pair, and gating needs no memory traffic. Sums
+are float32. A row's result does not depend on the other rows of its tile.
 
 Legend: M rows, N outputs, K inputs, E experts, S slots (token, choice), G groups of inputs.
 """
@@ -41,16 +41,16 @@ _GROUP = tl.constexpr(FP8_GROUP)
 
 
 @triton.jit
-def fp8_widened(byte):
-    """float16 of e4m3 bytes, 1/256 of their value: the bits moved to float16's places. Runs where
-    the GPU knows no fp8; numbers that are none are not kept."""
+def fp8_as_half(byte):
+    """float16 of e4m3 bytes, 1/256 of their value: the bits moved to float16's positions. For GPUs
+    without fp8; NaN is not preserved."""
     bits = byte.to(tl.uint16)
     return (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
 
 
 @triton.jit
-def _as(w, x):
-    """Widened weights in the type of x; the interpreter cannot write bfloat16."""
+def _cast_weight(w, x):
+    """Weights in the type of x; the interpreter cannot write bfloat16."""
     if INTERPRET:
         w = w.to(tl.float32)
     else:
@@ -67,7 +67,7 @@ def scale_rows(col, num_out, is_paired):
 
 
 @triton.jit
-def unpacked(
+def load_dequantized(
     w_ptr, w_scale_ptr, expert, col, start, num_out, num_in, group, is_paired,
     KIND: tl.constexpr, CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -95,7 +95,7 @@ def unpacked(
         w_at = w_ptr + expert * num_out * num_in + col.to(tl.int64)[:, None] * num_in
         w = tl.load(w_at + at[None, :], mask=is_in, other=0.0)
         if (KIND == _FP8_WIDE) | (KIND == _FP8_BLOCK_WIDE):
-            w = fp8_widened(w).to(tl.float32) * 256.0
+            w = fp8_as_half(w).to(tl.float32) * 256.0
         w = w.to(tl.float32)
         if (KIND == _FP8_BLOCK) | (KIND == _FP8_BLOCK_WIDE):
             groups = (num_in + _GROUP - 1) // _GROUP
@@ -128,8 +128,8 @@ def _sum(
     x_at, x_scale_at, w_at, w_scale_at, num_in,
     KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Sums of products. Where 128 inputs share a scale, each product of so many is scaled, then
-    added; scales that are the same for all inputs, and fp8's 256, are left to the end."""
+    """Accumulate products. If 128 inputs share a scale, each product of 128 inputs is scaled before
+    it is added; scales that are the same for all inputs, and fp8's 256, are applied at the end."""
     IS_INT: tl.constexpr = (KIND == _W8A8) & (not INTERPRET)
     IS_WIDE: tl.constexpr = (KIND == _FP8_WIDE) | (KIND == _FP8_BLOCK_WIDE)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if IS_INT else tl.float32)
@@ -140,9 +140,9 @@ def _sum(
         x = tl.load(x_at, mask=k[None, :] < num_in - start, other=0.0)
         w = tl.load(w_at, mask=k[:, None] < num_in - start, other=0.0)
         if IS_WIDE:
-            w = fp8_widened(w)
+            w = fp8_as_half(w)
         if w.dtype != x.dtype:
-            w = _as(w, x)
+            w = _cast_weight(w, x)
         if (KIND == _FP8_BLOCK) | (KIND == _FP8_BLOCK_WIDE):
             scale = tl.load(w_scale_at + start // _GROUP)[None, :]
             if KIND == _FP8_BLOCK:
@@ -163,8 +163,8 @@ def _sum_nibbles(
     x_at, w_at, w_scale_at, is_col, num_out, num_in, group,
     KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Values of 4 bits, scaled after the product of each half of a chunk of BLOCK_K inputs. Less
-    their zero points they are exact in 16 bits where these are whole."""
+    """4 bit values, scaled after the product of each half of a chunk of BLOCK_K inputs. Minus
+    integer zero points they are exact in 16 bits."""
     HALF: tl.constexpr = BLOCK_K // 2
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     zero = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -177,15 +177,15 @@ def _sum_nibbles(
         x_low = tl.load(x_at, mask=k[None, :] < num_in - start, other=0.0)
         x_high = tl.load(x_at + HALF, mask=k[None, :] + HALF < num_in - start, other=0.0)
         if KIND == _INT4:
-            low = _as((packed & 15).to(tl.int8) - 8, x_low)
-            high = _as((packed >> 4).to(tl.int8) - 8, x_low)
+            low = _cast_weight((packed & 15).to(tl.int8) - 8, x_low)
+            high = _cast_weight((packed >> 4).to(tl.int8) - 8, x_low)
         else:
             zero_at = w_scale_at + (last + 1) * num_out
             low_zero = tl.load(zero_at + start // group * num_out, mask=is_col, other=0.0)
             high_at = zero_at + tl.minimum((start + HALF) // group, last) * num_out
             high_zero = tl.load(high_at, mask=is_col, other=0.0)
-            low = _as((packed & 15).to(tl.float32) - low_zero[None, :], x_low)
-            high = _as((packed >> 4).to(tl.float32) - high_zero[None, :], x_low)
+            low = _cast_weight((packed & 15).to(tl.float32) - low_zero[None, :], x_low)
+            high = _cast_weight((packed >> 4).to(tl.float32) - high_zero[None, :], x_low)
         low_scale = tl.load(w_scale_at + start // group * num_out, mask=is_col, other=0.0)
         high_group = tl.minimum((start + HALF) // group, last)
         high_scale = tl.load(w_scale_at + high_group * num_out, mask=is_col, other=0.0)
@@ -197,8 +197,9 @@ def _sum_nibbles(
 
 
 @triton.jit
-def _place(pid, num_blocks, num_cols, GROUP_M: tl.constexpr):
-    """Block of rows and of outputs of a program: GROUP_M blocks of rows share outputs in turn."""
+def _swizzle(pid, num_blocks, num_cols, GROUP_M: tl.constexpr):
+    """Block of rows and of outputs of a program, in groups of GROUP_M row blocks that share outputs
+    in the L2 cache."""
     width = GROUP_M * num_cols
     first = pid // width * GROUP_M
     size = tl.minimum(num_blocks - first, GROUP_M)
@@ -227,14 +228,14 @@ def _store(
 
 @triton.jit
 def _rows_of(slots_ptr, owners_ptr, by_expert, block_m, BLOCK_M: tl.constexpr):
-    """(rows of a block, its expert): as they lie, or a block's slots and owner."""
+    """(rows of a block, its expert): consecutive rows, or the slots of a block by expert."""
     lane = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     owner = tl.load(owners_ptr + tl.where(by_expert != 0, block_m, 0))
     slot = tl.load(slots_ptr + lane, mask=if_set(by_expert, lane >= 0), other=0)
     return tl.where(by_expert != 0, slot, lane), owner
 
 
-# numbers that would mean a compilation each, where they are 1 or multiples of 16
+# integers that Triton would otherwise specialize on, with a compilation each
 _FREE = ["num_rows", "num_blocks", "group", "by_expert", "top_k", "has_bias", "is_weighted",
          "is_paired", "limit", "alpha", "shift"]  # fmt: skip
 
@@ -247,9 +248,9 @@ def gemm_kernel(
     KIND: tl.constexpr, GATED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
-    """A program makes one tile. By expert, rows are slots: slot s reads row s // top_k of x and
+    """A program computes one tile. By expert, rows are slots: slot s reads row s // top_k of x and
     writes row s of out; ``num_rows`` is the number of slots."""
-    block_m, block_n = _place(
+    block_m, block_n = _swizzle(
         tl.program_id(0), num_blocks, (num_out + BLOCK_N - 1) // BLOCK_N, GROUP_M
     )
     slot, owner = _rows_of(slots_ptr, owners_ptr, by_expert, block_m, BLOCK_M)
@@ -260,7 +261,7 @@ def gemm_kernel(
     row = tl.minimum(slot, num_rows - 1) // top_k
     col = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
     is_col = col < num_out
-    near = tl.minimum(col, num_out - 1)
+    safe_col = tl.minimum(col, num_out - 1)
     x_at = x_ptr + row.to(tl.int64)[:, None] * x_stride
     if (KIND == _INT4) | (KIND == _INT4_SHIFTED):
         chunks = (num_in + BLOCK_K - 1) // BLOCK_K
@@ -273,20 +274,20 @@ def gemm_kernel(
             x_at, w_at, scale_at, is_col, num_out, num_in, group, KIND, BLOCK_M, BLOCK_N, BLOCK_K
         )
     else:
-        w_at = w_ptr + expert * num_out * num_in + (near.to(tl.int64) * num_in)[None, :]
+        w_at = w_ptr + expert * num_out * num_in + (safe_col.to(tl.int64) * num_in)[None, :]
         groups = (num_in + _GROUP - 1) // _GROUP
         rows = scale_rows(num_out - 1, num_out, is_paired) + 1
-        scale_row = expert * rows + scale_rows(near, num_out, is_paired)
+        scale_row = expert * rows + scale_rows(safe_col, num_out, is_paired)
         acc = _sum(
             x_at, x_scale_ptr + row * groups, w_at, w_scale_ptr + scale_row * groups, num_in,
             KIND, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     if (KIND == _INT8) | (KIND == _W8A8) | (KIND == _FP8) | (KIND == _FP8_WIDE):
-        acc *= tl.load(w_scale_ptr + expert * num_out + near)[None, :]
+        acc *= tl.load(w_scale_ptr + expert * num_out + safe_col)[None, :]
     if (KIND == _W8A8) | (KIND == _FP8):
         acc *= tl.load(x_scale_ptr + row)[:, None]
     if has_bias != 0:
-        acc += tl.load(bias_ptr + expert * num_out + near).to(tl.float32)[None, :]
+        acc += tl.load(bias_ptr + expert * num_out + safe_col).to(tl.float32)[None, :]
     _store(
         acc, out_ptr, row_weight_ptr, slot, is_row, block_n, num_out, is_weighted, limit, alpha,
         shift, GATED, BLOCK_M, BLOCK_N,

@@ -1,7 +1,7 @@
-"""Linear maps on a GPU, and the ops of this package that pack weights, announced.
+"""Linear maps on a GPU, and the registration of the ops of this package that pack weights.
 
-    16 bit floats       cuBLAS (``gemm_small`` for shapes where it was measured to win)
-    int8wo, int4-, w4a8- our product of few rows; widened once more and cuBLAS for many
+    16 bit floats       cuBLAS (``gemm_small`` for shapes where it was measured to be faster)
+    int8wo, int4-, w4a8- our product of few rows; dequantized once and cuBLAS for many
     w8a8                our product up to 16 rows; torch's product of integers for more
     fp8                 our product up to 64 rows; torch's scaled product for more
     fp8-128             our product below 256 rows; torch's, where it is right on this GPU, above
@@ -25,8 +25,9 @@ from radixlm.kernels.triton import activation, embedding, moe, moe_route
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.gemm import QUANTIZED_X, Packed, fits, product
 from radixlm.kernels.triton.gemm_fp8 import quantize_groups, quantize_rows
-from radixlm.kernels.triton.gemm_int import scaled, widen
-from radixlm.kernels.triton.gemm_pack import owned, pack, widened
+from radixlm.kernels.triton.gemm_int import dequantize, scaled
+from radixlm.kernels.triton.gemm_pack import dequantize as unpack_weights
+from radixlm.kernels.triton.gemm_pack import owned, pack
 from radixlm.kernels.triton.gemm_small import MAX_ROWS, SPLITS, skinny
 from radixlm.kernels.triton.mode import runs_on
 from radixlm.kernels.triton.ops import announce
@@ -34,7 +35,7 @@ from radixlm.kernels.triton.variant import POINTERS
 
 log = logging.getLogger(__name__)
 
-FEW_ROWS = 64  # up to here weights are widened inside the product
+FEW_ROWS = 64  # up to here weights are dequantized inside the product
 INTEGER_ROWS = 16  # torch's product of integers takes more
 BLOCKWISE_ROWS = 256  # torch's blockwise product is the faster one from here
 _HOPPER = (9, 0)
@@ -66,13 +67,13 @@ class TritonGated(reference.Gated):
 
 
 class QuantizedLinear:
-    """Packed weights of any format; ``run`` takes the way of the number of rows."""
+    """Packed weights of any format; ``run`` chooses a product by the number of rows."""
 
     def __init__(self, packed: Packed, dtype: torch.dtype, fmt: str) -> None:
         self.packed, self._dtype, self.fmt = packed, dtype, fmt
         self.out_features = packed.width
         self._bias = None if packed.bias is None else packed.bias[0]
-        self._many = _WAYS.get(packed.kind, _run_wide)
+        self._run = _RUN_BY_KIND.get(packed.kind, _run_dequantized)
         if packed.kind == kinds.FP8_BLOCK:
             has_blockwise(
                 packed.data.device
@@ -82,7 +83,7 @@ class QuantizedLinear:
         """[T, O] in the dtype of x."""
         x = x_TI.reshape(-1, x_TI.shape[-1])
         x = x if x.stride(1) == 1 else x.contiguous()
-        y = self._many(self, x)
+        y = self._run(self, x)
         return y if x_TI.ndim == 2 else y.view(*x_TI.shape[:-1], self.out_features)
 
     def rows(self, ids_T: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
@@ -93,10 +94,10 @@ class QuantizedLinear:
 
     def unpack(self) -> Tensor:
         """The weight [O, I] in the dtype that it was given in."""
-        return widened(self.packed)[0].to(self._dtype)
+        return unpack_weights(self.packed)[0].to(self._dtype)
 
     def finished(self, y_TO: Tensor) -> Tensor:
-        """A whole product, gated if the weights are."""
+        """The result of a product, gated if the weights are."""
         return activation.gated_pairs(y_TO, self.packed.act) if self.packed.act else y_TO
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:
@@ -104,11 +105,11 @@ class QuantizedLinear:
         return None if self._bias is None else self._bias.to(dtype)
 
 
-def _run_wide(linear: QuantizedLinear, x: Tensor) -> Tensor:
-    """Weights are widened: inside the product, or for many rows once before it."""
+def _run_dequantized(linear: QuantizedLinear, x: Tensor) -> Tensor:
+    """Dequantize the weights: inside the product, or for many rows once before it."""
     if x.shape[0] <= FEW_ROWS and fits(linear.fmt, x.dtype):
         return product(x, linear.packed, None, x.dtype)
-    weight = widen(linear.packed, x.dtype)
+    weight = dequantize(linear.packed, x.dtype)
     return linear.finished(F.linear(x, weight, linear.bias(x.dtype)))
 
 
@@ -158,7 +159,7 @@ def _run_fp8_blocks(linear: QuantizedLinear, x: Tensor) -> Tensor:
     return product(values, packed, scale, x.dtype)
 
 
-_WAYS = {
+_RUN_BY_KIND = {
     kinds.W8A8: _run_w8a8,
     kinds.FP8: _run_fp8,
     kinds.FP8_BLOCK: _run_fp8_blocks,

@@ -95,8 +95,8 @@ def _takes(x: Tensor, weight: Tensor, rank: int) -> bool:
     return runs_on(x) and x.dtype in POINTERS and fits and 0 < rank <= MAX_RANK and x.numel() > 0
 
 
-def _ranks(rank: int, most: int) -> int:
-    return min(most, max(16, int(triton.next_power_of_2(rank))))
+def _ranks(rank: int, max_rank: int) -> int:
+    return min(max_rank, max(16, int(triton.next_power_of_2(rank))))
 
 
 def _tile(dtype: torch.dtype) -> tuple[int, int]:

@@ -1,9 +1,8 @@
 """How kernels run: compiled on a GPU, or interpreted on the CPU under ``TRITON_INTERPRET=1``.
 
-In the interpreter ``tl.dot`` of bfloat16 is wrong, arithmetic of bfloat16 fails, bfloat16 is cut
-instead of rounded and 8-bit floats lose a carry. So kernels load, then ``.to(tl.float32)``, pass
-the operands of a dot through ``operand``, and narrow with ``cast``.
-"""
+In the interpreter ``tl.dot`` of bfloat16 is wrong, arithmetic of bfloat16 fails, bfloat16 is
+truncated instead of rounded and 8-bit floats lose a carry. So kernels load, then
+``.to(tl.float32)``, pass the operands of a dot through ``operand``, and narrow with ``cast``."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from radixlm.base.record import Record
 from radixlm.kernels.triton.variant import Variant
 
 _CHUNKS = (128, 1024)  # slots that a program looks at in one go, of few and of many
-_EXPERTS = (64, 512)  # most experts that a program counts; else the next power of two
+_EXPERTS = (64, 512)  # experts that a program counts, at most; else the next power of two
 _MAX_BLOCK = tl.constexpr(128)
 
 
@@ -87,7 +87,7 @@ def place_kernel(
 
 
 def max_blocks(num_slots: int, num_experts: int, block: int) -> int:
-    """The most blocks that any choice of experts can need."""
+    """The largest number of blocks that any choice of experts can need."""
     return max(1, min(num_slots, num_slots // block + num_experts))
 
 
@@ -99,11 +99,11 @@ def align(ids_TK: Tensor, num_experts: int, block: int) -> Aligned:
     joint = torch.empty(2 * num_experts + blocks * (block + 1), dtype=torch.int32, device=device)
     slots, owners, counts, ends = joint.split([blocks * block, blocks, num_experts, num_experts])
     chunk = next((chunk for chunk in _CHUNKS if num_slots <= chunk), _CHUNKS[-1])
-    most = triton.next_power_of_2(num_experts)
+    num_lanes = triton.next_power_of_2(num_experts)
     count_kernel[(num_experts,)](ids, counts, num_slots, CHUNK=chunk, num_warps=4)
     place_kernel[(num_experts + 1,)](
         ids, counts, slots, owners, ends, num_slots, num_experts, blocks, block,
-        BLOCK_E=next((e for e in _EXPERTS if most <= e), most), CHUNK=chunk, num_warps=4,
+        BLOCK_E=next((e for e in _EXPERTS if num_lanes <= e), num_lanes), CHUNK=chunk, num_warps=4,
     )  # fmt: skip
     return Aligned(slots, owners, ends, block, blocks)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from radixlm.kernels.triton import gemm_tile as kinds
 from radixlm.kernels.triton.activation import SWISH, swish_gated
 from radixlm.kernels.triton.gemm import Packed, archs_of, int4_chunk, signature
-from radixlm.kernels.triton.gemm_tile import unpacked
+from radixlm.kernels.triton.gemm_tile import load_dequantized
 from radixlm.kernels.triton.mode import if_set, interpreting, nothing
 from radixlm.kernels.triton.variant import POINTERS, Variant
 
@@ -36,7 +36,7 @@ def _products(
     k = tl.arange(0, BLOCK_K)
     if ONE_STEP:
         x = tl.load(x_at + k, mask=k < num_in, other=0.0).to(tl.float32)[None, :]
-        acc = x * unpacked(
+        acc = x * load_dequantized(
             w_ptr, w_scale_ptr, expert, near, 0, num_out, num_in, group, is_paired, KIND, CHUNK,
             BLOCK_N, BLOCK_K,
         )  # fmt: skip
@@ -45,7 +45,7 @@ def _products(
         for start in tl.range(0, num_in, BLOCK_K, num_stages=STAGES):
             at = start + k
             x = tl.load(x_at + at, mask=at < num_in, other=0.0).to(tl.float32)[None, :]
-            acc += x * unpacked(
+            acc += x * load_dequantized(
                 w_ptr, w_scale_ptr, expert, near, start, num_out, num_in, group, is_paired, KIND,
                 CHUNK, BLOCK_N, BLOCK_K,
             )  # fmt: skip

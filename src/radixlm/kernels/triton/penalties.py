@@ -1,6 +1,6 @@
-"""What rows ask of their logits before the draw: penalties, biases, tokens held back; and the
-counts of what was drawn. Where a row's lists and counts are stands in a table of addresses, so
-nothing is gathered and rows that ask for nothing cost nothing.
+"""Penalties, logit biases and suppressed tokens before the draw, and the counts of drawn tokens. A
+table holds the addresses of each row's lists and counts, so nothing is gathered and rows without
+them cost nothing.
 
 Legend: R rows, V vocabulary, A columns of the table.
 """
@@ -22,15 +22,15 @@ COLUMNS = (
     "bias_ids",  # int64
     "bias_values",  # float32
     "num_bias",
-    "held_ids",  # int64: tokens held back, each once
-    "num_held",
-    "held_until",  # the first position where they are allowed
+    "suppressed_ids",  # int64: suppressed tokens, each once
+    "num_suppressed",
+    "suppressed_until",  # the first position where they are allowed
 )
 _NUM_COLUMNS = len(COLUMNS)
 NUM_COLUMNS = tl.constexpr(_NUM_COLUMNS)
 SEEN, COUNTS, VALUES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 BIAS_IDS, BIAS_VALUES, NUM_BIAS = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
-HELD_IDS, NUM_HELD, HELD_UNTIL = tl.constexpr(6), tl.constexpr(7), tl.constexpr(8)
+SUPPRESSED_IDS, NUM_SUPPRESSED, SUPPRESSED_UNTIL = tl.constexpr(6), tl.constexpr(7), tl.constexpr(8)
 _BLOCK = 2048
 _LIST = 128
 
@@ -69,8 +69,8 @@ def list_kernel(
     logits_ptr, rows_ptr, positions_ptr, vocab, logits_stride,
     BLOCK: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
-    """Program r: the biases of row r, then the tokens that it holds back, unless nothing else is
-    allowed."""
+    """Program r: the biases of row r, then its suppressed tokens, unless nothing else
+    is allowed."""
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * logits_stride
     rows_ptr += row * NUM_COLUMNS
@@ -85,25 +85,25 @@ def list_kernel(
             bias = tl.load(values_ptr + index, mask=inside, other=0.0)
             tl.store(at, tl.load(at, mask=inside, other=0.0) + bias, mask=inside)
         tl.debug_barrier()  # other threads read below what some wrote here
-    num_held = tl.load(rows_ptr + NUM_HELD)
-    if (num_held > 0) & (tl.load(positions_ptr + row) < tl.load(rows_ptr + HELD_UNTIL)):
-        ids_ptr = tl.load(rows_ptr + HELD_IDS).to(tl.pointer_type(tl.int64))
+    num_suppressed = tl.load(rows_ptr + NUM_SUPPRESSED)
+    if (num_suppressed > 0) & (tl.load(positions_ptr + row) < tl.load(rows_ptr + SUPPRESSED_UNTIL)):
+        ids_ptr = tl.load(rows_ptr + SUPPRESSED_IDS).to(tl.pointer_type(tl.int64))
         allowed_L = tl.zeros((BLOCK,), tl.int32)
         for first in range(0, vocab, BLOCK):
             token = first + tl.arange(0, BLOCK)
             x = tl.load(logits_ptr + token, mask=token < vocab, other=float("-inf"))
             allowed_L += (x > float("-inf")).to(tl.int32)
-        held_L = tl.zeros((LIST,), tl.int32)
-        for first in range(0, num_held, LIST):
+        suppressed_L = tl.zeros((LIST,), tl.int32)
+        for first in range(0, num_suppressed, LIST):
             index = first + tl.arange(0, LIST)
-            inside = index < num_held
+            inside = index < num_suppressed
             at = logits_ptr + tl.load(ids_ptr + index, mask=inside, other=0)
             x = tl.load(at, mask=inside, other=float("-inf"))
-            held_L += (x > float("-inf")).to(tl.int32)
-        if tl.sum(allowed_L, 0) > tl.sum(held_L, 0):
-            for first in range(0, num_held, LIST):
+            suppressed_L += (x > float("-inf")).to(tl.int32)
+        if tl.sum(allowed_L, 0) > tl.sum(suppressed_L, 0):
+            for first in range(0, num_suppressed, LIST):
                 index = first + tl.arange(0, LIST)
-                inside = index < num_held
+                inside = index < num_suppressed
                 at = logits_ptr + tl.load(ids_ptr + index, mask=inside, other=0)
                 tl.store(at, tl.full((LIST,), float("-inf"), tl.float32), mask=inside)
 
@@ -124,7 +124,7 @@ def record_kernel(rows_ptr, tokens_ptr):
 def process_(
     logits_RV: Tensor, rows_RA: Tensor, positions_R: Tensor, mask_RW: Tensor | None = None
 ) -> None:
-    """Penalties, mask, biases, then tokens held back, in place. ``logits_RV`` float32;
+    """Penalties, mask, biases, then suppressed tokens, in place. ``logits_RV`` float32;
     ``rows_RA`` int64, columns as in COLUMNS; ``positions_R`` int32, those of the tokens to draw.
     """
     rows, vocab = logits_RV.shape

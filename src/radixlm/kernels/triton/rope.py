@@ -1,7 +1,7 @@
-"""Norms of q and k, their rotation, and the store of K and V into pages, in one launch.
+"""Norms and rotary embedding of q and k, and the store of K and V into pages, in one launch.
 
-A program takes some heads of one token. A head's channels lie in three parts: the first and the
-second of each rotated pair (low, high), and what is not rotated (rest).
+A program handles some heads of one token. A head's channels are in three parts: the first and the
+second channels of rotated pairs (low, high), and the channels that are not rotated (rest).
 
 Legend: T tokens, H query heads, K KV heads, C channels, R half the rotated ones, N pool rows.
 """
@@ -31,8 +31,8 @@ NONE, RMS, LAYER = tl.constexpr(_NONE), tl.constexpr(_RMS), tl.constexpr(_LAYER)
 
 
 class Store(Record):
-    """Where K and V of a step go: rows (page * page_size + offset) of one layer's pool.
-    ``slots_T`` int64, below 0: nowhere."""
+    """Where K and V of a step are stored: rows (page * page_size + offset) of one layer's pool.
+    ``slots_T`` int64; negative: not stored."""
 
     v_TKV: Tensor
     k_pool_NKC: Tensor
@@ -41,8 +41,8 @@ class Store(Record):
 
 
 @triton.jit
-def as_cached(x, dtype: tl.constexpr):
-    """float32 x as a number of the cache; 8-bit floats take their largest for what is larger."""
+def to_cache_dtype(x, dtype: tl.constexpr):
+    """float32 x in the dtype of the cache; 8-bit floats saturate."""
     if dtype == tl.float8e4nv:
         x = tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
     if dtype == tl.float8e5:
@@ -51,11 +51,11 @@ def as_cached(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def _normed(x, mean, scale, weight_ptr, bias_ptr, index, mask, BIAS: tl.constexpr, dtype: tl.constexpr):  # fmt: skip  # noqa: E501
+def _normalize(x, mean, scale, weight_ptr, bias_ptr, index, mask, BIAS: tl.constexpr, dtype: tl.constexpr):  # fmt: skip  # noqa: E501
     x = (x - mean) * scale * tl.load(weight_ptr + index, mask=mask, other=0.0)
     if BIAS:
         x += tl.load(bias_ptr + index, mask=mask, other=0.0)
-    return cast(x, dtype).to(tl.float32)  # as a norm of its own would leave it
+    return cast(x, dtype).to(tl.float32)  # rounded as a separate norm would
 
 
 @triton.jit
@@ -82,31 +82,31 @@ def _prepare_heads(
             if ROPE:
                 total += tl.sum(a, 1) + tl.sum(b, 1)
             mean = (total / dim)[:, None]
-        away = tl.where(has_rest, c - mean, 0.0)
-        square = tl.sum(away * away, 1)
+        centered = tl.where(has_rest, c - mean, 0.0)
+        square = tl.sum(centered * centered, 1)
         if ROPE:
-            away_a = tl.where(has_pair, a - mean, 0.0)
-            away_b = tl.where(has_pair, b - mean, 0.0)
-            square += tl.sum(away_a * away_a + away_b * away_b, 1)
+            centered_a = tl.where(has_pair, a - mean, 0.0)
+            centered_b = tl.where(has_pair, b - mean, 0.0)
+            square += tl.sum(centered_a * centered_a + centered_b * centered_b, 1)
         scale = 1.0 / tl.sqrt_rn(square / dim + eps)[:, None]
-        c = _normed(c, mean, scale, weight_ptr, bias_ptr, rest, has_rest, BIAS, dtype)
+        c = _normalize(c, mean, scale, weight_ptr, bias_ptr, rest, has_rest, BIAS, dtype)
         if ROPE:
-            a = _normed(a, mean, scale, weight_ptr, bias_ptr, low, has_pair, BIAS, dtype)
-            b = _normed(b, mean, scale, weight_ptr, bias_ptr, high, has_pair, BIAS, dtype)
+            a = _normalize(a, mean, scale, weight_ptr, bias_ptr, low, has_pair, BIAS, dtype)
+            b = _normalize(b, mean, scale, weight_ptr, bias_ptr, high, has_pair, BIAS, dtype)
         tl.store(x_ptr + rest, cast(c, dtype), mask=has_rest)
     if ROPE:
         cos = tl.load(cos_sin_ptr + pair, mask=pair < half, other=0.0)
         sin = tl.load(cos_sin_ptr + half + pair, mask=pair < half, other=0.0)
-        turned_a, turned_b = cast(a * cos - b * sin, dtype), cast(b * cos + a * sin, dtype)
-        tl.store(x_ptr + low, turned_a, mask=has_pair)
-        tl.store(x_ptr + high, turned_b, mask=has_pair)
+        rotated_a, rotated_b = cast(a * cos - b * sin, dtype), cast(b * cos + a * sin, dtype)
+        tl.store(x_ptr + low, rotated_a, mask=has_pair)
+        tl.store(x_ptr + high, rotated_b, mask=has_pair)
     if STORE:
         kind: tl.constexpr = cache_ptr.dtype.element_ty
-        tl.store(cache_ptr + rest, as_cached(c, kind), mask=has_rest & is_stored)
+        tl.store(cache_ptr + rest, to_cache_dtype(c, kind), mask=has_rest & is_stored)
         if ROPE:
-            kept_a, kept_b = turned_a.to(tl.float32), turned_b.to(tl.float32)
-            tl.store(cache_ptr + low, as_cached(kept_a, kind), mask=has_pair & is_stored)
-            tl.store(cache_ptr + high, as_cached(kept_b, kind), mask=has_pair & is_stored)
+            stored_a, stored_b = rotated_a.to(tl.float32), rotated_b.to(tl.float32)
+            tl.store(cache_ptr + low, to_cache_dtype(stored_a, kind), mask=has_pair & is_stored)
+            tl.store(cache_ptr + high, to_cache_dtype(stored_b, kind), mask=has_pair & is_stored)
 
 
 @triton.jit
@@ -115,7 +115,7 @@ def copy_heads(x_ptr, cache_ptr, is_head, dim, BLOCK: tl.constexpr):
     col = tl.arange(0, BLOCK)[None, :]
     mask = is_head & (col < dim)
     x = tl.load(x_ptr + col, mask=mask, other=0.0).to(tl.float32)
-    tl.store(cache_ptr + col, as_cached(x, cache_ptr.dtype.element_ty), mask=mask)
+    tl.store(cache_ptr + col, to_cache_dtype(x, cache_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["q_heads", "k_heads"], do_not_specialize_on_alignment=["slots_ptr"])

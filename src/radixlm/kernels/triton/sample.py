@@ -1,13 +1,14 @@
 """Logits -> tokens on the device, without a sort and without waiting for the host.
 
-A row's vocabulary is cut into chunks of fixed size, so that one row keeps the whole GPU busy and
-its numbers are the same in any batch. The first kernel leaves, of each chunk, the highest logit,
-the sum for the softmax and the highest score (scaled logit plus Gumbel noise); the second joins
-them to the row's token. There, top_k, top_p and min_p: a token is in if the tokens that are more
-likely are fewer than top_k and have at most mass top_p together, and it is likely enough itself.
-If the token of the highest score is out, so is all that is no more likely; the next candidate is
-the highest score of the rest. A round reads only chunks that hold such tokens, and on average
-halves what is left: the token is exactly that of filtering first (sampling/sampler.py).
+A row's vocabulary is split into chunks of fixed size, so that one row keeps the whole GPU busy and
+its result is the same in any batch. The first kernel writes, for each chunk, the highest logit, the
+sum for the softmax and the highest score (scaled logit plus Gumbel noise); the second combines them
+to the row's token. It applies top_k, top_p and min_p: a token is kept if fewer than top_k tokens
+are more likely, these have at most mass top_p together, and its probability is at least min_p of
+the highest. If the token of the highest score is filtered out, so are all that are no more likely;
+the next candidate is the highest score of the rest. A round reads only chunks that hold such
+tokens, and on average halves what is left. The token is exactly that of filtering first
+(sampling/sampler.py).
 
 Legend: R rows, V vocabulary, C chunks, W mask words (32 tokens each), P parameters of a row.
 """
@@ -150,8 +151,8 @@ def _more_likely(logits_ptr, floats_ptr, key, pivot, highest, temperature, vocab
     best_L = tl.full((CHUNK,), float("-inf"), tl.float32)
     winner_L = tl.zeros((CHUNK,), tl.int32) + vocab
     for chunk in range(num_chunks):
-        most = tl.load(floats_ptr + HIGHEST * num_chunks + chunk)
-        if tl.exp(most - highest) > pivot:
+        chunk_max = tl.load(floats_ptr + HIGHEST * num_chunks + chunk)
+        if tl.exp(chunk_max - highest) > pivot:
             token = chunk * CHUNK + tl.arange(0, CHUNK)
             x = tl.load(logits_ptr + token, mask=token < vocab, other=float("-inf")) / temperature
             own = tl.exp(x - highest)
