@@ -21,11 +21,11 @@ from torch import Tensor
 
 from radixlm.sampling.processors import RowInfo, ServerFacts
 
-_NO = float("-inf")
+_NEG_INF = float("-inf")
 Params = Mapping[str, Any] | None
 
 
-def whole(params: Params, name: str, low: int, default: int | None = None) -> int:
+def read_int(params: Params, name: str, low: int, default: int | None = None) -> int:
     """An integer option; ValueError if it is missing, too small or of another type."""
     value = (params or {}).get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
@@ -45,7 +45,7 @@ def token_ids(params: Params, name: str, vocab_size: int) -> list[int]:
 
 
 class DisallowedTokens:
-    """Some tokens are never chosen."""
+    """Never chooses some tokens."""
 
     def bind(self, facts: ServerFacts) -> None:
         """See LogitProcessor."""
@@ -60,13 +60,13 @@ class DisallowedTokens:
     def __call__(
         self, logits_RV: Tensor, params: Sequence[Params], rows: Sequence[RowInfo]
     ) -> Tensor:
-        for logits_V, given in zip(logits_RV, params, strict=True):
-            logits_V[list((given or {})["token_ids"])] = _NO
+        for logits_V, options in zip(logits_RV, params, strict=True):
+            logits_V[list((options or {})["token_ids"])] = _NEG_INF
         return logits_RV
 
 
 class NoRepeatNgram:
-    """No n tokens in a row occur twice."""
+    """Lets no n tokens in a row occur twice."""
 
     def bind(self, facts: ServerFacts) -> None:
         """See LogitProcessor."""
@@ -74,26 +74,26 @@ class NoRepeatNgram:
 
     def check(self, params: Params) -> None:
         """See LogitProcessor."""
-        whole(params, "ngram_size", 1)
-        whole(params, "window_size", 0, 0)
+        read_int(params, "ngram_size", 1)
+        read_int(params, "window_size", 0, 0)
         token_ids(params, "whitelist_token_ids", self._vocab_size)
 
     def __call__(
         self, logits_RV: Tensor, params: Sequence[Params], rows: Sequence[RowInfo]
     ) -> Tensor:
-        for logits_V, given, row in zip(logits_RV, params, rows, strict=True):
-            size = whole(given, "ngram_size", 1)
-            window = whole(given, "window_size", 0, 0)
+        for logits_V, options, row in zip(logits_RV, params, rows, strict=True):
+            size = read_int(options, "ngram_size", 1)
+            window = read_int(options, "window_size", 0, 0)
             repeated = _followers(np.asarray(row.output_ids[-window:], np.int64), size)
-            allowed = (given or {}).get("whitelist_token_ids", [])
+            allowed = (options or {}).get("whitelist_token_ids", [])
             banned = np.setdiff1d(repeated, np.asarray(allowed, np.int64))
             if 0 < len(banned) < len(logits_V):
-                logits_V[torch.from_numpy(banned)] = _NO
+                logits_V[torch.from_numpy(banned)] = _NEG_INF
         return logits_RV
 
 
 def _followers(ids: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """What has followed the last ``size`` - 1 tokens before."""
+    """Tokens that followed earlier occurrences of the last ``size`` - 1 tokens."""
     if len(ids) < size:
         return ids[:0]
     grams = np.lib.stride_tricks.sliding_window_view(ids, size)
@@ -103,16 +103,16 @@ def _followers(ids: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 
 class ThinkingBudget:
-    """A reasoning block that has used up its tokens is ended."""
+    """Ends a reasoning block that has used up its tokens."""
 
     def bind(self, facts: ServerFacts) -> None:
         """See LogitProcessor."""
         self._facts = facts
-        self._known: dict[str, list[int]] = {}
+        self._token_ids: dict[str, list[int]] = {}
 
     def check(self, params: Params) -> None:
         """See LogitProcessor."""
-        whole(params, "thinking_budget", 0)
+        read_int(params, "thinking_budget", 0)
         for text in self._texts(params)[:2]:
             if not self._encode(text):
                 raise ValueError(f"{text!r:.40} is no token of this model")
@@ -120,16 +120,16 @@ class ThinkingBudget:
     def __call__(
         self, logits_RV: Tensor, params: Sequence[Params], rows: Sequence[RowInfo]
     ) -> Tensor:
-        for logits_V, given, row in zip(logits_RV, params, rows, strict=True):
-            forced = self._forced(given, row)
+        for logits_V, options, row in zip(logits_RV, params, rows, strict=True):
+            forced = self._forced(options, row)
             if forced is not None:
-                kept = logits_V[forced].item()
-                logits_V.fill_(_NO)
-                logits_V[forced] = max(kept, 0.0)
+                logit = logits_V[forced].item()
+                logits_V.fill_(_NEG_INF)
+                logits_V[forced] = max(logit, 0.0)
         return logits_RV
 
     def _texts(self, params: Params) -> tuple[str, str, str]:
-        """Start marker, end marker, and what is written before the latter."""
+        """Start marker, end marker, and the text that is written before the end marker."""
         start, end, text = ((params or {}).get(name, default) for name, default in _TEXTS)
         if not all(isinstance(t, str) and len(t) <= _MAX_CHARS for t in (start, end, text)):
             raise ValueError(
@@ -138,7 +138,7 @@ class ThinkingBudget:
         return str(start), str(end), str(text)
 
     def _forced(self, params: Params, row: RowInfo) -> int | None:
-        """The token that must come next, None where the model may go on."""
+        """The token that must come next, None if the model may choose."""
         start, end, text = (self._encode(text) for text in self._texts(params))
         ids = [*row.prompt_ids, *row.output_ids]
         began = _last(ids, start)
@@ -146,28 +146,28 @@ class ThinkingBudget:
             return None
         # tokens of the prompt do not count against the budget
         used = len(ids) - max(began + len(start), len(row.prompt_ids))
-        over = used - whole(params, "thinking_budget", 0)
+        over = used - read_int(params, "thinking_budget", 0)
         closing = text + end
         return closing[over] if 0 <= over < len(closing) else None
 
     def _encode(self, text: str) -> list[int]:
-        if text not in self._known:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            self._known[text] = self._facts.tokenizer.encode(text, False)
-        return self._known[text]
+        if text not in self._token_ids:
+            if len(self._token_ids) >= _MAX_TEXTS:
+                self._token_ids.clear()
+            self._token_ids[text] = self._facts.tokenizer.encode(text, False)
+        return self._token_ids[text]
 
 
 _TEXTS = (("start", "<think>"), ("end", "</think>"), ("text", ""))
 _MAX_CHARS = 1000
-_MAX_KNOWN = 64
+_MAX_TEXTS = 64
 
 
 def _last(ids: list[int], part: list[int]) -> int:
     """Where ``part`` occurs last in ``ids``, -1 if nowhere."""
-    whole = np.asarray(ids, np.int64)
-    if len(whole) < len(part):
+    haystack = np.asarray(ids, np.int64)
+    if len(haystack) < len(part):
         return -1
-    grams = np.lib.stride_tricks.sliding_window_view(whole, len(part))
+    grams = np.lib.stride_tricks.sliding_window_view(haystack, len(part))
     found = np.flatnonzero((grams == np.asarray(part)).all(axis=1))
     return int(found[-1]) if len(found) else -1

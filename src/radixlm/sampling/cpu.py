@@ -1,8 +1,8 @@
 """The draw of one row on a CPU: the filters of ``sampler`` and the noise of ``noise``, in numpy.
 
 A torch operation on a few thousand numbers costs more to call than to compute; numpy costs a
-fraction of that, sorts floats many times faster, and has unsigned integers. Every step works on
-one row alone.
+fraction of that, sorts floats many times faster, and has unsigned integers. Every step works on one
+row.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _BOUNDS_256_8 = np.where(
     np.float32("inf"),
     np.float32("-inf"),
 )
-_SMALL_VOCAB = 8192  # more tokens are masked row by row: the bounds shall stay in the cache
+_SMALL_VOCAB = 8192  # larger ones are masked row by row, so that the bounds stay in the CPU cache
 
 
 def apply_mask_(logits_RV: Floats, mask_RW: npt.NDArray[np.int32]) -> None:
@@ -92,7 +92,7 @@ def draw(
         if top_k < len(scaled_V) or top_p < 1.0:
             kept = _filter(scaled_V, top_k, top_p, min_p)
         else:
-            kept = _hopeful(scaled_V, key, min_p)
+            kept = _possible_winners(scaled_V, key, min_p)
     if len(kept) == 0:  # NaN
         return 0
     scores = gumbel_noise(key, kept.astype(np.uint32))
@@ -100,9 +100,9 @@ def draw(
     return int(kept[scores.argmax()])
 
 
-def _hopeful(scaled_V: Floats, key: int, min_p: float) -> npt.NDArray[np.intp]:
-    """Tokens that could win: what lies further below the score of the most likely token than any
-    noise reaches cannot."""
+def _possible_winners(scaled_V: Floats, key: int, min_p: float) -> npt.NDArray[np.intp]:
+    """Tokens that can win the draw: logits further below the score of the most likely token than
+    any noise is large cannot."""
     best = int(scaled_V.argmax())
     highest = float(scaled_V[best])
     lowest = highest + float(gumbel_noise(key, np.array([best], dtype=np.uint32))[0]) - MAX_NOISE
@@ -112,13 +112,13 @@ def _hopeful(scaled_V: Floats, key: int, min_p: float) -> npt.NDArray[np.intp]:
 
 
 def _filter(scaled_V: Floats, top_k: int, top_p: float, min_p: float) -> npt.NDArray[np.intp]:
-    """Tokens that top_k, top_p and min_p leave, sorting no more than it must."""
+    """Tokens that top_k, top_p and min_p keep, sorting as little as possible."""
     probs_V = np.exp(scaled_V - scaled_V.max())
     probs_V /= probs_V.sum()
     num = len(probs_V)
     if top_k < num:
         top = np.partition(probs_V, num - top_k)[num - top_k :]
-    else:  # all tokens below this have less mass together than top_p leaves out
+    else:  # all tokens below this have less mass together than top_p drops
         top = probs_V[probs_V >= (1.0 - top_p) / (2 * num)]
     if len(top) == 0:  # NaN
         return np.flatnonzero(top)

@@ -1,7 +1,7 @@
-"""The draw on a GPU: the steps of ``sampler`` by Triton kernels, with nothing brought to the host.
+"""The draw on a GPU: the steps of ``sampler`` by Triton kernels, without copies to the host.
 
-What a row asks for goes to the device in two small tables: its parameters, and the addresses of
-its counts, marks and lists.
+Two small tables go to the device: each row's parameters, and the addresses of its counts, prompt
+tokens and lists.
 
 Legend: R rows, V vocabulary, W mask words, P parameters, A addresses of a row, K tokens.
 """
@@ -24,7 +24,7 @@ _PACKAGE = "radixlm.kernels.triton"  # imported only here: triton is an optional
 
 
 def load_kernels(device: torch.device) -> SamplerKernels | None:
-    """The kernels for a device; None where it is no GPU or triton is missing."""
+    """The kernels for a device; None if it is no GPU or triton is not installed."""
     if device.type != "cuda":
         return None
     try:
@@ -34,7 +34,7 @@ def load_kernels(device: torch.device) -> SamplerKernels | None:
 
 
 class SamplerKernels:
-    """The modules of kernels that a draw uses."""
+    """The kernel modules that the sampler uses."""
 
     def __init__(self) -> None:
         self.sample: Any = importlib.import_module(f"{_PACKAGE}.sample")
@@ -45,30 +45,30 @@ class SamplerKernels:
 
 class DeviceLogprobs(Record):
     """Log-probabilities of R rows on the device. ``chosen_R``; ``top_RN`` values and ids, best
-    first, as many as the row that wants most; ``given_RK`` padded with token 0."""
+    first, as many as any row requests; ``requested_RK`` padded with token 0."""
 
     wanted: Sequence[LogprobRequest | None]
     chosen_R: Tensor
     top_RN: tuple[Tensor, Tensor]
-    given_RK: Tensor
+    requested_RK: Tensor
 
     def begin_read(self) -> DeviceLogprobs:
-        """The same on the host, in pinned memory whose copies are launched, not awaited: ``read``
-        it behind an event of the stream."""
+        """The same in pinned host memory. The copies are only launched: call ``read`` after an
+        event of the stream."""
         values, ids = (_begin_copy(part) for part in self.top_RN)
-        chosen, given = _begin_copy(self.chosen_R), _begin_copy(self.given_RK)
-        return DeviceLogprobs(self.wanted, chosen, (values, ids), given)
+        chosen, requested = _begin_copy(self.chosen_R), _begin_copy(self.requested_RK)
+        return DeviceLogprobs(self.wanted, chosen, (values, ids), requested)
 
     def read(self) -> Logprobs:
-        """Bring them to the host (waits for the device)."""
-        chosen, given = self.chosen_R.tolist(), self.given_RK.tolist()
+        """Copy them to the host; waits for the device."""
+        chosen, requested = self.chosen_R.tolist(), self.requested_RK.tolist()
         values, ids = (part.tolist() for part in self.top_RN)
         found = Logprobs([], [], [])
         for row, request in enumerate(self.wanted):
-            top, asked = (0, ()) if request is None else (request.top, request.token_ids)
+            top, token_ids = (0, ()) if request is None else (request.top, request.token_ids)
             found.chosen.append(0.0 if request is None else chosen[row])
             found.top.append((values[row][:top], ids[row][:top]))
-            found.of_token_ids.append((given[row][: len(asked)], list(asked)))
+            found.of_token_ids.append((requested[row][: len(token_ids)], list(token_ids)))
         return found
 
 
@@ -84,7 +84,7 @@ class GpuSampler:
 
     def __init__(self, table: SamplingTable, kernels: SamplerKernels) -> None:
         self._table, self._kernels = table, kernels
-        self.takes = kernels.sample.takes  # whether it can work on these logits
+        self.takes = kernels.sample.takes  # whether it supports these logits
 
     def draw(
         self,
@@ -115,21 +115,21 @@ class GpuSampler:
     def logprobs(
         self, logits_RV: Tensor, tokens_R: Tensor, wanted: Sequence[LogprobRequest | None]
     ) -> DeviceLogprobs:
-        """What rows want to know; the logits stay as they are."""
+        """The requested log-probabilities; the logits are not changed."""
         requests = [request or LogprobRequest() for request in wanted]
         num_top = min(max(request.top for request in requests), logits_RV.shape[1])
-        num_given = max(len(request.token_ids) for request in requests)
-        given_RK = np.zeros((len(requests), num_given), np.int64)
+        num_requested = max(len(request.token_ids) for request in requests)
+        requested_RK = np.zeros((len(requests), num_requested), np.int64)
         for row, request in enumerate(requests):
-            given_RK[row, : len(request.token_ids)] = request.token_ids
+            requested_RK[row, : len(request.token_ids)] = request.token_ids
         top_RN = _most_likely(logits_RV, num_top)
-        tokens_RK = torch.cat((tokens_R[:, None], top_RN, self._put(given_RK)), 1)
+        tokens_RK = torch.cat((tokens_R[:, None], top_RN, self._put(requested_RK)), 1)
         found = self._kernels.logprob.logprobs_at(logits_RV, tokens_RK)
-        chosen_R1, values_RN, given = found.split([1, num_top, num_given], 1)
-        return DeviceLogprobs(wanted, chosen_R1[:, 0], (values_RN, top_RN), given)
+        chosen_R1, values_RN, requested = found.split([1, num_top, num_requested], 1)
+        return DeviceLogprobs(wanted, chosen_R1[:, 0], (values_RN, top_RN), requested)
 
     def _rows(self, states: Sequence[SlotState], slots: Sequence[int]) -> Tensor | None:
-        """Addresses of what rows ask for; None if none asks for anything."""
+        """Addresses of the rows' lists and counts; None if no row has any."""
         penalties = self._table.penalties
         is_plain = not any(state.changes_logits for state in states)
         if is_plain and not any(slot in penalties for slot in slots):
@@ -140,7 +140,7 @@ class GpuSampler:
         return self._put(np.array(rows, np.int64))
 
     def _put(self, array: np.ndarray[Any, Any]) -> Tensor:
-        """A small table on the device, copied while the host goes on."""
+        """A small table on the device, copied asynchronously."""
         tensor = torch.from_numpy(array)
         if self._table.device.type != "cuda":
             return tensor
@@ -159,14 +159,14 @@ def _params(states: Sequence[SlotState]) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 def _row(state: SlotState, penalties: tuple[int, int, int]) -> tuple[int, ...]:
     """The columns of kernels/triton/penalties.py."""
-    bias, held = (0, 0, 0), (0, 0, 0)
+    bias, suppressed = (0, 0, 0), (0, 0, 0)
     if state.bias_ids is not None and state.bias_values is not None:
         ids = state.bias_ids
         bias = (ids.data_ptr(), state.bias_values.data_ptr(), ids.numel())
     if state.suppressed_ids is not None:
         ids = state.suppressed_ids
-        held = (ids.data_ptr(), ids.numel(), state.suppressed_until)
-    return (*penalties, *bias, *held)
+        suppressed = (ids.data_ptr(), ids.numel(), state.suppressed_until)
+    return (*penalties, *bias, *suppressed)
 
 
 def _most_likely(logits_RV: Tensor, num: int) -> Tensor:

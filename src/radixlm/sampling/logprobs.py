@@ -1,9 +1,9 @@
 """Log-probabilities of prompt and output tokens, from rows of logits.
 
 Every number comes from ``log_softmax`` of its own row, never from a reduction over the batch.
-Values are at least LOWEST, because JSON knows no -inf.
+Values are at least LOWEST, because JSON has no -inf.
 
-Legend: R rows, V vocabulary, K most likely tokens, N rows that ask for given tokens.
+Legend: R rows, V vocabulary, K most likely tokens, N rows with requested token ids.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Pairs = tuple[list[float], list[int]]
 
 
 class LogprobRequest(Record):
-    """What a row wants besides its own token: the ``top`` most likely and given ``token_ids``."""
+    """Log-probabilities besides that of a row's own token: of the ``top`` most likely tokens and of
+    ``token_ids``."""
 
     top: int = 0
     token_ids: tuple[int, ...] = ()
@@ -30,7 +31,7 @@ class Logprobs(Record):
     """Log-probabilities of R rows, on the host.
 
     ``chosen[r]`` of the row's token; ``top[r]`` is (values, ids), best first;
-    ``of_token_ids[r]`` is (values, ids) in the order asked; both are empty where not asked.
+    ``of_token_ids[r]`` is (values, ids) in the requested order; both are empty if not requested.
     """
 
     chosen: list[float]
@@ -41,20 +42,22 @@ class Logprobs(Record):
 def compute_logprobs(
     logits_RV: Tensor, tokens_R: Tensor, wanted: Sequence[LogprobRequest]
 ) -> Logprobs:
-    """Log-probabilities of ``tokens_R`` (int64) and what each row asks for. fp32 inside."""
+    """Log-probabilities of ``tokens_R`` (int64) and those that each row requests, computed in
+    fp32."""
     return gather_logprobs(torch.log_softmax(logits_RV.float(), dim=-1), tokens_R, wanted)
 
 
 def gather_logprobs(
     logprobs_RV: Tensor, tokens_R: Tensor, wanted: Sequence[LogprobRequest]
 ) -> Logprobs:
-    """``compute_logprobs`` where the log-softmax is there already."""
+    """``compute_logprobs`` of a log-softmax."""
     chosen_R = logprobs_RV.gather(1, tokens_R[:, None]).squeeze(1).clamp_(min=LOWEST)
     return Logprobs(
         chosen=chosen_R.tolist(),
         top=_top(logprobs_RV, [request.top for request in wanted]),
         of_token_ids=[
-            _given(row, request.token_ids) for row, request in zip(logprobs_RV, wanted, strict=True)
+            _of_token_ids(row, request.token_ids)
+            for row, request in zip(logprobs_RV, wanted, strict=True)
         ],
     )
 
@@ -72,7 +75,7 @@ def _top(logprobs_RV: Tensor, nums: list[int]) -> list[Pairs]:
     return [(row[:num], row_ids[:num]) for row, row_ids, num in zip(values, ids, nums, strict=True)]
 
 
-def _given(logprobs_V: Tensor, token_ids: tuple[int, ...]) -> Pairs:
+def _of_token_ids(logprobs_V: Tensor, token_ids: tuple[int, ...]) -> Pairs:
     if not token_ids:
         return [], []
     index = torch.tensor(token_ids, dtype=torch.int64, device=logprobs_V.device)

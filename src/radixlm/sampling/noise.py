@@ -1,4 +1,4 @@
-"""Random numbers that depend on nothing but (seed, position, token id).
+"""Random numbers that depend only on (seed, position, token id).
 
 A draw is the argmax of logits plus Gumbel noise. The noise of a token comes from a counter-based
 generator, so a request gets the same tokens alone, in any batch, and after a restart; two steps

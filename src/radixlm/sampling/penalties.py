@@ -19,7 +19,7 @@ _LOWEST_REPETITION = 1e-6  # the API allows 0, which would divide by zero
 
 
 class PenaltyCounts:
-    """Counts of output tokens and marks of prompt tokens for the slots that have a penalty.
+    """Counts of output tokens and seen prompt tokens, for the slots that have a penalty.
 
     ``_counts_NV`` int32 and ``_seen_NV`` bool have a row for each such slot, by ``_row_of``.
     """
@@ -46,12 +46,12 @@ class PenaltyCounts:
         prompt_ids: Sequence[int],
         output_ids: Sequence[int],
     ) -> None:
-        """Start counting for ``slot`` with what is known of its request."""
+        """Start counting for ``slot`` with its request's tokens so far."""
         if not self._free:
             self._grow()
         row = self._row_of[slot] = self._free.pop()
         values = [max(repetition, _LOWEST_REPETITION), frequency, presence]
-        self._values_N3[row] = self._sent(torch.tensor(values))
+        self._values_N3[row] = self._to_device(torch.tensor(values))
         self._host_values[row] = (values[0], values[1], values[2])
         counts = self._count(output_ids)
         self._counts_NV[row] = counts
@@ -64,8 +64,8 @@ class PenaltyCounts:
             self._free.append(row)
 
     def addresses(self, slot: int) -> tuple[int, int, tuple[float, float, float]] | None:
-        """Where a slot's marks and counts are, and its repetition, frequency and presence
-        penalties; None if it has none. For code on the host; they move when slots are set."""
+        """Addresses of a slot's seen tokens and counts, and its repetition, frequency and presence
+        penalties; None if it has none. For host code; addresses change when slots are set."""
         row = self._row_of.get(slot)
         if row is None:
             return None
@@ -74,8 +74,8 @@ class PenaltyCounts:
         return seen, counts, self._host_values[row]
 
     def rows_of(self, slot: int) -> tuple[int, int, int]:
-        """Where a slot's marks, counts and penalties are, zeros if it has none; for kernels on
-        the tables' device. They move when slots are set."""
+        """Addresses of a slot's seen tokens, counts and penalties, zeros if it has none; for
+        kernels on the tables' device. They change when slots are set."""
         row = self._row_of.get(slot)
         if row is None:
             return 0, 0, 0
@@ -87,10 +87,10 @@ class PenaltyCounts:
         """Count the new output token of each row; rows of other slots are left out."""
         if not self._row_of:
             return
-        picked = [(r, self._row_of[slot]) for r, slot in enumerate(slots) if slot in self._row_of]
-        if not picked:
+        selected = [(r, self._row_of[slot]) for r, slot in enumerate(slots) if slot in self._row_of]
+        if not selected:
             return
-        index = torch.tensor(picked, device=self._device)
+        index = torch.tensor(selected, device=self._device)
         tokens, rows = tokens_R[index[:, 0]], index[:, 1]
         ones = torch.ones_like(rows, dtype=torch.int32)
         self._counts_NV.index_put_((rows, tokens), ones, accumulate=True)
@@ -103,13 +103,13 @@ class PenaltyCounts:
         drafts: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """Penalise rows in place. ``drafts[r]`` are output tokens of row r not recorded yet."""
-        picked = [(r, self._row_of[slot]) for r, slot in enumerate(slots) if slot in self._row_of]
-        if not picked:
+        selected = [(r, self._row_of[slot]) for r, slot in enumerate(slots) if slot in self._row_of]
+        if not selected:
             return
         if drafts is not None or self._device.type != "cpu":
-            self._apply_rows_(logits_RV, picked, drafts)
+            self._apply_rows_(logits_RV, selected, drafts)
             return
-        for r, row in picked:  # few tokens of a vocabulary were ever seen
+        for r, row in selected:  # few tokens of the vocabulary were seen
             ids_K = torch.from_numpy(np.flatnonzero(self._seen_NV[row].numpy()))
             values_3, counts_K = self._values_N3[row], self._counts_NV[row, ids_K]
             logits_RV[r, ids_K] = _penalise(logits_RV[r, ids_K], counts_K, values_3)
@@ -117,14 +117,14 @@ class PenaltyCounts:
     def _apply_rows_(
         self,
         logits_RV: Tensor,
-        picked: list[tuple[int, int]],
+        selected: list[tuple[int, int]],
         drafts: Sequence[Sequence[int]] | None,
     ) -> None:
-        """``apply_`` on whole rows; ``picked`` are pairs (row of logits, row of counts)."""
-        index = torch.tensor(picked, device=self._device)
+        """``apply_`` on whole rows; ``selected`` are pairs (row of logits, row of counts)."""
+        index = torch.tensor(selected, device=self._device)
         counts_PV, seen_PV = self._counts_NV[index[:, 1]], self._seen_NV[index[:, 1]]
         if drafts is not None:
-            for i, (r, _) in enumerate(picked):
+            for i, (r, _) in enumerate(selected):
                 counts_PV[i] += self._count(drafts[r])
                 seen_PV[i] |= counts_PV[i] > 0
         logits_PV = logits_RV[index[:, 0]]
@@ -134,10 +134,10 @@ class PenaltyCounts:
     def _count(self, ids: Sequence[int]) -> Tensor:
         tokens = torch.tensor(list(ids), dtype=torch.int64)
         counts = torch.bincount(tokens, minlength=self._vocab_size)[: self._vocab_size]
-        return self._sent(counts.int())
+        return self._to_device(counts.int())
 
-    def _sent(self, values: Tensor) -> Tensor:
-        """On the device, without waiting for the steps that it has not done yet."""
+    def _to_device(self, values: Tensor) -> Tensor:
+        """Copy to the device without waiting for its queued steps."""
         if self._device.type == "cuda":
             values = values.pin_memory()
         return values.to(self._device, non_blocking=True)

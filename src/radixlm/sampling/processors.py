@@ -1,7 +1,7 @@
 """Logit processors of the operator, named on the command line, chosen by requests by name.
 
-The reference lets a request carry pickled code; here only what the operator installed can run.
-It is foreign code: whatever it raises fails the requests that chose it, and nobody else.
+SGLang lets a request carry pickled code; here only processors that the operator installed can run.
+An exception in one fails only the requests that chose it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _FLAG = "--logit-processor"
 
 
 class RowInfo(Record):
-    """Whose row it is. ``output_ids``: every token before the one to choose, those of a draft
-    included. Read only."""
+    """The request of a row. ``output_ids``: all tokens before the one to choose, drafts included.
+    Read only."""
 
     rid: str
     prompt_ids: Sequence[int]
@@ -35,10 +35,9 @@ class RowInfo(Record):
 class LogitProcessor(Protocol):
     """Changes the logits of the rows whose requests chose it, before penalties and masks.
 
-    It must keep nothing between calls: a step may be asked for again, alone or in another batch.
-    Two more methods are called if there are any: ``bind(facts: ServerFacts)`` once, at the start,
-    and ``check(params)`` when a request arrives, which refuses it (400) by raising.
-    """
+    It must not keep state between calls: a step may be repeated, alone or in another batch. Two
+    more methods are called if they exist: ``bind(facts: ServerFacts)`` once, at the start, and
+    ``check(params)`` when a request arrives, which refuses it (400) by raising."""
 
     def __call__(
         self,
@@ -52,7 +51,7 @@ class LogitProcessor(Protocol):
 
 
 class ServerFacts:
-    """What a processor may know of the server. The tokenizer is loaded when first asked for."""
+    """Facts about the server for processors. The tokenizer is loaded when first used."""
 
     def __init__(
         self,
@@ -65,14 +64,14 @@ class ServerFacts:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """InvalidRequest where the server has none (--skip-tokenizer-init)."""
+        """InvalidRequest if the server has none (--skip-tokenizer-init)."""
         if self._load_tokenizer is None:
             raise InvalidRequest("this logit processor needs the server's tokenizer", FIELD)
         return self._load_tokenizer()
 
 
 class NamedProcessor:
-    """One processor, and a fence around it."""
+    """One processor, whose errors fail only the rows that use it."""
 
     def __init__(self, name: str, call: LogitProcessor) -> None:
         self.name = name
@@ -89,7 +88,7 @@ class NamedProcessor:
             raise
         except Exception as error:  # foreign code
             raise InvalidRequest(
-                f"custom_params: logit processor {self.name!r}: {_said(error)}", "custom_params"
+                f"custom_params: logit processor {self.name!r}: {_describe(error)}", "custom_params"
             ) from None
 
     def run(
@@ -98,14 +97,14 @@ class NamedProcessor:
         params: Sequence[dict[str, Any] | None],
         rows: Sequence[RowInfo],
     ) -> tuple[Tensor, dict[int, str]]:
-        """New logits, and why rows failed, by their number; a failed row is as it was. If the
-        batch fails, each row is asked for alone: the others must not pay for one."""
+        """New logits, and the error of each failed row, whose logits stay unchanged. If the batch
+        fails, each row is run alone, so that one row cannot fail the others."""
         try:
             return self._checked(logits_RV.clone(), params, rows), {}
         except Exception as error:  # foreign code
             if len(rows) == 1:
                 log.warning("logit processor %r, request %s", self.name, rows[0].rid, exc_info=True)
-                return logits_RV, {0: f"logit processor {self.name!r}: {_said(error)}"}
+                return logits_RV, {0: f"logit processor {self.name!r}: {_describe(error)}"}
         failed: dict[int, str] = {}
         for row in range(len(rows)):
             one = slice(row, row + 1)
@@ -121,14 +120,14 @@ class NamedProcessor:
         rows: Sequence[RowInfo],
     ) -> Tensor:
         shape = logits_RV.shape
-        made = self._call(logits_RV, params, rows)
-        if not isinstance(made, Tensor) or made.shape != shape:
-            found = list(made.shape) if isinstance(made, Tensor) else type(made).__name__
-            raise ValueError(f"it must return logits of the shape {list(shape)}, not {found}")
-        made = made.to(logits_RV)
-        if bool(made.isnan().any()):
+        changed = self._call(logits_RV, params, rows)
+        if not isinstance(changed, Tensor) or changed.shape != shape:
+            got = list(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
+            raise ValueError(f"it must return logits of the shape {list(shape)}, not {got}")
+        changed = changed.to(logits_RV)
+        if bool(changed.isnan().any()):
             raise ValueError("it returned a NaN")
-        return made
+        return changed
 
 
 class LogitProcessors:
@@ -165,12 +164,12 @@ def _load(name: str, target: str, facts: ServerFacts) -> LogitProcessor:
         if bind is not None:
             bind(facts)
     except Exception as error:  # foreign code
-        raise ConfigError(f"{_FLAG} {name}={target}: {_said(error)}") from error
+        raise ConfigError(f"{_FLAG} {name}={target}: {_describe(error)}") from error
     if not callable(processor):
         raise ConfigError(f"{_FLAG} {name}={target}: an instance of {attr} cannot be called")
-    made: LogitProcessor = processor
-    return made
+    checked: LogitProcessor = processor
+    return checked
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:500]

@@ -1,8 +1,8 @@
 """Logits -> tokens, for a batch of rows with different parameters.
 
-The steps of a row, each only if it concerns it:
+The steps of a row, each only if the request needs it:
   1. the operator's logit processor      4. grammar mask
-  2. penalties                           5. EOS and stops held back (min_new_tokens), as long as
+  2. penalties                           5. EOS and stops suppressed (min_new_tokens), as long as
   3. logit bias                             the grammar allows anything else
                                          6. greedy: the argmax, lowest id first
   7. temperature                         8. top_k, top_p, min_p (below)   9. the draw: noise.py
@@ -12,12 +12,12 @@ renormalised one after another, as the reference does): a token stays if
   top_k: p is at least the k-th largest;
   top_p: the tokens before it, most likely first, have at most mass top_p together;
   min_p: p >= min_p * the largest.
-Each is a threshold on p, so equal tokens stay or go together, whatever order a sort leaves them
-in. The draw is then over what stays (Gumbel noise needs no renormalisation).
+Each is a threshold on p, so equally likely tokens are kept or dropped together. The draw is over
+the kept tokens (Gumbel noise needs no renormalization).
 
 All arithmetic is by row: a row gives the same token in any batch. On a CPU steps 2 to 9 are one
-call into C++ (csrc/cpu/sampler.cpp), or steps 6 to 9 those of ``cpu.py`` where it is not built; on
-a GPU they are the kernels of ``cuda.py``: the same tokens with less work.
+call into C++ (csrc/cpu/sampler.cpp), or ``cpu.py`` does steps 6 to 9 if that is not built; on a GPU
+they are the kernels of ``cuda.py``. All give the same tokens.
 
 Legend: R rows, V vocabulary, W mask words (32 tokens each), F rows of one kind, K kept.
 """
@@ -49,7 +49,7 @@ from radixlm.sampling.table import (
 )
 
 LogprobsMode = Literal["raw", "processed"]
-_NO = float("-inf")
+_NEG_INF = float("-inf")
 
 
 class SampleResult(Record):
@@ -64,7 +64,7 @@ class SampleResult(Record):
 
 
 class Sampler:
-    """Draws tokens with the parameters of a SamplingTable.
+    """Samples tokens with the parameters of a SamplingTable.
 
     ``logprobs_mode`` "raw": of the model's own logits; "processed": after steps 1 to 7.
     """
@@ -77,7 +77,7 @@ class Sampler:
         defers: bool = False,
     ) -> None:
         """``detect_bad``: mark rows that cannot be drawn from. ``defers``: log-probabilities may
-        be given as ``DeviceLogprobs`` whose copies are under way."""
+        be returned as ``DeviceLogprobs`` whose copies are not finished."""
         self._table, self._defers = table, defers
         self._mode = logprobs_mode
         self._detect_bad = detect_bad
@@ -106,7 +106,7 @@ class Sampler:
         rows (candidates of a draft): ``drafts[r]`` are then its tokens before row r that are not
         recorded, and ``record`` is False. mask_RW: int32 bitmask, bit i of word w allows token
         32 w + i. wanted[r]: log-probabilities for the row, None for none.
-        ``record`` counts the tokens for the penalties; else call ``record`` when they are certain.
+        ``record`` counts the tokens for the penalties; else call ``record`` when they are accepted.
         """
         positions_R = torch.as_tensor(positions_R, dtype=torch.int64).to(logits_RV.device)
         raw_RV = logits_RV
@@ -147,28 +147,28 @@ class Sampler:
         wanted: Sequence[LogprobRequest | None],
         gpu: cuda.GpuSampler | None,
     ) -> Logprobs | cuda.DeviceLogprobs:
-        """Of the tokens that ``gpu`` has drawn, or the host."""
+        """Log-probabilities from ``gpu``, or computed with torch."""
         if gpu is None:
             return _logprobs(raw_RV, tokens_R, wanted)
         found = gpu.logprobs(raw_RV, tokens_R, wanted)
         return found.begin_read() if self._defers else found.read()
 
     def record(self, slots: Sequence[int], tokens_R: Tensor) -> None:
-        """Count certain output tokens (rows may repeat a slot), for ``sample(record=False)``."""
+        """Count accepted output tokens (rows may repeat a slot), after ``sample(record=False)``."""
         self._table.penalties.record(slots, tokens_R)
         self._remember(slots, tokens_R)
 
     def _remember(self, slots: Sequence[int], tokens_R: Tensor) -> None:
-        """The tokens of rows whose logit processor wants to know them."""
+        """Keep the tokens of rows with a logit processor."""
         for row in self._rows_of(self._table.has_processor_S, slots):
             self._table.state(slots[row]).output_ids.append(int(tokens_R[row]))
 
     def _changes(self, slots: Sequence[int]) -> bool:
         return not self._table.is_plain_S[np.asarray(slots, np.intp)].all()
 
-    def _rows_of(self, is_it_S: NDArray[np.bool_], slots: Sequence[int]) -> list[int]:
+    def _rows_of(self, is_marked_S: NDArray[np.bool_], slots: Sequence[int]) -> list[int]:
         """Rows whose slots are marked."""
-        found: list[int] = np.flatnonzero(is_it_S[np.asarray(slots, np.intp)]).tolist()
+        found: list[int] = np.flatnonzero(is_marked_S[np.asarray(slots, np.intp)]).tolist()
         return found
 
     def _process(
@@ -191,7 +191,7 @@ class Sampler:
             state = self._table.state(slot)
             if state.suppressed_ids is not None:
                 is_early = positions_R[row] < state.suppressed_until
-                _hold_back_(logits_RV[row], state.suppressed_ids, is_early)
+                _suppress_(logits_RV[row], state.suppressed_ids, is_early)
 
     def _run_processors(
         self, logits_RV: Tensor, slots: Sequence[int], drafts: Sequence[Sequence[int]] | None
@@ -291,15 +291,15 @@ class Sampler:
         return self._draw(scaled_FV, keys_F, probs_FV < lowest_F[:, None])
 
     def _draw(self, scaled_FV: Tensor, keys_F: Tensor, is_out_FV: Tensor) -> Tensor:
-        """Of the tokens that are not out, the one with the highest logit plus noise."""
+        """The token with the highest logit plus noise of those that are not filtered out."""
         scores_FV = gumbel_noise(keys_F, self._token_ids_1V).add_(scaled_FV)
-        return scores_FV.masked_fill_(is_out_FV, _NO).argmax(dim=-1)
+        return scores_FV.masked_fill_(is_out_FV, _NEG_INF).argmax(dim=-1)
 
 
 def find_bad(logits_RV: Tensor) -> Tensor:
     """bool [R]: rows that hold a NaN, or allow no token at all."""
     highest_R = logits_RV.amax(dim=-1)  # a NaN wins
-    return highest_R.isnan() | (highest_R == _NO)
+    return highest_R.isnan() | (highest_R == _NEG_INF)
 
 
 def threshold(probs_FV: Tensor, floats_F3: Tensor, top_k_F: Tensor) -> Tensor:
@@ -314,12 +314,12 @@ def threshold(probs_FV: Tensor, floats_F3: Tensor, top_k_F: Tensor) -> Tensor:
     return torch.maximum(lowest_F, sorted_FV[:, 0] * floats_F3[:, MIN_P])
 
 
-def _hold_back_(logits_V: Tensor, ids_K: Tensor, is_early: Tensor) -> None:
-    """Forbid ``ids_K`` while it is early, unless nothing else is allowed."""
+def _suppress_(logits_V: Tensor, ids_K: Tensor, is_early: Tensor) -> None:
+    """Forbid ``ids_K`` if ``is_early``, unless nothing else is allowed."""
     before_K = logits_V[ids_K]
-    logits_V[ids_K] = _NO
-    is_wanted = is_early & (logits_V.amax() > _NO)
-    logits_V[ids_K] = torch.where(is_wanted, _NO, before_K)
+    logits_V[ids_K] = _NEG_INF
+    is_wanted = is_early & (logits_V.amax() > _NEG_INF)
+    logits_V[ids_K] = torch.where(is_wanted, _NEG_INF, before_K)
 
 
 def apply_mask_(logits_RV: Tensor, mask_RW: Tensor) -> None:
@@ -328,7 +328,7 @@ def apply_mask_(logits_RV: Tensor, mask_RW: Tensor) -> None:
         cpu.apply_mask_(logits_RV.numpy(), mask_RW.numpy())
         return
     is_allowed_RV = unpack_mask(mask_RW.to(logits_RV.device, non_blocking=True))
-    logits_RV.masked_fill_(~is_allowed_RV[:, : logits_RV.shape[1]], _NO)
+    logits_RV.masked_fill_(~is_allowed_RV[:, : logits_RV.shape[1]], _NEG_INF)
 
 
 def unpack_mask(mask_RW: Tensor) -> Tensor:
@@ -340,18 +340,19 @@ def unpack_mask(mask_RW: Tensor) -> Tensor:
 def _logprobs(
     logits_RV: Tensor, tokens_R: Tensor, wanted: Sequence[LogprobRequest | None]
 ) -> Logprobs:
-    """Only the rows that want some are computed; the others get 0.0 and nothing."""
+    """Compute only the rows that request some; the others get 0.0 and empty lists."""
     rows = [row for row, request in enumerate(wanted) if request is not None]
     requests = [request for request in wanted if request is not None]
     is_all = len(rows) == len(wanted)
-    picked = logits_RV if is_all else logits_RV[rows]
+    selected = logits_RV if is_all else logits_RV[rows]
     tokens = tokens_R if is_all else tokens_R[rows]
-    found = gather_logprobs(torch.log_softmax(picked.float(), dim=-1), tokens, requests)
+    found = gather_logprobs(torch.log_softmax(selected.float(), dim=-1), tokens, requests)
     if is_all:
         return found
     chosen = [0.0] * len(wanted)
     top: list[Pairs] = [([], [])] * len(wanted)
-    given: list[Pairs] = [([], [])] * len(wanted)
+    of_token_ids: list[Pairs] = [([], [])] * len(wanted)
     for i, row in enumerate(rows):
-        chosen[row], top[row], given[row] = found.chosen[i], found.top[i], found.of_token_ids[i]
-    return Logprobs(chosen, top, given)
+        chosen[row], top[row] = found.chosen[i], found.top[i]
+        of_token_ids[row] = found.of_token_ids[i]
+    return Logprobs(chosen, top, of_token_ids)

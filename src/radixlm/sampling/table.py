@@ -24,16 +24,16 @@ from radixlm.wire.sampling_params import SamplingParams
 TEMPERATURE, TOP_P, MIN_P = range(3)  # columns of the floats of rows
 TOP_K, SEED = range(2)  # and of their integers
 
-# every token is as likely as any other long before; kernels count in single precision
+# the distribution is uniform long before; kernels compute in single precision
 MAX_TEMPERATURE = 1e30
 
 
 @dataclass(slots=True)
 class SlotState:
-    """What the host knows of one slot. Tensors live on the device."""
+    """One slot's parameters on the host. Tensors are on the device."""
 
     is_greedy: bool
-    is_filtered: bool  # by top_k or top_p, which need the most likely tokens in order
+    is_filtered: bool  # by top_k or top_p, which need tokens sorted by probability
     temperature: float
     top_k: int  # the vocabulary's size means no limit
     top_p: float
@@ -56,7 +56,7 @@ class SlotState:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether a step before the draw concerns the slot (penalties are asked for apart)."""
+        """Whether a step before the draw changes the slot's logits, apart from penalties."""
         return (
             self.bias_ids is not None
             or self.suppressed_ids is not None
@@ -74,13 +74,13 @@ class SamplingTable:
         device: torch.device | str = "cpu",
         random_seed: int | None = None,
     ) -> None:
-        """``random_seed`` gives seeds to requests that have none."""
+        """``random_seed`` seeds the generator of seeds for requests without one."""
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self.penalties = PenaltyCounts(vocab_size, self.device)
         self.states: list[SlotState | None] = [None] * num_slots
-        # what the host asks of all rows at once: whether nothing is done before the draw, whether
-        # there are penalties, a logit processor, a draw at all; and what C++ is told
+        # columns by slot: whether no step comes before the draw, whether there are penalties, a
+        # logit processor, no draw (greedy); and the rows that C++ reads
         self.is_plain_S = np.ones(num_slots, np.bool_)
         self.has_penalties_S = np.zeros(num_slots, np.bool_)
         self.has_processor_S = np.zeros(num_slots, np.bool_)
@@ -102,9 +102,9 @@ class SamplingTable:
     ) -> None:
         """Fill ``slot`` for a request: a new one, or one that comes back with ``output_ids``.
 
-        ``eos_ids`` are held back until min_new_tokens are out. ``params`` were validated against
-        the tokenizer; InvalidRequest here if a biased token lies beyond the model's vocabulary.
-        """
+        ``eos_ids`` are suppressed until min_new_tokens are generated. ``params`` were validated
+        against the tokenizer; InvalidRequest here if a biased token lies beyond the model's
+        vocabulary."""
         self.clear(slot)
         top_k = params.top_k if 0 < params.top_k < self.vocab_size else self.vocab_size
         seed = params.sampling_seed
@@ -163,16 +163,17 @@ class SamplingTable:
         rows = self.rows_S[index_R]
         floats_R3 = np.stack([rows[name] for name in ("temperature", "top_p", "min_p")], 1)
         ints_R2 = np.stack([rows["top_k"], self.seeds_S[index_R]], 1)
-        return self._sent(torch.from_numpy(floats_R3)), self._sent(torch.from_numpy(ints_R2))
+        floats, ints = torch.from_numpy(floats_R3), torch.from_numpy(ints_R2)
+        return self._to_device(floats), self._to_device(ints)
 
-    def _sent(self, values: Tensor) -> Tensor:
-        """On the device, without waiting for the steps that it has not done yet."""
+    def _to_device(self, values: Tensor) -> Tensor:
+        """Copy to the device without waiting for its queued steps."""
         if self.device.type == "cuda":
             values = values.pin_memory()
         return values.to(self.device, non_blocking=True)
 
     def clear(self, slot: int) -> None:
-        """Forget what ``slot`` held."""
+        """Clear ``slot``."""
         self.states[slot] = None
         self.penalties.clear(slot)
 

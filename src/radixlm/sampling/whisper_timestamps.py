@@ -1,9 +1,10 @@
-"""The logit processor of transcripts: which tokens may stand where, with marks of time among them.
+"""The logit processor of Whisper transcripts: which tokens are allowed where, timestamps included.
 
-Options (``custom_params``): ``suppress``: ids that are never chosen. ``first_suppress``: not as the
-first token. ``first_only``: the first token is one of these. ``times_from``: ids from here on are
-marks of time, which come in pairs around each segment and never go back; ``end``: the id that ends
-a text, ids below it are its words; ``latest_first``: so many marks from the earliest may begin.
+Options (``custom_params``): ``suppress``: ids that are never chosen. ``first_suppress``: ids that
+are not chosen first. ``first_only``: the first token is one of these. ``times_from``: ids from here
+on are timestamps, which come in pairs around each segment and never decrease; ``end``: the id that
+ends a text, lower ids are text; ``latest_first``: the first timestamp is at max_first so many steps
+after the earliest.
 
 Legend: R rows, V vocabulary.
 """
@@ -15,10 +16,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from radixlm.sampling.builtin import Params, token_ids, whole
+from radixlm.sampling.builtin import Params, read_int, token_ids
 from radixlm.sampling.processors import RowInfo, ServerFacts
 
-_NO = float("-inf")
+_NEG_INF = float("-inf")
 
 
 class WhisperTimestamps:
@@ -33,48 +34,52 @@ class WhisperTimestamps:
         for name in ("suppress", "first_suppress", "first_only"):
             token_ids(params, name, self._vocab_size)
         if (params or {}).get("times_from") is not None:
-            whole(params, "times_from", 1)
-            whole(params, "end", 0)
+            read_int(params, "times_from", 1)
+            read_int(params, "end", 0)
         if (params or {}).get("latest_first") is not None:
-            whole(params, "latest_first", 0)
+            read_int(params, "latest_first", 0)
 
     def __call__(
         self, logits_RV: Tensor, params: Sequence[Params], rows: Sequence[RowInfo]
     ) -> Tensor:
-        for logits_V, given, row in zip(logits_RV, params, rows, strict=True):
-            held = given or {}
-            logits_V[list(held.get("suppress", ()))] = _NO
+        for logits_V, options, row in zip(logits_RV, params, rows, strict=True):
+            options = options or {}
+            logits_V[list(options.get("suppress", ()))] = _NEG_INF
             if not row.output_ids:
-                logits_V[list(held.get("first_suppress", ()))] = _NO
-                only = list(held.get("first_only", ()))
+                logits_V[list(options.get("first_suppress", ()))] = _NEG_INF
+                only = list(options.get("first_only", ()))
                 if only:
-                    kept = logits_V[only].clone()
-                    logits_V.fill_(_NO)
-                    logits_V[only] = kept
-            if held.get("times_from") is not None:
-                most = held.get("latest_first")
-                _mark(logits_V, row.output_ids, held["times_from"], held["end"], most)
+                    allowed = logits_V[only].clone()
+                    logits_V.fill_(_NEG_INF)
+                    logits_V[only] = allowed
+            if options.get("times_from") is not None:
+                max_first = options.get("latest_first")
+                _apply_timestamp_rules(
+                    logits_V, row.output_ids, options["times_from"], options["end"], max_first
+                )
         return logits_RV
 
 
-def _mark(logits_V: Tensor, ids: Sequence[int], times: int, end: int, most: int | None) -> None:
-    """Close what may not come next; ``times`` is the first mark, the token before it forbids
-    them."""
-    logits_V[times - 1] = _NO
+def _apply_timestamp_rules(
+    logits_V: Tensor, ids: Sequence[int], times: int, end: int, max_first: int | None
+) -> None:
+    """Forbid tokens that may not come next. ``times`` is the first timestamp; the token before it
+    (no timestamps) is never chosen."""
+    logits_V[times - 1] = _NEG_INF
     is_mark = [token >= times for token in ids[-2:]]
     was_mark = bool(is_mark) and is_mark[-1]
     closes = len(is_mark) < 2 or is_mark[-2]
     if was_mark and closes:
-        logits_V[times:] = _NO
+        logits_V[times:] = _NEG_INF
     elif was_mark:
-        logits_V[:end] = _NO
+        logits_V[:end] = _NEG_INF
     last = next((token for token in reversed(ids) if token >= times), None)
     if last is not None:
-        logits_V[times : last + (not (was_mark and not closes))] = _NO
+        logits_V[times : last + (not (was_mark and not closes))] = _NEG_INF
     if not ids:
-        logits_V[:times] = _NO
-        if most is not None:
-            logits_V[times + most + 1 :] = _NO
+        logits_V[:times] = _NEG_INF
+        if max_first is not None:
+            logits_V[times + max_first + 1 :] = _NEG_INF
     scores = torch.log_softmax(logits_V, -1)
     if torch.logsumexp(scores[times:], -1) > scores[:times].max():
-        logits_V[:times] = _NO
+        logits_V[:times] = _NEG_INF

@@ -103,7 +103,7 @@ def check_plan(shapes: list[tuple[int, int]], cut: Cut) -> None:
     assert set(memory[used:num_units].tolist()) <= {-7}
     expected = []
     for row, (count, before) in enumerate(shapes):
-        if cut.fewest <= count <= cut.most:
+        if cut.min_queries <= count <= cut.max_queries:
             splits, part = int(work.splits_S[row]), int(work.split_len_S[row])
             assert splits * part >= count + before > (splits - 1) * part
             assert part % 16 == 0 and part >= min(64, cut.min_split_len)
