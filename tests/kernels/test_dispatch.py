@@ -15,7 +15,7 @@ from radixlm.kernels.dispatch import OPS, REFERENCES, bind, implements
 @pytest.fixture
 def announced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device type for the test, so that real backends do not matter."""
-    monkeypatch.setattr(dispatch, "_ANNOUNCED", {})
+    monkeypatch.setattr(dispatch, "_REGISTERED", {})
 
     @implements("rms_norm", name="doubling", device="toy")
     def doubling(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

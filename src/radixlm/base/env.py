@@ -1,7 +1,7 @@
 """Every environment variable that RadixLM reads, typed, in one place.
 
-``env.HEALTH_CHECK_TIMEOUT_S.get()`` returns the value or the default. An alias is the name under
-which the reference (or the platform) knows the same setting; our own name wins.
+``env.HEALTH_CHECK_TIMEOUT_S.get()`` returns the value or the default. An alias is SGLang's (or the
+platform's) name of the same setting; RadixLM's name has precedence.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ ALLOW_LONGER_CONTEXT = Variable(
     "RADIXLM_ALLOW_LONGER_CONTEXT",
     False,
     read_bool,
-    "Let --context-length exceed what the model was made for.",
+    "Let --context-length exceed the model's maximum.",
     ("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",),
 )
 CPU_ISA = Variable(

@@ -3,7 +3,7 @@
 RadixError
 ├── ConfigError          bad or impossible options: exit 2, names the flag and a value that works
 ├── CheckpointError      weights do not fit the description: exit 2, names both sides
-├── RequestError         the client's fault; ``status`` is the HTTP status
+├── RequestError         an error of the client; ``status`` is the HTTP status
 │   ├── InvalidRequest   400; ``param`` names the field
 │   │   └── PromptTooLong
 │   ├── Unauthorized     401
@@ -17,7 +17,7 @@ RadixError
 │   └── Overloaded       503; ``retry_after_s``
 ├── EngineError          500: the engine failed this request (it killed the engine twice, NaN, ...)
 ├── TransferError        a peer failed; retryable
-└── InvariantError       our bug: a ledger does not balance
+└── InvariantError       a bug: an invariant is violated
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TransferError(RadixError):
 
 
 class InvariantError(RadixError):
-    """A ledger does not balance: a bug of ours, with both numbers in the message."""
+    """An invariant is violated, which is a bug; the message has both numbers."""
 
 
 class EngineError(RadixError):
@@ -51,7 +51,7 @@ class EngineError(RadixError):
 
 
 class RequestError(RadixError):
-    """A fault of the client. ``param`` names the field, ``status`` the HTTP status."""
+    """An error of the client. ``param`` names the field, ``status`` the HTTP status."""
 
     status = 400
     code: str | None = None
@@ -85,7 +85,7 @@ class Unauthorized(RequestError):
 
 
 class Forbidden(RequestError):
-    """The key is right but does not open this door."""
+    """The key is valid but not for this endpoint."""
 
     status = 403
     code = "forbidden"

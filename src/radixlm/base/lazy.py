@@ -21,6 +21,6 @@ def require(module: str, extra: str, why: str) -> ModuleType:
 
 
 def load(target: str) -> Any:
-    """The object called "module:attr". For what must not be imported early (torch)."""
+    """Import and return the object "module:attr", for modules that must not be imported early."""
     module, _, attr = target.partition(":")
     return getattr(importlib.import_module(module), attr)

@@ -19,7 +19,7 @@ _QUIET = (
     "transformers",
     "urllib3",
 )
-"""Third parties that may only warn."""
+"""Libraries whose records below WARNING are dropped."""
 _HTTP = ("uvicorn", "uvicorn.error", "uvicorn.access", "fastapi")
 _ROOT = "radixlm"
 
@@ -47,11 +47,10 @@ class LineFormatter(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Ours, so that a second set-up finds and replaces it.
+    """A class of its own, so that a second set-up finds and replaces it.
 
-    Without a ``stream`` it writes to whatever stderr is when a record comes: a program around us
-    may have replaced, and closed, the one that was there at the set-up.
-    """
+    Without a ``stream`` it writes to the stderr of the moment: the calling program may have
+    replaced and closed the one of the set-up."""
 
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__(stream)
@@ -98,7 +97,7 @@ def set_up_logging(
 
 
 def set_level(level: str) -> None:
-    """Change the level of our own records (/configure_logging)."""
+    """Change the level of RadixLM's records (/configure_logging)."""
     logging.getLogger(_ROOT).setLevel(level_number(level))
 
 

@@ -1,4 +1,4 @@
-"""Name -> "module:attr", resolved once at assembly, so that a choice costs no import until made."""
+"""Name -> "module:attr", imported only when the name is chosen."""
 
 from __future__ import annotations
 

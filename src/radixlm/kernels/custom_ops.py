@@ -1,11 +1,11 @@
-"""Kernels that torch.compile puts into its graphs as they are, without looking into them.
+"""Kernels as custom operations of torch, which torch.compile puts into its graphs without tracing.
 
-``opaque(kernels)`` is the same kernels for plain calls. Where torch.compile traces, what is not
-plain torch becomes an operation of the namespace ``radixlm`` with a fake that knows its shape;
-references of plain torch are traced through, so that the compiler may fuse them. Numbers are those
-of the kernels either way.
+``with_custom_ops(kernels)`` is the same kernels for eager calls. While torch.compile traces, an
+implementation that is not plain torch becomes an operation of the namespace ``radixlm`` with a fake
+that knows its shape; plain torch references are traced, so that the compiler may fuse them. The
+results are those of the kernels either way.
 
-An operation names what it calls by a number (``held``), because a graph holds no objects. Outputs
+An operation names the function that it calls by a number, because a graph holds no objects. Outputs
 are new dense tensors, as their fakes say; q and k of attention are written in place.
 
 Legend: T tokens, D channels, O outputs of a linear map.
@@ -32,66 +32,66 @@ Function = Callable[..., Any]
 
 
 class FunctionHandle:
-    """A function that operations call by its ``number`` while somebody keeps this object."""
+    """A function that operations call by its ``number``, as long as this object lives."""
 
     __slots__ = ("__weakref__", "call", "number")
 
     def __init__(self, call: Function) -> None:
         self.call, self.number = call, next(_NUMBERS)
-        _HELD[self.number] = self
+        _HANDLES[self.number] = self
 
 
 _NUMBERS = itertools.count()
-_HELD: WeakValueDictionary[int, FunctionHandle] = WeakValueDictionary()
-OPS: dict[str, Any] = {}  # the operations by name, as a traced function may call them
+_HANDLES: WeakValueDictionary[int, FunctionHandle] = WeakValueDictionary()
+OPS: dict[str, Any] = {}  # the operations by name
 
 
-def _like(held: int, x: Tensor, *_: Any) -> Tensor:
+def _like(handle: int, x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _nothing(held: int, *_: Any) -> None:
+def _nothing(handle: int, *_: Any) -> None:
     return None
 
 
-def _wide(held: int, x: Tensor, width: int) -> Tensor:
+def _wide(handle: int, x: Tensor, width: int) -> Tensor:
     return x.new_empty(*x.shape[:-1], width)
 
 
-def _halved(held: int, x: Tensor, act: str) -> Tensor:
+def _halved(handle: int, x: Tensor, act: str) -> Tensor:
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
 
 
-def _routed(held: int, logits: Tensor, correction: Tensor | None, *spec: Any) -> Any:
+def _routed(handle: int, logits: Tensor, correction: Tensor | None, *spec: Any) -> Any:
     shape = (logits.shape[0], spec[3])
     return logits.new_empty(shape, dtype=torch.float32), logits.new_empty(shape, dtype=torch.int64)
 
 
-def _rows(held: int, ids: Tensor, width: int, scale: float, dtype: torch.dtype) -> Tensor:
+def _rows(handle: int, ids: Tensor, width: int, scale: float, dtype: torch.dtype) -> Tensor:
     return ids.new_empty(*ids.shape, width, dtype=dtype)
 
 
-def _embedded(held: int, ids: Tensor, table: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+def _embedded(handle: int, ids: Tensor, table: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     return ids.new_empty(*ids.shape, table.shape[1], dtype=dtype)
 
 
-def _attended(held: int, q: Tensor, *rest: Any) -> Tensor:
+def _attended(handle: int, q: Tensor, *rest: Any) -> Tensor:
     return q.new_empty(q.shape[0], rest[-1])
 
 
-_MADE = {_nothing: "()", _routed: "(Tensor, Tensor)"}  # else one tensor
+_RESULTS = {_nothing: "()", _routed: "(Tensor, Tensor)"}  # else one tensor
 
 
 def _define(name: str, arguments: str, fake: Function, *written: str) -> None:
-    """An operation whose first argument is the number of what it calls; ``written`` names the
-    arguments that change in place."""
-    schema = f"(int held, {arguments}) -> {_MADE.get(fake, 'Tensor')}"
+    """Define an operation whose first argument is a handle's number; ``written`` names the
+    arguments that it changes in place."""
+    schema = f"(int handle, {arguments}) -> {_RESULTS.get(fake, 'Tensor')}"
 
-    def call(held: int, *args: Any) -> Any:
-        made = _HELD[held].call(*args)
-        if isinstance(made, tuple):
-            return tuple(part.contiguous() for part in made)
-        return made if made is None else made.contiguous()
+    def call(handle: int, *args: Any) -> Any:
+        result = _HANDLES[handle].call(*args)
+        if isinstance(result, tuple):
+            return tuple(part.contiguous() for part in result)
+        return result if result is None else result.contiguous()
 
     op = torch.library.custom_op(f"radixlm::{name}", call, mutates_args=written, schema=schema)
     op.register_fake(fake)
@@ -129,30 +129,30 @@ _define("prepare_and_attend", f"{_QK.format(v='Tensor v, ')}, int width", _atten
 
 
 def with_custom_ops(kernels: Kernels) -> Kernels:
-    """The same kernels, which torch.compile can put into graphs."""
+    """The same kernels as custom operations that torch.compile can put into graphs."""
     changed: dict[str, Function] = {}
-    for op, made in _WRAPPERS.items():
+    for op, wrap in _WRAPPERS.items():
         plain = getattr(kernels, op)
         if kernels.chosen[op] != REFERENCE or op in _IN_PLACE:
-            changed[op] = made(plain)
+            changed[op] = wrap(plain)
     for op in _PACKERS:
-        changed[op] = _packer(getattr(kernels, op), op)
+        changed[op] = _wrap_packer(getattr(kernels, op), op)
     return replace(kernels, **cast(dict[str, Any], changed))
 
 
-# their references write two views of one tensor, which torch 2.13 cannot compile for any size
+# torch 2.13 cannot compile their references for any size: they write two views of one tensor
 _IN_PLACE = ("rope", "prepare_qk")
 
 
 def _simple(name: str) -> Callable[[Function], Function]:
-    """For ops whose arguments an operation takes as they are."""
+    """A wrapper for ops whose arguments an operation can take unchanged."""
     op = OPS[name]
 
     def wrap(plain: Function) -> Function:
-        held = FunctionHandle(plain)
+        handle = FunctionHandle(plain)
 
         def run(*args: Any) -> Any:
-            return op(held.number, *args) if torch.compiler.is_compiling() else plain(*args)
+            return op(handle.number, *args) if torch.compiler.is_compiling() else plain(*args)
 
         return run
 
@@ -168,7 +168,7 @@ def flat_norm(norm: QkNorm | None) -> tuple[Any, ...]:
 
 
 def norm_of(flat: tuple[Any, ...]) -> QkNorm | None:
-    """What ``flat_norm`` was made of."""
+    """The inverse of ``flat_norm``."""
     return QkNorm(*flat) if flat[0] else None
 
 
@@ -176,14 +176,14 @@ def _prepare(plain: Function) -> Function:
     def call(q: Tensor, k: Tensor, *rest: Any) -> None:
         plain(q, k, norm_of(rest[:7]), *rest[7:])
 
-    held = FunctionHandle(call)
+    handle = FunctionHandle(call)
     op = OPS["prepare_qk"]
 
     def prepare_qk(
         q: Tensor, k: Tensor, norm: QkNorm | None, angles: Tensor | None, interleaved: bool
     ) -> None:
         if torch.compiler.is_compiling():
-            op(held.number, q, k, *flat_norm(norm), angles, interleaved)
+            op(handle.number, q, k, *flat_norm(norm), angles, interleaved)
         else:
             plain(q, k, norm, angles, interleaved)
 
@@ -195,7 +195,7 @@ def _moe(
     score: Any, num_groups: int, kept: int, top_k: int, group_score: Any, renorm: bool,
     scale: float, jitter: float,
 ) -> Moe:  # fmt: skip
-    """As much of a record as a router reads."""
+    """A Moe record with the fields that a router reads."""
     return Moe(
         0, top_k, 0, "silu", score, renorm, scale, groups=(num_groups, kept),
         group_score=group_score, jitter=jitter,
@@ -206,14 +206,14 @@ def _route(plain: Function) -> Function:
     def call(logits: Tensor, correction: Tensor | None, *spec: Any) -> Any:
         return plain(logits, correction, _moe(*spec))
 
-    held = FunctionHandle(call)
+    handle = FunctionHandle(call)
     op = OPS["route"]
 
     def route(logits: Tensor, correction: Tensor | None, spec: Moe) -> Any:
         if not torch.compiler.is_compiling():
             return plain(logits, correction, spec)
         return op(
-            held.number, logits, correction, spec.score, *spec.groups, spec.top_k,
+            handle.number, logits, correction, spec.score, *spec.groups, spec.top_k,
             spec.group_score, spec.renorm, spec.scale, spec.jitter,
         )  # fmt: skip
 
@@ -238,19 +238,19 @@ class _Packed(Protocol):
     run: Function
 
 
-def _packer(pack: Function, op: str) -> Function:
-    """``pack``, whose objects have a ``run`` that torch.compile does not look into."""
+def _wrap_packer(pack: Function, op: str) -> Function:
+    """``pack`` whose objects have a ``run`` that torch.compile does not trace."""
 
-    def packed(weight: Tensor, *rest: Any, **more: Any) -> Any:
-        made = pack(weight, *rest, **more)
-        if type(made) not in _TRACED:
-            _hide(made, op, weight)
-        return made
+    def packed(weight: Tensor, *rest: Any, **options: Any) -> Any:
+        result = pack(weight, *rest, **options)
+        if type(result) not in _TRACED:
+            _wrap_run(result, op, weight)
+        return result
 
     return packed
 
 
-def _hide(packed: _Packed, op: str, weight: Tensor) -> None:
+def _wrap_run(packed: _Packed, op: str, weight: Tensor) -> None:
     if op == "pack_experts":
         packed.run = _simple("experts")(packed.run)
         return
@@ -264,13 +264,13 @@ def _hide(packed: _Packed, op: str, weight: Tensor) -> None:
 
 
 def _sized(name: str, plain: Function, width: int) -> Function:
-    """An op whose operation is told how wide its outcome is."""
+    """A wrapper for ops whose operation takes the width of the result."""
     op = OPS[name]
-    held = FunctionHandle(lambda x, _, *rest: plain(x, *rest))
+    handle = FunctionHandle(lambda x, _, *rest: plain(x, *rest))
 
     def run(x: Tensor, *rest: Any) -> Any:
         if torch.compiler.is_compiling():
-            return op(held.number, x, width, *rest)
+            return op(handle.number, x, width, *rest)
         return plain(x, *rest)
 
     return run

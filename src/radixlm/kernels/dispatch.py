@@ -37,8 +37,8 @@ BACKENDS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     ),
     "cuda": (("triton", ("radixlm.kernels.triton.ops", "radixlm.kernels.triton.linear")),),
 }
-# (device type, name of its implementations) -> as above, for backends that must be asked for:
-# interpreted kernels (TRITON_INTERPRET=1) are for tests
+# (device type, name of its implementations) -> as above, for backends that must be named
+# explicitly: interpreted kernels (TRITON_INTERPRET=1) are for tests
 NAMED_BACKENDS: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
     ("cpu", "triton"): BACKENDS["cuda"][0],
 }
@@ -106,12 +106,12 @@ class Kernels(Record):
 
     @property
     def copies_weights(self) -> bool:
-        """Whether packing makes a copy, so that it may be given memory of others."""
+        """Whether packing copies the weight, so that it may be in borrowed memory."""
         return self.chosen["pack_linear"] != REFERENCE
 
     @property
     def allows_repeated_experts(self) -> bool:
-        """Whether one expert may come twice for a token."""
+        """Whether a token may choose the same expert twice."""
         return self.chosen["pack_experts"] != "triton"
 
     @property
@@ -121,7 +121,7 @@ class Kernels(Record):
 
 
 class Implementation(Record):
-    """One announced implementation of an op."""
+    """One registered implementation of an op."""
 
     op: str
     name: str
@@ -130,31 +130,31 @@ class Implementation(Record):
     is_default: bool = True  # False: only when asked for by name
 
 
-_ANNOUNCED: dict[tuple[str, str, str], Implementation] = {}
+_REGISTERED: dict[tuple[str, str, str], Implementation] = {}
 
 
 def implements(
     op: str, *, name: str, device: str, is_default: bool = True
 ) -> Callable[[AnyFunction], AnyFunction]:
-    """Announce the decorated function as implementation ``name`` of ``op`` on ``device``."""
+    """Register the decorated function as implementation ``name`` of ``op`` on ``device``."""
     if op not in OPS:
         raise KeyError(f"no op is called {op!r}")
 
-    def announce(function: AnyFunction) -> AnyFunction:
-        _ANNOUNCED[op, name, device] = Implementation(op, name, device, function, is_default)
+    def register(function: AnyFunction) -> AnyFunction:
+        _REGISTERED[op, name, device] = Implementation(op, name, device, function, is_default)
         return function
 
-    return announce
+    return register
 
 
 def implementations(device: str) -> tuple[Implementation, ...]:
-    """Everything announced for the device type, references excluded."""
+    """All implementations for the device type, without references."""
     load_backends(device)
-    return tuple(i for i in _ANNOUNCED.values() if i.device == device)
+    return tuple(i for i in _REGISTERED.values() if i.device == device)
 
 
 def load_backends(device: str) -> list[str]:
-    """Import the device's backends; return the extensions that are missing."""
+    """Import the device's backends; return the missing extensions with the reason."""
     missing = []
     for extension, modules in BACKENDS.get(device, ()):
         try:
@@ -191,7 +191,7 @@ def bind(device: str, overrides: Mapping[str, str] | None = None) -> Kernels:
     unknown = sorted(set(overrides) - set(OPS))
     if unknown:
         raise ConfigError(f"--kernel {unknown[0]}=...: no such op; the ops are: {', '.join(OPS)}")
-    having = {op for op in OPS if (op, default, device) in _ANNOUNCED}
+    having = {op for op in OPS if (op, default, device) in _REGISTERED}
     if default not in ("", REFERENCE) and not having:
         raise ConfigError(f"--kernel all={default}: unknown on {device}; reference is everywhere")
     for op in having if default != REFERENCE else OPS:
@@ -201,15 +201,15 @@ def bind(device: str, overrides: Mapping[str, str] | None = None) -> Kernels:
     return Kernels(**functions, chosen={op: choice.name for op, choice in choices.items()})
 
 
-def _choose(op: str, device: str, wanted: str) -> Implementation:
+def _choose(op: str, device: str, name: str) -> Implementation:
     reference = Implementation(op, REFERENCE, device, REFERENCES[op])
-    if wanted == REFERENCE:
+    if name == REFERENCE:
         return reference
-    known = [i for i in _ANNOUNCED.values() if i.op == op and i.device == device]
-    if not wanted:
-        return next((i for i in known if i.is_default), reference)
-    for implementation in known:
-        if implementation.name == wanted:
+    available = [i for i in _REGISTERED.values() if i.op == op and i.device == device]
+    if not name:
+        return next((i for i in available if i.is_default), reference)
+    for implementation in available:
+        if implementation.name == name:
             return implementation
-    names = ", ".join([REFERENCE, *(i.name for i in known)])
-    raise ConfigError(f"--kernel {op}={wanted}: unknown on {device}; choose one of: {names}")
+    names = ", ".join([REFERENCE, *(i.name for i in available)])
+    raise ConfigError(f"--kernel {op}={name}: unknown on {device}; choose one of: {names}")

@@ -1,4 +1,4 @@
-"""--gc-warning-threshold-secs: say when the garbage collector held everything up."""
+"""--gc-warning-threshold-secs: warns about long pauses of the garbage collector."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GcWatch:
         self._began_s = 0.0
 
     def install(self) -> None:
-        """Listen from now on; nothing is done for a threshold of 0."""
+        """Start watching, unless the threshold is 0."""
         if self._threshold_s > 0:
             gc.callbacks.append(self)
 
@@ -35,7 +35,7 @@ class GcWatch:
         if took_s > self._threshold_s:
             log.warning(
                 "garbage collection of generation %d took %.3f s (%d objects); POST /freeze_gc "
-                "takes what is alive out of its sight",
+                "exempts all live objects",
                 info["generation"],
                 took_s,
                 info["collected"],

@@ -1,7 +1,7 @@
-"""Prometheus metrics under the names that dashboards of the reference know.
+"""Prometheus metrics under SGLang's names.
 
-Callers tell what happened (``arrived``, ``token``, ``ended``) and hand over gauges when they are
-scraped; this module knows names, labels and buckets only.
+Callers report events (``first_token``, ``tokens``, ``ended``) and pass the gauges at a scrape; this
+module defines names, labels and buckets.
 """
 
 from __future__ import annotations
@@ -93,18 +93,18 @@ class Metrics:
         )
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        made = Gauge(f"sglang:{name}", text, self._names, registry=self.registry)
-        return made.labels(**self._labels)
+        metric = Gauge(f"sglang:{name}", text, self._names, registry=self.registry)
+        return metric.labels(**self._labels)
 
     def _counter(self, name: str, text: str) -> Counter:
-        made = Counter(f"sglang:{name}", text, self._names, registry=self.registry)
-        return made.labels(**self._labels)
+        metric = Counter(f"sglang:{name}", text, self._names, registry=self.registry)
+        return metric.labels(**self._labels)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        made = Histogram(
+        metric = Histogram(
             f"sglang:{name}", text, self._names, registry=self.registry, buckets=buckets
         )
-        return made.labels(**self._labels)
+        return metric.labels(**self._labels)
 
     def first_token(self, seconds: float) -> None:
         """A request's first token came after ``seconds``."""

@@ -1,4 +1,4 @@
-"""One readable line for a request that came, one for a request that ended."""
+"""Log lines of received and of finished requests."""
 
 from __future__ import annotations
 

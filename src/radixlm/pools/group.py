@@ -11,13 +11,11 @@ from radixlm.base.record import Record
 class KvGroup(Record):
     """Layers with the same KV shape and window.
 
-    ``name`` tells which page space of the scheduler the pages come from: groups of the same name
-    (models whose layers differ in KV shape) use the same page ids, each in a pool of its own.
-    ``layers`` are the model's layer numbers; a layer's place in the tuple is its row of the pool.
-    ``latent`` means that V is the first ``v_dim`` channels of K and is not stored;
-    ``compress_ratio`` above 0 that its rows are sums of so many tokens, beside rows of the same
-    layers in
-    another group: a page has fewer of them than tokens.
+    ``name``: the scheduler's page space. Groups of the same name (in models whose layers differ in
+    KV shape) use the same page ids, each in its own pool. ``layers``: the model's layer numbers; a
+    layer's index in the tuple is its row of the pool. ``latent``: V is the first ``v_dim`` channels
+    of K and is not stored. ``compress_ratio`` > 0: a row is a sum of so many tokens, beside
+    uncompressed rows of the same layers in another group; a page then has fewer rows than tokens.
     """
 
     index: int

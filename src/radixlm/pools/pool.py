@@ -16,7 +16,7 @@ from radixlm.pools.group import KvGroup
 
 
 class KvPool(Protocol):
-    """What executor, tiers and transfers need of a pool, whatever its layout."""
+    """The interface of pools of any layout."""
 
     group: KvGroup
     num_pages: int
@@ -46,9 +46,9 @@ class KvPool(Protocol):
 
 
 class PagedPool:
-    """K and V as plain tensors [L, P, B, K, C]: the layout of the torch backends. int8 rows have
-    scales [L, P, B, K] beside them. ``page_size`` is B, the rows of a page: less than its tokens
-    where tokens share one."""
+    """K and V as tensors [L, P, B, K, C], the layout of the torch and Triton backends. int8 rows
+    have scales [L, P, B, K]. ``page_size`` is B, the rows of a page: fewer than its tokens if
+    tokens share a row."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class PagedPool:
         self.group, self.num_pages, self.page_size = group, num_pages, page_size
         self.dtype = dtype
         shape = (len(group.layers), num_pages, page_size, group.kv_heads)
-        # Zeros, not empty: a masked NaN still poisons a weighted sum.
+        # Zeros, not empty: a masked NaN would still spoil a weighted sum.
         self.k_LPBKC = torch.zeros(*shape, group.head_dim, dtype=dtype, device=device)
         self.v_LPBKV: Tensor | None = None
         if not group.latent:
@@ -78,7 +78,7 @@ class PagedPool:
         """Write rows at slots (page * page_size + offset)."""
         self._put(0, self.k_LPBKC[layer].flatten(0, 1), layer, slots_T, k_TKC)
         if self.v_LPBKV is not None:
-            assert v_TKV is not None, "a pool that stores V was given none"
+            assert v_TKV is not None, "this pool stores V, but v is None"
             self._put(1, self.v_LPBKV[layer].flatten(0, 1), layer, slots_T, v_TKV)
 
     def load(self, layer: int, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -128,7 +128,7 @@ def page_nbytes(group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
 
 
 def rows_nbytes(group: KvGroup, num_rows: int, dtype: torch.dtype) -> int:
-    """Bytes of so many rows over the group's layers, scales included."""
+    """Bytes of ``num_rows`` rows over the group's layers, scales included."""
     rows = row_nbytes(group.head_dim, dtype)
     if not group.latent:
         rows += row_nbytes(group.v_dim, dtype)

@@ -1,8 +1,8 @@
-"""Pool of the states of recurrent layers: one row a page of the window space.
+"""Pool of the states of recurrent layers: one row for each page of the window space.
 
-A page's row holds the states of all layers behind the page's last computed token. So the row of a
-full page is a snapshot at its end, which the prefix cache may share; a token that begins a page
-reads the row before and writes its own.
+A page's row holds the states of all layers after the page's last computed token. The row of a full
+page is thus a snapshot that the prefix cache may share. The first token of a page reads the row of
+the page before and writes its own.
 
 Legend: P pages, S sequences, T packed tokens.
 """
@@ -25,8 +25,8 @@ Ids = NDArray[np.int64]
 
 
 class Segment(Record):
-    """Sequences that advance alike: each by the same number of tokens from a page's states to
-    another's. ``rows`` are the tokens, [B * L], sequence by sequence."""
+    """Sequences that advance by the same number of tokens, each from the states of page ``source``
+    to those of ``target``. ``rows``: the tokens [B * L], sequence by sequence."""
 
     rows: Tensor | slice
     num_sequences: int
@@ -35,7 +35,7 @@ class Segment(Record):
 
 
 class StatePool:
-    """The states of every layer that has some; page 0 stays zero, the state before any token."""
+    """The states of every recurrent layer; page 0 stays zero, the state before any token."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class StatePool:
         return [tensor[pages].float() for tensor in self.layers[layer]]
 
     def write(self, layer: int, pages: Tensor, states: Sequence[Tensor]) -> None:
-        """The inverse of ``read``, of the first states alone where fewer are given."""
+        """The inverse of ``read``; fewer states write only the first ones."""
         for tensor, state in zip(self.layers[layer], states, strict=False):
             tensor[pages] = state.to(tensor.dtype)
 
@@ -96,8 +96,8 @@ class StateStep(Record):
 
 
 class _Segments:
-    """Decoding sequences share one segment. A longer run of tokens is cut behind the last page
-    that it fills, so that the states there remain."""
+    """Decodes share one segment. A longer run of tokens is split at the end of the last page that
+    it fills, so that the states there are kept."""
 
     def __init__(self, page_size: int, device: torch.device) -> None:
         self._page_size, self._device = page_size, device
@@ -123,14 +123,14 @@ class _Segments:
         return tuple(segments)
 
     def _pages(self, table_SP: Ids, ends_S: Ids) -> Ids:
-        """The page that holds the states behind ``ends`` tokens; the null page behind none."""
+        """The page with the states after ``ends`` tokens; the null page for 0."""
         columns = np.maximum(ends_S - 1, 0) // self._page_size
-        found = table_SP[np.arange(len(ends_S)), columns]
-        return np.where(ends_S > 0, found, 0).astype(np.int64)
+        pages = table_SP[np.arange(len(ends_S)), columns]
+        return np.where(ends_S > 0, pages, 0).astype(np.int64)
 
     def _segment(self, rows: Ids | slice, count: int, source: Ids, target: Ids) -> Segment:
-        def put(ids: Ids) -> Tensor:
+        def to_device(ids: Ids) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(ids)).to(self._device)
 
-        where = rows if isinstance(rows, slice) else put(rows)
-        return Segment(where, count, put(source), put(target))
+        where = rows if isinstance(rows, slice) else to_device(rows)
+        return Segment(where, count, to_device(source), to_device(target))

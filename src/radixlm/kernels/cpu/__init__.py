@@ -1,4 +1,4 @@
-"""Kernels of our own for processors, in C++ (``csrc/``).
+"""CPU kernels in C++ (``csrc/``).
 
 ``available`` says whether ``radixlm._cpu`` could be imported, ``reason`` why not, ``isa`` which
 instruction set runs. The other modules of this package need ``available``.

@@ -1,4 +1,4 @@
-"""The paged cache as the kernels lay it out.
+"""The layout of the paged KV cache for the C++ kernels.
 
 K is transposed in tiles of 16 tokens, [P, K, B / 16, C, 16], so that 16 scores are one chain of
 multiply-adds; V is plain, [P, K, B, V]. An int8 tile of either ends with 16 float32 scales, one a
@@ -63,7 +63,7 @@ class CacheShape(Record):
         )
 
     def fields(self, k_cache: Tensor, v_cache: Tensor) -> tuple[int, ...]:
-        """What the extension wants to know, tensors checked."""
+        """The extension's description of the caches, after a check of the tensors."""
         for name, cache, shape in (
             ("k_cache", k_cache, self.k_shape(k_cache.shape[0])),
             ("v_cache", v_cache, self.v_shape(v_cache.shape[0])),
@@ -95,7 +95,7 @@ class CacheShape(Record):
     def pages(self, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor]:
         """The inverse of ``tokens``; rounds what the dtype cannot hold. Latent: v is not read."""
         rows = k if self.is_latent else v
-        assert rows is not None, "a cache that stores V was given none"
+        assert rows is not None, "this cache stores V, but v is None"
         if not self.has_scales:
             k_pages = torch.empty(0, dtype=self.dtype)
             if not self.is_latent:

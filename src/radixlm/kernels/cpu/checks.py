@@ -1,4 +1,4 @@
-"""Checks of tensors at the border to the extension, which trusts what it is given."""
+"""Checks of tensors before they go to the extension, which does not check them."""
 
 from __future__ import annotations
 

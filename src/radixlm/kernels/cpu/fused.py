@@ -1,7 +1,7 @@
-"""Announces what several C++ kernels do together: gated projections, a tied table, a linear map a
-head, experts. Single ops are announced by ``kernels/cpu/ops.py``.
+"""Registers ops that combine C++ kernels: gated projections, a tied table, linear maps by head,
+experts. Single kernels are registered by ``kernels/cpu/ops.py``.
 
-Only float32 runs here; other dtypes and what has no kernel go to the torch reference.
+They take float32 only; other dtypes, and shapes without a kernel, go to the torch reference.
 Legend: T tokens, H heads, K KV heads or chosen experts, D channels, I inner channels.
 """
 
@@ -27,8 +27,8 @@ from radixlm.kernels.ops.quantized import QuantScales, expert_scales
 NAME = "native"
 
 
-class _Counting:
-    """0, 1, 2 ... as int32, as long as any step so far."""
+class _Arange:
+    """int32 0, 1, 2 ..., reused between calls."""
 
     numbers = torch.arange(4096, dtype=torch.int32)
 
@@ -100,11 +100,11 @@ class FusedGated:
 
 
 def unpack_paired(packed: cpu_linear.PackedLinear) -> Tensor:
-    """Rows of a paired weight in their first order, float32 [N, K]."""
+    """Rows of a paired weight in their original order, float32 [N, K]."""
     plain = packed.native_handle(packed.padded, False, None)
     lanes = torch.empty(packed.padded, packed.num_in)
     plain.embed(
-        _Counting.upto(packed.padded).data_ptr(),
+        _Arange.upto(packed.padded).data_ptr(),
         packed.padded,
         lanes.data_ptr(),
         packed.num_in,
@@ -164,12 +164,12 @@ def pack_experts(
     is_gated: bool = True,
 ) -> reference_moe.PackedExperts:
     """See kernels/ops/moe.py. ``is_gated`` False: up [E, I, D] alone."""
-    are_known = all(
+    can_pack = all(
         stored is not None or weight.dtype in cpu_linear.NATIVE_FORMAT
         for weight, stored in zip((up_E2ID, down_EDI), scales, strict=True)
     )
     codes = cpu_linear.GATED_CODE if is_gated else cpu_linear.ACT_CODE
-    if not are_known or act not in codes:
+    if not can_pack or act not in codes:
         weights = up_E2ID, down_EDI, up_bias_E2I, down_bias_ED
         if not is_gated:
             return reference_moe.UngatedExperts(*weights, act)

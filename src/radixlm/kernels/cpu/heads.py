@@ -1,4 +1,4 @@
-"""A linear map a head. Legend: T tokens, H heads, I inputs, O outputs of a head."""
+"""One linear map for each head. Legend: T tokens, H heads, I inputs, O outputs of a head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HeadLinear:
         self.handle = native().HeadLinear([head.handle for head in heads])
 
     def run(self, x_THI: Tensor, num_threads: int = 0) -> Tensor:
-        """float32 [T, H, O], from any float x; heads may stand apart in the rows of x."""
+        """float32 [T, H, O], from any float x; heads need not be contiguous in the rows of x."""
         tokens, heads, width = x_THI.shape
         if (heads, width) != (self.num_heads, self.num_in):
             raise ValueError(f"x: {heads} heads of {width}, not {self.num_heads} of {self.num_in}")

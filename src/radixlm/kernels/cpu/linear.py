@@ -1,8 +1,7 @@
 """Linear layers on packed weights. Legend: M rows, N outputs, K inputs, G groups of a row.
 
-Weights stand in panels of 32 outputs: [ceil(N / 32)][K][32]. Every output is one chain of fused
-multiply-adds over ascending k, so a row's result does not depend on the rows beside it.
-"""
+Weights are stored in panels of 32 outputs: [ceil(N / 32)][K][32]. Every output is one chain of
+fused multiply-adds over ascending k, so a row's result does not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ def act_code(act: str | None, is_gated: bool) -> int:
 
 @dataclass(slots=True)
 class Buffers:
-    """Memory behind a packed weight; the extension holds addresses only."""
+    """Memory of a packed weight; the extension keeps only addresses."""
 
     data: Any
     scale: Tensor | None

@@ -16,7 +16,7 @@ SCORE_CODE = {"softmax": 0, "sigmoid": 1, "softmax_topk": 2, "sigmoid_topk": 3, 
 
 class Experts:
     """``down(act(gate) * up)`` of every expert, or ``down(act(up))``; gated ``ups`` are paired
-    weights. Rows are grouped by expert without padding; a token adds its experts in the order of
+    weights. Rows are grouped by expert without padding; a token sums its experts in the order of
     the choice."""
 
     def __init__(

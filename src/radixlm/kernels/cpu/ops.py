@@ -1,7 +1,7 @@
-"""Announces the kernels of this package under the names of ``kernels/ops``.
+"""Registers the kernels of this package for the ops of ``kernels/ops``.
 
-Only float32 activations run here; other dtypes, and shapes that a kernel has not, go to the torch
-reference of the same op.
+They take float32 activations only; other dtypes, and shapes without a kernel, go to the torch
+reference of the op.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class NativeLinear:
         return y if x_TI.ndim == 2 else y.view(*x_TI.shape[:-1], self.out_features)
 
     def unpack(self) -> Tensor:
-        """The weight [O, I] in the dtype that it was given in."""
+        """The weight [O, I] in its original dtype."""
         return self.packed.unpack(self._dtype)
 
 

@@ -18,7 +18,7 @@ NO_CACHE = (0, 0, 0, 0, 0, 0, 16)
 
 
 def norm_fields(norm: QkNorm | None) -> tuple[int, int, int, float, float, int, int, int]:
-    """What the extension wants to know of a q/k norm."""
+    """The extension's description of a q/k norm."""
     if norm is None:
         return NO_NORM
     return (

@@ -1,4 +1,4 @@
-"""Sampling of rows in C++: penalties, bias, mask and held-back tokens in place, then the draw.
+"""Sampling of rows in C++: penalties, bias, mask and suppressed tokens in place, then the draw.
 
 Legend: R rows, V vocabulary.
 """
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from radixlm.kernels.cpu.extension import native
 
-# What one row asks for: struct SampleRow of csrc/common/api.h. Those of the first line and mask are
-# addresses of arrays that outlive the call, 0 for none: float32 logits, bool seen [V], int32
+# The parameters of one row: struct SampleRow of csrc/common/api.h. Those of the first line and mask
+# are addresses of arrays that outlive the call, 0 for none: float32 logits, bool seen [V], int32
 # counts [V], int64 and float32 of biases, int32 mask words, int64 suppressed. key: noise.draw_keys.
 # top_k: the vocabulary's size means no limit. penalties: repetition, frequency, presence.
 ROW = np.dtype(

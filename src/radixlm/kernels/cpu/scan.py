@@ -1,6 +1,6 @@
-"""Recurrences over a state, token by token, as in ``kernels/ops/state.py`` (whose legend holds):
-a prompt gives the same bits however it is cut and whatever runs beside it. The states become those
-behind the tokens, in place where they are contiguous."""
+"""Recurrences over a state, token by token, as in ``kernels/ops/state.py`` (see its legend). A
+prompt gives the same bits in any chunks and any batch. States are updated in place if
+contiguous."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def _run(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     v_BLHP = inputs["v"][0]
     out, after = torch.empty(v_BLHP.shape), state.contiguous()
-    given = [_input(x, name, width) for name, (x, width) in inputs.items()]
+    tensors = [_input(x, name, width) for name, (x, width) in inputs.items()]
     sizes = [*v_BLHP.shape[:3], keys, v_BLHP.shape[3]]
     native().scan(
-        kind, sizes, decays, given, 0 if a is None else a.data_ptr(), after.data_ptr(),
+        kind, sizes, decays, tensors, 0 if a is None else a.data_ptr(), after.data_ptr(),
         out.data_ptr(), 0,
     )  # fmt: skip
     return out, after

@@ -36,8 +36,8 @@ POINTWISE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """``1 / (1 + exp(-x))``, a new contiguous tensor. An op of its own because torch's rounds an
-    element differently near the end of a tensor, so that a token would feel its neighbours."""
+    """``1 / (1 + exp(-x))``, a new contiguous tensor. A separate op because torch's rounds an
+    element differently near the end of a tensor, so that a token would depend on its batch."""
     return torch.sigmoid(x)
 
 

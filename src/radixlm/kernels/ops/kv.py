@@ -1,5 +1,5 @@
-"""What a KV cache of fewer bits keeps of a row. int8 has a scale for every token and head; floats
-of 8 bits have none, and what is too large for them becomes their largest number.
+"""KV cache formats of 8 bits. int8 has a scale for every token and head; 8 bit floats have none and
+saturate.
 
 Legend: N tokens, K KV heads, C channels.
 """
@@ -24,7 +24,7 @@ BY_FLAG = {  # --kv-cache-dtype
     "float32": torch.float32,
 }
 SCALE_BYTES = 4  # float32, for each int8 row
-_SMALLEST = 1e-30  # rows below it are zeros
+_SMALLEST = 1e-30  # rows with smaller numbers become zeros
 
 
 def row_nbytes(channels: int, dtype: torch.dtype) -> int:
@@ -40,10 +40,10 @@ def quantize_int8(x_NKC: Tensor) -> tuple[Tensor, Tensor]:
     quantized again gives the same bytes.
     """
     x = x_NKC.float()
-    most = x.abs().amax(-1)
-    bits = ((most / 127).view(torch.int32) + 0x80) & ~0xFF
-    scale = torch.where(most < _SMALLEST, 0.0, bits.view(torch.float32))
-    scale = torch.where(most.isfinite(), scale, torch.nan)
+    max_value = x.abs().amax(-1)
+    bits = ((max_value / 127).view(torch.int32) + 0x80) & ~0xFF
+    scale = torch.where(max_value < _SMALLEST, 0.0, bits.view(torch.float32))
+    scale = torch.where(max_value.isfinite(), scale, torch.nan)
     q = torch.where(scale[..., None] > 0, x / scale[..., None], 0.0)
     return q.round_().clamp_(-127, 127).to(torch.int8), scale
 
@@ -57,10 +57,10 @@ def to_kv(x_NKC: Tensor, dtype: torch.dtype) -> Tensor:
     """x as a float ``dtype`` of the cache."""
     if dtype not in FLOAT8:
         return x_NKC.to(dtype)
-    most = torch.finfo(dtype).max
-    return x_NKC.float().clamp(-most, most).to(dtype)
+    max_value = torch.finfo(dtype).max
+    return x_NKC.float().clamp(-max_value, max_value).to(dtype)
 
 
 def indexable_view(x: Tensor) -> Tensor:
-    """A view that can be indexed: torch moves no 8-bit floats."""
+    """A view that torch can index, which it cannot do with 8-bit floats."""
     return x.view(torch.uint8) if x.dtype in FLOAT8 else x

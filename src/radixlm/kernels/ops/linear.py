@@ -1,5 +1,5 @@
-"""Linear maps y = x W^T + b behind an object, so that an implementation may keep W in its own
-layout. Legend: T tokens, I inputs, O outputs."""
+"""Linear maps y = x W^T + b as objects, so that an implementation may store W in its own layout.
+Legend: T tokens, I inputs, O outputs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Low-rank adapters (arXiv:2106.09685) on a step whose sequences may each have another one:
-``y += scale * B (A x)``. A joined projection (q, k, v or gate, up) has a part of A and of B for
-each of its outputs.
+"""LoRA adapters (arXiv:2106.09685) in a step whose sequences may use different ones: ``y += scale *
+B (A x)``. A merged projection (q, k, v or gate, up) has a part of A and of B for each of its
+outputs.
 
 Legend: T packed tokens, S sequences, L adapters loaded, I input channels, O output channels,
-N outputs joined, R rank (the largest; smaller ones are filled up with zeros).
+N merged outputs, R rank (the largest; smaller ones are padded with zeros).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from radixlm.base.record import Record
 
 
 class AdapterRows(Record):
-    """Which adapter each sequence of the step uses; -1: none. ``rank_L`` may say how many ranks
-    of each adapter are not zeros, so that a kernel need not read those."""
+    """Which adapter each sequence of the step uses; -1: none. ``rank_L``: the actual rank of each
+    adapter, so that a kernel need not read its padding."""
 
     adapter_S: Tensor  # int32
     query_start_S1: Tensor  # int32, first token of each sequence

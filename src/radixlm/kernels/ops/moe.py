@@ -37,9 +37,9 @@ def route(
     """Choose experts: (weights [T, K] float32, ids [T, K] int64).
 
     Scores are softmax or sigmoid over all experts, or raw with the softmax after the choice.
-    ``correction`` takes part in the choice only. With groups (n, kept), experts outside the
-    ``kept`` best groups are out; a group is rated by its best two experts or its best one.
-    ``chosen``: there is no choice, only weights, which are normed to a sum of one.
+    ``correction`` is added for the choice only. With groups (n, top), only experts of the ``top``
+    best groups can be chosen; a group's score is that of its best expert or its best two.
+    ``chosen``: the experts are given, and their weights are normalized to a sum of one.
     """
     logits = logits_TE.float()
     if spec.score == "sparsemixer":
@@ -53,9 +53,9 @@ def route(
         weights = score.gather(1, chosen_TK)
         return weights / (weights.sum(-1, keepdim=True) + 1e-20) * spec.scale, chosen_TK
     pick = score if correction_E is None else score + correction_E
-    num_groups, kept = spec.groups
+    num_groups, top_groups = spec.groups
     if num_groups > 1:
-        pick = _keep_groups(pick, num_groups, kept, spec.group_score)
+        pick = _keep_groups(pick, num_groups, top_groups, spec.group_score)
     ids = pick.topk(spec.top_k, -1)[1]
     weights = score.gather(1, ids)
     if spec.score == "softmax_topk":
@@ -81,10 +81,10 @@ def sparsemixer(logits_TE: Tensor, jitter: float, top_k: int) -> tuple[Tensor, T
     return torch.cat(weights, -1), torch.cat(ids, -1)
 
 
-def _keep_groups(pick_TE: Tensor, num_groups: int, kept: int, rating: str) -> Tensor:
+def _keep_groups(pick_TE: Tensor, num_groups: int, top_groups: int, rating: str) -> Tensor:
     grouped = pick_TE.view(pick_TE.shape[0], num_groups, -1)
     best = grouped.topk(2, -1)[0].sum(-1) if rating == "top2" else grouped.amax(-1)
-    keep = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(kept, -1)[1], True)
+    keep = torch.zeros_like(best, dtype=torch.bool).scatter_(1, best.topk(top_groups, -1)[1], True)
     return grouped.masked_fill(~keep[..., None], float("-inf")).flatten(1)
 
 
@@ -116,8 +116,8 @@ class ReferenceExperts:
         counts = torch.bincount(ids_TK.flatten(), minlength=self.num_experts).tolist()
         tokens = order // top_k
         weights = weights_TK.flatten()[order, None].to(x_TD.dtype)
-        # One slot a (token, choice), summed at the end in the order of the choice: the result of
-        # a token then does not depend on its neighbours.
+        # One slot for each (token, choice), summed at the end in the order of the choice, so that a
+        # token's result does not depend on its batch.
         outputs = x_TD.new_empty(order.shape[0], x_TD.shape[1])
         start = 0
         for expert, count in enumerate(counts):

@@ -1,4 +1,4 @@
-"""Rotary position embedding (arXiv:2104.09864), and what happens to q and k before attention.
+"""Rotary position embedding (arXiv:2104.09864), and the norms of q and k before attention.
 
 Legend: T tokens, H query heads, K KV heads, D head dim, R half the number of rotated channels.
 """
@@ -35,11 +35,11 @@ def rope(x_THD: Tensor, cos_sin_T2R: Tensor, interleaved: bool) -> None:
     """
     half = cos_sin_T2R.shape[-1] // 2
     cos, sin = cos_sin_T2R[:, None, :half], cos_sin_T2R[:, None, half:]
-    turned = x_THD[..., : 2 * half]
+    rotary = x_THD[..., : 2 * half]
     if interleaved:
-        a, b = turned[..., 0::2], turned[..., 1::2]
+        a, b = rotary[..., 0::2], rotary[..., 1::2]
     else:
-        a, b = turned[..., :half], turned[..., half:]
+        a, b = rotary[..., :half], rotary[..., half:]
     rotated_a = a * cos - b * sin
     rotated_b = b * cos + a * sin
     a.copy_(rotated_a)

@@ -1,9 +1,9 @@
-"""Recurrences over a state of fixed size: the chunked form for prompts, one step for decoding.
+"""Recurrences over a state of fixed size, chunked for prompts.
 
 All take [B, L, ...] inputs of B sequences with L new tokens each and the states before them, and
-return the outputs and the states behind them, perhaps in the memory of those before; arithmetic is
-float32. Chunks are counted from the first new token, so a result depends on how a prompt was cut by
-rounding alone.
+return the outputs and the states after them, perhaps in the same memory. Arithmetic is float32.
+Chunks start at the first new token, so that results of a prompt in several parts differ by
+rounding.
 
 Legend: B sequences, L tokens, C channels, H heads, G groups, N state channels, P value channels,
 K key channels, W width of a convolution.
@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SCAN_CHUNK = 32  # tokens of an elementwise scan that are held at once
-MATRIX_CHUNK = 64  # tokens whose products with one another are made at once
+SCAN_CHUNK = 32  # tokens of an elementwise scan in one chunk
+MATRIX_CHUNK = 64  # tokens whose pairwise products are computed in one chunk
 
 
 def causal_conv(
@@ -94,7 +94,7 @@ def decayed_attention(
 
 
 def _below(difference: Tensor) -> Tensor:
-    """Minus infinity above the diagonal: no token looks ahead."""
+    """Minus infinity above the diagonal: the causal mask."""
     size = difference.shape[-1]
     ahead = torch.ones(size, size, dtype=torch.bool, device=difference.device).triu(1)
     return difference.masked_fill(ahead, float("-inf"))
@@ -132,7 +132,7 @@ def delta_rule(
     return torch.cat(out, 1), state_BHKP
 
 
-CHANNEL_CHUNK = 16  # a product of every pair of tokens for every channel is held
+CHANNEL_CHUNK = 16  # smaller, since there is a product of each pair of tokens for each channel
 
 
 def _products(a_BHLK: Tensor, b_BHLK: Tensor, sums_BHLK: Tensor) -> Tensor:
