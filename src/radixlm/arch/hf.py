@@ -23,7 +23,7 @@ from radixlm.arch.media.config_json import (
     flattened,
 )
 from radixlm.arch.media.registry import text_model_type
-from radixlm.arch.media.text_models import TEXT_DEFAULTS, TEXT_TYPES
+from radixlm.arch.media.text_models import as_text_model
 from radixlm.arch.registry import ARCHITECTURES, convert_config, find
 from radixlm.arch.spec import Decoder
 from radixlm.arch.validate import check
@@ -129,8 +129,7 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
     find(architecture, source)
     raw = convert_config(model_type or model_types().get(architecture, ""), raw)
     model_type = text_model_type(architecture, raw) or model_type
-    raw = {**TEXT_DEFAULTS.get(model_type, {}), **raw}
-    model_type = TEXT_TYPES.get(model_type, model_type)
+    model_type, raw = as_text_model(model_type, raw)
     own = model_types().get(architecture, "")
     of_class = {**COMMON, **(defaults().get(model_type) or defaults().get(own, {}))}
     values = dict(raw)

@@ -16,7 +16,8 @@ from radixlm.arch.json_file import object_or_empty
 from radixlm.arch.media.config_json import Raw, deepstack_layers, flattened
 from radixlm.arch.media.layout import CheckpointLayout
 from radixlm.arch.media.registry import layout_of, row_of
-from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.base.errors import CheckpointError
+from radixlm.base.lazy import require
 from radixlm.multimodal.audio_processors import load_audio_processor, single_audio_processor
 from radixlm.multimodal.image_processors import load_custom_processor
 
@@ -84,10 +85,7 @@ def num_deep_layers(folder: Path) -> int:
 
 
 def _transformers() -> Any:
-    try:
-        import transformers  # noqa: PLC0415  (2 s that text models need not wait)
-    except ImportError:
-        raise ConfigError("images need transformers and Pillow: install them") from None
+    transformers = require("transformers", "multimodal", "a model with media input")
     transformers.logging.set_verbosity_error()
     return transformers
 

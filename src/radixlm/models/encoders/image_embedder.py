@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.base.errors import CheckpointError
+from radixlm.base.lazy import require
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 from radixlm.wire.media import Media
 
@@ -18,11 +19,7 @@ class ImageEmbedder:
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self._device = device
-        try:
-            import transformers  # noqa: PLC0415  (2 s that text models need not wait)
-        except ImportError:
-            message = "a model with a vision encoder needs transformers: install it"
-            raise ConfigError(message) from None
+        transformers: Any = require("transformers", "multimodal", "a model with a vision encoder")
         transformers.logging.set_verbosity_error()
         try:
             model, report = transformers.AutoModel.from_pretrained(

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.base.errors import CheckpointError
+from radixlm.base.lazy import require
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 from radixlm.wire.media import Media
 
@@ -21,10 +22,7 @@ class SpeechEncoder:
     """The encoder. CheckpointError if its weights do not load; ConfigError without transformers."""
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-        try:
-            import transformers  # noqa: PLC0415  (2 s that text models need not wait)
-        except ImportError:
-            raise ConfigError("a model with audio input needs transformers: install it") from None
+        transformers: Any = require("transformers", "multimodal", "a model with audio input")
         transformers.logging.set_verbosity_error()
         try:
             model, report = self._load(transformers, folder, dtype)

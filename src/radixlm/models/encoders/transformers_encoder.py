@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from radixlm.arch.json_file import read_object
 from radixlm.arch.media.config_json import architecture_of, generates_speech
 from radixlm.arch.media.registry import PLAIN, layout_of, multimodal_spec
-from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.base.errors import CheckpointError
+from radixlm.base.lazy import require
 from radixlm.models.encoders.custom import build
 from radixlm.models.encoders.layout_weights import config_of, fill
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
@@ -224,10 +225,7 @@ def _by_layer(rows: dict[int, Tensor]) -> list[Tensor]:
 
 def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
     """(the model without its language model, that one's width, its ``embed_scale``)."""
-    try:
-        import transformers  # noqa: PLC0415  (2 s that text models need not wait)
-    except ImportError:
-        raise ConfigError("a model with a vision encoder needs transformers: install it") from None
+    transformers: Any = require("transformers", "multimodal", "a model with a vision encoder")
     transformers.logging.set_verbosity_error()
     try:
         raw = read_object(folder / "config.json")
