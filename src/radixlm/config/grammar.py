@@ -39,7 +39,7 @@ class GrammarConfig(Group):
         Flag(
             state="no-op",
             why="the built-in ones and those of --logit-processor can always be named, and "
-            "serialised code is never run",
+            "serialized code is never run",
         ),
     ] = False
     logit_processor: Annotated[

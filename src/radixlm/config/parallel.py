@@ -110,7 +110,7 @@ class ParallelConfig(Group):
         bool, "Check that GPUs can read each other.", Flag(state="no-op", why=_COMM)
     ] = False
     enable_flashinfer_allreduce_fusion: Annotated[
-        bool, "Reduce and normalise in one kernel.", Flag(state="no-op", why=_COMM)
+        bool, "Reduce and normalize in one kernel.", Flag(state="no-op", why=_COMM)
     ] = False
     enable_two_batch_overlap: Annotated[
         bool,

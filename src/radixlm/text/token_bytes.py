@@ -45,7 +45,7 @@ class Decoder(Record):
 
     @classmethod
     def from_json(cls, text: str | bytes | None) -> Decoder:
-        """Read the serialised decoder of a tokenizer; None means it has none."""
+        """Read the serialized decoder of a tokenizer; None means it has none."""
         if text is None:
             return cls(is_spaced=True)
         return _read(json.loads(text))

@@ -10,7 +10,7 @@ _HEAD = """# Parsers
 Generated from the code by `python -m radixlm.text.tools.docs > docs/parsers.md`.
 
 Both kinds of parsers return the same result for any split of a message into chunks. `auto` picks
-one by the model's chat template; it recognises the formats marked "auto". A message that does not
+one by the model's chat template; it recognizes the formats marked "auto". A message that does not
 follow its format is returned as text, character for character.
 
 ## Tool calls (`--tool-call-parser`)

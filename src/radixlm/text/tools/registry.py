@@ -32,7 +32,7 @@ def create(name: str, tools: Sequence[ToolSpec] = (), *, drop_unknown: bool = Fa
 
 
 def detect(chat_template: str) -> str | None:
-    """The format that a chat template writes calls in, None if none is recognised."""
+    """The format that a chat template writes calls in, None if none is recognized."""
     for name, entry in FORMATS.items():
         if any(all(text in chat_template for text in hint) for hint in entry.hints):
             return name
