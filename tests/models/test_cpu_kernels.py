@@ -10,12 +10,13 @@ from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, cached_tiny
 from tests.models.test_decoder import prompts, relative_error
 
+from radixlm.base.record import replace
 from radixlm.kernels import cpu
 from radixlm.kernels.cpu.extension import native as native_module
 from radixlm.kernels.dispatch import bind
 from radixlm.models.build import Model
 from radixlm.models.program.step import StepProgram, why_no_program
-from radixlm.step.batch import InputEmbeds
+from radixlm.step.batch import InputEmbeds, MediaInputs
 from radixlm.weights.load import load_weights
 
 pytestmark = pytest.mark.skipif(not cpu.available, reason=cpu.reason)
@@ -154,6 +155,22 @@ def test_given_embeddings_in_a_program(with_mask: bool) -> None:
     plain = PagedRunner(model, "cpu", 16).step({0: swapped})[0]
     given = PagedRunner(model, "cpu", 16).step({0: ids}, embeds=inputs)[0]
     assert torch.equal(given, plain)
+
+
+def test_embeddings_that_are_added_run_layer_by_layer() -> None:
+    """The program replaces rows; it cannot add to them (``Decoder.add_media_embeds``)."""
+    (ids,) = prompts(384, (14,)).values()
+    mask = torch.zeros(14, dtype=torch.bool)
+    mask[5:8] = True
+    results = []
+    for use_program in (True, False):
+        model = load_model(cached_tiny("Qwen3ForCausalLM"), bind("cpu"))
+        model.decoder = replace(model.decoder, add_media_embeds=True)
+        model.use_program = use_program
+        inputs = InputEmbeds(model.embed.run(torch.tensor(ids)) * 0.5, mask)
+        runner = PagedRunner(model, "cpu", 16)
+        results.append(runner.step({0: ids}, embeds=inputs, media=MediaInputs(mask))[0])
+    assert torch.equal(*results)
 
 
 def test_new_weights_mean_a_new_program() -> None:
