@@ -348,7 +348,7 @@ void bind_program_args(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_cpu, m) {
-    nb::set_leak_warnings(false);  // a program that ends with an engine open keeps its weights to the end
+    nb::set_leak_warnings(false);  // a process that exits with an open engine keeps its weights
     using Release = nb::call_guard<nb::gil_scoped_release>;
     m.def("isa", [] { return std::string(kernels().name); });
     m.def("compiled_isas", &compiled_isas);

@@ -102,8 +102,8 @@ struct StoreArgs {  // q/k norm, rope and cache store; the parts that are null a
     float* q_to = nullptr;  // where query heads go, if not back
     int64_t ldq_to = 0;
     int q_to_head = 0;
-    int k_lead = 0;  // numbers of a latent row before those that turn
-    int norm = 0;    // 0 none, 1 head by head, weights shared, 2 the whole row, 3 head by head, own weights
+    int k_lead = 0;  // numbers of a latent row before the rotated ones
+    int norm = 0;    // 0 none, 1 each head, shared weights, 2 the whole row, 3 each head, separate weights
     int layer_norm = 0;
     const float* q_norm = nullptr;
     const float* k_norm = nullptr;
@@ -119,7 +119,7 @@ struct StoreArgs {  // q/k norm, rope and cache store; the parts that are null a
 
 struct AttnTask {
     int32_t seq, q0, qn, kv_head, split0, split1, partial;  // partial < 0: write the output
-    int32_t from = 0;      // the block to begin at; inside a split, its rows' states lie ready
+    int32_t from = 0;      // the first block; inside a split, the rows' states are in `partials`
     int32_t readers = -1;  // shared: the first of `qn` readers, which see blocks [from, end)
     int32_t end = 0;
 };
@@ -142,13 +142,13 @@ struct AttnArgs {
     int num_seqs = 0, heads = 0;
     float scale = 1, softcap = 0;
     int window = 0, causal = 1;
-    int chunk = 0;  // a token sees only its own chunk of so many positions
+    int chunk = 0;  // a token attends within its own chunk of this many positions
     const float* sinks = nullptr;
     const float* alibi_slopes = nullptr;  // [heads]: slope * (key - query position) is added to a score
     const uint8_t* tree = nullptr;        // [tokens][tree_ld]: may query i see new token j of its sequence
     int64_t tree_ld = 0;
     const AttnTask* tasks = nullptr;
-    int num_shared = 0, num_tasks = 0, num_merges = 0;  // one kind behind the other
+    int num_shared = 0, num_tasks = 0, num_merges = 0;  // tasks: shared ones, then others, then merges
     const AttnMember* members = nullptr;
     const int32_t* readers = nullptr;  // of members
     float* partials = nullptr;
@@ -232,7 +232,7 @@ struct DecayArgs {
 
 enum class Gate : int { SIGMOID, SILU, SOFTPLUS, TWICE_SIGMOID, IDENTITY };
 
-// RMS norms of heads, perhaps with a gate before or behind. is_sum: by the sum of squares, not their mean.
+// RMS norms of heads, with an optional gate before or after. is_sum: by the sum of squares, not the mean.
 struct HeadNormArgs {
     const float* x = nullptr;
     const float* gate = nullptr;
@@ -279,7 +279,7 @@ struct ScanArgs {
 constexpr int LORA_ROWS = 48, LORA_TASK_RANKS = 16, LORA_TASK_OUTPUTS = 128;  // at most, of a task
 struct LoraTask {
     int32_t adapter = 0, row = 0, rows = 0;  // the first of its rows in `tokens`, and how many
-    int32_t part = 0, at = 0, count = 0;     // ranks of a part of A, or outputs, which lie in this part
+    int32_t part = 0, at = 0, count = 0;     // ranks of a part of A, or outputs of this part
 };
 struct LoraArgs {
     const LoraTask* tasks = nullptr;
@@ -421,7 +421,7 @@ inline int max_rows(int v_dim, int group) {
            : rows > MAX_TASK_ROWS ? MAX_TASK_ROWS
                                   : rows;
 }
-constexpr int ATTN_BLOCK = 64;  // tokens of one turn of the online softmax
+constexpr int ATTN_BLOCK = 64;  // tokens of one iteration of the online softmax
 constexpr int SPLIT =
     512;  // tokens of an attention split, absolute: part of the arithmetic, never tuned by shape
 

@@ -70,8 +70,8 @@ struct Ctx {
     char* local() const { return team->space->local + size_t(tid) * team->space->local_bytes; }
     char* shared() const { return team->space->shared; }
 
-    // f(begin, end) over [0, count): own contiguous range first, in chunks, then what others left.
-    // No barrier at the end.
+    // f(begin, end) over [0, count): a thread's own range first, in chunks, then the rest of other threads'
+    // ranges. No barrier at the end.
     template <class F>
     void each(int64_t count, int64_t chunk, F&& f) const {
         int n = team->n;

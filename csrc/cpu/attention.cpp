@@ -207,7 +207,7 @@ void VectorBlock::run_block(int block0) {
 }
 
 // Rows of k_dim numbers whose first v_dim are the value, read by all query heads: a strip of the block's
-// channels is brought into first-level cache once, turned for the scores and as it stands for the sums,
+// channels is loaded into first-level cache once, transposed for the scores and as stored for the sums,
 // and meets all rows of the task there. The arithmetic is that of VectorBlock.
 class LatentBlock {
   public:

@@ -1,5 +1,5 @@
-// A block of attention for few rows, as matrix tiles compute it, in vectors: decode waits for memory,
-// and vectors read the cache where it stands.
+// A block of attention for few rows, in vectors, with the bits of matrix tiles: decode is bound by
+// memory, and vectors read the cache in place.
 //
 // One multiplication of tiles adds 32 products in two chains, of the even and of the odd ones, and
 // then both to its sum; FMAs in that order give the same bits, denormals flushed as tiles flush them.
@@ -49,7 +49,7 @@ static void few_scores_of(const float* q, int k_dim, int k_pad, const FewTile* t
         for (int t = 0; t < N; t++) store(p + r * 4 * TILE + t * TILE, sum[r][t]);
 }
 
-// Tiles that are there stand together and are read together, as many as registers hold sums of.
+// Present tiles are neighbours; as many are read together as registers hold sums for.
 template <int R, int DTYPE>
 static void few_scores(const float* q, int k_dim, int k_pad, const FewTile* tile, float* p) {
     constexpr int MAX_TILES = R > 4 ? 1 : R > 2 ? 2 : 4;

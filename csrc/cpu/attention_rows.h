@@ -1,11 +1,11 @@
-// Rows of attention, whatever computes their blocks: which rows a task has, what they may see, how
-// splits merge.
+// Rows of attention, for all kernels of blocks: which rows a task has, which tokens they attend to, how
+// splits are merged.
 //
-// One arithmetic for all: tokens of the cache stand in splits of 512 and blocks of 64 at absolute
-// positions. A split runs an online softmax over its blocks from an empty state; splits merge in
-// order. A block that a row may not see leaves its state as it is, bit for bit, so a row's result
-// depends neither on the rows computed beside it nor on how its sequence was cut into chunks. Rows of
-// several sequences may therefore read what their first pages have in common together.
+// All use the same arithmetic: splits of 512 tokens and blocks of 64 at absolute positions. A split runs an
+// online softmax over its blocks from an empty state; splits merge in order. A block that a row may not see
+// leaves its state as it is, bit for bit, so a row's result depends neither on other rows nor on how its
+// sequence was cut into chunks. Rows of several sequences may therefore read what their first pages have in
+// common together.
 #pragma once
 #include "softmax.h"
 
@@ -79,7 +79,7 @@ inline void softmax_row(const AttnArgs& a, const Shape& s, const Rows& r, int kv
     online_softmax(a, s, p, k_scale, v_scale, r.now + int64_t(i) * s.state, seen);
 }
 
-// Where the state of row i after a split, or within it, is kept for those who go on.
+// The place of row i's state after a split, or within it, for the task that continues.
 inline float* kept_row(const AttnArgs& a, const Shape& s, const AttnTask& task, int count, int split, int i) {
     int64_t row = task.partial + int64_t(split - task.split0) * count + i;
     if (task.readers >= 0) {
@@ -102,7 +102,7 @@ class NextTiles {
         next_pages = pages_of(*following), next_head = following->kv_head;
         next_first = first / BLOCK * TILES, next_last = (len - 1) / TILE;
     }
-    // What stands where `tile` does, one block on; nothing after the last.
+    // The tile one block after `tile`; none after the last.
     Tile of(int tile) const {
         if (tile + TILES <= last) return tile_at(a.cache, pages, head, tile + TILES);
         const int next = next_first + tile % TILES;

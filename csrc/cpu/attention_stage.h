@@ -13,8 +13,8 @@ RADIX_INLINE __m512i paired(vf a, vf b) {
     return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(a.v), 16),
                            _mm512_and_si512(_mm512_castps_si512(b.v), _mm512_set1_epi32(int(0xffff0000u))));
 }
-// Bytes that a later block reads. They are asked for line by line between the steps of this block's
-// work: many at once would wait for each other and stop all that comes after.
+// Bytes that a later block reads. They are prefetched line by line between the steps of this block:
+// many requests at once would stall each other and all later loads.
 struct Ahead {
     const char *at, *end;
     RADIX_INLINE void lines(int n) {

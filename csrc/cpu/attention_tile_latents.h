@@ -1,6 +1,6 @@
 // Blocks of attention to latents on matrix tiles. A row of the cache is the key and the value of every
-// query head, so rows stand in tiles as they stand in memory: tokens times channels by channels times
-// heads gives scores with the tokens below each other, which are turned. Values are brought into pairs of
+// query head, so rows have the same order in tiles and in memory: tokens times channels by channels times
+// heads gives scores by token, which are transposed. Values are rearranged into pairs of
 // tokens in strips of channels that stay in first-level cache while all rows read them.
 #pragma once
 #include "attention_tile_parts.h"
@@ -58,7 +58,7 @@ class LatentTiles : TileSoftmax {
     struct Tokens {  // of a tile
         const uint16_t* row;
         int count;
-        const char* next;  // what stands there a block later, or null
+        const char* next;  // the same place one block later, or null
     };
     Tokens tokens[TILES];
     int64_t stride;  // numbers from one row to the next
@@ -143,7 +143,7 @@ inline void LatentTiles::open(int block0, int first_tile, int last_tile) {
         if (!tokens[i].row) tokens[i].row = any;  // its scores are masked
 }
 
-// Lines of the next block, beside the multiplications that read as many of this one.
+// Prefetch lines of the next block during the multiplications that read as many of this one.
 inline void LatentTiles::prefetch_next(int step) const {
     const int64_t size = dtype_size(a.cache.dtype);
     if (size == 1 && step % 2) return;

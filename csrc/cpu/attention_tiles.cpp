@@ -2,10 +2,10 @@
 // bfloat16, int8 and the 8-bit floats. Queries and weights are rounded to bfloat16 as the cache is;
 // products and sums are float32.
 //
-// A tile multiplies 16 rows whether or not they are there, and each row by itself: decode and prefill
-// are one arithmetic (few rows are computed by vectors to the same bits, see attention_few.h). Weights
+// A tile always multiplies 16 rows, each independently of the others: decode and prefill use the same
+// arithmetic (few rows are computed by vectors to the same bits, see attention_few.h). Weights
 // of hidden tokens are 0 and change no sum, so whole steps of them may be left out. Tiles flush
-// denormals; vectors are told to do the same.
+// denormals; vectors are set to do the same.
 #include <algorithm>
 
 #include "attention_few.h"
@@ -69,7 +69,7 @@ class TileBlock {
     static constexpr int SIDE = GROUP * BLOCK;            // their scores of a block
     static constexpr int PENDING = 4;                     // blocks whose weights wait for the sums
     static constexpr int WEIGHTS = PENDING * BLOCK + 32;  // numbers from one row's weights to the next
-    static constexpr int BURST = 24;                      // lines that may be asked for at once
+    static constexpr int BURST = 24;                      // lines that may be prefetched at once
     static constexpr size_t STAGED_BYTES = 288 << 10;     // of K and V in second-level cache
 
     struct Staged {

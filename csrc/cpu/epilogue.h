@@ -60,7 +60,7 @@ RADIX_INLINE void finish_half(const LinearArgs& a, int64_t row, int64_t col, vf 
     }
 }
 
-// noinline: the code of every activation stands once, not in each register tile
+// noinline: one copy of the code of every activation, not one in each register tile
 static __attribute__((noinline)) void finish_general(const LinearArgs& a, int64_t row, int64_t panel,
                                                      const float* acc) {
     int64_t at = panel * PANEL;

@@ -1,5 +1,5 @@
 // W8A8, W8A16 and W4A8: activations are quantised per row (W4A8: per row and span), products are summed
-// as integers. W8A16 has activations of 16 bits as two bytes, each with products of its own: 256 * high +
+// as integers. W8A16 splits activations of 16 bits into two bytes with separate products: 256 * high +
 // low. Integer sums are exact, so only the short float chain over spans has an order, and it is ascending:
 // batch invariant bit for bit.
 #include "int8.h"
@@ -211,8 +211,8 @@ RADIX_INLINE void quantise_twice(const float* x, int64_t k0, int64_t k1, float t
 // The sum of both bytes' products.
 RADIX_INLINE vf join_planes(vi high, vi low) { return fma(to_float(high), set1(256.0f), to_float(low)); }
 
-// What a group adds beside its products, from the sum of its quantised x. Weights with multiples take
-// -sum, for what they subtract. Others without zero points stand around 8: the sums of such a group
+// What a group adds to its products, from the sum of its quantised x. Weights with multiples take
+// -sum, for what they subtract. Others without zero points are centred on 8: the sums of such a group
 // start there, as integers. With zero points it is the float sum of x, for their offsets.
 RADIX_INLINE float group_extra(const LinearArgs& a, float scale, float sum) {
     if (a.w.multiple) return -sum;

@@ -102,7 +102,7 @@ RADIX_INLINE Tile tile_at(const Cache& c, const int32_t* pages, int kv_head, int
     return t;
 }
 
-// A tile is a few kilobytes somewhere in memory: hardware prefetch sees it too late.
+// A tile is a few kilobytes at an arbitrary address: the hardware prefetcher is too late.
 RADIX_INLINE void prefetch_bytes(const void* p, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i, 0, 2);
 }
@@ -111,8 +111,8 @@ RADIX_INLINE void prefetch_tile(const Cache& c, const Tile& t) {
     prefetch_bytes(t.v, tile_bytes(c, v_width(c)));
 }
 
-// The line where number `i` of a later tile stands: asked for beside the work on an earlier one, since
-// many requests at once wait for each other and stop all that comes after.
+// Prefetch the line of number `i` of a later tile, during the work on an earlier one: many requests at
+// once would stall each other and all later loads.
 template <int DTYPE>
 RADIX_INLINE void prefetch_line(const void* p, int64_t i) {
     __builtin_prefetch((const char*)p + i * dtype_size(DTYPE), 0, 2);

@@ -1,7 +1,7 @@
 // Low-rank adapters: h = A x of each row's own adapter, then y += scale B h. Weights stay in the order of
 // checkpoints and are read from memory once for all rows of a task. A number of h is sixteen chains of
 // multiply-adds over ascending inputs, summed as a tree, one of y a chain over ascending ranks: a row's
-// bits depend neither on the rows beside it nor on how tasks were cut.
+// bits depend neither on other rows nor on how tasks were cut.
 #include <algorithm>
 #include <type_traits>
 #include <utility>
@@ -24,7 +24,7 @@ constexpr int64_t LORA_DEPTH = 1024;  // inputs of a tile of rows that first-lev
 constexpr int64_t LORA_WIDTH = LORA_VECS * 16;
 constexpr int64_t LORA_AHEAD = 1024;  // bytes that a row of A is fetched ahead
 
-// Up to sixteen numbers from p[i] on, 0 behind them.
+// Up to sixteen numbers from p[i] on, then zeros.
 template <int DTYPE>
 RADIX_INLINE vf load_first(const void* p, int64_t i, int64_t n) {
     if (n >= 16) return load_any(p, DTYPE, i);

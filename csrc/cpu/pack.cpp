@@ -1,6 +1,5 @@
 // Row-major weights into the panels that the kernels stream. Rows may come from several sources.
-// Rows that land side by side go together: blocks of sixteen rows and sixteen dwords of each are turned,
-// so that what is written together lies together.
+// Blocks of sixteen rows and sixteen dwords of each are transposed, so that writes are contiguous.
 #include <algorithm>
 
 #include "../common/api.h"
@@ -54,11 +53,11 @@ static void quantise_16(vf v, float inverse, float shift, float low, float high,
     store_i8(out, vmin(vmax(add(vround(mul(v, set1(inverse))), set1(shift)), set1(low)), set1(high)));
 }
 
-// Where a row's part of a quantised panel lies: its lane among all, and in arrays of [panel][n][32].
+// The place of a row in a quantised panel: its lane, and its index in arrays of [panel][n][32].
 static int64_t lane_of(Place at) { return at.panel * PANEL + at.lane; }
 static int64_t lane_of(Place at, int64_t n, int64_t i) { return (at.panel * n + i) * PANEL + at.lane; }
 
-// The scale of a row: floats become whole numbers up to 127. int8 sources keep their values (scale given
+// The scale of a row: floats become whole numbers up to 127. int8 sources keep their values (scale set
 // apart).
 static void scale_int8(const PackArgs& a, int64_t r, Place at) {
     if (a.src_dtype != DT_I8) ((float*)a.w.scale)[lane_of(at)] = range_of(a, r, 0, a.w.k).largest() / 127.0f;
@@ -110,8 +109,8 @@ static int multiple_of(const PackArgs& a, int64_t from, float peak, float unit, 
     return lane_tree_sum(down.lost) < lane_tree_sum(up.lost) ? limit - 1 : limit;
 }
 
-// w4a8 from floats: a group's scale is a whole multiple of its span's. Values stand around 8, or around
-// 7 where the largest magnitude is positive, so that it has a value of its own.
+// w4a8 from floats: a group's scale is a whole multiple of its span's. Values are centred on 8, or on
+// 7 if the largest magnitude is positive, so that it can be represented.
 static void scale_multiples(const PackArgs& a, int64_t r, Place at) {
     for (int64_t s = 0, k0 = 0; k0 < a.w.k; s++, k0 += a.w.span) {
         const int64_t n = (a.w.k - k0 < a.w.span ? a.w.k - k0 : a.w.span) / a.w.group;
@@ -167,7 +166,7 @@ static int values_a_dword(const Weight& w) {
     }
 }
 
-// Dwords j to j + 16 of a row; what lies past its inputs is zero.
+// Dwords j to j + 16 of a row; zero past its inputs.
 static void encode_floats(const PackArgs& a, int64_t r, int64_t j, uint32_t* out) {
     const int values = values_a_dword(a.w);
     if (values == 2 && a.src_dtype == DT_BF16) {
@@ -217,7 +216,7 @@ static void encode_int8(const PackArgs& a, int64_t r, Place at, int64_t j, uint3
     if (a.w.column_sum) ((int32_t*)a.w.column_sum)[lane_of(at)] += 128 * int32_t(lane_tree_sum(sum));
 }
 
-// Values 0..15 that are given keep their grid: its scales are filled in by the caller.
+// Values 0..15 of a quantised checkpoint are kept; the caller fills in their scales.
 static void encode_given_int4(const PackArgs& a, int64_t r, int64_t j, uint32_t* out) {
     for (int64_t i = 0; i < 16 && (j + i) * 8 < a.w.k; i++)
         out[i] = nibbles_of((const int8_t*)a.src + r * a.ld + (j + i) * 8);

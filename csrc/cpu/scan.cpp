@@ -1,5 +1,5 @@
 // Recurrences over a state of fixed size, token by token: a result depends neither on how a prompt was
-// cut nor on the sequences beside it. The state is changed in place and stays in first-level cache.
+// cut nor on other sequences. The state is changed in place and stays in first-level cache.
 #include <algorithm>
 
 #include "rows.h"

@@ -1,5 +1,5 @@
-// What stands around a recurrence: convolutions over the last tokens, units, decays, gated norms. A
-// result depends neither on how a prompt was cut nor on the sequences beside it.
+// Kernels around a recurrence: convolutions over the last tokens, norms, decays, gates. A result
+// depends neither on how a prompt was cut nor on other sequences.
 #include <algorithm>
 
 #include "epilogue.h"

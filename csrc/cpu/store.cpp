@@ -36,8 +36,8 @@ static void norm_to(const StoreArgs& a, float* x, const float* w, const float* b
         rms_norm_to(x, x, w, b, dim, a.eps, a.norm_offset);
 }
 
-// The usual heads, in registers: RMS norm of 16 * N channels, all of them turned by halves. The arithmetic of
-// rms_norm_to and rotate_halves.
+// The usual heads, in registers: RMS norm of 16 * N channels, all of them rotated by halves. The arithmetic
+// of rms_norm_to and rotate_halves.
 template <int N>
 static void prepare_usual(const StoreArgs& a, float* x, int heads, int stride, const float* weight,
                           const float* cs) {
@@ -248,7 +248,7 @@ static void put_tile(const StoreArgs& a, int64_t token, int head) {
     for (int i = 0; i < TILE; i++) put_value(c, t, i, v + i * a.ldv);
 }
 
-// A token's numbers of K stand in as many lines as a tile has.
+// A token's numbers of K are in as many cache lines as a tile has.
 static void prefetch_token(const StoreArgs& a, int64_t token, int head) {
     const Cache& c = a.cache;
     if (token >= a.tokens || a.slots[token] < 0 || c.latent) return;

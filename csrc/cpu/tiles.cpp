@@ -1,5 +1,5 @@
 // Linear layers on matrix tiles (AMX): bf16 weights for any number of rows, and integer weights for
-// many rows. A panel is a chain of steps; a step is two tiles of weights beside each other (32 outputs;
+// many rows. A panel is a chain of steps; a step is two neighbouring tiles of weights (32 outputs;
 // 32 k of bf16 or 64 k of int8, in rows of 128 bytes). Every output adds its steps in ascending order
 // and a step's arithmetic does not depend on the other rows of the tile: batch invariant bit for bit.
 // bf16 activations are rounded once; denormals count as zero.
@@ -236,7 +236,7 @@ static void linear_tiles(const LinearArgs& given, const Ctx& ctx) {
     const LinearArgs a = streaming(given);
     const TileRows t(a, 32, false);
     char* x = ctx.shared();
-    const bool is_alone = a.m <= 2;  // each thread rounds its own copy: cheaper than to meet
+    const bool is_alone = a.m <= 2;  // each thread rounds its own copy: cheaper than a barrier
     if (is_alone)
         round_tile(a, t, 0, x = ctx.local());
     else {
@@ -270,7 +270,7 @@ static size_t tiles_local(const LinearArgs& a) {
     return size_t(std::max({few, sums, a.w.format == W_W4A8 ? four : 0})) + 64;
 }
 
-// ---- what the tiles can do at most ----
+// ---- peak throughput of the tiles ----
 
 template <int OP>
 static void busy_tiles(size_t rounds) {

@@ -8,7 +8,7 @@ namespace radix {
 namespace RADIX_ISA {
 
 // Quantised rows of one call: tiles as above, and for each tile [span][16 rows] of scales and extras.
-// Activations of 16 bits fill two tiles beside each other, high bytes and low ones.
+// Activations of 16 bits fill two neighbouring tiles, high bytes and low bytes.
 struct TileBytes : TileRows {
     int64_t k_step, spans, planes, blocks;  // blocks: sixteen rows of x
     char* x;
@@ -217,7 +217,7 @@ static const char* nibbles_at(const Weight& w, int64_t panel, int64_t k) {
 }
 
 // Nibbles of one span and panel as signed bytes [k / 4][32][4], each times its group's multiple. Half as
-// many from `next` on are asked for meanwhile.
+// many from `next` on are prefetched meanwhile.
 static void widen_multiples(const Weight& w, int64_t panel, int64_t k0, int64_t k1, const char* next,
                             char* out) {
     const char* from = nibbles_at(w, panel, k0);
@@ -298,7 +298,7 @@ static void spans_of_nibbles(const LinearArgs& a, const TileBytes& t, const Ctx&
                                        : k1 < a.w.k ? nibbles_at(a.w, p0, k1)
                                                     : nibbles_at(a.w, p1, 0);
                     widen_multiples(a.w, p, k0, k1, next, wide);
-                    next += (k1 - k0) * (PANEL / 4);  // the other half: beside the products
+                    next += (k1 - k0) * (PANEL / 4);  // the other half, during the products
                     asm volatile("" ::: "memory");
                     for (int64_t tile = t0; tile < t1; tile += 2, count++) {
                         const char *x = t.x + tile * t.tile_bytes() + s0 * t.step_bytes(),

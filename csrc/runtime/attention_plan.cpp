@@ -13,7 +13,7 @@ static double bytes_of_token(const Cache& c) {
 }
 
 // Sequences with one new token whose first pages are the same, read together: a block of keys is
-// brought up once for the rows of all. Rows do not know of each other, so nothing else changes.
+// loaded once for the rows of all. A row's arithmetic does not depend on other rows.
 class Sharing {
   public:
     Sharing(AttnPlan& plan, const AttnArgs& args)
@@ -105,7 +105,7 @@ class Sharing {
 };
 
 constexpr int LONG_SPLITS =
-    4;  // of one head: more would leave second-level cache before the next head's turn
+    4;  // of one head: more would evict second-level cache before the next head reads it
 
 // Whole work of a sequence in splits; a member of a shared reading has its rows' places from split 0 on,
 // where others wrote the first ones.

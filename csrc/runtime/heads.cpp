@@ -32,7 +32,7 @@ void run_heads(const Kernels& k, const HeadArgs& a, const Ctx& ctx) {
         for (int64_t i = 0; i < a.heads * blocks; i++) run_linear(k, rows(i), ctx);
         return;
     }
-    // A team of this thread alone, whose memory is the thread's own.
+    // A team of this thread alone, with the thread's own memory.
     const size_t packed = lines(shared_for(k, widest_args(a)));
     Workspace own{ctx.local(), packed, ctx.local() + packed, ctx.team->space->local_bytes - packed, 1};
     Team alone(1, &own);

@@ -7,7 +7,7 @@ namespace radix {
 
 namespace {
 
-// Tokens ordered by adapter, each adapter's in their own order.
+// Tokens ordered by adapter; tokens of one adapter keep their order.
 struct Grouped {
     std::vector<int32_t> tokens, first;  // first: [adapters + 1]
     std::vector<LoraTask> tasks;
@@ -68,7 +68,7 @@ void run(const LoraStep& s, LoraArgs& a, const Grouped& g, double numbers, size_
 void run_lora_shrink(const LoraStep& s, LoraArgs a, int threads) {
     Grouped g(s, a.rank);
     g.blocks([&](int32_t adapter, int32_t row, int32_t rows) {
-        // few rows are bound by memory: many small tasks; many use what they read again
+        // few rows are bound by memory: many small tasks; many rows reuse what they read
         const int64_t width = rows <= 12 ? LORA_TASK_RANKS / 4 : LORA_TASK_RANKS,
                       ranks = s.ranks ? s.ranks[adapter] : a.rank;
         for (int64_t part = 0; part < a.parts; part++) g.add(adapter, row, rows, part, 0, ranks, width);

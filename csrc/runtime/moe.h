@@ -55,7 +55,7 @@ struct ExpertArgs {
     int64_t ldy = 0;
     float scale = 1.0f;
     bool adds = false;
-    bool passes = false;  // what is chosen beyond the experts hands x through; else it gives nothing
+    bool passes = false;  // zero experts return x; otherwise nothing
 };
 // Every thread of the team; `a` is sorted already.
 void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, const Ctx& ctx);

@@ -1,7 +1,7 @@
 // A whole step of a decoder as a list of ops, bound once to weights and caches, run by one call.
 //
-// Python appends the ops (radixlm/layers/program.py). It fills in what lasts: weights and sizes, in the
-// kernels' own argument structs. `run` fills in what each step brings: addresses and row counts.
+// Python appends the ops (radixlm/layers/program.py). It fills in weights and sizes, in the kernels' own
+// argument structs. `run` fills in the addresses and row counts of each step.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace radix {
 
-struct ScanSource {  // where an input of a scan stands
+struct ScanSource {  // the place of a scan's input
     int buffer = -1;
     int64_t offset = 0, head = 0;  // head: floats from one head to the next
 };
@@ -62,11 +62,11 @@ class Program {
     void norm(int x, int y, NormArgs args, int64_t offset, bool selected);  // offset: of x and of y
     // y = act(x w^T + bias) * out_scale + residual
     void linear(int x, int y, const Linear& w, int residual, float out_scale, int act, bool selected);
-    // q, k and v stand at `offsets` of x. `parts`: which of q and k are normed and rotated, and whether
+    // q, k and v are at `offsets` of x. `parts`: which of q and k are normed and rotated, and whether
     // k and v go to the cache.
     void store(int x, std::array<int64_t, 3> offsets, StoreArgs args, int rope, int group, int parts);
     // Rows of a latent cache: kv is [k_lead latents, head_dim rotated numbers]. The last head_dim numbers
-    // of each head of q are rotated too and go behind the k_lead numbers of a head of `absorbed`.
+    // of each head of q are rotated too and stored after the k_lead numbers of a head of `absorbed`.
     void latent_store(int q, int kv, int absorbed, StoreArgs args, int rope, int group);
     void heads(int x, int y, const HeadLinear& w, int64_t x_head, int64_t y_head);  // y's head h = w_h x_h
     void attention(int q, int y, AttnArgs args);  // over the cache of the last store
@@ -88,7 +88,7 @@ class Program {
     void moe(int x, int logits, int y, const Experts& experts, Route route, float scale, bool adds,
              int zero_experts, bool zero_experts_are_identity, bool scales_input, bool selected);
     void logits(int x, const Linear& w, float scale, float softcap);
-    void hidden(int x, int64_t dim);  // rows that the caller may ask for
+    void hidden(int x, int64_t dim);  // rows that a step may want
 
     void run(const Step& step);
     int num_ops() const { return int(ops.size()); }

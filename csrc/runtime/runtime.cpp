@@ -51,7 +51,7 @@ RADIX_DECLARE(x86_64_v3)
 #endif
 RADIX_DECLARE(portable)
 
-// The kernels of another processor but for those that are given.
+// The kernels of another instruction set, with these replaced.
 [[maybe_unused]] static Kernels changed(Kernels k, const char* name, const Int8Kernels& int8,
                                         const TileKernels& tiles = {}) {
     k.name = name, k.int8 = int8, k.tiles = tiles;
@@ -199,7 +199,7 @@ static char* grow(char* old, size_t& have, size_t need) {
     return (char*)p;
 }
 
-// Under the sanitizer only what a call asked for may be touched, not what an earlier one left.
+// Under the sanitizer a call may touch only the bytes that it has reserved, not an earlier call's.
 static void fence([[maybe_unused]] char* data, [[maybe_unused]] size_t have, [[maybe_unused]] size_t need) {
 #if defined(__SANITIZE_ADDRESS__)
     ASAN_UNPOISON_MEMORY_REGION(data, need);
