@@ -1,0 +1,1 @@
+"""/v1/audio/transcriptions and translations: ``routes.py`` first, ``transcribers.py`` by model."""
