@@ -4,8 +4,6 @@
 under their most common name; ``ALIASES`` maps the other spellings to it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import lru_cache

@@ -1,8 +1,6 @@
 """Values of a config.json that must be known names: dtypes, layer types, quantization methods.
 An unknown name would otherwise be read as float32, full attention or no quantization."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """docs/models.md: a row for each architecture. ``python -m radixlm.arch.docs`` prints it."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import statistics

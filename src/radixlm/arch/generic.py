@@ -1,8 +1,6 @@
 """A description of any decoder by its attention layers alone: heads, their width, how many layers.
 For models that run as transformers' own classes (``models/transformers_backend``)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

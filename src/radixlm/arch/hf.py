@@ -4,8 +4,6 @@ Both forms of rotary parameters are read: ``rope_parameters`` (flat, or a dict f
 and the older ``rope_theta`` with ``rope_scaling``; see ``_rope``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path

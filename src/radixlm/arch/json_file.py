@@ -1,8 +1,6 @@
 """The JSON files of a checkpoint folder. A start reads config.json a dozen times; the file is read
 from disk once."""
 
-from __future__ import annotations
-
 import json
 from functools import lru_cache
 from pathlib import Path

@@ -5,8 +5,6 @@ and the loader read this table. A new method is a row here, a parser in ``quant/
 in ``weights/`` if tensors are stored in a new way, and a format in ``kernels/ops/`` if numbers are.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

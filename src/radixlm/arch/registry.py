@@ -5,8 +5,6 @@ is asked for. Embedding and classification models of a decoder or an encoder nee
 names follow from the stems at the end.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable
 from typing import Any

@@ -12,8 +12,6 @@ Cached keys are not rotated again, neither there nor here. So an engine must fix
 request, or a cached prefix would be invalid.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

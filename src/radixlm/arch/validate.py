@@ -4,8 +4,6 @@ A config.json can hold anything. What a family passes on unread (an object where
 negative count) is found here, for all families and fields.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from types import NoneType, UnionType

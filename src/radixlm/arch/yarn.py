@@ -1,7 +1,5 @@
 """YaRN's attention scale, apart from ``rope.py`` so that describing a model imports no numpy."""
 
-from __future__ import annotations
-
 import math
 
 

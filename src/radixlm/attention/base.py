@@ -1,8 +1,6 @@
 """AttentionBackend: runs attention over the paged KV cache. It owns the pools and, from ``begin``
 on, the metadata of the step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

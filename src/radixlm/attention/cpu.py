@@ -6,8 +6,6 @@ Legend: T packed tokens, H query heads, K KV heads, C channels of K, V of V, L l
 tokens a page.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

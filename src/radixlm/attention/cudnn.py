@@ -6,8 +6,6 @@ torch, so it is selected by name.
 Legend: T packed tokens, S sequences, L tokens of each, H query heads, K KV heads, C channels.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -5,8 +5,6 @@ Not run on hardware: tests check the calls against the packages' published signa
 Legend: T packed tokens, H query heads, K KV heads, C channels.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -7,8 +7,6 @@ signatures.
 Legend: T packed tokens, S sequences, P pages a sequence, N pages of all sequences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Base classes of backends over PagedPool (pools/pool.py)."""
 
-from __future__ import annotations
-
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ the rest of the step. Legend: T packed tokens, S texts, N tokens of
 one text, H query heads, K KV heads, C head channels.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ Legend: T packed tokens, S sequences, N tokens read of a sequence, Q its query t
 heads, K KV heads, C head channels, V value channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Chooses the attention backend by name, and pairs two of them for prefill and decode."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import cast

@@ -12,8 +12,6 @@ zeros, and the other rows are bit for bit those of the batch without it.
 Legend: T packed tokens, S sequences, H query heads, K KV heads, C channels of K, V of V.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import cast

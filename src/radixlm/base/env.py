@@ -4,8 +4,6 @@
 platform's) name of the same setting; RadixLM's name has precedence.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Mapping

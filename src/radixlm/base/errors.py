@@ -20,8 +20,6 @@ RadixError
 └── InvariantError       a bug: an invariant is violated
 """
 
-from __future__ import annotations
-
 
 class RadixError(Exception):
     """Base of all errors raised on purpose."""

@@ -1,7 +1,5 @@
 """Logs for people: ``[time] LEVEL role: message``, one record a line, on stderr."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from typing import TextIO

@@ -1,8 +1,6 @@
 """Frozen records. Defining one takes 15 us, a frozen dataclass with slots 600, and a start defines
 two hundred of them."""
 
-from __future__ import annotations
-
 from typing import dataclass_transform
 
 from msgspec import Struct, field

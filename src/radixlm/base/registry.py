@@ -1,7 +1,5 @@
 """Name -> "module:attr", imported only when the name is chosen."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

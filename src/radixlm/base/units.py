@@ -1,7 +1,5 @@
 """Sizes and durations for people."""
 
-from __future__ import annotations
-
 
 def format_bytes(num_bytes: float) -> str:
     """1536 -> '1.5 KiB'."""

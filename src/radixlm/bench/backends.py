@@ -4,8 +4,6 @@ A `Meter` times one answer as SGLang's benchmark does: time to first token (TTFT
 latency (ITL), where the time between two events is divided by the tokens of the later one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """`radixlm bench VERB`. A verb's module is imported only when the verb is used."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 

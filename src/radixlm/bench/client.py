@@ -4,8 +4,6 @@ Each event of a stream goes from the socket straight to a callback, so no task w
 token. Connections are reused; a running request has its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 import time

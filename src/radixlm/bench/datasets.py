@@ -1,7 +1,5 @@
 """Prompts for benchmarks, drawn from a seed: the same for a server and the offline engine."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

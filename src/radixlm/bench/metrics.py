@@ -1,7 +1,5 @@
 """Latencies and throughput of a run, named as in SGLang's result files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Other options are those of the server (`radixlm serve --help`).
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

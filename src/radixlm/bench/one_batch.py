@@ -4,8 +4,6 @@ All prompts are computed in one step (prefill), then each step gives every reque
 (decode). Other options are those of the server (`radixlm serve --help`).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

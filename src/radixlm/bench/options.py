@@ -1,7 +1,5 @@
 """Command-line options that several benchmarks use."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A progress bar of finished requests, on a terminal only."""
 
-from __future__ import annotations
-
 import sys
 
 from tqdm import tqdm

@@ -1,7 +1,5 @@
 """Results as a table for people and a line of JSON for programs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

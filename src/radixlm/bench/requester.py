@@ -1,7 +1,5 @@
 """Sends one request to a server and times the answer."""
 
-from __future__ import annotations
-
 import time
 
 from radixlm.base.errors import TransferError

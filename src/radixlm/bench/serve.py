@@ -3,8 +3,6 @@
 Flags and result names are those of SGLang's serving benchmark.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

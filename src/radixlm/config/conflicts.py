@@ -1,7 +1,5 @@
 """Options that exclude each other, each pair with its reason, and rules for single options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Deprecated flags, accepted with one warning and mapped to today's options."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

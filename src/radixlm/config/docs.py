@@ -1,7 +1,5 @@
 """docs/server-arguments.md, written from the options: ``python -m radixlm.config.docs FILE``."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ A group writes ``name: Annotated[type, "help", Flag(...)] = default``. The type 
 float, str, ``X | None`` or ``tuple[X, ...]``; the flag is ``--name`` with dashes for underscores.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 

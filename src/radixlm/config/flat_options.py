@@ -1,7 +1,5 @@
 """A flat mapping (command line, YAML, keyword arguments) to checked option values by name."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any

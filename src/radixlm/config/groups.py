@@ -1,7 +1,5 @@
 """The twelve groups, in the order of ``--help`` and of the docs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from radixlm.config.adapters import AdapterConfig

@@ -1,7 +1,5 @@
 """Facts about the machine and the model that option defaults depend on."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Mapping

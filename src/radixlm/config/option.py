@@ -1,7 +1,5 @@
 """Every option as one record, read from the annotations of the groups."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache

@@ -1,7 +1,5 @@
 """Grouped dataclasses <-> one flat command line and YAML. No argument is written twice."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 from collections.abc import Mapping, Sequence

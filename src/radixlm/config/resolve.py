@@ -4,8 +4,6 @@ Each step reads (config, host) and returns changes; ``resolve`` applies and logs
 line each. A value that the user set is changed only if it cannot work, and then with a warning.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

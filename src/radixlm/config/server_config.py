@@ -3,8 +3,6 @@
 A class takes the groups that it needs, not the ServerConfig.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self

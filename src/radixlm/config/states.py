@@ -1,7 +1,5 @@
 """No flag is ignored silently: one that is not built is an error, one without effect is logged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

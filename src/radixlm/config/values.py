@@ -1,7 +1,5 @@
 """Converts text, YAML and Python values to option values; errors name a value that works."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """Memory that runs out while the engine is built, as an error that names the flag."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -8,8 +8,6 @@ The files hold what clients wrote: the folder is made with mode 0700, the files 
 ``MAX_BYTES`` of ended requests are kept in memory, and ``MAX_FILES`` files in the folder.
 """
 
-from __future__ import annotations
-
 import base64
 import logging
 import os

@@ -2,8 +2,6 @@
 its metadata, the weights by a link. The folder stands in the user's cache, one a file and time of
 change."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

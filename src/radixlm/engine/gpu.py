@@ -1,7 +1,5 @@
 """What assembly does on a GPU only: open it, try the largest steps, record graphs."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

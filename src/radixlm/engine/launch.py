@@ -1,8 +1,6 @@
 """From a configuration to an TokenizerManager with an engine behind it: a process of its own, or a
 thread."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

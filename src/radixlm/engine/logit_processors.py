@@ -1,7 +1,5 @@
 """The logit processors that requests may name: the built-in ones and those of --logit-processor."""
 
-from __future__ import annotations
-
 from radixlm.config.grammar import GrammarConfig
 
 BUILTIN_PROCESSORS = {

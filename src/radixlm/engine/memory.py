@@ -1,7 +1,5 @@
 """How the memory is divided between weights and pools, and the pools made."""
 
-from __future__ import annotations
-
 import torch
 
 from radixlm.attention.base import AttentionBackend

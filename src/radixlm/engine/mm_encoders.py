@@ -1,7 +1,5 @@
 """Builds the encoders of a multimodal model; imported when one is served."""
 
-from __future__ import annotations
-
 import torch
 
 from radixlm.engine.model_info import ModelInfo

@@ -1,7 +1,5 @@
 """What the HTTP process and the engine both know of the model, read without torch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, cast

@@ -5,8 +5,6 @@ is dropped here, counted and, where a request can be named, answered. What goes 
 it fits into a message.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

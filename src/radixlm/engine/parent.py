@@ -1,7 +1,5 @@
 """An engine process does not outlive its server, whatever ends that one and however early."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,8 +1,6 @@
 """What is done for a load while the engine process still imports torch: the system reads the
 checkpoint from disk and makes pages of memory for the packed weights."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

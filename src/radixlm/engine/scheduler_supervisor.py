@@ -5,8 +5,6 @@ ready once more, so that intake sends every request again from where it stands. 
 alone when it struck is blamed, and fails alone the second time, as after a death of the process.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import sys

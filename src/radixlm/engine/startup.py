@@ -1,8 +1,6 @@
 """What an engine process does while it imports torch: it reads its order from standard input and
 makes the pages of memory that its weights will be packed into. Needs nothing but Python."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import mmap

@@ -6,8 +6,6 @@ they are sent again from where they stand. A request that was computed alone whe
 twice is failed alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

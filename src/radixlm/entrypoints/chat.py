@@ -1,7 +1,5 @@
 """``radixlm chat``: talk to a model in the terminal, answers streaming as they are made."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """``radixlm check-env``: what this machine offers, what is installed, which kernels will run."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

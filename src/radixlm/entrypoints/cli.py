@@ -1,7 +1,5 @@
 """``radixlm``: one command, its verbs imported only when called."""
 
-from __future__ import annotations
-
 import sys
 
 from radixlm import __version__

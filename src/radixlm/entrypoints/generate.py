@@ -1,7 +1,5 @@
 """``radixlm generate``: prompts from arguments or standard input, answers on standard output."""
 
-from __future__ import annotations
-
 import json
 import sys
 

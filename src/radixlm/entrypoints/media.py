@@ -1,7 +1,5 @@
 """Finds the media of a request, fetches them, and makes prompts with them."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Vectors, scores and ranks for the offline engine, by the code that answers the HTTP routes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from radixlm.config.server_config import ServerConfig

@@ -1,7 +1,5 @@
 """The options that /generate and OpenAI's routes share, as fields of intake's GenerateRequest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``radixlm run-batch``: answer a file of OpenAI batch requests without a server."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

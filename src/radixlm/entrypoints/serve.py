@@ -1,7 +1,5 @@
 """``radixlm serve``: read the options, then start the server. --help needs no more than config."""
 
-from __future__ import annotations
-
 import gc
 
 from radixlm.base.lazy import load

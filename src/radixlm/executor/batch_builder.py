@@ -4,8 +4,6 @@ step's buffer or is computed from it. The same code serves all devices.
 Legend: S sequences, T tokens, P pages, R rows of logits.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """How many pages of KV fit, and the error that says what to change when none do."""
 
-from __future__ import annotations
-
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import Record
 from radixlm.base.units import format_bytes

@@ -1,7 +1,5 @@
 """TensorControls: operators' commands that concern tensors: memory in use, weights, profiles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

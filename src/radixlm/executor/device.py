@@ -6,8 +6,6 @@ work must not read what the host changes meanwhile, and the host must wait for t
 result before it reads it.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from typing import Any, Protocol

@@ -6,8 +6,6 @@ Where the device is the host, they are the same memory; elsewhere each step carr
 it changes (``changes``).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

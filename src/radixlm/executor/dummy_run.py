@@ -3,8 +3,6 @@ measure the memory that they need; one of every kind runs at start, so that no r
 compiler. All pages are page 0, so the results mean nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import msgspec

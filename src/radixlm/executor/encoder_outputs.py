@@ -4,8 +4,6 @@ step attends to, and the keys and values that the layers have computed of them.
 Those of admitted requests are always kept; of the others, as many as fit into a number of bytes.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial

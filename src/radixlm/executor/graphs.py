@@ -7,8 +7,6 @@ leaves its logits in one buffer that all graphs share, as they run one after ano
 Legend: B rows of a graph, V vocabulary.
 """
 
-from __future__ import annotations
-
 import bisect
 import logging
 import time

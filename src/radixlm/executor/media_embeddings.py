@@ -3,8 +3,6 @@
 A step with such an image computes its one placeholder token, whose hidden state is not used.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

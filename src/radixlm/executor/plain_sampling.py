@@ -5,8 +5,6 @@ which samples the same tokens.
 Legend: R rows, V vocabulary, W mask words (32 tokens each).
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Protocol, cast
 

@@ -3,8 +3,6 @@
 Legend: N places of a request, T tokens of a chunk, D model width.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Protocol
 

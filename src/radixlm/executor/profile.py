@@ -1,8 +1,6 @@
 """Traces of steps by torch's profiler, for /start_profile and /stop_profile. They open in
 chrome://tracing and Perfetto."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator, Mapping

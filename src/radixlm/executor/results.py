@@ -3,8 +3,6 @@
 Legend: R rows with logits, T tokens, D model width.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Protocol

@@ -7,8 +7,6 @@ Sampling parameters are in the table too: floats as their bits, seeds as two hal
 Legend: S sequences, T tokens, R rows of logits, U changed entries of the page tables.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ The scheduler polls a ``GrammarFuture`` and never waits for a compiler. A gramma
 long is refused and its thread is replaced, because a library call cannot be interrupted.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import threading

@@ -1,7 +1,5 @@
 """Rewrites "propertyNames" of JSON schemas, which llguidance does not support."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Reads both forms: {"structures": [{"begin", "schema", "end"}], "triggers": [...]
 {"type": "structural_tag", "format": node} with the nodes of xgrammar's format.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from typing import Any

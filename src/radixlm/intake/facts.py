@@ -1,7 +1,5 @@
 """What intake must know of the model and the server to accept a request."""
 
-from __future__ import annotations
-
 from radixlm.base.record import Record, field
 
 

@@ -4,8 +4,6 @@ A request belongs to one replica at a time. When that dies, intake gives it to a
 (``manager.lose_engine``); what the dead one still had to say of it is then no longer heard.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """One live sequence at intake: what would be needed to start it again, and its way to text."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -9,8 +9,6 @@ A session is a tree of finished requests. ``session_params`` of a new one:
 - ``drop_previous_output``: go on from the prompt of ``rid`` only.
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """Intake: prompts in, text out. It keeps every live request whole, so that an engine process may
 die and another go on (``again_all``)."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """Whether a request can be served, and its prompt and parameters as they will be used."""
 
-from __future__ import annotations
-
 import secrets
 from typing import Any
 

@@ -4,8 +4,6 @@ the others; LAuReL (arXiv:2411.07501): low-rank residuals; and an input of its o
 Legend: N streams, T tokens, D model channels, L layers, P channels of a layer's own input.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Legend: T tokens, D model channels, H query heads, K KV heads, C head channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

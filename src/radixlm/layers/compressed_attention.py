@@ -8,8 +8,6 @@ Legend: T packed tokens, D model channels, H heads, C channels of a key; of a se
 N tokens read, E entries, W new ones, S tokens summed up in one, G index heads of I channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """What every layer is built with."""
 
-from __future__ import annotations
-
 import torch
 
 from radixlm.base.record import Record, field

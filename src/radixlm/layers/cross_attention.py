@@ -8,8 +8,6 @@ computed once however many chunks, steps and requests see the image.
 Legend: T tokens, D model channels, H query heads, K KV heads, C head channels, N rows of images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

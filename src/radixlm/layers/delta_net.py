@@ -1,7 +1,5 @@
 """The gated delta rule (arXiv:2412.06464, 2510.26692). Legend as in ``layers/state``."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@
 Legend: Q query tokens of a chunk, N tokens of its sequence, H query heads, K KV heads, V channels.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Token and position tables. Legend: T tokens, V rows, D channels."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from radixlm.kernels.ops.linear import TiedTable

@@ -4,8 +4,6 @@
 Legend: T tokens, D model channels, E experts, J chosen ones, K KV heads, C head channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ other value widths, gates of their own, norms elsewhere, keys and values of an e
 Legend: T tokens, D model channels, H query heads, K KV heads, C channels of q and k, V of v.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -5,8 +5,6 @@ Legend: T tokens, N streams, D model channels, E channels of all hashed runs, G 
 sequences of a segment, L tokens of each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 

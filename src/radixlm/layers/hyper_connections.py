@@ -4,8 +4,6 @@ with weights of its own; with doubly stochastic mixing as in arXiv:2512.24880.
 Legend: T tokens, N streams, D model channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ Legend: T tokens, D model channels, H heads, N no-rope channels, R rope channels
 channels, L the latent's rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

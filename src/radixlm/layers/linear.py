@@ -1,7 +1,5 @@
 """Linear layers: the scheme decides how weights are stored, the kernels how they run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """LogN scaling: factors of queries by position (``spec.LogNScaling``). Legend: T tokens."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Mamba and Mamba 2 (arXiv:2312.00752, 2405.21060). Legend as in ``layers/state``."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -3,8 +3,6 @@
 Legend: T tokens, D model channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

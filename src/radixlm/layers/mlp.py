@@ -1,7 +1,5 @@
 """Feed-forward layers. Legend: T tokens, D model channels."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@
 Legend: B sequences of a segment, L tokens of each, H heads, K key channels, V value channels.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -3,8 +3,6 @@
 Legend: T tokens, D model channels, S tokens of media.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Mixture-of-experts layer. Legend: T tokens, D model channels, E experts, I inner channels."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """RMS and layer norms. Legend: T tokens, D channels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

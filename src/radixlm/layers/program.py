@@ -9,8 +9,6 @@ Buffers hold a row a token, by name and width. An operation on ``selected`` rows
 alone whose logits are wanted: the last block gathers them.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Short convolutions, linear attention with fixed decays, gated linear recurrences; and which layer
 a state mixer's record has. Legend as in ``layers/state``."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -3,8 +3,6 @@
 Legend: T tokens, N rows of a cached table (positions), R half the rotated channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

@@ -4,8 +4,6 @@ Legend: T packed tokens, B sequences of a segment, L tokens of each, M of them a
 channels, C channels of the sums.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -8,8 +8,6 @@ Legend: T packed tokens, B sequences of a segment, L tokens of each, D model cha
 letters as in ``kernels/ops/state``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

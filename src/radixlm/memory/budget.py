@@ -1,7 +1,5 @@
 """How large the pool of window layers is beside that of full layers."""
 
-from __future__ import annotations
-
 from radixlm.base.errors import ConfigError
 
 

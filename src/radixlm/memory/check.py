@@ -7,8 +7,6 @@
 Meant for idle moments and tests: cost grows with the pools.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final, NamedTuple

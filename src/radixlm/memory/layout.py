@@ -1,7 +1,5 @@
 """How large the pools are: what the scheduler counts with and the executor allocates."""
 
-from __future__ import annotations
-
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import Record
 

@@ -6,8 +6,6 @@
 So a request that frees a page of the cache, twice, or not its own is caught at once.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

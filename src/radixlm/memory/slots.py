@@ -1,7 +1,5 @@
 """Which rows of the page and token tables are in use: one row, a slot, a running request."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """``--dtype`` -> the dtype of activations and the dtype of stored weights."""
 
-from __future__ import annotations
-
 import torch
 
 from radixlm.base.errors import ConfigError

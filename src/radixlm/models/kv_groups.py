@@ -1,7 +1,5 @@
 """Which attention layers share a pool: layers of one KV shape and window."""
 
-from __future__ import annotations
-
 from radixlm.arch.spec import Attention, CompressedSparseAttention, Decoder, LatentAttention
 from radixlm.pools.group import KvGroup
 

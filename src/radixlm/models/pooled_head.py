@@ -3,8 +3,6 @@
 Legend: R pooled rows, I inputs, O outputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

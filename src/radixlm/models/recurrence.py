@@ -3,8 +3,6 @@
 Legend: T packed tokens, D model channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor

@@ -3,8 +3,6 @@
 WAV is read by the standard library; soundfile, where it is installed, reads FLAC, OGG and MP3 too.
 """
 
-from __future__ import annotations
-
 import io
 import wave
 

@@ -4,8 +4,6 @@ its slices in their places, boundary tokens on corners and edges (MiniCPM-V 4.7)
 Rows of the result are time, row and column. Text counts on in all three.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Optional packages that only some media need."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -4,8 +4,6 @@ Arrays come as nested lists, as base64 of a .npy or of a safetensors file, in a 
 arrays or tensors. Nothing is unpickled.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import io

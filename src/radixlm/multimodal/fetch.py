@@ -5,8 +5,6 @@ checked anew, and the connection is made to the address that was checked. Large 
 are refused too. Files are read from allowed folders only.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import contextlib

@@ -1,7 +1,5 @@
 """Decodes image files with Pillow."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Splits a text at its placeholders and tokenizes it with the media's tokens in between."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Text counts on in all three; an image's placeholders have its corner plus their 
 the text behind goes on from the largest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

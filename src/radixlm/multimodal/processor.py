@@ -5,8 +5,6 @@ reads. Media are processed one by one where that gives the same result, so that 
 its content.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import threading

@@ -1,7 +1,5 @@
 """Decodes video files to frames, by PyAV."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from typing import Any

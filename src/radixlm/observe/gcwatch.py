@@ -1,7 +1,5 @@
 """--gc-warning-threshold-secs: warns about long pauses of the garbage collector."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import time

@@ -4,8 +4,6 @@ Callers report events (``first_token``, ``tokens``, ``ended``) and pass the gaug
 module defines names, labels and buckets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest

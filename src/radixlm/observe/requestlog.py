@@ -1,7 +1,5 @@
 """Log lines of received and of finished requests."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -3,8 +3,6 @@
 Legend: L layers of the group, P pages, B tokens a page, K KV heads, C channels of K, V of V.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """How a checkpoint stores quantized weights, by the ``quantization_config`` of its config.json."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """Checkpoints of compressed-tensors: 8 bit floats, or integers (pack-quantized, int-quantized)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Checkpoints in 8 bit floats (e4m3) with a scale for each tensor, row or block: fp8, fbgemm_fp8,
 modelopt, and compressed-tensors of type float."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -1,8 +1,6 @@
 """Checkpoints in integers: AWQ, GPTQ, W8A8 and blocks of int8. compressed-tensors has its own file
 (``quant/compressed_tensors.py``)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 

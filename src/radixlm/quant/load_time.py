@@ -1,7 +1,5 @@
 """The quantization scheme, by ``--quantization``, ``--torchao-config`` and the checkpoint."""
 
-from __future__ import annotations
-
 from radixlm.arch.quant_methods import CHECKPOINT_FLAGS, ONLINE_FORMATS, methods_of_flag
 from radixlm.base.errors import ConfigError
 from radixlm.quant.checkpoint import StoredQuant

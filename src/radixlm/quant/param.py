@@ -1,7 +1,5 @@
 """Param: a named parameter of a layer that a checkpoint fills."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Weights that stay quantized as the checkpoint has them. Legend: O outputs, I inputs, G groups."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -1,8 +1,6 @@
 """Scheme: how linear layers store their weights. A layer asks it for parameters and for the object
 that runs them, and knows nothing else about quantization."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Protocol
 

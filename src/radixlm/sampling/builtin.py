@@ -9,8 +9,6 @@ thinking_budget     {"thinking_budget": n, "start": "<think>", "end": "</think>"
 Legend: R rows, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

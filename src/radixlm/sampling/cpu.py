@@ -5,8 +5,6 @@ fraction of that, sorts floats many times faster, and has unsigned integers. Eve
 row.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

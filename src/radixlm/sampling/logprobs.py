@@ -6,8 +6,6 @@ Values are at least LOWEST, because JSON has no -inf.
 Legend: R rows, V vocabulary, K most likely tokens, N rows with requested token ids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

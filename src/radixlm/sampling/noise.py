@@ -10,8 +10,6 @@ rounds of a 32-bit finaliser with low bias (Wellons 2018, "lowbias32"), half of 
 each, turn a token id into 32 random bits.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

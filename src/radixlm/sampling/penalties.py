@@ -7,8 +7,6 @@ For a token seen ``c`` times in the output (and maybe in the prompt):
 in this order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ SGLang lets a request carry pickled code; here only processors that the operator
 An exception in one fails only the requests that chose it.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 from collections.abc import Callable, Mapping, Sequence

@@ -22,8 +22,6 @@ they are the kernels of ``cuda.py``. All give the same tokens.
 Legend: R rows, V vocabulary, W mask words (32 tokens each), F rows of one kind, K kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

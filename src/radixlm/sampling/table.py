@@ -4,8 +4,6 @@ steps of the sampler a batch needs.
 Legend: S slots, R rows of a step.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field

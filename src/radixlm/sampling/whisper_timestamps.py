@@ -9,8 +9,6 @@ after the earliest.
 Legend: R rows, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Committer: applies the results of a step to its requests and makes the reply to intake."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 

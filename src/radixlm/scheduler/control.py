@@ -1,7 +1,5 @@
 """ControlHandler: operators' commands, answered between two steps: flush, pause, continue, info."""
 
-from __future__ import annotations
-
 import gc
 import logging
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The multimodal encoder runs over a whole image, video or audio clip when a chunk
 of its placeholder tokens, even if the chunk holds few of them.
 """
 
-from __future__ import annotations
-
 from radixlm.scheduler.request import Request
 from radixlm.wire.media import Media
 

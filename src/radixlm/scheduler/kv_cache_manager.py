@@ -6,8 +6,6 @@ own; ``insert`` moves whole computed pages from the second part to the first. Mo
 sliding-window layers or recurrent states have a second page table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The numbers that bound the scheduler; ``engine`` computes them once from the options."""
 
-from __future__ import annotations
-
 from radixlm.base.record import Record
 
 

@@ -5,8 +5,6 @@ host and device. Messages are read only at the top of a tick. When there is noth
 waits on its channel and uses no CPU.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import deque

@@ -3,8 +3,6 @@
 There is no prefill phase and no decode phase. Each request's computed tokens catch up with its
 known tokens, and all requests of a step share one budget of tokens."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

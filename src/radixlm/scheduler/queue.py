@@ -1,7 +1,5 @@
 """WaitingQueue and the scheduling policies, as functions that sort the waiting requests."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

@@ -5,8 +5,6 @@ Legend: T packed tokens of the step, S sequences, P pages a sequence at most, G 
 R rows whose logits are wanted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol

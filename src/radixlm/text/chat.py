@@ -4,8 +4,6 @@
 else the built-in format that matches the folder's name.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -9,8 +9,6 @@ shortest run of earlier tokens that has any text: decoders depend on the previou
 on the start of the text.
 """
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Iterable, Sequence
 

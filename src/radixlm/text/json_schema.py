@@ -4,8 +4,6 @@ The standard allows further properties unless a schema forbids them; OpenAI's st
 xgrammar's default do not, and clients who declare two properties do not expect a third.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

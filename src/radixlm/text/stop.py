@@ -4,8 +4,6 @@ The match that ends first wins, and of those that end together the longest: the 
 gives the same text for every way to chunk it. Text that could begin a match is held back.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

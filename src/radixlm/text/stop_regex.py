@@ -6,8 +6,6 @@ number of states, and all its threads advance together, one character at a time.
 references, atomic groups and possessive quantifiers are refused.
 """
 
-from __future__ import annotations
-
 import re
 import re._constants as sre  # type: ignore[import-not-found]
 import re._parser as sre_parser  # type: ignore[import-not-found]

@@ -1,7 +1,5 @@
 """``--load-format dummy``: deterministic random weights of the right shapes, no files read."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Opens a checkpoint folder: finds the files with weights, and chains the sources that read them:
 files -> merged adapter -> dequantized -> renamed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Recipes and concatenations then see plain weights. A layer that packs the weight
 stored numbers exactly (``kernels/ops/fp8.py: scales_of``), so no precision is lost.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -6,8 +6,6 @@ multiplies d, and in some with another one that multiplies a second scale: the m
 https://github.com/ggml-org/ggml, ggml-common.h; tests decode each number by number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

@@ -1,8 +1,6 @@
 """The tensors of a GGUF file, or of its parts, under Hugging Face's names, as floats; quantized
 blocks are dequantized."""
 
-from __future__ import annotations
-
 import logging
 import math
 import mmap

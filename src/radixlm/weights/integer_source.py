@@ -4,8 +4,6 @@
 points. Recipes and concatenations see floats; a layer that keeps integers calls ``read_quantized``.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence

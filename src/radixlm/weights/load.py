@@ -5,8 +5,6 @@ and handed to its layer. A layer whose parameters are complete packs them at onc
 file or a reused buffer, so that memory peaks near the size of the weights.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import time

@@ -3,8 +3,6 @@
 Roles, name templates and recipes are those of ``arch/names``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Container, Iterator, Sequence
 from typing import Protocol

@@ -1,8 +1,6 @@
 """A LoRA adapter in the checkpoint's folder that config.json declares part of the model (Granite
 Speech): merged into the weights as they are read."""
 
-from __future__ import annotations
-
 import logging
 import math
 import re

@@ -1,8 +1,6 @@
 """``--load-format npcache``: .bin files are unpickled once and stored as .npy files, which later
 starts map into memory. numpy has no bfloat16: such a tensor is stored as its raw bits."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence

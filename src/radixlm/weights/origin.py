@@ -1,7 +1,5 @@
 """Origin: the file and the name of a tensor, for error messages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 

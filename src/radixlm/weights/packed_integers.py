@@ -10,8 +10,6 @@ groups of inputs, W words of 32 bits.
                          [O, G]; weight_shape; weight_g_idx [I]. Or weight in int8, [O, I]
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """ParamReader: gives the loader the value of each parameter of the model."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

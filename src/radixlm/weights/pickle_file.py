@@ -1,7 +1,5 @@
 """PyTorch .bin and .pt files, read with ``weights_only=True``: nothing in them is executed."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path

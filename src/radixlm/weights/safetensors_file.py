@@ -5,8 +5,6 @@ Format: 8 bytes little-endian header size, a JSON header {name: {dtype, shape, d
 then the data (https://github.com/huggingface/safetensors).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import mmap

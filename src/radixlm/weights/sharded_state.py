@@ -1,8 +1,6 @@
 """``--load-format sharded_state``: the model's own parameters, already concatenated, in a set of
 files for each tensor-parallel rank. ``save_sharded_state`` writes them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

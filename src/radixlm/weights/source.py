@@ -1,7 +1,5 @@
 """TensorSource: the tensors of a checkpoint folder, in any file format."""
 
-from __future__ import annotations
-
 import json
 import re
 from abc import ABC, abstractmethod

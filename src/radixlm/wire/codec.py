@@ -1,7 +1,5 @@
 """Typed msgpack: data that does not fit its record is an error, and nothing is unpickled."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

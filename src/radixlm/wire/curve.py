@@ -5,8 +5,6 @@ public key, which is never sent, by finishing the handshake; its own key pair co
 too. Without the secret nothing is delivered and nothing can be read.
 """
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

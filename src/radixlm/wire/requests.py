@@ -3,8 +3,6 @@
 Token ids travel as little-endian int32 bytes; embeddings as float32 bytes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

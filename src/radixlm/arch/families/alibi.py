@@ -1,8 +1,6 @@
 """Models without rotation: BLOOM (arXiv:2211.05100) and MPT with ALiBi, XGLM (arXiv:2112.10668)
 with sinusoidal positions, and the first GPT with learned ones."""
 
-from __future__ import annotations
-
 import math
 
 from radixlm.arch.config import Config

@@ -1,8 +1,6 @@
 """Encoders with BERT's layers: BERT, RoBERTa, ALBERT, ELECTRA, MPNet, DeBERTa and others; the
 encoder of T5 and the text side of CLIP."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What most families share: functions from config keys to records."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Chameleon: images are tokens of its own vocabulary, made by a VQ-VAE."""
 
-from __future__ import annotations
-
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import attention, build_decoder, mlp
 from radixlm.arch.names import LAYER

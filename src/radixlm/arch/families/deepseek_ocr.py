@@ -1,7 +1,5 @@
 """DeepSeek-OCR: the experts of DeepSeek V2 with plain attention."""
 
-from __future__ import annotations
-
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import attention, build_decoder, mlp
 from radixlm.arch.families.deepseek import routed

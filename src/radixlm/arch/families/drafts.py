@@ -2,8 +2,6 @@
 multi-token-prediction layers of DeepSeek, GLM, ERNIE, MiMo, Bailing, LongCat and Qwen3-Next
 checkpoints."""
 
-from __future__ import annotations
-
 from typing import Any, NoReturn
 
 from radixlm.arch.config import Config

@@ -1,8 +1,6 @@
 """CTRL (arXiv:1909.05858) with sinusoidal positions, JetMoe (arXiv:2404.07413) with experts in the
 attention, and Doge with dynamic mask attention."""
 
-from __future__ import annotations
-
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     activation,

@@ -1,8 +1,6 @@
 """GLM 4 (arXiv:2406.12793), GLM 4 MoE and Solar Open: half of each head is rotated, gate and up are
 stored fused."""
 
-from __future__ import annotations
-
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import attention, build_decoder, head_dim, rms, rope
 from radixlm.arch.families.deepseek import latent, routed

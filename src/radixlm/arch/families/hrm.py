@@ -1,7 +1,5 @@
 """HRM (arXiv:2506.21734): two stacks of gated blocks that run again and again over two streams."""
 
-from __future__ import annotations
-
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import attention, build_decoder, head_dim, mlp
 from radixlm.arch.names import AnyOf, Named, Names

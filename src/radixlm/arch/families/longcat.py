@@ -1,8 +1,6 @@
 """LongCat Flash (arXiv:2509.01322): layers of two attentions and two feed-forwards, with
 experts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from radixlm.arch.config import Config

@@ -1,7 +1,5 @@
 """Mixtral (arXiv:2401.04088) and MiniMax M2, whose experts have the same names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from radixlm.arch.config import Config

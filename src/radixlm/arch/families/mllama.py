@@ -1,7 +1,5 @@
 """Llama 3.2 Vision: some layers attend to the image encoder's output and not to the text."""
 
-from __future__ import annotations
-
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import attention, build_decoder, mlp, rms
 from radixlm.arch.names import LAYER, Names

@@ -1,7 +1,5 @@
 """Heads of embedding, classification and reward models."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whisper's decoder: every layer attends to the audio encoder's output."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from radixlm.arch.config import Config

@@ -1,7 +1,5 @@
 """xLSTM (arXiv:2405.04517): a matrix memory in every layer."""
 
-from __future__ import annotations
-
 from radixlm.arch.config import Config
 from radixlm.arch.families.hybrid import stacked
 from radixlm.arch.names import AnyOf, Names

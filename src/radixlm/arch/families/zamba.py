@@ -1,8 +1,6 @@
 """Zamba (arXiv:2405.16712) and Zamba 2 (arXiv:2411.15242): Mamba layers, some of which first call
 one of few shared transformer layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from radixlm.arch.config import Config

@@ -4,8 +4,6 @@ A function here has the config with the text model's keys at the top (``arch/hf.
 architecture of the whole checkpoint.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from radixlm.arch.config import Config

@@ -1,7 +1,5 @@
 """Brings config.json of multimodal checkpoints, as they are published, to one form."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

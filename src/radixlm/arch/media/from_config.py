@@ -1,7 +1,5 @@
 """Readers of ``MultimodalSpec``: each takes a model's row and config.json and fills the row in."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The multimodal architectures: one row each, beside those of the text models in
 ``arch/registry.py``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from radixlm.arch.media.config_json import Raw, architecture_of, flattened

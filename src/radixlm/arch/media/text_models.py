@@ -4,8 +4,6 @@ A row of text_models.json has the ``model_type`` of the text model with the same
 defaults of its config class where they differ from that one's.
 """
 
-from __future__ import annotations
-
 import json
 from functools import lru_cache
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The flight record: which suspect request is being computed right now, in a file that outlives
 the process. If the engine dies again, the supervisor reads there whom to blame."""
 
-from __future__ import annotations
-
 import logging
 import mmap
 import os

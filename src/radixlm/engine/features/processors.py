@@ -1,8 +1,6 @@
 """Logit processors where they meet the loop: a request's custom_params are checked when it arrives.
 What they do to logits is the sampler's business."""
 
-from __future__ import annotations
-
 from radixlm.sampling.processors import LogitProcessors
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.request import Request

@@ -1,7 +1,5 @@
 """The FastAPI application: its routes, error handlers, middleware and uvicorn server."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from pathlib import Path

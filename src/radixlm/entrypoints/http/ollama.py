@@ -1,7 +1,5 @@
 """Ollama's routes. Streams are JSON lines, sampling parameters stand in ``options``."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import AsyncGenerator, Mapping

@@ -4,8 +4,6 @@ SIGTERM and Ctrl-C drain: readiness goes off, what runs may finish within --drai
 A second signal stops at once. An engine that cannot start ends the server with exit status 2.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -1,7 +1,5 @@
 """ServerState: what all routes share. The app holds the only one."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from dataclasses import dataclass, field

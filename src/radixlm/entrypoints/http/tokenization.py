@@ -1,7 +1,5 @@
 """Texts to token ids and back: ``encode`` for all routes, /tokenize and /detokenize."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

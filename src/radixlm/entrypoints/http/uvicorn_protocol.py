@@ -4,8 +4,6 @@ A connection whose client sends half a request, or does not read its answer, is 
 --stall-timeout-s.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

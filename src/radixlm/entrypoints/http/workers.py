@@ -6,8 +6,6 @@ worker as JSON lines on its standard input, its reports come as JSON lines on it
 worker whose input ends stops: its main process has died.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,8 +1,6 @@
 """The request of ``/generate``, over HTTP and to the offline engine: a JSON object in,
 GenerateRequests out."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@
 instruction set runs. The other modules of this package need ``available``.
 """
 
-from __future__ import annotations
-
 from radixlm.kernels.cpu.extension import available, describe, isa, reason
 
 __all__ = ["available", "describe", "isa", "reason"]

@@ -1,7 +1,5 @@
 """Activations over rows, and the plain embedding gather. Legend: T rows, I inner channels."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Legend: T packed query tokens, S sequences, H query heads, D channels of K, V of V.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

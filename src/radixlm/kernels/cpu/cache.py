@@ -7,8 +7,6 @@ are the value. Legend: P pages, B tokens a page, K KV heads, C channels of K, V 
 page * B + offset in the page.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

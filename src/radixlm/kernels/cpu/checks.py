@@ -1,7 +1,5 @@
 """Checks of tensors before they go to the extension, which does not check them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

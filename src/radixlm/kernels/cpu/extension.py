@@ -3,8 +3,6 @@
 ``RADIXLM_CPU_ISA`` names an instruction set to use instead of the best one (for tests).
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from types import ModuleType

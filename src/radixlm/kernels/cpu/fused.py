@@ -5,8 +5,6 @@ They take float32 only; other dtypes, and shapes without a kernel, go to the tor
 Legend: T tokens, H heads, K KV heads or chosen experts, D channels, I inner channels.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

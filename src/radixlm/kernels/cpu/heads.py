@@ -1,7 +1,5 @@
 """One linear map for each head. Legend: T tokens, H heads, I inputs, O outputs of a head."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -3,8 +3,6 @@
 Weights are stored in panels of 32 outputs: [ceil(N / 32)][K][32]. Every output is one chain of
 fused multiply-adds over ascending k, so a row's result does not depend on the other rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,8 +1,6 @@
 """Low-rank adapters, as in ``kernels/ops/lora.py`` (whose legend holds): float32 rows, adapters of
 any float type that are read once for all of their rows. A row has the same bits in any batch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Experts of a layer. Legend: T tokens, E experts, K chosen ones, D channels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

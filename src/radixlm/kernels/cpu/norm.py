@@ -1,7 +1,5 @@
 """Row norms in float32. Legend: T rows, D channels."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ They take float32 activations only; other dtypes, and shapes without a kernel, g
 reference of the op.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,8 +1,6 @@
 """Rotary embedding, q/k norm and the store into the paged cache. Legend: T tokens, H query heads,
 K KV heads, D head dim, R rotated channels."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Legend: R rows, V vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -2,8 +2,6 @@
 prompt gives the same bits in any chunks and any batch. States are updated in place if
 contiguous."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Activation functions. Legend: T tokens, I inner channels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Table look-ups. Legend: T tokens, V rows of the table, D channels."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -6,8 +6,6 @@
 Legend: T tokens, I inputs, O outputs.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ saturate.
 Legend: N tokens, K KV heads, C channels.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,8 +1,6 @@
 """Linear maps y = x W^T + b as objects, so that an implementation may store W in its own layout.
 Legend: T tokens, I inputs, O outputs."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

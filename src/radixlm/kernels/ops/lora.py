@@ -6,8 +6,6 @@ Legend: T packed tokens, S sequences, L adapters loaded, I input channels, O out
 N merged outputs, R rank (the largest; smaller ones are padded with zeros).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Mixture of experts. Legend: T tokens, E experts, K chosen experts, D channels, I inner."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

@@ -4,8 +4,6 @@ Weights are float32 and already hold the checkpoint's offset (Gemma stores weigh
 taken in float32 whatever the dtype of x.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

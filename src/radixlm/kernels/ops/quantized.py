@@ -11,8 +11,6 @@
 Legend: T tokens, I inputs, O outputs, G groups of a row.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 import torch

@@ -9,8 +9,6 @@ Legend: B sequences, L tokens, C channels, H heads, G groups, N state channels, 
 K key channels, W width of a convolution.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

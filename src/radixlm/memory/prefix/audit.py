@@ -1,7 +1,5 @@
 """Does the tree agree with itself and with those who hold locks? Violations give both numbers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

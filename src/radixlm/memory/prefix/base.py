@@ -1,7 +1,5 @@
 """What the scheduler asks of a prefix cache, with or without sharing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """The prefix cache of ``--disable-radix-cache``: keeps nothing, shares nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Final
 

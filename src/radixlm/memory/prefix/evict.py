@@ -1,7 +1,5 @@
 """In which order the tree forgets: policies, and the queue that all of them share."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from operator import attrgetter

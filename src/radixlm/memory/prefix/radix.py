@@ -5,8 +5,6 @@ unlocked nodes are closed downwards: whatever is unlocked can be evicted leaf by
 ``num_evictable`` is a sum, not a search. Time is a counter of calls: the same calls, the same tree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The shape of the radix tree, without any books: walk, split, attach, detach."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from radixlm.memory.pages import PageIds

@@ -10,8 +10,6 @@ the full group's stay. In the tree a node whose window pages have gone is a tomb
 still run through it, but not end within ``window_tokens`` behind it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -5,8 +5,6 @@ Legend: N rows of one image, D channels of the decoder, C of the encoder, P a pa
 of an image.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Image embeddings of CLIP-like models: the Hugging Face module without its text part."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

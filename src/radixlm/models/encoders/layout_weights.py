@@ -1,8 +1,6 @@
 """Loads encoder weights of a checkpoint whose layout differs from the class's
 (``arch/media/layout.py``)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The audio encoder of an encoder-decoder model (Whisper): the Hugging Face module."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any

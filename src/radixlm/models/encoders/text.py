@@ -3,8 +3,6 @@
 Legend: T packed tokens, D model channels, E channels of the tables, H heads, M longest text.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

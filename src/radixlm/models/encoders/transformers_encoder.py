@@ -8,8 +8,6 @@ input embeddings.
 Legend: N placeholders of one media, D model channels, L DeepStack layers.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import re

@@ -11,8 +11,6 @@ if both give the same numbers.
 Legend: T tokens, H heads, D channels of a head, R rotated channels.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from types import FunctionType

@@ -1,8 +1,6 @@
 """Check weights that transformers has loaded, and name file and tensor: its own errors name
 parameters only, and it does not check the numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ the kernel gives the same numbers for random rows, small and large.
 Legend: T tokens, K chosen experts, E experts, D channels, I inner.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from itertools import product

@@ -8,8 +8,6 @@ batching and recovery work as for native models. A trial at start refuses models
 Legend: T tokens of a step, R rows whose logits are wanted, D model channels, V vocabulary.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ chunks; and whether keys and values are all that the model keeps from one token 
 Legend: T tokens of the trial, H query heads, K KV heads, C channels of K, V of V.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

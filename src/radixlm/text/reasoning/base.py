@@ -1,7 +1,5 @@
 """The protocol of reasoning parsers."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 

@@ -4,8 +4,6 @@ A message to a tool is passed on with its markup for the tool-call parser, which
 if the request has no tools: it removes the markup.
 """
 
-from __future__ import annotations
-
 from radixlm.text.reasoning.markup import MarkupReasoning
 from radixlm.text.tools.harmony import (
     ANALYSIS,

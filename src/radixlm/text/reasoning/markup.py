@@ -4,8 +4,6 @@ White space around the reasoning, and before the text that follows it, is droppe
 emitted: unexpected ones, such as an end marker outside the reasoning, are dropped.
 """
 
-from __future__ import annotations
-
 from radixlm.text.reasoning.table import Markers
 from radixlm.text.tools.scan import SPACES, Scanner, Step, marker_set
 

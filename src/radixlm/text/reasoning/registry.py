@@ -1,7 +1,5 @@
 """Reasoning parsers by name: create, detect, where messages and grammars start."""
 
-from __future__ import annotations
-
 from radixlm.base.registry import Registry
 from radixlm.text.reasoning.base import ReasoningParser
 from radixlm.text.reasoning.table import MARKERS

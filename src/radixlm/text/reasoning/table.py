@@ -1,7 +1,5 @@
 """The reasoning markers of each family, and how its reasoning is turned on and off."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 _TOOL_CALL = ("<tool_call>",)

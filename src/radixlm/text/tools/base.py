@@ -1,7 +1,5 @@
 """Records of tool calls, and the protocol of tool-call parsers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 

@@ -6,8 +6,6 @@ text cannot produce their special tokens. ``auto`` constrains only the arguments
 strict, by structural tags.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The table of parsers in docs/parsers.md: ``python -m radixlm.text.tools.docs``."""
 
-from __future__ import annotations
-
 from radixlm.text.reasoning.table import MARKERS
 from radixlm.text.tools.table import FORMATS
 

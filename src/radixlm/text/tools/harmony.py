@@ -6,8 +6,6 @@ The generation prompt ends with ``<|start|>assistant``, so the first message beg
 channel. The recipient follows the role or the channel.
 """
 
-from __future__ import annotations
-
 import re
 
 from radixlm.base.record import Record

@@ -1,7 +1,5 @@
 """Calls written as JSON objects: ``{"name": "f", "arguments": {...}}``, alone or in an array."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, ClassVar
 

@@ -5,8 +5,6 @@ first character, a number for the character after it. Harmless mistakes of model
 raw control characters in strings, unknown escapes, lone surrogates, a superfluous comma.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import TypeAlias

@@ -10,8 +10,6 @@ Rules for every format:
   incomplete; the unused rest is text.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import ClassVar

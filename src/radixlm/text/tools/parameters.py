@@ -1,7 +1,5 @@
 """Arguments that a format writes one by one as raw text between markers, as a JSON object."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

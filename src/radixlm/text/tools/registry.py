@@ -1,7 +1,5 @@
 """Tool-call formats by name: create a parser, detect the format, make call ids."""
 
-from __future__ import annotations
-
 import random
 import secrets
 import string

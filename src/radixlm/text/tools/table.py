@@ -1,7 +1,5 @@
 """Tool-call formats by name: parser, example, markers."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 _PACKAGE = "radixlm.text.tools.formats"

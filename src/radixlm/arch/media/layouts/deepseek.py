@@ -1,8 +1,6 @@
 """DeepSeek-VL2, whose encoder is ``models/encoders/custom.py``'s, and DeepSeek-OCR as published,
 whose encoders, SAM below CLIP, are those of Unlimited-OCR in transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from radixlm.arch.media.config_json import Raw

@@ -1,8 +1,6 @@
 """InternVL as its authors publish it, and Intern-S1: both have the layers of InternVL in
 transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from radixlm.arch.media.config_json import Raw

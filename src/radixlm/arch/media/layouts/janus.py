@@ -1,8 +1,6 @@
 """Janus and Janus-Pro as published: the part that reads images; the one that generates them is left
 out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kimi-VL; its encoder is ``models/encoders/custom.py``'s."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from radixlm.arch.media.config_json import Raw

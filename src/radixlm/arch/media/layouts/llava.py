@@ -1,8 +1,6 @@
 """LLaVA as its authors publish it. Its config has the text model's keys at the top and names its
 vision encoder, whose sizes and often whose weights are in another folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """MiniCPM-V and MiniCPM-o from 2.6 to 4.5; the encoder is ``models/encoders/custom.py``'s."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from radixlm.arch.media.config_json import Raw

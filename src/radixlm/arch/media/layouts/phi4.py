@@ -1,7 +1,5 @@
 """Phi-4-multimodal as its authors publish it: images only."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from radixlm.arch.media.config_json import Raw

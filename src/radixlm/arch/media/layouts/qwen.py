@@ -1,7 +1,5 @@
 """Qwen-Omni, whose thinker alone is served, and Qwen3-ASR as published."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from radixlm.arch.media.config_json import Raw, flattened

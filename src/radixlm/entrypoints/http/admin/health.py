@@ -1,7 +1,5 @@
 """Life (/health), readiness (/ready) and a token through the model (/health_generate)."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import time

@@ -1,7 +1,5 @@
 """Routes about the model, the options and the load of the server."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Recording requests: --log-requests, --crash-dump-folder, and their routes."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """/v1/files: uploads of clients and output files of batches, in --file-storage-path."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import secrets

@@ -1,7 +1,5 @@
 """One line of a batch file: a request by URL and body, answered as its route would answer it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

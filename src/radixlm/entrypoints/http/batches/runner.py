@@ -4,8 +4,6 @@ Each batch is a JSON record and two growing files of answers. A batch that was r
 the process ended continues with the lines that have no answer yet.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

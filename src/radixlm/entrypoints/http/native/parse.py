@@ -1,7 +1,5 @@
 """Texts read by name: /parse_function_call and /separate_reasoning (NH-33, NH-34)."""
 
-from __future__ import annotations
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 

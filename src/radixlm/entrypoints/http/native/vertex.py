@@ -1,7 +1,5 @@
 """Vertex AI's prediction route (NH-38); SageMaker's are /ping and /invocations."""
 
-from __future__ import annotations
-
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response

@@ -4,8 +4,6 @@ tool calls.
 The chat, Anthropic, Ollama and Responses routes all use it and differ in the form of the answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Log-probabilities in the forms of chat and of completions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from radixlm.text.tokenizer import Tokenizer

@@ -1,7 +1,5 @@
 """From the fields of an OpenAI request to sampling parameters and a request for intake."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

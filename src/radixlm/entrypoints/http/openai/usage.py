@@ -1,7 +1,5 @@
 """Usage records."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

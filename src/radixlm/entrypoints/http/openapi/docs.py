@@ -1,7 +1,5 @@
 """docs/api.md, from the code: ``python -m radixlm.entrypoints.http.openapi.docs [FILE]``."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path

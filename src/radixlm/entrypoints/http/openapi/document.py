@@ -1,7 +1,5 @@
 """The OpenAPI document: FastAPI's, with the bodies, answers and errors of all routes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import FastAPI

@@ -4,8 +4,6 @@ The routes write their answers as plain dicts; these schemas say what is always 
 generated requests and checks the answers against them. Fields may be more than are listed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

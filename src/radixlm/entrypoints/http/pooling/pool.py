@@ -1,7 +1,5 @@
 """From texts, token ids, pairs of texts and media to vectors or scores, for all pooling routes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

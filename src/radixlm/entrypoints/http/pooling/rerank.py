@@ -5,8 +5,6 @@ cosine of the two vectors. A generating model is asked whether the document answ
 the score is the probability of "yes" against "no".
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from dataclasses import dataclass

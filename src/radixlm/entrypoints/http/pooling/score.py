@@ -1,7 +1,5 @@
 """/v1/score: probabilities of label tokens after each item, or the scores of a score head."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Stored responses, and those that run in the background."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import OrderedDict

@@ -3,8 +3,6 @@
 Each is there only where its means are: a ``docker`` program, an EXA_API_KEY.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

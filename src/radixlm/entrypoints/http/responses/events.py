@@ -1,7 +1,5 @@
 """The events of one response, and the response that results from them."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The routes of the Responses API."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """Stores of responses, which later responses continue."""
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 import time

@@ -1,8 +1,6 @@
 """The loop of one response: the model answers, the server runs its tool calls, the model reads the
 results and answers again."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

@@ -3,8 +3,6 @@
 A request never brings an address of its own: it names one of the operator's servers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

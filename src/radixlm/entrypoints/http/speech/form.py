@@ -1,7 +1,5 @@
 """The form of a transcription request: OpenAI's fields, each checked, all others refused."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What a transcript looks like: JSON with and without times, text, SubRip and WebVTT."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Sequence

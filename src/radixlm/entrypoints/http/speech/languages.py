@@ -1,7 +1,5 @@
 """Languages that transcripts are in: ISO codes, as Whisper's tokens have them, and names."""
 
-from __future__ import annotations
-
 from radixlm.base.errors import InvalidRequest
 
 _NAMES = (

@@ -1,7 +1,5 @@
 """/v1/audio/transcriptions and /v1/audio/translations."""
 
-from __future__ import annotations
-
 import math
 import secrets
 import time

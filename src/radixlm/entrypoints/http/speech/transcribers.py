@@ -5,8 +5,6 @@ instruct: by an instruction in its chat format. tokens: by special tokens for la
 language and the transcript (Qwen3-ASR).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """DeepSeek V3 and V3.1, and Kimi K2: a section of calls, each a name, a marker and JSON."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from radixlm.text.tools.markup import MarkupParser

@@ -3,8 +3,6 @@
 JSON except for strings, which are written between ``<|"|>`` without escapes, and unquoted keys.
 """
 
-from __future__ import annotations
-
 import re
 
 from radixlm.text.tools import schema

@@ -4,8 +4,6 @@ Also Ling 3, Spark 2.5, Poolside and, with other tags, Hunyuan, IQuest and K2-Ho
 between the tags depend on the version; a value is used as it is.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from radixlm.text.tools import schema

@@ -4,8 +4,6 @@ A message without a recipient is text in every channel. The reasoning parser rem
 and passes messages with a recipient on unchanged.
 """
 
-from __future__ import annotations
-
 from radixlm.text.tools.harmony import CHANNEL, ENDS, START, drop_truncated_header, read_header
 from radixlm.text.tools.markup import MarkupParser
 from radixlm.text.tools.scan import Step, Truncated

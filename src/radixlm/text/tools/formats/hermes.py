@@ -1,7 +1,5 @@
 """``<tool_call>\\n{"name": "f", "arguments": {...}}\\n</tool_call>``: Hermes, Qwen 2.5 and 3."""
 
-from __future__ import annotations
-
 from radixlm.text.tools.json_calls import JsonBlocks
 
 

@@ -4,8 +4,6 @@ DeepSeek V3.2 and later, GigaChat 3.5, MiniMax M2, Step 3, dots, Muse and MiniCP
 the names of the tags and in the markers around the invocations.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from radixlm.text.tools import schema

@@ -1,7 +1,5 @@
 """``<|tool_call_begin|>functions.NAME:IDX<|tool_call_argument_begin|>{...}``: Kimi K2."""
 
-from __future__ import annotations
-
 from radixlm.text.tools.formats.deepseek_v3 import SectionBlocks
 from radixlm.text.tools.scan import Malformed, Step
 

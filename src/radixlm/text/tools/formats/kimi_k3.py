@@ -4,8 +4,6 @@ An argument is ``<|open|>argument key="k" type="string"<|sep|>v<|close|>argument
 text of a reply is in a ``response`` element.
 """
 
-from __future__ import annotations
-
 from radixlm.text.tools import schema
 from radixlm.text.tools.markup import MarkupParser
 from radixlm.text.tools.parameters import ArgumentWriter, RawValue, read_attribute

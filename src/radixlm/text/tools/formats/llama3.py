@@ -1,7 +1,5 @@
 """``<|python_tag|>{"name": "f", "parameters": {...}}; {...}`` (the tag may be missing): Llama 3."""
 
-from __future__ import annotations
-
 from radixlm.text.tools.json_calls import JsonBlocks
 
 

@@ -5,8 +5,6 @@
 Members of an object and ``item``s of an array are elements again; leaves are typed by the schema.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

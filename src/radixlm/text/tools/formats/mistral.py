@@ -3,8 +3,6 @@
 Tokenizers of version 11 and later write the compact form, some with ``[CALL_ID]``.
 """
 
-from __future__ import annotations
-
 from radixlm.text.tools.json_calls import JsonBlocks
 from radixlm.text.tools.scan import Step
 

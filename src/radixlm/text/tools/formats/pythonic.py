@@ -4,8 +4,6 @@ A call is emitted after its closing bracket, if it is a Python call with literal
 any other list is text.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

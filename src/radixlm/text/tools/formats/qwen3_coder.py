@@ -4,8 +4,6 @@ Also Step 3.5, Nanbeige, MiMo and Seed-OSS. Line breaks around a value are not p
 models omit the outer tag.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from radixlm.text.tools.markup import MarkupParser

@@ -1,7 +1,5 @@
 """JSON calls between markers: the formats that differ in the markers only."""
 
-from __future__ import annotations
-
 from radixlm.text.tools.json_calls import JsonBlocks, NamedJsonBlocks
 from radixlm.text.tools.scan import Malformed, Step
 
