@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 REFERENCE = "reference"
 
-# device type -> (extension that must import, modules that announce implementations)
+# device type -> (extension that must import, modules that register implementations)
 BACKENDS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "cpu": (
         (

@@ -1,7 +1,7 @@
 """Normalisation. Legend: T tokens (any leading dimensions), D channels.
 
 Weights are float32 and already hold the checkpoint's offset (Gemma stores weight - 1); sums are
-taken in float32 whatever the dtype of x.
+taken in float32 for any dtype of x.
 """
 
 import torch

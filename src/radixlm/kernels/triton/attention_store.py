@@ -1,4 +1,4 @@
-"""Puts the step's K and V into their pages: one kernel for every kind of cache.
+"""Stores the step's K and V in their pages: one kernel for every cache dtype.
 
 Legend: T tokens, K KV heads, C channels of K, V of V, L slots of a layer (page * page_size +
 offset).
@@ -84,7 +84,7 @@ def store_kernel(
 
 
 def kind_of(dtype: torch.dtype, device: torch.device) -> int:
-    """KIND of a cache: before sm_89 no GPU knows e4m3."""
+    """KIND of a cache dtype; GPUs before sm_89 have no e4m3."""
     if dtype == torch.float8_e4m3fn and device.type == "cuda" and not interpreting():
         return 2 if torch.cuda.get_device_capability(device) >= (8, 9) else 3
     return 1 if dtype == torch.int8 else 2 if dtype.itemsize == 1 else 0

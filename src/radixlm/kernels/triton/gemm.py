@@ -1,4 +1,4 @@
-"""Packed weights, and the products that ``gemm_tile`` makes of them: which tile runs which shape.
+"""Packed weights, their products by ``gemm_tile``, and the tile of each shape.
 
 Legend: M rows, N outputs, K inputs, E experts, S slots (token, choice).
 """
@@ -41,12 +41,13 @@ class Packed(Record):
 
     @property
     def is_swish(self) -> bool:
-        """Whether the product itself ends with the activation."""
+        """Whether the product kernel applies the activation."""
         return self.act in SWISH
 
 
 class Tile(Record):
-    """What a program computes. ``rows_in_turn``: blocks of rows that share weights in the cache."""
+    """What a program computes. ``rows_in_turn``: consecutive row blocks that share weights in the
+    L2 cache."""
 
     m: int
     n: int
@@ -126,7 +127,7 @@ def choose_tile(packed: Packed, rows: int, dtype: torch.dtype, num_experts: int 
 
 
 def _is_old(packed: Packed) -> bool:
-    """Whether a kind whose tiles depend on it meets a GPU before sm_90."""
+    """Whether the GPU is older than sm_90, for kinds whose tiles depend on it."""
     if packed.kind not in (kinds.W8A8, *kinds.NIBBLES) or not packed.data.is_cuda:
         return False
     return torch.cuda.get_device_capability(packed.data.device) < (9, 0)

@@ -1,5 +1,5 @@
-"""Whole pages from place to place, all layers in one launch: within a pool, out of it into rows
-side by side (to be sent or kept on the host), and back.
+"""Copies of whole pages, all layers in one launch: within a pool, from a pool into contiguous rows
+(to send them or keep them on the host), and back.
 
 A tensor of a pool is [L, P, ...]: a layer's page is one run of memory, moved as words.
 Legend: L layers, P pages, N pages to move.
@@ -69,7 +69,7 @@ def _move(source: Tensor, target: Tensor, of: Tensor | None, to: Tensor | None, 
 
 
 def gather_pages(pool: Tensor, pages: Sequence[int] | Tensor, out: Tensor | None = None) -> Tensor:
-    """[L, N, ...]: copies of ``pages`` side by side, in ``out`` if given."""
+    """[L, N, ...]: contiguous copies of ``pages``, in ``out`` if given."""
     index = _index(pages, pool.device)
     if out is None:
         out = pool.new_empty(pool.shape[0], index.shape[0], *pool.shape[2:])

@@ -1,10 +1,10 @@
-"""Linear maps on a GPU, and the registration of the ops of this package that pack weights.
+"""Linear maps on a GPU, and registers the ops of this package that pack weights.
 
     16 bit floats       cuBLAS (``gemm_small`` for shapes where it was measured to be faster)
-    int8wo, int4-, w4a8- our product of few rows; dequantized once and cuBLAS for many
-    w8a8                our product up to 16 rows; torch's product of integers for more
-    fp8                 our product up to 64 rows; torch's scaled product for more
-    fp8-128             our product below 256 rows; torch's, where it is right on this GPU, above
+    int8wo, int4-, w4a8- Triton for few rows; dequantized once and cuBLAS for many
+    w8a8                Triton up to 16 rows; torch's product of integers for more
+    fp8                 Triton up to 64 rows; torch's scaled product for more
+    fp8-128             Triton below 256 rows; torch's, where it is right on this GPU, above
 
 Legend: T tokens, I inputs, O outputs.
 """
@@ -30,7 +30,7 @@ from radixlm.kernels.triton.gemm_pack import dequantize as unpack_weights
 from radixlm.kernels.triton.gemm_pack import owned, pack
 from radixlm.kernels.triton.gemm_small import MAX_ROWS, SPLITS, skinny
 from radixlm.kernels.triton.mode import runs_on
-from radixlm.kernels.triton.ops import announce
+from radixlm.kernels.triton.ops import register_triton
 from radixlm.kernels.triton.variant import POINTERS
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class QuantizedLinear:
         if packed.kind == kinds.FP8_BLOCK:
             has_blockwise(
                 packed.data.device
-            )  # waits for the device, which a graph's capture cannot
+            )  # synchronizes, which is not possible while a graph is captured
 
     def run(self, x_TI: Tensor) -> Tensor:
         """[T, O] in the dtype of x."""
@@ -179,7 +179,7 @@ def blockwise(values: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tenso
 
 @functools.cache
 def has_blockwise(device: torch.device) -> bool:
-    """Whether torch has the product on this GPU and it is right: tried once."""
+    """Whether torch has a correct blockwise product on this GPU; tested once."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != _HOPPER:
         return False
     x = torch.randn(256, 512, device=device)
@@ -197,7 +197,9 @@ def has_blockwise(device: torch.device) -> bool:
         return False
     is_right = bool((got.float() - want).norm() < 1e-2 * want.norm())
     if not is_right:
-        log.warning("torch's blockwise fp8 product is wrong on this GPU; ours runs instead")
+        log.warning(
+            "torch's blockwise fp8 product is wrong on this GPU; the Triton kernel runs instead"
+        )
     return is_right
 
 
@@ -273,4 +275,4 @@ for _op, _function in {
     "route": moe_route.route,
     "pack_experts": moe.pack_experts,
 }.items():
-    announce(_op, _function)
+    register_triton(_op, _function)

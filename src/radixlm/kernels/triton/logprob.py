@@ -1,5 +1,5 @@
-"""Log-probabilities of given tokens, from logits. The vocabulary is cut into chunks of fixed size,
-so a row's numbers are the same in any batch.
+"""Log-probabilities of requested tokens, from logits. The vocabulary is split into chunks of fixed
+size, so a row's result is the same in any batch.
 
 Legend: R rows, V vocabulary, C chunks, K tokens of a row.
 """

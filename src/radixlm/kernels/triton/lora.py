@@ -1,5 +1,5 @@
-"""Low-rank adapters: see kernels/ops/lora.py. A program takes a tile of one sequence's tokens,
-which all have the same adapter, so nothing is sorted and an adapter is read once a tile.
+"""LoRA adapters: see kernels/ops/lora.py. A program handles a tile of one sequence's tokens, which
+all have the same adapter, so nothing is sorted and an adapter is read once for each tile.
 
 Legend: T packed tokens, S sequences, L adapters loaded, I input channels, O output channels,
 N outputs joined, R rank.

@@ -1,4 +1,4 @@
-"""Experts of a layer on a GPU. Three ways, by the number of tokens of a step:
+"""Experts of a layer on a GPU. Three implementations, by the number of tokens of a step:
 
     up to 8        one program a (token, expert, block of outputs): ``moe_gemv``
     up to 2,048    slots sorted by expert, two grouped products: ``moe_align`` + ``gemm_tile``
@@ -98,12 +98,12 @@ class TritonExperts:
         return self.run_sorted(x_TD, weights_TK, ids_TK)
 
     def run_few(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
-        """Every slot for itself."""
+        """Each slot by itself."""
         return gemv_down(gemv_up(x_TD, self.up, ids_TK), self.down, ids_TK, weights_TK)
 
     def run_sorted(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
-        """Slots sorted by expert and padded to tiles; the activation rides on the first product,
-        the weights on the second."""
+        """Slots sorted by expert and padded to tiles. The first product applies the activation, the
+        second one the routing weights."""
         tokens, top_k = ids_TK.shape
         rows = -(-tokens * top_k // self.num_experts)
         busy = min(self.num_experts, tokens * top_k)
@@ -124,7 +124,7 @@ class TritonExperts:
         return _combined(out_SD, tokens, top_k)
 
     def run_grouped_mm(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
-        """Rows gathered by expert, torch's product, rows summed where they came from."""
+        """Rows gathered by expert, torch's grouped product, rows summed by token."""
         tokens, top_k = ids_TK.shape
         aligned = align(ids_TK, self.num_experts, 1)
         order_S = aligned.slots[: tokens * top_k].long()
@@ -144,7 +144,7 @@ class TritonExperts:
 
 
 def _quantized(x: Tensor, packed: Packed) -> tuple[Tensor, Tensor | None]:
-    """x as the products of ``packed`` want it, and its scale."""
+    """x in the format that products with ``packed`` take, and its scale."""
     if packed.kind == kinds.W8A8:
         return quantize_rows(x, torch.int8)
     if packed.kind == kinds.FP8:

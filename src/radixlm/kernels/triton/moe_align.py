@@ -1,5 +1,5 @@
 """Groups the (token, choice) slots of a step by expert, on the device and in buffers whose size
-depends on shapes only: no wait for the device, fit for CUDA graphs.
+depends on shapes only: no synchronization, and CUDA graphs can capture it.
 
 Every expert's slots start at a multiple of ``block`` and are in ascending order:
 
@@ -26,7 +26,7 @@ _MAX_BLOCK = tl.constexpr(128)
 
 class Aligned(Record):
     """``slots``: int32 [max_blocks * block], padded with S. ``owners``: int32 [max_blocks], the
-    expert of each block of slots, -1 past the last one. ``ends``: int32 [E], where each expert's
+    expert of each block of slots, -1 after the last one. ``ends``: int32 [E], where each expert's
     slots would end without padding."""
 
     slots: Tensor

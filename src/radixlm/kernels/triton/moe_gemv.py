@@ -1,5 +1,5 @@
 """Experts for a few tokens: each weight is read once by a program that multiplies it with one row.
-No sorting, no padding; weights of every kind, activations as they are.
+No sorting, no padding; all kinds of weights, activations in their own dtype.
 
 Legend: T tokens, K chosen experts, S = T * K slots, D channels, I inner channels.
 """
@@ -118,7 +118,7 @@ def _blocks(kind: int, rows: int, num_out: int) -> tuple[int, int]:
 
 
 def _choice(packed: Packed, rows: int) -> dict[str, int | bool]:
-    """What is compiled in for so many rows of programs."""
+    """Compile-time constants for ``rows`` rows of programs."""
     block_n, block_k = _blocks(packed.kind, rows, packed.num_out)
     # of single precision all inputs at once spill with Triton 3.6
     is_one = packed.num_in <= block_k and packed.data.dtype != torch.float32

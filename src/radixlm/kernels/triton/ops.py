@@ -1,5 +1,5 @@
-"""Announces the Triton kernels under the names of ``kernels/ops``: on GPUs, and in a process that
-interprets them on CPU tensors by name (``--kernel all=triton``)."""
+"""Registers the Triton kernels for the ops of ``kernels/ops``: on GPUs, and on the CPU, where they
+are interpreted if named (``--kernel all=triton``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from radixlm.kernels.triton.mode import interpreting
 NAME = "triton"
 
 
-def announce(op: str, function: Any) -> None:
+def register_triton(op: str, function: Any) -> None:
     """Make ``function`` the implementation of ``op`` wherever kernels of this process run."""
     implements(op, name=NAME, device="cuda")(function)
     if interpreting():
@@ -72,4 +72,4 @@ for _op, _function in {
     "lora_shrink": lora.lora_shrink,
     "lora_expand_": lora.lora_expand_,
 }.items():
-    announce(_op, _function)
+    register_triton(_op, _function)

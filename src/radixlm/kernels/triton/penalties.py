@@ -140,7 +140,7 @@ def process_(
 
 
 def record(rows_RA: Tensor, tokens_R: Tensor) -> None:
-    """Count the tokens (int64 [R]) of rows that have counts; no two rows share theirs."""
+    """Count the tokens (int64 [R]) of rows that have counts; each row has its own."""
     record_kernel[(tokens_R.shape[0],)](rows_RA, tokens_R, num_warps=1)
 
 

@@ -1,4 +1,4 @@
-"""What the product may launch, as records, and how a record is compiled without a GPU."""
+"""Records of all kernel configurations that may be launched, compiled without a GPU."""
 
 from __future__ import annotations
 
