@@ -5,6 +5,4 @@ A backend imports this package only when it needs it: triton is an optional extr
 
 import os
 
-os.environ.setdefault(
-    "TRITON_DEFAULT_FP_FUSION", "1"
-)  # the default of Triton 3.x, which 3.10 changes
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # 3.10 changes the default
