@@ -13,7 +13,7 @@ import pytest
 from tests.entrypoints.http.conftest import SCRIPT
 from tests.fakes.http_server import ScriptedServer, scripted_server
 
-from radixlm.entrypoints.http.not_implemented import UNBUILT
+from radixlm.entrypoints.http.not_implemented import NOT_IMPLEMENTED
 
 USER = [{"role": "user", "content": "hi"}]
 THINK = [{"role": "user", "content": "think about"}]
@@ -551,7 +551,7 @@ async def check(server: ScriptedServer, row: Row) -> None:
             assert expected is ... or found == expected, (where, found)
 
 
-@pytest.mark.parametrize(("path", "methods", "why"), UNBUILT)
+@pytest.mark.parametrize(("path", "methods", "why"), NOT_IMPLEMENTED)
 async def test_what_is_not_built_is_a_501_that_says_why(
     server: ScriptedServer, path: str, methods: tuple[str, ...], why: str
 ) -> None:

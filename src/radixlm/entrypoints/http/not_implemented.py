@@ -1,4 +1,4 @@
-"""Routes of the API whose feature is not built: they say so, and which flag would bring it."""
+"""Routes of the reference whose feature is not implemented: 501 with the reason."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from fastapi.responses import Response
 
 from radixlm.base.errors import NotSupported
 
-router = APIRouter(tags=["not built"])
+router = APIRouter(tags=["not implemented"])
 
-_WEIGHTS = "replacing weights while the server runs is not built; restart with --model-path"
-_LORA = "adapters are not built (--enable-lora)"
-_EXPERTS = "recording expert distributions is not built (--expert-distribution-recorder-mode)"
-_HICACHE = "the hierarchical cache is not built (--enable-hierarchical-cache)"
-_MEMORY = "releasing memory is not built (--enable-memory-saver)"
-_PD = "disaggregation is not built (--disaggregation-mode)"
-_CORPUS = "n-gram speculation is not built (--speculative-algorithm)"
-_TRACE = "traces are not built (--enable-trace)"
+_WEIGHTS = "replacing weights while the server runs is not implemented; restart with --model-path"
+_LORA = "adapters are not implemented (--enable-lora)"
+_EXPERTS = "recording expert distributions is not implemented (--expert-distribution-recorder-mode)"
+_HICACHE = "the hierarchical cache is not implemented (--enable-hierarchical-cache)"
+_MEMORY = "releasing memory is not implemented (--enable-memory-saver)"
+_PD = "disaggregation is not implemented (--disaggregation-mode)"
+_CORPUS = "n-gram speculation is not implemented (--speculative-algorithm)"
+_TRACE = "traces are not implemented (--enable-trace)"
 _GET_POST = ("GET", "POST")
 _POST = ("POST",)
 
-UNBUILT: tuple[tuple[str, tuple[str, ...], str], ...] = (
+NOT_IMPLEMENTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("/start_expert_distribution_record", _GET_POST, _EXPERTS),
     ("/stop_expert_distribution_record", _GET_POST, _EXPERTS),
     ("/dump_expert_distribution_record", _GET_POST, _EXPERTS),
@@ -53,32 +53,32 @@ UNBUILT: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("/remove_external_corpus", _POST, _CORPUS),
     ("/list_external_corpora", ("GET",), _CORPUS),
     ("/set_trace_level", _GET_POST, _TRACE),
-    ("/v1/audio/speech", _POST, "no model that speaks is supported"),
-    ("/v1/realtime", ("GET",), "audio clips are read whole: POST /v1/audio/transcriptions"),
+    ("/v1/audio/speech", _POST, "text-to-speech models are not supported"),
+    ("/v1/realtime", ("GET",), "live audio is not supported: POST /v1/audio/transcriptions"),
     ("/v1/moderations", _POST, "this server does not moderate"),
-    ("/dumper/{method}", _POST, "dumping tensors is not built"),
-    ("/v1/images/generations", _POST, "no image model is supported"),
-    ("/v1/decisions", _POST, "decision models are not built"),
-    ("/v1/systemone", _POST, "decision models are not built"),
+    ("/dumper/{method}", _POST, "dumping tensors is not implemented"),
+    ("/v1/images/generations", _POST, "image generation is not supported"),
+    ("/v1/decisions", _POST, "decision models are not implemented"),
+    ("/v1/systemone", _POST, "decision models are not implemented"),
 )
 
 
-def _refusal(path: str, why: str) -> Callable[[Request], Awaitable[Response]]:
-    async def refuse(request: Request) -> Response:
+def _route(path: str, why: str) -> Callable[[Request], Awaitable[Response]]:
+    async def respond(request: Request) -> Response:
         raise NotSupported(f"{path}: {why}")
 
-    refuse.__doc__ = f"501: {why}."
-    return refuse
+    respond.__doc__ = f"501: {why}."
+    return respond
 
 
-for _path, _methods, _why in UNBUILT:
+for _path, _methods, _why in NOT_IMPLEMENTED:
     for _method in _methods:
         router.add_api_route(
             _path,
-            _refusal(_path, _why),
+            _route(_path, _why),
             methods=[_method],
             name=f"{_method} {_path}",
             status_code=501,
-            include_in_schema=False,  # the document promises what works
+            include_in_schema=False,  # the document lists only what works
             response_class=Response,
         )

@@ -22,13 +22,14 @@ LONG_TEXT_CHARS = 50_000
 async def encode(
     state: ServerState, text: str, param: str, add_special_tokens: bool = True
 ) -> list[int]:
-    """Token ids. A text that cannot fit is refused unread; a long one is read in a thread."""
+    """Token ids. A text too long for the context is an error before it is tokenized; a long text is
+    tokenized in a thread."""
     tokenizer = state.require_tokenizer()
     if len(text) <= LONG_TEXT_CHARS:
         return tokenizer.encode(text, add_special_tokens)
     facts = state.intake.facts
-    most = facts.context_len * longest_token(state)
-    if len(text) > most and not facts.allow_auto_truncate:
+    max_chars = facts.context_len * longest_token(state)
+    if len(text) > max_chars and not facts.allow_auto_truncate:
         raise PromptTooLong(
             f"{param}: {len(text)} characters cannot fit the context of {facts.context_len} tokens",
             param=param,
@@ -37,21 +38,21 @@ async def encode(
 
 
 class _Longest:
-    """Characters of the longest token, kept once it has been looked up."""
+    """The number of characters of the longest token, computed once."""
 
     def __init__(self, num_chars: int) -> None:
         self.num_chars = num_chars
 
 
 def longest_token(state: ServerState) -> int:
-    """Characters of the vocabulary's longest piece."""
-    found = state.extras.get(_Longest)
-    if found is None:
+    """The number of characters of the vocabulary's longest token."""
+    longest = state.extras.get(_Longest)
+    if longest is None:
         tokenizer = state.require_tokenizer()
         pieces = (tokenizer.id_to_piece(i) for i in range(tokenizer.vocab_size))
-        found = _Longest(max(len(piece or "") for piece in pieces))
-        state.extras[_Longest] = found
-    return int(found.num_chars)
+        longest = _Longest(max(len(piece or "") for piece in pieces))
+        state.extras[_Longest] = longest
+    return int(longest.num_chars)
 
 
 class Tokenize(Body):
@@ -75,7 +76,7 @@ class Detokenize(Body):
 @router.post("/v1/tokenize", openapi_extra=documented(Tokenize))
 @router.post("/tokenize", openapi_extra=documented(Tokenize))
 async def tokenize(request: Request) -> Response:
-    """Token ids of a text, of several, or of the prompt that messages make."""
+    """Token ids of a text, of several texts, or of the rendered prompt of messages."""
     args = await read_body(request, Tokenize, any_type=True)
     state = state_of(request)
     state.check_model(args.model)

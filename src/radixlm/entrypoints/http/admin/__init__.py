@@ -1,0 +1,1 @@
+"""Routes for operators: health, information, metrics, control, logs of requests."""

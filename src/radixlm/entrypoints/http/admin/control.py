@@ -213,7 +213,7 @@ async def open_session(request: Request) -> Response:
     """Open a session; returns its id."""
     args = await read_args(request, OpenSession)
     if args.streaming:
-        raise InvalidRequest("streaming: streaming sessions are not built", "streaming")
+        raise InvalidRequest("streaming: streaming sessions are not supported", "streaming")
     if state_of(request).config.serve.tokenizer_worker_num > 1:
         raise InvalidRequest("sessions live in one process: leave --tokenizer-worker-num at 1")
     sessions = state_of(request).sessions

@@ -1,0 +1,1 @@
+"""The routes of the native API, over ``entrypoints/native``."""

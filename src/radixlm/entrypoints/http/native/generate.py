@@ -1,4 +1,4 @@
-"""/generate and its kin (NH-09, NH-10, NH-32, NH-38)."""
+"""The routes /generate, /generate_from_file and /abort_request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def generate(request: Request) -> Response:
 
 
 async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
-    """The native answer to a native body."""
+    """The response of /generate to a body."""
     state = state_of(request)
     batch = read_generate(body, state.defaults)
     batch.stream_disjoint = state.config.serve.stream_output
@@ -62,7 +62,7 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
 
 
 async def _prepare(state: ServerState, batch: Batch) -> None:
-    """Read long texts without holding others up, and join sessions."""
+    """Tokenize long texts in a thread, and add the requests to their sessions."""
     for request in batch.requests:
         if request.text is not None and len(request.text) > LONG_TEXT_CHARS:
             request.input_ids = await encode(state, request.text, "text")
@@ -86,7 +86,7 @@ async def _collect(
 
 
 def raise_failed(output: Output) -> None:
-    """An Output that ended in an error, as that error."""
+    """Raise FinishError for an Output that ended in an error."""
     finish = output.finish
     if finish is not None and finish.kind == "error":
         raise FinishError(finish)
@@ -148,7 +148,7 @@ class AbortBody(Body):
 
 @router.post("/abort_request", openapi_extra=documented(AbortBody))
 async def abort_request(request: Request) -> Response:
-    """End one request, or all; says how many were ended."""
+    """Abort one request, or all; returns how many."""
     body = await read_body(request, AbortBody, any_type=True)
     intake = state_of(request).intake
     message = body.abort_message or "aborted by request"
@@ -159,6 +159,6 @@ async def abort_request(request: Request) -> Response:
         raise InvalidRequest("rid: name the request to abort, or send abort_all", "rid")
     count = sum(intake.abort(rid, message) for rid in rids)
     if not count and state_of(request).config.serve.tokenizer_worker_num > 1:
-        # it may run for another HTTP process; the engine knows
+        # it may belong to another HTTP process: tell the engine
         intake.replicas.send(AbortRequest(rids=tuple(rids), message=message))
     return json_response({"success": count > 0, "num_aborted": count})

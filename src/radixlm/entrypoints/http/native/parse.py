@@ -1,4 +1,4 @@
-"""Texts read by name: /parse_function_call and /separate_reasoning (NH-33, NH-34)."""
+"""Parsing of texts: /parse_function_call and /separate_reasoning."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -16,11 +16,11 @@ from radixlm.text.tools.base import parse_all, tool_specs
 
 router = APIRouter(tags=["native"])
 
-_OWN = (None, "", "auto", "response_template")
+_OF_MODEL = (None, "", "auto", "response_template")
 
 
 class ParseFunctionCall(Body):
-    """``tool_call_parser`` unset: the model's own."""
+    """``tool_call_parser`` unset: that of the model."""
 
     text: str
     tools: Objects | None = None
@@ -28,7 +28,7 @@ class ParseFunctionCall(Body):
 
 
 class SeparateReasoning(Body):
-    """``reasoning_parser`` unset: the model's own."""
+    """``reasoning_parser`` unset: that of the model."""
 
     text: str
     reasoning_parser: str | None = None
@@ -37,10 +37,10 @@ class SeparateReasoning(Body):
 
 @router.post("/parse_function_call", openapi_extra=documented(ParseFunctionCall))
 async def parse_function_call(request: Request) -> Response:
-    """The calls in a text, and the text around them."""
+    """The tool calls in a text, and the remaining text."""
     body = await read_body(request, ParseFunctionCall, any_type=True)
     name = body.tool_call_parser
-    if name in _OWN:
+    if name in _OF_MODEL:
         name = state_of(request).tool_format
     if name not in tools.NAMES:
         raise InvalidRequest(
@@ -48,25 +48,25 @@ async def parse_function_call(request: Request) -> Response:
             "tool_call_parser",
         )
     text, calls = parse_all(tools.create(name, tool_specs(body.tools or [])), body.text)
-    found = [{"tool_index": c.index, "name": c.name, "parameters": c.arguments} for c in calls]
-    return json_response({"normal_text": text, "calls": found})
+    shown = [{"tool_index": c.index, "name": c.name, "parameters": c.arguments} for c in calls]
+    return json_response({"normal_text": text, "calls": shown})
 
 
 @router.post("/separate_reasoning", openapi_extra=documented(SeparateReasoning))
 async def separate_reasoning(request: Request) -> Response:
-    """The thinking in a text, and the rest."""
+    """The reasoning in a text, and the remaining text."""
     body = await read_body(request, SeparateReasoning, any_type=True)
     name = body.reasoning_parser
-    if name in _OWN:
+    if name in _OF_MODEL:
         name = state_of(request).reasoning_format
     if name not in reasoning.NAMES:
         raise InvalidRequest(
             f"reasoning_parser {name!r:.80} is none of {', '.join(reasoning.NAMES)}",
             "reasoning_parser",
         )
-    thought, text = split_all(reasoning.create(name), body.text)
-    answer: dict[str, object] = {"reasoning_text": thought, "text": text}
+    reasoning_text, text = split_all(reasoning.create(name), body.text)
+    answer: dict[str, object] = {"reasoning_text": reasoning_text, "text": text}
     if body.return_blocks:
-        blocks = [{"type": "reasoning", "text": thought}, {"type": "text", "text": text}]
+        blocks = [{"type": "reasoning", "text": reasoning_text}, {"type": "text", "text": text}]
         answer["blocks"] = [block for block in blocks if block["text"]]
     return json_response(answer)

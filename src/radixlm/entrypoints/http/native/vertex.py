@@ -1,4 +1,4 @@
-"""Vertex AI's prediction route (NH-38); SageMaker's are /ping and /invocations."""
+"""Vertex AI's prediction route. SageMaker's are /ping and /invocations."""
 
 import orjson
 from fastapi import APIRouter, Request
@@ -67,7 +67,7 @@ async def vertex_generate(request: Request) -> Response:
     if not all(kind in one for one in instances):
         raise InvalidRequest(f"instances must all hold {kind}", "instances")
     if any(one.get("image_data") for one in instances):
-        raise InvalidRequest("instances: this model reads text only", "instances")
+        raise InvalidRequest("instances: image_data is not supported on this route", "instances")
     unknown = set(body) - {"instances", "parameters"}
     if unknown:
         raise InvalidRequest(f"unknown field {sorted(unknown)[0]!r}", sorted(unknown)[0])

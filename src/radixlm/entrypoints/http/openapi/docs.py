@@ -7,7 +7,7 @@ from typing import Any
 
 from radixlm.entrypoints.http.app import bare_app
 from radixlm.entrypoints.http.middleware import ADMIN_PATHS, OPEN_PATHS
-from radixlm.entrypoints.http.not_implemented import UNBUILT
+from radixlm.entrypoints.http.not_implemented import NOT_IMPLEMENTED
 from radixlm.entrypoints.http.openapi.document import MODELS
 from radixlm.entrypoints.request_model import Body, table_fields, with_fields
 from radixlm.wire.fields import Field
@@ -61,8 +61,8 @@ def render() -> str:
     for tag, title in _TITLES.items():
         parts.append(f"## {title}\n")
         parts.append("\n".join(_routes(document, tag)) + "\n")
-    parts.append("## Routes whose feature is not built\n\nThey answer 501 and say why.\n")
-    parts.append("\n".join(_unbuilt()) + "\n")
+    parts.append("## Routes that are not implemented\n\nThey answer 501 with the reason.\n")
+    parts.append("\n".join(_not_implemented()) + "\n")
     parts.append("## Fields\n")
     parts.append("\n".join(_parameters()) + "\n")
     for name in sorted(_models(document)):
@@ -103,9 +103,9 @@ def _line(text: str) -> str:
     return " ".join(text.split()).replace("``", "`").replace("|", "\\|")
 
 
-def _unbuilt() -> Iterator[str]:
+def _not_implemented() -> Iterator[str]:
     yield "| route | why |\n|---|---|"
-    for path, methods, why in UNBUILT:
+    for path, methods, why in NOT_IMPLEMENTED:
         yield f"| `{', '.join(methods)} {path}` | {why} |"
 
 

@@ -50,12 +50,12 @@ def openapi_of(app: FastAPI) -> dict[str, Any]:
 
 
 def _describe(path: str, operation: dict[str, Any]) -> None:
-    """What a route answers, its errors, and an example of its body."""
+    """Add the answers, the errors and an example of the body of a route."""
     answers = ANSWERS.get(path)
     if answers is not None:
         content = {kind: {"schema": schema} for kind, schema in answers.items()}
-        told = {"description": "The answer"}
-        operation["responses"] = {"200": told | ({"content": content} if content else {})}
+        described = {"description": "The answer"}
+        operation["responses"] = {"200": described | ({"content": content} if content else {})}
     ref = {"schema": {"$ref": _REF.format(model=error_name(path))}}
     errors: dict[str, Any] = {"application/json": ref}
     if path == "/flush_cache":
@@ -71,13 +71,13 @@ def _describe(path: str, operation: dict[str, Any]) -> None:
 
 
 def _add_query(get: dict[str, Any], post: dict[str, Any], components: dict[str, Any]) -> None:
-    """Where GET and POST are one, the fields of the body may stand in the query."""
+    """A GET that equals the POST takes the fields of the body in its query."""
     content = post.get("requestBody", {}).get("content", {}).get("application/json", {})
     record = components.get(content.get("schema", {}).get("$ref", "").rpartition("/")[2])
     if record is None:
         return
     if get.get("parameters"):
-        return  # a route of its own, with a query of its own
+        return  # another route, with its own query
     required = record.get("required", ())
     get["parameters"] = [
         {"name": name, "in": "query", "required": name in required, "schema": schema}

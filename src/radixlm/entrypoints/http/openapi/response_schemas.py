@@ -1,7 +1,7 @@
-"""What the routes answer and how a request looks, for the OpenAPI document.
+"""Schemas of the answers and examples of the requests, for the OpenAPI document.
 
-The routes write their answers as plain dicts; these schemas say what is always there. A test sends
-generated requests and checks the answers against them. Fields may be more than are listed.
+Routes write their answers as plain dicts; these schemas list the fields that are always there. A
+test sends generated requests and checks the answers against them.
 """
 
 from collections.abc import Mapping
@@ -151,7 +151,7 @@ RANKED = _one_of(
 )
 
 SPOKEN = _object(text=STR, usage=DICT)
-# path -> kind of content -> schema; a list where all methods answer alike
+# path -> content type -> schema
 ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/health": {},
     "/ready": {},
@@ -228,7 +228,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
 }
 
 _USER = [{"role": "user", "content": "What is 17 + 25?"}]
-# the name of a body's record -> a request that is answered
+# name of a request model -> an example
 EXAMPLES: Mapping[str, Any] = {
     "GenerateBody": {"text": "The", "sampling_params": {"max_new_tokens": 4}},
     "ChatRequest": {"messages": _USER, "max_completion_tokens": 8},

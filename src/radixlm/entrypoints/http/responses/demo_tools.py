@@ -1,6 +1,6 @@
 """``--tool-server demo``: Python in a container without network, and search by Exa's service.
 
-Each is there only where its means are: a ``docker`` program, an EXA_API_KEY.
+Python needs a ``docker`` program, search needs EXA_API_KEY.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ def _schema(name: str, description: str) -> dict[str, Any]:
 
 
 class PythonServer:
-    """Runs Python in a container that is thrown away; nothing is kept between calls."""
+    """Runs each program in a new container."""
 
     label, url = "python", "demo:python"
     tools = (
@@ -48,7 +48,7 @@ class PythonServer:
     )  # fmt: skip
 
     async def connect(self) -> Connection:
-        return _Here(self)
+        return _LocalConnection(self)
 
     async def call(self, arguments: Mapping[str, Any]) -> Outcome:
         command = [*_DOCKER, IMAGE, "python3", "-"]
@@ -68,7 +68,7 @@ class PythonServer:
 
 
 class SearchServer:
-    """Asks Exa's service for pages."""
+    """Searches with Exa's service."""
 
     label, url = "browser", "demo:browser"
     tools = (
@@ -80,7 +80,7 @@ class SearchServer:
         self._key, self._service_url = key, service_url
 
     async def connect(self) -> Connection:
-        return _Here(self)
+        return _LocalConnection(self)
 
     async def call(self, arguments: Mapping[str, Any]) -> Outcome:
         return await asyncio.to_thread(self._ask, str(arguments["query"]))
@@ -101,8 +101,8 @@ class SearchServer:
         return Outcome("\n\n".join(pages)[:MAX_RESULT_CHARS] or "no page was found")
 
 
-class _Here:
-    """The connection to a tool of this process."""
+class _LocalConnection:
+    """The connection to a tool that runs in this process."""
 
     def __init__(self, server: PythonServer | SearchServer) -> None:
         self._server = server
@@ -119,7 +119,7 @@ class _Here:
 
 
 def demo_servers() -> list[ToolServer]:
-    """The tools that this machine has the means for; ConfigError where it has none."""
+    """The tools that can run on this machine; ConfigError if there are none."""
     servers: list[ToolServer] = []
     if shutil.which("docker"):
         servers.append(PythonServer())

@@ -1,6 +1,6 @@
-"""Tool servers of the Model Context Protocol: those that --tool-server names, and no others.
+"""Clients of MCP (Model Context Protocol) tool servers, which --tool-server lists.
 
-A request never brings an address of its own: it names one of the operator's servers.
+A request names one of them; it cannot give an address.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ MAX_RESULT_CHARS = 200_000
 
 
 class ToolServerError(RequestError):
-    """A tool server does not answer as it must."""
+    """A tool server failed or did not answer."""
 
     status = 424
     code = "tool_server_error"
@@ -42,14 +42,14 @@ class RemoteTool:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a call gave: text for the model."""
+    """The result of a call, as text for the model."""
 
     text: str
     is_error: bool = False
 
 
 class Connection(Protocol):
-    """A session with one server, for the time of one response."""
+    """A session with one server, for one response."""
 
     tools: list[RemoteTool]
 
@@ -59,7 +59,7 @@ class Connection(Protocol):
 
 
 class ToolServer(Protocol):
-    """A server that the operator has named."""
+    """A server of --tool-server."""
 
     label: str
     url: str
@@ -92,7 +92,7 @@ class McpServer:
 
 
 class McpSession:
-    """A session lives in a task of its own, since it must be left by the task that entered it."""
+    """A session in a task of its own: the task that enters it must also leave it."""
 
     def __init__(self, label: str, transport: Any, mcp: Any) -> None:
         self.label, self.tools = label, list[RemoteTool]()
@@ -100,16 +100,16 @@ class McpSession:
         self._failure = mcp.MCPError
         self._leave = asyncio.Event()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._live())
+        self._task = asyncio.create_task(self._run())
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         try:
             async with self._client as client:
                 await self._list(client)
                 if not self._ready.done():
                     self._ready.set_result(None)
                 await self._leave.wait()
-        except Exception as error:  # whatever a foreign server or the network does
+        except Exception as error:  # any failure of the tool server or the network
             if self._ready.done():
                 log.warning("tool server %s: the session ended: %s", self.label, _reason(error))
             else:
@@ -140,7 +140,7 @@ class McpSession:
             ) from None
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Outcome:
-        """Call a tool; what goes wrong is the outcome, for the model to read."""
+        """Call a tool. An error is an outcome too, which the model reads."""
         try:
             async with asyncio.timeout(CALL_S):
                 result = await self._client.call_tool(name, dict(arguments))
@@ -152,7 +152,7 @@ class McpSession:
         return Outcome("\n".join(texts)[:MAX_RESULT_CHARS], bool(result.is_error))
 
     async def close(self) -> None:
-        """Leave; a session that hangs is cancelled."""
+        """Close the session; one that hangs is cancelled."""
         self._leave.set()
         if not self._ready.done():
             self._task.cancel()
@@ -163,7 +163,7 @@ class McpSession:
 
 
 def _text(part: Any) -> str:
-    """A part of a result as text; what is no text as JSON."""
+    """A part of a result as text; other parts as JSON."""
     text = getattr(part, "text", None)
     return text if isinstance(text, str) else json.dumps(part.model_dump(mode="json"))
 
@@ -177,10 +177,10 @@ def _reason(error: BaseException) -> str:
 
 def addresses(option: str) -> list[tuple[str, str]]:
     """(label, URL) of a --tool-server list: ``[label=]URL`` or ``host:port``, with commas."""
-    found: list[tuple[str, str]] = []
+    servers: list[tuple[str, str]] = []
     for entry in (part.strip() for part in option.split(",")):
-        label, given, url = entry.partition("=")
-        if not given or "/" in label or ":" in label:
+        label, separator, url = entry.partition("=")
+        if not separator or "/" in label or ":" in label:
             label, url = "", entry
         if "://" not in url:
             url = f"http://{url.rstrip('/')}"
@@ -190,8 +190,8 @@ def addresses(option: str) -> list[tuple[str, str]]:
             raise ConfigError(
                 f"--tool-server {entry!r}: must be demo, host:port or [label=]http://host/path"
             )
-        found.append((label or parts.netloc, url))
-    labels = [label for label, _ in found]
+        servers.append((label or parts.netloc, url))
+    labels = [label for label, _ in servers]
     if len(set(labels)) != len(labels):
         raise ConfigError("--tool-server: two servers have one label; write label=URL")
-    return found
+    return servers

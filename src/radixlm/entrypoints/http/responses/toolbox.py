@@ -1,4 +1,4 @@
-"""The tools of one response that this server runs itself: which there are, and their calls."""
+"""The tools of one response that the server runs: their list and their calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEEDS = "start with --tool-server"
 
 
 class ToolServers:
-    """What --tool-server names."""
+    """The tool servers of --tool-server."""
 
     def __init__(self, servers: Sequence[ToolServer] = ()) -> None:
         self.servers = list(servers)
@@ -53,7 +53,7 @@ class ToolServers:
 
 
 def servers_of(option: str | None) -> ToolServers:
-    """Of the flag's value; ConfigError."""
+    """The tool servers of --tool-server; ConfigError."""
     if not option:
         return ToolServers()
     if option.strip() == "demo":
@@ -85,21 +85,21 @@ class Toolbox:
         self.num_calls = 0
 
     @classmethod
-    async def open(cls, servers: ToolServers, given: Sequence[Mapping[str, Any]]) -> Toolbox:
-        """Connect to what the request names; ToolServerError, InvalidRequest."""
+    async def open(cls, servers: ToolServers, tools: Sequence[Mapping[str, Any]]) -> Toolbox:
+        """Connect to the servers that the request names; ToolServerError, InvalidRequest."""
         box = cls()
-        taken = {tool["name"] for tool in given if isinstance(tool.get("name"), str)}
+        names = {tool["name"] for tool in tools if isinstance(tool.get("name"), str)}
         try:
-            for place, tool in enumerate(given):
+            for place, tool in enumerate(tools):
                 if is_remote(tool):
-                    await box._add(servers, tool, f"tools[{place}]", taken)
+                    await box._add(servers, tool, f"tools[{place}]", names)
         except BaseException:
             await box.close()
             raise
         return box
 
     async def _add(
-        self, servers: ToolServers, tool: Mapping[str, Any], where: str, taken: set[str]
+        self, servers: ToolServers, tool: Mapping[str, Any], where: str, names: set[str]
     ) -> None:
         if tool.get("type") == "mcp" and tool.get("require_approval") not in (None, "never"):
             raise InvalidRequest(
@@ -108,14 +108,14 @@ class Toolbox:
             )
         server = servers.choose(tool, where)
         if server.url in self._connections:
-            raise InvalidRequest(f"{where}: this server stands there twice", where)
+            raise InvalidRequest(f"{where}: this server is listed twice", where)
         connection = self._connections[server.url] = await server.connect()
         label = str(tool.get("server_label") or server.label)
         allowed = _allowed(tool.get("allowed_tools"), f"{where}.allowed_tools")
         shown = [t for t in connection.tools if allowed is None or t.name in allowed]
         for one in shown:
-            name = one.name if one.name not in taken else f"{label}__{one.name}"
-            taken.add(name)
+            name = one.name if one.name not in names else f"{label}__{one.name}"
+            names.add(name)
             self.tools[name] = Bound(label, one, connection)
         self.lists.append(_listed(label, shown))
 
@@ -135,35 +135,35 @@ class Toolbox:
         ]
 
     async def call(self, name: str, arguments: str) -> Outcome:
-        """Run a call of the model's."""
+        """Run a tool call."""
         bound = self.tools[name]
         self.num_calls += 1
         try:
-            given = json.loads(arguments or "{}")
+            values = json.loads(arguments or "{}")
         except ValueError:
             return Outcome("the arguments are not valid JSON", True)
-        if not isinstance(given, dict):
+        if not isinstance(values, dict):
             return Outcome("the arguments must be a JSON object", True)
-        return await bound.connection.call(bound.tool.name, given)
+        return await bound.connection.call(bound.tool.name, values)
 
     async def close(self) -> None:
-        """Leave all sessions."""
+        """Close all sessions."""
         connections, self._connections = self._connections, {}
         for connection in connections.values():
             await connection.close()
 
 
-def _allowed(given: Any, where: str) -> set[str] | None:
-    if given is None:
+def _allowed(allowed: Any, where: str) -> set[str] | None:
+    if allowed is None:
         return None
-    names = given.get("tool_names") if isinstance(given, Mapping) else given
+    names = allowed.get("tool_names") if isinstance(allowed, Mapping) else allowed
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InvalidRequest(f"{where} must be a list of names", where)
     return set(names)
 
 
 def _listed(label: str, tools: Sequence[RemoteTool]) -> dict[str, Any]:
-    """The output item that says which tools a server has."""
+    """The output item that lists the tools of a server."""
     shown = [
         {
             "name": t.name,
