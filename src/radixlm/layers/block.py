@@ -244,7 +244,7 @@ class BlockLayer(Module):
         return block
 
     def run(self, x_TD: Tensor, batch: ForwardBatch, angles: Sequence[Angles]) -> Tensor:
-        """The residual behind the block: [T, D]."""
+        """The residual after the block: [T, D]."""
         return added(*self.run_deferred(x_TD, None, batch, angles))
 
     def run_deferred(
@@ -322,8 +322,8 @@ class BlockLayer(Module):
         return y if self.spec.residual == 1.0 else y * self.spec.residual
 
     def emit(self, program: ProgramBuilder, stream: ProgramStream, is_last: bool) -> None:
-        """The block as operations on the stream; the last one goes on with the selected rows only,
-        as soon as its mixer is done."""
+        """The block as operations on the stream. The last block gathers the selected rows once its
+        mixer is done."""
         if type(self) is not BlockLayer:
             raise Unsupported(type(self).__name__)
         handles(

@@ -1,5 +1,5 @@
-"""Attention with what few models add to it (``spec.AttentionExtras``): slopes, clamps, chunks,
-other value widths, gates of their own, norms elsewhere, keys and values of an earlier layer.
+"""Attention with the parts of ``spec.AttentionExtras``: ALiBi, clamps, chunks, other value widths,
+output gates, norms at other places, keys and values of an earlier layer.
 
 Legend: T tokens, D model channels, H query heads, K KV heads, C channels of q and k, V of v.
 """
@@ -223,7 +223,7 @@ class ExtendedAttentionLayer(Module):
     def _emit_rotation(
         self, program: ProgramBuilder, qkv: int, offsets: tuple[int, int, int], q_head: int
     ) -> None:
-        """Norm and rotation in the record's order, what is between and behind them, the store."""
+        """Norm and rotation in the record's order, clamps and scales between, then the store."""
         extras, ext, reads = self.extras, native(), self._reads
         norm, rotation = self.qk_norm, rotation_of(self.rope_index, self.spec.rope)
         heads = ext.STORE_Q if reads else ext.STORE_Q | ext.STORE_K
@@ -279,7 +279,7 @@ class ExtendedAttentionLayer(Module):
         v = k.clone() if extras.k_is_v else kv[1].reshape(-1, spec.kv_heads, self._own_v_dim)
         if (
             extras.diff_lambda_init
-        ):  # each half of the heads has the other half's values beside its own
+        ):  # each half of the heads has its own values, then the other half's
             halves = v.chunk(2, 1)
             v = torch.cat([half.repeat(1, 2, 1) for half in halves], -1)
         if extras.v_norm is not None:

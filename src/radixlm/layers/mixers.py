@@ -1,4 +1,4 @@
-"""The mixer of a block: attention, a recurrent state, both beside one another, or one matrix.
+"""The mixer of a block: attention, a recurrent state, both in parallel, or one matrix.
 
 Legend: T tokens, D model channels.
 """

@@ -82,7 +82,7 @@ class Branch(Record):
 
 
 class Target(Record):
-    """Where an outcome goes: ``buffer = [buffer +] scale * outcome``."""
+    """Where a result is written: ``buffer = [buffer +] scale * result``."""
 
     buffer: int
     adds: bool = False
@@ -135,7 +135,7 @@ class ProgramBuilder:
         self.dim, self._pools, self._states = dim, pools, states
         self.keep: list[object] = [pools, states]
         self.num_positions = min(max_positions, MAX_POSITIONS)
-        self.layer_inputs = NOWHERE  # each layer's own input, one behind another in a row
+        self.layer_inputs = NOWHERE  # a row holds the inputs of all layers, one after another
         self.max_kv_len = sys.maxsize  # the longest sequence that the program can run
         self._buffers: dict[tuple[str, int], int] = {}
         self._scales: dict[LogNScaling, Tensor] = {}
@@ -153,7 +153,7 @@ class ProgramBuilder:
         return address(tensor)
 
     def packed(self, linear: object) -> PackedLinear:
-        """The C++ weight behind a packed linear map."""
+        """The C++ weight of a packed linear layer."""
         inner = linear.inner if isinstance(linear, GatherLinear) else linear
         packed = getattr(inner, "packed", None)
         if not isinstance(packed, PackedLinear):

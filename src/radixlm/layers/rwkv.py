@@ -91,8 +91,8 @@ class RwkvTimeLayer(Module):
     ) -> tuple[Tensor, list[Tensor]]:
         count, (sums_before, weight, exponent) = key.shape[1], states
         places = torch.arange(count + 1, device=key.device)
-        # what stands before place m weighs: a token j with exp(key + (m - 1 - j) * fade), the sums
-        # with m times the fade
+        # weights before place m: token j has exp(key + (m - 1 - j) * fade), the sums before have m
+        # times the fade
         ago = places[:, None] - 1 - places[:-1]
         terms = key[:, None] + ago[None, :, :, None] * self._fade_C  # [B, M + 1, M, C]
         terms = terms.masked_fill((ago < 0)[None, :, :, None], EMPTY_EXPONENT)

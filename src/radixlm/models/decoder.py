@@ -60,7 +60,7 @@ def rope_of(block: Block) -> Rope | None:
 class DecoderModel(Module):
     """Embedding, blocks, final norm, head. Load weights, then ``finish``, then ``forward``."""
 
-    pool: list[Module]  # layers of a pooled model's head, given by build_model
+    pool: list[Module]  # layers of a pooling model's head, set by build_model
     gate: list[Module]
 
     def __init__(

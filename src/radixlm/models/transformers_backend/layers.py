@@ -253,10 +253,10 @@ def _gated(module: nn.Module, kernels: Kernels) -> nn.Module | None:
     close = 1e-4 if gate.dtype == torch.float32 else 3e-2
     for size in (1.0, 1e3):  # large ones reach what clamps
         rows_TD = torch.randn(3, gate.shape[1], generator=torch.Generator().manual_seed(0)) * size
-        theirs = module(rows_TD.to(gate.dtype)).float()
+        want = module(rows_TD.to(gate.dtype)).float()
         inner = torch.cat((rows_TD @ gate.float().T, rows_TD @ up.float().T), -1)
-        ours = REFERENCES["activate_gated"](inner, act) @ down.float().T
-        if float((ours - theirs).abs().max()) > close * float(theirs.abs().max()):
+        got = REFERENCES["activate_gated"](inner, act) @ down.float().T
+        if float((got - want).abs().max()) > close * float(want.abs().max()):
             return None
     gated = kernels.pack_gated(torch.cat((gate, up)), None, "", act)
     packed = kernels.pack_linear(down, None, "")
@@ -268,9 +268,9 @@ def _activation(function: object) -> str | None:
     if not callable(function):
         return None
     x = torch.linspace(-6, 6, 97)[None]
-    theirs = function(x.clone())
+    want = function(x.clone())
     for act in ("silu", "gelu", "gelu_tanh", "relu", "relu2"):
-        if torch.allclose(REFERENCES["activate"](x.clone(), act), theirs, rtol=1e-5, atol=1e-6):
+        if torch.allclose(REFERENCES["activate"](x.clone(), act), want, rtol=1e-5, atol=1e-6):
             return act
     return None
 
@@ -307,11 +307,11 @@ def _norm(module: nn.Module, kernels: Kernels) -> nn.Module | None:
     bias = getattr(module, "bias", None)
     bias_D = bias.data.float() if isinstance(bias, Tensor) else None
     rows_TD = torch.randn(4, weight.shape[0], generator=torch.Generator().manual_seed(0)) * 3
-    theirs = module.float()(rows_TD)
+    want = module.float()(rows_TD)
     for offset in (0, 1):  # Gemma keeps its weights less one
         scale_D = weight.data.float() + offset
         run = _norm_run(kernels, scale_D, bias_D, eps, is_layer)
-        if torch.allclose(run(rows_TD), theirs, rtol=1e-5, atol=1e-6):
+        if torch.allclose(run(rows_TD), want, rtol=1e-5, atol=1e-6):
             return _Norm(run, weight.data.float())
     return None
 
