@@ -257,7 +257,7 @@ class _Reader:
     def _take(self, count: int) -> bytes:
         end = self._at + count
         if end > len(self._data):
-            raise self._error(f"truncated: the header ends behind byte {len(self._data)}")
+            raise self._error(f"truncated: the header ends after byte {len(self._data)}")
         piece, self._at = self._data[self._at : end], end
         return piece
 

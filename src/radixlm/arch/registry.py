@@ -275,7 +275,7 @@ MTP_LAYERS: dict[str, str] = {
     "LongcatFlashForCausalLM": "drafts:longcat",
 }
 
-# model_type -> what turns a published config.json into the keys of its Hugging Face class.
+# model_type -> the function that gives a published config.json the keys of its Hugging Face class.
 CONFIG_CONVERTERS: dict[str, str] = {
     "axk2": "mla:axk2_config",
     "bailing_hybrid": "mla:bailing_config",

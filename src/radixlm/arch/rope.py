@@ -124,7 +124,7 @@ def _llama3(rope: Rope, p: _Params, seq_len: int) -> tuple[Frequencies, float]:
 
 
 def _proportional(rope: Rope, p: _Params, seq_len: int) -> tuple[Frequencies, float]:
-    """The first share of the pairs turns as if it were the whole head; the rest stands still."""
+    """The first share of the pairs rotates as in a whole head; the rest does not rotate."""
     frequencies = _plain(rope.theta, rope.dim) / np.float32(p.get("factor", 1.0))
     frequencies[int(p.get("partial_rotary_factor", 1.0) * rope.dim // 2) :] = 0
     return frequencies, 1.0

@@ -94,7 +94,7 @@ def _scaling(c: Config, p: Mapping[str, Any], dim: int) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind == "dynamic" and dim <= 2:
-        raise c.error("rope_parameters", "of type 'dynamic' needs more than two turned channels")
+        raise c.error("rope_parameters", "of type 'dynamic' needs more than two rotated channels")
     if kind not in _SCALING_KEYS:
         known = ", ".join(("default", *_SCALING_KEYS))
         raise c.error("rope_parameters", f"rope_type {kind!r} is unknown; known: {known}")
@@ -128,7 +128,9 @@ def rope(
     """
     p: Mapping[str, Any] = c.rope_parameters[kind] if kind else c.rope_parameters
     share = p.get("partial_rotary_factor") if partial else None
-    if p["rope_type"] == "proportional":  # turns the whole head, most of it by nothing
+    if (
+        p["rope_type"] == "proportional"
+    ):  # the share is in the frequencies: the whole head is rotated
         share = None
     dim = head_dim if share is None else int(head_dim * share)
     if dim <= 0 or dim % 2 or dim > head_dim:
@@ -243,8 +245,8 @@ def moe(c: Config, **fields: Any) -> Moe:
         raise c.error("num_experts", "and 'num_experts_per_tok' must be positive")
     groups, kept = fields.setdefault("groups", (1, 1))
     size, rest = divmod(c.num_experts, groups)
-    most = kept * size + fields.get("zero_experts", 0)
-    if rest or kept > groups or most < c.num_experts_per_tok or (groups > 1 and size < 2):
+    max_chosen = kept * size + fields.get("zero_experts", 0)
+    if rest or kept > groups or max_chosen < c.num_experts_per_tok or (groups > 1 and size < 2):
         raise c.error(
             "num_experts",
             f"= {c.num_experts} does not give {c.num_experts_per_tok} experts a token "

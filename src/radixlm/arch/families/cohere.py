@@ -88,8 +88,8 @@ def cohere2_moe(c: Config) -> Decoder:
         every = c.prefix_dense_sliding_window_pattern if i < dense else c.sliding_window_pattern
         place = i if i < dense else i - dense
         span = window(c, i) if c.layer_types else c.sliding_window if (place + 1) % every else 0
-        turns = span or (kinds[i] == "dense" and c.prefix_dense_sliding_window_pattern == 1)
-        position = rope(c, head_dim(c), interleaved=True) if turns else None
+        has_rope = span or (kinds[i] == "dense" and c.prefix_dense_sliding_window_pattern == 1)
+        position = rope(c, head_dim(c), interleaved=True) if has_rope else None
         return attention(c, rope=position, qkv_bias=bias, o_bias=bias, window=span)
 
     def ffn(i: int) -> Ffn:

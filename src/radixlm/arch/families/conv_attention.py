@@ -34,21 +34,21 @@ _THETAS = {"full_attention": 5_000_000.0, "sliding_attention": 10_000.0}
 
 def zaya_config(raw: dict[str, Any]) -> dict[str, Any]:
     """The usual names of layer types."""
-    given = {_KINDS.get(key, key): p for key, p in (raw.get("rope_parameters") or {}).items()}
-    turns: dict[str, Any] = {}
+    params = {_KINDS.get(key, key): p for key, p in (raw.get("rope_parameters") or {}).items()}
+    ropes: dict[str, Any] = {}
     for kind, theta in _THETAS.items():
-        own = given[kind] if isinstance(given.get(kind), dict) else {}
-        turns[kind] = {"partial_rotary_factor": 0.5, "rope_theta": theta, **own}
+        own = params[kind] if isinstance(params.get(kind), dict) else {}
+        ropes[kind] = {"partial_rotary_factor": 0.5, "rope_theta": theta, **own}
     kinds = raw.get("layer_types")
     kinds = [_KINDS.get(kind, kind) for kind in kinds] if isinstance(kinds, list) else None
-    return {**raw, "rope_parameters": turns, "layer_types": kinds}
+    return {**raw, "rope_parameters": ropes, "layer_types": kinds}
 
 
-def _scales(ours: str, theirs: str) -> Names:
+def _scales(role: str, stored: str) -> Names:
     """Learned factors of the residual and of a branch."""
     parts = {"stream": "residual", "branch": "hidden_states"}
     return {
-        f"{ours}.{part}_{what}": f"{LAYER}{theirs}.{name}_{what}"
+        f"{role}.{part}_{what}": f"{LAYER}{stored}.{name}_{what}"
         for part, name in parts.items()
         for what in ("scale", "bias")
     }
@@ -125,14 +125,14 @@ def inkling_config(raw: dict[str, Any]) -> dict[str, Any]:
     if out.get("dense_intermediate_size") is not None:
         out["moe_intermediate_size"] = out.get("intermediate_size", 24576)
         out["intermediate_size"] = out["dense_intermediate_size"]
-    for ours, theirs in (
+    for new_key, old_key in (
         ("sliding_window", "sliding_window_size"),
         ("conv_kernel_size", "sconv_kernel_size"),
         ("max_position_embeddings", "model_max_length"),
         ("logits_mup_width_multiplier", "embedding_multiplier"),
     ):
-        if out.get(theirs) is not None:
-            out[ours] = out[theirs]
+        if out.get(old_key) is not None:
+            out[new_key] = out[old_key]
     return out
 
 
@@ -140,9 +140,9 @@ _ATTN, _LLM, _MLP = "model.llm.layers.{i}.attn.", "model.llm.layers.{i}.", LAYER
 _WIDE = _LLM + "mlp."
 
 
-def _either(part: str, theirs: str) -> AnyOf:
+def _either(part: str, stored: str) -> AnyOf:
     """A tensor of the attention under both naming schemes."""
-    return AnyOf(_ATTENTION + part, _ATTN + theirs)
+    return AnyOf(_ATTENTION + part, _ATTN + stored)
 
 
 def _inkling_names(c: Config) -> Names:

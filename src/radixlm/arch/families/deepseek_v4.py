@@ -112,7 +112,7 @@ def _glm5_keys(c: Config) -> Config:
     held = {"linear_head_dim": "head_dim", "linear_num_heads": "num_heads"}
     held |= {"linear_conv_kernel_dim": "short_conv_kernel_size"}
     held |= {"linear_lower_bound": "gate_lower_bound"}
-    values: dict[str, Any] = {ours: own[key] for ours, key in held.items() if key in own}
+    values: dict[str, Any] = {new_key: own[key] for new_key, key in held.items() if key in own}
     if own and own.get("safe_gate", True) and values.get("linear_lower_bound", 0) is None:
         values["linear_lower_bound"] = -5.0
     kinds = c.layer_types or ["indexed_attention" if i % 4 == 3 else "" for i in range(count)]
@@ -148,18 +148,18 @@ def _glm5_shares(c: Config) -> list[str]:
     if pattern is not None:
         return [{"F": "full", "S": "shared"}.get(one, one) for one in pattern]
     every, offset = max(c.get("index_topk_freq", 1), 1), c.get("index_skip_topk_offset", 2)
-    turns = (max(i - offset + 1, 0) % every for i in range(c.num_hidden_layers))
-    return ["shared" if turn else "full" for turn in turns]
+    shares = (max(i - offset + 1, 0) % every for i in range(c.num_hidden_layers))
+    return ["shared" if one else "full" for one in shares]
 
 
 def _v4_names(layer: str, attn: str, ffn: str, parts: dict[str, str]) -> Names:
     """The tensors of a layer, under the names in ``parts``."""
-    own = {ours: f"{layer}{attn}.{parts[theirs]}" for ours, theirs in _V4_PARTS.items()}
+    own = {role: f"{layer}{attn}.{parts[stored]}" for role, stored in _V4_PARTS.items()}
     sums = f"{layer}{attn}.compressor."
     index = f"{layer}{attn}.{parts['index']}"
-    for ours, theirs in _V4_SUMS.items():
-        own[f"mixer.sums.{ours}"] = sums + parts[theirs]
-        own[f"mixer.index.sums.{ours}"] = index + parts["index_sums"] + parts[theirs]
+    for role, stored in _V4_SUMS.items():
+        own[f"mixer.sums.{role}"] = sums + parts[stored]
+        own[f"mixer.index.sums.{role}"] = index + parts["index_sums"] + parts[stored]
     own |= {"mixer.index.q": index + parts["wq_b"], "mixer.index.weights": index + parts["weights"]}
     shared, gate = f"{layer}{ffn}.shared_experts.", f"{layer}{ffn}.gate"
     names: dict[str, Any] = {
@@ -285,8 +285,8 @@ def _v4_keys(c: Config) -> Config:
     if kinds is None and ratios is not None:
         kinds = [_V4_KINDS.get(ratio, f"{ratio} tokens in one") for ratio in ratios]
     if kinds is None:
-        turns = [i >= 2 and i % 2 for i in range(count)]
-        kinds = [_V4_KINDS[4] if turn else _V4_KINDS[128] for turn in turns]
+        is_fine = [i >= 2 and i % 2 for i in range(count)]
+        kinds = [_V4_KINDS[4] if one else _V4_KINDS[128] for one in is_fine]
     hashed = c.get("num_hash_layers", 3)
     tables = c.mlp_layer_types or ["hash_moe" if i < hashed else "moe" for i in range(count)]
     rates = {**_V4_RATES, **c.get("compress_rates", {})}
@@ -294,8 +294,8 @@ def _v4_keys(c: Config) -> Config:
         rates[kind] = c.get(key, rates[kind])
         if not isinstance(rates[kind], int) or rates[kind] < 1:
             raise c.error("compress_rates", f"{rates[kind]!r} must be a positive integer")
-    turned = c.get("qk_rope_head_dim")
-    share = 64 / 512 if turned is None else turned / c.head_dim
+    rope_dim = c.get("qk_rope_head_dim")
+    share = 64 / 512 if rope_dim is None else rope_dim / c.head_dim
     c = c.replace(
         layer_types=list(kinds[:count]),
         mlp_layer_types=list(tables[:count]),
@@ -320,13 +320,13 @@ def _v4_sums(c: Config, kind: str) -> KVCompression | None:
 
 def _v4_rope(c: Config, kind: str, sums: KVCompression | None) -> Rope:
     """The rotation of layers with compression ("compress") and of the others ("main")."""
-    given: dict[str, Any] = c.rope_parameters
-    if isinstance(given.get("main"), dict) and isinstance(given.get("compress"), dict):
-        p = {**given[kind]}
+    params: dict[str, Any] = c.rope_parameters
+    if isinstance(params.get("main"), dict) and isinstance(params.get("compress"), dict):
+        p = {**params[kind]}
     elif kind == "main":
         p = {"rope_type": "default", "rope_theta": c.rope_theta}
     else:
-        p = {**given, "rope_theta": c.compress_rope_theta}
+        p = {**params, "rope_theta": c.compress_rope_theta}
         if p["rope_type"] == "yarn":  # angles alone change, not their sizes
             p.setdefault("attention_factor", 1.0)
     p["partial_rotary_factor"] = p.get("partial_rotary_factor") or c.partial_rotary_factor
@@ -334,5 +334,5 @@ def _v4_rope(c: Config, kind: str, sums: KVCompression | None) -> Rope:
     if made.depends_on_length:
         raise c.error("rope_parameters", "of sums may not depend on the length of the text")
     if sums is not None and sums.heads and sums.dim < made.dim:
-        raise c.error("index_head_dim", "must hold the channels that turn")
+        raise c.error("index_head_dim", "must be at least the rotated channels")
     return made

@@ -179,8 +179,8 @@ def gemma3n(c: Config) -> Decoder:
 
 def _altup_ends(streams: int) -> Names:
     return {
-        f"altup.{ours}.{i}": f"model.altup_{theirs}.{i}"
-        for ours, theirs in (("spread", "projections"), ("join", "unembed_projections"))
+        f"altup.{role}.{i}": f"model.altup_{stored}.{i}"
+        for role, stored in (("spread", "projections"), ("join", "unembed_projections"))
         for i in range(streams - 1)
     }
 

@@ -48,7 +48,7 @@ _MIXTRAL = {
     },
 }
 _PHI3 = {**_PRE, "ffn_up": "mlp.gate_up_proj"}
-_BEHIND = {  # norms behind the parts of a layer
+_POST = {  # norms after the branches
     **_ATTENTION,
     **_DENSE,
     "post_attention_norm": "post_attention_layernorm",
@@ -106,11 +106,11 @@ def _gemma3(h: GgufHeader) -> dict[str, Any]:
 
 
 def _granite(h: GgufHeader) -> dict[str, Any]:
-    ours = {"attention": "attention.scale", "embedding": "embedding_scale"}
-    ours["residual"] = "residual_scale"
+    keys = {"attention": "attention.scale", "embedding": "embedding_scale"}
+    keys["residual"] = "residual_scale"
     return {
         "logits_scaling": h.own("logit_scale", 1.0),
-        **{f"{name}_multiplier": h.own(key) for name, key in ours.items()},
+        **{f"{name}_multiplier": h.own(key) for name, key in keys.items()},
     }
 
 
@@ -153,9 +153,9 @@ KINDS: Mapping[str, Kind] = {
     "smollm3": Kind("SmolLM3ForCausalLM", "smollm3", _PRE, is_permuted=True),
     "arcee": Kind("ArceeForCausalLM", "arcee", _PRE, is_permuted=True),
     "granite": Kind("GraniteForCausalLM", "granite", _PRE, is_permuted=True, more=_granite),
-    "olmo2": Kind("Olmo2ForCausalLM", "olmo2", _BEHIND),
-    "exaone4": Kind("Exaone4ForCausalLM", "exaone4", _BEHIND, more=_exaone4),
-    "seed_oss": Kind("SeedOssForCausalLM", "seed_oss", _BEHIND),
+    "olmo2": Kind("Olmo2ForCausalLM", "olmo2", _POST),
+    "exaone4": Kind("Exaone4ForCausalLM", "exaone4", _POST, more=_exaone4),
+    "seed_oss": Kind("SeedOssForCausalLM", "seed_oss", _POST),
     "glm4": Kind("Glm4ForCausalLM", "glm4", _GLM4, more=_partial),
     "ernie4_5": Kind("Ernie4_5ForCausalLM", "ernie4_5", _PRE),
     "starcoder2": Kind("Starcoder2ForCausalLM", "starcoder2", _STARCODER2, more=_starcoder2),
@@ -241,8 +241,8 @@ def _table_of(
         "long_factor": long,
         "original_max_position_embeddings": before,
     }
-    given = {} if attention_factor is None else {"attention_factor": attention_factor}
-    return scaling | given
+    factor = {} if attention_factor is None else {"attention_factor": attention_factor}
+    return scaling | factor
 
 
 class Piece(Record):

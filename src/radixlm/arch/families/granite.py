@@ -53,8 +53,8 @@ def _sinking(c: Config) -> Callable[[int], Attention]:
         position = rope(c, head_dim(c))
         if thetas:
             position = replace(position, theta=float(thetas[i] or position.theta))
-        turns = not thetas or thetas[i]
-        return replace(_attention(c), sinks=True, window=span, rope=position if turns else None)
+        has_rope = not thetas or thetas[i]
+        return replace(_attention(c), sinks=True, window=span, rope=position if has_rope else None)
 
     return mixer
 
@@ -100,7 +100,7 @@ def hyperclova_x(c: Config) -> Decoder:
     described = replace(described, logit_scale=c.logits_scaling)
     if not c.use_post_norm:
         return described
-    # The norm behind a branch swallows a factor before it, so its weight takes the factor.
+    # The norm after a branch cancels a factor before it, so its weight is multiplied instead.
     blocks = tuple(replace(b, layout="sandwich", residual=1.0) for b in described.blocks)
     factor = Scaled(c.residual_multiplier)
     names: Names = {

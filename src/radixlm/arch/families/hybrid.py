@@ -42,7 +42,7 @@ def mamba_names(prefix: str) -> Names:
     parts = {"inp": "in_proj", "conv": "conv1d", "norm": "norm", "out": "out_proj"}
     parts |= {"x_proj": "x_proj", "dt_proj": "dt_proj", "a_log": "A_log", "d": "D"}
     parts |= {"dt_bias": "dt_bias", "dt_norm": "dt_layernorm", "b_norm": "b_layernorm"}
-    return {f"state.{ours}": prefix + theirs for ours, theirs in parts.items()} | {
+    return {f"state.{role}": prefix + stored for role, stored in parts.items()} | {
         "state.c_norm": prefix + "c_layernorm"
     }
 
@@ -134,8 +134,8 @@ def jamba(c: Config) -> Decoder:
     sparse = moe(c, inner=c.intermediate_size) if c.num_experts > 1 else mlp(c)
 
     def mixer(i: int) -> Mixer:
-        turn = i % c.attn_layer_period == c.attn_layer_offset
-        return attends if _is_attention(c, i, turn) else state
+        is_attention = i % c.attn_layer_period == c.attn_layer_offset
+        return attends if _is_attention(c, i, is_attention) else state
 
     def ffn(i: int) -> Ffn:
         return sparse if i % c.expert_layer_period == c.expert_layer_offset else mlp(c)
@@ -201,11 +201,11 @@ def bamba(c: Config) -> Decoder:
 
 def granite_hybrid(c: Config) -> Decoder:
     state, bias = _mamba2_of(c), c.attention_bias
-    turns = c.get("position_embedding_type") == "rope"
+    has_rope = c.get("position_embedding_type") == "rope"
     attends = attention(
         c,
         scale=c.attention_multiplier,
-        rope=rope(c, head_dim(c)) if turns else None,
+        rope=rope(c, head_dim(c)) if has_rope else None,
         qkv_bias=bias,
         o_bias=bias,
     )

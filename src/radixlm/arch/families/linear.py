@@ -153,7 +153,7 @@ def olmo_hybrid(c: Config) -> Decoder:
     is_full = _full_at(c)
     convs = tuple(f"{_LINEAR}{one}_conv1d" for one in "qkv")
     names: Names = {
-        **{f"state.{ours}": _LINEAR + theirs for ours, theirs in parts.items()},
+        **{f"state.{role}": _LINEAR + stored for role, stored in parts.items()},
         "state.qkv": tuple(f"{_LINEAR}{one}_proj" for one in "qkv"),
         "state.conv": AnyOf(convs, _LINEAR + "conv1d"),
         # the layers of the two kinds have different ones of these
@@ -211,7 +211,7 @@ def _kimi_keys(c: Config) -> Config:
     own, count = c.get("linear_attn_config", {}), c.num_hidden_layers
     held = {"linear_head_dim": "head_dim", "linear_num_heads": "num_heads"}
     held["linear_conv_kernel_dim"] = "short_conv_kernel_size"
-    values = {key: own.get(theirs, c.get(key)) for key, theirs in held.items()}
+    values = {key: own.get(other, c.get(key)) for key, other in held.items()}
     if c.layer_types is None:
         full = {i - 1 for i in own["full_attn_layers"]} if "full_attn_layers" in own else None
         full = set(range(4, count, 4)) if full is None else full

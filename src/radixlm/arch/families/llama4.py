@@ -44,18 +44,18 @@ def llama4(c: Config) -> Decoder:
     bias = c.attention_bias
 
     def mixer(i: int) -> Attention:
-        turns = bool(ropes[i])
+        has_rope = bool(ropes[i])
         kinds = c.layer_types
-        is_chunked = kinds[i] == "chunked_attention" if kinds else turns
+        is_chunked = kinds[i] == "chunked_attention" if kinds else has_rope
         extras = AttentionExtras(
             attention_chunk_size=c.attention_chunk_size or 0 if is_chunked else 0,
             norm_after_rope=True,
-            logn_scaling=None if turns else grows,
+            logn_scaling=None if has_rope else grows,
         )
-        is_normed = c.use_qk_norm and turns
+        is_normed = c.use_qk_norm and has_rope
         return attention(
             c,
-            rope=position if turns else None,
+            rope=position if has_rope else None,
             qkv_bias=bias,
             o_bias=bias,
             qk_norm="head" if is_normed else "",
@@ -89,11 +89,11 @@ def ministral3(c: Config) -> Decoder:
 
 def nanochat(c: Config) -> Decoder:
     norm, bias = Norm(c.rms_norm_eps, affine=False), c.attention_bias
-    turned = rope(c, head_dim(c))
+    position = rope(c, head_dim(c))
     extras = AttentionExtras(norm_after_rope=True)
     mixer = attention(
         c,
-        rope=Rope(turned.dim, turned.theta, turned.scaling, negative_angles=True),
+        rope=Rope(position.dim, position.theta, position.scaling, negative_angles=True),
         qkv_bias=bias,
         o_bias=bias,
         qk_norm="head",
@@ -140,8 +140,8 @@ def _hunyuan_attention(c: Config) -> Attention:
     """q and k are normalized after the rotation; "dynamic" scaling with alpha only changes the
     base."""
     p, dim, bias = dict(c.rope_parameters), head_dim(c), c.attention_bias
-    given = (p.pop(key, None) for key in ("mrope_section", "xdrope_section"))
-    sections = tuple(int(one) for one in next((one for one in given if one), ()))
+    listed = (p.pop(key, None) for key in ("mrope_section", "xdrope_section"))
+    sections = tuple(int(one) for one in next((one for one in listed if one), ()))
     if p["rope_type"] in ("dynamic", "xdrope") and p.get("alpha"):
         position = Rope(dim, float(p["rope_theta"] * p["alpha"] ** (dim / (dim - 2))))
     else:

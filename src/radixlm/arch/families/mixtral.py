@@ -35,10 +35,10 @@ def mixtral(c: Config) -> Decoder:
 
 def minimax_m2_config(raw: dict[str, Any]) -> dict[str, Any]:
     """``rotary_dim`` channels of a head are rotated."""
-    turned, whole = raw.get("rotary_dim"), raw.get("head_dim") or 128
-    if turned is None or raw.get("partial_rotary_factor") is not None:
+    rope_dim, head_dim = raw.get("rotary_dim"), raw.get("head_dim") or 128
+    if rope_dim is None or raw.get("partial_rotary_factor") is not None:
         return raw
-    return {**raw, "partial_rotary_factor": turned / whole}
+    return {**raw, "partial_rotary_factor": rope_dim / head_dim}
 
 
 def minimax_m2(c: Config) -> Decoder:

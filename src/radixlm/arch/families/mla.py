@@ -30,12 +30,12 @@ def mistral4(c: Config) -> Decoder:
     return build_decoder(c, mixer, routed(c))
 
 
-def _gated_norm(ours: str, theirs: str) -> Names:
-    at = LAYER + theirs
+def _gated_norm(role: str, stored: str) -> Names:
+    at = LAYER + stored
     return {
-        ours: AnyOf(at + ".norm", at),
-        ours + ".down": AnyOf(at + ".W_down", at + ".mlp.fc1"),
-        ours + ".up": AnyOf(at + ".W_up", at + ".mlp.fc2"),
+        role: AnyOf(at + ".norm", at),
+        role + ".down": AnyOf(at + ".W_down", at + ".mlp.fc1"),
+        role + ".up": AnyOf(at + ".W_up", at + ".mlp.fc2"),
     }
 
 
@@ -73,15 +73,15 @@ def axk2(c: Config) -> Decoder:
 def bailing_config(raw: dict[str, Any]) -> dict[str, Any]:
     """The usual names of the class's keys."""
     out = dict(raw)
-    for ours, theirs in (
+    for new_key, old_key in (
         ("n_group", "num_expert_group"),
         ("norm_topk_prob", "moe_renormalize"),
         ("num_experts_per_tok", "num_experts_per_token"),
         ("n_shared_experts", "num_shared_experts"),
         ("max_position_embeddings", "model_max_length"),
     ):
-        if out.get(theirs) is not None:
-            out[ours] = out[theirs]
+        if out.get(old_key) is not None:
+            out[new_key] = out[old_key]
     count, first = out.get("num_hidden_layers", 42), out.get("first_k_dense_replace", 2)
     if out.get("layer_types") is None:
         every = max(out.get("layer_group_size", 6), 1)
@@ -94,12 +94,12 @@ def bailing_config(raw: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-_SELF, _THEIRS = LAYER + "self_attn.", LAYER + "attention."
+_SELF, _PUBLISHED = LAYER + "self_attn.", LAYER + "attention."
 
 
-def _either(part: str, theirs: str = "") -> AnyOf:
+def _either(part: str, stored: str = "") -> AnyOf:
     """A tensor of the attention under both naming schemes."""
-    return AnyOf(_THEIRS + (theirs or part.rpartition(".")[2]), _SELF + part)
+    return AnyOf(_PUBLISHED + (stored or part.rpartition(".")[2]), _SELF + part)
 
 
 def _convs(at: str) -> tuple[str, ...]:
@@ -114,10 +114,10 @@ BAILING: Names = {
     "mixer.kv_b": _either("kv_b_proj"),
     "mixer.gate": _either("g_proj"),
     "mixer.o": _either("o_proj", "dense"),
-    "state.qkv": AnyOf(*(tuple(f"{at}{one}_proj" for one in "qkv") for at in (_THEIRS, _SELF))),
-    "state.conv": AnyOf(_convs(_THEIRS), _convs(_SELF), _SELF + "conv1d"),
+    "state.qkv": AnyOf(*(tuple(f"{at}{one}_proj" for one in "qkv") for at in (_PUBLISHED, _SELF))),
+    "state.conv": AnyOf(_convs(_PUBLISHED), _convs(_SELF), _SELF + "conv1d"),
     "state.a_log": AnyOf(
-        *(Named((one,), flat) for one in (_THEIRS + "A_log", _SELF + "forget_gate.A_log"))
+        *(Named((one,), flat) for one in (_PUBLISHED + "A_log", _SELF + "forget_gate.A_log"))
     ),
     "state.dt_bias": _either("forget_gate.dt_bias"),
     "state.decay": _either("forget_gate.f_proj"),

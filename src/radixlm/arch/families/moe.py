@@ -92,12 +92,12 @@ def beam(c: Config) -> Decoder:
 
     def mixer(i: int) -> Attention:
         kind = "sliding_attention" if is_sliding(c, i) else "full_attention"
-        turns = c.rope_parameters[kind] is not None
-        grows = None if turns else LogNScaling(0.1, 2048.0, 1, is_power=True)
+        has_rope = c.rope_parameters[kind] is not None
+        grows = None if has_rope else LogNScaling(0.1, 2048.0, 1, is_power=True)
         extras = AttentionExtras(gate="channel", gate_bias=True, logn_scaling=grows)
         return attention(
             c,
-            rope=rope(c, dim, kind) if turns else None,
+            rope=rope(c, dim, kind) if has_rope else None,
             qkv_bias=c.attention_bias,
             o_bias=c.attention_bias,
             qk_norm="head",

@@ -54,10 +54,10 @@ def _muse(
 
     def mixer(i: int) -> Attention:
         sees_all = _fourth(c, i)
-        turns = bool(thetas[i]) if thetas is not None else not sees_all
+        has_rope = bool(thetas[i]) if thetas is not None else not sees_all
         return attention(
             c,
-            rope=position if turns else None,
+            rope=position if has_rope else None,
             qkv_bias=bias,
             o_bias=bias,
             scale=dim**-0.5 * c.qk_scale_factor,

@@ -92,7 +92,7 @@ def _deci_attention(c: Config, layer: int) -> Attention | SquareLinear | None:
         return SquareLinear()
     for key in ("sparsify", "num_sink_tokens"):
         if part.get(key):
-            raise c.error("block_configs", f"says {key!r} at layer {layer}, which is not supported")
+            raise c.error("block_configs", f"has {key!r} at layer {layer}, which is not supported")
     group, heads = part.get("n_heads_in_group"), c.num_attention_heads
     if not isinstance(group, int) or group < 1 or heads % group:
         raise c.error("block_configs", f"has the n_heads_in_group {group!r} at layer {layer}")
@@ -137,9 +137,9 @@ def _phi3_small_rope(c: Config, dim: int) -> Rope:
     if not c.get("rope_scaling"):
         linear = RopeScaling("linear", (("factor", stretch),)) if stretch != 1.0 else None
         return Rope(dim, theta, linear)
-    given = c.rope_scaling
-    scale = given.get("long_mscale")
-    if given.get("short_mscale") != scale:
+    scaling = c.rope_scaling
+    scale = scaling.get("long_mscale")
+    if scaling.get("short_mscale") != scale:
         raise c.error("rope_scaling", "has a long_mscale other than its short_mscale")
     own = {"rope_theta": theta, **({} if scale is None else {"attention_factor": scale})}
     return rope(c.replace(rope_parameters={**c.rope_parameters, **own}), dim)

@@ -73,7 +73,7 @@ def _ngrams(c: Config, index: int) -> Ngrams:
     ends = c.get("eos_token_id")
     end = ends[0] if isinstance(ends, list) and ends else ends
     if not isinstance(end, int):
-        raise c.error("eos_token_id", "must be given where layers read n-grams")
+        raise c.error("eos_token_id", "is needed by layers with n-grams")
     sizes = _primes(c.ngram_vocab_size_base, (index + 1) * heads)[index * heads :]
     step = c.make_ngram_vocab_size_divisible_by
     return Ngrams(
@@ -104,10 +104,10 @@ def _index(c: Config) -> BlockIndexer:
     return BlockIndexer(c.indexer_n_heads, c.indexer_head_dim, size, top, 0, norm, is_mean=True)
 
 
-def _streams(ours: str, theirs: str) -> Names:
+def _streams(role: str, stored: str) -> Names:
     parts = {"norm": "hc_norm", "down": "input_mix_weight_down", "up": "input_mix_weight_up"}
     parts["inject"] = "block_inject_weight"
-    return {f"{ours}.{part}": f"{theirs}.{name}" for part, name in parts.items()}
+    return {f"{role}.{part}": f"{stored}.{name}" for part, name in parts.items()}
 
 
 def _names(c: Config) -> Names:
@@ -158,7 +158,8 @@ def qwen4_exp(c: Config) -> Decoder:
         attention = gated_attention(c)
         if attention.rope is not None and attention.rope.depends_on_length:
             raise c.error(
-                "rope_parameters", "must not depend on the length: blocks keep their turn"
+                "rope_parameters",
+                "must not depend on the length: the keys of blocks are cached rotated",
             )
         return replace(attention, extras=AttentionExtras(indexer=_index(c)))
 

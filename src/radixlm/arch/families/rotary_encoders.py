@@ -43,12 +43,12 @@ def modernbert(c: Config) -> Decoder:
 
     def mixer(i: int) -> Attention:
         slides = is_sliding(c, i) if c.layer_types else bool(i % every)
-        turn = rope(c, head_dim(c), "sliding_attention" if slides else "full_attention")
+        position = rope(c, head_dim(c), "sliding_attention" if slides else "full_attention")
         theta = c.get(thetas[slides])
-        turn = replace(turn, theta=float(theta)) if theta else turn
+        position = replace(position, theta=float(theta)) if theta else position
         span = c.local_attention // 2 + 1 if slides else 0
         return attention(
-            c, rope=turn, qkv_bias=c.attention_bias, o_bias=c.attention_bias, window=span
+            c, rope=position, qkv_bias=c.attention_bias, o_bias=c.attention_bias, window=span
         )
 
     ffn = mlp(c, act="hidden_activation", bias=c.mlp_bias)
@@ -86,19 +86,19 @@ def nomic(c: Config) -> Decoder:
         "ffn.up": (layer + "mlp.fc12", layer + "mlp.fc11"),
         "ffn.down": layer + "mlp.fc2",
     }
-    turn = rope(c, head_dim(c))
+    position = rope(c, head_dim(c))
     theta = c.get("rotary_emb_base")
-    mixer = attention(c, rope=replace(turn, theta=float(theta)) if theta else turn)
+    mixer = attention(c, rope=replace(position, theta=float(theta)) if theta else position)
     act = "silu" if c.get("activation_function") == "swiglu" else activation(c)
     ffn = Mlp(c.get("n_inner") or c.intermediate_size, act)
     norm = Norm(c.get("layer_norm_epsilon") or c.layer_norm_eps, "layer", bias=True)
     return rotary(c, "nomic_bert", layer, names, mixer=mixer, ffn=ffn, norm=norm)
 
 
-def ntk(turn: Rope, factor: float) -> Rope:
+def ntk(position: Rope, factor: float) -> Rope:
     """A larger base and slower rotation by a fixed factor, as in the first GTE checkpoints."""
-    slower = RopeScaling("linear", (("factor", factor ** (2 / turn.dim)),))
-    return replace(turn, theta=turn.theta * factor, scaling=slower)
+    slower = RopeScaling("linear", (("factor", factor ** (2 / position.dim)),))
+    return replace(position, theta=position.theta * factor, scaling=slower)
 
 
 def gte(c: Config) -> Decoder:
@@ -112,12 +112,16 @@ def gte(c: Config) -> Decoder:
         "ffn.down": layer + "mlp.down_proj",
         "norm2": layer + "mlp_ln",
     }
-    given = c.get("rope_scaling") or {}
-    if given.get("type") == "ntk" and is_number(given.get("factor")) and not given.get("mixed_b"):
-        turn = ntk(Rope(head_dim(c), float(c.rope_theta)), float(given["factor"]))
+    scaling = c.get("rope_scaling") or {}
+    if (
+        scaling.get("type") == "ntk"
+        and is_number(scaling.get("factor"))
+        and not scaling.get("mixed_b")
+    ):
+        position = ntk(Rope(head_dim(c), float(c.rope_theta)), float(scaling["factor"]))
     else:
-        turn = rope(c, head_dim(c))
-    mixer = attention(c, rope=turn, qkv_bias=True, o_bias=True)
+        position = rope(c, head_dim(c))
+    mixer = attention(c, rope=position, qkv_bias=True, o_bias=True)
     ffn = replace(mlp(c), down_bias=True)
     return rotary(c, prefix, layer, names, mixer=mixer, ffn=ffn)
 

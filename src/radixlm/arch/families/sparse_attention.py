@@ -207,13 +207,13 @@ def _dots3_kinds(c: Config) -> list[str]:
 
 def _dots3_layers(c: Config, kinds: list[str]) -> list[dict[str, Any]]:
     """The values of a layer that replace the config's."""
-    given = c.get("per_layer_config")
-    if given is None:
+    changed = c.get("per_layer_config")
+    if changed is None:
         own = {key: c.get("swa_" + key, value) for key, value in _DOTS3_SLIDING.items()}
-        turned = own["head_dim"] - own["qk_nope_head_dim"]
-        own["qk_rope_head_dim"] = c.get("swa_qk_rope_head_dim", turned)
+        rope_dim = own["head_dim"] - own["qk_nope_head_dim"]
+        own["qk_rope_head_dim"] = c.get("swa_qk_rope_head_dim", rope_dim)
         return [own if kind == "sliding_attention" else {} for kind in kinds]
-    by_number = {int(i): changes for i, changes in given.items()}  # the keys are "02", "03" ..
+    by_number = {int(i): changes for i, changes in changed.items()}  # the keys are "02", "03" ..
     layers = [dict(by_number.get(i, {})) for i in range(len(kinds))]
     known = (*_DOTS3_LAYER, *_DOTS3_DIMS)
     strange = next((key for layer in layers for key in layer if key not in known), None)
@@ -239,9 +239,9 @@ def _dots3_sparse(c: Config) -> list[bool]:
     if c.mlp_layer_types is not None:
         return [kind == "sparse" for kind in kinds_of(c, "mlp_layer_types", "dense", "sparse")]
     first, step = c.get("first_k_dense_replace", 1), c.get("moe_layer_freq", 1)
-    turns = range(c.num_hidden_layers)
+    layers = range(c.num_hidden_layers)
     listed = isinstance(step, list)
-    return [i >= first and bool(step[i] if listed else i % step == 0) for i in turns]
+    return [i >= first and bool(step[i] if listed else i % step == 0) for i in layers]
 
 
 _BLOCK_MOE = LAYER + "block_sparse_moe."
@@ -254,8 +254,8 @@ _M3_KEYS = {  # of published configs, in an object of their own
 }
 _M3: Names = {
     **{
-        f"mixer.index.{ours}": AnyOf(_ATTENTION + "indexer." + part, _ATTENTION + "index_" + part)
-        for ours, part in (("q", "q_proj"), ("k", "k_proj"), *((f"{x}_norm",) * 2 for x in "qk"))
+        f"mixer.index.{role}": AnyOf(_ATTENTION + "indexer." + part, _ATTENTION + "index_" + part)
+        for role, part in (("q", "q_proj"), ("k", "k_proj"), *((f"{x}_norm",) * 2 for x in "qk"))
     },
     "moe.router": AnyOf(_BLOCK_MOE + "gate", _MLP + "gate"),
     "moe.correction": AnyOf(
@@ -318,10 +318,10 @@ def minimax_m3(c: Config) -> Decoder:
 def _m3_keys(c: Config) -> Config:
     """The config with its published keys under the class's names."""
     count, own = c.num_hidden_layers, c.get("sparse_attention_config", {})
-    values = {ours: own[theirs] for ours, theirs in _M3_KEYS.items() if theirs in own}
-    turns = own.get("sparse_attention_freq", [0] * count)
+    values = {key: own[other] for key, other in _M3_KEYS.items() if other in own}
+    is_sparse = own.get("sparse_attention_freq", [0] * count)
     values["layer_types"] = c.layer_types or [
-        "minimax_m3_sparse" if one else "full_attention" for one in turns
+        "minimax_m3_sparse" if one else "full_attention" for one in is_sparse
     ]
     values["mlp_layer_types"] = c.mlp_layer_types or [
         "sparse" if one else "dense" for one in c.get("moe_layer_freq", [1] * count)
@@ -332,5 +332,5 @@ def _m3_keys(c: Config) -> Config:
     positive(c, "index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks")
     c.divide("num_attention_heads", "index_n_heads")
     if c.index_head_dim < rope(c, head_dim(c), partial=True).dim:
-        raise c.error("index_head_dim", "must hold the channels that turn")
+        raise c.error("index_head_dim", "must be at least the rotated channels")
     return c

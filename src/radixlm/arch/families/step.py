@@ -35,12 +35,12 @@ def step_config(raw: dict[str, Any]) -> dict[str, Any]:
     for key in _BY_LAYER:
         if isinstance(out.get(key), list):
             out[key] = out[key][:count]
-    for ours, theirs in (
+    for new_key, old_key in (
         ("num_key_value_heads", "num_attention_groups"),
         ("share_expert_dim", "share_expert_dims"),
     ):
-        if theirs in out:
-            out.setdefault(ours, out[theirs])
+        if old_key in out:
+            out.setdefault(new_key, out[old_key])
     listed = out.get("moe_layers_enum")
     if listed is not None and out.get("mlp_layer_types") is None:
         items = listed.split(",") if isinstance(listed, str) else listed
@@ -56,9 +56,9 @@ def step_config(raw: dict[str, Any]) -> dict[str, Any]:
 def _ropes(out: dict[str, Any], count: int) -> dict[str, Any]:
     """Rotary parameters by layer type, from any layer of the type."""
     kinds = out.get("layer_types") or ["full_attention"] * count
-    given = out.get("rope_parameters") or {}
-    if all(isinstance(given.get(kind), dict) for kind in kinds):
-        return {kind: given[kind] for kind in kinds}
+    params = out.get("rope_parameters") or {}
+    if all(isinstance(params.get(kind), dict) for kind in kinds):
+        return {kind: params[kind] for kind in kinds}
     theta, shares = out.get("rope_theta", 10000.0), out.get("partial_rotary_factors")
     made: dict[str, Any] = {}
     for kind in dict.fromkeys(kinds):

@@ -16,7 +16,7 @@ from radixlm.arch.recipes import SelectRow, flat, interleaved_rows, merge_heads
 from radixlm.arch.spec import Block, Decoder, Mamba1, Mamba2, Mlp, Norm, SharedLayer
 
 _KINDS = {"mamba": False, "linear_attention": False, "hybrid": True}
-# a layer that asks has its mixer a level deeper
+# a layer that calls a shared one has its mixer one level deeper
 _MIXER, _DEEP = LAYER + "mamba.", LAYER + "mamba_decoder.mamba."
 
 
@@ -109,8 +109,8 @@ def zamba(c: Config) -> Decoder:
     if not every:
         raise c.error("attn_layer_period", "must not be 0")
     first = ["mamba", "mamba", "hybrid"]
-    turns = ["hybrid" if i % every == at else "mamba" for i in range(c.num_hidden_layers - 3)]
-    asking = _asking(c, c.get("layers_block_type") or first + turns)
+    rest = ["hybrid" if i % every == at else "mamba" for i in range(c.num_hidden_layers - 3)]
+    asking = _asking(c, c.get("layers_block_type") or first + rest)
     dim = _shared_head_dim(c)
     attends = attention(c, head_dim=dim, rope=None, scale=(dim / 2) ** -0.5)
     feed = Mlp(c.intermediate_size, activation(c))
@@ -157,8 +157,8 @@ def zamba2(c: Config) -> Decoder:
     )
     asking = _asking(c, c.get("layers_block_type") or _PUBLISHED)
     dim = _shared_head_dim(c.replace(attention_head_dim=None))  # whatever the config says
-    turns = rope(c, dim) if c.use_mem_rope else None
-    attends = attention(c, head_dim=dim, rope=turns, scale=(dim / 2) ** -0.5)
+    position = rope(c, dim) if c.use_mem_rope else None
+    attends = attention(c, head_dim=dim, rope=position, scale=(dim / 2) ** -0.5)
     adapts, banks = c.use_shared_attention_adapter, c.num_mem_blocks
     if banks < 1:
         raise c.error("num_mem_blocks", f"= {banks} must be positive")
@@ -193,12 +193,12 @@ def _change_names(call: SharedLayer, layer: int, first: int, nth: int) -> dict[s
     lists = {own + "up": "feed_forward.gate_up_proj_adapter_list"}
     lists |= {f"{own}qkv.{index}": at.format(one) for index, one in enumerate("qkv")}
     return {
-        f"{ours}.{part}": AnyOf(
+        f"{role}.{part}": AnyOf(
             *(
-                f"model.layers.{source}.shared_transformer.{theirs}.{nth}.{index}"
+                f"model.layers.{source}.shared_transformer.{stored}.{nth}.{index}"
                 for source in (layer, first)
             )
         )
-        for ours, theirs in lists.items()
+        for role, stored in lists.items()
         for index, part in enumerate("ab")
     }
