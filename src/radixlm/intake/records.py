@@ -1,4 +1,4 @@
-"""What faces give to intake and what they get back."""
+"""What the APIs give to intake and what they get back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions: requests that go on from earlier ones by their id (rows NH-29 and NH-30).
+"""Sessions: requests that continue earlier ones by their id.
 
 A session is a tree of finished requests. ``session_params`` of a new one:
 

@@ -36,8 +36,8 @@ class ItemResult(msgspec.Struct, gc=False):
 
 
 class StepResult(Record):
-    """``tokens``: of the sequences that decode, in the order of the plan's lineup; ``odd``: by
-    their index, those of them that brought something else. ``prefills``: of the other items."""
+    """``tokens``: of the sequences that decode, in the order of the plan's decode batch.
+    ``detailed``: by index, those of them with more than a token. ``prefills``: the other items."""
 
     tokens: Int32Array
     detailed: Mapping[int, ItemResult] = field(default_factory=dict)

@@ -61,7 +61,7 @@ class InsertResult(Record):
 
 
 class Audit(Record):
-    """What a cache has, found by walking it, and where its books disagree.
+    """What a cache owns, found by walking it, and where its counters disagree.
 
     pages, window_pages: ids of all that it owns (twice if a bug put one twice).
     paths, window_paths: for each lock that was asked about, ids of the pages that it keeps.
@@ -150,7 +150,7 @@ class PrefixCache(Protocol):
         """Pages that the cache owns."""
 
     def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> Audit:
-        """Compares the cache's books with itself and with ``locks``, all that are held.
+        """Compares the cache's counters with its nodes and with ``locks``, all that are held.
 
         With ``is_repair`` lock counts and sums are then set to what they should be.
         """

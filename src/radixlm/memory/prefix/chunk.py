@@ -81,6 +81,6 @@ class ChunkCache:
         return 0
 
     def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> Audit:
-        """No books, no violations."""
+        """It owns nothing, so nothing is violated."""
         none = [_NO_PAGES for _ in locks]
         return Audit([], _NO_PAGES, _NO_PAGES, none, none)

@@ -208,7 +208,7 @@ class RadixCache:
             self._events.on_reset()
 
     def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> Audit:
-        """Compares the books with the nodes and with all ``locks`` held; may set them right."""
+        """Compares the counters with the nodes and with all ``locks`` held; may correct them."""
         locks = list(locks)
         violations = audit_shape(self.tree)
         violations += audit_locks(self.tree, self.window, locks, is_repair)

@@ -1,4 +1,4 @@
-"""The shape of the radix tree, without any books: walk, split, attach, detach."""
+"""The shape of the radix tree, without any counters: walk, split, attach, detach."""
 
 from collections.abc import Iterator
 

@@ -58,7 +58,7 @@ class WindowTable(Record):
 
 
 class WindowGroup:
-    """The tree's books of window pages: which nodes are live, locked, next to become tombstones."""
+    """Window pages in the tree: which nodes are live, locked, next to become tombstones."""
 
     def __init__(self, allocator: PageAllocator, window_tokens: int) -> None:
         if window_tokens < 1:
