@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from radixlm.engine.features.inflight_log import InflightLog, blamed
+from radixlm.engine.features.inflight_log import InflightLog, read_inflight_rid
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.intake.request_state import RequestState
@@ -158,7 +158,7 @@ class World:
         self.num_retracted += self.bench.scheduler.planner.num_retracted
         self.bench = None
         for _ in range(self.rng.choice((1, 1, 1, 2))):
-            poison_rid = blamed(self.flight)
+            poison_rid = read_inflight_rid(self.flight)
             self.flight.unlink(missing_ok=True)
             self.intake.lose_engine(poison_rid)
         self.start_engine()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from radixlm.engine.features.inflight_log import InflightLog, blamed
+from radixlm.engine.features.inflight_log import InflightLog, read_inflight_rid
 from radixlm.entrypoints.http.batches import runner
 from tests.fakes.http_server import ScriptedServer, scripted_server
 
@@ -134,7 +134,7 @@ def test_the_inflight_log_works_without_its_file(disk: Path) -> None:
     fill(disk)
     flight = InflightLog(disk / "flight")
     flight._write("r")
-    assert flight.current == "r" and blamed(disk / "flight") is None
+    assert flight.current == "r" and read_inflight_rid(disk / "flight") is None
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

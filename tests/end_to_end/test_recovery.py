@@ -136,7 +136,7 @@ async def test_a_hung_engine_is_replaced(server: RunningServer, wanted: list[lis
         hung.send_signal(signal.SIGSTOP)
         await asyncio.wait_for(_until_engine(server, hung.pid), 120)
     assert [crowd.ids[i] for i in range(len(BODIES))] == wanted
-    assert any("no sign of life" in line for line in server.log)
+    assert any("no heartbeat" in line for line in server.log)
     _check_idle(server)
 
 

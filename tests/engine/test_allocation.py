@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from radixlm.base.errors import ConfigError
-from radixlm.engine.allocation import needs_memory
+from radixlm.engine.memory import needs_memory
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 ADVICE = "lower --max-total-tokens"

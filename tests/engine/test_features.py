@@ -12,7 +12,7 @@ import radixlm
 from radixlm.base.errors import InvalidRequest
 from radixlm.config.grammar import GrammarConfig
 from radixlm.engine.features.grammar import GrammarFeature
-from radixlm.engine.features.inflight_log import InflightLog, blamed
+from radixlm.engine.features.inflight_log import InflightLog, read_inflight_rid
 from radixlm.text.chat import load_chat_template
 from radixlm.wire.requests import GrammarSpec
 from tests.fakes.executor import reference
@@ -110,7 +110,7 @@ def test_the_inflight_log_names_the_suspect(tmp_path: Path) -> None:
     forward = bench.executor.forward
 
     def spy(plan):  # type: ignore[no-untyped-def]
-        seen.append(blamed(path))
+        seen.append(read_inflight_rid(path))
         return forward(plan)
 
     bench.executor.forward = spy  # type: ignore[method-assign]
@@ -118,7 +118,7 @@ def test_the_inflight_log_names_the_suspect(tmp_path: Path) -> None:
     bench.submit("doubted", [1, 2, 4], 6, ignore_eos=True, is_quarantined=True)
     bench.run()
     assert seen[0] == "doubted" and set(seen[1:]) == {None}
-    assert blamed(path) is None
+    assert read_inflight_rid(path) is None
 
 
 @pytest.mark.parametrize("name", ["int8wo", "w8a8_int8", "int4wo-32"])

@@ -65,7 +65,8 @@ def test_an_engine_ahead_of_its_device_gives_the_same_tokens(
         runner.graphs.replay = lambda size: (replayed.append(size), replay(size))[1]
 
     monkeypatch.setattr(assembly, "open_device", lambda config: device)
-    monkeypatch.setattr(assembly, "_depth", lambda config, info: 1)
+    for module in ("limits", "parts"):
+        monkeypatch.setattr(f"radixlm.engine.{module}.overlap_depth", lambda config, info: 1)
     monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: sizes)
     monkeypatch.setattr(assembly, "record_graphs", record)
     assert _answers(folder, is_quick, attention_backend="triton") == want

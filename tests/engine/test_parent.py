@@ -8,7 +8,9 @@ import sys
 import psutil
 import pytest
 
-CHILD = "from radixlm.engine.parent import die_with_parent as d; d(); print(0, flush=True); input()"
+CHILD = (
+    "from radixlm.engine.startup import die_with_parent as d; d(); print(0, flush=True); input()"
+)
 PARENT = f"""
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdin=sys.stdin, stdout=subprocess.PIPE)

@@ -67,7 +67,7 @@ def test_memory_for_packed_cpu_weights_is_prefaulted(
     assert wanted(device="cuda") == wanted(load_format="dummy") == 0
     with (tmp_path / "b.safetensors").open("wb") as file:
         file.truncate(100 << 30)
-    assert wanted() == prefault.MOST_BYTES
+    assert wanted() == prefault.MAX_PREFAULT_BYTES
     short = plenty._replace(available=4 << 30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: short)
     assert wanted() == 0

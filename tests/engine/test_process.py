@@ -17,20 +17,20 @@ def _echo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         EngineProcess.__init__, "__defaults__", ((sys.executable, "-S", "-c", ECHO),)
     )
-    monkeypatch.setattr(process, "_waiting", [])
+    monkeypatch.setattr(process, "_prestarted", [])
 
 
 async def test_the_configuration_comes_later() -> None:
     prestart_engines(2)
-    early = list(process._waiting)
+    early = list(process._prestarted)
     for end in (3, 4):
         taken = take_engine_process()
         assert taken in early and taken.returncode is None
-        taken.give({"end": end})
+        taken.send_config({"end": end})
         assert await taken.wait() == end == taken.returncode
     new = take_engine_process()
     assert new not in early
-    new.give({"end": 5})
+    new.send_config({"end": 5})
     assert await new.wait() == 5
 
 
@@ -39,7 +39,7 @@ async def test_threads_wait_passively_by_default(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     found = "'GOMP_SPINCOUNT'] == '7' and os.environ['OMP_WAIT_POLICY'] == 'PASSIVE'"
     told = EngineProcess((sys.executable, "-S", "-c", f"import os; assert os.environ[{found}"))
-    told.give({})
+    told.send_config({})
     assert await told.wait() == 0
 
 
@@ -47,13 +47,13 @@ async def test_a_configuration_for_a_dead_process_is_ignored() -> None:
     dead = EngineProcess()
     dead.kill()
     assert await dead.wait() < 0
-    dead.give({"end": 0})
+    dead.send_config({"end": 0})
 
 
 async def test_an_unused_process_ends() -> None:
     prestart_engines(1)
-    (left,) = process._waiting
-    process._end_waiting()
-    assert not process._waiting
+    (left,) = process._prestarted
+    process._kill_prestarted()
+    assert not process._prestarted
     assert await left.wait() < 0
-    left.give({})
+    left.send_config({})

@@ -145,7 +145,7 @@ async def test_repeated_exceptions_are_raised() -> None:
 
     house.serving.scheduler.run = ill  # type: ignore[method-assign]
     renewed: list[None] = []
-    house.serving._renew = lambda: renewed.append(None)  # type: ignore[method-assign]
+    house.serving._replace_scheduler = lambda: renewed.append(None)  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="gone"):
         house.serving.run()
     assert len(renewed) == MAX_FAILURES

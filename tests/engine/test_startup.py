@@ -55,7 +55,7 @@ def test_weights_use_the_prepared_memory() -> None:
     assert (first.address, first.num_bytes) == (pages.address, 8192)
     assert second.address == first.address + 8192
     ctypes.memset(second.address, 7, second.num_bytes)
-    pages.make()
+    pages.prefault()
     assert ctypes.string_at(second.address, HUGE_PAGE) == b"\x07" * HUGE_PAGE
     large = native().Memory(HUGE_PAGE)  # more than is available
     assert not pages.address <= large.address < end

@@ -27,7 +27,7 @@ class Case:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, code: str, **options: Any) -> None:
         monkeypatch.setattr(module, "CHECK_S", 0.01)
-        monkeypatch.setattr(module, "LAST_WORDS_S", 0.05)
+        monkeypatch.setattr(module, "LAST_MESSAGE_S", 0.05)
         self.code = code
         self.beat_s = 0.0
         self.lost: list[str | None] = []
@@ -41,7 +41,7 @@ class Case:
     def _spawn(self) -> None:
         self.num_started += 1
         self.supervisor.process = EngineProcess((sys.executable, "-S", "-c", self.code))
-        self.supervisor.process.give({})
+        self.supervisor.process.send_config({})
 
     def _give_up(self, reason: str) -> None:
         self.reason = reason
@@ -109,9 +109,9 @@ async def test_deaths_outside_the_window_do_not_count(monkeypatch: pytest.Monkey
 async def test_a_first_sigkill_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = Case(monkeypatch, SLEEP).supervisor
     killed = -signal.SIGKILL
-    assert supervisor._to_blame(killed, "r") is None
-    assert supervisor._to_blame(killed, "r") == "r"
-    assert supervisor._to_blame(-signal.SIGSEGV, "s") == "s"
+    assert supervisor._poison_rid(killed, "r") is None
+    assert supervisor._poison_rid(killed, "r") == "r"
+    assert supervisor._poison_rid(-signal.SIGSEGV, "s") == "s"
     await supervisor.stop()
 
 
@@ -121,7 +121,7 @@ async def test_a_silent_engine_is_killed_and_a_beating_one_is_not(
     case = Case(monkeypatch, SLEEP, watchdog_timeout=0.05, max_engine_restarts=0)
     case.beat_s = time.monotonic()
     reason = await case.run()
-    assert "died 1 times" in reason and "no sign of life from the engine" in caplog.text
+    assert "died 1 times" in reason and "no heartbeat from the engine" in caplog.text
 
 
 def test_an_engine_inside_a_program_has_no_replicas() -> None:

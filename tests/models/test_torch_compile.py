@@ -215,7 +215,7 @@ def test_a_model_that_reads_device_values_runs_uncompiled(
             "the C++ kernels",
             marks=NATIVE,
         ),
-        ("LlamaForCausalLM", {"model_impl": "transformers"}, "not a decoder of ours"),
+        ("LlamaForCausalLM", {"model_impl": "transformers"}, "not a native decoder"),
         ("LongcatFlashForCausalLM", {}, "told on the host which tokens"),
     ],
 )

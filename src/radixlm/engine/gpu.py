@@ -1,4 +1,4 @@
-"""What assembly does on a GPU only: open it, try the largest steps, record graphs."""
+"""What assembly does only on a GPU: open it, profile the largest steps, warm up, record graphs."""
 
 import logging
 import time
@@ -18,7 +18,7 @@ from radixlm.base.errors import ConfigError, InvariantError
 from radixlm.base.record import Record
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
-from radixlm.engine.allocation import is_out_of_memory
+from radixlm.engine.memory import is_out_of_memory
 from radixlm.executor.device import CpuDevice, CudaDevice, Device
 from radixlm.executor.dummy_run import DummyRun
 from radixlm.executor.graphs import DecodeGraphs, graph_sizes
@@ -30,9 +30,9 @@ from radixlm.scheduler.limits import Limits
 
 log = logging.getLogger(__name__)
 
-# what torch cannot use of the card for reasons of its own: fragments, libraries, growing buffers
+# share of the card that torch cannot use: fragmentation, libraries, growing buffers
 SPARE_SHARE = 0.015
-GRAPH_BYTES = 8 << 20  # that a graph takes in the driver, beside the memory of its step
+GRAPH_BYTES = 8 << 20  # driver memory of a graph, besides the memory of its step
 
 
 def open_device(config: ServerConfig) -> Device:
@@ -51,29 +51,29 @@ def open_device(config: ServerConfig) -> Device:
 def why_no_graphs(
     config: ServerConfig, model: Model, attn: AttentionBackend, kernels: Kernels
 ) -> str:
-    """What keeps decode steps from being recorded; "" if nothing does."""
+    """Why decode steps cannot be recorded; "" if they can."""
     if config.execute.disable_cuda_graph:
         return "--disable-cuda-graph"
     if attn.name != "triton":
         return f"--attention-backend {attn.name} reads lengths on the host"
     if not isinstance(model, DecoderModel):
-        return "the model is not a decoder of ours"
+        return "the model is not a native decoder"
     if model.state_layers:
-        return "recurrent layers are told of their rows by the host"
+        return "recurrent layers get their rows from the host"
     if any(rope.depends_on_length for rope in model.ropes.ropes):
-        return "a rope depends on lengths that the host must know"
+        return "a rope depends on lengths that are known on the host only"
     blocks = model.decoder.blocks
     has_experts = any(isinstance(b.ffn, Moe) or b.deferred_moe or b.parallel_moe for b in blocks)
     if has_experts and kernels.chosen["pack_experts"] == REFERENCE:
-        return "the reference of mixtures of experts counts tokens on the host"
+        return "the reference kernels of mixtures of experts count tokens on the host"
     return next((why for block in blocks if (why := reads_on_host(block))), "")
 
 
 def reads_on_host(block: Block) -> str:
-    """What of a block needs the device's numbers on the host; "" if nothing does."""
+    """Why a block needs device results on the host; "" if it does not."""
     attention = block.attention
     if isinstance(block.mixer, CrossAttention) or block.cross is not None:
-        return "what sees images is put together on the host"
+        return "the inputs of cross-attention are put together on the host"
     is_chosen = isinstance(attention, CompressedSparseAttention) or (
         isinstance(attention, LatentAttention) and attention.indexer is not None
     )
@@ -81,20 +81,20 @@ def reads_on_host(block: Block) -> str:
     if is_chosen or (
         extras is not None and (extras.block_sparse or extras.indexer or extras.dynamic_mask_topk)
     ):
-        return "layers that choose what they read gather it on the host"
+        return "sparse attention layers gather what they read on the host"
     if extras is not None and extras.experts:
-        return "attention of experts is told on the host which tokens are theirs"
+        return "attention experts get their tokens from the host"
     ffns = (block.ffn, block.deferred_moe, block.parallel_moe)
     moes = [f for f in ffns if isinstance(f, Moe)]
     if any(moe.limit or moe.expert_norm for moe in moes):
-        return "experts with limits or norms are told on the host which tokens are theirs"
+        return "experts with limits or norms get their tokens from the host"
     if any(moe.zero_experts or not moe.gated for moe in moes):  # see MoeLayer.finish
-        return "experts that have no kernel are told on the host which tokens are theirs"
+        return "experts without a kernel get their tokens from the host"
     return ""
 
 
-def sizes_of(config: ServerConfig, limits: Limits) -> tuple[int, ...]:
-    """Batch sizes that get a graph."""
+def graph_batch_sizes(config: ServerConfig, limits: Limits) -> tuple[int, ...]:
+    """Batch sizes that get a graph, by the options."""
     execute = config.execute
     return graph_sizes(
         limits.max_running,
@@ -104,21 +104,21 @@ def sizes_of(config: ServerConfig, limits: Limits) -> tuple[int, ...]:
     )
 
 
-class TrialRun(Record):
-    """What the largest steps took: of memory that is theirs alone, and of the graphs'."""
+class StepProfile(Record):
+    """Memory that the largest steps need, and memory for the graphs."""
 
     step_bytes: int
     graph_bytes: int
 
     def needed(self, total_bytes: int) -> int:
-        """What weights and KV must leave free."""
+        """Bytes that weights and KV must leave free."""
         return self.step_bytes + self.graph_bytes + int(total_bytes * SPARE_SHARE)
 
 
-def try_steps(
+def profile_steps(
     device: CudaDevice, make_runner: Callable[[], Runner], limits: Limits, sizes: tuple[int, ...]
-) -> TrialRun:
-    """Run the largest steps over pools of one page. ConfigError where not even they fit."""
+) -> StepProfile:
+    """Run the largest steps with pools of one page; ConfigError if they do not fit."""
     try:
         prompts, decodes = _peaks(
             device, DummyRun(make_runner(), limits.max_running, limits.context_len), limits, sizes
@@ -138,27 +138,27 @@ def try_steps(
         len(sizes),
         format_bytes(graphs),
     )
-    return TrialRun(prompts, graphs)
+    return StepProfile(prompts, graphs)
 
 
 def _peaks(
-    device: CudaDevice, trial: DummyRun, limits: Limits, sizes: tuple[int, ...]
+    device: CudaDevice, dummy: DummyRun, limits: Limits, sizes: tuple[int, ...]
 ) -> tuple[int, int]:
-    """Most bytes of a step full of prompts, and of the largest that is recorded."""
-    trial.decodes(1)  # compiles, and makes what libraries keep
-    prompts = device.peak_bytes(partial(trial.prompts, limits.step_tokens))
-    decodes = device.peak_bytes(partial(trial.decodes, max(sizes))) if sizes else 0
+    """Peak bytes of a step full of prompt tokens, and of the largest recorded decode step."""
+    dummy.decodes(1)  # compiles kernels and initialises libraries
+    prompts = device.peak_bytes(partial(dummy.prompts, limits.step_tokens))
+    decodes = device.peak_bytes(partial(dummy.decodes, max(sizes))) if sizes else 0
     return prompts, decodes
 
 
 def warm_up(make_runner: Callable[[], Runner], limits: Limits) -> None:
-    """Meet every kernel and shape before requests do: a compiler takes seconds, for which all
-    that is under way would stand still."""
-    began_s = time.perf_counter()
-    trial = DummyRun(make_runner(), limits.max_running, limits.context_len)
+    """Run every kind of step before requests do: a compiler takes seconds, in which all running
+    requests would wait."""
+    started_s = time.perf_counter()
+    dummy = DummyRun(make_runner(), limits.max_running, limits.context_len)
     try:
-        trial.sizes(limits.step_tokens)
-        trial.sampling()
+        dummy.sizes(limits.step_tokens)
+        dummy.sampling()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -167,11 +167,11 @@ def warm_up(make_runner: Callable[[], Runner], limits: Limits) -> None:
             "--max-running-requests or --mem-fraction-static",
             limits.step_tokens,
         )
-    log.info("every kind of step tried in %s", format_seconds(time.perf_counter() - began_s))
+    log.info("warmed up every kind of step in %s", format_seconds(time.perf_counter() - started_s))
 
 
 def record_graphs(runner: Runner, sizes: tuple[int, ...], pads: bool) -> None:
-    """Record decode steps; without graphs the steps are the same, launch by launch."""
+    """Record decode steps; if that fails, steps run without graphs."""
     try:
         runner.capture(DecodeGraphs(runner.device, sizes, pads))
     except (RuntimeError, InvariantError) as error:

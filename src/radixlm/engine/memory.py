@@ -1,4 +1,7 @@
-"""How the memory is divided between weights and pools, and the pools made."""
+"""How the memory is divided between weights and pools; makes the pools."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -21,10 +24,12 @@ from radixlm.models.dtype import resolve_dtypes
 from radixlm.pools.state import StatePool, state_nbytes
 from radixlm.weights.dummy import checkpoint_dtype
 
+_OUT_OF_MEMORY_WORDS = ("can't allocate memory", "out of memory", "cannot allocate memory")
+
 
 class MemoryNow(Record):
-    """Free before the weights were loaded, what they took, and what steps need besides where no
-    fraction of the memory says it."""
+    """Bytes that were free before the weights were loaded, bytes that the weights took, and bytes
+    that steps need (measured, where --mem-fraction-static is not set)."""
 
     free_bytes: int
     weight_bytes: int
@@ -32,14 +37,14 @@ class MemoryNow(Record):
 
 
 class Pools(Record):
-    """The KV pools as made: their sizes, and the window space if there is one."""
+    """The KV pools: their sizes, and the second page space if there is one."""
 
     sizes: PoolSizes
     page_size: int
     dtype: torch.dtype
     num_bytes: int
-    window_tokens: int  # 0: all layers share one page space
-    states: StatePool | None = None  # then the second page space is theirs
+    window_tokens: int  # 0: there is one page space only
+    states: StatePool | None = None  # with one, the second page space is for states
 
     @property
     def num_tokens(self) -> int:
@@ -49,18 +54,18 @@ class Pools(Record):
 def trial_pools(
     config: ServerConfig, info: ModelInfo, model: Model, attn: AttentionBackend
 ) -> Pools:
-    """Pools of page 0 and one more, to try steps before the memory is divided."""
-    page_size, dtype = checked(config, info, attn)
+    """Pools of page 0 and one more, to profile steps before the memory is divided."""
+    page_size, dtype = page_size_and_dtype(config, info, attn)
     for group in model.kv_groups:
         attn.make_pool(group, 2, page_size, dtype)
     has_windows = _window_share(config, info, model) is not None
     return Pools(PoolSizes(1), page_size, dtype, 0, window_tokens=int(has_windows))
 
 
-def checked(
+def page_size_and_dtype(
     config: ServerConfig, info: ModelInfo, attn: AttentionBackend
 ) -> tuple[int, torch.dtype]:
-    """Page size and dtype of the cache; ConfigError where the backend cannot."""
+    """Page size and dtype of the KV cache; ConfigError if the backend does not support them."""
     page_size = config.memory.page_size or 1
     if not attn.supports(page_size):
         raise ConfigError(
@@ -76,8 +81,8 @@ def checked(
 def make_pools(
     config: ServerConfig, info: ModelInfo, model: Model, attn: AttentionBackend, memory: MemoryNow
 ) -> Pools:
-    """Divide the memory and allocate."""
-    page_size, dtype = checked(config, info, attn)
+    """Divide the memory and allocate the pools."""
+    page_size, dtype = page_size_and_dtype(config, info, attn)
     facts = MemoryFacts(
         free_bytes=memory.free_bytes,
         weight_bytes=memory.weight_bytes,
@@ -97,7 +102,7 @@ def make_pools(
         page_bytes[group.name] += attn.page_nbytes(group, page_size, dtype)
     if model.kv_groups:
         sizes = pool_sizes(facts, page_bytes["full"], page_bytes["window"], page_size, share)
-    else:  # without keys and values pages are numbers only
+    else:  # without keys and values, pages take no memory
         tokens = config.memory.max_total_tokens or facts.context_len * facts.max_running
         sizes = PoolSizes(max(tokens, facts.context_len + 1) // page_size + 1)
     num_bytes = 0
@@ -128,7 +133,7 @@ def _make_states(
 
 
 def kv_dtype(config: ServerConfig, info: ModelInfo, device: torch.device) -> torch.dtype:
-    """The flag's, or what the weights hold: 16 bits for a 16-bit model."""
+    """The dtype of --kv-cache-dtype, or that of the weights: 16 bits for a 16-bit model."""
     if config.memory.kv_cache_dtype != "auto":
         return kv.BY_FLAG[config.memory.kv_cache_dtype]
     stored = checkpoint_dtype(info.folder)
@@ -152,3 +157,22 @@ def _window_share(config: ServerConfig, info: ModelInfo, model: Model) -> Window
     chunk = config.schedule.chunked_prefill_size or 2048
     step = info.context_len if chunk < 0 else min(chunk, info.context_len)
     return WindowShare(ratio, -(-(max(windows) + step) // page_size) + 3)
+
+
+@contextmanager
+def needs_memory(what: str, advice: str) -> Iterator[None]:
+    """Turn an allocation failure into a ConfigError with ``advice``."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not is_out_of_memory(error):
+            raise
+        first = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ConfigError(f"no memory for {what}: {advice} ({first:.300})") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator of the host or of the device has failed."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return any(words in str(error).lower() for words in _OUT_OF_MEMORY_WORDS)

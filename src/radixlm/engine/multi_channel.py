@@ -1,8 +1,8 @@
-"""One engine, one or several intakes: each delta goes to the intake that asked for it.
+"""MultiChannel: connects one engine with one or several intakes; each delta goes to the intake that
+sent its request.
 
-It is also the engine's door. What comes in was made by intake, so it should be sound; what is not
-is dropped here, counted and, where a request can be named, answered. What goes out is cut so that
-it fits into a message.
+It also checks what comes in. Intake has made it, so it should be valid; an invalid message is
+dropped, counted and, where it names a request, answered. Replies are cut to the size of a message.
 """
 
 from collections.abc import Iterator
@@ -17,28 +17,28 @@ from radixlm.wire.codec import MAX_MESSAGE_BYTES
 from radixlm.wire.replies import ControlReply, Finish, Heartbeat, StepReply, TokenDelta
 from radixlm.wire.requests import AbortRequest, Control, Shutdown, TokenizedRequest
 
-MAX_TOP = 1 << 20  # log-probabilities of a place
-ROOM = 4 << 20  # of a message: for what is not hidden states
+MAX_TOP = 1 << 20  # log-probabilities of one token
+RESERVED_BYTES = 4 << 20  # of a message, for all but hidden states
 
 
 class MultiChannel:
-    """A Channel over one zmq PAIR an intake process. Its messages are marked with their origin by
-    remembering rid and call id; what belongs to nobody goes to all."""
+    """A Channel over one zmq PAIR for each intake process. It remembers which intake sent a request
+    or a command; messages for no particular intake go to all."""
 
     def __init__(self, channels: list[ZmqChannel], max_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        """``max_bytes``: of one message that goes out."""
+        """``max_bytes``: size of one outgoing message."""
         self._channels = channels
         self._poller = zmq.Poller()
         for channel in channels:
             self._poller.register(channel.socket, zmq.POLLIN)
         self._owner: dict[str, int] = {}
         self._calls: dict[str, int] = {}
-        self._room = max_bytes - min(ROOM, max_bytes // 2)
-        self.vocab = self.embed_dim = 0  # 0: not known yet, not checked
+        self._max_hidden_bytes = max_bytes - min(RESERVED_BYTES, max_bytes // 2)
+        self.vocab = self.embed_dim = 0  # 0: not known yet, so not checked
 
     @property
     def num_dropped(self) -> int:
-        """Messages that were none, or that asked for what cannot be."""
+        """Messages that could not be read, and invalid requests."""
         return sum(channel.num_dropped for channel in self._channels)
 
     def receive(self, timeout_s: float | None) -> list[Any]:
@@ -48,24 +48,25 @@ class MultiChannel:
         messages: list[Any] = []
         for index, channel in enumerate(self._channels):
             for message in channel.receive(0):
-                accepted = self._note(message, index)
+                accepted = self._accept(message, index)
                 if accepted is not None:
                     messages.append(accepted)
         return messages
 
-    def _note(self, message: Any, index: int) -> Any:
+    def _accept(self, message: Any, index: int) -> Any:
+        """The message for the scheduler; None if it is dropped."""
         if isinstance(message, TokenizedRequest):
             try:
                 self._check(message)
             except (InvalidRequest, ValueError, OverflowError) as error:
                 self._channels[index].drop(error)
-                self._refuse(message.rid, index, f"the engine was sent nonsense: {error}", 500)
+                self._refuse(message.rid, index, f"the engine got an invalid request: {error}", 500)
                 return None
         if len(self._channels) == 1:
-            return message  # all is its own: nothing to remember
+            return message  # there is one intake only
         if isinstance(message, TokenizedRequest):
             if self._owner.setdefault(message.rid, index) != index:
-                # another intake uses this id: its own answer would be lost
+                # another intake uses this id and would lose its answers
                 text = f"rid: {message.rid!r} is already in use"
                 self._refuse(message.rid, index, text, 400)
                 return None
@@ -74,17 +75,17 @@ class MultiChannel:
         elif isinstance(message, AbortRequest) and message.all:
             mine = tuple(rid for rid, owner in self._owner.items() if owner == index)
             for rid in mine if message.quiet else ():
-                del self._owner[rid]  # no answer will
+                del self._owner[rid]  # no reply will do it
             return AbortRequest(rids=mine, quiet=message.quiet, message=message.message)
         elif isinstance(message, AbortRequest) and message.quiet:
             for rid in message.rids:
                 self._owner.pop(rid, None)
         elif isinstance(message, Shutdown):
-            return None  # one of several intakes leaves; the supervisor ends the engine
+            return None  # one of several intakes ends; the supervisor ends the engine
         return message
 
     def _check(self, message: TokenizedRequest) -> None:
-        """Kernels take ids and sizes for granted. Raises if they are not as intake makes them."""
+        """Raise if ids or sizes are invalid, as kernels do not check them."""
         ids = message.text_ids()
         if self.vocab and len(ids) and not 0 <= ids.min() <= ids.max() < self.vocab:
             raise ValueError(f"token ids from {ids.min()} to {ids.max()} of {self.vocab}")
@@ -110,49 +111,49 @@ class MultiChannel:
             message.load.num_dropped = self.num_dropped
         elif isinstance(message, StepReply):
             if any(delta.hidden_states is not None for delta in message.deltas):
-                parts = list(self._parts(self._fitting(message.deltas)))
+                parts = list(self._make_replies(self._split_deltas(message.deltas)))
                 parts[0].rids, parts[0].tokens = message.rids, message.tokens
         if len(self._channels) == 1:
             for part in parts:
                 self._channels[0].send(part)
         elif isinstance(message, StepReply):
             for part in parts:
-                self._send_each(part)
+                self._send_to_owners(part)
         elif isinstance(message, ControlReply):
             self._channels[self._calls.pop(message.call_id, 0)].send(message)
         else:
             for channel in self._channels:
                 channel.send(message)
 
-    def _fitting(self, deltas: list[TokenDelta]) -> Iterator[TokenDelta]:
-        """The deltas, those with more hidden states than a message holds in several pieces."""
+    def _split_deltas(self, deltas: list[TokenDelta]) -> Iterator[TokenDelta]:
+        """The deltas; one with more hidden states than fit into a message becomes several."""
         for delta in deltas:
             if delta.hidden_states is None:
                 yield delta
                 continue
             piece: list[bytes] = []
-            for rows in _cut(delta.hidden_states, self._room // 4 * 4):
-                if piece and sum(map(len, piece)) + len(rows) > self._room:
-                    yield _early(delta, piece)
+            for rows in _split_rows(delta.hidden_states, self._max_hidden_bytes // 4 * 4):
+                if piece and sum(map(len, piece)) + len(rows) > self._max_hidden_bytes:
+                    yield _hidden_states_delta(delta, piece)
                     piece = []
                 piece.append(rows)
             yield msgspec.structs.replace(delta, hidden_states=piece or None)
 
-    def _parts(self, deltas: Iterator[TokenDelta]) -> Iterator[StepReply]:
-        """Messages that carry the deltas."""
+    def _make_replies(self, deltas: Iterator[TokenDelta]) -> Iterator[StepReply]:
+        """Replies that carry the deltas."""
         part: list[TokenDelta] = []
         size = 0
         for delta in deltas:
             more = sum(map(len, delta.hidden_states or ()))
-            if part and size + more > self._room:
+            if part and size + more > self._max_hidden_bytes:
                 yield StepReply(part)
                 part, size = [], 0
             part.append(delta)
             size += more
         yield StepReply(part)
 
-    def _send_each(self, reply: StepReply) -> None:
-        """To each intake what is its own."""
+    def _send_to_owners(self, reply: StepReply) -> None:
+        """Send each intake its own deltas and tokens."""
         deltas: list[list[TokenDelta]] = [[] for _ in self._channels]
         ones: list[list[tuple[str, int]]] = [[] for _ in self._channels]
         for one in zip(reply.rids, reply.tokens, strict=True):
@@ -175,14 +176,14 @@ class MultiChannel:
             channel.close()
 
 
-def _cut(states: list[bytes], most: int) -> Iterator[bytes]:
+def _split_rows(states: list[bytes], max_bytes: int) -> Iterator[bytes]:
     for rows in states:
-        for first in range(0, len(rows), most):
-            yield rows[first : first + most]
+        for first in range(0, len(rows), max_bytes):
+            yield rows[first : first + max_bytes]
 
 
-def _early(delta: TokenDelta, piece: list[bytes]) -> TokenDelta:
-    """Hidden states that go ahead of their delta."""
+def _hidden_states_delta(delta: TokenDelta, piece: list[bytes]) -> TokenDelta:
+    """A delta with some of the hidden states, sent before ``delta`` itself."""
     return TokenDelta(
         delta.rid,
         prompt_tokens=delta.prompt_tokens,

@@ -1,5 +1,6 @@
-"""What is done for a load while the engine process still imports torch: the system reads the
-checkpoint from disk and makes pages of memory for the packed weights."""
+"""What the server prepares while the engine process imports torch: it has the system read the
+checkpoint into its page cache, and decides how much memory the engine prefaults for packed weights.
+"""
 
 import os
 import threading
@@ -9,42 +10,42 @@ import psutil
 
 from radixlm.config.server_config import ServerConfig
 
-MOST_OF_MEMORY = 0.5  # reading more ahead would push out what was read before it is used
-MOST_OF_PAGES = 0.25
-MOST_BYTES = 2 << 30  # pages that are made while torch is imported
-# of a 16 bit checkpoint that is packed in so many bits, with a little left out
-SHARES = {"int4": 0.25, "int8": 0.45, "fp8": 0.45}
+MAX_CACHE_SHARE = 0.5  # of available memory: more would evict what was read before it is used
+MAX_PREFAULT_SHARE = 0.25
+MAX_PREFAULT_BYTES = 2 << 30  # what can be prefaulted while torch is imported
+# packed bytes per byte of a 16 bit checkpoint, rounded down a little
+PACKED_SHARES = {"int4": 0.25, "int8": 0.45, "fp8": 0.45}
 
 
 def read_ahead(folder: Path) -> threading.Thread | None:
-    """Ask for all safetensors files of ``folder``, else for its GGUF file, in the background; what
-    cannot be had is left to the loader, which says what is wrong. None where the system cannot, or
-    memory is short."""
+    """Read all safetensors files of ``folder``, or its GGUF file, into the page cache in the
+    background. Files that cannot be read are left to the loader, which reports them. None where the
+    system cannot do this, or memory is short."""
     files, num_bytes = _weights(folder)
     if not hasattr(os, "posix_fadvise") or not num_bytes:
         return None
-    if num_bytes > MOST_OF_MEMORY * psutil.virtual_memory().available:
+    if num_bytes > MAX_CACHE_SHARE * psutil.virtual_memory().available:
         return None
-    thread = threading.Thread(target=_ask, args=(files,), name="read ahead", daemon=True)
+    thread = threading.Thread(target=_will_need, args=(files,), name="read ahead", daemon=True)
     thread.start()
     return thread
 
 
 def prefault_bytes(config: ServerConfig, folder: Path) -> int:
-    """Memory worth making ready for weights that a CPU packs: not quite what they will take. 0
+    """Bytes to prefault for the weights that a CPU packs: a little less than they will take. 0
     where nothing is packed on the host, or memory is short."""
     model = config.model
     if config.execute.device != "cpu" or model.load_format == "dummy":
         return 0
     kind = model.quantization or model.torchao_config or ""
-    share = next((SHARES[name] for name in SHARES if name in kind), 0.9)
-    num_bytes = min(int(share * _weights(folder)[1]), MOST_BYTES)
-    most = MOST_OF_PAGES * psutil.virtual_memory().available
-    return num_bytes if num_bytes * config.parallel.dp_size < most else 0
+    share = next((PACKED_SHARES[name] for name in PACKED_SHARES if name in kind), 0.9)
+    num_bytes = min(int(share * _weights(folder)[1]), MAX_PREFAULT_BYTES)
+    max_bytes = MAX_PREFAULT_SHARE * psutil.virtual_memory().available
+    return num_bytes if num_bytes * config.parallel.dp_size < max_bytes else 0
 
 
 def _weights(folder: Path) -> tuple[list[Path], int]:
-    """The files that hold weights, and their bytes; none where one cannot be had."""
+    """The weight files and their total size; none if one cannot be read."""
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf"))
     try:
         return files, sum(file.stat().st_size for file in files)
@@ -52,13 +53,13 @@ def _weights(folder: Path) -> tuple[list[Path], int]:
         return [], 0
 
 
-def _ask(files: list[Path]) -> None:
+def _will_need(files: list[Path]) -> None:
     for file in files:
         try:
-            opened = os.open(file, os.O_RDONLY)
+            descriptor = os.open(file, os.O_RDONLY)
         except OSError:
             return
         try:
-            os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
         finally:
-            os.close(opened)
+            os.close(descriptor)

@@ -1,5 +1,6 @@
-"""The engine process as its keeper holds it. It may be started before its orders are known, so
-that it imports what it needs while the server reads its options."""
+"""EngineProcess: the engine's process as the server sees it. It can be started before its options
+are known, so that it imports torch while the server reads them.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +15,31 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-# OpenMP reads these when it is loaded: a short spin hands over between two kernels, then threads
-# sleep, so that an idle server uses no core and busy neighbours are not slowed by spinning
-WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
+# OpenMP reads these when it is loaded: its threads spin shortly between two kernels, then sleep, so
+# that an idle server uses no core and does not slow down other processes
+OPENMP_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
 COMMAND = (sys.executable, "-m", "radixlm.engine.worker")
 
-_waiting: list[EngineProcess] = []
+_prestarted: list[EngineProcess] = []
 
 
 class EngineProcess:
-    """One process, awaited in an event loop."""
+    """One engine process, awaited in an event loop."""
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
-        environment = {**WAITING, **os.environ}
-        # a group of its own: Ctrl-C in a terminal is for the server, which ends its engine
+        environment = {**OPENMP_ENVIRONMENT, **os.environ}
+        # a process group of its own: Ctrl-C in a terminal is for the server, which ends its engine
         self._popen = subprocess.Popen(
             command, stdin=subprocess.PIPE, env=environment, process_group=0
         )
         self.pid = self._popen.pid
         self.send_signal, self.kill = self._popen.send_signal, self._popen.kill
 
-    def give(self, order: dict[str, Any]) -> None:
-        """Tell the process, as JSON on its standard input, what it is to be. Given once."""
+    def send_config(self, config: dict[str, Any]) -> None:
+        """Send the startup config as JSON on the process's standard input; once only."""
         assert self._popen.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._popen.stdin as stdin:  # it may have died
-            stdin.write(json.dumps(order).encode())
+        with contextlib.suppress(BrokenPipeError), self._popen.stdin as stdin:  # it may have ended
+            stdin.write(json.dumps(config).encode())
 
     @property
     def returncode(self) -> int | None:
@@ -46,34 +47,33 @@ class EngineProcess:
         return self._popen.poll()
 
     async def wait(self) -> int:
-        """Until the process has ended: its status."""
+        """Wait for the end of the process; its exit status."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def watch() -> None:
             self._popen.wait()
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(ended.set)
 
-        # of the system's ways to hear of an end, a thread that waits is the one that all have
+        # a waiting thread is the one way to notice the end that all systems have
         threading.Thread(target=watch, name="engine process", daemon=True).start()
         await ended.wait()
         return self._popen.wait()
 
 
 def prestart_engines(count: int) -> None:
-    """Start ``count`` engine processes that ``take_engine_process`` will hand out; what nobody has
-    taken
-    ends with this process."""
-    if not _waiting:
-        atexit.register(_end_waiting)
-    _waiting.extend(EngineProcess() for _ in range(count))
+    """Start ``count`` engine processes for ``take_engine_process``; the rest end with this
+    process."""
+    if not _prestarted:
+        atexit.register(_kill_prestarted)
+    _prestarted.extend(EngineProcess() for _ in range(count))
 
 
 def take_engine_process() -> EngineProcess:
-    """An engine process without orders: one started early, or a new one."""
-    return _waiting.pop() if _waiting else EngineProcess()
+    """An engine process without a startup config: a prestarted one, or a new one."""
+    return _prestarted.pop() if _prestarted else EngineProcess()
 
 
-def _end_waiting() -> None:
-    while _waiting:
-        _waiting.pop().kill()
+def _kill_prestarted() -> None:
+    while _prestarted:
+        _prestarted.pop().kill()

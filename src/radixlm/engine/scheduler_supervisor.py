@@ -1,8 +1,8 @@
-"""An exception in a step costs the engine what it knew of its requests, not its process.
+"""SchedulerSupervisor: after an exception in a step, it replaces the scheduler, not the process.
 
-The model stays loaded; scheduler, ledgers and tables are made anew, and the engine says that it is
-ready once more, so that intake sends every request again from where it stands. What was computed
-alone when it struck is blamed, and fails alone the second time, as after a death of the process.
+The model stays loaded; scheduler, KV cache manager and tables are made anew. The engine then says
+once more that it is ready, so that intake sends every request again from where it was. The request
+that was computed alone at the exception counts as after a death of the process.
 """
 
 import gc
@@ -18,12 +18,12 @@ from radixlm.wire.replies import Ready
 
 log = logging.getLogger(__name__)
 
-# so many failures without a token between them: the process itself is ill
+# failures without a token between them after which the process itself must be replaced
 MAX_FAILURES = 64
 
 
 class SchedulerSupervisor:
-    """Serves with schedulers that ``make`` builds around the same model, one after another."""
+    """Runs schedulers that ``make`` builds around the same model, one after another."""
 
     def __init__(
         self,
@@ -39,23 +39,24 @@ class SchedulerSupervisor:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """Leave at the next tick; may be called by a signal handler."""
+        """End at the next tick; a signal handler may call it."""
         self._is_stopped = self.scheduler.is_stopped = True
 
     def run(self) -> None:
-        """Serve until told to stop; raises what goes on to strike whatever is computed."""
+        """Serve until stopped; raises an exception that comes again and again."""
         while not self._is_stopped:
             try:
                 self.scheduler.run()
                 return
             except Exception as error:
-                if not self._may_go_on():
+                if not self._may_continue():
                     raise
                 log.error("a step failed; its requests start again", exc_info=error)
-            self._renew()
+            self._replace_scheduler()
 
-    def _may_go_on(self) -> bool:
-        """A device that has failed answers every call with an error: only a new process helps."""
+    def _may_continue(self) -> bool:
+        """Whether a new scheduler may help. A GPU that has failed returns errors for every call:
+        then only a new process helps."""
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             return False
@@ -64,15 +65,15 @@ class SchedulerSupervisor:
             self._num_failures = 1
         return self._num_failures <= MAX_FAILURES
 
-    def _renew(self) -> None:
+    def _replace_scheduler(self) -> None:
         old = self.scheduler
         poison_rid = old.arriving or self._flight.current
         for request in list(old.committer.requests.values()):
             old.hooks.release(request)
-        self._channel.receive(0)  # all of it is sent again
-        fresh = self._make()
-        fresh.sleep_s, fresh.is_stopped = old.sleep_s, self._is_stopped
-        self.scheduler = fresh
+        self._channel.receive(0)  # intake sends all of it again
+        new = self._make()
+        new.sleep_s, new.is_stopped = old.sleep_s, self._is_stopped
+        self.scheduler = new
         del old
-        gc.collect()  # what the failed step held
+        gc.collect()  # frees what the failed step holds
         self._channel.send(Ready(self._facts | {"poison_rid": poison_rid}))

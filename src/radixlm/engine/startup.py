@@ -1,25 +1,29 @@
-"""What an engine process does while it imports torch: it reads its order from standard input and
-makes the pages of memory that its weights will be packed into. Needs nothing but Python."""
+"""What an engine process does while it imports torch: it reads its startup config from standard
+input and prefaults the memory for its weights. Needs nothing but Python's standard library.
+"""
 
 import ctypes
 import json
 import mmap
+import os
+import signal
 import sys
 import threading
 from typing import Any
 
 HUGE_PAGE = 2 << 20
-PIECE = 32 << 20  # bytes; between two of them the thread looks whether it is to stop
-# of Linux; Python's mmap holds its lock during them and does not know the second
+CHUNK_BYTES = 32 << 20  # between two chunks the thread checks whether it is to stop
+# of Linux; Python's mmap module holds the GIL during madvise and lacks the second constant
 MADV_HUGEPAGE, MADV_POPULATE_WRITE = 14, 23
 MAP_FAILED = ctypes.c_void_p(-1).value
+PR_SET_PDEATHSIG = 1
 
 
 class PrefaultedMemory:
-    """``num_bytes`` of private memory from ``address`` on, whose pages ``make`` makes."""
+    """``num_bytes`` of private memory at ``address``; ``prefault`` makes its pages."""
 
     def __init__(self, num_bytes: int) -> None:
-        """OSError where the system does not give it."""
+        """OSError if the system has no such memory."""
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.mmap.restype = ctypes.c_void_p
         self._libc.mmap.argtypes = [
@@ -29,14 +33,14 @@ class PrefaultedMemory:
         self._libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         whole = num_bytes + HUGE_PAGE
         protection, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        found = self._libc.mmap(None, whole, protection, kind, -1, 0)
-        if found == MAP_FAILED:
-            raise OSError(ctypes.get_errno(), "no memory to make ready")
-        self.address = -(-found // HUGE_PAGE) * HUGE_PAGE
+        start_address = self._libc.mmap(None, whole, protection, kind, -1, 0)
+        if start_address == MAP_FAILED:
+            raise OSError(ctypes.get_errno(), "no memory to prefault")
+        self.address = -(-start_address // HUGE_PAGE) * HUGE_PAGE
         self.num_bytes = num_bytes // HUGE_PAGE * HUGE_PAGE
         end = self.address + self.num_bytes
-        self._free(found, self.address - found)
-        self._free(end, found + whole - end)
+        self._free(start_address, self.address - start_address)
+        self._free(end, start_address + whole - end)
         self._stopping = threading.Event()
         self._libc.madvise(self.address, self.num_bytes, MADV_HUGEPAGE)
 
@@ -44,62 +48,74 @@ class PrefaultedMemory:
         if num_bytes:
             self._libc.munmap(address, num_bytes)
 
-    def make(self) -> None:
-        """Until all are made, it is stopped, or the system does not know how (before Linux 5.14).
-        What others have written into the memory meanwhile stays."""
-        for start in range(0, self.num_bytes, PIECE):
-            size = min(PIECE, self.num_bytes - start)
+    def prefault(self) -> None:
+        """Make the pages until ``stop`` is called, or the system cannot (before Linux 5.14). What
+        other threads write into the memory meanwhile stays."""
+        for start in range(0, self.num_bytes, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, self.num_bytes - start)
             at = self.address + start
             if self._stopping.is_set() or self._libc.madvise(at, size, MADV_POPULATE_WRITE):
                 return
 
     def stop(self) -> None:
-        """Make no more."""
+        """Make no more pages."""
         self._stopping.set()
 
     def free(self) -> None:
-        """Give all of it back."""
+        """Return all of the memory to the system."""
         self._free(self.address, self.num_bytes)
 
 
 class StartupReader(threading.Thread):
-    """A server's order, and the pages that it asks for (``prefault_bytes``)."""
+    """Reads the startup config that the server sends, and prefaults the memory that it asks for."""
 
     def __init__(self) -> None:
-        super().__init__(name="order", daemon=True)
+        super().__init__(name="startup", daemon=True)
         self.pages: PrefaultedMemory | None = None
         self._is_read = threading.Event()
-        self._order: dict[str, Any] | None = None
+        self._config: dict[str, Any] | None = None
         self.start()
 
     def run(self) -> None:
-        """Read, then make pages."""
+        """Read the config, then prefault."""
         try:
-            given = sys.stdin.read()
-            self._order = json.loads(given) if given else None
-            num_bytes = self._order.get("prefault_bytes", 0) if self._order else 0
+            text = sys.stdin.read()
+            self._config = json.loads(text) if text else None
+            num_bytes = self._config.get("prefault_bytes", 0) if self._config else 0
             if num_bytes >= HUGE_PAGE and sys.platform == "linux":
                 self.pages = PrefaultedMemory(num_bytes)
         except OSError:
-            pass  # the weights find memory of their own, or say that there is none
+            pass  # the weights are allocated without it, or fail with an error of their own
         finally:
             self._is_read.set()
         if self.pages is not None:
-            self.pages.make()
+            self.pages.prefault()
 
     def wait(self) -> dict[str, Any] | None:
-        """The order; None if the server ended before it gave one."""
+        """The startup config; None if the server ended before it sent one."""
         self._is_read.wait()
-        return self._order
+        return self._config
 
     def finish(self) -> None:
-        """Make no more pages; none is made any longer."""
+        """Stop prefaulting, and wait until it has stopped."""
         if self.pages is not None:
             self.pages.stop()
         self.join()
 
     def drop(self) -> None:
-        """Nobody wants the pages."""
+        """Stop, and free the memory."""
         self.finish()
         if self.pages is not None:
             self.pages.free()
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the server that started it ends, however it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def check_parent(parent: int) -> None:
+    """Exit if the server ended before ``die_with_parent``."""
+    if os.getppid() != parent:
+        os._exit(1)

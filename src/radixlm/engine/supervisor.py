@@ -1,9 +1,8 @@
-"""Keep an engine process alive: start it, watch it, start it again.
+"""EngineSupervisor: starts an engine process, watches it, and restarts it when it dies.
 
-Intake holds every live request (``intake/request_state.py``); when the new process says that it is
-ready,
-they are sent again from where they stand. A request that was computed alone when the engine died
-twice is failed alone.
+Intake holds every unfinished request (``intake/request_state.py``). When the new process is ready,
+intake sends the requests again, each from where it was. After a death prompts are computed one by
+one; a request that was computed alone when the engine died twice is failed alone.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from typing import Any
 
 from radixlm.base.record import Record
 from radixlm.config.server_config import ServerConfig, flat
-from radixlm.engine.features.inflight_log import blamed
+from radixlm.engine.features.inflight_log import read_inflight_rid
 from radixlm.engine.prefault import prefault_bytes
 from radixlm.engine.process import EngineProcess, take_engine_process
 
@@ -28,12 +27,13 @@ log = logging.getLogger(__name__)
 
 CHECK_S = 0.5
 TERM_WAIT_S = 3.0
-# a process that stood still itself finds old heartbeats first: so many looks in a row must fail
-LATE_LOOKS = 3
-# how long the last words of a process that ended with status 2 may be under way
-LAST_WORDS_S = 2.0
-# ends the engine in order. Not SIGTERM, which a service manager sends to all processes at once,
-# while the server still wants to drain
+# checks in a row that must find the heartbeat late: after this process itself stood still, the
+# first check finds an old one
+MAX_LATE_CHECKS = 3
+# how long the last message of a process that ended with status 2 may take to arrive
+LAST_MESSAGE_S = 2.0
+# ends the engine in order. Not SIGTERM: a service manager sends that to all processes at once,
+# while the server still drains
 STOP_SIGNAL = signal.SIGUSR2
 OUT_OF_MEMORY = (
     " (the kernel sends it when memory runs out: see its log, lower --max-total-tokens or "
@@ -42,8 +42,8 @@ OUT_OF_MEMORY = (
 
 
 class EngineListener(Record):
-    """Whom the supervisor tells: the engine is lost (and whom it was computing alone); it cannot
-    be had any more; when did it last give a sign of life (monotonic seconds, 0 = not yet)."""
+    """Callbacks: the engine was lost (with the request that it was computing alone), it is given
+    up, and when its last heartbeat came (monotonic seconds, 0 = none yet)."""
 
     lost: Callable[[str | None], None]
     gave_up: Callable[[str], None]
@@ -52,7 +52,7 @@ class EngineListener(Record):
 
 class EngineSupervisor:
     """Owns one engine process and the folder of its sockets (mode 0700). With --dp-size there is
-    one for each replica ``index``."""
+    one supervisor for each replica ``index``."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class EngineSupervisor:
         index: int = 0,
         checkpoint: Path | None = None,
     ) -> None:
-        """``checkpoint``: the model's folder, for what can be made ready ahead of its weights."""
+        """``checkpoint``: the model's folder, for the memory to prefault."""
         self.config, self.given, self.index = config, given, index
         self.checkpoint = checkpoint
         self.folder = Path(tempfile.mkdtemp(prefix="radixlm-"))
@@ -74,17 +74,17 @@ class EngineSupervisor:
         self._deaths: deque[float] = deque()
         self._has_served = False
         self._hung_loading = False
-        self._struck: str | None = None  # computed alone when SIGKILL came last
+        self._killed_rid: str | None = None  # computed alone at the last SIGKILL
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, watcher: EngineListener) -> None:
+    async def start(self, listener: EngineListener) -> None:
         """Start the engine and watch it in the background."""
         self._spawn()
-        self._task = asyncio.create_task(self._watch(watcher), name="engine supervisor")
+        self._task = asyncio.create_task(self._watch(listener), name="engine supervisor")
 
     def _spawn(self) -> None:
-        order = {
+        startup = {
             "options": _sendable(self.config, self.given),
             "index": self.index,
             "given": sorted(self.given),
@@ -96,37 +96,37 @@ class EngineSupervisor:
             else 0,
         }
         self.process = take_engine_process()
-        self.process.give(order)
+        self.process.send_config(startup)
 
-    async def _watch(self, watcher: EngineListener) -> None:
+    async def _watch(self, listener: EngineListener) -> None:
         while True:
             assert self.process is not None
-            code = await self._until_dead(self.process, watcher)
+            code = await self._until_dead(self.process, listener)
             if self._is_stopping:
                 return
-            if code == 2:  # it has said why: a bad option or checkpoint
-                until_s = time.monotonic() + LAST_WORDS_S
+            if code == 2:  # a bad option or checkpoint: it has sent the reason
+                until_s = time.monotonic() + LAST_MESSAGE_S
                 while time.monotonic() < until_s and not self._is_stopping:
                     await asyncio.sleep(0.1)
-                watcher.gave_up(f"{self.name}: the process refused to start; its log says why")
+                listener.gave_up(f"{self.name}: the process refused to start; its log says why")
                 return
             if (code > 0 or self._hung_loading) and not (self.num_restarts or self._has_served):
-                watcher.gave_up(self._why_not_started(code))
+                listener.gave_up(self._why_not_started(code))
                 return
-            poison_rid = blamed(self.inflight_log_path)
+            suspect = read_inflight_rid(self.inflight_log_path)
             self.inflight_log_path.unlink(
                 missing_ok=True
             )  # the next may die before it writes its own
-            watcher.lost(self._to_blame(code, poison_rid))
+            listener.lost(self._poison_rid(code, suspect))
             if not self._may_restart():
-                watcher.gave_up(self._verdict(code))
+                listener.gave_up(self._why_given_up(code))
                 return
             log.warning("%s: process ended with %s; starting another", self.name, _reason(code))
             self.num_restarts += 1
             self._spawn()
 
-    async def _until_dead(self, process: EngineProcess, watcher: EngineListener) -> int:
-        """Wait for the end of the process; one that gives no sign of life is ended."""
+    async def _until_dead(self, process: EngineProcess, listener: EngineListener) -> int:
+        """Wait for the end of the process; kill it if its heartbeats stop."""
         limit_s = self.config.serve.watchdog_timeout
         load_s, started_s = self.config.serve.load_timeout_s, time.monotonic()
         self._hung_loading = False
@@ -134,30 +134,30 @@ class EngineSupervisor:
         num_late = 0
         while not waiting.done():
             await asyncio.wait({waiting}, timeout=CHECK_S)
-            beat_s, now_s = watcher.beat_s(), time.monotonic()
+            beat_s, now_s = listener.beat_s(), time.monotonic()
             self._has_served |= bool(beat_s)
             is_late = now_s - beat_s > limit_s if beat_s else now_s - started_s > load_s
             num_late = num_late + 1 if is_late else 0
-            if waiting.done() or num_late < LATE_LOOKS:
+            if waiting.done() or num_late < MAX_LATE_CHECKS:
                 continue
             self._hung_loading = not beat_s
             if beat_s:
-                log.error("no sign of life from %s for %.0f s: its stacks:", self.name, limit_s)
+                log.error("no heartbeat from %s for %.0f s; its stacks:", self.name, limit_s)
             else:
-                log.error("%s has not loaded within %.0f s: its stacks:", self.name, load_s)
+                log.error("%s has not loaded within %.0f s; its stacks:", self.name, load_s)
             process.send_signal(signal.SIGUSR1)
             await asyncio.wait({waiting}, timeout=1.0)
             if not waiting.done():
                 process.kill()
         return await waiting
 
-    def _to_blame(self, code: int, poison_rid: str | None) -> str | None:
-        """Who is told to have killed the engine. SIGKILL comes from outside as a rule: it is held
-        against a request only if it struck while the same one was computed before."""
-        if code != -signal.SIGKILL or poison_rid is None:
-            return poison_rid
-        known, self._struck = self._struck, poison_rid
-        return poison_rid if poison_rid == known else None
+    def _poison_rid(self, code: int, suspect: str | None) -> str | None:
+        """The request to count the death against. SIGKILL usually comes from outside: it counts
+        only if the same request was computed alone at the SIGKILL before."""
+        if code != -signal.SIGKILL or suspect is None:
+            return suspect
+        last, self._killed_rid = self._killed_rid, suspect
+        return suspect if suspect == last else None
 
     def _may_restart(self) -> bool:
         now_s = time.monotonic()
@@ -176,7 +176,7 @@ class EngineSupervisor:
             )
         return f"{self.name}: the process could not start ({_reason(code)}); its log says why"
 
-    def _verdict(self, code: int) -> str:
+    def _why_given_up(self, code: int) -> str:
         serve = self.config.serve
         hint = OUT_OF_MEMORY if code == -signal.SIGKILL and not self._hung_loading else ""
         return (
@@ -186,7 +186,7 @@ class EngineSupervisor:
         )
 
     async def stop(self) -> None:
-        """End the engine in order, or by force if it does not listen."""
+        """End the engine in order, or by force if it does not end."""
         self._is_stopping = True
         process = self.process
         if process is not None and process.returncode is None:
@@ -202,12 +202,12 @@ class EngineSupervisor:
 
 
 def _sendable(config: ServerConfig, given: frozenset[str]) -> dict[str, Any]:
-    """Options that the engine needs, without what is unset or secret. Replicas share the cores."""
-    shown = flat(config, show_secrets=False)
-    threads = shown.get("cpu_threads")
+    """The options for the engine, without unset ones and secrets; replicas share the cores."""
+    options = flat(config, show_secrets=False)
+    threads = options.get("cpu_threads")
     if threads and "cpu_threads" not in given:
-        shown["cpu_threads"] = max(1, threads // config.parallel.dp_size)
-    return {name: value for name, value in shown.items() if value not in (None, "***")}
+        options["cpu_threads"] = max(1, threads // config.parallel.dp_size)
+    return {name: value for name, value in options.items() if value not in (None, "***")}
 
 
 def _reason(code: int) -> str:

@@ -29,11 +29,11 @@ if TYPE_CHECKING:  # torch's compiler takes a second to import
 
 log = logging.getLogger(__name__)
 
-FEW_TOKENS = 8  # a sequence's, while its steps are compiled
+TRACE_LEN = 8  # context of the dummy requests while steps are compiled
 
 
 def for_compiling(kernels: Kernels, config: ServerConfig) -> Kernels:
-    """The kernels, so that torch.compile can put them into graphs if it is to."""
+    """The kernels, as custom ops that torch.compile can put into graphs if it is enabled."""
     if not config.execute.enable_torch_compile:
         return kernels
     return cast(Kernels, load("radixlm.kernels.custom_ops:with_custom_ops")(kernels))
@@ -42,8 +42,8 @@ def for_compiling(kernels: Kernels, config: ServerConfig) -> Kernels:
 def compiled_steps(
     config: ServerConfig, model: Model, attn: AttentionBackend
 ) -> CompiledSteps | None:
-    """The model's small decode steps under torch.compile, if asked for; a warning says why where
-    there is nothing to compile."""
+    """The model's small decode steps under torch.compile, if enabled; a warning says why if they
+    cannot be compiled."""
     if not config.execute.enable_torch_compile:
         return None
     why = why_not_compiled(model, attn)
@@ -61,17 +61,17 @@ def compiled_steps(
 
 
 def why_not_compiled(model: Model, attn: AttentionBackend) -> str:
-    """What keeps a model's decode steps from being compiled; "" if nothing does."""
+    """Why a model's decode steps cannot be compiled; "" if they can."""
     if not isinstance(model, DecoderModel):
-        return "the model is not a decoder of ours"
+        return "the model is not a native decoder"
     if not model.kv_groups or model.decoder.pool is not None:
-        return "the model decodes nothing"
+        return "the model generates no tokens"
     if model.state_layers:
-        return "recurrent layers are told of their rows by the host"
+        return "recurrent layers get their rows from the host"
     if model.decoder.cycles is not None:
-        return "blocks that run again read places of the cache that no graph can name"
+        return "repeated blocks read entries of the cache that a graph cannot address"
     if model.use_program and isinstance(attn, CpuBackend) and not why_no_program(model):
-        return "the whole of it is one call into the C++ kernels"
+        return "a whole step is one call into the C++ kernels"
     if why := next((why for b in model.decoder.blocks if (why := reads_on_host(b))), ""):
         return why
     names = [os.environ.get("CC", "gcc"), "cc", "clang"]
@@ -85,15 +85,14 @@ def why_not_compiled(model: Model, attn: AttentionBackend) -> str:
 def compile_now(
     steps: CompiledSteps, make_runner: Callable[[Limits], Runner], limits: Limits
 ) -> None:
-    """Compile before there are requests: a step of one row, and one of many. All pages are page 0,
-    which is nobody's."""
-    began_s = time.perf_counter()
-    most = min(limits.max_running, steps.max_rows)
-    length = min(FEW_TOKENS, limits.context_len)
-    runner = make_runner(replace(limits, max_running=most, context_len=length))
-    trial = DummyRun(runner, most, length)
-    for rows in sorted({1, most}):
-        trial.decodes(rows)
+    """Compile a step of one row and one of many before there are requests. All pages are page 0."""
+    started_s = time.perf_counter()
+    max_rows = min(limits.max_running, steps.max_rows)
+    length = min(TRACE_LEN, limits.context_len)
+    runner = make_runner(replace(limits, max_running=max_rows, context_len=length))
+    dummy = DummyRun(runner, max_rows, length)
+    for rows in sorted({1, max_rows}):
+        dummy.decodes(rows)
     if steps.is_on:
-        took = format_seconds(time.perf_counter() - began_s)
-        log.info("torch.compile: decode steps made in %s", took)
+        took = format_seconds(time.perf_counter() - started_s)
+        log.info("torch.compile: decode steps compiled in %s", took)

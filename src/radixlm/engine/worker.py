@@ -15,15 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from radixlm.engine.parent import check_parent, die_with_parent
-from radixlm.engine.startup import StartupReader
+from radixlm.engine.startup import StartupReader, check_parent, die_with_parent
 
 if __name__ == "__main__":
-    die_with_parent()  # importing torch takes seconds: whoever leaves meanwhile takes us along
-    gc.disable()  # imports and weights leave no garbage worth the looking, until it serves
-    early = StartupReader()  # it is read, and its memory made ready, meanwhile
+    die_with_parent()  # before torch is imported, which takes seconds
+    gc.disable()  # until it serves: imports and weights leave hardly any garbage
+    early = StartupReader()  # reads and prefaults in a thread while torch is imported
 
-# torch before anything that links OpenMP: there must be one runtime in the process
+# torch before anything else that links OpenMP, so that the process has one OpenMP runtime
 import torch  # noqa: F401
 
 from radixlm.base.errors import RadixError
@@ -45,8 +44,8 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def lent_pages(early: StartupReader) -> Iterator[None]:
-    """Weights are packed into the pages that were made ahead, as far as they go."""
+def prefaulted_memory(early: StartupReader) -> Iterator[None]:
+    """Within it, weights are packed into the prefaulted memory while there is some left."""
     if early.pages is None or not available:
         early.drop()
         yield
@@ -61,25 +60,25 @@ def lent_pages(early: StartupReader) -> Iterator[None]:
 
 def main(early: StartupReader) -> int:
     """0 after an orderly end, 2 if the model or the options cannot be served."""
-    order = early.wait()
-    if order is None:  # started early by a server that did not come to be
+    startup = early.wait()
+    if startup is None:  # started early by a server that then did not start
         return 0
-    check_parent(int(order["parent"]))
-    # these reach the whole group or unit: the server decides what becomes of its engine
+    check_parent(int(startup["parent"]))
+    # these signals reach the whole process group; the server decides when its engine ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    config = ServerConfig.from_kwargs(**order["options"])
+    config = ServerConfig.from_kwargs(**startup["options"])
     is_alone = config.parallel.dp_size == 1
-    set_up_logging("engine" if is_alone else f"engine{order['index']}", config.observe.log_level)
+    set_up_logging("engine" if is_alone else f"engine{startup['index']}", config.observe.log_level)
     codec = scheduler_codec()
-    channel = MultiChannel([ZmqChannel(a, codec, bind=False) for a in order["addresses"]])
+    channel = MultiChannel([ZmqChannel(a, codec, bind=False) for a in startup["addresses"]])
     try:
-        config, info = resolved(config, frozenset(order["given"]))
+        config, info = resolved(config, frozenset(startup["given"]))
         channel.vocab, channel.embed_dim = info.decoder.vocab, info.decoder.dim
-        flight = InflightLog(Path(order["inflight_log_path"]))
-        with lent_pages(early):
+        flight = InflightLog(Path(startup["inflight_log_path"]))
+        with prefaulted_memory(early):
             replica = assemble(config, info, channel, extra_features=(flight,))
     except RadixError as error:
         channel.send(Failed(type(error).__name__, str(error)))
@@ -104,5 +103,5 @@ if __name__ == "__main__":
     code = main(early)
     logging.shutdown()
     sys.stdout.flush()
-    # torch's teardown takes a while and nothing is left to save
+    # skips torch's teardown, which takes a while; nothing is left to save
     os._exit(code)

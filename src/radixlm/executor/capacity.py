@@ -73,7 +73,7 @@ def pool_sizes(
 
 # pages of states that one request may hold at once: a snapshot it has locked, the running one,
 # and two that a step writes
-STATES_A_REQUEST = 4
+STATES_PER_REQUEST = 4
 SPARE_STATES = 64  # snapshots of prefixes beside those of running requests
 STATE_SHARE = 0.5  # of the pools' memory, when --max-mamba-cache-size does not say
 
@@ -84,18 +84,18 @@ def state_pages(facts: MemoryFacts, page_bytes: int, wanted: int | None) -> int:
     budget = facts.pool_bytes
     if wanted is not None:
         fits = budget // page_bytes
-        if wanted > fits or wanted < STATES_A_REQUEST:
+        if wanted > fits or wanted < STATES_PER_REQUEST:
             raise ConfigError(
-                f"--max-mamba-cache-size {wanted}: needs at least {STATES_A_REQUEST}, and "
+                f"--max-mamba-cache-size {wanted}: needs at least {STATES_PER_REQUEST}, and "
                 f"{fits} states of {format_bytes(page_bytes)} fit: {_share(facts)} leaves "
                 f"{format_bytes(budget)}"
             )
         return wanted
-    most = STATES_A_REQUEST * max(1, facts.max_running) + SPARE_STATES
+    most = STATES_PER_REQUEST * max(1, facts.max_running) + SPARE_STATES
     count = min(most, int(budget * STATE_SHARE) // page_bytes)
-    if count < STATES_A_REQUEST:
+    if count < STATES_PER_REQUEST:
         raise ConfigError(
-            f"the states of one request need {format_bytes(STATES_A_REQUEST * page_bytes)}, half "
+            f"the states of one request need {format_bytes(STATES_PER_REQUEST * page_bytes)}, half "
             f"of the {format_bytes(budget)} beside the weights is less: raise "
             "--mem-fraction-static"
         )

@@ -1,5 +1,6 @@
-"""The flight record: which suspect request is being computed right now, in a file that outlives
-the process. If the engine dies again, the supervisor reads there whom to blame."""
+"""InflightLog: which quarantined request is being computed right now, in a file that outlives the
+process. If the engine dies again, the supervisor reads there which request to count it against.
+"""
 
 import logging
 import mmap
@@ -18,33 +19,33 @@ SIZE = 1024
 
 
 class InflightLog(Feature):
-    """Writes the rid of a suspect before its step, and clears it after. Without a ``path``, or
-    on a full disk, the record lives as long as the process."""
+    """Writes the id of a quarantined request before a step that computes it alone, and clears it
+    after. Without a ``path``, or on a full disk, the log lives as long as the process."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._map = mmap.mmap(-1, SIZE) if path is None else _mapped(path)
-        self._suspects: set[str] = set()
-        self.current: str | None = None  # the suspect that is computed alone
+        self._quarantined: set[str] = set()
+        self.current: str | None = None  # the request that is computed alone
         self._write("")
 
     def arrive(self, request: Request) -> bool:
         if request.wire.is_quarantined:
-            self._suspects.add(request.rid)
+            self._quarantined.add(request.rid)
         return request.wire.is_quarantined
 
     def extend(self, items: Sequence[Item]) -> dict[str, Any]:
-        if not self._suspects and self.current is None:
+        if not self._quarantined and self.current is None:
             return {}
-        alone = items[0].rid if len(items) == 1 and items[0].rid in self._suspects else ""
+        alone = items[0].rid if len(items) == 1 and items[0].rid in self._quarantined else ""
         if alone or self.current is not None:
             self._write(alone)
         return {}
 
     def committed(self, request: Request, tokens: Sequence[int]) -> None:
-        self._suspects.discard(request.rid)
+        self._quarantined.discard(request.rid)
 
     def release(self, request: Request) -> None:
-        self._suspects.discard(request.rid)
+        self._quarantined.discard(request.rid)
 
     def _write(self, rid: str) -> None:
         data = rid.encode()[:SIZE]
@@ -55,18 +56,18 @@ class InflightLog(Feature):
 def _mapped(path: Path) -> mmap.mmap:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        # its blocks are taken now: a write to a hole of the file would kill us on a full disk
+        # writes its blocks now: a write to a hole of the file would kill the process on a full disk
         os.write(descriptor, bytes(SIZE))
         return mmap.mmap(descriptor, SIZE)
     except OSError as error:
-        log.warning("%s: no record of suspects: %s", path, error.strerror)
+        log.warning("%s: no log of quarantined requests: %s", path, error.strerror)
         return mmap.mmap(-1, SIZE)
     finally:
         os.close(descriptor)
 
 
-def blamed(path: Path) -> str | None:
-    """The suspect that was being computed when the engine died."""
+def read_inflight_rid(path: Path) -> str | None:
+    """The quarantined request that was being computed when the engine died."""
     try:
         return path.read_bytes().rstrip(b"\0").decode() or None
     except (OSError, UnicodeDecodeError):

@@ -1,0 +1,75 @@
+"""The scheduler's limits, computed from the options, the model and the pools."""
+
+from __future__ import annotations
+
+from radixlm.arch.spec import Rope
+from radixlm.base.record import replace
+from radixlm.config.server_config import ServerConfig
+from radixlm.engine.memory import Pools
+from radixlm.engine.model_info import ModelInfo
+from radixlm.executor.capacity import STATES_PER_REQUEST
+from radixlm.scheduler.limits import Limits, RopeLengths
+
+# share of a running request's remaining output for which admission keeps room, at
+# --schedule-conservativeness 1
+BASE_RESERVE = 0.4
+
+
+def limits_for_pools(pools: Pools, config: ServerConfig, info: ModelInfo) -> Limits:
+    """The limits, with no more running requests than the state pool has states for."""
+    limits = scheduler_limits(config, info, pools.num_tokens, pools.page_size)
+    if pools.states is None:
+        return limits
+    max_running = max(1, pools.sizes.num_window // STATES_PER_REQUEST)
+    return replace(limits, max_running=min(limits.max_running, max_running))
+
+
+def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_size: int) -> Limits:
+    """The limits of a KV cache of ``tokens`` tokens."""
+    schedule = config.schedule
+    chunk = schedule.chunked_prefill_size or 2048
+    is_encoder = info.decoder.encoder is not None
+    is_whole = chunk < 0 or is_encoder
+    budget = schedule.max_prefill_tokens if chunk < 0 else chunk
+    return Limits(
+        max_running=schedule.max_running_requests or 64,
+        max_queued=schedule.max_queued_requests,
+        step_tokens=max(budget, info.context_len) if is_whole else chunk,
+        max_prefill_tokens=max(schedule.max_prefill_tokens, info.context_len if is_whole else 1),
+        context_len=min(info.context_len, tokens),
+        page_size=page_size,
+        depth=overlap_depth(config, info),
+        admit_every=schedule.num_continuous_decode_steps,
+        reserve=BASE_RESERVE * schedule.schedule_conservativeness,
+        policy="fcfs" if schedule.schedule_policy == "priority" else schedule.schedule_policy,
+        priorities=schedule.enable_priority_scheduling,
+        low_values_first=schedule.schedule_low_priority_values_first,
+        preemption_threshold=schedule.priority_scheduling_preemption_threshold,
+        fair=config.schedule.fair_share is not None,
+        chunked=not is_whole,
+        is_encoder=is_encoder,
+        eos_ids=info.eos_ids,
+        vocab=info.decoder.vocab,
+        rope=rope_lengths(info.ropes),
+        log_interval=config.observe.decode_log_interval or 0,
+    )
+
+
+def overlap_depth(config: ServerConfig, info: ModelInfo) -> int:
+    """Steps in flight while the next is planned: 0 on a CPU, which has computed a step when its
+    launch returns, and for recurrent layers, whose overlap is not tested."""
+    has_states = any(block.state is not None for block in info.decoder.blocks)
+    is_ahead = config.execute.device == "cuda" and not has_states
+    return int(is_ahead and not config.schedule.disable_overlap_schedule)
+
+
+def rope_lengths(ropes: tuple[Rope, ...]) -> RopeLengths | None:
+    """How KV depends on the length of its prompt, if a rope of the model depends on it."""
+    for rope in ropes:
+        if rope.depends_on_length and rope.scaling is not None:
+            params = dict(rope.scaling.params)
+            original = params.get("original_max_position_embeddings")
+            original = original or params.get("max_position_embeddings")
+            if isinstance(original, int | float):
+                return RopeLengths(int(original), rope.scaling.kind == "dynamic")
+    return None

@@ -1,0 +1,93 @@
+"""Load the model: build it from its description and fill it with the checkpoint's weights."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.names import layers_left_out
+from radixlm.base.errors import ConfigError, InvalidRequest
+from radixlm.base.lazy import load
+from radixlm.config.server_config import ServerConfig
+from radixlm.engine.model_info import ModelInfo
+from radixlm.kernels.dispatch import Kernels
+from radixlm.models.build import Model, build_model, is_transformers
+from radixlm.models.dtype import resolve_dtypes
+from radixlm.quant.checkpoint import checkpoint_quant
+from radixlm.quant.load_time import make_scheme
+from radixlm.weights.dummy import checkpoint_dtype
+from radixlm.weights.folder import open_folder
+from radixlm.weights.load import load_weights
+
+if TYPE_CHECKING:
+    from radixlm.models.transformers_backend.model import TransformersModel
+
+log = logging.getLogger(__name__)
+
+
+def load_model(
+    config: ServerConfig, info: ModelInfo, device: torch.device, kernels: Kernels
+) -> tuple[Model, int]:
+    """The model with its weights, and the bytes that they take."""
+    dtype = config.model.dtype
+    compute, weight = resolve_dtypes(dtype, device, checkpoint_dtype(info.folder))
+    if info.is_transformers:
+        return _load_transformers(config, info, device, weight, kernels)
+    model = build_model(
+        info.decoder,
+        device,
+        compute,
+        kernels,
+        weight_dtype=weight,
+        merge_windows=config.memory.disable_hybrid_swa_memory,
+        scheme=make_scheme(
+            config.model.quantization, config.model.torchao_config, checkpoint_quant(info.folder)
+        ),
+    )
+    report = load_weights(model, info.folder, config.model.load_format, device=device)
+    if left_out := layers_left_out(report.ignored, info.decoder):
+        log.warning(
+            "the checkpoint has layers %s, config.json only %d (num_hidden_layers): the model "
+            "runs without them",
+            ", ".join(map(str, left_out)),
+            len(info.decoder.blocks),
+        )
+    return model, report.num_bytes
+
+
+def _load_transformers(
+    config: ServerConfig,
+    info: ModelInfo,
+    device: torch.device,
+    weight: torch.dtype | None,
+    kernels: Kernels,
+) -> tuple[Model, int]:
+    """A model that runs by transformers; ConfigError for options that need a native model."""
+    if config.model.quantization or config.model.torchao_config or info.decoder.pool is not None:
+        raise ConfigError(
+            "--quantization and --is-embedding need a native model: "
+            f"{info.architecture} runs by transformers"
+        )
+    if config.model.load_format == "dummy":
+        raise ConfigError("--load-format dummy needs a native model")
+    make = load(
+        "radixlm.models.transformers_backend.model:TransformersModel"
+    )  # its imports take a while
+    model: TransformersModel = make(info.folder, info.decoder, device, weight or "auto", kernels)
+    log.info("%s runs by transformers on the paged cache", info.architecture)
+    return model, model.num_bytes
+
+
+def read_weight(model: Model, folder: Path, load_format: str, name: str) -> Tensor | None:
+    """A parameter read from the checkpoint, as the loaded one is packed for the kernels; None if
+    there is none of that name."""
+    if is_transformers(model):
+        return model.weight(name)
+    if load_format in ("dummy", "sharded_state"):
+        raise InvalidRequest(f"name: --load-format {load_format} has no named tensors to show")
+    source = open_folder(folder, load_format)
+    return source.read(name).clone() if name in source.sizes() else None

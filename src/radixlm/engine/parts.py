@@ -1,0 +1,161 @@
+"""The parts of an engine: runner, KV cache manager, features, logit processors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from radixlm.attention.base import AttentionBackend
+from radixlm.base.errors import CheckpointError
+from radixlm.base.record import Record
+from radixlm.config.server_config import ServerConfig
+from radixlm.engine.features.grammar import GrammarFeature
+from radixlm.engine.limits import overlap_depth
+from radixlm.engine.logit_processors import processor_targets
+from radixlm.engine.memory import Pools
+from radixlm.engine.model_info import ModelInfo
+from radixlm.executor.device import Device
+from radixlm.executor.device_tables import DeviceTables
+from radixlm.executor.media import EncoderCache
+from radixlm.executor.media_embeddings import ImageVectors, VectorPooler
+from radixlm.executor.pooling import Pooler
+from radixlm.executor.profile import Profiler
+from radixlm.executor.runner import Model as StepModel
+from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
+from radixlm.memory.pages import PageAllocator
+from radixlm.memory.prefix.base import PrefixCache
+from radixlm.memory.prefix.chunk import ChunkCache
+from radixlm.memory.prefix.radix import RadixCache
+from radixlm.memory.prefix.window import WindowGroup, WindowTable
+from radixlm.memory.slots import SlotAllocator
+from radixlm.models.build import Model, head_of
+from radixlm.sampling.processors import LogitProcessors, ServerFacts
+from radixlm.sampling.table import SamplingTable
+from radixlm.scheduler.hooks import Feature
+from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
+from radixlm.scheduler.limits import Limits
+from radixlm.text.tokenizer import Tokenizer, load_tokenizer
+
+
+class EngineParts(Record):
+    """What stays when a scheduler is replaced. ``steps`` runs the model's steps, if not the
+    model."""
+
+    model: Model
+    attn: AttentionBackend
+    pools: Pools
+    commands: Mapping[str, Any]
+    processors: LogitProcessors
+    media: EncoderCache | None
+    profiler: Profiler | None
+    steps: StepModel | None = None
+
+
+def make_runner(
+    config: ServerConfig, info: ModelInfo, parts: EngineParts, device: Device, limits: Limits
+) -> Runner:
+    """A runner with new tables around the parts."""
+    model, pools, num_slots = parts.model, parts.pools, limits.max_running
+    has_windows = pools.window_tokens > 0
+    max_pages = -(-limits.context_len // limits.page_size) + 1
+    spaces = tuple(int(has_windows and g.name == "window") for g in model.kv_groups)
+    where, is_shared = device.where, device.is_synchronous
+    tables = DeviceTables(num_slots, max_pages, 1 + has_windows, where, is_shared)
+    sampling = SamplingTable(num_slots, info.decoder.vocab, where)
+    detects = is_shared or config.execute.enable_nan_detection
+    runner_parts = RunnerParts(
+        parts.steps or model,
+        parts.attn,
+        tables,
+        sampling,
+        device,
+        parts.processors,
+        _pooler(model, parts.media),
+        parts.media,
+        pools.states,
+        parts.commands,
+    )
+    options = RunnerOptions(
+        limits.page_size,
+        spaces,
+        info.eos_ids,
+        limits.step_tokens,
+        detect_bad=detects,
+        profiler=parts.profiler,
+    )
+    return Runner(runner_parts, options)
+
+
+def _pooler(model: Model, media: EncoderCache | None) -> Pooler:
+    head = head_of(model)
+    return VectorPooler(head, media) if isinstance(media, ImageVectors) else Pooler(head)
+
+
+def make_kv_manager(config: ServerConfig, pools: Pools, limits: Limits) -> KVCacheManager:
+    """The KV cache manager of the pools."""
+    page_size = pools.page_size
+    allocator = PageAllocator(pools.sizes.num_full + 1, page_size)
+    window = None
+    if pools.window_tokens:
+        table = WindowTable(pools.window_tokens, page_size)
+        window_pages = PageAllocator(pools.sizes.num_window + 1, page_size)
+        window = WindowPages(window_pages, table, pools.states is not None)
+    prefix_cache = _make_prefix_cache(config, allocator, page_size, window, limits.is_encoder)
+    return KVCacheManager(
+        allocator, SlotAllocator(limits.max_running), prefix_cache, page_size, window
+    )
+
+
+def _make_prefix_cache(
+    config: ServerConfig,
+    allocator: PageAllocator,
+    page_size: int,
+    second: WindowPages | None,
+    is_encoder: bool,
+) -> PrefixCache:
+    if config.memory.disable_radix_cache or is_encoder:
+        return ChunkCache(page_size, is_hybrid=second is not None)
+    window = WindowGroup(second.pages, second.table.window_tokens) if second is not None else None
+    eviction = config.memory.radix_eviction_policy
+    return RadixCache(allocator, page_size, eviction, window=window)
+
+
+def make_features(config: ServerConfig, info: ModelInfo) -> tuple[Feature, ...]:
+    """The features, in the order in which their hooks are called."""
+    grammar = _make_grammar(config, info)
+    return (grammar,) if grammar is not None else ()
+
+
+def _make_grammar(config: ServerConfig, info: ModelInfo) -> Feature | None:
+    tokenizer = _tokenizer_loader(config, info)
+    if tokenizer is None or config.grammar.grammar_backend == "none":
+        return None
+    vocab, overlaps = info.decoder.vocab, overlap_depth(config, info) == 0
+    return GrammarFeature(config.grammar, tokenizer, vocab, info.eos_ids, overlaps)
+
+
+def make_processors(config: ServerConfig, info: ModelInfo) -> LogitProcessors:
+    """The logit processors that requests can name."""
+    loader = _tokenizer_loader(config, info)
+    facts = ServerFacts(info.decoder.vocab, info.eos_ids, loader)
+    return LogitProcessors(processor_targets(config.grammar), facts)
+
+
+def _tokenizer_loader(config: ServerConfig, info: ModelInfo) -> Callable[[], Tokenizer] | None:
+    """A function that loads the tokenizer for what needs it in the engine; None without one."""
+    if config.model.skip_tokenizer_init:
+        return None
+    folder = config.model.tokenizer_path
+    same = folder in (None, config.model.model_path)
+    path = info.folder if same else str(folder)
+    return partial(_load_tokenizer_once, path, config.model.tokenizer_mode)
+
+
+@lru_cache(maxsize=1)
+def _load_tokenizer_once(path: str | Path, mode: str) -> Tokenizer:
+    try:
+        return load_tokenizer(path, mode)
+    except (OSError, ValueError) as error:  # its folder has changed since the start
+        raise CheckpointError(f"no tokenizer can be read from {path}: {error}") from error
