@@ -60,7 +60,7 @@ def test_a_part_names_its_media(part: dict[str, Any], value: Any, kind: str) -> 
         (None, {"type": "image_url", "image_url": "a"}, "text only"),
         (Reader("image"), {"type": "input_audio", "input_audio": {"data": "a"}}, "text and images"),
         (Reader("audio"), {"type": "image_url", "image_url": "a"}, "text and audio"),
-        (ALL, {"type": "input_file", "file": "a"}, "text only"),
+        (ALL, {"type": "input_file", "file": "a"}, "text and .*, not input_file"),
         (ALL, {"type": "input_audio", "input_audio": {"format": "wav"}}, "must hold"),
         (ALL, {"type": "input_audio"}, "must hold"),
         (ALL, {"type": "video_url", "video_url": []}, "must hold"),

@@ -24,24 +24,24 @@ class Conversation:
         self.is_thinking = False
 
     def system(self, text: str) -> None:
-        """Start anew with a system message ("" for none)."""
+        """Start again with a system message ("" for none)."""
         self.messages = [{"role": "system", "content": text}] if text else []
 
     def answer(self, text: str) -> None:
-        """Print the answer to ``text`` as it comes, and remember both."""
+        """Print the answer to ``text`` as it comes, and add both to the conversation."""
         self.messages.append({"role": "user", "content": text})
         kwargs = {"enable_thinking": self.is_thinking}
         prompt = self._template.render(self.messages, template_kwargs=kwargs)
         assert self._engine.tokenizer is not None
         ids = self._engine.tokenizer.encode(prompt, self._template.adds_special_tokens)
-        said = ""
+        shown = ""
         events = self._engine.generate(input_ids=ids, sampling_params=self._params, stream=True)
         with contextlib.closing(events), contextlib.suppress(KeyboardInterrupt):
             for event in events:
-                print(event["text"][len(said) :], end="", flush=True)
-                said = event["text"]
+                print(event["text"][len(shown) :], end="", flush=True)
+                shown = event["text"]
         print()
-        self.messages.append({"role": "assistant", "content": said.strip()})
+        self.messages.append({"role": "assistant", "content": shown.strip()})
 
 
 def _parser() -> OptionParser:
@@ -71,15 +71,15 @@ def main(argv: list[str]) -> int:
             return 2
         template = load_chat_template(engine.tokenizer, config.serve.chat_template)
         params["stop"] = list(template.stops)
-        talk = Conversation(engine, template, params)
-        talk.system(system)
-        talk.is_thinking = think
+        conversation = Conversation(engine, template, params)
+        conversation.system(system)
+        conversation.is_thinking = think
         print(f"{engine.config.serve.served_model_name}: say something (/help for commands)")
-        _loop(talk)
+        _loop(conversation)
     return 0
 
 
-def _loop(talk: Conversation) -> None:
+def _loop(conversation: Conversation) -> None:
     while True:
         try:
             text = input("> " if sys.stdin.isatty() else "").strip()
@@ -92,14 +92,14 @@ def _loop(talk: Conversation) -> None:
         if command == "/help":
             print(HELP)
         elif command == "/clear":
-            talk.messages = [m for m in talk.messages if m["role"] == "system"]
+            conversation.messages = [m for m in conversation.messages if m["role"] == "system"]
         elif command == "/system":
-            talk.system(rest)
+            conversation.system(rest)
         elif command == "/think":
-            talk.is_thinking = not talk.is_thinking
-            print("thinking is " + ("on" if talk.is_thinking else "off"))
+            conversation.is_thinking = not conversation.is_thinking
+            print("thinking is " + ("on" if conversation.is_thinking else "off"))
         elif text:
             try:
-                talk.answer(text)
+                conversation.answer(text)
             except RequestError as error:
                 print(f"({error})")

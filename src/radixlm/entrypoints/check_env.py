@@ -1,4 +1,4 @@
-"""``radixlm check-env``: what this machine offers, what is installed, which kernels will run."""
+"""``radixlm check-env``: the machine, the installed packages and the kernels that will run."""
 
 import json
 import os
@@ -62,13 +62,13 @@ def main(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv):
         print("usage: radixlm check-env [--json]")
         return 0
-    if strange := [word for word in argv if word != "--json"]:
-        raise ConfigError(f"check-env takes no {strange[0]!r}, only --json")
-    found = facts()
+    if unknown := [word for word in argv if word != "--json"]:
+        raise ConfigError(f"check-env takes no {unknown[0]!r}, only --json")
+    values = facts()
     if "--json" in argv:
-        print(json.dumps(found, indent=2, default=str))
+        print(json.dumps(values, indent=2, default=str))
         return 0
-    for name, value in found.items():
+    for name, value in values.items():
         if isinstance(value, dict):
             print(f"{name}:")
             for key, inner in value.items():

@@ -1,4 +1,4 @@
-"""``radixlm``: one command, its verbs imported only when called."""
+"""The command ``radixlm``; a verb's module is imported when it is called."""
 
 import sys
 
@@ -7,7 +7,7 @@ from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.nearest import suggestion
 
-# verb -> (module:function taking the remaining arguments, one line of help)
+# verb -> ("module:function" that takes the remaining arguments, one line of help)
 VERBS: dict[str, tuple[str, str]] = {
     "serve": ("radixlm.entrypoints.serve:main", "start the HTTP server"),
     "chat": ("radixlm.entrypoints.chat:main", "talk to a model in the terminal"),
@@ -46,7 +46,7 @@ def usage() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit status: 0, or 2 after an error of the user's."""
+    """Run a verb; the exit status is 2 for an error of the user."""
     args = sys.argv[1:] if argv is None else argv
     if not args or args[0] in ("-h", "--help", "help"):
         print(usage())

@@ -16,28 +16,28 @@ Prompts are the --prompt values, or else the lines of standard input. Answers st
 output; --json prints one JSON object a prompt instead. Server options: radixlm serve --help."""
 
 
-def _own(argv: list[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Our options (with values) and what is left for the server's."""
-    own: dict[str, list[str]] = {}
+def _split_options(argv: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """(options of this verb with their values, the server's options)."""
+    values: dict[str, list[str]] = {}
     rest: list[str] = []
     args = iter(argv)
     for arg in args:
         name, _, value = arg.partition("=")
         if name in ("--prompt", "--max-new-tokens", "--temperature"):
             value = value if "=" in arg else next(args, "")
-            own.setdefault(name, []).append(value)
+            values.setdefault(name, []).append(value)
         elif name == "--json":
-            own["--json"] = [""]
+            values["--json"] = [""]
         else:
             rest.append(arg)
-    return own, rest
+    return values, rest
 
 
-def _number(own: dict[str, list[str]], name: str, default: float) -> float:
+def _number(values: dict[str, list[str]], name: str, default: float) -> float:
     try:
-        return float(own[name][-1]) if name in own else default
+        return float(values[name][-1]) if name in values else default
     except ValueError:
-        raise ConfigError(f"{name} {own[name][-1]!r} is not a number; try {default:g}") from None
+        raise ConfigError(f"{name} {values[name][-1]!r} is not a number; try {default:g}") from None
 
 
 def main(argv: list[str]) -> int:
@@ -45,11 +45,11 @@ def main(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv):
         print(USAGE)
         return 0
-    own, rest = _own(argv)
-    prompts = own.get("--prompt") or [line.rstrip("\n") for line in sys.stdin]
+    values, rest = _split_options(argv)
+    prompts = values.get("--prompt") or [line.rstrip("\n") for line in sys.stdin]
     params = {
-        "max_new_tokens": int(_number(own, "--max-new-tokens", 128)),
-        "temperature": _number(own, "--temperature", 0.0),
+        "max_new_tokens": int(_number(values, "--max-new-tokens", 128)),
+        "temperature": _number(values, "--temperature", 0.0),
     }
     config, given = parse(rest, prog="radixlm generate")
     set_up_logging("generate", config.observe.log_level if "log_level" in given else "warning")
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     try:
         with Engine(**options) as engine:
             for prompt in prompts:
-                _answer(engine, prompt, params, "--json" in own)
+                _answer(engine, prompt, params, "--json" in values)
     except RequestError as error:
         print(f"radixlm generate: {error}", file=sys.stderr)
         return 2

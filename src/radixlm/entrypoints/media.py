@@ -182,7 +182,7 @@ def sources_of(
     """The media of a conversation in order; InvalidRequest for what the model cannot read."""
     sources = [_source(part, kind, where, reader) for part, kind, where in _parts(messages)]
     if len(sources) > MAX_MEDIA:
-        raise InvalidRequest(f"messages: at most {MAX_MEDIA} images a request", "messages")
+        raise InvalidRequest(f"messages: at most {MAX_MEDIA} media a request", "messages")
     return sources
 
 
@@ -199,9 +199,9 @@ def _source(
     part: Mapping[str, Any], type_: str, where: str, reader: MediaReader | None
 ) -> MediaSource:
     kind = KINDS[type_]
-    if reader is None or kind is None:
+    if reader is None:
         raise InvalidRequest(f"{where}: {_TEXT_ONLY}, not {type_}", where)
-    if kind not in reader.kinds:
+    if kind is None or kind not in reader.kinds:
         reads = " and ".join(("text", *(_PLURALS.get(one, one) for one in reader.kinds)))
         raise InvalidRequest(f"{where}: this model reads {reads}, not {type_}", where)
     value: Any = next(

@@ -195,12 +195,12 @@ class Engine:
         """A dict with the "embedding" (or the scores) of a prompt, a list of them for a list; with
         the fields of ``/encode`` (input_ids, dimensions, prompt_name, ...)."""
         values = fields if prompt is None else {**fields, "text": prompt}
-        return self._wait(self._pooled_calls().encode(values))
+        return self._wait(self._pooling_calls().encode(values))
 
     async def async_encode(self, prompt: str | list[str] | None = None, **fields: Any) -> Any:
         """``encode`` for a caller with an event loop of its own."""
         values = fields if prompt is None else {**fields, "text": prompt}
-        work = self._pooled_calls().encode(values)
+        work = self._pooling_calls().encode(values)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def rerank(self, prompt: list[list[str]]) -> Any:
@@ -223,14 +223,14 @@ class Engine:
         }
         values |= {"apply_softmax": apply_softmax}
         values["item_first"] = item_first
-        scores: list[list[float]] = self._wait(self._pooled_calls().score(values))
+        scores: list[list[float]] = self._wait(self._pooling_calls().score(values))
         return scores
 
-    def _pooled_calls(self) -> Any:
-        """Made when first needed: it brings the HTTP records with it."""
+    def _pooling_calls(self) -> Any:
+        """Made when first needed, since it imports the HTTP request models."""
         if self._calls is None:
-            make = load("radixlm.entrypoints.offline_pooling:PooledCalls")
-            self._calls = make(self.config, self.info, self.tokenizer, self._engine.intake)
+            make_calls = load("radixlm.entrypoints.offline_pooling:PoolingCalls")
+            self._calls = make_calls(self.config, self.info, self.tokenizer, self._engine.intake)
         return self._calls
 
     # ---- the rest --------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class Engine:
 
 
 def _error(finish: Finish) -> RadixError:
-    """A request that failed, as an exception."""
+    """The exception for a request that failed."""
     message = finish.message or "the request failed"
     if 400 <= finish.status < 500:
         return InvalidRequest(message)

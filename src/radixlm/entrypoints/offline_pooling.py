@@ -1,4 +1,4 @@
-"""Vectors, scores and ranks for the offline engine, by the code that answers the HTTP routes."""
+"""Vectors, scores and ranks for the offline engine, with the code of the HTTP routes."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.sampling_params import SamplingParams
 
 
-class PooledCalls:
-    """One engine's calls that generate nothing; run them in the engine's event loop."""
+class PoolingCalls:
+    """Pooling calls to one engine; run them in the engine's event loop."""
 
     def __init__(
         self,

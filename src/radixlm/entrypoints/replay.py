@@ -34,7 +34,7 @@ class Refused(RadixError):
 
 
 def read_dump(path: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(header, requests) of a file that --crash-dump-folder got; ConfigError if it is none."""
+    """(header, requests) of a file of --crash-dump-folder; ConfigError for any other file."""
     try:
         lines = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines() if line]
     except OSError as error:
@@ -60,7 +60,7 @@ def why_not(record: dict[str, Any]) -> str | None:
 
 
 def as_body(record: dict[str, Any]) -> dict[str, Any]:
-    """The body of /generate that asks the same."""
+    """The body of /generate for the request."""
     body: dict[str, Any] = {"sampling_params": record["sampling_params"]}
     if record.get("embeds") is not None:
         numbers = np.frombuffer(base64.b64decode(record["embeds"]), "<f4")
@@ -74,8 +74,8 @@ def as_body(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def judge(record: dict[str, Any], answer: dict[str, Any]) -> str | None:
-    """Where the answer differs from what is on record; None if it is the same. Of a request that
-    had not ended by itself only the beginning is known."""
+    """Where the answer differs from the recorded one; None if it does not. For a request that had
+    not ended, only the beginning is recorded."""
     want, got = record["output_ids"], answer["output_ids"]
     is_whole = (record.get("finish_reason") or {}).get("kind") in ("stop", "length")
     for place, (a, b) in enumerate(zip(want, got, strict=False)):
@@ -87,7 +87,7 @@ def judge(record: dict[str, Any], answer: dict[str, Any]) -> str | None:
 
 
 def over_http(url: str, key: str | None) -> Send:
-    """Asks a server."""
+    """Sends requests to a server."""
     headers = {"Content-Type": "application/json"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
@@ -112,7 +112,7 @@ def over_http(url: str, key: str | None) -> Send:
 def replay(
     records: list[dict[str, Any]], send: Send, num_at_once: int, show: Callable[[str], None] = print
 ) -> Counter[str]:
-    """Send all; how many were the same, different, failed and skipped."""
+    """Send all requests; how many answers are the same, different, failed and skipped."""
     found: Counter[str] = Counter()
 
     def one(record: dict[str, Any]) -> tuple[str, str]:
@@ -135,7 +135,7 @@ def replay(
 
 @contextmanager
 def offline(header: dict[str, Any], options: list[str]) -> Iterator[Send]:
-    """An engine of one's own, with the model of the dump unless ``options`` name another."""
+    """An offline engine, with the model of the dump unless ``options`` name another."""
     config, given = parse(options, prog="radixlm replay")
     values = {name: v for name, v in flat(config, show_secrets=True).items() if name in given}
     values.setdefault("model_path", header["server_args"].get("model_path"))
@@ -145,7 +145,7 @@ def offline(header: dict[str, Any], options: list[str]) -> Iterator[Send]:
 
 
 def main(argv: list[str]) -> int:
-    """0: all answers are the same; 1: some differ or failed; 2: the file is none."""
+    """0: all answers are the same; 1: some differ or failed; 2: the file is not a dump."""
     parser = argparse.ArgumentParser(
         prog="radixlm replay",
         description="Send the requests of a crash dump again, and compare the answers.",

@@ -10,7 +10,7 @@ from radixlm.engine.process import prestart_engines
 def main(argv: list[str]) -> int:
     """Serve until a signal; the exit status."""
     config, given = parse(argv, prog="radixlm serve")
-    gc.disable()  # imports leave no garbage worth the looking, until the server listens
+    gc.disable()  # imports leave little garbage; the server turns it on again
     try:
         if not config.serve.engine_in_process:
             prestart_engines(config.parallel.dp_size)
