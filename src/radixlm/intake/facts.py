@@ -1,4 +1,4 @@
-"""What intake must know of the model and the server to accept a request."""
+"""What intake knows of the model and the server, to check requests."""
 
 from radixlm.base.record import Record, field
 

@@ -79,7 +79,7 @@ class ThreadLink:
             while not self._is_closed:
                 messages = self._channel.receive(1.0)
                 if messages:
-                    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+                    with contextlib.suppress(RuntimeError):  # the loop is closed
                         loop.call_soon_threadsafe(deliver, messages)
 
         threading.Thread(target=read, name="link", daemon=True).start()

@@ -1,4 +1,4 @@
-"""What the APIs give to intake and what they get back."""
+"""The requests that intake gets from the APIs, and the outputs that it returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from radixlm.wire.replies import Finish, Logprobs
 from radixlm.wire.requests import GrammarSpec, LogprobParams, PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
 
-MAX_ID_BYTES = 512  # the flight record of the engine must hold it
+MAX_ID_BYTES = 512  # must fit into the engine's inflight log
 
 
 @dataclass(slots=True)
@@ -92,10 +92,10 @@ def _joined(a: Logprobs | None, b: Logprobs | None) -> Logprobs | None:
 
 def in_client_words(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
     """The error with the name that the client has for its field."""
-    theirs = names.get(error.param or "")
-    if theirs is None:
+    name = names.get(error.param or "")
+    if name is None:
         return error
-    return type(error)(error.message.replace(str(error.param), theirs, 1), theirs)
+    return type(error)(error.message.replace(str(error.param), name, 1), name)
 
 
 def check_names(request: GenerateRequest) -> None:

@@ -1,7 +1,7 @@
 """The engines behind one intake (--dp-size): which of them computes which request.
 
-A request belongs to one replica at a time. When that dies, intake gives it to another
-(``manager.lose_engine``); what the dead one still had to say of it is then no longer heard.
+A request belongs to one replica at a time. When that dies, intake gives the request to another, and
+ignores what the dead one still sends about it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +103,7 @@ class Replicas:
             replica.rids.discard(rid)
 
     def orphans(self, replica: Replica) -> set[str]:
-        """What a dead replica leaves: nobody's from now on."""
+        """Take its requests from a dead replica; their ids."""
         left, replica.rids = replica.rids, set()
         for rid in left:
             self._owner.pop(rid, None)

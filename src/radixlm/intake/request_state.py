@@ -1,4 +1,6 @@
-"""One live sequence at intake: what would be needed to start it again, and its way to text."""
+"""RequestState: one unfinished sequence at intake: all that is needed to send it again to another
+engine, and its way from tokens to text.
+"""
 
 import asyncio
 import time
@@ -16,7 +18,7 @@ from radixlm.wire.sampling_params import SamplingParams
 
 
 class RequestState:
-    """A request from submission to its end. It outlives any engine process."""
+    """A sequence from submission to its end. It outlives engine processes."""
 
     __slots__ = (
         "abort_message",
@@ -55,7 +57,7 @@ class RequestState:
         self.replica: int | None = None  # who was asked for
         self.detokenizer, self.stop = detokenizer, stop
         self.output_ids: list[int] = []
-        self.last_delta = TokenDelta(wire.rid)  # the last whole delta
+        self.last_delta = TokenDelta(wire.rid)  # the last one that the engine sent whole
         self.pending: Output | None = None
         self.event = event or asyncio.Event()
         self.unread_s = 0.0  # how long there has been something to read
@@ -92,26 +94,26 @@ class RequestState:
         )
 
     def single_token_delta(self, token: int) -> TokenDelta:
-        """What the scheduler means when it says no more than a token."""
-        told = self.last_delta
+        """The delta of a step reply that carries only a token for this request."""
+        last = self.last_delta
         return TokenDelta(
-            told.rid,
+            last.rid,
             [token],
-            prompt_tokens=told.prompt_tokens,
-            cached_tokens=told.cached_tokens,
-            retractions=told.retractions,
-            queue_time_s=told.queue_time_s,
+            prompt_tokens=last.prompt_tokens,
+            cached_tokens=last.cached_tokens,
+            retractions=last.retractions,
+            queue_time_s=last.queue_time_s,
         )
 
-    def take(self, delta: TokenDelta) -> str | None:
-        """Absorb what the scheduler sent. Returns the stop string that ended the text, if one
-        did: the scheduler must then be told."""
+    def apply_delta(self, delta: TokenDelta) -> str | None:
+        """Append what the scheduler sent. The stop string that ended the text, if one did: the
+        scheduler must abort the request then."""
         now_s = time.monotonic()
         self.last_delta = delta
         if delta.tokens:
             self.first_token_s = self.first_token_s or now_s
             self.last_token_s = now_s
-            self.crash_count = 0  # it can be computed: whatever killed the engine before, not this
+            self.crash_count = 0  # it can be computed, so it did not cause the crashes
         text, matched, num_kept = self._text(delta)
         if num_kept < len(delta.tokens):
             delta = _cut(delta, num_kept)
@@ -139,7 +141,8 @@ class RequestState:
         return matched if delta.finish is None else None
 
     def _hidden(self, delta: TokenDelta) -> list[bytes] | None:
-        """Hidden states of places that have had none: a new engine begins again at the first."""
+        """Hidden states of tokens that have had none; a new engine starts again at the first
+        token."""
         fresh: list[bytes] = []
         for part in delta.hidden_states or ():
             known = min(self.skip_hidden, len(part))
@@ -198,7 +201,7 @@ class RequestState:
         self.event.set()
 
     async def next(self) -> Output:
-        """What is new, waiting for it if need be."""
+        """What is new; waits until there is something."""
         while (output := self.read()) is None:
             self.event.clear()
             await self.event.wait()
@@ -223,7 +226,7 @@ def _cut(delta: TokenDelta, count: int) -> TokenDelta:
     )
 
 
-async def merged(states: list[RequestState]) -> AsyncIterator[Output]:
+async def merge_outputs(states: list[RequestState]) -> AsyncIterator[Output]:
     """Outputs of several samples as they come, until all have ended. What a slow reader leaves
     waits in the samples themselves, joined to one output each."""
     left = list(states)

@@ -1,5 +1,6 @@
-"""Intake: prompts in, text out. It keeps every live request whole, so that an engine process may
-die and another go on (``again_all``)."""
+"""TokenizerManager: prompts in, text out. It keeps every unfinished request whole, so that it can
+be sent again to another engine process when one dies (``become_ready``).
+"""
 
 import asyncio
 import logging
@@ -25,7 +26,7 @@ from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import Link
 from radixlm.intake.records import GenerateRequest, Output, check_names, in_client_words
 from radixlm.intake.replicas import Replica, Replicas
-from radixlm.intake.request_state import RequestState, merged, stop_checker
+from radixlm.intake.request_state import RequestState, merge_outputs, stop_checker
 from radixlm.intake.validation import RequestValidator
 from radixlm.text.detokenize import Detokenizer
 from radixlm.text.tokenizer import Tokenizer
@@ -52,14 +53,14 @@ from radixlm.wire.sampling_params import SamplingParams, parallel_seed
 log = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT_S = 120.0
-# a request that was computed alone when the engine died so often is failed alone
+# engine deaths while a request was computed alone after which that request is failed
 MAX_CRASHES = 2
-# a sweep that comes late, since this process stood still, blames no reader for it
+# longest time that a sweep counts as unread: this process itself may have stood still
 MAX_SWEEP_S = 2.0
 
 
 class Observer:
-    """Told of what happens to requests; the metrics and the request log listen."""
+    """Callbacks on what happens to requests, for metrics, the request log and sessions."""
 
     def submitted(self, state: RequestState) -> None: ...
 
@@ -71,7 +72,7 @@ class Observer:
 
 
 class TokenizerManager:
-    """One per HTTP process, or per offline engine."""
+    """One for each HTTP process or offline engine; ``requests`` holds the unfinished ones by id."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class TokenizerManager:
         self._swept_s = 0.0
 
     def start(self) -> None:
-        """Listen to the scheduler; call inside the event loop."""
+        """Start to receive messages from the engines; call it inside the event loop."""
         self.replicas.start(self._handle)
 
     @property
@@ -109,12 +110,12 @@ class TokenizerManager:
 
     @property
     def engine_facts(self) -> dict[str, Any]:
-        """What the engine said of itself; of several, the first that is there."""
+        """The facts of the first engine that has sent some."""
         return next((r.facts for r in self.replicas if r.facts), {})
 
     @property
     def beat_s(self) -> float:
-        """When an engine last gave a sign of life."""
+        """When the last heartbeat of an engine came."""
         return max(replica.beat_s for replica in self.replicas)
 
     # ---- requests --------------------------------------------------------------------------
@@ -157,7 +158,7 @@ class TokenizerManager:
         """Outputs of all samples as they come; leaving early aborts what still runs."""
         states = self.submit(request)
         try:
-            async for output in merged(states):
+            async for output in merge_outputs(states):
                 yield output
         finally:
             self.leave(states)
@@ -173,7 +174,7 @@ class TokenizerManager:
         return [whole[i] for i in sorted(whole)]
 
     def leave(self, states: Iterable[RequestState]) -> None:
-        """Nobody reads these any more: those that run are aborted."""
+        """Abort the requests that still run, as their client has left."""
         gone = tuple(state.rid for state in states if not state.ended)
         for rid in gone:
             self.requests[rid].fail(Finish("abort", message="the client left", status=499))
@@ -189,7 +190,8 @@ class TokenizerManager:
         return self._abort(list(self.requests), message)
 
     def _abort(self, rids: list[str], message: str) -> int:
-        """An engine that dies before it has heard of it must not make them live again."""
+        """Abort by the engine, or at once where none has the request. ``abort_message`` stays set,
+        so that a request is not sent again if its engine dies before it has read the message."""
         for rid in rids:
             self.requests[rid].abort_message = message
         known = tuple(rid for rid in rids if self.ready.is_set() and self.replicas.is_computed(rid))
@@ -322,7 +324,7 @@ class TokenizerManager:
 
     def _handle(self, message: ToIntake, replica: Replica) -> None:
         if isinstance(message, StepReply):
-            self._take(message, replica)
+            self._apply_step(message, replica)
         elif isinstance(message, Heartbeat):
             replica.load, replica.beat_s = message.load, time.monotonic()
             self._sweep(replica.beat_s)
@@ -338,7 +340,7 @@ class TokenizerManager:
             self.give_up(message, replica.index)
 
     def become_ready(self, facts: dict[str, Any], index: int = 0) -> None:
-        """An engine serves: send it every live request that no other has, from where it stands."""
+        """An engine serves: send it every request that no other engine has, from where it was."""
         replica = self.replicas[index]
         total, context_len = facts.get("max_total_num_tokens", 0), facts.get("context_len")
         context_len = self._model_context if context_len is None else context_len
@@ -358,25 +360,25 @@ class TokenizerManager:
         self._send_again()
 
     def _send_again(self) -> None:
-        """What nobody computes. What was blamed before goes last: a second death by chance
-        strikes another."""
+        """Send the requests that no engine has. Those with crashes go last, so that another death
+        by chance counts against another request."""
         for state in sorted(self.requests.values(), key=lambda state: state.crash_count):
             if not self.replicas.is_computed(state.rid):
                 self._dispatch(state, state.resume_request())
 
     def lose_engine(self, poison_rid: str | None = None, index: int = 0) -> None:
-        """An engine died: what it held goes to the others at once, or waits for the next. All of
-        that becomes suspect: its prompts are computed one by one; ``poison_rid`` was alone when the
-        engine died again."""
+        """An engine died: its requests go to the other engines at once, or wait for the next one.
+        All of them are quarantined, so that their prompts are computed one by one; ``poison_rid``
+        was computed alone when the engine died."""
         replica = self.replicas[index]
         was_serving = replica.is_ready
         replica.is_ready, replica.beat_s, replica.load = False, 0.0, LoadReport()
-        struck = self.replicas.orphans(replica)
+        lost = self.replicas.orphans(replica)
         if not self.replicas.ready:
             self.ready.clear()
         self._fail_calls(Overloaded("the engine restarts", retry_after_s=2.0), replica)
-        self._end_aborted(struck)
-        for state in [state for state in self.requests.values() if state.rid in struck]:
+        self._end_aborted(lost)
+        for state in [state for state in self.requests.values() if state.rid in lost]:
             state.is_quarantined = True
             state.crash_count += state.rid == poison_rid
             if state.crash_count >= MAX_CRASHES:
@@ -394,8 +396,8 @@ class TokenizerManager:
                 future.set_exception(error)
 
     def give_up(self, failure: Failed, index: int = 0) -> None:
-        """There will be no engine any more. The first reason given is the one that counts. One of
-        several replicas that had served before goes without the others."""
+        """There will be no engine for this replica any more. Without other replicas, or before it
+        has served, this ends intake; the first failure is the one that is reported."""
         replica = self.replicas[index]
         others = [r for r in self.replicas if r is not replica and not r.is_gone]
         replica.is_gone, had_served = True, bool(replica.facts)
@@ -416,7 +418,7 @@ class TokenizerManager:
         if self.on_failed is not None:
             self.on_failed(failure)
 
-    def _take(self, reply: StepReply, replica: Replica) -> None:
+    def _apply_step(self, reply: StepReply, replica: Replica) -> None:
         stopped: list[str] = []
         self.token_s = time.monotonic()
         ones: Iterable[tuple[str, int | TokenDelta]] = zip(reply.rids, reply.tokens, strict=False)
@@ -425,7 +427,7 @@ class TokenizerManager:
             if state is None or not self.replicas.is_of(rid, replica):
                 continue
             delta = state.single_token_delta(news) if isinstance(news, int) else news
-            if self._give(state, delta):
+            if self._apply_delta(state, delta):
                 stopped.append(rid)
             for observer in self.observers:
                 observer.progressed(state, len(delta.tokens))
@@ -434,11 +436,11 @@ class TokenizerManager:
         if stopped:
             self.replicas.send(AbortRequest(rids=tuple(stopped), quiet=True))
 
-    def _give(self, state: RequestState, delta: TokenDelta) -> bool:
-        """Whether intake ended the request, so that the scheduler must be told. Whatever goes
-        wrong with one text must not cost the others theirs."""
+    def _apply_delta(self, state: RequestState, delta: TokenDelta) -> bool:
+        """Whether intake has ended the request, so that the scheduler must abort it. An error with
+        one text must not affect other requests."""
         try:
-            return state.take(delta) is not None
+            return state.apply_delta(delta) is not None
         except Exception as error:
             log.exception("request %s: its text cannot be made", state.rid)
             message = f"the output cannot be turned into text: {type(error).__name__}: {error}"
@@ -446,7 +448,7 @@ class TokenizerManager:
             return delta.finish is None
 
     def _sweep(self, now_s: float) -> None:
-        """End what nobody reads: a client that stopped reading must not keep its slot."""
+        """End requests whose client has stopped reading, as they keep slots in the engine."""
         since_s = min(now_s - self._swept_s, MAX_SWEEP_S)
         self._swept_s = now_s
         limit_s = self.facts.stall_timeout_s
@@ -458,7 +460,7 @@ class TokenizerManager:
                 message = f"the client read nothing for {limit_s:.0f} s"
                 self._fail(state, Finish("abort", message=message, status=408))
         if stalled:
-            log.warning("%d requests ended: nobody reads them", len(stalled))
+            log.warning("%d requests ended: their clients read nothing", len(stalled))
             self.replicas.send(AbortRequest(rids=tuple(stalled), quiet=True))
 
     def _forget(self, rid: str) -> None:

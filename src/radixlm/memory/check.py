@@ -1,4 +1,4 @@
-"""Do the ledgers balance? Each page and each slot has exactly one owner, each lock a request.
+"""Invariants of the KV cache: Each page and each slot has exactly one owner, each lock a request.
 
     pages  = page 0 + free + owned by the prefix cache + a request's own
     slots  = free + running

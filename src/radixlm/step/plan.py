@@ -1,11 +1,11 @@
-"""StepPlan: what the scheduler decides, in numbers; the executor makes tensors of it.
+"""StepPlan: what the scheduler decides for a step, in numbers; the executor makes tensors of it.
 
 A sequence of a step is an ``Item``: tokens [start, start + count) of the request in ``slot``.
 A chunk carries its token values; a decode item (``tokens`` None, count 1) takes the value from the
 device's token table, where the sampler wrote it, so that the host may plan ahead of the results.
 
-Most steps decode the same sequences as the step before. So these are held together, as columns
-(``DecodeBatch``), and Items of them are made only where somebody asks for one.
+Most steps decode the same sequences as the step before. These are held as columns
+(``DecodeBatch``), and Items of them are made only when they are read.
 """
 
 from __future__ import annotations
