@@ -5,14 +5,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from radixlm.arch.spec import (
-    Attention,
-    Block,
-    CompressedSparseAttention,
-    CrossAttention,
-    LatentAttention,
-    Moe,
-)
+from radixlm.arch import spec
 from radixlm.attention.base import AttentionBackend
 from radixlm.base.errors import ConfigError, InvariantError
 from radixlm.base.record import Record
@@ -63,21 +56,23 @@ def why_no_graphs(
     if any(rope.depends_on_length for rope in model.ropes.ropes):
         return "a rope depends on lengths that are known on the host only"
     blocks = model.decoder.blocks
-    has_experts = any(isinstance(b.ffn, Moe) or b.deferred_moe or b.parallel_moe for b in blocks)
+    has_experts = any(
+        isinstance(b.ffn, spec.Moe) or b.deferred_moe or b.parallel_moe for b in blocks
+    )
     if has_experts and kernels.chosen["pack_experts"] == REFERENCE:
         return "the reference kernels of mixtures of experts count tokens on the host"
     return next((why for block in blocks if (why := reads_on_host(block))), "")
 
 
-def reads_on_host(block: Block) -> str:
+def reads_on_host(block: spec.Block) -> str:
     """Why a block needs device results on the host; "" if it does not."""
     attention = block.attention
-    if isinstance(block.mixer, CrossAttention) or block.cross is not None:
+    if isinstance(block.mixer, spec.CrossAttention) or block.cross is not None:
         return "the inputs of cross-attention are put together on the host"
-    is_chosen = isinstance(attention, CompressedSparseAttention) or (
-        isinstance(attention, LatentAttention) and attention.indexer is not None
+    is_chosen = isinstance(attention, spec.CompressedSparseAttention) or (
+        isinstance(attention, spec.LatentAttention) and attention.indexer is not None
     )
-    extras = attention.extras if isinstance(attention, Attention) else None
+    extras = attention.extras if isinstance(attention, spec.Attention) else None
     if is_chosen or (
         extras is not None and (extras.block_sparse or extras.indexer or extras.dynamic_mask_topk)
     ):
@@ -85,7 +80,7 @@ def reads_on_host(block: Block) -> str:
     if extras is not None and extras.experts:
         return "attention experts get their tokens from the host"
     ffns = (block.ffn, block.deferred_moe, block.parallel_moe)
-    moes = [f for f in ffns if isinstance(f, Moe)]
+    moes = [f for f in ffns if isinstance(f, spec.Moe)]
     if any(moe.limit or moe.expert_norm for moe in moes):
         return "experts with limits or norms get their tokens from the host"
     if any(moe.zero_experts or not moe.gated for moe in moes):  # see MoeLayer.finish

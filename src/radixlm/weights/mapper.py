@@ -10,17 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from radixlm.arch import spec
 from radixlm.arch.names import DEFAULT, Named, prefix_of, spellings
 from radixlm.arch.recipes import Recipe
-from radixlm.arch.spec import (
-    ConvAttention,
-    Decoder,
-    Mlp,
-    Moe,
-    ParallelHybrid,
-    RwkvChannel,
-    RwkvTime,
-)
 from radixlm.base.record import Record
 from radixlm.quant.param import Param
 from radixlm.weights.source import TensorSource
@@ -41,7 +33,7 @@ class LoadableLayer(Protocol):
 class LoadableModel(Protocol):
     """A model as the loader sees it."""
 
-    decoder: Decoder
+    decoder: spec.Decoder
     weight_dtype: torch.dtype | None
 
     def layers(self) -> Iterator[tuple[str, LoadableLayer]]:
@@ -66,7 +58,7 @@ class ParamMapping(Record):
 class WeightsMapper:
     """Finds the tensors of each parameter of one decoder in one checkpoint."""
 
-    def __init__(self, decoder: Decoder, present: Container[str]) -> None:
+    def __init__(self, decoder: spec.Decoder, present: Container[str]) -> None:
         self._decoder, self._present = decoder, present
         # a composite checkpoint has another prefix than the decoder's templates; ``_outer`` is what
         # it puts before names outside the decoder proper (lm_head)
@@ -106,12 +98,12 @@ class WeightsMapper:
     def _mixer_key(self, layer: int, key: str) -> str:
         """Recurrent mixers have roles of their own: "state" instead of "mixer"."""
         block = self._decoder.blocks[layer]
-        if isinstance(block.mixer, ConvAttention):
+        if isinstance(block.mixer, spec.ConvAttention):
             return key
-        if isinstance(block.mixer, ParallelHybrid):
+        if isinstance(block.mixer, spec.ParallelHybrid):
             return key.replace("mixer.attention", "mixer").replace("mixer.state", "state")
-        if isinstance(block.mixer, RwkvTime | RwkvChannel):
-            part = "state.time" if isinstance(block.mixer, RwkvTime) else "state.channel"
+        if isinstance(block.mixer, spec.RwkvTime | spec.RwkvChannel):
+            part = "state.time" if isinstance(block.mixer, spec.RwkvTime) else "state.channel"
             return key.replace("mixer", part, 1)
         return key.replace("mixer", "state", 1) if block.state is not None else key
 
@@ -120,16 +112,16 @@ class WeightsMapper:
             if key == beside or key.startswith(beside + "."):
                 return "moe" + key.removeprefix(beside)
         ffn = self._decoder.blocks[layer].ffn
-        if isinstance(ffn, Moe):
+        if isinstance(ffn, spec.Moe):
             key = "moe" + key.removeprefix("ffn") if key.startswith("ffn") else key
-        dense = ffn.shared if isinstance(ffn, Moe) else ffn
+        dense = ffn.shared if isinstance(ffn, spec.Moe) else ffn
         is_up = key in ("ffn.up", "moe.shared.up")
-        return key + "1" if is_up and isinstance(dense, Mlp) and not dense.gated else key
+        return key + "1" if is_up and isinstance(dense, spec.Mlp) and not dense.gated else key
 
     def _mapping(self, path: str, named: Named, suffix: str, layer: int) -> ParamMapping:
         block = self._decoder.blocks[layer] if layer >= 0 else None
         ffn = None if block is None else block.deferred_moe or block.parallel_moe or block.ffn
-        num_experts = ffn.experts if isinstance(ffn, Moe) else 0
+        num_experts = ffn.experts if isinstance(ffn, spec.Moe) else 0
         is_stacked = any("{e}" in one or "{past}" in one for one in named.templates)
         rows = tuple(
             tuple(

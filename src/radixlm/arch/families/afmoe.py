@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import (
-    activation,
-    attention,
-    build_decoder,
-    head_dim,
-    mlp,
-    moe,
-    rms,
-    rope,
-    window,
-)
+from radixlm.arch.families import builders as b
 from radixlm.arch.names import LAYER, Named
 from radixlm.arch.recipes import GatedQkv
 from radixlm.arch.spec import Attention, Decoder, Mlp
@@ -24,32 +14,32 @@ _ATTENTION = LAYER + "self_attn."
 def afmoe(c: Config) -> Decoder:
     c.refuse("attention_bias", False)  # its gate has none
     shared = c.moe_intermediate_size * c.num_shared_experts
-    sparse = moe(
+    sparse = b.moe(
         c,
         score="sigmoid",
         correction=True,
         renorm=True,
         scale=c.route_scale,
-        shared=Mlp(shared, activation(c)) if shared else None,
+        shared=Mlp(shared, b.activation(c)) if shared else None,
     )
 
     def mixer(i: int) -> Attention:
         every = c.global_attn_every_n_layers
-        span = window(c, i) if c.layer_types else c.sliding_window if (i + 1) % every else 0
-        position = rope(c, head_dim(c)) if span else None
-        norm = rms(c)
-        return attention(
+        span = b.window(c, i) if c.layer_types else c.sliding_window if (i + 1) % every else 0
+        position = b.rope(c, b.head_dim(c)) if span else None
+        norm = b.rms(c)
+        return b.attention(
             c, rope=position, qk_norm="head", qk_norm_spec=norm, window=span, gate="head"
         )
 
     fused = Named(
         tuple(f"{_ATTENTION}{part}_proj" for part in ("q", "gate", "k", "v")),
-        GatedQkv(c.num_attention_heads, head_dim(c)),
+        GatedQkv(c.num_attention_heads, b.head_dim(c)),
     )
-    return build_decoder(
+    return b.build_decoder(
         c,
         mixer,
-        lambda i: mlp(c) if i < c.num_dense_layers else sparse,
+        lambda i: b.mlp(c) if i < c.num_dense_layers else sparse,
         layout="sandwich",
         embed_scale=c.hidden_size**0.5 if c.mup_enabled else 1.0,
         names={

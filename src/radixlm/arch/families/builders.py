@@ -3,30 +3,21 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from radixlm.arch import spec
 from radixlm.arch.config import Config, is_number
 from radixlm.arch.names import Names
-from radixlm.arch.spec import (
-    Activation,
-    Attention,
-    Block,
-    CompressedSparseAttention,
-    Decoder,
-    LatentAttention,
-    Layout,
-    Mlp,
-    Moe,
-    Norm,
-    ParallelHybrid,
-    Rope,
-    RopeScaling,
-    StateMixer,
+
+Mixer = (
+    spec.Attention
+    | spec.LatentAttention
+    | spec.CompressedSparseAttention
+    | spec.StateMixer
+    | spec.ParallelHybrid
 )
-
-Mixer = Attention | LatentAttention | CompressedSparseAttention | StateMixer | ParallelHybrid
-Ffn = Mlp | Moe
+Ffn = spec.Mlp | spec.Moe
 
 
-_ACTIVATIONS: Mapping[str, Activation] = {
+_ACTIVATIONS: Mapping[str, spec.Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -43,7 +34,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-def activation(c: Config, key: str = "hidden_act") -> Activation:
+def activation(c: Config, key: str = "hidden_act") -> spec.Activation:
     """The activation that config[key] names; CheckpointError for an unknown name."""
     name = getattr(c, key)
     if name not in _ACTIVATIONS:
@@ -89,7 +80,7 @@ _OPTIONAL_KEYS = frozenset(
 )
 
 
-def _scaling(c: Config, p: Mapping[str, Any], dim: int) -> RopeScaling | None:
+def _scaling(c: Config, p: Mapping[str, Any], dim: int) -> spec.RopeScaling | None:
     kind = p["rope_type"]
     if kind == "default":
         return None
@@ -116,12 +107,12 @@ def _scaling(c: Config, p: Mapping[str, Any], dim: int) -> RopeScaling | None:
             raise c.error("rope_parameters", f"{key!r} = {value!r} is not a positive number")
         else:
             params[key] = value
-    return RopeScaling(kind, tuple(sorted(params.items())))
+    return spec.RopeScaling(kind, tuple(sorted(params.items())))
 
 
 def rope(
     c: Config, head_dim: int, kind: str = "", *, partial: bool = False, interleaved: bool = False
-) -> Rope:
+) -> spec.Rope:
     """The rotary embedding of config.rope_parameters, of the layer type ``kind`` if it has several.
 
     ``partial``: the model honors partial_rotary_factor; others rotate the whole head.
@@ -140,7 +131,7 @@ def rope(
         raise c.error(
             "rope_parameters", f"mrope_section {sections!r} must be 3 parts of {dim // 2}"
         )
-    return Rope(
+    return spec.Rope(
         dim,
         float(p["rope_theta"]),
         _scaling(c, p, dim),
@@ -155,7 +146,7 @@ def head_dim(c: Config) -> int:
     return int(c.get("head_dim") or c.divide("hidden_size", "num_attention_heads"))
 
 
-def attention(c: Config, **fields: Any) -> Attention:
+def attention(c: Config, **fields: Any) -> spec.Attention:
     """Attention with the config's heads; ``fields`` are further fields of the record."""
     heads = fields.pop("heads", None) or c.num_attention_heads
     kv_heads = fields.pop("kv_heads", None) or c.get("num_key_value_heads") or heads
@@ -166,17 +157,17 @@ def attention(c: Config, **fields: Any) -> Attention:
         )
     if "rope" not in fields:
         fields["rope"] = rope(c, dim)
-    return Attention(heads, kv_heads, dim, **fields)
+    return spec.Attention(heads, kv_heads, dim, **fields)
 
 
-def mlp(c: Config, *, gated: bool = True, bias: bool = False, act: str = "hidden_act") -> Mlp:
+def mlp(c: Config, *, gated: bool = True, bias: bool = False, act: str = "hidden_act") -> spec.Mlp:
     """Feed-forward of config.intermediate_size."""
-    return Mlp(c.intermediate_size, activation(c, act), gated, bias)
+    return spec.Mlp(c.intermediate_size, activation(c, act), gated, bias)
 
 
-def rms(c: Config, offset: float = 0.0) -> Norm:
+def rms(c: Config, offset: float = 0.0) -> spec.Norm:
     """RMS norm with config.rms_norm_eps."""
-    return Norm(c.rms_norm_eps, offset=offset)
+    return spec.Norm(c.rms_norm_eps, offset=offset)
 
 
 def is_sliding(c: Config, layer: int) -> bool:
@@ -200,14 +191,14 @@ def build_decoder(
     c: Config,
     mixer: Mixer | Callable[[int], Mixer] | None = None,
     ffn: Ffn | Callable[[int], Ffn] | None = None,
-    norm: Norm | None = None,
-    layout: Layout = "pre",
+    norm: spec.Norm | None = None,
+    layout: spec.Layout = "pre",
     *,
     residual: float = 1.0,
-    final_norm: Norm | None = None,
+    final_norm: spec.Norm | None = None,
     names: Names | None = None,
     **fields: Any,
-) -> Decoder:
+) -> spec.Decoder:
     """A decoder with Llama's defaults; ``fields`` are further fields of Decoder.
 
     ``mixer`` and ``ffn`` may be one record for all layers or a function of the layer's index.
@@ -216,7 +207,7 @@ def build_decoder(
     one_mixer = mixer or attention(c)
     one_ffn = ffn or mlp(c)
     blocks = tuple(
-        Block(
+        spec.Block(
             one_mixer(i) if callable(one_mixer) else one_mixer,
             one_ffn(i) if callable(one_ffn) else one_ffn,
             norm,
@@ -226,7 +217,7 @@ def build_decoder(
         for i in range(c.num_hidden_layers)
     )
     fields.setdefault("tied", bool(c.tie_word_embeddings))
-    return Decoder(
+    return spec.Decoder(
         c.vocab_size,
         c.hidden_size,
         blocks,
@@ -237,7 +228,7 @@ def build_decoder(
     )
 
 
-def moe(c: Config, **fields: Any) -> Moe:
+def moe(c: Config, **fields: Any) -> spec.Moe:
     """Routed experts of config.moe_intermediate_size; ``fields`` are further fields of Moe."""
     inner = fields.pop("inner", None) or c.moe_intermediate_size
     act = fields.pop("act", None) or activation(c)
@@ -252,10 +243,10 @@ def moe(c: Config, **fields: Any) -> Moe:
             f"= {c.num_experts} does not give {c.num_experts_per_tok} experts a token "
             f"out of {kept} of {groups} groups",
         )
-    return Moe(c.num_experts, c.num_experts_per_tok, inner, act, **fields)
+    return spec.Moe(c.num_experts, c.num_experts_per_tok, inner, act, **fields)
 
 
-def corrected_moe(c: Config, shared: Mlp | None = None, **fields: Any) -> Moe:
+def corrected_moe(c: Config, shared: spec.Mlp | None = None, **fields: Any) -> spec.Moe:
     """Sigmoid routing with a correction bias, as in DeepSeek V3; ``shared`` is the shared expert,
     of width 0 = none. ``fields`` as of ``moe``."""
     if "renorm" not in fields:

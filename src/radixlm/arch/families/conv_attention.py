@@ -4,27 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from radixlm.arch import spec
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import (
-    activation,
-    attention,
-    head_dim,
-    moe,
-    rms,
-    rope,
-    window,
-)
+from radixlm.arch.families import builders as b
 from radixlm.arch.families.hybrid import stacked
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import Experts, FirstRows, interleaved_middle, interleaved_rows
-from radixlm.arch.spec import (
-    Block,
-    CompressedConvAttention,
-    Decoder,
-    DeepRouter,
-    Mlp,
-    RelativeAttention,
-)
 from radixlm.base.record import replace
 
 _ATTENTION, _QKV = LAYER + "self_attn.", LAYER + "self_attn.qkv_proj."
@@ -75,36 +60,36 @@ ZAYA: Names = {
 }
 
 
-def zaya(c: Config) -> Decoder:
+def zaya(c: Config) -> spec.Decoder:
     """Each token takes one expert or none; a router also reads the router's state of the layer
     before."""
     c.refuse("num_experts_per_tok", 1)
-    dim, bias, norm = head_dim(c), c.attention_bias, rms(c)
+    dim, bias, norm = b.head_dim(c), c.attention_bias, b.rms(c)
     for key in ("cca_time0", "cca_time1"):
         if not isinstance(c.get(key), int) or not 1 <= c.get(key) <= 64:
             raise c.error(key, f"= {c.get(key)!r} must be a small positive integer")
     if dim * (c.num_key_value_heads or c.num_attention_heads) % 2:
         raise c.error("head_dim", f"= {dim} leaves no half of the values")
-    first = moe(
+    first = b.moe(
         c,
         correction=True,
         zero_experts=1,
         zero_experts_are_identity=False,
-        deep_router=DeepRouter(c.router_hidden_size, norm, False),
+        deep_router=spec.DeepRouter(c.router_hidden_size, norm, False),
     )
-    chained = replace(first, deep_router=DeepRouter(c.router_hidden_size, norm, True))
+    chained = replace(first, deep_router=spec.DeepRouter(c.router_hidden_size, norm, True))
 
-    def block(i: int) -> Block:
+    def block(i: int) -> spec.Block:
         kind = c.layer_types[i] if c.layer_types else "full_attention"
-        attends = attention(
+        attends = b.attention(
             c,
-            rope=rope(c, dim, kind, partial=True),
+            rope=b.rope(c, dim, kind, partial=True),
             qkv_bias=bias,
             o_bias=bias,
-            window=window(c, i) if c.layer_types else 0,
+            window=b.window(c, i) if c.layer_types else 0,
         )
-        mixer = CompressedConvAttention(attends, (c.cca_time0, c.cca_time1))
-        return Block(mixer, chained if i else first, norm, affine_residual=True)
+        mixer = spec.CompressedConvAttention(attends, (c.cca_time0, c.cca_time1))
+        return spec.Block(mixer, chained if i else first, norm, affine_residual=True)
 
     blocks = [block(i) for i in range(c.num_hidden_layers)]
     bias = bool(c.lm_head_bias)
@@ -194,23 +179,23 @@ def _spoken(c: Config) -> int:
     return int(min(c.get("unpadded_vocab_size", c.vocab_size), c.vocab_size))
 
 
-def inkling(c: Config) -> Decoder:
+def inkling(c: Config) -> spec.Decoder:
     """Relative position bias; the shared experts' weights are normalized with the chosen ones'."""
     c.refuse("shared_expert_sink", True)
-    norm, act, extent = rms(c), activation(c), c.rel_extent
-    sparse = moe(
+    norm, act, extent = b.rms(c), b.activation(c), c.rel_extent
+    sparse = b.moe(
         c,
         score="sigmoid",
         correction=True,
         scale=c.route_scale,
         sinks=c.n_shared_experts,
     )
-    dense = Mlp(c.intermediate_size, act, out_scale=True)
+    dense = spec.Mlp(c.intermediate_size, act, out_scale=True)
 
-    def block(i: int) -> Block:
-        span = window(c, i)
+    def block(i: int) -> spec.Block:
+        span = b.window(c, i)
         dim = c.swa_head_dim if span else c.head_dim
-        attends = attention(
+        attends = b.attention(
             c,
             heads=c.swa_num_attention_heads if span else c.num_attention_heads,
             kv_heads=c.swa_num_key_value_heads if span else c.num_key_value_heads,
@@ -223,8 +208,8 @@ def inkling(c: Config) -> Decoder:
         )
         shape = (c.hidden_size, c.conv_kernel_size, c.d_rel, span or extent)
         grows = 0 if span else c.get("log_scaling_n_floor", 0)
-        mixer = RelativeAttention(attends, *shape, grows, c.log_scaling_alpha)
-        return Block(mixer, sparse if c.mlp_layer_types[i] == "sparse" else dense, norm)
+        mixer = spec.RelativeAttention(attends, *shape, grows, c.log_scaling_alpha)
+        return spec.Block(mixer, sparse if c.mlp_layer_types[i] == "sparse" else dense, norm)
 
     return stacked(
         c.replace(vocab_size=_spoken(c)),

@@ -7,18 +7,8 @@ Each is a known block under other names; the tests rename a Hugging Face model i
 from __future__ import annotations
 
 from radixlm.arch.config import Config
+from radixlm.arch.families import builders as b
 from radixlm.arch.families.alibi import alibi_slopes
-from radixlm.arch.families.builders import (
-    Ffn,
-    activation,
-    attention,
-    build_decoder,
-    head_dim,
-    mlp,
-    moe,
-    rms,
-    rope,
-)
 from radixlm.arch.families.llama import llama
 from radixlm.arch.families.published import xverse_moe
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
@@ -30,26 +20,26 @@ _H = "transformer.h.{i}."
 
 
 def xverse(c: Config) -> Decoder:
-    return build_decoder(c) if c.get("num_experts") is None else xverse_moe(c)
+    return b.build_decoder(c) if c.get("num_experts") is None else xverse_moe(c)
 
 
 def orion(c: Config) -> Decoder:
     bias, norm = c.attention_bias, Norm(c.rms_norm_eps, "layer", bias=True)
-    return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias), norm=norm)
+    return b.build_decoder(c, b.attention(c, qkv_bias=bias, o_bias=bias), norm=norm)
 
 
 def mimo(c: Config) -> Decoder:
-    return build_decoder(c, attention(c, qkv_bias=c.attention_bias))
+    return b.build_decoder(c, b.attention(c, qkv_bias=c.attention_bias))
 
 
 def internlm(c: Config) -> Decoder:
     bias = c.get("bias", True)
-    return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias))
+    return b.build_decoder(c, b.attention(c, qkv_bias=bias, o_bias=bias))
 
 
 def internlm2(c: Config) -> Decoder:
     layer, bias = "model.layers.{i}.", c.get("bias", False)
-    mixer = attention(c, qkv_bias=bias, o_bias=bias)
+    mixer = b.attention(c, qkv_bias=bias, o_bias=bias)
     grouped = GroupedQkv(mixer.kv_heads, mixer.head_dim)
     names: Names = {
         "embed": "model.tok_embeddings",
@@ -61,7 +51,7 @@ def internlm2(c: Config) -> Decoder:
         "ffn.up": (layer + "feed_forward.w1", layer + "feed_forward.w3"),
         "ffn.down": layer + "feed_forward.w2",
     }
-    return build_decoder(c, mixer, names=names)
+    return b.build_decoder(c, mixer, names=names)
 
 
 def minicpm(c: Config) -> Decoder:
@@ -80,19 +70,19 @@ def baichuan(c: Config) -> Decoder:
     if c.vocab_size == 125696:  # the second generation multiplies by unit rows
         names = {**names, "head": Named(("lm_head",), normalize_rows)}
     if c.is_explicit("max_position_embeddings"):
-        return build_decoder(c, names=names)
+        return b.build_decoder(c, names=names)
     extras = AttentionExtras(
         alibi_slopes=alibi_slopes(c.num_attention_heads)
     )  # the 13B checkpoints
-    described = build_decoder(c, attention(c, rope=None, extras=extras), names=names)
+    described = b.build_decoder(c, b.attention(c, rope=None, extras=extras), names=names)
     return replace(described, max_positions=c.get("model_max_length", c.max_position_embeddings))
 
 
 def exaone(c: Config) -> Decoder:
     attn = _H + "attn.attention."
-    return build_decoder(
+    return b.build_decoder(
         c,
-        ffn=mlp(c, act="activation_function"),
+        ffn=b.mlp(c, act="activation_function"),
         norm=Norm(c.layer_norm_epsilon),
         names={
             "embed": "transformer.wte",
@@ -108,11 +98,11 @@ def exaone(c: Config) -> Decoder:
 
 
 def qwen1(c: Config) -> Decoder:
-    bias, dim = not c.get("no_bias", True), c.get("kv_channels") or head_dim(c)
+    bias, dim = not c.get("no_bias", True), c.get("kv_channels") or b.head_dim(c)
     position = Rope(int(dim * c.get("rotary_pct", 1.0)), float(c.get("rotary_emb_base", 10000)))
-    described = build_decoder(
+    described = b.build_decoder(
         c,
-        attention(c, head_dim=dim, rope=position, qkv_bias=True, o_bias=bias),
+        b.attention(c, head_dim=dim, rope=position, qkv_bias=True, o_bias=bias),
         Mlp(c.intermediate_size // 2, "silu", bias=bias),
         norm=Norm(c.layer_norm_epsilon),
         names={
@@ -139,9 +129,9 @@ def chatglm(c: Config) -> Decoder:
     dim = c.get("kv_channels", 128)
     kv_heads = c.multi_query_group_num if c.get("multi_query_attention") else None
     position = Rope(dim // 2, 10000.0 * c.get("rope_ratio", 1), interleaved=True)
-    return build_decoder(
+    return b.build_decoder(
         c,
-        attention(
+        b.attention(
             c,
             kv_heads=kv_heads or c.num_attention_heads,
             head_dim=dim,
@@ -181,42 +171,42 @@ def _bailing_names(c: Config) -> Names:
 
 def bailing_moe(c: Config) -> Decoder:
     shared = c.moe_intermediate_size * c.get("num_shared_experts", 0)
-    sparse = moe(
+    sparse = b.moe(
         c,
         renorm=c.get("norm_topk_prob", True),
-        shared=Mlp(shared, activation(c)) if shared else None,
+        shared=Mlp(shared, b.activation(c)) if shared else None,
     )
     bias, first = c.get("use_bias", False), c.get("first_k_dense_replace", 0)
 
-    def ffn(i: int) -> Ffn:
-        return mlp(c) if i < first else sparse
+    def ffn(i: int) -> b.Ffn:
+        return b.mlp(c) if i < first else sparse
 
-    mixer = attention(c, qkv_bias=c.get("use_qkv_bias", False), o_bias=bias)
-    return build_decoder(c, mixer, ffn, names=_bailing_names(c))
+    mixer = b.attention(c, qkv_bias=c.get("use_qkv_bias", False), o_bias=bias)
+    return b.build_decoder(c, mixer, ffn, names=_bailing_names(c))
 
 
 def bailing_moe_v2(c: Config) -> Decoder:
     inner = c.get("moe_shared_expert_intermediate_size", c.moe_intermediate_size)
     shared = inner * c.get("num_shared_experts", 0)
-    sparse = moe(
+    sparse = b.moe(
         c,
         score=c.get("score_function", "sigmoid"),
         correction=c.get("moe_router_enable_expert_bias", True),
         renorm=c.get("norm_topk_prob", True),
         scale=c.get("routed_scaling_factor", 1.0),
         groups=(c.get("n_group", 1), c.get("topk_group", 1)),
-        shared=Mlp(shared, activation(c)) if shared else None,
+        shared=Mlp(shared, b.activation(c)) if shared else None,
     )
     is_normed = c.get("use_qk_norm", True)
-    mixer = attention(
+    mixer = b.attention(
         c,
-        rope=rope(c, head_dim(c), partial=True),
+        rope=b.rope(c, b.head_dim(c), partial=True),
         qkv_bias=c.get("use_qkv_bias", False),
         o_bias=c.get("use_bias", False),
         qk_norm="head" if is_normed else "",
-        qk_norm_spec=rms(c) if is_normed else None,
+        qk_norm_spec=b.rms(c) if is_normed else None,
     )
     first = c.get("first_k_dense_replace", 0)
-    return build_decoder(
-        c, mixer, lambda i: mlp(c) if i < first else sparse, names=_bailing_names(c)
+    return b.build_decoder(
+        c, mixer, lambda i: b.mlp(c) if i < first else sparse, names=_bailing_names(c)
     )

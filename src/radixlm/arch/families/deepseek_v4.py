@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from radixlm.arch import spec
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     activation,
@@ -23,16 +24,6 @@ from radixlm.arch.families.sparse_attention import (
     streams_of,
 )
 from radixlm.arch.names import LAYER, AnyOf, Names
-from radixlm.arch.spec import (
-    CompressedSparseAttention,
-    Decoder,
-    DeltaNet,
-    KVCompression,
-    LatentAttention,
-    Mlp,
-    Norm,
-    Rope,
-)
 from radixlm.base.record import replace
 
 _INDEX = LAYER + "self_attn.indexer.index_kpool_compress_"
@@ -63,23 +54,23 @@ _GLM5_NEXT: Names = {
 }
 
 
-def glm5_next(c: Config) -> Decoder:
+def glm5_next(c: Config) -> spec.Decoder:
     """KDA delta nets, and latent attention without positions to pools of tokens that an indexer
     chooses."""
     c.refuse("hidden_act", "silu", "swish")
     c, limit = _glm5_keys(c), limit_of(c)
-    norm = Norm(c.rms_norm_eps)
+    norm = spec.Norm(c.rms_norm_eps)
     fades = channel_delta(c.linear_num_heads, c.linear_head_dim, c.linear_conv_kernel_dim, norm)
     state = replace(fades, decay_floor=float(c.get("linear_lower_bound", 0.0)))
     kinds, shares = c.layer_types, c.indexer_types
-    key_norm = Norm(1e-6, "layer", bias=True)
+    key_norm = spec.Norm(1e-6, "layer", bias=True)
 
-    def mixer(i: int) -> LatentAttention | DeltaNet:
+    def mixer(i: int) -> spec.LatentAttention | spec.DeltaNet:
         if kinds[i] == "linear_attention":
             return state
         is_shared = shares[i] == "shared"
         index = index_of(c, key_norm, interleaved=False, pool=c.index_kpool, is_shared=is_shared)
-        return LatentAttention(
+        return spec.LatentAttention(
             c.num_attention_heads,
             c.qk_nope_head_dim,
             0,
@@ -93,9 +84,9 @@ def glm5_next(c: Config) -> Decoder:
             index,
         )
 
-    shared = Mlp(c.moe_intermediate_size * c.n_shared_experts, "silu", limit=limit)
+    shared = spec.Mlp(c.moe_intermediate_size * c.n_shared_experts, "silu", limit=limit)
     sparse = corrected_moe(c, shared, limit=limit)
-    dense, has_experts = Mlp(c.intermediate_size, "silu", limit=limit), c.mlp_layer_types
+    dense, has_experts = spec.Mlp(c.intermediate_size, "silu", limit=limit), c.mlp_layer_types
     return build_decoder(
         c,
         mixer,
@@ -234,19 +225,19 @@ _V4_KINDS = {0: "sliding_attention", 4: "compressed_sparse_attention"}
 _V4_KINDS |= {128: "heavily_compressed_attention"}
 
 
-def deepseek_v4(c: Config) -> Decoder:
+def deepseek_v4(c: Config) -> spec.Decoder:
     """Attention to a window and to compressed entries of earlier tokens, all or those that an
     indexer chooses. The first layers look up their experts by token id."""
     c.refuse("scoring_func", "sqrtsoftplus", "softmax", "sigmoid")
     c, limit, act = _v4_keys(c), limit_of(c), activation(c)
     positive(c, "sliding_window", "q_lora_rank", "o_groups", "o_lora_rank", "head_dim")
-    kinds, tables, norm = c.layer_types, c.mlp_layer_types, Norm(c.rms_norm_eps)
+    kinds, tables, norm = c.layer_types, c.mlp_layer_types, spec.Norm(c.rms_norm_eps)
     if c.num_attention_heads * c.head_dim % c.o_groups:
         raise c.error("o_groups", "must divide the channels of all heads")
 
-    def mixer(i: int) -> CompressedSparseAttention:
+    def mixer(i: int) -> spec.CompressedSparseAttention:
         sums = _v4_sums(c, kinds[i])
-        return CompressedSparseAttention(
+        return spec.CompressedSparseAttention(
             c.num_attention_heads,
             c.head_dim,
             _v4_rope(c, "compress" if sums else "main", sums),
@@ -264,7 +255,7 @@ def deepseek_v4(c: Config) -> Decoder:
         score=c.scoring_func,
         renorm=True,
         scale=c.routed_scaling_factor,
-        shared=Mlp(c.moe_intermediate_size, act, bias=c.mlp_bias, limit=limit),
+        shared=spec.Mlp(c.moe_intermediate_size, act, bias=c.mlp_bias, limit=limit),
         limit=limit,
     )
     by_token = replace(sparse, hash_vocab=c.vocab_size)
@@ -307,18 +298,18 @@ def _v4_keys(c: Config) -> Config:
     return c
 
 
-def _v4_sums(c: Config, kind: str) -> KVCompression | None:
+def _v4_sums(c: Config, kind: str) -> spec.KVCompression | None:
     """The compression of a layer of this kind."""
     if kind == "sliding_attention":
         return None
     if kind == "heavily_compressed_attention":
-        return KVCompression(c.compress_rates[kind], overlaps=False)
+        return spec.KVCompression(c.compress_rates[kind], overlaps=False)
     positive(c, "index_n_heads", "index_head_dim", "index_topk")
     sizes = (c.index_n_heads, c.index_head_dim, c.index_topk)
-    return KVCompression(c.compress_rates[kind], True, *sizes)
+    return spec.KVCompression(c.compress_rates[kind], True, *sizes)
 
 
-def _v4_rope(c: Config, kind: str, sums: KVCompression | None) -> Rope:
+def _v4_rope(c: Config, kind: str, sums: spec.KVCompression | None) -> spec.Rope:
     """The rotation of layers with compression ("compress") and of the others ("main")."""
     params: dict[str, Any] = c.rope_parameters
     if isinstance(params.get("main"), dict) and isinstance(params.get("compress"), dict):

@@ -2,14 +2,7 @@
 attention, and Doge with dynamic mask attention."""
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import (
-    activation,
-    attention,
-    build_decoder,
-    mlp,
-    moe,
-    rms,
-)
+from radixlm.arch.families import builders as b
 from radixlm.arch.names import LAYER, Names
 from radixlm.arch.spec import AttentionExtras, Decoder, Mlp, Norm
 from radixlm.base.record import replace
@@ -29,9 +22,9 @@ def ctrl(c: Config) -> Decoder:
         "ffn.up1": _LAYER + "ffn.0",
         "ffn.down": _LAYER + "ffn.2",
     }
-    return build_decoder(
+    return b.build_decoder(
         c,
-        attention(c, rope=None, qkv_bias=True, o_bias=True),
+        b.attention(c, rope=None, qkv_bias=True, o_bias=True),
         Mlp(c.dff, "relu", gated=False, bias=True),
         Norm(1e-6, "layer", bias=True),
         final_norm=Norm(c.layer_norm_epsilon, "layer", bias=True),
@@ -46,27 +39,27 @@ def ctrl(c: Config) -> Decoder:
 
 def jetmoe(c: Config) -> Decoder:
     heads = c.num_key_value_heads * c.num_experts_per_tok
-    at, mlp = LAYER + "self_attention.", LAYER + "mlp."
+    at, ffn = LAYER + "self_attention.", LAYER + "mlp."
     names: Names = {
         "mixer.kv": at + "kv_proj",
         "mixer.router": at + "experts.router.layer",
         "mixer.q_experts": at + "experts.input_linear.weight",
         "mixer.o_experts": at + "experts.output_linear.weight",
         "mixer.bias": at + "experts.bias",
-        "moe.router": mlp + "router.layer",
-        "moe.up": mlp + "input_linear.weight",
-        "moe.down": mlp + "output_linear.weight",
-        "moe.out_bias": mlp + "bias",
+        "moe.router": ffn + "router.layer",
+        "moe.up": ffn + "input_linear.weight",
+        "moe.down": ffn + "output_linear.weight",
+        "moe.out_bias": ffn + "bias",
     }
-    return build_decoder(
+    return b.build_decoder(
         c,
-        attention(
+        b.attention(
             c, heads=heads, head_dim=c.kv_channels, extras=AttentionExtras(experts=c.num_experts)
         ),
-        moe(
+        b.moe(
             c,
             inner=c.intermediate_size,
-            act=activation(c, "activation_function"),
+            act=b.activation(c, "activation_function"),
             score="softmax_topk",
             out_bias=True,
         ),
@@ -83,12 +76,12 @@ def doge(c: Config) -> Decoder:
     if not isinstance(c.keep_window_size, int) or c.keep_window_size < 1:
         raise c.error("keep_window_size", f"= {c.keep_window_size!r} must be a positive integer")
     bias, attn = c.attention_bias, LAYER + "self_attn."
-    mixer = attention(
+    mixer = b.attention(
         c,
         qkv_bias=bias,
         o_bias=bias,
         qk_norm="head",
-        qk_norm_spec=rms(c),
+        qk_norm_spec=b.rms(c),
         extras=AttentionExtras(dynamic_mask_topk=c.keep_window_size),
     )
     names: Names = {
@@ -97,6 +90,6 @@ def doge(c: Config) -> Decoder:
         "block.kept1": LAYER + "input_residual",
         "block.kept2": LAYER + "post_attention_residual",
     }
-    described = build_decoder(c, mixer, mlp(c, bias=c.mlp_bias), names=names)
+    described = b.build_decoder(c, mixer, b.mlp(c, bias=c.mlp_bias), names=names)
     blocks = tuple(replace(block, residual_channels=True) for block in described.blocks)
     return replace(described, blocks=blocks)

@@ -5,16 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import (
-    Ffn,
-    activation,
-    attention,
-    build_decoder,
-    head_dim,
-    mlp,
-    moe,
-    rope,
-)
+from radixlm.arch.families import builders as b
 from radixlm.arch.media.config_json import BOUNDARY_TOKEN_KEYS
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import SelectRow, flat, transposed
@@ -23,37 +14,37 @@ from radixlm.base.record import replace
 
 
 def _attention(c: Config) -> Attention:
-    position = rope(c, head_dim(c), interleaved=True)
-    return attention(c, rope=position, qkv_bias=c.use_bias, o_bias=c.use_bias)
+    position = b.rope(c, b.head_dim(c), interleaved=True)
+    return b.attention(c, rope=position, qkv_bias=c.use_bias, o_bias=c.use_bias)
 
 
 def ernie(c: Config) -> Decoder:
-    return build_decoder(c, _attention(c), mlp(c, bias=c.use_bias))
+    return b.build_decoder(c, _attention(c), b.mlp(c, bias=c.use_bias))
 
 
 def ernie_moe(c: Config) -> Decoder:
     shared = c.moe_intermediate_size * c.moe_num_shared_experts
-    sparse = moe(
+    sparse = b.moe(
         c,
         correction=True,
         renorm=True,
-        shared=Mlp(shared, activation(c), bias=c.use_bias) if shared else None,
+        shared=Mlp(shared, b.activation(c), bias=c.use_bias) if shared else None,
     )
     if c.moe_norm_min > 1e-4:  # below the sum of any chosen experts' shares
         raise c.error("moe_norm_min", f"= {c.moe_norm_min} is not supported (at most 1e-4)")
     end = c.moe_layer_end_index if c.moe_layer_end_index != -1 else c.num_hidden_layers - 1
 
-    def ffn(i: int) -> Ffn:
+    def ffn(i: int) -> b.Ffn:
         inside = c.moe_layer_start_index <= i <= end
         is_sparse = inside and (i + 1) % c.moe_layer_interval == 0
-        return sparse if is_sparse else mlp(c, bias=c.use_bias)
+        return sparse if is_sparse else b.mlp(c, bias=c.use_bias)
 
     at = ("mlp.", "mlp.gate.")
     correction = AnyOf(
         *(Named((f"{LAYER}{one}moe_statics.e_score_correction_bias",), flat) for one in at)
     )
     names = {"moe.correction": correction}
-    return build_decoder(c, _attention(c), ffn, head_bias=c.use_bias, names=names)
+    return b.build_decoder(c, _attention(c), ffn, head_bias=c.use_bias, names=names)
 
 
 # defaults for ``BOUNDARY_TOKEN_KEYS``, and for mrope_section: rows, columns, time
@@ -79,10 +70,10 @@ def ernie_vl(c: Config) -> Decoder:
     position = replace(position, mrope_sections=(times, rows, columns), mrope_paired=True)
     if position.scaling is not None:
         raise c.error("rope_parameters", "rope_type must be 'default'")
-    bias, act = bool(c.use_bias), activation(c)
+    bias, act = bool(c.use_bias), b.activation(c)
     shared = c.moe_intermediate_size * c.moe_num_shared_experts
-    vision = moe(c, inner=c.vision_intermediate_size, correction=True, renorm=True)
-    sparse = moe(
+    vision = b.moe(c, inner=c.vision_intermediate_size, correction=True, renorm=True)
+    sparse = b.moe(
         c,
         correction=True,
         renorm=True,
@@ -96,11 +87,11 @@ def ernie_vl(c: Config) -> Decoder:
     kinds = c.get("mlp_layer_types") or ["dense"] + ["sparse"] * (c.num_hidden_layers - 1)
     if len(kinds) != c.num_hidden_layers or not set(kinds) <= {"dense", "sparse"}:
         raise c.error("mlp_layer_types", "must say dense or sparse for each layer")
-    mixer = attention(c, rope=position, qkv_bias=bias, o_bias=bias)
-    return build_decoder(
+    mixer = b.attention(c, rope=position, qkv_bias=bias, o_bias=bias)
+    return b.build_decoder(
         c,
         mixer,
-        lambda i: sparse if kinds[i] == "sparse" else mlp(c, bias=bias),
+        lambda i: sparse if kinds[i] == "sparse" else b.mlp(c, bias=bias),
         names=_VL_NAMES,
     )
 

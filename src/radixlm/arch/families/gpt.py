@@ -6,17 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from radixlm.arch.config import Config
+from radixlm.arch.families import builders as b
 from radixlm.arch.families.alibi import CONV_LAYER, alibi_slopes
-from radixlm.arch.families.builders import (
-    activation,
-    attention,
-    build_decoder,
-    head_dim,
-    mlp,
-    moe,
-    rope,
-    window,
-)
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import (
     GroupedQkv,
@@ -34,17 +25,17 @@ def gpt2(c: Config) -> Decoder:
     c.refuse("add_cross_attention", False)
     dim = c.divide("hidden_size", "num_attention_heads")
     scale = dim**-0.5 if c.scale_attn_weights else 1.0
-    base = attention(c, kv_heads=c.num_attention_heads, rope=None, qkv_bias=True, o_bias=True)
+    base = b.attention(c, kv_heads=c.num_attention_heads, rope=None, qkv_bias=True, o_bias=True)
 
     def mixer(i: int) -> Attention:
         shrink = i + 1 if c.scale_attn_by_inverse_layer_idx else 1
         return replace(base, head_dim=dim, scale=scale / shrink)
 
     inner = c.n_inner or 4 * c.hidden_size
-    return build_decoder(
+    return b.build_decoder(
         c,
         mixer,
-        Mlp(inner, activation(c, "activation_function"), gated=False, bias=True),
+        Mlp(inner, b.activation(c, "activation_function"), gated=False, bias=True),
         norm=Norm(c.layer_norm_epsilon, "layer", bias=True),
         positions=(c.max_position_embeddings, 0),
         names={
@@ -70,17 +61,17 @@ def gpt_neox(c: Config) -> Decoder:
     layer = "gpt_neox.layers.{i}."
     heads, dim = c.num_attention_heads, c.divide("hidden_size", "num_attention_heads")
     bias = c.attention_bias
-    return build_decoder(
+    return b.build_decoder(
         c,
-        attention(
+        b.attention(
             c,
             kv_heads=heads,
             head_dim=dim,
-            rope=rope(c, dim, partial=True),
+            rope=b.rope(c, dim, partial=True),
             qkv_bias=bias,
             o_bias=bias,
         ),
-        Mlp(c.intermediate_size, activation(c), gated=False, bias=True),
+        Mlp(c.intermediate_size, b.activation(c), gated=False, bias=True),
         norm=Norm(c.layer_norm_eps, "layer", bias=True),
         layout="parallel2" if c.use_parallel_residual else "pre",
         names={
@@ -107,20 +98,20 @@ def falcon(c: Config) -> Decoder:
     layout, norms = _falcon_norms(c)
     # the slopes join the scores before they are scaled
     slopes = tuple(slope * dim**-0.5 for slope in alibi_slopes(c.num_attention_heads))
-    return build_decoder(
+    return b.build_decoder(
         c,
-        attention(
+        b.attention(
             c,
             kv_heads=kv_heads,
             head_dim=dim,
-            rope=None if c.alibi else rope(c, dim),
+            rope=None if c.alibi else b.rope(c, dim),
             qkv_bias=c.bias,
             o_bias=c.bias,
             extras=AttentionExtras(alibi_slopes=slopes) if c.alibi else None,
         ),
         Mlp(
             c.get("ffn_hidden_size") or 4 * c.hidden_size,
-            activation(c, "activation"),
+            b.activation(c, "activation"),
             gated=False,
             bias=c.bias,
         ),
@@ -157,9 +148,9 @@ def opt(c: Config) -> Decoder:
     has_last = is_before and not c.get("_remove_final_layer_norm")
     top, layer = "model.decoder.", "model.decoder.layers.{i}."
     bias, dim = c.enable_bias, c.divide("hidden_size", "num_attention_heads")
-    return build_decoder(
+    return b.build_decoder(
         c,
-        attention(
+        b.attention(
             c,
             kv_heads=c.num_attention_heads,
             head_dim=dim,
@@ -167,7 +158,7 @@ def opt(c: Config) -> Decoder:
             qkv_bias=bias,
             o_bias=bias,
         ),
-        Mlp(c.ffn_dim, activation(c, "activation_function"), gated=False, bias=bias),
+        Mlp(c.ffn_dim, b.activation(c, "activation_function"), gated=False, bias=bias),
         norm=Norm(
             1e-5,
             "layer",
@@ -222,9 +213,9 @@ def modernbert_decoder(c: Config) -> Decoder:
     span = c.get("sliding_window") or (c.get("local_attention") or 0) // 2
 
     def mixer(i: int) -> Attention:
-        position = rope(c, head_dim(c), kinds[i])
-        window = span if kinds[i] == "sliding_attention" else 0
-        return attention(c, rope=position, qkv_bias=bias, o_bias=bias, window=window)
+        position = b.rope(c, b.head_dim(c), kinds[i])
+        reach = span if kinds[i] == "sliding_attention" else 0
+        return b.attention(c, rope=position, qkv_bias=bias, o_bias=bias, window=reach)
 
     names: Names = {
         "embed": "model.embeddings.tok_embeddings",
@@ -240,14 +231,14 @@ def modernbert_decoder(c: Config) -> Decoder:
         "head_norm": "lm_head.norm",
         "head": "decoder",
     }
-    described = build_decoder(
+    described = b.build_decoder(
         c,
         mixer,
-        mlp(c, bias=c.mlp_bias, act="hidden_activation"),
+        b.mlp(c, bias=c.mlp_bias, act="hidden_activation"),
         norm,
         embed_norm=norm,
         head_bias=c.decoder_bias,
-        head_layer=HeadLayer(activation(c, "classifier_activation"), norm, c.classifier_bias),
+        head_layer=HeadLayer(b.activation(c, "classifier_activation"), norm, c.classifier_bias),
         names=names,
     )
     first, *rest = described.blocks
@@ -260,14 +251,14 @@ def gpt_oss(c: Config) -> Decoder:
     bias, experts = c.attention_bias, LAYER + "mlp.experts."
 
     def mixer(i: int) -> Attention:
-        span = window(c, i) if c.layer_types else 0 if i % 2 else c.sliding_window
-        position = rope(c, head_dim(c))
-        return attention(c, rope=position, qkv_bias=bias, o_bias=bias, sinks=True, window=span)
+        span = b.window(c, i) if c.layer_types else 0 if i % 2 else c.sliding_window
+        position = b.rope(c, b.head_dim(c))
+        return b.attention(c, rope=position, qkv_bias=bias, o_bias=bias, sinks=True, window=span)
 
-    return build_decoder(
+    return b.build_decoder(
         c,
         mixer,
-        moe(c, inner=c.intermediate_size, act="swiglu_oai", score="softmax_topk", bias=True),
+        b.moe(c, inner=c.intermediate_size, act="swiglu_oai", score="softmax_topk", bias=True),
         names={
             "moe.router": LAYER + "mlp.router",
             "moe.up": Named((experts + "gate_up_proj",), interleaved_transposed),

@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import (
-    Ffn,
-    Mixer,
-    activation,
-    attention,
-    build_decoder,
-    head_dim,
-    mlp,
-    moe,
-    rope,
-    window,
-)
+from radixlm.arch.families import builders as b
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import Scaled
 from radixlm.arch.spec import Attention, Decoder, Mlp, Moe
@@ -24,10 +13,10 @@ from radixlm.base.record import replace
 
 
 def multiplied(
-    c: Config, mixer: Mixer | Callable[[int], Mixer], ffn: Ffn, names: Names | None = None
+    c: Config, mixer: b.Mixer | Callable[[int], b.Mixer], ffn: b.Ffn, names: Names | None = None
 ) -> Decoder:
     """The multipliers of the embeddings, the residual branches and the logits."""
-    return build_decoder(
+    return b.build_decoder(
         c,
         mixer,
         ffn,
@@ -40,7 +29,7 @@ def multiplied(
 
 def _attention(c: Config) -> Attention:
     bias = c.attention_bias
-    return attention(c, scale=c.attention_multiplier, qkv_bias=bias, o_bias=bias)
+    return b.attention(c, scale=c.attention_multiplier, qkv_bias=bias, o_bias=bias)
 
 
 def _sinking(c: Config) -> Callable[[int], Attention]:
@@ -49,8 +38,8 @@ def _sinking(c: Config) -> Callable[[int], Attention]:
     thetas = c.layer_rope_theta
 
     def mixer(i: int) -> Attention:
-        span = window(c, i) if c.layer_types else c.sliding_window if i % 4 else 0
-        position = rope(c, head_dim(c))
+        span = b.window(c, i) if c.layer_types else c.sliding_window if i % 4 else 0
+        position = b.rope(c, b.head_dim(c))
         if thetas:
             position = replace(position, theta=float(thetas[i] or position.theta))
         has_rope = not thetas or thetas[i]
@@ -60,8 +49,8 @@ def _sinking(c: Config) -> Callable[[int], Attention]:
 
 
 def _experts(c: Config, shared: int = 0) -> Moe:
-    share = Mlp(shared, activation(c)) if shared else None
-    return moe(c, inner=c.intermediate_size, score="softmax_topk", shared=share)
+    share = Mlp(shared, b.activation(c)) if shared else None
+    return b.moe(c, inner=c.intermediate_size, score="softmax_topk", shared=share)
 
 
 _MOE = LAYER + "block_sparse_moe."
@@ -75,7 +64,7 @@ MOE_NAMES: Names = {
 
 
 def granite(c: Config) -> Decoder:
-    return multiplied(c, _attention(c), mlp(c, bias=c.mlp_bias))
+    return multiplied(c, _attention(c), b.mlp(c, bias=c.mlp_bias))
 
 
 def granite_moe(c: Config) -> Decoder:
@@ -87,7 +76,7 @@ def granite_moe_shared(c: Config) -> Decoder:
 
 
 def granite_swa(c: Config) -> Decoder:
-    return multiplied(c, _sinking(c), mlp(c, bias=c.mlp_bias))
+    return multiplied(c, _sinking(c), b.mlp(c, bias=c.mlp_bias))
 
 
 def granite_moe_swa(c: Config) -> Decoder:
@@ -95,13 +84,13 @@ def granite_moe_swa(c: Config) -> Decoder:
 
 
 def hyperclova_x(c: Config) -> Decoder:
-    scale = c.get("attention_multiplier", head_dim(c) ** -0.5)
-    described = multiplied(c, replace(_attention(c), scale=scale), mlp(c, bias=c.mlp_bias))
+    scale = c.get("attention_multiplier", b.head_dim(c) ** -0.5)
+    described = multiplied(c, replace(_attention(c), scale=scale), b.mlp(c, bias=c.mlp_bias))
     described = replace(described, logit_scale=c.logits_scaling)
     if not c.use_post_norm:
         return described
     # The norm after a branch cancels a factor before it, so its weight is multiplied instead.
-    blocks = tuple(replace(b, layout="sandwich", residual=1.0) for b in described.blocks)
+    blocks = tuple(replace(block, layout="sandwich", residual=1.0) for block in described.blocks)
     factor = Scaled(c.residual_multiplier)
     names: Names = {
         "norm2": Named((LAYER + "post_norm1",), factor),

@@ -6,35 +6,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from radixlm.arch import spec
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import (
-    Ffn,
-    activation,
-    attention,
-    build_decoder,
-    corrected_moe,
-    head_dim,
-    mlp,
-    moe,
-    rms,
-    rope,
-)
+from radixlm.arch.families import builders as b
 from radixlm.arch.families.granite import MOE_NAMES, multiplied
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import Scaled, ScaleRows
-from radixlm.arch.spec import (
-    Attention,
-    Block,
-    Decoder,
-    Mamba1,
-    Mamba2,
-    Mlp,
-    Norm,
-    ParallelHybrid,
-    StateMixer,
-)
 
-Mixer = Attention | StateMixer | ParallelHybrid
+Mixer = spec.Attention | spec.StateMixer | spec.ParallelHybrid
 
 
 def mamba_names(prefix: str) -> Names:
@@ -47,11 +26,15 @@ def mamba_names(prefix: str) -> Names:
     }
 
 
-def stacked(c: Config, blocks: list[Block], norm: Norm, names: Names, **fields: Any) -> Decoder:
+def stacked(
+    c: Config, blocks: list[spec.Block], norm: spec.Norm, names: Names, **fields: Any
+) -> spec.Decoder:
     """A decoder of the given blocks."""
     fields.setdefault("tied", bool(c.tie_word_embeddings))
     longest = c.max_position_embeddings
-    return Decoder(c.vocab_size, c.hidden_size, tuple(blocks), norm, longest, names=names, **fields)
+    return spec.Decoder(
+        c.vocab_size, c.hidden_size, tuple(blocks), norm, longest, names=names, **fields
+    )
 
 
 def _rank(c: Config, key: str) -> int:
@@ -74,29 +57,29 @@ _BACKBONE: Names = {
 }
 
 
-def mamba(c: Config) -> Decoder:
+def mamba(c: Config) -> spec.Decoder:
     c.refuse("hidden_act", "silu")
     inner_norm = c.get("mixer_rms_eps")
-    mixer = Mamba1(
+    mixer = spec.Mamba1(
         c.get("intermediate_size") or c.expand * c.hidden_size,
         c.state_size,
         _rank(c, "time_step_rank"),
         c.conv_kernel,
         c.use_conv_bias,
         c.use_bias,
-        None if inner_norm is None else Norm(inner_norm, affine=False),
+        None if inner_norm is None else spec.Norm(inner_norm, affine=False),
     )
-    norm = Norm(c.layer_norm_epsilon)
-    blocks = [Block(mixer, None, norm)] * c.num_hidden_layers
+    norm = spec.Norm(c.layer_norm_epsilon)
+    blocks = [spec.Block(mixer, None, norm)] * c.num_hidden_layers
     return stacked(c, blocks, norm, _BACKBONE)
 
 
-def mamba2(c: Config) -> Decoder:
+def mamba2(c: Config) -> spec.Decoder:
     c.refuse("hidden_act", "silu")
-    norm = Norm(c.layer_norm_epsilon)
+    norm = spec.Norm(c.layer_norm_epsilon)
     if c.num_heads * c.head_dim != int(c.expand * c.hidden_size):
         raise c.error("num_heads", "times 'head_dim' is not 'expand' times 'hidden_size'")
-    mixer = Mamba2(
+    mixer = spec.Mamba2(
         c.num_heads,
         c.head_dim,
         c.state_size,
@@ -108,7 +91,7 @@ def mamba2(c: Config) -> Decoder:
         bias=c.use_bias,
         dt_limit=_limit(c),
     )
-    blocks = [Block(mixer, None, norm)] * c.num_hidden_layers
+    blocks = [spec.Block(mixer, None, norm)] * c.num_hidden_layers
     return stacked(c, blocks, norm, _BACKBONE)
 
 
@@ -119,26 +102,26 @@ def _is_attention(c: Config, layer: int, otherwise: bool) -> bool:
     return kinds[layer] in ("attention", "full_attention")
 
 
-def jamba(c: Config) -> Decoder:
+def jamba(c: Config) -> spec.Decoder:
     c.refuse("hidden_act", "silu")
-    state = Mamba1(
+    state = spec.Mamba1(
         c.mamba_expand * c.hidden_size,
         c.mamba_d_state,
         _rank(c, "mamba_dt_rank"),
         c.mamba_d_conv,
         c.mamba_conv_bias,
         c.mamba_proj_bias,
-        rms(c),
+        b.rms(c),
     )
-    attends = attention(c, rope=None)
-    sparse = moe(c, inner=c.intermediate_size) if c.num_experts > 1 else mlp(c)
+    attends = b.attention(c, rope=None)
+    sparse = b.moe(c, inner=c.intermediate_size) if c.num_experts > 1 else b.mlp(c)
 
     def mixer(i: int) -> Mixer:
         is_attention = i % c.attn_layer_period == c.attn_layer_offset
         return attends if _is_attention(c, i, is_attention) else state
 
-    def ffn(i: int) -> Ffn:
-        return sparse if i % c.expert_layer_period == c.expert_layer_offset else mlp(c)
+    def ffn(i: int) -> b.Ffn:
+        return sparse if i % c.expert_layer_period == c.expert_layer_offset else b.mlp(c)
 
     feed = LAYER + "feed_forward."
     split = (feed + "experts.{e}.gate_proj", feed + "experts.{e}.up_proj")
@@ -152,16 +135,16 @@ def jamba(c: Config) -> Decoder:
         "moe.up": AnyOf(split, feed + "experts.gate_up_proj"),
         "moe.down": AnyOf(feed + "experts.{e}.down_proj", feed + "experts.down_proj"),
     }
-    return build_decoder(c, mixer, ffn, names=names)
+    return b.build_decoder(c, mixer, ffn, names=names)
 
 
-def _mamba2_of(c: Config, **fields: Any) -> Mamba2:
+def _mamba2_of(c: Config, **fields: Any) -> spec.Mamba2:
     for key in ("mamba_hidden_act", "hidden_act"):  # the convolution's too
         c.refuse(key, "silu", "swish")
-    fields.setdefault("norm", rms(c))
+    fields.setdefault("norm", b.rms(c))
     fields.setdefault("norm_groups", c.mamba_n_groups)
     size = c.get("mamba_d_head", "auto")
-    return Mamba2(
+    return spec.Mamba2(
         c.mamba_n_heads,
         c.mamba_expand * c.hidden_size // c.mamba_n_heads if size == "auto" else size,
         c.mamba_d_state,
@@ -179,10 +162,10 @@ def bamba_config(raw: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in raw.items() if key != "partial_rotary_factor"}
 
 
-def bamba(c: Config) -> Decoder:
+def bamba(c: Config) -> spec.Decoder:
     state, bias = _mamba2_of(c), c.attention_bias
-    position = rope(c, head_dim(c), partial=True)
-    attends = attention(c, rope=position, qkv_bias=bias, o_bias=bias)
+    position = b.rope(c, b.head_dim(c), partial=True)
+    attends = b.attention(c, rope=position, qkv_bias=bias, o_bias=bias)
     listed = c.get("attn_layer_indices") or ()
     feed = LAYER + "feed_forward."
     names: Names = {
@@ -196,24 +179,24 @@ def bamba(c: Config) -> Decoder:
     def mixer(i: int) -> Mixer:
         return attends if _is_attention(c, i, i in listed) else state
 
-    return build_decoder(c, mixer, mlp(c, bias=c.mlp_bias), names=names)
+    return b.build_decoder(c, mixer, b.mlp(c, bias=c.mlp_bias), names=names)
 
 
-def granite_hybrid(c: Config) -> Decoder:
+def granite_hybrid(c: Config) -> spec.Decoder:
     state, bias = _mamba2_of(c), c.attention_bias
     has_rope = c.get("position_embedding_type") == "rope"
-    attends = attention(
+    attends = b.attention(
         c,
         scale=c.attention_multiplier,
-        rope=rope(c, head_dim(c)) if has_rope else None,
+        rope=b.rope(c, b.head_dim(c)) if has_rope else None,
         qkv_bias=bias,
         o_bias=bias,
     )
-    shared = Mlp(c.shared_intermediate_size, activation(c))
-    ffn: Ffn = shared
+    shared = spec.Mlp(c.shared_intermediate_size, b.activation(c))
+    ffn: b.Ffn = shared
     names: Names = {**MOE_NAMES, **mamba_names(LAYER + "mamba.")}
     if c.num_experts:
-        ffn = moe(c, inner=c.intermediate_size, score="softmax_topk", shared=shared)
+        ffn = b.moe(c, inner=c.intermediate_size, score="softmax_topk", shared=shared)
     else:
         dense = {"ffn.up": MOE_NAMES["moe.shared.up"], "ffn.down": MOE_NAMES["moe.shared.down"]}
         names = {**names, **dense}
@@ -224,25 +207,25 @@ def granite_hybrid(c: Config) -> Decoder:
     return multiplied(c, mixer, ffn, names)
 
 
-def falcon_h1(c: Config) -> Decoder:
+def falcon_h1(c: Config) -> spec.Decoder:
     """Both mixers in each layer; multipliers are multiplied into the rows of the weights."""
     for key in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
         c.refuse(key, False)
     inner = c.get("mamba_d_ssm") or c.mamba_expand * c.hidden_size
     state = _mamba2_of(
         c,
-        norm=rms(c) if c.mamba_rms_norm else None,
+        norm=b.rms(c) if c.mamba_rms_norm else None,
         gate_after_norm=c.mamba_norm_before_gate,
     )
     if inner != state.inner:
         raise c.error("mamba_d_ssm", "is not 'mamba_n_heads' times 'mamba_d_head'")
-    attends = attention(c)
+    attends = b.attention(c)
     heads, kv_heads = (n * attends.head_dim for n in (attends.heads, attends.kv_heads))
     into, groups = c.attention_in_multiplier, state.groups * state.state
-    gate, x, b, out_c, dt = (c.ssm_in_multiplier * one for one in c.ssm_multipliers)
+    gate, x, in_b, out_c, dt = (c.ssm_in_multiplier * one for one in c.ssm_multipliers)
     attn, feed, (first, down) = LAYER + "self_attn.", LAYER + "feed_forward.", c.mlp_multipliers
     qkv = ((heads, into), (kv_heads, into * c.key_multiplier), (kv_heads, into))
-    rows = ((inner, gate), (inner, x), (groups, b), (groups, out_c), (state.heads, dt))
+    rows = ((inner, gate), (inner, x), (groups, in_b), (groups, out_c), (state.heads, dt))
     up = ((c.intermediate_size, first), (c.intermediate_size, 1.0))
     ssm = LAYER + "mamba."
     names: Names = {
@@ -256,9 +239,9 @@ def falcon_h1(c: Config) -> Decoder:
         "ffn.up": Named((feed + "gate_proj", feed + "up_proj"), ScaleRows(up)),
         "ffn.down": Named((feed + "down_proj",), Scaled(down)),
     }
-    return build_decoder(
+    return b.build_decoder(
         c,
-        lambda i: ParallelHybrid(attends, state),
+        lambda i: spec.ParallelHybrid(attends, state),
         embed_scale=c.embedding_multiplier,
         logit_scale=c.lm_head_multiplier,
         names=names,
@@ -303,7 +286,7 @@ def nemotron_h_config(raw: dict[str, Any]) -> dict[str, Any]:
     return raw | {new: raw[old] for old, new in _NEMOTRON_KEYS.items() if old in raw}
 
 
-def nemotron_h(c: Config) -> Decoder:
+def nemotron_h(c: Config) -> spec.Decoder:
     """Layers of one branch each: Mamba 2, attention, feed-forward or experts."""
     if c.get("moe_latent_size"):
         c.refuse("mlp_bias", False)
@@ -311,8 +294,8 @@ def nemotron_h(c: Config) -> Decoder:
         c.refuse(key, "silu", "swish")
     kinds = c.get("layers_block_type")
     kinds = kinds or [_NEMOTRON_KINDS.get(one, one) for one in c.hybrid_override_pattern]
-    norm = Norm(c.layer_norm_epsilon)
-    state = Mamba2(
+    norm = spec.Norm(c.layer_norm_epsilon)
+    state = spec.Mamba2(
         c.mamba_num_heads,
         c.mamba_head_dim,
         c.ssm_state_size,
@@ -324,21 +307,21 @@ def nemotron_h(c: Config) -> Decoder:
         bias=c.use_bias,
         dt_limit=(c.time_step_min, math.inf),  # the class reads no time_step_limit
     )
-    act, attends = activation(c, "mlp_hidden_act"), attention(c, rope=None)
-    dense = Mlp(c.intermediate_size, act, gated=False, bias=c.mlp_bias)
+    act, attends = b.activation(c, "mlp_hidden_act"), b.attention(c, rope=None)
+    dense = spec.Mlp(c.intermediate_size, act, gated=False, bias=c.mlp_bias)
 
-    def block(kind: str) -> Block:
+    def block(kind: str) -> spec.Block:
         if kind in ("linear_attention", "mamba"):
-            return Block(state, None, norm)
+            return spec.Block(state, None, norm)
         if kind in ("full_attention", "attention"):
-            return Block(attends, None, norm)
+            return spec.Block(attends, None, norm)
         if kind == "mlp":
-            return Block(None, dense, norm)
+            return spec.Block(None, dense, norm)
         if kind != "moe":
             raise c.error("layers_block_type", f"has the unknown type {kind!r}")
-        shared = Mlp(c.moe_shared_expert_intermediate_size, act, gated=False, bias=c.mlp_bias)
+        shared = spec.Mlp(c.moe_shared_expert_intermediate_size, act, gated=False, bias=c.mlp_bias)
         width = c.get("moe_latent_size", 0)
-        return Block(None, corrected_moe(c, shared, act=act, gated=False, width=width), norm)
+        return spec.Block(None, b.corrected_moe(c, shared, act=act, gated=False, width=width), norm)
 
     blocks = [block(kind) for kind in kinds]
     return stacked(c, blocks, norm, _NEMOTRON, tied=False)  # whatever the config says

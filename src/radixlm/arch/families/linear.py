@@ -7,44 +7,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from radixlm.arch import spec
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import (
-    Ffn,
-    activation,
-    attention,
-    build_decoder,
-    corrected_moe,
-    head_dim,
-    mlp,
-    moe,
-    rms,
-    rope,
-    window,
-)
+from radixlm.arch.families import builders as b
 from radixlm.arch.families.deepseek import latent
 from radixlm.arch.families.mixtral import W1_W3_W2
 from radixlm.arch.families.moe import by_layer_type
 from radixlm.arch.families.qwen import sparse_layers
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import GroupedParts, flat
-from radixlm.arch.spec import (
-    Attention,
-    AttentionExtras,
-    Block,
-    Decoder,
-    DeltaNet,
-    LatentAttention,
-    Lightning,
-    Mlp,
-    Norm,
-    RgLru,
-    ShortConv,
-    StateMixer,
-)
 from radixlm.base.record import replace
 
 _LINEAR, _ATTENTION, _MLP = LAYER + "linear_attn.", LAYER + "self_attn.", LAYER + "mlp."
-Mixer = Attention | LatentAttention | StateMixer
+Mixer = spec.Attention | spec.LatentAttention | spec.StateMixer
 
 
 def _full_at(c: Config) -> Callable[[int], bool]:
@@ -55,23 +30,25 @@ def _full_at(c: Config) -> Callable[[int], bool]:
     return lambda i: kinds[i] == "full_attention" if kinds else (i + 1) % every == 0
 
 
-def delta_net(c: Config, norm: Norm | None = None, beta_scale: float = 1.0) -> DeltaNet:
+def delta_net(c: Config, norm: spec.Norm | None = None, beta_scale: float = 1.0) -> spec.DeltaNet:
     """Gated DeltaNet of the config's linear layers."""
     c.refuse("hidden_act", "silu")
-    return DeltaNet(
+    return spec.DeltaNet(
         c.linear_num_key_heads,
         c.linear_num_value_heads,
         c.linear_key_head_dim,
         c.linear_value_head_dim,
         c.linear_conv_kernel_dim,
-        norm or Norm(c.rms_norm_eps),
+        norm or spec.Norm(c.rms_norm_eps),
         beta_scale,
     )
 
 
-def channel_delta(heads: int, dim: int, width: int, norm: Norm) -> DeltaNet:
+def channel_delta(heads: int, dim: int, width: int, norm: spec.Norm) -> spec.DeltaNet:
     """A delta net with a decay for each channel (KDA) and a sigmoid gate."""
-    return DeltaNet(heads, heads, dim, dim, width, norm, gate_act="sigmoid", channel_decay=True)
+    return spec.DeltaNet(
+        heads, heads, dim, dim, width, norm, gate_act="sigmoid", channel_decay=True
+    )
 
 
 DELTA: Names = {
@@ -89,30 +66,30 @@ DELTA: Names = {
 }
 
 
-def gated_attention(c: Config) -> Attention:
+def gated_attention(c: Config) -> spec.Attention:
     """Half of the q projection gates the output; norms store weight - 1."""
-    bias, position = c.attention_bias, rope(c, head_dim(c), partial=True)
-    return attention(
+    bias, position = c.attention_bias, b.rope(c, b.head_dim(c), partial=True)
+    return b.attention(
         c,
         rope=position,
         qkv_bias=bias,
         o_bias=bias,
         qk_norm="head",
-        qk_norm_spec=rms(c, offset=1.0),
+        qk_norm_spec=b.rms(c, offset=1.0),
         gate="head",
     )
 
 
-def _qwen(c: Config, ffn: Ffn | Callable[[int], Ffn], names: Names) -> Decoder:
+def _qwen(c: Config, ffn: b.Ffn | Callable[[int], b.Ffn], names: Names) -> spec.Decoder:
     attends, state, is_full = gated_attention(c), delta_net(c), _full_at(c)
-    return build_decoder(
-        c, lambda i: attends if is_full(i) else state, ffn, rms(c, offset=1.0), names=names
+    return b.build_decoder(
+        c, lambda i: attends if is_full(i) else state, ffn, b.rms(c, offset=1.0), names=names
     )
 
 
-def qwen3_next(c: Config) -> Decoder:
-    shared = Mlp(c.shared_expert_intermediate_size, activation(c))
-    sparse = moe(c, renorm=c.norm_topk_prob, shared=shared, shared_gate=True)
+def qwen3_next(c: Config) -> spec.Decoder:
+    shared = spec.Mlp(c.shared_expert_intermediate_size, b.activation(c))
+    sparse = b.moe(c, renorm=c.norm_topk_prob, shared=shared, shared_gate=True)
     has_experts = sparse_layers(c)
     heads, ratio = c.linear_num_key_heads, c.linear_num_value_heads // c.linear_num_key_heads
     key, value = c.linear_key_head_dim, ratio * c.linear_value_head_dim
@@ -125,28 +102,28 @@ def qwen3_next(c: Config) -> Decoder:
         "state.beta": Named(ba, GroupedParts(heads, pair, (0,))),
         "state.decay": Named(ba, GroupedParts(heads, pair, (1,))),
     }
-    return _qwen(c, lambda i: sparse if has_experts(i) else mlp(c), names)
+    return _qwen(c, lambda i: sparse if has_experts(i) else b.mlp(c), names)
 
 
-def qwen3_5(c: Config) -> Decoder:
-    return _qwen(c, mlp(c), DELTA)
+def qwen3_5(c: Config) -> spec.Decoder:
+    return _qwen(c, b.mlp(c), DELTA)
 
 
-def qwen3_5_moe(c: Config) -> Decoder:
-    shared = Mlp(c.shared_expert_intermediate_size, activation(c))
-    return _qwen(c, moe(c, renorm=True, shared=shared, shared_gate=True), DELTA)
+def qwen3_5_moe(c: Config) -> spec.Decoder:
+    shared = spec.Mlp(c.shared_expert_intermediate_size, b.activation(c))
+    return _qwen(c, b.moe(c, renorm=True, shared=shared, shared_gate=True), DELTA)
 
 
 _BEFORE = ("input_layernorm", "attention_layer_norm", "post_attention_layernorm")
 
 
-def olmo_hybrid(c: Config) -> Decoder:
+def olmo_hybrid(c: Config) -> spec.Decoder:
     """Attention layers have norms after their branches, the others before."""
     scale = 2.0 if c.linear_allow_neg_eigval else 1.0
-    state, bias = delta_net(c, norm=Norm(1e-5), beta_scale=scale), c.attention_bias
-    position = rope(c, head_dim(c)) if c.get("rope_parameters") else None
-    attends = attention(
-        c, rope=position, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=rms(c)
+    state, bias = delta_net(c, norm=spec.Norm(1e-5), beta_scale=scale), c.attention_bias
+    position = b.rope(c, b.head_dim(c)) if c.get("rope_parameters") else None
+    attends = b.attention(
+        c, rope=position, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=b.rms(c)
     )
     parts = {"conv": "conv1d", "a_log": "A_log", "dt_bias": "dt_bias", "norm": "o_norm"}
     parts |= {"out": "o_proj", "gate": "g_proj", "beta": "b_proj", "decay": "a_proj"}
@@ -164,7 +141,7 @@ def olmo_hybrid(c: Config) -> Decoder:
             LAYER + "post_attention_layernorm",
         ),
     }
-    described = build_decoder(c, lambda i: attends if is_full(i) else state, names=names)
+    described = b.build_decoder(c, lambda i: attends if is_full(i) else state, names=names)
     blocks = tuple(
         replace(block, layout="post") if is_full(i) else block
         for i, block in enumerate(described.blocks)
@@ -185,18 +162,20 @@ def kimi_linear_config(raw: dict[str, Any]) -> dict[str, Any]:
     return {**usual, **raw}
 
 
-def kimi_linear(c: Config) -> Decoder:
+def kimi_linear(c: Config) -> spec.Decoder:
     """KDA delta nets, and latent attention without rotation."""
     c.refuse("hidden_act", "silu", "swish")  # the convolutions' too
     c = _kimi_keys(c)
-    norm = Norm(c.rms_norm_eps)
+    norm = spec.Norm(c.rms_norm_eps)
     state = channel_delta(c.linear_num_heads, c.linear_head_dim, c.linear_conv_kernel_dim, norm)
     attends = replace(latent(c, interleaved=False), rope=None)
     shared = c.moe_intermediate_size * c.num_shared_experts
     groups = (c.num_expert_group, c.topk_group)
-    sparse = corrected_moe(c, Mlp(shared, activation(c)), renorm=c.moe_renormalize, groups=groups)
+    sparse = b.corrected_moe(
+        c, spec.Mlp(shared, b.activation(c)), renorm=c.moe_renormalize, groups=groups
+    )
     kinds = c.layer_types
-    return build_decoder(
+    return b.build_decoder(
         c,
         lambda i: attends if kinds[i] == "full_attention" else state,
         by_layer_type(c, sparse),
@@ -266,25 +245,27 @@ KIMI: Names = {
 }
 
 
-def minimax(c: Config) -> Decoder:
+def minimax(c: Config) -> spec.Decoder:
     """Linear attention whose decay weakens with depth; the residual is the normalized stream."""
-    heads, dim, count = c.num_attention_heads, head_dim(c), c.num_hidden_layers
-    attends = attention(c, window=c.sliding_window or 0)
+    heads, dim, count = c.num_attention_heads, b.head_dim(c), c.num_hidden_layers
+    attends = b.attention(c, window=c.sliding_window or 0)
     is_full = _minimax_full(c)
 
-    def lightning(i: int) -> Lightning:
+    def lightning(i: int) -> spec.Lightning:
         factor = 1 - i / (count - 1 + 1e-5) + 1e-5
         decays = tuple(-factor * 2.0 ** (-8.0 * (h + 1) / heads) for h in range(heads))
-        return Lightning(heads, dim, decays, Norm(1e-6), activation(c))
+        return spec.Lightning(heads, dim, decays, spec.Norm(1e-6), b.activation(c))
 
-    def block(i: int) -> Block:
+    def block(i: int) -> spec.Block:
         kind = "full_attn" if is_full(i) else "linear_attn"
         keys = (f"{kind}_alpha_factor", f"{kind}_beta_factor", "mlp_alpha_factor")
         kept, mixed, kept2, fed = (float(c.get(k, 1.0)) for k in (*keys, "mlp_beta_factor"))
         mixer = attends if is_full(i) else lightning(i)
-        return Block(mixer, sparse, rms(c), "scaled_post", post_scales=(kept, mixed, kept2, fed))
+        return spec.Block(
+            mixer, sparse, b.rms(c), "scaled_post", post_scales=(kept, mixed, kept2, fed)
+        )
 
-    sparse = moe(c, inner=c.intermediate_size, renorm=True)
+    sparse = b.moe(c, inner=c.intermediate_size, renorm=True)
     names: Names = {
         **W1_W3_W2,
         "state.qkv": _ATTENTION + "qkv_proj",
@@ -292,7 +273,7 @@ def minimax(c: Config) -> Decoder:
         "state.norm": _ATTENTION + "norm",
         "state.out": _ATTENTION + "out_proj",
     }
-    described = build_decoder(c, attends, sparse, names=names)
+    described = b.build_decoder(c, attends, sparse, names=names)
     return replace(described, blocks=tuple(block(i) for i in range(count)))
 
 
@@ -325,32 +306,32 @@ _LFM2: Names = {
 }
 
 
-def _lfm2(c: Config, ffn: Ffn | Callable[[int], Ffn]) -> Decoder:
+def _lfm2(c: Config, ffn: b.Ffn | Callable[[int], b.Ffn]) -> spec.Decoder:
     c = c.replace(tie_word_embeddings=c.get("tie_embedding", c.tie_word_embeddings))
-    norm = Norm(c.norm_eps)
-    attends = attention(c, qk_norm="head", qk_norm_spec=norm)
-    state = ShortConv(c.hidden_size, c.conv_L_cache, c.conv_bias)
+    norm = spec.Norm(c.norm_eps)
+    attends = b.attention(c, qk_norm="head", qk_norm_spec=norm)
+    state = spec.ShortConv(c.hidden_size, c.conv_L_cache, c.conv_bias)
     kinds, listed = c.layer_types, c.get("full_attn_idxs")
 
     def mixer(i: int) -> Mixer:
         attends_here = kinds[i] != "conv" if kinds else listed is None or i in listed
         return attends if attends_here else state
 
-    return build_decoder(c, mixer, ffn, norm, names=_LFM2)
+    return b.build_decoder(c, mixer, ffn, norm, names=_LFM2)
 
 
-def lfm2(c: Config) -> Decoder:
+def lfm2(c: Config) -> spec.Decoder:
     inner = c.get("block_ff_dim", c.intermediate_size)
     if c.block_auto_adjust_ff_dim:
         inner = int(2 * inner / 3)
         if c.get("block_ffn_dim_multiplier") is not None:
             many = c.block_multiple_of
             inner = -(-int(c.block_ffn_dim_multiplier * inner) // many) * many
-    return _lfm2(c, Mlp(inner, "silu"))
+    return _lfm2(c, spec.Mlp(inner, "silu"))
 
 
-def lfm2_moe(c: Config) -> Decoder:
-    sparse = moe(
+def lfm2_moe(c: Config) -> spec.Decoder:
+    sparse = b.moe(
         c,
         act="silu",
         score="sigmoid",
@@ -358,24 +339,27 @@ def lfm2_moe(c: Config) -> Decoder:
         renorm=c.norm_topk_prob,
         scale=c.routed_scaling_factor,
     )
-    dense = Mlp(c.intermediate_size, "silu")
+    dense = spec.Mlp(c.intermediate_size, "silu")
     return _lfm2(c, lambda i: dense if i < c.num_dense_layers else sparse)
 
 
-def lfm3(c: Config) -> Decoder:
+def lfm3(c: Config) -> spec.Decoder:
     """LFM2 with sandwich norms, windows and a gate for each head."""
-    norm, bias = Norm(c.norm_eps), c.attention_bias
-    extras = AttentionExtras(gate="head") if c.use_attention_gate else None
-    state = ShortConv(c.hidden_size, c.conv_L_cache, c.conv_bias)
+    norm, bias = spec.Norm(c.norm_eps), c.attention_bias
+    extras = spec.AttentionExtras(gate="head") if c.use_attention_gate else None
+    state = spec.ShortConv(c.hidden_size, c.conv_L_cache, c.conv_bias)
     kinds = c.layer_types or [_lfm3_kind(i) for i in range(c.num_hidden_layers)]
     c = c.replace(layer_types=kinds)
 
     def mixer(i: int) -> Mixer:
         if kinds[i] == "conv":
             return state
-        fields: dict[str, Any] = {"rope": rope(c, head_dim(c), kinds[i]), "window": window(c, i)}
+        fields: dict[str, Any] = {
+            "rope": b.rope(c, b.head_dim(c), kinds[i]),
+            "window": b.window(c, i),
+        }
         fields |= {"qkv_bias": bias, "o_bias": bias, "qk_norm": "head", "qk_norm_spec": norm}
-        return attention(c, extras=extras, **fields)
+        return b.attention(c, extras=extras, **fields)
 
     gate: Names = {"mixer.gate": AnyOf(_ATTENTION + "g_proj", _ATTENTION + "gate_proj")}
     sandwich: Names = {
@@ -383,11 +367,11 @@ def lfm3(c: Config) -> Decoder:
         "norm3": LAYER + "ffn_norm",
         "norm4": LAYER + "post_ffn_norm",
     }
-    feed_forward = Mlp(c.intermediate_size, "silu")
+    feed_forward = spec.Mlp(c.intermediate_size, "silu")
     if not c.use_sandwich_norm:
-        return build_decoder(c, mixer, feed_forward, norm, names={**_LFM2, **gate})
+        return b.build_decoder(c, mixer, feed_forward, norm, names={**_LFM2, **gate})
     names: Names = {**_LFM2, **sandwich, **gate}
-    return build_decoder(c, mixer, feed_forward, norm, "sandwich", names=names)
+    return b.build_decoder(c, mixer, feed_forward, norm, "sandwich", names=names)
 
 
 def _lfm3_kind(i: int) -> str:
@@ -396,15 +380,15 @@ def _lfm3_kind(i: int) -> str:
     return "sliding_attention" if i % 4 == 0 and i else "conv"
 
 
-def recurrent_gemma(c: Config) -> Decoder:
+def recurrent_gemma(c: Config) -> spec.Decoder:
     pattern = c.get("block_types") or c.get("_block_types") or ("recurrent",) * 2 + ("attention",)
-    position = rope(c, head_dim(c), partial=True)
+    position = b.rope(c, b.head_dim(c), partial=True)
     bias = c.attention_bias
     span = c.get("attention_window_size", 2048)
-    attends = attention(c, rope=position, qkv_bias=bias, o_bias=True, window=span)
-    act = activation(c, "hidden_activation")
+    attends = b.attention(c, rope=position, qkv_bias=bias, o_bias=True, window=span)
+    act = b.activation(c, "hidden_activation")
     width = c.get("lru_width") or c.hidden_size
-    state = RgLru(width, c.num_attention_heads, c.conv1d_width, act)
+    state = spec.RgLru(width, c.num_attention_heads, c.conv1d_width, act)
     part, feed = LAYER + "temporal_block.", LAYER + "mlp_block."
     lru = part + "rg_lru."
     gates = {
@@ -432,11 +416,11 @@ def recurrent_gemma(c: Config) -> Decoder:
         kind = pattern[i % len(pattern)]
         return attends if kind in ("attention", "sliding_attention") else state
 
-    return build_decoder(
+    return b.build_decoder(
         c,
         mixer,
-        Mlp(c.intermediate_size // 2, act, bias=True),
-        rms(c, offset=1.0),
+        spec.Mlp(c.intermediate_size // 2, act, bias=True),
+        b.rms(c, offset=1.0),
         embed_scale=c.hidden_size**0.5,
         logit_softcap=c.logits_soft_cap or 0.0,
         names=names,

@@ -6,42 +6,35 @@ from __future__ import annotations
 import math
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import (
-    attention,
-    build_decoder,
-    head_dim,
-    mlp,
-    rope,
-    window,
-)
+from radixlm.arch.families import builders as b
 from radixlm.arch.spec import Attention, AttentionExtras, Decoder, Norm
 from radixlm.base.record import replace
 
 
 def llama(c: Config) -> Decoder:
     bias = c.attention_bias
-    return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias), mlp(c, bias=c.mlp_bias))
+    return b.build_decoder(c, b.attention(c, qkv_bias=bias, o_bias=bias), b.mlp(c, bias=c.mlp_bias))
 
 
 def mistral(c: Config) -> Decoder:
-    return build_decoder(c, attention(c, window=c.sliding_window or 0))
+    return b.build_decoder(c, b.attention(c, window=c.sliding_window or 0))
 
 
 def ministral(c: Config) -> Decoder:
     if c.layer_types is None:
         return mistral(c)
-    return build_decoder(c, lambda i: attention(c, window=window(c, i)))
+    return b.build_decoder(c, lambda i: b.attention(c, window=b.window(c, i)))
 
 
 def arcee(c: Config) -> Decoder:
     bias = c.attention_bias
-    feed_forward = mlp(c, gated=False, bias=c.mlp_bias)
-    return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias), feed_forward)
+    feed_forward = b.mlp(c, gated=False, bias=c.mlp_bias)
+    return b.build_decoder(c, b.attention(c, qkv_bias=bias, o_bias=bias), feed_forward)
 
 
 def seed_oss(c: Config) -> Decoder:
-    mixer = attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_out_bias)
-    return build_decoder(c, mixer, mlp(c, bias=c.mlp_bias))
+    mixer = b.attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_out_bias)
+    return b.build_decoder(c, mixer, b.mlp(c, bias=c.mlp_bias))
 
 
 def smollm3(c: Config) -> Decoder:
@@ -51,17 +44,17 @@ def smollm3(c: Config) -> Decoder:
     bias = c.attention_bias
 
     def mixer(i: int) -> Attention:
-        position = rope(c, head_dim(c)) if ropes[i] else None
+        position = b.rope(c, b.head_dim(c)) if ropes[i] else None
         slides = c.use_sliding_window and c.sliding_window and not ropes[i]
-        span = window(c, i) if c.layer_types else c.sliding_window if slides else 0
-        return attention(c, qkv_bias=bias, o_bias=bias, rope=position, window=span)
+        span = b.window(c, i) if c.layer_types else c.sliding_window if slides else 0
+        return b.attention(c, qkv_bias=bias, o_bias=bias, rope=position, window=span)
 
-    return build_decoder(c, mixer, mlp(c, bias=c.mlp_bias))
+    return b.build_decoder(c, mixer, b.mlp(c, bias=c.mlp_bias))
 
 
 def diff_llama(c: Config) -> Decoder:
-    bias, dim = c.attention_bias, head_dim(c)
-    if attention(c).kv_heads % 2:
+    bias, dim = c.attention_bias, b.head_dim(c)
+    if b.attention(c).kv_heads % 2:
         raise c.error("num_key_value_heads", "must be even")
 
     def mixer(i: int) -> Attention:
@@ -70,9 +63,9 @@ def diff_llama(c: Config) -> Decoder:
         extras = AttentionExtras(
             v_dim=2 * dim, diff_lambda_init=first, out_norm=norm, out_norm_heads=True
         )
-        return attention(c, qkv_bias=bias, o_bias=bias, extras=extras)
+        return b.attention(c, qkv_bias=bias, o_bias=bias, extras=extras)
 
-    return build_decoder(c, mixer)
+    return b.build_decoder(c, mixer)
 
 
 def teleflm(c: Config) -> Decoder:
@@ -85,27 +78,27 @@ def teleflm(c: Config) -> Decoder:
 
 
 def helium(c: Config) -> Decoder:
-    position = rope(c, head_dim(c), interleaved=True)
-    return build_decoder(
-        c, attention(c, rope=position, qkv_bias=c.attention_bias), mlp(c, bias=c.mlp_bias)
+    position = b.rope(c, b.head_dim(c), interleaved=True)
+    return b.build_decoder(
+        c, b.attention(c, rope=position, qkv_bias=c.attention_bias), b.mlp(c, bias=c.mlp_bias)
     )
 
 
 def jais2(c: Config) -> Decoder:
     bias = c.attention_bias
     norm = Norm(c.layer_norm_eps, "layer", bias=True)
-    feed_forward = mlp(c, gated=False, bias=c.mlp_bias)
-    return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias), feed_forward, norm=norm)
+    feed_forward = b.mlp(c, gated=False, bias=c.mlp_bias)
+    return b.build_decoder(c, b.attention(c, qkv_bias=bias, o_bias=bias), feed_forward, norm=norm)
 
 
 def cwm(c: Config) -> Decoder:
     def mixer(i: int) -> Attention:
-        span = window(c, i) if c.layer_types else c.sliding_window if i % 4 else 0
-        return attention(c, window=span or 0)
+        span = b.window(c, i) if c.layer_types else c.sliding_window if i % 4 else 0
+        return b.attention(c, window=span or 0)
 
-    return build_decoder(c, mixer, mlp(c, bias=c.mlp_bias))
+    return b.build_decoder(c, mixer, b.mlp(c, bias=c.mlp_bias))
 
 
 def internlm3(c: Config) -> Decoder:
     qkv_bias, bias = c.get("qkv_bias", c.attention_bias), c.get("bias", c.mlp_bias)
-    return build_decoder(c, attention(c, qkv_bias=qkv_bias, o_bias=bias), mlp(c, bias=bias))
+    return b.build_decoder(c, b.attention(c, qkv_bias=qkv_bias, o_bias=bias), b.mlp(c, bias=bias))

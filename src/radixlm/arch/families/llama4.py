@@ -6,17 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import (
-    Ffn,
-    activation,
-    attention,
-    build_decoder,
-    head_dim,
-    mlp,
-    moe,
-    rms,
-    rope,
-)
+from radixlm.arch.families import builders as b
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import transposed
 from radixlm.arch.spec import Attention, AttentionExtras, Decoder, LogNScaling, Mlp, Norm, Rope
@@ -39,7 +29,7 @@ def llama4(c: Config) -> Decoder:
     ropes = c.no_rope_layers or [(i + 1) % step for i in range(count)]
     every = c.interleave_moe_layer_step
     sparse_at = c.moe_layers if c.moe_layers is not None else range(every - 1, count, every)
-    position = rope(c, head_dim(c), interleaved=True)
+    position = b.rope(c, b.head_dim(c), interleaved=True)
     grows = LogNScaling(c.attn_scale, c.floor_scale, 1) if c.attn_temperature_tuning else None
     bias = c.attention_bias
 
@@ -53,7 +43,7 @@ def llama4(c: Config) -> Decoder:
             logn_scaling=None if has_rope else grows,
         )
         is_normed = c.use_qk_norm and has_rope
-        return attention(
+        return b.attention(
             c,
             rope=position if has_rope else None,
             qkv_bias=bias,
@@ -63,10 +53,10 @@ def llama4(c: Config) -> Decoder:
             extras=extras,
         )
 
-    shared = Mlp(c.intermediate_size, activation(c))
-    sparse = moe(c, inner=c.intermediate_size, score="sigmoid", scale_input=True, shared=shared)
-    dense = Mlp(c.intermediate_size_mlp, activation(c))
-    return build_decoder(c, mixer, lambda i: sparse if i in sparse_at else dense, names=_LLAMA4)
+    shared = Mlp(c.intermediate_size, b.activation(c))
+    sparse = b.moe(c, inner=c.intermediate_size, score="sigmoid", scale_input=True, shared=shared)
+    dense = Mlp(c.intermediate_size_mlp, b.activation(c))
+    return b.build_decoder(c, mixer, lambda i: sparse if i in sparse_at else dense, names=_LLAMA4)
 
 
 _LLAMA4: Names = {
@@ -84,14 +74,14 @@ def ministral3(c: Config) -> Decoder:
     p = c.rope_parameters
     beta, period = p.get("llama_4_scaling_beta"), p.get("original_max_position_embeddings")
     extras = AttentionExtras(logn_scaling=LogNScaling(beta, float(period))) if beta else None
-    return build_decoder(c, attention(c, window=c.sliding_window or 0, extras=extras))
+    return b.build_decoder(c, b.attention(c, window=c.sliding_window or 0, extras=extras))
 
 
 def nanochat(c: Config) -> Decoder:
     norm, bias = Norm(c.rms_norm_eps, affine=False), c.attention_bias
-    position = rope(c, head_dim(c))
+    position = b.rope(c, b.head_dim(c))
     extras = AttentionExtras(norm_after_rope=True)
-    mixer = attention(
+    mixer = b.attention(
         c,
         rope=Rope(position.dim, position.theta, position.scaling, negative_angles=True),
         qkv_bias=bias,
@@ -101,10 +91,10 @@ def nanochat(c: Config) -> Decoder:
         extras=extras,
     )
     names: Names = {"ffn.up1": _MLP + "fc1", "ffn.down": _MLP + "fc2"}
-    return build_decoder(
+    return b.build_decoder(
         c,
         mixer,
-        mlp(c, gated=False),
+        b.mlp(c, gated=False),
         norm=norm,
         embed_norm=norm,
         logit_softcap=c.final_logit_softcapping or 0.0,
@@ -114,49 +104,49 @@ def nanochat(c: Config) -> Decoder:
 
 def bitnet(c: Config) -> Decoder:
     bias = c.attention_bias
-    mixer = attention(c, qkv_bias=bias, o_bias=bias, extras=AttentionExtras(out_norm=rms(c)))
-    ffn = Mlp(c.intermediate_size, activation(c), sub_norm=rms(c))
+    mixer = b.attention(c, qkv_bias=bias, o_bias=bias, extras=AttentionExtras(out_norm=b.rms(c)))
+    ffn = Mlp(c.intermediate_size, b.activation(c), sub_norm=b.rms(c))
     names: Names = {
         "mixer.out_norm": _ATTENTION + "attn_sub_norm",
         "ffn.sub_norm": _MLP + "ffn_sub_norm",
     }
-    return build_decoder(c, mixer, ffn, names=names)
+    return b.build_decoder(c, mixer, ffn, names=names)
 
 
 def apertus(c: Config) -> Decoder:
     c.refuse("hidden_act", "xielu")
     bias = c.attention_bias
-    mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="head", qk_norm_spec=rms(c))
+    mixer = b.attention(c, qkv_bias=bias, o_bias=bias, qk_norm="head", qk_norm_spec=b.rms(c))
     names: Names = {
         "norm1": LAYER + "attention_layernorm",
         "norm2": LAYER + "feedforward_layernorm",
         **{f"ffn.act.{one}": f"{_MLP}act_fn.{one}" for one in ("alpha_p", "alpha_n", "beta")},
         "ffn.act.eps": _MLP + "act_fn.eps",
     }
-    return build_decoder(c, mixer, Mlp(c.intermediate_size, "xielu", gated=False), names=names)
+    return b.build_decoder(c, mixer, Mlp(c.intermediate_size, "xielu", gated=False), names=names)
 
 
 def _hunyuan_attention(c: Config) -> Attention:
     """q and k are normalized after the rotation; "dynamic" scaling with alpha only changes the
     base."""
-    p, dim, bias = dict(c.rope_parameters), head_dim(c), c.attention_bias
+    p, dim, bias = dict(c.rope_parameters), b.head_dim(c), c.attention_bias
     listed = (p.pop(key, None) for key in ("mrope_section", "xdrope_section"))
     sections = tuple(int(one) for one in next((one for one in listed if one), ()))
     if p["rope_type"] in ("dynamic", "xdrope") and p.get("alpha"):
         position = Rope(dim, float(p["rope_theta"] * p["alpha"] ** (dim / (dim - 2))))
     else:
-        position = rope(c.replace(rope_parameters=p), dim)
+        position = b.rope(c.replace(rope_parameters=p), dim)
     if sections and (len(sections) not in (3, 4) or 2 * sum(sections) != dim):
         raise c.error("rope_parameters", f"sections {sections} must be 3 or 4 parts of {dim // 2}")
     if sections:
         position = replace(position, mrope_sections=sections, mrope_by_channel=True)
-    return attention(
+    return b.attention(
         c,
         rope=position,
         qkv_bias=bias,
         o_bias=bias,
         qk_norm="head",
-        qk_norm_spec=rms(c),
+        qk_norm_spec=b.rms(c),
         extras=AttentionExtras(norm_after_rope=True),
     )
 
@@ -171,7 +161,7 @@ _HUNYUAN: Names = {
 
 
 def hunyuan_dense(c: Config) -> Decoder:
-    return build_decoder(c, _hunyuan_attention(c), names=_HUNYUAN)
+    return b.build_decoder(c, _hunyuan_attention(c), names=_HUNYUAN)
 
 
 def hunyuan_config(raw: dict[str, Any]) -> dict[str, Any]:
@@ -185,9 +175,9 @@ def hunyuan_config(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def hunyuan_moe(c: Config) -> Decoder:
-    shared = mlp(c)
+    shared = b.mlp(c)
 
-    def ffn(i: int) -> Ffn:
-        return moe(c, inner=c.intermediate_size, renorm=True, shared=shared)
+    def ffn(i: int) -> b.Ffn:
+        return b.moe(c, inner=c.intermediate_size, renorm=True, shared=shared)
 
-    return build_decoder(c, _hunyuan_attention(c), ffn, names=_HUNYUAN)
+    return b.build_decoder(c, _hunyuan_attention(c), ffn, names=_HUNYUAN)

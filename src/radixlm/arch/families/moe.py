@@ -7,20 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import (
-    Ffn,
-    activation,
-    attention,
-    build_decoder,
-    corrected_moe,
-    head_dim,
-    is_sliding,
-    mlp,
-    moe,
-    rms,
-    rope,
-    window,
-)
+from radixlm.arch.families import builders as b
 from radixlm.arch.families.mixtral import W1_W3_W2
 from radixlm.arch.names import LAYER, SANDWICH, AnyOf, Named, Names
 from radixlm.arch.recipes import Experts, RepeatInterleave, transposed
@@ -30,11 +17,11 @@ from radixlm.base.record import replace
 _MLP = LAYER + "mlp."
 
 
-def by_layer_type(c: Config, sparse: Moe, dense: Mlp | None = None) -> Callable[[int], Ffn]:
+def by_layer_type(c: Config, sparse: Moe, dense: Mlp | None = None) -> Callable[[int], b.Ffn]:
     """Experts in layers of type "sparse" in config.mlp_layer_types; without it, in all but the
     first."""
     kinds = c.get("mlp_layer_types")
-    plain_ffn = dense or mlp(c)
+    plain_ffn = dense or b.mlp(c)
     return lambda i: sparse if (kinds[i] == "sparse" if kinds else i > 0) else plain_ffn
 
 
@@ -46,26 +33,26 @@ def laguna(c: Config) -> Decoder:
 
     def mixer(i: int) -> Attention:
         kind = c.layer_types[i] if c.layer_types else "full_attention"
-        return attention(
+        return b.attention(
             c,
             heads=heads[i] if heads else c.num_attention_heads,
-            rope=rope(c, head_dim(c), kind, partial=True),
+            rope=b.rope(c, b.head_dim(c), kind, partial=True),
             qkv_bias=bias,
             o_bias=bias,
             qk_norm="head",
-            qk_norm_spec=rms(c),
-            window=window(c, i) if c.layer_types else 0,
+            qk_norm_spec=b.rms(c),
+            window=b.window(c, i) if c.layer_types else 0,
             extras=extras,
         )
 
-    sparse = moe(
+    sparse = b.moe(
         c,
         score="sigmoid",
         correction=True,
         renorm=True,
         scale=c.moe_routed_scaling_factor,
         router_softcap=c.moe_router_logit_softcapping,
-        shared=Mlp(c.shared_expert_intermediate_size, activation(c)),
+        shared=Mlp(c.shared_expert_intermediate_size, b.activation(c)),
     )
     correction = "e_score_correction_bias"
     names: Names = {
@@ -76,7 +63,7 @@ def laguna(c: Config) -> Decoder:
             _MLP + "shared_expert.down_proj", _MLP + "shared_experts.down_proj"
         ),
     }
-    return build_decoder(c, mixer, by_layer_type(c, sparse), names=names)
+    return b.build_decoder(c, mixer, by_layer_type(c, sparse), names=names)
 
 
 def _shared(*prefixes: str) -> AnyOf:
@@ -86,38 +73,38 @@ def _shared(*prefixes: str) -> AnyOf:
 def beam(c: Config) -> Decoder:
     """Layers without rotation scale queries by position; gates have a bias for each head. The
     residual is the mean of all branches so far."""
-    dim, count = head_dim(c), c.num_hidden_layers
+    dim, count = b.head_dim(c), c.num_hidden_layers
     if c.layer_types is None:
         c = c.replace(layer_types=[*(_sixth(i) for i in range(count - 1)), "full_attention"])
 
     def mixer(i: int) -> Attention:
-        kind = "sliding_attention" if is_sliding(c, i) else "full_attention"
+        kind = "sliding_attention" if b.is_sliding(c, i) else "full_attention"
         has_rope = c.rope_parameters[kind] is not None
         grows = None if has_rope else LogNScaling(0.1, 2048.0, 1, is_power=True)
         extras = AttentionExtras(gate="channel", gate_bias=True, logn_scaling=grows)
-        return attention(
+        return b.attention(
             c,
-            rope=rope(c, dim, kind) if has_rope else None,
+            rope=b.rope(c, dim, kind) if has_rope else None,
             qkv_bias=c.attention_bias,
             o_bias=c.attention_bias,
             qk_norm="head",
-            qk_norm_spec=rms(c),
-            window=window(c, i),
+            qk_norm_spec=b.rms(c),
+            window=b.window(c, i),
             extras=extras,
         )
 
-    sparse = corrected_moe(c)
+    sparse = b.corrected_moe(c)
     kinds = c.mlp_layer_types or ["dense"] * 3 + ["sparse"] * c.num_hidden_layers
     bias = Named((LAYER + "self_attn.gate_bias",), RepeatInterleave(dim))
-    described = build_decoder(
+    described = b.build_decoder(
         c,
         mixer,
-        lambda i: sparse if kinds[i] == "sparse" else mlp(c),
+        lambda i: sparse if kinds[i] == "sparse" else b.mlp(c),
         layout="sandwich",
         logit_softcap=c.final_logit_softcapping or 0.0,
         names={**SANDWICH, "mixer.gate.bias": bias},
     )
-    blocks = (replace(b, weights=_means(2 * i + 2)) for i, b in enumerate(described.blocks))
+    blocks = (replace(block, weights=_means(2 * i + 2)) for i, block in enumerate(described.blocks))
     return replace(described, blocks=tuple(blocks))
 
 
@@ -141,19 +128,19 @@ def mimo_v2(c: Config) -> Decoder:
     def mixer(i: int) -> Attention:
         kind = kinds[i] if kinds else _mimo_kind(i)
         slides = kind == "sliding_attention"
-        return attention(
+        return b.attention(
             c,
             kv_heads=c.num_key_value_heads * (2 if slides else 1),
-            rope=rope(c, head_dim(c), kind, partial=True),
+            rope=b.rope(c, b.head_dim(c), kind, partial=True),
             qkv_bias=bias,
             window=span if slides else 0,
             sinks=slides,
             extras=extras,
         )
 
-    sparse = corrected_moe(c)
+    sparse = b.corrected_moe(c)
     sinks = AnyOf(LAYER + "self_attn.attention_sink_bias", LAYER + "self_attn.sinks")
-    return build_decoder(c, mixer, by_layer_type(c, sparse), names={"mixer.sinks": sinks})
+    return b.build_decoder(c, mixer, by_layer_type(c, sparse), names={"mixer.sinks": sinks})
 
 
 def _mimo_kind(i: int) -> str:
@@ -163,13 +150,13 @@ def _mimo_kind(i: int) -> str:
 def hy_v3(c: Config) -> Decoder:
     bias = c.attention_bias
     shared = c.moe_intermediate_size * c.num_shared_experts
-    sparse = moe(
+    sparse = b.moe(
         c,
         score="sigmoid",
         correction=True,
         renorm=True,
         scale=c.router_scaling_factor,
-        shared=Mlp(shared, activation(c), bias=c.mlp_bias) if shared else None,
+        shared=Mlp(shared, b.activation(c), bias=c.mlp_bias) if shared else None,
     )
     correction = "e_score_correction_bias"
     names: Names = {
@@ -178,8 +165,10 @@ def hy_v3(c: Config) -> Decoder:
         "moe.shared.up": _shared("shared_experts", "shared_mlp"),
         "moe.shared.down": AnyOf(_MLP + "shared_experts.down_proj", _MLP + "shared_mlp.down_proj"),
     }
-    mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="head", qk_norm_spec=rms(c))
-    return build_decoder(c, mixer, by_layer_type(c, sparse, mlp(c, bias=c.mlp_bias)), names=names)
+    mixer = b.attention(c, qkv_bias=bias, o_bias=bias, qk_norm="head", qk_norm_spec=b.rms(c))
+    return b.build_decoder(
+        c, mixer, by_layer_type(c, sparse, b.mlp(c, bias=c.mlp_bias)), names=names
+    )
 
 
 def _turning_windows(
@@ -189,16 +178,16 @@ def _turning_windows(
     bias = c.get("attention_bias", False)
 
     def mixer(i: int) -> Attention:
-        span = window(c, i) if c.layer_types else 0 if last(i) else c.sliding_window
-        position = rope(c, head_dim(c)) if span else None
-        return attention(
+        span = b.window(c, i) if c.layer_types else 0 if last(i) else c.sliding_window
+        position = b.rope(c, b.head_dim(c)) if span else None
+        return b.attention(
             c,
             qkv_bias=bias,
             o_bias=bias,
             rope=position,
             window=span,
             qk_norm="head",
-            qk_norm_spec=rms(c),
+            qk_norm_spec=b.rms(c),
             **fields,
         )
 
@@ -206,8 +195,8 @@ def _turning_windows(
 
 
 def flint(c: Config) -> Decoder:
-    shared = Mlp(c.shared_expert_intermediate_size, activation(c))
-    sparse = moe(c, score="sigmoid", renorm=c.norm_topk_prob, shared=shared)
+    shared = Mlp(c.shared_expert_intermediate_size, b.activation(c))
+    sparse = b.moe(c, score="sigmoid", renorm=c.norm_topk_prob, shared=shared)
     dense_at = c.mlp_only_layers if c.mlp_only_layers is not None else (0, 1)
     names: Names = {
         "mixer.sinks": AnyOf(LAYER + "self_attn.softmax_offset", LAYER + "self_attn.sinks"),
@@ -215,22 +204,22 @@ def flint(c: Config) -> Decoder:
         "moe.shared.down": _MLP + "shared_expert.down_proj",
     }
 
-    def ffn(i: int) -> Ffn:
-        return sparse if i not in dense_at and (i + 1) % c.decoder_sparse_step == 0 else mlp(c)
+    def ffn(i: int) -> b.Ffn:
+        return sparse if i not in dense_at and (i + 1) % c.decoder_sparse_step == 0 else b.mlp(c)
 
     last = c.num_hidden_layers - 1
     mixer = _turning_windows(c, lambda i: i < 2 or i % 4 == 1 or i == last, sinks=True)
-    return build_decoder(c, mixer, ffn, names=names)
+    return b.build_decoder(c, mixer, ffn, names=names)
 
 
 def kolibri(c: Config) -> Decoder:
     """The correction is added to the logits: their order is that of the sigmoids."""
-    sparse = moe(
+    sparse = b.moe(
         c,
         score="sigmoid_topk",
         correction=True,
         renorm=c.norm_topk_prob,
-        shared=Mlp(c.shared_expert_intermediate_size, activation(c)),
+        shared=Mlp(c.shared_expert_intermediate_size, b.activation(c)),
     )
     mixer = _turning_windows(c, lambda i: (i + 1) % 5 == 0)
     names: Names = {
@@ -241,12 +230,12 @@ def kolibri(c: Config) -> Decoder:
             LAYER + "moe.router.expert_bias", _MLP + "gate.e_score_correction_bias"
         ),
     }
-    return build_decoder(c, mixer, sparse, layout="sandwich", names=names)
+    return b.build_decoder(c, mixer, sparse, layout="sandwich", names=names)
 
 
 def aria(c: Config) -> Decoder:
     bias = c.attention_bias
-    shared = Mlp(c.intermediate_size * c.moe_num_shared_experts, activation(c), bias=c.mlp_bias)
+    shared = Mlp(c.intermediate_size * c.moe_num_shared_experts, b.activation(c), bias=c.mlp_bias)
     names: Names = {
         "moe.router": AnyOf(_MLP + "router", _MLP + "gate"),
         "moe.up": AnyOf(
@@ -259,8 +248,8 @@ def aria(c: Config) -> Decoder:
         ),
     }
     # hidden_act is the shared expert's alone
-    sparse = moe(c, inner=c.intermediate_size, act="silu", score="softmax_topk", shared=shared)
-    return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias), sparse, names=names)
+    sparse = b.moe(c, inner=c.intermediate_size, act="silu", score="softmax_topk", shared=shared)
+    return b.build_decoder(c, b.attention(c, qkv_bias=bias, o_bias=bias), sparse, names=names)
 
 
 def phimoe(c: Config) -> Decoder:
@@ -271,10 +260,10 @@ def phimoe(c: Config) -> Decoder:
         if len(both) > 1:
             raise c.error("rope_parameters", "with two different mscales is not supported")
     names: Names = {**W1_W3_W2, "moe.router": AnyOf(W1_W3_W2["moe.router"], _MLP + "router")}
-    sparse = moe(c, inner=c.intermediate_size, score="sparsemixer", jitter=c.router_jitter_noise)
-    return build_decoder(
+    sparse = b.moe(c, inner=c.intermediate_size, score="sparsemixer", jitter=c.router_jitter_noise)
+    return b.build_decoder(
         c,
-        attention(c, qkv_bias=bias, o_bias=bias, window=c.sliding_window or 0),
+        b.attention(c, qkv_bias=bias, o_bias=bias, window=c.sliding_window or 0),
         replace(sparse, top_k=2),
         norm=Norm(c.rms_norm_eps, "layer", bias=True),
         head_bias=c.lm_head_bias,
@@ -288,11 +277,11 @@ def dbrx(c: Config) -> Decoder:
     if feed.get("moe_normalize_expert_weights", 1.0) not in (None, 1, 1.0):
         raise c.error("ffn_config", "normalises expert weights by another norm than the sum")
     dim = c.divide("hidden_size", "num_attention_heads")
-    position = rope(c, dim)
+    position = b.rope(c, dim)
     if not (c.is_explicit("rope_parameters") or c.is_explicit("rope_theta")):
         position = Rope(dim, float(how.get("rope_theta") or position.theta))
     experts, inner = feed.get("moe_num_experts", 4), feed["ffn_hidden_size"]
-    mixer = attention(
+    mixer = b.attention(
         c,
         kv_heads=how.get("kv_n_heads", 1),
         head_dim=dim,
@@ -303,7 +292,7 @@ def dbrx(c: Config) -> Decoder:
         experts,
         feed.get("moe_top_k", 1),
         inner,
-        activation(c.replace(act=(feed.get("ffn_act_fn") or {}).get("name", "silu")), "act"),
+        b.activation(c.replace(act=(feed.get("ffn_act_fn") or {}).get("name", "silu")), "act"),
         renorm=feed.get("moe_normalize_expert_weights", 1.0) is not None,
     )
     glu, norms = block + "ffn.experts.mlp.", block + "norm_attn_norm."
@@ -318,4 +307,4 @@ def dbrx(c: Config) -> Decoder:
         "moe.up": Named((glu + "w1", glu + "v1"), Experts(experts, 2)),
         "moe.down": Named((glu + "w2",), Experts(experts, 1, is_transposed=True)),
     }
-    return build_decoder(c, mixer, sparse, norm=Norm(1e-5, "layer"), names=names)
+    return b.build_decoder(c, mixer, sparse, norm=Norm(1e-5, "layer"), names=names)

@@ -7,17 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import (
-    Ffn,
-    attention,
-    build_decoder,
-    head_dim,
-    mlp,
-    moe,
-    rms,
-    rope,
-    window,
-)
+from radixlm.arch.families import builders as b
 from radixlm.arch.names import LAYER, SANDWICH, Named, Names
 from radixlm.arch.recipes import Scaled
 from radixlm.arch.spec import Attention, AttentionExtras, Decoder, Norm
@@ -41,68 +31,68 @@ def _fourth(c: Config, layer: int) -> bool:
 
 def _muse(
     c: Config,
-    ffn: Ffn | Callable[[int], Ffn],
+    ffn: b.Ffn | Callable[[int], b.Ffn],
     extras: AttentionExtras,
     post_norms: tuple[Norm, Norm],
     names: Names,
     **fields: Any,
 ) -> Decoder:
     """``fields`` are further fields of every block."""
-    dim, bias, bare = head_dim(c), c.attention_bias, Norm(c.rms_norm_eps, affine=False)
-    thetas, position = c.layer_rope_theta, rope(c, dim)
+    dim, bias, bare = b.head_dim(c), c.attention_bias, Norm(c.rms_norm_eps, affine=False)
+    thetas, position = c.layer_rope_theta, b.rope(c, dim)
     cap = float(c.final_logit_softcapping)
 
     def mixer(i: int) -> Attention:
         sees_all = _fourth(c, i)
         has_rope = bool(thetas[i]) if thetas is not None else not sees_all
-        return attention(
+        return b.attention(
             c,
             rope=position if has_rope else None,
             qkv_bias=bias,
             o_bias=bias,
             scale=dim**-0.5 * c.qk_scale_factor,
-            window=window(c, i) if c.layer_types else 0 if sees_all else c.sliding_window,
+            window=b.window(c, i) if c.layer_types else 0 if sees_all else c.sliding_window,
             qk_norm="head",
             qk_norm_spec=bare,
             extras=extras,
         )
 
-    described = build_decoder(
+    described = b.build_decoder(
         c,
         mixer,
         ffn,
-        rms(c, offset=1.0),
+        b.rms(c, offset=1.0),
         "sandwich",
-        final_norm=rms(c),
+        final_norm=b.rms(c),
         embed_norm=bare,
         embed_norm_text_only=True,
         logit_scale=c.output_multiplier,
         logit_softcap=cap,
         names={**SANDWICH, **names},
     )
-    blocks = (replace(b, post_norms=post_norms, **fields) for b in described.blocks)
+    blocks = (replace(block, post_norms=post_norms, **fields) for block in described.blocks)
     return replace(described, blocks=tuple(blocks))
 
 
 def muse_glimmer(c: Config) -> Decoder:
     behind = Norm(c.post_norm_eps, offset=1.0)
     gated = AttentionExtras(gate="channel")
-    return _muse(c, mlp(c, act="hidden_activation"), gated, (behind, behind), {})
+    return _muse(c, b.mlp(c, act="hidden_activation"), gated, (behind, behind), {})
 
 
 def muse_spark(c: Config) -> Decoder:
     behind = Norm(c.post_norm_eps, offset=1.0, scales_input=True)
-    sparse = moe(
+    sparse = b.moe(
         c,
         score="sigmoid",
         correction=True,
         renorm=True,
         scale=c.routed_scaling_factor,
         width=c.moe_hidden_size,
-        width_norm=rms(c, offset=1.0),
+        width_norm=b.rms(c, offset=1.0),
         expert_norm=behind,
     )
-    kinds, dense = c.mlp_layer_types, mlp(c)
+    kinds, dense = c.mlp_layer_types, b.mlp(c)
     bare = Norm(c.rms_norm_eps, affine=False)
     return _muse(
         c,

@@ -7,19 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import (
-    Ffn,
-    activation,
-    attention,
-    build_decoder,
-    corrected_moe,
-    head_dim,
-    mlp,
-    moe,
-    rms,
-    rope,
-    window,
-)
+from radixlm.arch.families import builders as b
 from radixlm.arch.names import DEFAULT, LAYER, POST, AnyOf
 from radixlm.arch.spec import Attention, AttentionExtras, Decoder, Mlp, Norm
 
@@ -27,7 +15,9 @@ from radixlm.arch.spec import Attention, AttentionExtras, Decoder, Mlp, Norm
 def olmo(c: Config) -> Decoder:
     bias = c.attention_bias
     norm = Norm(1e-5, "layer", affine=False)
-    return build_decoder(c, attention(c, qkv_bias=bias, o_bias=bias, extras=_clip(c)), norm=norm)
+    return b.build_decoder(
+        c, b.attention(c, qkv_bias=bias, o_bias=bias, extras=_clip(c)), norm=norm
+    )
 
 
 def _clip(c: Config) -> AttentionExtras | None:
@@ -36,27 +26,27 @@ def _clip(c: Config) -> AttentionExtras | None:
 
 def olmo2(c: Config) -> Decoder:
     bias = c.attention_bias
-    mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=rms(c))
-    return build_decoder(c, mixer, layout="post", names=POST)
+    mixer = b.attention(c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=b.rms(c))
+    return b.build_decoder(c, mixer, layout="post", names=POST)
 
 
 def olmo3(c: Config) -> Decoder:
     bias = c.attention_bias
 
     def mixer(i: int) -> Attention:
-        span = window(c, i) if c.layer_types else c.sliding_window if (i + 1) % 4 else 0
-        position = rope(c, head_dim(c), "sliding_attention" if span else "full_attention")
-        return attention(
+        span = b.window(c, i) if c.layer_types else c.sliding_window if (i + 1) % 4 else 0
+        position = b.rope(c, b.head_dim(c), "sliding_attention" if span else "full_attention")
+        return b.attention(
             c,
             qkv_bias=bias,
             o_bias=bias,
             rope=position,
             qk_norm="row",
-            qk_norm_spec=rms(c),
+            qk_norm_spec=b.rms(c),
             window=span,
         )
 
-    return build_decoder(c, mixer, layout="post", names=POST)
+    return b.build_decoder(c, mixer, layout="post", names=POST)
 
 
 def olmoe(c: Config) -> Decoder:
@@ -66,17 +56,17 @@ def olmoe(c: Config) -> Decoder:
         if c.get("clip_qkv")
         else None
     )
-    mixer = attention(
-        c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=rms(c), extras=extras
+    mixer = b.attention(
+        c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=b.rms(c), extras=extras
     )
-    return build_decoder(c, mixer, moe(c, inner=c.intermediate_size, renorm=c.norm_topk_prob))
+    return b.build_decoder(c, mixer, b.moe(c, inner=c.intermediate_size, renorm=c.norm_topk_prob))
 
 
 def flex_olmo(c: Config) -> Decoder:
     bias = c.attention_bias
-    mixer = attention(c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=rms(c))
-    ffn = moe(c, inner=c.intermediate_size, renorm=c.norm_topk_prob)
-    return build_decoder(c, mixer, ffn, layout="post", names=POST)
+    mixer = b.attention(c, qkv_bias=bias, o_bias=bias, qk_norm="row", qk_norm_spec=b.rms(c))
+    ffn = b.moe(c, inner=c.intermediate_size, renorm=c.norm_topk_prob)
+    return b.build_decoder(c, mixer, ffn, layout="post", names=POST)
 
 
 def exaone_config(raw: dict[str, Any]) -> dict[str, Any]:
@@ -98,27 +88,27 @@ def exaone_attention(c: Config) -> Callable[[int], Attention]:
 
     def mixer(i: int) -> Attention:
         if c.layer_types is not None:
-            span = window(c, i)
+            span = b.window(c, i)
         else:
             span = (c.sliding_window or 0) if (i + 1) % every else 0
-        position = rope(c, head_dim(c)) if span or not c.sliding_window else None
-        return attention(c, rope=position, qk_norm="head", qk_norm_spec=rms(c), window=span)
+        position = b.rope(c, b.head_dim(c)) if span or not c.sliding_window else None
+        return b.attention(c, rope=position, qk_norm="head", qk_norm_spec=b.rms(c), window=span)
 
     return mixer
 
 
 def exaone4(c: Config) -> Decoder:
-    return build_decoder(c, exaone_attention(c), layout="post", names=POST)
+    return b.build_decoder(c, exaone_attention(c), layout="post", names=POST)
 
 
 def exaone_moe(c: Config) -> Decoder:
     kinds = c.mlp_layer_types
-    shared = Mlp(c.moe_intermediate_size * c.num_shared_experts, activation(c))
-    sparse = corrected_moe(c, shared)
+    shared = Mlp(c.moe_intermediate_size * c.num_shared_experts, b.activation(c))
+    sparse = b.corrected_moe(c, shared)
 
-    def ffn(i: int) -> Ffn:
+    def ffn(i: int) -> b.Ffn:
         is_dense = kinds[i] == "dense" if kinds else i < c.first_k_dense_replace
-        return mlp(c) if is_dense else sparse
+        return b.mlp(c) if is_dense else sparse
 
     correction = AnyOf(LAYER + "mlp.e_score_correction_bias", DEFAULT["moe.correction"])
-    return build_decoder(c, exaone_attention(c), ffn, names={"moe.correction": correction})
+    return b.build_decoder(c, exaone_attention(c), ffn, names={"moe.correction": correction})

@@ -4,14 +4,7 @@
 from __future__ import annotations
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import (
-    activation,
-    attention,
-    build_decoder,
-    head_dim,
-    mlp,
-    rope,
-)
+from radixlm.arch.families import builders as b
 from radixlm.arch.names import FUSED_UP, LAYER, Named
 from radixlm.arch.recipes import PerHead
 from radixlm.arch.spec import Decoder, Mlp, Norm
@@ -21,17 +14,17 @@ _ATTENTION = LAYER + "self_attn."
 
 def phi(c: Config) -> Decoder:
     norm = Norm(c.layer_norm_eps, "layer", bias=True)
-    return build_decoder(
+    return b.build_decoder(
         c,
-        attention(
+        b.attention(
             c,
-            rope=rope(c, head_dim(c), partial=True),
+            rope=b.rope(c, b.head_dim(c), partial=True),
             qkv_bias=True,
             o_bias=True,
             qk_norm="head" if c.qk_layernorm else "",
             qk_norm_spec=norm if c.qk_layernorm else None,
         ),
-        Mlp(c.intermediate_size, activation(c), gated=False, bias=True),
+        Mlp(c.intermediate_size, b.activation(c), gated=False, bias=True),
         norm=norm,
         layout="parallel",
         head_bias=True,
@@ -47,17 +40,19 @@ def phi(c: Config) -> Decoder:
 
 
 def phi3(c: Config) -> Decoder:
-    position = rope(c, head_dim(c), partial=True)
+    position = b.rope(c, b.head_dim(c), partial=True)
     names = {"mixer.qkv": _ATTENTION + "qkv_proj", "ffn.up": FUSED_UP}
-    return build_decoder(c, attention(c, rope=position, window=c.sliding_window or 0), names=names)
+    return b.build_decoder(
+        c, b.attention(c, rope=position, window=c.sliding_window or 0), names=names
+    )
 
 
 def stablelm(c: Config) -> Decoder:
     dim = c.divide("hidden_size", "num_attention_heads")
-    mixer = attention(
+    mixer = b.attention(
         c,
         head_dim=dim,
-        rope=rope(c, dim, partial=True),
+        rope=b.rope(c, dim, partial=True),
         qkv_bias=c.use_qkv_bias,
         qk_norm="each" if c.qk_layernorm else "",
         qk_norm_spec=Norm(c.layer_norm_eps, "layer") if c.qk_layernorm else None,
@@ -67,7 +62,7 @@ def stablelm(c: Config) -> Decoder:
         norms = tuple(f"{_ATTENTION}{part}_layernorm.norms.{head}" for head in range(heads))
         return Named(norms, PerHead(heads))
 
-    return build_decoder(
+    return b.build_decoder(
         c,
         mixer,
         norm=Norm(c.layer_norm_eps, "layer", bias=True),
@@ -81,20 +76,20 @@ def stablelm(c: Config) -> Decoder:
 
 def starcoder2(c: Config) -> Decoder:
     bias = c.use_bias
-    return build_decoder(
+    return b.build_decoder(
         c,
-        attention(c, qkv_bias=bias, o_bias=bias, window=c.sliding_window or 0),
-        mlp(c, gated=False, bias=bias),
+        b.attention(c, qkv_bias=bias, o_bias=bias, window=c.sliding_window or 0),
+        b.mlp(c, gated=False, bias=bias),
         norm=Norm(c.norm_epsilon, "layer", bias=True),
         names={"ffn.up1": LAYER + "mlp.c_fc", "ffn.down": LAYER + "mlp.c_proj"},
     )
 
 
 def nemotron(c: Config) -> Decoder:
-    bias, position = c.attention_bias, rope(c, head_dim(c), partial=True)
-    return build_decoder(
+    bias, position = c.attention_bias, b.rope(c, b.head_dim(c), partial=True)
+    return b.build_decoder(
         c,
-        attention(c, rope=position, qkv_bias=bias, o_bias=bias),
-        mlp(c, gated=False, bias=c.mlp_bias),
+        b.attention(c, rope=position, qkv_bias=bias, o_bias=bias),
+        b.mlp(c, gated=False, bias=c.mlp_bias),
         norm=Norm(c.norm_eps, "layer", offset=1.0, bias=True),
     )

@@ -6,51 +6,29 @@ from __future__ import annotations
 
 from typing import Any
 
+from radixlm.arch import spec
 from radixlm.arch.config import Config, is_number
-from radixlm.arch.families.builders import (
-    Ffn,
-    activation,
-    attention,
-    build_decoder,
-    head_dim,
-    mlp,
-    moe,
-    rms,
-    rope,
-)
+from radixlm.arch.families import builders as b
 from radixlm.arch.families.mixtral import W1_W3_W2
 from radixlm.arch.names import LAYER, SANDWICH, AnyOf, Named, Names
 from radixlm.arch.recipes import Experts, GroupedQkv, interleaved_rows
-from radixlm.arch.spec import (
-    Attention,
-    AttentionExtras,
-    Block,
-    BlockSparse,
-    Decoder,
-    Mlp,
-    Norm,
-    Rope,
-    RopeScaling,
-    SkipConnection,
-    SquareLinear,
-)
 
 
-def xverse_moe(c: Config) -> Decoder:
+def xverse_moe(c: Config) -> spec.Decoder:
     shared = c.intermediate_size * c.get("num_shared_experts", 0)
-    sparse = moe(
+    sparse = b.moe(
         c,
         inner=c.intermediate_size,
         renorm=bool(c.get("norm_topk_prob", False)),
-        shared=Mlp(shared, activation(c)) if shared else None,
+        shared=spec.Mlp(shared, b.activation(c)) if shared else None,
     )
     has_experts = c.get("num_experts") is not None
-    return build_decoder(
-        c, ffn=sparse if has_experts else mlp(c), names={"moe.router": LAYER + "mlp.router"}
+    return b.build_decoder(
+        c, ffn=sparse if has_experts else b.mlp(c), names={"moe.router": LAYER + "mlp.router"}
     )
 
 
-def _solar_skips(c: Config) -> tuple[SkipConnection, ...]:
+def _solar_skips(c: Config) -> tuple[spec.SkipConnection, ...]:
     """Each layer of bskcn_3 (bskcn_4) reads the last earlier layer of bskcn_1 (bskcn_2) again.
     bskcn_tv = (share in training, share at inference)."""
     shares = c.bskcn_tv
@@ -60,17 +38,17 @@ def _solar_skips(c: Config) -> tuple[SkipConnection, ...]:
             before = [one for one in c.get(source_key) or () if one <= at]
             if not before:
                 raise c.error(key, f"names layer {at}, before which {source_key!r} has none")
-            found.append(SkipConnection(max(before), at, float(shares[1])))
+            found.append(spec.SkipConnection(max(before), at, float(shares[1])))
     return tuple(skip for skip in found if skip.at < c.num_hidden_layers)
 
 
-def solar(c: Config) -> Decoder:
+def solar(c: Config) -> spec.Decoder:
     """Llama where some layers also read an earlier layer's input."""
     shares, bias = c.bskcn_tv, c.attention_bias
     if not isinstance(shares, list | tuple) or len(shares) != 2 or not all(map(is_number, shares)):
         raise c.error("bskcn_tv", f"= {shares!r} must be two numbers")
-    mixer = attention(c, qkv_bias=bias, o_bias=bias, window=c.sliding_window or 0)
-    return build_decoder(c, mixer, mlp(c, bias=c.mlp_bias), skips=_solar_skips(c))
+    mixer = b.attention(c, qkv_bias=bias, o_bias=bias, window=c.sliding_window or 0)
+    return b.build_decoder(c, mixer, b.mlp(c, bias=c.mlp_bias), skips=_solar_skips(c))
 
 
 def _deci_part(c: Config, layer: int, part: str) -> dict[str, Any]:
@@ -84,12 +62,12 @@ def _deci_part(c: Config, layer: int, part: str) -> dict[str, Any]:
     return found
 
 
-def _deci_attention(c: Config, layer: int) -> Attention | SquareLinear | None:
+def _deci_attention(c: Config, layer: int) -> spec.Attention | spec.SquareLinear | None:
     part, bias = _deci_part(c, layer, "attention"), c.get("qkv_bias", c.attention_bias)
     if part.get("no_op"):
         return None
     if part.get("replace_with_linear"):
-        return SquareLinear()
+        return spec.SquareLinear()
     for key in ("sparsify", "num_sink_tokens"):
         if part.get(key):
             raise c.error("block_configs", f"has {key!r} at layer {layer}, which is not supported")
@@ -97,24 +75,24 @@ def _deci_attention(c: Config, layer: int) -> Attention | SquareLinear | None:
     if not isinstance(group, int) or group < 1 or heads % group:
         raise c.error("block_configs", f"has the n_heads_in_group {group!r} at layer {layer}")
     window = part.get("window_length") or 0
-    return attention(
+    return b.attention(
         c, kv_heads=heads // group, qkv_bias=bias, o_bias=c.attention_bias, window=window
     )
 
 
-def _deci_ffn(c: Config, layer: int) -> Mlp | SquareLinear | None:
+def _deci_ffn(c: Config, layer: int) -> spec.Mlp | spec.SquareLinear | None:
     part = _deci_part(c, layer, "ffn")
     if part.get("no_op"):
         return None
     if part.get("replace_with_linear"):
-        return SquareLinear()
+        return spec.SquareLinear()
     width = part.get("intermediate_size")
     if width is None:
         width = -(-int(2 * part.get("ffn_mult", 0) * c.hidden_size / 3) // 256) * 256
-    return Mlp(width, activation(c), bias=c.mlp_bias)
+    return spec.Mlp(width, b.activation(c), bias=c.mlp_bias)
 
 
-def decilm(c: Config) -> Decoder:
+def decilm(c: Config) -> spec.Decoder:
     """Llama whose layers differ in KV heads and width; a part may be missing or be one matrix."""
     before, behind = LAYER + "input_layernorm", LAYER + "post_attention_layernorm"
     names: Names = {
@@ -122,41 +100,43 @@ def decilm(c: Config) -> Decoder:
         "mixer.matrix": LAYER + "self_attn.linear_attn",
         "ffn.matrix": LAYER + "mlp.linear_mlp",
     }
-    layers, norm, longest = range(c.num_hidden_layers), rms(c), c.max_position_embeddings
+    layers, norm, longest = range(c.num_hidden_layers), b.rms(c), c.max_position_embeddings
     if c.get("num_key_value_heads_per_layer"):  # the first generation
         counts = c.num_key_value_heads_per_layer
-        return build_decoder(c, lambda i: attention(c, kv_heads=counts[i]), names=names)
-    blocks = tuple(Block(_deci_attention(c, i), _deci_ffn(c, i), norm) for i in layers)
+        return b.build_decoder(c, lambda i: b.attention(c, kv_heads=counts[i]), names=names)
+    blocks = tuple(spec.Block(_deci_attention(c, i), _deci_ffn(c, i), norm) for i in layers)
     tied = bool(c.tie_word_embeddings)
-    return Decoder(c.vocab_size, c.hidden_size, blocks, norm, longest, tied=tied, names=names)
+    return spec.Decoder(c.vocab_size, c.hidden_size, blocks, norm, longest, tied=tied, names=names)
 
 
-def _phi3_small_rope(c: Config, dim: int) -> Rope:
+def _phi3_small_rope(c: Config, dim: int) -> spec.Rope:
     """Linear by rope_position_scale, or longrope ("su")."""
     theta, stretch = float(c.rope_embedding_base), float(c.rope_position_scale)
     if not c.get("rope_scaling"):
-        linear = RopeScaling("linear", (("factor", stretch),)) if stretch != 1.0 else None
-        return Rope(dim, theta, linear)
+        linear = spec.RopeScaling("linear", (("factor", stretch),)) if stretch != 1.0 else None
+        return spec.Rope(dim, theta, linear)
     scaling = c.rope_scaling
     scale = scaling.get("long_mscale")
     if scaling.get("short_mscale") != scale:
         raise c.error("rope_scaling", "has a long_mscale other than its short_mscale")
     own = {"rope_theta": theta, **({} if scale is None else {"attention_factor": scale})}
-    return rope(c.replace(rope_parameters={**c.rope_parameters, **own}), dim)
+    return b.rope(c.replace(rope_parameters={**c.rope_parameters, **own}), dim)
 
 
-def phi3_small(c: Config) -> Decoder:
+def phi3_small(c: Config) -> spec.Decoder:
     """Block-sparse and dense layers in turn; gate and up rows are interleaved."""
     c.refuse("hidden_act", "gegelu")
-    dim, heads = head_dim(c), c.num_attention_heads
+    dim, heads = b.head_dim(c), c.num_attention_heads
     step = 0 if c.blocksparse_homo_head_pattern else max(1, c.blocksparse_vert_stride // heads)
     size, local = c.blocksparse_block_size, c.blocksparse_num_local_blocks
-    sparse = AttentionExtras(block_sparse=BlockSparse(size, local, c.blocksparse_vert_stride, step))
+    sparse = spec.AttentionExtras(
+        block_sparse=spec.BlockSparse(size, local, c.blocksparse_vert_stride, step)
+    )
     every = c.get("dense_attention_every_n_layers", 0)
     position = _phi3_small_rope(c, dim)
 
-    def mixer(i: int) -> Attention:
-        return attention(
+    def mixer(i: int) -> spec.Attention:
+        return b.attention(
             c,
             rope=position,
             qkv_bias=True,
@@ -176,11 +156,11 @@ def phi3_small(c: Config) -> Decoder:
         "mixer.o": LAYER + "self_attn.dense",
         "ffn.up": Named((LAYER + "mlp.up_proj",), interleaved_rows),
     }
-    return build_decoder(
+    return b.build_decoder(
         c,
         mixer,
-        Mlp(inner, "swiglu_oai", bias=True, limit=float(c.get("gegelu_limit", 0.0))),
-        Norm(c.layer_norm_epsilon, "layer", bias=True),
+        spec.Mlp(inner, "swiglu_oai", bias=True, limit=float(c.get("gegelu_limit", 0.0))),
+        spec.Norm(c.layer_norm_epsilon, "layer", bias=True),
         embed_scale=float(c.get("mup_embedding_multiplier") or 1.0),
         logit_scale=1 / (c.get("mup_width_multiplier") or 1.0),
         suppressed_tokens=unsaid,
@@ -188,18 +168,20 @@ def phi3_small(c: Config) -> Decoder:
     )
 
 
-def step3(c: Config) -> Decoder:
+def step3(c: Config) -> spec.Decoder:
     """Low-rank queries, one KV head, experts from one layer on."""
     listed = c.get("moe_layers_enum")
     if isinstance(listed, str):
         listed = [int(one) for one in listed.split(",")]
     sparse = range(1, c.num_hidden_layers) if listed is None else listed
-    experts = moe(c, renorm=c.norm_expert_weight, shared=Mlp(c.share_expert_dim, activation(c)))
+    experts = b.moe(
+        c, renorm=c.norm_expert_weight, shared=spec.Mlp(c.share_expert_dim, b.activation(c))
+    )
     attn, part, shared = (LAYER + one for one in ("self_attn.", "moe.", "share_expert."))
-    extras = AttentionExtras(q_rank=c.share_q_dim or head_dim(c), q_rank_norm=rms(c))
+    extras = spec.AttentionExtras(q_rank=c.share_q_dim or b.head_dim(c), q_rank_norm=b.rms(c))
 
-    def ffn(i: int) -> Ffn:
-        return experts if i in sparse else mlp(c)
+    def ffn(i: int) -> b.Ffn:
+        return experts if i in sparse else b.mlp(c)
 
     names: Names = {
         "mixer.q_a": attn + "q_proj",
@@ -211,17 +193,17 @@ def step3(c: Config) -> Decoder:
         "moe.shared.up": (shared + "gate_proj", shared + "up_proj"),
         "moe.shared.down": shared + "down_proj",
     }
-    return build_decoder(c, attention(c, kv_heads=1, extras=extras), ffn, names=names)
+    return b.build_decoder(c, b.attention(c, kv_heads=1, extras=extras), ffn, names=names)
 
 
-def grok1(c: Config) -> Decoder:
+def grok1(c: Config) -> spec.Decoder:
     """Sandwich norms, soft caps on attention and routing, scaled embeddings and logits."""
     cap = float(c.get("attn_logit_softcapping", 30.0))
     scale = c.get("attn_output_multiplier", 0.08838834764831845)
-    sparse = moe(
+    sparse = b.moe(
         c,
         inner=c.get("moe_intermediate_size", c.intermediate_size),
-        act=activation(c)
+        act=b.activation(c)
         if c.is_explicit("hidden_act") and c.hidden_act != "gelu"
         else "gelu_tanh",
         router_softcap=float(c.get("router_logit_softcapping", 30.0)),
@@ -234,9 +216,9 @@ def grok1(c: Config) -> Decoder:
         "norm3": LAYER + "pre_moe_norm",
         "norm4": LAYER + "post_moe_norm",
     }
-    return build_decoder(
+    return b.build_decoder(
         c,
-        attention(c, scale=scale, softcap=cap),
+        b.attention(c, scale=scale, softcap=cap),
         sparse,
         layout="sandwich",
         embed_scale=float(c.get("embedding_multiplier_scale", 1.0)),

@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import (
-    activation,
-    attention,
-    build_decoder,
-    head_dim,
-    is_sliding,
-    mlp,
-    moe,
-    rms,
-    rope,
-    window,
-)
+from radixlm.arch.families import builders as b
 from radixlm.arch.names import LAYER, AnyOf
 from radixlm.arch.spec import Attention, Decoder, Mlp
 
@@ -28,25 +17,25 @@ def slides(c: Config, layer: int) -> bool:
     if not c.use_sliding_window or not c.sliding_window:
         return False
     if c.layer_types is not None:
-        return is_sliding(c, layer)
+        return b.is_sliding(c, layer)
     return bool(layer >= c.max_window_layers)
 
 
 def qwen2(c: Config) -> Decoder:
-    return build_decoder(
-        c, lambda i: attention(c, qkv_bias=True, window=c.sliding_window if slides(c, i) else 0)
+    return b.build_decoder(
+        c, lambda i: b.attention(c, qkv_bias=True, window=c.sliding_window if slides(c, i) else 0)
     )
 
 
 def qwen3(c: Config) -> Decoder:
-    return build_decoder(
+    return b.build_decoder(
         c,
-        lambda i: attention(
+        lambda i: b.attention(
             c,
             qkv_bias=c.attention_bias,
             o_bias=c.attention_bias,
             qk_norm="head",
-            qk_norm_spec=rms(c),
+            qk_norm_spec=b.rms(c),
             window=c.sliding_window if slides(c, i) else 0,
         ),
     )
@@ -59,23 +48,23 @@ def sparse_layers(c: Config) -> Callable[[int], bool]:
 
 
 def qwen2_moe(c: Config) -> Decoder:
-    shared = Mlp(c.shared_expert_intermediate_size, activation(c))
-    sparse = moe(c, renorm=c.norm_topk_prob, shared=shared, shared_gate=True)
+    shared = Mlp(c.shared_expert_intermediate_size, b.activation(c))
+    sparse = b.moe(c, renorm=c.norm_topk_prob, shared=shared, shared_gate=True)
     has_experts = sparse_layers(c)
 
     def slides_here(i: int) -> bool:
         if c.layer_types is not None:
-            return is_sliding(c, i)
+            return b.is_sliding(c, i)
         return bool(c.use_sliding_window and i % 2 == 0 and i < c.max_window_layers)
 
-    return build_decoder(
+    return b.build_decoder(
         c,
-        lambda i: attention(
+        lambda i: b.attention(
             c,
             qkv_bias=c.qkv_bias,
             window=c.sliding_window if c.use_sliding_window and slides_here(i) else 0,
         ),
-        lambda i: sparse if has_experts(i) else mlp(c),
+        lambda i: sparse if has_experts(i) else b.mlp(c),
         names={
             "moe.shared.up": AnyOf(
                 (_SHARED + "gate_proj", _SHARED + "up_proj"), _SHARED + "gate_up_proj"
@@ -86,30 +75,32 @@ def qwen2_moe(c: Config) -> Decoder:
 
 
 def qwen3_moe(c: Config) -> Decoder:
-    sparse = moe(c, renorm=c.norm_topk_prob)
+    sparse = b.moe(c, renorm=c.norm_topk_prob)
     has_experts = sparse_layers(c)
     bias = c.attention_bias
     span = (c.sliding_window or 0) if c.use_sliding_window else 0
-    mixer = attention(
-        c, qkv_bias=bias, o_bias=bias, qk_norm="head", qk_norm_spec=rms(c), window=span
+    mixer = b.attention(
+        c, qkv_bias=bias, o_bias=bias, qk_norm="head", qk_norm_spec=b.rms(c), window=span
     )
-    return build_decoder(c, mixer, lambda i: sparse if has_experts(i) else mlp(c))
+    return b.build_decoder(c, mixer, lambda i: sparse if has_experts(i) else b.mlp(c))
 
 
 def mellum(c: Config) -> Decoder:
-    sparse = moe(c, renorm=c.norm_topk_prob)
+    sparse = b.moe(c, renorm=c.norm_topk_prob)
     bias, kinds = c.attention_bias, c.mlp_layer_types
 
     def mixer(i: int) -> Attention:
         kind = c.layer_types[i] if c.layer_types else "full_attention"
-        return attention(
+        return b.attention(
             c,
             qkv_bias=bias,
             o_bias=bias,
-            rope=rope(c, head_dim(c), kind, partial=True),
+            rope=b.rope(c, b.head_dim(c), kind, partial=True),
             qk_norm="head",
-            qk_norm_spec=rms(c),
-            window=window(c, i) if c.layer_types else 0,
+            qk_norm_spec=b.rms(c),
+            window=b.window(c, i) if c.layer_types else 0,
         )
 
-    return build_decoder(c, mixer, lambda i: mlp(c) if kinds and kinds[i] == "dense" else sparse)
+    return b.build_decoder(
+        c, mixer, lambda i: b.mlp(c) if kinds and kinds[i] == "dense" else sparse
+    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from radixlm.arch import spec
 from radixlm.arch.config import Config
 from radixlm.arch.families.builders import (
     Mixer,
@@ -17,15 +18,6 @@ from radixlm.arch.families.builders import (
 from radixlm.arch.families.linear import DELTA, delta_net, gated_attention
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import GroupedParts
-from radixlm.arch.spec import (
-    AttentionExtras,
-    BlockIndexer,
-    Decoder,
-    GatedHyperConnections,
-    Mlp,
-    Ngrams,
-    Norm,
-)
 from radixlm.base.record import replace
 
 _PLE, _INDEX = LAYER + "ple.", LAYER + "self_attn.indexer."
@@ -61,7 +53,7 @@ def _primes(start: int, count: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _ngrams(c: Config, index: int) -> Ngrams:
+def _ngrams(c: Config, index: int) -> spec.Ngrams:
     """The n-grams of the ``index``-th layer that has them."""
     heads = (c.ngram_size - 1) * c.heads_per_ngram
     dim = c.get("ple_embed_dim") or c.hidden_size
@@ -76,7 +68,7 @@ def _ngrams(c: Config, index: int) -> Ngrams:
         raise c.error("eos_token_id", "is needed by layers with n-grams")
     sizes = _primes(c.ngram_vocab_size_base, (index + 1) * heads)[index * heads :]
     step = c.make_ngram_vocab_size_divisible_by
-    return Ngrams(
+    return spec.Ngrams(
         dim,
         -(-sum(sizes) // step) * step,
         sizes,
@@ -90,7 +82,7 @@ def _ngrams(c: Config, index: int) -> Ngrams:
     )
 
 
-def _index(c: Config) -> BlockIndexer:
+def _index(c: Config) -> spec.BlockIndexer:
     size, budget = c.get("indexer_compress_ratio"), c.get("indexer_budget")
     for key in ("n_heads", "head_dim", "budget", "compress_ratio"):
         value = c.get(f"indexer_{key}")
@@ -101,7 +93,9 @@ def _index(c: Config) -> BlockIndexer:
         raise c.error("indexer_budget", f"= {budget} is no multiple of 'indexer_compress_ratio'")
     norm = rms(c, offset=1.0)
     top = budget // size
-    return BlockIndexer(c.indexer_n_heads, c.indexer_head_dim, size, top, 0, norm, is_mean=True)
+    return spec.BlockIndexer(
+        c.indexer_n_heads, c.indexer_head_dim, size, top, 0, norm, is_mean=True
+    )
 
 
 def _streams(role: str, stored: str) -> Names:
@@ -134,7 +128,7 @@ def _names(c: Config) -> Names:
     }
 
 
-def qwen4_exp(c: Config) -> Decoder:
+def qwen4_exp(c: Config) -> spec.Decoder:
     shared, reading = c.shared_expert_intermediate_size, sorted(set(c.get("ple_layer_ids", ())))
     act: Any = c.get("output_gate_type", "silu")
     kinds, every = c.layer_types, c.get("full_attention_interval", 4)
@@ -161,11 +155,13 @@ def qwen4_exp(c: Config) -> Decoder:
                 "rope_parameters",
                 "must not depend on the length: the keys of blocks are cached rotated",
             )
-        return replace(attention, extras=AttentionExtras(indexer=_index(c)))
+        return replace(attention, extras=spec.AttentionExtras(indexer=_index(c)))
 
     if any(not 1 <= one <= c.num_hidden_layers or attends(one - 1) for one in reading):
         raise c.error("ple_layer_ids", f"= {reading!r} are not all linear layers, counted from 1")
-    sparse = moe(c, renorm=c.norm_topk_prob, shared=Mlp(shared, activation(c)), shared_gate=True)
-    bare = Norm(c.rms_norm_eps, "none", affine=False)
-    streams = GatedHyperConnections(c.hc_count, c.hc_lowrank, rms(c, offset=1.0))
+    sparse = moe(
+        c, renorm=c.norm_topk_prob, shared=spec.Mlp(shared, activation(c)), shared_gate=True
+    )
+    bare = spec.Norm(c.rms_norm_eps, "none", affine=False)
+    streams = spec.GatedHyperConnections(c.hc_count, c.hc_lowrank, rms(c, offset=1.0))
     return build_decoder(c, mixer, sparse, bare, gated_streams=streams, names=_names(c))

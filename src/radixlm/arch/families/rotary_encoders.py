@@ -5,17 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from radixlm.arch.config import Config, is_number
+from radixlm.arch.families import builders as b
 from radixlm.arch.families.bert import encoder
-from radixlm.arch.families.builders import (
-    activation,
-    attention,
-    build_decoder,
-    head_dim,
-    is_sliding,
-    mlp,
-    rms,
-    rope,
-)
 from radixlm.arch.names import AnyOf, Named, Names
 from radixlm.arch.recipes import swapped_halves
 from radixlm.arch.spec import Attention, Decoder, Encoder, Mlp, Norm, Rope, RopeScaling
@@ -42,16 +33,16 @@ def modernbert(c: Config) -> Decoder:
     }
 
     def mixer(i: int) -> Attention:
-        slides = is_sliding(c, i) if c.layer_types else bool(i % every)
-        position = rope(c, head_dim(c), "sliding_attention" if slides else "full_attention")
+        slides = b.is_sliding(c, i) if c.layer_types else bool(i % every)
+        position = b.rope(c, b.head_dim(c), "sliding_attention" if slides else "full_attention")
         theta = c.get(thetas[slides])
         position = replace(position, theta=float(theta)) if theta else position
         span = c.local_attention // 2 + 1 if slides else 0
-        return attention(
+        return b.attention(
             c, rope=position, qkv_bias=c.attention_bias, o_bias=c.attention_bias, window=span
         )
 
-    ffn = mlp(c, act="hidden_activation", bias=c.mlp_bias)
+    ffn = b.mlp(c, act="hidden_activation", bias=c.mlp_bias)
     decoder = encoder(c, names, mixer=mixer, ffn=ffn, norm=norm, offset=None, layout="pre")
     first = replace(decoder.blocks[0], layout="prenorm_ffn_only")
     return replace(decoder, blocks=(first, *decoder.blocks[1:]))
@@ -86,10 +77,10 @@ def nomic(c: Config) -> Decoder:
         "ffn.up": (layer + "mlp.fc12", layer + "mlp.fc11"),
         "ffn.down": layer + "mlp.fc2",
     }
-    position = rope(c, head_dim(c))
+    position = b.rope(c, b.head_dim(c))
     theta = c.get("rotary_emb_base")
-    mixer = attention(c, rope=replace(position, theta=float(theta)) if theta else position)
-    act = "silu" if c.get("activation_function") == "swiglu" else activation(c)
+    mixer = b.attention(c, rope=replace(position, theta=float(theta)) if theta else position)
+    act = "silu" if c.get("activation_function") == "swiglu" else b.activation(c)
     ffn = Mlp(c.get("n_inner") or c.intermediate_size, act)
     norm = Norm(c.get("layer_norm_epsilon") or c.layer_norm_eps, "layer", bias=True)
     return rotary(c, "nomic_bert", layer, names, mixer=mixer, ffn=ffn, norm=norm)
@@ -118,11 +109,11 @@ def gte(c: Config) -> Decoder:
         and is_number(scaling.get("factor"))
         and not scaling.get("mixed_b")
     ):
-        position = ntk(Rope(head_dim(c), float(c.rope_theta)), float(scaling["factor"]))
+        position = ntk(Rope(b.head_dim(c), float(c.rope_theta)), float(scaling["factor"]))
     else:
-        position = rope(c, head_dim(c))
-    mixer = attention(c, rope=position, qkv_bias=True, o_bias=True)
-    ffn = replace(mlp(c), down_bias=True)
+        position = b.rope(c, b.head_dim(c))
+    mixer = b.attention(c, rope=position, qkv_bias=True, o_bias=True)
+    ffn = replace(b.mlp(c), down_bias=True)
     return rotary(c, prefix, layer, names, mixer=mixer, ffn=ffn)
 
 
@@ -140,11 +131,11 @@ def jina(c: Config) -> Decoder:
         "ffn.up1": layer + "mlp.fc1",
         "ffn.down": layer + "mlp.fc2",
     }
-    return rotary(c, "roberta", layer, names, mixer=attention(c, qkv_bias=True, o_bias=True))
+    return rotary(c, "roberta", layer, names, mixer=b.attention(c, qkv_bias=True, o_bias=True))
 
 
 def eurobert(c: Config) -> Decoder:
-    decoder = build_decoder(
-        c, attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias), mlp(c)
+    decoder = b.build_decoder(
+        c, b.attention(c, qkv_bias=c.attention_bias, o_bias=c.attention_bias), b.mlp(c)
     )
-    return replace(decoder, encoder=Encoder(), norm=rms(c))
+    return replace(decoder, encoder=Encoder(), norm=b.rms(c))

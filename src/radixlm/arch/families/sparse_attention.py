@@ -5,31 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from radixlm.arch import spec
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import (
-    activation,
-    attention,
-    build_decoder,
-    corrected_moe,
-    head_dim,
-    mlp,
-    moe,
-    rms,
-    rope,
-)
+from radixlm.arch.families import builders as b
 from radixlm.arch.families.deepseek import latent
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import RankScaled
-from radixlm.arch.spec import (
-    AttentionExtras,
-    BlockIndexer,
-    Decoder,
-    HyperConnections,
-    Indexer,
-    LatentAttention,
-    Mlp,
-    Norm,
-)
 from radixlm.base.record import replace
 
 _PARTS = ("fn", "base", "scale")
@@ -73,12 +54,12 @@ def positive(c: Config, *keys: str) -> None:
             raise c.error(key, f"= {value!r} must be a positive integer")
 
 
-def index_of(c: Config, norm: Norm, **fields: Any) -> Indexer:
+def index_of(c: Config, norm: spec.Norm, **fields: Any) -> spec.Indexer:
     """The indexer of config.index_n_heads, index_head_dim and index_topk."""
     positive(c, "index_n_heads", "index_head_dim", "index_topk", "q_lora_rank")
     if c.index_head_dim < c.qk_rope_head_dim:
         raise c.error("index_head_dim", "must hold 'qk_rope_head_dim'")
-    return Indexer(c.index_n_heads, c.index_head_dim, c.index_topk, norm=norm, **fields)
+    return spec.Indexer(c.index_n_heads, c.index_head_dim, c.index_topk, norm=norm, **fields)
 
 
 def limit_of(c: Config) -> float:
@@ -88,11 +69,11 @@ def limit_of(c: Config) -> float:
     return float(c.swiglu_limit)
 
 
-def streams_of(c: Config, **fields: Any) -> HyperConnections:
+def streams_of(c: Config, **fields: Any) -> spec.HyperConnections:
     """The hyper-connections of config.hc_mult."""
     positive(c, "hc_mult")
-    return HyperConnections(
-        c.hc_mult, Norm(c.rms_norm_eps, affine=False), float(c.hc_eps), **fields
+    return spec.HyperConnections(
+        c.hc_mult, spec.Norm(c.rms_norm_eps, affine=False), float(c.hc_eps), **fields
     )
 
 
@@ -111,12 +92,12 @@ def _gate_and_up(at: str, gate: str = "gate_proj") -> tuple[str, str]:
     return at + gate, at + "up_proj"
 
 
-def hy_v4(c: Config) -> Decoder:
+def hy_v4(c: Config) -> spec.Decoder:
     """Layers may reuse the choice of the last layer with an indexer; routed experts are clamped."""
     c.refuse("hidden_act", "silu", "swish")
     count, limit = c.num_hidden_layers, limit_of(c)
     whole = replace(latent(c, interleaved=False), sinks=True, gate="channel")
-    norm = Norm(c.rms_norm_eps, "layer", bias=True)
+    norm = spec.Norm(c.rms_norm_eps, "layer", bias=True)
     index = index_of(c, norm, interleaved=False, rope_on_tail=True)
     sharing = ["shared" if i and (i - 1) % 4 else "full" for i in range(count)]
     c = c.replace(
@@ -126,18 +107,18 @@ def hy_v4(c: Config) -> Decoder:
     shares = kinds_of(c, "indexer_types", "full", "shared")
     if shares[0] == "shared":
         raise c.error("indexer_types", "has a shared choice at the first layer")
-    shared = Mlp(c.moe_intermediate_size * c.n_shared_experts, "silu")
-    sparse = corrected_moe(c, shared, limit=limit)
+    shared = spec.Mlp(c.moe_intermediate_size * c.n_shared_experts, "silu")
+    sparse = b.corrected_moe(c, shared, limit=limit)
 
-    def mixer(i: int) -> LatentAttention:
+    def mixer(i: int) -> spec.LatentAttention:
         return replace(whole, indexer=replace(index, is_shared=shares[i] == "shared"))
 
     has_experts = kinds_of(c, "mlp_layer_types", "dense", "sparse")
     streams = streams_of(c, gain=c.hc_magnitude)
-    return build_decoder(
+    return b.build_decoder(
         c,
         mixer,
-        lambda i: sparse if has_experts[i] == "sparse" else mlp(c),
+        lambda i: sparse if has_experts[i] == "sparse" else b.mlp(c),
         names=_HY_V4,
         streams=streams,
     )
@@ -157,12 +138,12 @@ _DOTS3_SLIDING = {  # of layers with a window, where the config does not say
 }
 
 
-def dots3_note(c: Config) -> Decoder:
+def dots3_note(c: Config) -> spec.Decoder:
     """Window layers have their own latent sizes; latents are scaled to the width."""
     kinds, windows = _dots3_kinds(c), c.sliding_window or c.get("sliding_window_size", 512)
-    of_layer, norm = _dots3_layers(c, kinds), Norm(c.rms_norm_eps)
+    of_layer, norm = _dots3_layers(c, kinds), spec.Norm(c.rms_norm_eps)
 
-    def mixer(i: int) -> LatentAttention:
+    def mixer(i: int) -> spec.LatentAttention:
         own = c.replace(**of_layer[i], rope_parameters=_dots3_rope(c, kinds[i]))
         if own.num_attention_heads != own.num_key_value_heads or not own.q_lora_rank:
             raise c.error("num_key_value_heads", "must be the heads, and 'q_lora_rank' be given")
@@ -171,7 +152,7 @@ def dots3_note(c: Config) -> Decoder:
         if kinds[i] == "sliding_attention":
             return replace(made, window=windows)
         is_chosen = kinds[i] == "indexed_attention"
-        layer_norm = Norm(1e-6, "layer", bias=True)
+        layer_norm = spec.Norm(1e-6, "layer", bias=True)
         return (
             replace(made, indexer=index_of(own, layer_norm, interleaved=True))
             if is_chosen
@@ -179,7 +160,7 @@ def dots3_note(c: Config) -> Decoder:
         )
 
     shared = c.get("moe_shared_expert_intermediate_size", c.shared_experts_intermediate_size)
-    sparse = corrected_moe(c, Mlp(c.n_shared_experts * shared, activation(c)))
+    sparse = b.corrected_moe(c, spec.Mlp(c.n_shared_experts * shared, b.activation(c)))
     scaled = RankScaled(c.hidden_size)
     names: Names = {
         "mixer.gate": _ATTENTION + "g_proj",
@@ -188,7 +169,7 @@ def dots3_note(c: Config) -> Decoder:
         "mixer.kv_a_norm": Named((_ATTENTION + "kv_a_layernorm",), scaled),
     }
     has_experts = _dots3_sparse(c)
-    return build_decoder(c, mixer, lambda i: sparse if has_experts[i] else mlp(c), names=names)
+    return b.build_decoder(c, mixer, lambda i: sparse if has_experts[i] else b.mlp(c), names=names)
 
 
 def _dots3_kinds(c: Config) -> list[str]:
@@ -276,15 +257,15 @@ _M3: Names = {
 }
 
 
-def minimax_m3(c: Config) -> Decoder:
+def minimax_m3(c: Config) -> spec.Decoder:
     """Layers that read the blocks that an indexer chooses."""
     c.refuse("hidden_act", "silu", "swigluoai")
     c.refuse("swiglu_alpha", 1.702)
     c, limit = _m3_keys(c), limit_of(c)
-    position = rope(c, head_dim(c), partial=True)
-    norm = rms(c, offset=1.0)
-    plain_one = attention(c, rope=position, qk_norm="head", qk_norm_spec=norm)
-    index = BlockIndexer(
+    position = b.rope(c, b.head_dim(c), partial=True)
+    norm = b.rms(c, offset=1.0)
+    plain_one = b.attention(c, rope=position, qk_norm="head", qk_norm_spec=norm)
+    index = spec.BlockIndexer(
         c.index_n_heads,
         c.index_head_dim,
         c.index_block_size,
@@ -292,8 +273,8 @@ def minimax_m3(c: Config) -> Decoder:
         c.index_local_blocks,
         norm,
     )
-    chosen = replace(plain_one, extras=AttentionExtras(indexer=index))
-    sparse = moe(
+    chosen = replace(plain_one, extras=spec.AttentionExtras(indexer=index))
+    sparse = b.moe(
         c,
         inner=c.intermediate_size,
         act="swiglu_oai",
@@ -301,12 +282,12 @@ def minimax_m3(c: Config) -> Decoder:
         correction=True,
         renorm=True,
         scale=c.routed_scaling_factor,
-        shared=Mlp(c.shared_intermediate_size, "swiglu_oai", limit=limit),
+        shared=spec.Mlp(c.shared_intermediate_size, "swiglu_oai", limit=limit),
         limit=limit,
     )
-    dense = Mlp(c.dense_intermediate_size, "swiglu_oai", limit=limit)
+    dense = spec.Mlp(c.dense_intermediate_size, "swiglu_oai", limit=limit)
     kinds, ffns = c.layer_types, c.mlp_layer_types
-    return build_decoder(
+    return b.build_decoder(
         c,
         lambda i: chosen if kinds[i] == "minimax_m3_sparse" else plain_one,
         lambda i: sparse if ffns[i] == "sparse" else dense,
@@ -331,6 +312,6 @@ def _m3_keys(c: Config) -> Config:
     kinds_of(c, "mlp_layer_types", "sparse", "dense")
     positive(c, "index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks")
     c.divide("num_attention_heads", "index_n_heads")
-    if c.index_head_dim < rope(c, head_dim(c), partial=True).dim:
+    if c.index_head_dim < b.rope(c, b.head_dim(c), partial=True).dim:
         raise c.error("index_head_dim", "must be at least the rotated channels")
     return c

@@ -6,17 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from radixlm.arch.config import Config
-from radixlm.arch.families.builders import (
-    Ffn,
-    activation,
-    attention,
-    build_decoder,
-    head_dim,
-    moe,
-    rms,
-    rope,
-    window,
-)
+from radixlm.arch.families import builders as b
 from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import Experts
 from radixlm.arch.spec import Attention, AttentionExtras, Decoder, Mlp
@@ -72,10 +62,10 @@ def _ropes(out: dict[str, Any], count: int) -> dict[str, Any]:
 
 def step3p5(c: Config) -> Decoder:
     c.refuse("use_bidirectional_attention", False)
-    bias, dim, norm = c.attention_bias, head_dim(c), rms(c, offset=1.0)
+    bias, dim, norm = c.attention_bias, b.head_dim(c), b.rms(c, offset=1.0)
     limits, of_dense = c.swiglu_limits or (), c.swiglu_limits_shared or ()
     kinds, own = c.mlp_layer_types, c.get("per_layer_config", {})
-    act, extras = activation(c), AttentionExtras(gate="head")
+    act, extras = b.activation(c), AttentionExtras(gate="head")
     scale = (c.query_pre_attn_scalar or dim) ** -0.5
 
     def heads(i: int, slides: bool) -> int:
@@ -87,20 +77,20 @@ def step3p5(c: Config) -> Decoder:
 
     def mixer(i: int) -> Attention:
         kind = c.layer_types[i] if c.layer_types else "full_attention"
-        span = window(c, i) if c.layer_types else 0
-        position = rope(c, dim, kind, partial=True)
+        span = b.window(c, i) if c.layer_types else 0
+        position = b.rope(c, dim, kind, partial=True)
         fields: dict[str, Any] = {"heads": heads(i, span > 0), "rope": position, "window": span}
         fields |= {"qkv_bias": bias, "o_bias": bias, "scale": scale, "extras": extras}
-        return attention(c, qk_norm="head", qk_norm_spec=norm, **fields)
+        return b.attention(c, qk_norm="head", qk_norm_spec=norm, **fields)
 
     def limit(of: Any, i: int) -> float:
         return float(of[i] or 0.0) if of else 0.0
 
-    def ffn(i: int) -> Ffn:
+    def ffn(i: int) -> b.Ffn:
         width, cut = c.share_expert_dim, limit(of_dense, i)
         if kinds[i] != "sparse" if kinds else i < 3:
             return Mlp(c.intermediate_size, act, bias=c.mlp_bias, limit=cut, limit_after=True)
-        return moe(
+        return b.moe(
             c,
             score="sigmoid",
             correction=True,
@@ -111,7 +101,7 @@ def step3p5(c: Config) -> Decoder:
             shared=Mlp(width, act, bias=c.mlp_bias, limit=cut, limit_after=True),
         )
 
-    return build_decoder(c, mixer, ffn, norm, names=_names(c))
+    return b.build_decoder(c, mixer, ffn, norm, names=_names(c))
 
 
 def _names(c: Config) -> Names:
