@@ -342,7 +342,8 @@ void bind_program_args(nb::module_& m) {
         .def_rw("embeds", &Step::embeds)
         .def_rw("embeds_mask", &Step::embeds_mask)
         .def_rw("runs", &Step::runs)
-        .def_rw("num_runs", &Step::num_runs);
+        .def_rw("num_runs", &Step::num_runs)
+        .def_rw("threads", &Step::threads);
 }
 
 }  // namespace

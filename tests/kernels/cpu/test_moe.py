@@ -8,6 +8,7 @@ from radixlm.arch.spec import Moe
 from radixlm.kernels.cpu import linear, moe
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.ops.moe import route
+from radixlm.layers.program import struct
 
 EXPERTS, DIM, INNER = 8, 48, 40
 
@@ -109,19 +110,28 @@ def test_a_program_routes_like_the_reference(spec: Moe, threads: int) -> None:
     packed_router = linear.pack(router, None, "fp32")
     p = native().Program()
     x, logits = p.buffer(DIM), p.buffer(EXPERTS)
-    p.embed(x, None, table.data_ptr(), 0, 50, DIM, 1.0, 0, 0)
-    p.linear(x, logits, packed_router.handle, -1, 1.0, 0, False)
-    fields = (
-        EXPERTS, spec.top_k, moe.SCORE_CODE[spec.score], spec.renorm, spec.scale,
-        0 if correction is None else correction.data_ptr(), *spec.groups,
-        spec.group_score == "top2",
+    args = struct("EmbedArgs", table=table.data_ptr(), dtype=0, vocab=50, dim=DIM, scale=1.0)
+    p.embed(y=x, tied=None, args=args, replaced=True)
+    p.linear(x=x, y=logits, w=packed_router.handle)
+    groups, groups_kept = spec.groups
+    routing = struct(
+        "Route", experts=EXPERTS, top_k=spec.top_k, renorm=spec.renorm, scale=spec.scale,
+        score=getattr(native().RouterScore, spec.score.upper()), groups=groups,
+        groups_kept=groups_kept, group_top2=spec.group_score == "top2",
+        correction=0 if correction is None else correction.data_ptr(),
     )  # fmt: skip
-    p.moe(x, logits, x, packed.handle, fields, 0.5, False, (True, 0, True, False, 0, 0.0))
-    p.logits(x, head.handle, 1.0, 0.0)
+    p.moe(
+        x=x, logits=logits, y=x, experts=packed.handle, route=routing, scale=0.5, adds=True,
+        zero_experts=0, zero_experts_are_identity=True, scales_input=False, selected=False,
+    )  # fmt: skip
+    p.logits(x=x, w=head.handle, scale=1.0, softcap=0.0)
     out, starts = torch.empty(33, DIM), torch.tensor([0, 33], dtype=torch.int32)
     p.run(
-        33, ids.data_ptr(), ids.data_ptr(), 1, starts.data_ptr(), starts[1:].data_ptr(), [], [],
-        0, 33, out.data_ptr(), DIM, 0, 0, 0, 0, 0, 0, 0, 0, threads,
+        struct(
+            "Step", tokens=33, ids=ids.data_ptr(), positions=ids.data_ptr(), num_seqs=1,
+            query_start=starts.data_ptr(), kv_len=starts[1:].data_ptr(), num_rows=33,
+            logits=out.data_ptr(), ld_logits=DIM, threads=threads,
+        )
     )  # fmt: skip
     hidden = table[ids.long()]
     weights, chosen = route(hidden @ router.T, correction, spec)

@@ -9,8 +9,6 @@ from radixlm.kernels.cpu.checks import rows_of
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.linear import PackedLinear, act_code
 
-SCORE_CODE = {"softmax": 0, "sigmoid": 1, "softmax_topk": 2, "sigmoid_topk": 3, "sparsemixer": 4}
-
 
 class Experts:
     """``down(act(gate) * up)`` of every expert, or ``down(act(up))``; gated ``ups`` are paired
