@@ -64,12 +64,12 @@ async def test_each_api_counts_the_same(url, backend, extra, tmp_path, capsys) -
 
 
 async def test_ids_warm_up_flush_and_a_plot(url, tmp_path, capsys) -> None:
-    picture = tmp_path / "p.html"
+    plot = tmp_path / "p.html"
     flags = "--dataset-name random-ids --flush-cache --warmup-requests 2 --json --plot".split()
-    assert await bench(url, *flags, str(picture)) == 0
+    assert await bench(url, *flags, str(plot)) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["total_input_tokens"], result["dataset_name"]) == (72, "random-ids")
-    assert "<svg" in picture.read_text()
+    assert "<svg" in plot.read_text()
 
 
 async def test_failures_are_counted_and_named(url, capsys) -> None:

@@ -198,13 +198,13 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-FACES = (generate, complete, chat)
+APIS = (generate, complete, chat)
 
 
 def run_all(server: RunningServer, rounds: int) -> tuple[int, int]:
     """Run every form `rounds` times; how many ended by their grammar, and how many were cut."""
     plan = [(form, number) for number in range(rounds) for form in FORMS]
-    ways = list(itertools.product(FACES, (False, True)))
+    ways = list(itertools.product(APIS, (False, True)))
 
     def one(job: tuple[int, tuple[Form, int]]) -> bool:
         place, (form, number) = job

@@ -31,23 +31,23 @@ def parts() -> tuple[DeviceTables, SamplingParamTable]:
 def test_a_reused_layout_equals_a_new_one(padded: int) -> None:
     rng, (tables, draws) = random.Random(padded), parts()
     packer = StepPacker(tables, draws, SLOTS, 16, 16)
-    lineups = [
+    batches = [
         DecodeBatch(tuple(f"r{slot}" for slot in slots), np.array(slots, np.int64))
         for slots in ([0, 1, 2, 3], [3, 1], [5], [0, 1, 2, 3])
     ]
     for _ in range(40):
-        lineup = rng.choice(lineups)
-        starts = np.array([rng.randrange(40) for _ in lineup.slots], np.int64)
-        items = Items(lineup, starts)
+        batch = rng.choice(batches)
+        starts = np.array([rng.randrange(40) for _ in batch.slots], np.int64)
+        items = Items(batch, starts)
         host, fresh = (torch.full((packer.num_ints,), -7, dtype=torch.int32) for _ in range(2))
         kept_shape, num = packer.pack(items, host, padded)
         other = StepPacker(tables, draws, SLOTS, 16, 16)
         shape, _ = other.pack(Items.of(tuple(items)), fresh, padded)
         assert host.tolist() == fresh.tolist() and num == packer.num_head
         assert (kept_shape.max_kv_len, kept_shape.kinds) == (shape.max_kv_len, shape.kinds)
-        assert kept_shape.slots_R.tolist() == lineup.slots.tolist()
-        assert kept_shape.kinds.all_greedy == all(slot % 2 == 0 for slot in lineup.slots)
-        assert kept_shape.kinds.any_filtered == (3 in lineup.slots)
+        assert kept_shape.slots_R.tolist() == batch.slots.tolist()
+        assert kept_shape.kinds.all_greedy == all(slot % 2 == 0 for slot in batch.slots)
+        assert kept_shape.kinds.any_filtered == (3 in batch.slots)
 
 
 def test_pages_of_several_rows_equal_single_updates() -> None:

@@ -47,17 +47,17 @@ class SchedulerHarness:
         self.limits = replace(LIMITS, **limits)
         size, slots = self.limits.page_size, self.limits.max_running
         allocator = PageAllocator(num_pages, size)
-        books = None
+        window_pages = None
         group = None
         if window:
             second = PageAllocator(num_window, size)
-            books = WindowPages(second, WindowTable(window, size))
+            window_pages = WindowPages(second, WindowTable(window, size))
             group = WindowGroup(second, window)
         cache = (
             RadixCache(allocator, size, window=group) if radix else ChunkCache(size, bool(window))
         )
         self.executor = FakeExecutor(num_pages + 1, size, slots + 1, num_window, window)
-        self.kv_manager = KVCacheManager(allocator, SlotAllocator(slots), cache, size, books)
+        self.kv_manager = KVCacheManager(allocator, SlotAllocator(slots), cache, size, window_pages)
         self.mine, theirs = MemoryChannel.pair()
         self.now_s = 100.0
         self.scheduler = Scheduler(

@@ -38,91 +38,91 @@ class Pools:
 
 
 @pytest.fixture
-def house():
+def pools():
     return Pools()
 
 
-def test_no_violation(house):
-    assert house.check() == []
-    assert house.repair() == Repair([], 0, 0, [])
-    assert house.check([(0, house.own, house.handle)]) == []
+def test_no_violation(pools):
+    assert pools.check() == []
+    assert pools.repair() == Repair([], 0, 0, [])
+    assert pools.check([(0, pools.own, pools.handle)]) == []
 
 
-def test_a_request_that_ended_without_freeing(house):
-    violations = house.check([])
+def test_a_request_that_ended_without_freeing(pools):
+    violations = pools.check([])
     assert "1 slots in use, 0 running: 1 leaked, first 0" in violations
     assert any("has 1 locks, requests hold 0" in b for b in violations)
     assert violations[-1] == (
         "full: the allocator has 2 pages held by requests, 0 are: 2 leaked [7, 8], 0 not booked []"
     )
-    mended = house.repair([])
+    mended = pools.repair([])
     assert mended.remaining == [] and (mended.num_pages, mended.num_slots) == (2, 1)
     assert len(mended.violations) == len(violations)
-    assert house.cache.num_locked == 0
-    house.cache.reset()
-    assert house.pool.num_free == 19
+    assert pools.cache.num_locked == 0
+    pools.cache.reset()
+    assert pools.pool.num_free == 19
 
 
-def test_a_page_that_two_requests_write(house):
-    house.running.append((house.slots.alloc(), house.own[:1], None))
-    page = house.own[0]
-    assert house.check() == [f"full: page {page} has 2 owners: slot 0, slot 1"]
-    assert house.repair().remaining == house.check()
-    assert house.pool.num_free == 11
+def test_a_page_that_two_requests_write(pools):
+    pools.running.append((pools.slots.alloc(), pools.own[:1], None))
+    page = pools.own[0]
+    assert pools.check() == [f"full: page {page} has 2 owners: slot 0, slot 1"]
+    assert pools.repair().remaining == pools.check()
+    assert pools.pool.num_free == 11
 
 
-def test_a_page_of_the_cache_in_a_request_that_has_not_locked_it(house):
-    page = house.cache.match(ids(9, 9)).pages[:1]
-    house.running.append((house.slots.alloc(), page, None))
-    assert house.check()[0] == f"full: page {page[0]} has 2 owners: the prefix cache, slot 1"
+def test_a_page_of_the_cache_in_a_request_that_has_not_locked_it(pools):
+    page = pools.cache.match(ids(9, 9)).pages[:1]
+    pools.running.append((pools.slots.alloc(), page, None))
+    assert pools.check()[0] == f"full: page {page[0]} has 2 owners: the prefix cache, slot 1"
 
 
-def test_pages_outside_the_pool_and_the_null_page(house):
-    house.running.append((house.slots.alloc(), ids(0, 20), None))
-    assert house.check() == ["full: 2 of 2 pages of slot 1 are not in the pool of 20"]
+def test_pages_outside_the_pool_and_the_null_page(pools):
+    pools.running.append((pools.slots.alloc(), ids(0, 20), None))
+    assert pools.check() == ["full: 2 of 2 pages of slot 1 are not in the pool of 20"]
 
 
-def test_a_request_without_a_slot(house):
-    house.running.append((3, ids(), None))
-    assert house.check() == ["1 of 2 running requests have a free slot, first 3"]
-    assert house.repair().remaining == []
-    assert house.slots.used() == [0, 3]
+def test_a_request_without_a_slot(pools):
+    pools.running.append((3, ids(), None))
+    assert pools.check() == ["1 of 2 running requests have a free slot, first 3"]
+    assert pools.repair().remaining == []
+    assert pools.slots.used() == [0, 3]
 
 
-def test_two_requests_in_one_slot(house):
-    house.running.append((0, ids(), None))
-    assert house.check() == ["slot 0 has 2 running requests"]
+def test_two_requests_in_one_slot(pools):
+    pools.running.append((0, ids(), None))
+    assert pools.check() == ["slot 0 has 2 running requests"]
 
 
-def test_a_lost_lock_and_a_dead_handle(house):
-    house.cache.unlock(house.handle)
-    assert house.check() == ["node 1 has 0 locks, requests hold 1"]
-    assert house.repair().remaining == [] and house.cache.num_locked == 4
-    house.cache.unlock(house.handle)
-    house.cache.evict(19)
-    violations = house.check()
+def test_a_lost_lock_and_a_dead_handle(pools):
+    pools.cache.unlock(pools.handle)
+    assert pools.check() == ["node 1 has 0 locks, requests hold 1"]
+    assert pools.repair().remaining == [] and pools.cache.num_locked == 4
+    pools.cache.unlock(pools.handle)
+    pools.cache.evict(19)
+    violations = pools.check()
     assert "a request has locked a prefix that is no longer cached" in violations
     assert any("4 not booked" in b for b in violations)
 
 
-def test_wrong_counters_and_free_list(house):
-    house.cache.total_pages += 3
-    house.pool._num_free -= 1
-    violations = house.check()
+def test_wrong_counters_and_free_list(pools):
+    pools.cache.total_pages += 3
+    pools.pool._num_free -= 1
+    violations = pools.check()
     assert "the tree counts 9 pages, 4 locked; its nodes hold 6, 4 locked" in violations
     assert "full: 10 pages in the free list, 11 are free" in violations
-    mended = house.repair()
+    mended = pools.repair()
     assert mended.remaining == [] and mended.num_pages == 1
 
 
-def test_a_broken_shape(house):
-    node = next(iter(house.cache.tree.nodes()))
+def test_a_broken_shape(pools):
+    node = next(iter(pools.cache.tree.nodes()))
     node.tokens = bytes(reversed(node.tokens))
-    assert any("does not stand under its first page" in b for b in house.check())
+    assert any("does not stand under its first page" in b for b in pools.check())
     node.tokens = node.tokens[:4]
-    assert any("has 1 tokens in" in b for b in house.check())
+    assert any("has 1 tokens in" in b for b in pools.check())
     node.num_pages += 1
-    assert any(f"page ids, counts {node.num_pages}" in b for b in house.check())
+    assert any(f"page ids, counts {node.num_pages}" in b for b in pools.check())
 
 
 def test_many_shared_pages_are_counted_not_listed():

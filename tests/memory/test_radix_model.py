@@ -181,7 +181,7 @@ class RadixMachine(RuleBasedStateMachine):
         assert self.pool.num_free == self.pool.num_total
 
     @invariant()
-    def books_balance(self):
+    def accounting_balances(self):
         if not hasattr(self, "cache"):
             return
         audit = self.cache.audit([(handle, True) for handle, _ in self.locked])

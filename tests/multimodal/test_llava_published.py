@@ -89,7 +89,9 @@ def published(name: str) -> str:
     return name.replace("vision_tower.", "model.vision_tower.vision_tower.vision_model.")
 
 
-def publish(model: Any, folder: Path, architecture: str, is_tower_beside: bool, **own: Any) -> None:
+def publish(
+    model: Any, folder: Path, architecture: str, has_encoder_folder: bool, **own: Any
+) -> None:
     """Rewrite the files of `tiny.save`: names, config, a tokenizer without the image token, the
     encoder's config (and weights) in a separate folder."""
     tensors = {published(name): one.contiguous() for name, one in model.state_dict().items()}
@@ -99,7 +101,7 @@ def publish(model: Any, folder: Path, architecture: str, is_tower_beside: bool, 
     if vision["model_type"].startswith("siglip"):
         vision["num_hidden_layers"] += 1  # the last one is not published
     (encoder / "config.json").write_text(json.dumps({"vision_config": vision, **vision}))
-    if is_tower_beside:
+    if has_encoder_folder:
         prefix = "model.vision_tower.vision_tower."
         held = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
         save_file(held, encoder / "model.safetensors")
@@ -163,22 +165,24 @@ KINDS: dict[str, tuple[Callable[[], Tiny], str, bool, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
 def test_published_checkpoints_equal_their_classes(name: str, tmp_path: Path) -> None:
-    make, architecture, is_tower_beside, own = KINDS[name]
+    make, architecture, has_encoder_folder, own = KINDS[name]
     tiny = make()
     model = save(tiny, tmp_path)
     if "mm_projector_type" in own:
         add_norms(model)
-    publish(model, tmp_path, architecture, is_tower_beside, **own)
+    publish(model, tmp_path, architecture, has_encoder_folder, **own)
     assert_same_answers(tiny, model, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_published_llava_next_video(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
-    make, architecture, is_tower_beside, own = KINDS["video"]
+    make, architecture, has_encoder_folder, own = KINDS["video"]
     tiny = make()
     model = save(tiny, tmp_path)
-    publish(model, tmp_path, architecture, is_tower_beside, mm_spatial_pool_mode="average", **own)
+    publish(
+        model, tmp_path, architecture, has_encoder_folder, mm_spatial_pool_mode="average", **own
+    )
     assert_same_videos(tiny, model, tmp_path)
 
 
@@ -187,9 +191,9 @@ def test_published_llava_next_video(tmp_path: Path) -> None:
 def test_unsupported_settings_of_llava_next_video_are_refused(
     own: dict[str, Any], tmp_path: Path
 ) -> None:
-    make, architecture, is_tower_beside, usual = KINDS["video"]
+    make, architecture, has_encoder_folder, usual = KINDS["video"]
     model = save(make(), tmp_path)
-    publish(model, tmp_path, architecture, is_tower_beside, **{**usual, **own})
+    publish(model, tmp_path, architecture, has_encoder_folder, **{**usual, **own})
     with pytest.raises(CheckpointError, match="cannot be understood"):
         TransformersEncoder(tmp_path, torch.device("cpu"), torch.float32)
 

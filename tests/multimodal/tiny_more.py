@@ -238,7 +238,7 @@ def minicpmv4_6() -> Tiny:
 
 def kimi_k25() -> Tiny:
     tok = tokenizer(
-        "<|media_begin|>", "<|media_end|>", image_token="<|media_pad|>", video_token="<|film|>"
+        "<|media_begin|>", "<|media_end|>", image_token="<|media_pad|>", video_token="<|video_pad|>"
     )
     latent = {
         "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
@@ -252,7 +252,7 @@ def kimi_k25() -> Tiny:
     config = tf.Kimi_K25Config(
         vision_config=encoder, text_config=text("deepseek_v3", **latent), projection_hidden_size=32,
         image_token_id=tok.convert_tokens_to_ids("<|media_pad|>"),
-        video_token_id=tok.convert_tokens_to_ids("<|film|>"),
+        video_token_id=tok.convert_tokens_to_ids("<|video_pad|>"),
     )  # fmt: skip
     size = {"max_height": 112, "max_width": 112}
     reader = quick_images("Kimi_K25", patch_size=7, merge_size=2, size=size)

@@ -19,7 +19,7 @@ from tests.multimodal.tiny import (
 )
 from tests.multimodal.tiny_more import quick_images
 from tests.multimodal.tiny_newest import NEWEST, NEWEST_NEEDS
-from tests.multimodal.tiny_vision import SEEING, SEEING_NEEDS
+from tests.multimodal.tiny_vision import VISION, VISION_NEEDS
 
 LINEAR = {
     "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
@@ -265,9 +265,9 @@ NEWER: dict[str, Callable[[], Tiny]] = {
         step3p7, muse_glimmer, muse_spark,
         granite_docling, minicpmv4_7, cosmos3_edge,
     )
-} | NEWEST | SEEING  # fmt: skip
+} | NEWEST | VISION  # fmt: skip
 # their processors need an optional package
 NEWER_NEEDS = dict.fromkeys(
     ("minicpm_ocr", "gemma4_unified", "step3p7", "muse_glimmer", "muse_spark"), "torchvision"
 )
-NEWER_NEEDS |= NEWEST_NEEDS | SEEING_NEEDS
+NEWER_NEEDS |= NEWEST_NEEDS | VISION_NEEDS

@@ -303,7 +303,7 @@ def as_deepseek_ocr(folder: Path) -> None:
         (folder / name).unlink()
 
 
-SEEING: dict[str, Callable[[], Tiny]] = {
+VISION: dict[str, Callable[[], Tiny]] = {
     made.__name__: made
     for made in (
         hunyuan_vl, hunyuan_vl_plain, granite4_vision, chameleon, chameleon_swin, blip_2,
@@ -311,7 +311,7 @@ SEEING: dict[str, Callable[[], Tiny]] = {
     )
 }  # fmt: skip
 # their processors need an optional package
-SEEING_NEEDS = dict.fromkeys(("fuyu", "molmo2", "molmo2_after", "deepseek_ocr"), "torchvision")
+VISION_NEEDS = dict.fromkeys(("fuyu", "molmo2", "molmo2_after", "deepseek_ocr"), "torchvision")
 # families that take one image a prompt
 ONE_IMAGE = ("blip_2", "instructblip", "fuyu", "molmo2", "molmo2_after")
 # checkpoints with other names than their class in transformers

@@ -27,7 +27,7 @@ from radixlm.layers.linear import Linear
 from radixlm.layers.moe import MoeLayer
 from radixlm.models.build import Model
 from radixlm.models.decoder import DecoderModel
-from radixlm.models.encoders.transformers_encoder import _load as load_towers
+from radixlm.models.encoders.transformers_encoder import _load as load_encoders
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 
@@ -220,7 +220,7 @@ def test_float_encoders_with_integer_language_models(tmp_path: Path) -> None:
     kept = (*KEPT, "visual")
     narrow, wide = write_integers(tmp_path / "source", tmp_path, LAYOUTS["awq-32"], kept)
     found, want = (
-        dict(load_towers(f, torch.float32)[0].named_parameters()) for f in (narrow, wide)
+        dict(load_encoders(f, torch.float32)[0].named_parameters()) for f in (narrow, wide)
     )
     assert found.keys() == want.keys() and len(found) > 20
     assert all(torch.equal(value, want[name]) for name, value in found.items())

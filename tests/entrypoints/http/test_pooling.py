@@ -42,7 +42,7 @@ async def test_unsupported_routes_of_a_model_are_refused_by_name(
         got = await pooled.post(path, **body)
         assert got.status_code == 400 and "/v1/embeddings" in got.text, path
     assert (await pooled.client.get("/health_generate")).status_code == 200
-    shown = [(await face.client.get("/get_model_info")).json() for face in (server, pooled)]
+    shown = [(await app.client.get("/get_model_info")).json() for app in (server, pooled)]
     assert [info["is_generation"] for info in shown] == [True, False]
 
 
