@@ -296,7 +296,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "other width": (
         lambda f: (f / "2_Dense/config.json").write_text(json.dumps({**DENSE, "in_features": 65})),
-        "takes 65 numbers, it gets 64",
+        "takes 65 channels, but gets 64",
     ),
 }  # fmt: skip
 
