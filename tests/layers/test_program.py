@@ -96,7 +96,11 @@ def kinds_of(record: Record) -> set[type[Record]]:
     return found
 
 
-CASES = [(name, kind) for name in BLOCKS for kind in kinds_of(decoder_of(name))]
+CASES = [
+    (name, kind)
+    for name in BLOCKS
+    for kind in sorted(kinds_of(decoder_of(name)), key=lambda kind: kind.__name__)
+]
 
 
 @pytest.mark.parametrize(
