@@ -118,6 +118,8 @@ def gemma3n(c: Config) -> spec.Decoder:
     first_reader = count - c.num_kv_shared_layers
     sparsity = c.get("activation_sparsity_pattern") or [0.95] * 10 + [0.0] * max(0, count - 10)
 
+    v_norm = spec.Norm(c.rms_norm_eps, affine=False)
+
     def mixer(i: int) -> spec.Attention:
         own = i < first_reader
         source = max(j for j in range(first_reader) if kinds[j] == kinds[i]) if not own else None
@@ -130,9 +132,7 @@ def gemma3n(c: Config) -> spec.Decoder:
             window=c.sliding_window if kinds[i] == "sliding_attention" else 0,
             qk_norm="head",
             qk_norm_spec=b.rms(c),
-            extras=spec.AttentionExtras(
-                v_norm=spec.Norm(c.rms_norm_eps, affine=False), kv_from=source
-            ),
+            extras=spec.AttentionExtras(v_norm=v_norm, kv_from=source),
         )
 
     act = b.activation(c, "hidden_activation")
@@ -143,14 +143,8 @@ def gemma3n(c: Config) -> spec.Decoder:
 
     if not c.hidden_size_per_layer_input:
         raise c.error("hidden_size_per_layer_input", "= 0 is not supported (must be positive)")
-    altup = spec.AltUp(
-        c.altup_num_inputs,
-        c.laurel_rank,
-        c.hidden_size_per_layer_input,
-        c.vocab_size_per_layer_input,
-        act,
-        c.altup_correct_scale,
-    )
+    sizes = (c.hidden_size_per_layer_input, c.vocab_size_per_layer_input)
+    altup = spec.AltUp(c.altup_num_inputs, c.laurel_rank, *sizes, act, c.altup_correct_scale)
     return b.build_decoder(
         c,
         mixer,
