@@ -113,10 +113,13 @@ def run_step(
     prepare: Any = None,
     bidirectional_spans: tuple[tuple[int, int], ...] = (),
     device: torch.device = CPU,
+    ignores_window: bool = False,
 ) -> Tensor:
     """[T, heads * v_dim] of the case's step. `prepare(backend)` runs after `begin`."""
     backend, table = open_backend(name, case, site, device)
-    backend.begin(make_batch(case, table, backend, bidirectional_spans))
+    batch = make_batch(case, table, backend, bidirectional_spans)
+    batch.spans_ignore_window = ignores_window
+    backend.begin(batch)
     if prepare is not None:
         prepare(backend)
     out: Tensor = backend.run(*new_rows(case, site, dtype, device), site)

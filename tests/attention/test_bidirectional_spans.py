@@ -39,7 +39,7 @@ def written_out(case: Case, site: AttentionSite) -> list[Tensor]:
 def _one(case: Case, site: AttentionSite, index: int, start: int) -> Tensor:
     q, k, v = case.q[index], case.k[index], case.v[index]
     v = k[..., : site.v_dim] if site.latent else v
-    before, share = len(k) - len(q), site.heads // site.kv_heads
+    before = len(k) - len(q)
     sees = torch.zeros(len(q), len(k), dtype=torch.bool)
     for row in range(len(q)):
         place = before + row
@@ -48,6 +48,11 @@ def _one(case: Case, site: AttentionSite, index: int, start: int) -> Tensor:
             if first <= start + row < first + count:
                 last = before + first + count - 1 - start
         sees[row, max(0, place - site.window + 1) if site.window else 0 : last + 1] = True
+    return attend_by_mask(q, k, v, sees, site)
+
+
+def attend_by_mask(q: Tensor, k: Tensor, v: Tensor, sees: Tensor, site: AttentionSite) -> Tensor:
+    share = site.heads // site.kv_heads
     scores = torch.einsum("qhc,nhc->hqn", q, k.repeat_interleave(share, 1)) * site.scale
     if site.softcap:
         scores = torch.tanh(scores / site.softcap) * site.softcap
@@ -66,6 +71,26 @@ def test_only_spans_attend_forwards(
     for max_scores in (reference.MAX_SCORES, 4 * 51 * 3):  # at once, and in chunks of queries
         monkeypatch.setattr(reference, "MAX_SCORES", max_scores)
         found = run_case(case, site, backend, poison=True, bidirectional_spans=MUTUAL)
+        for got, want in zip(found, expected, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["torch_native", NATIVE])
+def test_a_span_may_ignore_the_window(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PaliGemma 2: each token of the prompt sees all of it; later ones see their window."""
+    site, shapes = SITES["window"], [(30, 0), (1, 40), (12, 0)]
+    case = Case.random(site, shapes, 16, 1)
+    spans = ((0, 30), (31, 12))
+    whole = replace(site, window=0)
+    expected = [
+        attend_by_mask(q, k, v, torch.ones(len(q), len(k), dtype=torch.bool), whole)
+        for q, k, v in zip(case.q, case.k, case.v, strict=True)
+    ]
+    window = torch.arange(41)[None] > 40 - site.window
+    expected[1] = attend_by_mask(case.q[1], case.k[1], case.v[1], window, site)
+    for max_scores in (reference.MAX_SCORES, 4 * 51 * 3):
+        monkeypatch.setattr(reference, "MAX_SCORES", max_scores)
+        found = run_case(case, site, backend, bidirectional_spans=spans, ignores_window=True)
         for got, want in zip(found, expected, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 

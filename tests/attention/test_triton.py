@@ -186,6 +186,17 @@ def test_bidirectional_spans(name: str, looks_ahead: bool) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_bidirectional_spans_that_ignore_the_window() -> None:
+    """A span starts its sequence; the decode between them keeps its window."""
+    site = SITES["window"]
+    case = Case.random(site, [(40, 0), (1, 19), (37, 0)], 4, 10)
+    ours, theirs = (
+        run_step(b, case, site, bidirectional_spans=((0, 40), (41, 37)), ignores_window=True)
+        for b in ("triton", "torch_native")
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_padding_rows_change_no_other_row() -> None:
     """Padding as in a graph: rows without tokens and store slots of -1 after the batch."""
     case = Case.random(SITE, [(1, 149), (1, 40)], 4, 11)

@@ -52,6 +52,7 @@ def run_case(
     kernels: Kernels | None = None,
     forget: bool = False,
     bidirectional_spans: tuple[tuple[int, int], ...] = (),
+    ignores_window: bool = False,
 ) -> list[Tensor]:
     """Outputs [queries, H * V] of each sequence. `poison` fills unowned memory with NaN; `forget`
     overwrites table entries of pages outside every query's window; `bidirectional_spans`: spans of
@@ -82,7 +83,9 @@ def run_case(
             tables[row, : first // case.page_size] = 1 << 30
     now = [(k[len(k) - len(q) :], v[len(k) - len(q) :]) for q, k, v in _rows(case)]
     lengths = [len(k) for k in case.k]
-    out = _step(case, site, backend, tables, case.q, now, lengths, bidirectional_spans)
+    out = _step(
+        case, site, backend, tables, case.q, now, lengths, bidirectional_spans, ignores_window
+    )
     return list(out.split([len(q) for q in case.q]))
 
 
@@ -106,6 +109,7 @@ def _step(
     kv: list[tuple[Tensor, Tensor]],
     kv_len: list[int],
     bidirectional_spans: tuple[tuple[int, int], ...] = (),
+    ignores_window: bool = False,
 ) -> Tensor:
     keep = [i for i, rows in enumerate(q) if len(rows)]
     counts = [len(q[i]) for i in keep]
@@ -127,6 +131,7 @@ def _step(
         max_query_len=max(counts),
         max_kv_len=max(kv_len[i] for i in keep),
         bidirectional_spans=bidirectional_spans,
+        spans_ignore_window=ignores_window,
     )
     backend.begin(batch)
     k, v = torch.cat([kv[i][0] for i in keep]), torch.cat([kv[i][1] for i in keep])

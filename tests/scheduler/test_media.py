@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
+import msgspec
 import pytest
 
+from radixlm.scheduler.encoder_budget import EncoderBudget
 from radixlm.wire.media import Array, Media
 from tests.fakes.executor import reference
 from tests.fakes.scheduler_harness import SchedulerHarness
@@ -102,6 +104,60 @@ def test_a_step_encodes_no_more_than_its_budget() -> None:
     steps = begun(bench, media)
     assert sum(steps) == 6 * 21 + 40
     assert max(steps) == 40 and sorted(steps)[-2] <= 16  # the large one runs alone
+
+
+def whole_prompt(seed: int, num_tokens: int, *spans: tuple[int, int]) -> tuple[Media, ...]:
+    """Images of a prompt whose tokens all attend to each other, as PaliGemma's do."""
+    first, *others = images(seed, *spans)
+    changes = {"bidirectional_spans": ((0, num_tokens),), "spans_ignore_window": True}
+    return (msgspec.structs.replace(first, **changes), *others)
+
+
+@pytest.mark.parametrize("spans", [((1, 12), (14, 12), (28, 12)), ((1, 30), (32, 2))])
+def test_the_encoder_budget_does_not_cut_a_span(spans: tuple[tuple[int, int], ...]) -> None:
+    """The second image passes the budget of 16, but its prompt has to be one step."""
+    bench = SchedulerHarness(num_pages=200, step_tokens=16)
+    prompts = {rid: [1 + (7 * i + j) % 29 for j in range(45)] for i, rid in enumerate("abc")}
+    for i, (rid, prompt) in enumerate(prompts.items()):
+        bench.submit(rid, prompt, media=whole_prompt(i, len(prompt), *spans))
+    bench.run()
+    for rid, prompt in prompts.items():
+        assert parts(bench, rid) == [(0, 45)]
+        assert bench.out[rid] == reference(prompt, 8)
+    media = {rid: whole_prompt(i, 45, *spans) for i, rid in enumerate(prompts)}
+    num_encoded = sum(count for _, count in spans)
+    assert [n for n in begun_all(bench, media) if n] == [num_encoded] * 3  # one prompt a step
+
+
+def begun_all(bench: SchedulerHarness, media: dict[str, tuple[Media, ...]]) -> list[int]:
+    """Placeholders of each step's prompts, which are computed whole."""
+    return [
+        sum(
+            one.num_placeholders
+            for item in plan.items
+            if item.tokens is not None
+            for one in media[item.rid]
+        )
+        for plan in bench.executor.steps
+    ]
+
+
+def test_the_budget_cuts_before_a_span_of_several_images() -> None:
+    first, second, third = images(1, (1, 8), (20, 8), (30, 8))
+    second = msgspec.structs.replace(second, bidirectional_spans=((18, 22),))
+    bench = SchedulerHarness(num_pages=200, step_tokens=44)
+    bench.scheduler.planner._encoder = EncoderBudget(20)
+    bench.submit("a", PROMPT[:44], media=(first, second, third))
+    bench.run()
+    assert parts(bench, "a") == [(0, 18), (18, 44)]
+
+
+def test_a_span_that_ignores_windows_ends_its_step() -> None:
+    """After a retraction the output follows the prompt in one prefill."""
+    bench = SchedulerHarness(num_pages=200, step_tokens=64)
+    bench.submit("a", PROMPT, media=whole_prompt(0, 40, (1, 8)))
+    bench.run()
+    assert parts(bench, "a") == [(0, 40), (40, 50)]
 
 
 def test_the_same_image_counts_once() -> None:

@@ -32,13 +32,16 @@ class QueryBlock(Record):
 
 class Span(Record):
     """One sequence of the step, or a part of it, on the host. ``num_ahead``: None for causal
-    queries; else all queries see each other and ``num_ahead`` tokens after the last of them."""
+    queries; else all queries see each other and ``num_ahead`` tokens after the last of them.
+    ``seen_from``: the position from which they see all of these whatever the window, if not
+    None."""
 
     index: int
     start: int  # first query token in T
     num_queries: int
     kv_len: int  # what its last query sees
     num_ahead: int | None = None
+    seen_from: int | None = None
 
     @property
     def first_position(self) -> int:
@@ -118,7 +121,7 @@ def _part(span: Span, first: int, count: int) -> Span:
     if span.num_ahead is None:
         return Span(span.index, span.start + first, count, span.kv_len - rest)
     ahead = span.num_ahead + rest
-    return Span(span.index, span.start + first, count, span.kv_len, ahead)
+    return Span(span.index, span.start + first, count, span.kv_len, ahead, span.seen_from)
 
 
 def sequence_spans(batch: ForwardBatch, looks_ahead: bool = True) -> list[Span]:
@@ -130,10 +133,11 @@ def sequence_spans(batch: ForwardBatch, looks_ahead: bool = True) -> list[Span]:
     ]
     if not batch.bidirectional_spans or not looks_ahead:
         return spans
-    return [part for span in spans for part in _cut(span, batch.bidirectional_spans)]
+    runs, ignores_window = batch.bidirectional_spans, batch.spans_ignore_window
+    return [part for span in spans for part in _cut(span, runs, ignores_window)]
 
 
-def _cut(span: Span, runs: Sequence[tuple[int, int]]) -> Iterator[Span]:
+def _cut(span: Span, runs: Sequence[tuple[int, int]], ignores_window: bool) -> Iterator[Span]:
     at, end = 0, span.num_queries
     for start, count in runs:
         first = start - span.start
@@ -141,7 +145,9 @@ def _cut(span: Span, runs: Sequence[tuple[int, int]]) -> Iterator[Span]:
             continue
         if first > at:
             yield _part(span, at, first - at)
-        yield replace(_part(span, first, count), num_ahead=0 if count > 1 else None)
+        part = _part(span, first, count)
+        seen_from = part.first_position if ignores_window else None
+        yield replace(part, num_ahead=0, seen_from=seen_from) if count > 1 else part
         at = first + count
     if at < end:
         yield _part(span, at, end - at)
@@ -152,10 +158,12 @@ def make_block(
 ) -> QueryBlock:
     """Indices and mask of sequences that have the same number of query tokens."""
     device = table_SP.device
-    num_queries = spans[0].num_queries
+    num_queries, seen_from = spans[0].num_queries, spans[0].seen_from
     first = [
         max(0, s.first_position - window + 1) if window else 0 for s in spans
     ]  # earlier positions are out of every query's window, and their pages may be freed
+    if seen_from is not None:  # such a span is alone in its block
+        first = [min(first[0], seen_from)]
     longest = max(s.kv_len - f for s, f in zip(spans, first, strict=True))
     numbers = [(s.start, s.kv_len, s.index, s.first_position) for s in spans]
     start_S, kv_len_S, index_S, position_S = torch.tensor(numbers, device=device).T
@@ -168,7 +176,10 @@ def make_block(
     if spans[0].num_ahead is not None:  # such a span is alone in its block
         seen_SQN = torch.ones_like(seen_SQN)
     if window:
-        seen_SQN &= ahead_SQN > -window
+        in_window_SQN = ahead_SQN > -window
+        if seen_from is not None:
+            in_window_SQN |= position_SN[:, None] >= seen_from
+        seen_SQN &= in_window_SQN
     if chunk:
         seen_SQN &= position_SN[:, None] // chunk == query_SQ[..., None] // chunk
     # Padding reads the sequence's own last token, never a page of another sequence.

@@ -320,17 +320,23 @@ def phases(
 
 def bidirectional_mask(batch: ForwardBatch) -> TreeMask:
     """The mask of ``batch.bidirectional_spans``: a token sees all tokens before it and, within such
-    a span (an image), all tokens of the span. W: words of 32 bits."""
+    a span (an image), all tokens of the span. W: words of 32 bits.
+
+    Windows go by the mask's positions: where spans ignore windows, all tokens of a span have the
+    position of its first, which starts the sequence."""
     num_tokens, device = batch.num_tokens, batch.device
     end_T = torch.arange(1, num_tokens + 1, device=device)
+    positions_T = batch.positions_T.clone()
     for first, count in batch.bidirectional_spans:
         end_T[first : first + count] = first + count
+        if batch.spans_ignore_window:
+            positions_T[first : first + count] = positions_T[first].clone()
     start_S1 = batch.query_start_S1.long()
     start_T = torch.repeat_interleave(start_S1[:-1], start_S1.diff(), output_size=num_tokens)
     num_words = -(-batch.max_query_len // 32)
     word_W = torch.arange(num_words, device=device) * 32
     num_bits_TW = ((end_T - start_T)[:, None] - word_W).clamp(0, 32)
-    return TreeMask(((1 << num_bits_TW) - 1).to(torch.int32), batch.positions_T)
+    return TreeMask(((1 << num_bits_TW) - 1).to(torch.int32), positions_T)
 
 
 def pack_tree_masks(masks: Sequence[Tensor], positions_T: Tensor) -> TreeMask:

@@ -93,6 +93,7 @@ class EncoderCache:
                 end = item.start + item.count
                 runs = [run for run in media.bidirectional_spans if item.start <= run[0] < end]
                 spans += [(at + start - item.start, count) for start, count in runs]
+                batch.spans_ignore_window |= bool(runs) and media.spans_ignore_window
             at += item.count
         batch.bidirectional_spans = tuple(spans)
         if self._cross_attention_token is not None:

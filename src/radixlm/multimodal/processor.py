@@ -473,7 +473,9 @@ def _with_bidirectional_spans(
             for one in media
         )
     if rule == "prompt" and media:
-        return (replace(media[0], bidirectional_spans=((0, num_tokens),)), *media[1:])
+        whole = ((0, num_tokens),)
+        first = replace(media[0], bidirectional_spans=whole, spans_ignore_window=True)
+        return (first, *media[1:])
     return media
 
 

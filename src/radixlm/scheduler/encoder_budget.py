@@ -22,16 +22,35 @@ class EncoderBudget:
 
     def limit_chunk(self, request: Request, end: int) -> int:
         """Where a chunk of ``request`` that was to end at ``end`` must end: before the media that
-        exceed the budget. The first media of a step may exceed it, or they would never run."""
+        exceed the budget, and before the bidirectional span that they are in.
+
+        The first media of a step may exceed the budget, and so may all media of a span that this
+        step begins with: they would never run otherwise."""
+        left, started = self._left, set(self._started)
         for media in request.wire.media:
             first = _first_uncached(media, request.num_cached)
-            if not request.num_computed <= first < end or media.digest in self._started:
+            if not request.num_computed <= first < end or media.digest in started:
                 continue
-            if media.num_placeholders > self._left and self._started:
-                return first
-            self._left -= media.num_placeholders
-            self._started.add(media.digest)
+            if media.num_placeholders > left and started:
+                cut = span_start(request, first)
+                if cut > request.num_computed:
+                    return self.limit_chunk(request, cut)
+                if self._started:  # by other requests: the span waits for the next step
+                    return request.num_computed
+            left -= media.num_placeholders
+            started.add(media.digest)
+        self._left, self._started = left, started
         return end
+
+
+def span_start(request: Request, position: int) -> int:
+    """The first token of the bidirectional span that ``position`` is inside; ``position`` if it is
+    in none."""
+    for media in request.wire.media:
+        for start, count in media.bidirectional_spans:
+            if start < position < start + count:
+                return start
+    return position
 
 
 def _first_uncached(media: Media, num_cached: int) -> int:

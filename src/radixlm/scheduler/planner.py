@@ -410,11 +410,17 @@ def _make_admission(request: Request) -> Admission:
 
 def _outside_of_spans(request: Request, end: int) -> int:
     """Where a chunk that was to end at ``end`` may end: not inside a span of tokens that attend to
-    each other. A span is computed in one step, even if it is larger than the step's budget."""
+    each other. A span is computed in one step, even if it is larger than the step's budget.
+
+    A span that ignores windows has a step of its own, so that no later token of its sequence needs
+    the window in the same step."""
     for media in request.wire.media:
         for start, count in media.bidirectional_spans:
-            if start < end < start + count:
-                return start if start > request.num_computed else start + count
+            is_inside = start < end < start + count
+            if is_inside and start > request.num_computed:
+                return start
+            if is_inside or (media.spans_ignore_window and request.num_computed <= start < end):
+                return start + count
     return end
 
 

@@ -165,6 +165,8 @@ class ForwardBatch:
     is_decode            one token a sequence; ``max_kv_len`` is only an upper bound then
     bidirectional_spans  (first token in T, count) of spans whose tokens attend to each other, in
                          order; a step never ends inside a span
+    spans_ignore_window  tokens of a span see all of it in layers with a sliding window too; each
+                         span then starts its sequence
     token_types_T        bool: tokens of the second text of a pair
     states               pools.state.StateStep of models with recurrent layers
     feature_data         what features have put into the plan (``extend`` hook)
@@ -184,6 +186,7 @@ class ForwardBatch:
     max_kv_len: int
     is_decode: bool = False
     bidirectional_spans: tuple[tuple[int, int], ...] = ()
+    spans_ignore_window: bool = False
     embeds: InputEmbeds | None = None
     media: MediaInputs | None = None
     mrope: MRopeIds | None = None

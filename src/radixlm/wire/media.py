@@ -54,6 +54,8 @@ class Media(msgspec.Struct, frozen=True):
     inputs: dict[str, Array]
     # runs (first, count) of tokens that attend to each other both ways; a step computes a run whole
     bidirectional_spans: tuple[tuple[int, int], ...] = ()
+    # tokens of such a run see all of it in layers with a sliding window too; it starts the prompt
+    spans_ignore_window: bool = False
     # tokens before the media attend to it: only a prompt with the same media may share their cache
     affects_earlier_tokens: bool = False
 
