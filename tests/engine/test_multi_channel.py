@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from radixlm.engine.multi_channel import MultiChannel
+from radixlm.wire import codec as codec_module
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import intake_codec, scheduler_codec
 from radixlm.wire.replies import ControlReply, Finish, Heartbeat, LoadReport, StepReply, TokenDelta
@@ -139,12 +140,47 @@ def test_nonsense_is_answered_and_dropped(ends: Ends) -> None:
     assert fan.num_dropped == len(bad)
     found: dict[str, int] = {}
     while len(found) < len(bad):
-        for reply in intakes[0].receive(30.0):
+        replies = intakes[0].receive(30.0)
+        assert replies, "no answer came"
+        for reply in replies:
             found |= {d.rid: d.finish.status for d in reply.deltas if d.finish}
     assert found == dict.fromkeys(bad, 500)
     fan.send(Heartbeat(LoadReport()))
     (beat,) = intakes[1].receive(30.0)
     assert beat.load.num_dropped == len(bad)
+
+
+def test_a_message_that_cannot_be_decoded_is_answered(ends: Ends) -> None:
+    """A limit on a field refuses the message before its checks are reached."""
+    intakes, fan = ends
+    heat = TokenizedRequest("heat", pack_ids([1]), SamplingParams(temperature=float("nan")))
+    intakes[1].send(heat)
+    intakes[1].send(Control("call", 7))  # type: ignore[arg-type]
+    intakes[1].send(Control("", 7))  # type: ignore[arg-type]  # nobody waits for it
+    intakes[1].send(_request("good"))
+    (good,) = _receive(fan, 1)
+    assert isinstance(good, TokenizedRequest) and good.rid == "good"
+    assert fan.num_dropped == 3
+    replies: list[object] = []
+    while len(replies) < 2:
+        got = intakes[1].receive(30.0)
+        assert got, "no answer came"
+        replies += got
+    refused, answer = replies
+    assert isinstance(refused, StepReply) and refused.deltas[0].rid == "heat"
+    assert refused.deltas[0].finish is not None and refused.deltas[0].finish.status == 500
+    assert "temperature" in refused.deltas[0].finish.message
+    assert isinstance(answer, ControlReply) and answer.call_id == "call" and not answer.ok
+
+
+def test_a_message_over_the_limit_is_answered(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    intakes, fan = ends
+    monkeypatch.setattr(codec_module, "MAX_MESSAGE_BYTES", 1000)
+    intakes[0].send(TokenizedRequest("long", pack_ids([0] * 1000), SamplingParams()))
+    intakes[0].send(_request("good"))
+    _receive(fan, 1)
+    (reply,) = intakes[0].receive(30.0)
+    assert reply.deltas[0].rid == "long" and "limit 1000" in reply.deltas[0].finish.message
 
 
 def test_large_hidden_states_come_in_several_messages(tmp_path: Path) -> None:

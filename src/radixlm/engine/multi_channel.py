@@ -2,10 +2,12 @@
 sent its request.
 
 It also checks what comes in. Intake has made it, so it should be valid; an invalid message is
-dropped, counted and, where it names a request, answered. Replies are cut to the size of a message.
+dropped, counted and, where it names a request or a command, answered. Replies are cut to the size
+of a message.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,7 +15,7 @@ import zmq
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.wire.channel import ZmqChannel
-from radixlm.wire.codec import MAX_MESSAGE_BYTES
+from radixlm.wire.codec import MAX_MESSAGE_BYTES, MalformedMessage
 from radixlm.wire.replies import ControlReply, Finish, Heartbeat, StepReply, TokenDelta
 from radixlm.wire.requests import AbortRequest, Control, Shutdown, TokenizedRequest
 
@@ -29,8 +31,9 @@ class MultiChannel:
         """``max_bytes``: size of one outgoing message."""
         self._channels = channels
         self._poller = zmq.Poller()
-        for channel in channels:
+        for index, channel in enumerate(channels):
             self._poller.register(channel.socket, zmq.POLLIN)
+            channel.on_malformed = partial(self._answer_malformed, index)
         self._owner: dict[str, int] = {}
         self._calls: dict[str, int] = {}
         self._max_hidden_bytes = max_bytes - min(RESERVED_BYTES, max_bytes // 2)
@@ -83,6 +86,14 @@ class MultiChannel:
         elif isinstance(message, Shutdown):
             return None  # one of several intakes ends; the supervisor ends the engine
         return message
+
+    def _answer_malformed(self, index: int, error: MalformedMessage) -> None:
+        """Nobody may wait for ever for the answer to a message that could not be decoded."""
+        text = f"the engine got an invalid request: {error}"
+        if error.rid:
+            self._refuse(error.rid, index, text, 500)
+        if error.call_id:
+            self._channels[index].send(ControlReply(error.call_id, False, text))
 
     def _check(self, message: TokenizedRequest) -> None:
         """Raise if ids or sizes are invalid, as kernels do not check them."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import zmq
 
-from radixlm.base.errors import ConfigError, InvariantError
-from radixlm.wire.codec import Codec
+from radixlm.base.errors import ConfigError
+from radixlm.wire.codec import Codec, MalformedMessage
 from radixlm.wire.curve import MIN_CHARS, secure
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,8 @@ class ZmqChannel:
             self._socket.connect(address)
         self._codec = codec
         self.num_dropped = 0  # messages that could not be decoded
+        # answers the sender of a message that could not be decoded, if there is one
+        self.on_malformed: Callable[[MalformedMessage], None] | None = None
 
     @property
     def descriptor(self) -> int:
@@ -124,8 +127,10 @@ class ZmqChannel:
                 return messages
             try:
                 messages.append(self._codec.decode(data))
-            except InvariantError as error:
+            except MalformedMessage as error:
                 self.drop(error)
+                if self.on_malformed is not None:
+                    self.on_malformed(error)
 
     def drop(self, error: Exception) -> None:
         """Count a message that could not be decoded, and log it unless there are many."""
