@@ -86,7 +86,11 @@ def test_every_term_names_options_and_choices() -> None:
             "--enable-lora without --lora-paths",
         ),
         ({"lora_target_modules": ["all", "q_proj"]}, {"lora_target_modules": ["all"]}, "alone"),
-        ({"max_loaded_loras": 7}, {"max_loaded_loras": 8}, "7 is below --max-loras-per-batch 8"),
+        (
+            {"lora_paths": ["a=x"], "max_loaded_loras": 7},
+            {"lora_paths": ["a=x"], "max_loaded_loras": 8},
+            "7 is below --max-loras-per-batch 8",
+        ),
         (
             {"max_loaded_loras": 1, "max_loras_per_batch": 1, "lora_paths": ["a", "b"]},
             {"max_loaded_loras": 2},

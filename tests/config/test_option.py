@@ -41,9 +41,10 @@ def test_every_option_is_well_formed(one: Option) -> None:
     flag = one.flag
     assert one.help.strip().endswith((".", "}.", ":"))
     assert set(flag.built or ()) <= set(flag.allowed)
-    assert (flag.state == "no-op") == bool(flag.why)
+    assert bool(flag.why) == (flag.state == "no-op" or (flag.built is not None and not flag.needs))
     if flag.state == "planned" or flag.built is not None:
-        assert flag.needs
+        assert flag.needs or flag.why
+    assert set(flag.part_of) <= set(options())
     assert one.default in (None, ()) or coerce(one, one.default) == one.default
     if flag.within and one.default is not None:
         assert is_within(one.default, flag.within)

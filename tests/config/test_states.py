@@ -49,7 +49,7 @@ def test_the_state_alone_decides() -> None:
 def test_every_planned_option_stops_the_start() -> None:
     samples = {int: 7, float: 0.7, bool: True, str: "sample"}
     for name, option in options().items():
-        if option.flag.state != "planned":
+        if option.flag.state != "planned" or option.flag.part_of:
             continue
         sample = samples[option.kind]
         config = ServerConfig().with_values({name: (sample,) if option.is_many else sample})
@@ -57,6 +57,17 @@ def test_every_planned_option_stops_the_start() -> None:
             check_states(config)
         assert str(caught.value).startswith(option.dashed)
         assert option.flag.needs in str(caught.value)
+
+
+def test_a_detail_of_an_option_that_is_off_has_no_effect() -> None:
+    for name, option in options().items():
+        if option.flag.part_of:
+            sample: object = {int: 7, float: 0.7, bool: True, str: "sample"}[option.kind]
+            value = (sample,) if option.is_many else sample
+            config = ServerConfig().with_values({name: value})
+            check_states(config)
+            (note,) = no_effect_notes(config, "cpu")
+            assert note.startswith(f"{option.dashed} has no effect: it is a detail of --")
 
 
 def test_all_problems_are_listed_at_once() -> None:

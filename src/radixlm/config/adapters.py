@@ -42,22 +42,27 @@ class AdapterConfig(Group):
     max_lora_rank: Annotated[
         int | None,
         "Maximum rank to serve; from --lora-paths when unset.",
-        Flag(within=POSITIVE, state="planned", needs=_LORA),
+        Flag(within=POSITIVE, state="planned", needs=_LORA, part_of=("enable_lora", "lora_paths")),
     ] = None
     lora_target_modules: Annotated[
         tuple[str, ...] | None,
         "Modules that adapters may change; from --lora-paths when unset.",
-        Flag(choices=LORA_TARGETS, state="planned", needs=_LORA),
+        Flag(
+            choices=LORA_TARGETS,
+            state="planned",
+            needs=_LORA,
+            part_of=("enable_lora", "lora_paths"),
+        ),
     ] = None
     max_loras_per_batch: Annotated[
         int,
         "Maximum number of adapters in a batch, the base model included.",
-        Flag(within=POSITIVE, state="planned", needs=_LORA),
+        Flag(within=POSITIVE, state="planned", needs=_LORA, part_of=("enable_lora", "lora_paths")),
     ] = 8
     max_loaded_loras: Annotated[
         int | None,
         "Maximum number of adapters in host memory; unlimited when unset.",
-        Flag(within=POSITIVE, state="planned", needs=_LORA),
+        Flag(within=POSITIVE, state="planned", needs=_LORA, part_of=("enable_lora", "lora_paths")),
     ] = None
     lora_backend: Annotated[
         str,

@@ -168,7 +168,7 @@ def adapter_problems(config: ServerConfig) -> Iterator[str]:
         yield "--enable-lora without --lora-paths needs --max-lora-rank and --lora-target-modules"
     if "all" in (a.lora_target_modules or ()) and len(a.lora_target_modules or ()) > 1:
         yield "--lora-target-modules all stands alone"
-    limit = a.max_loaded_loras
+    limit = a.max_loaded_loras if a.enable_lora or names else None  # else it bounds nothing
     if limit is not None and limit < a.max_loras_per_batch:
         yield f"--max-loaded-loras {limit} is below --max-loras-per-batch {a.max_loras_per_batch}"
     if limit is not None and len(names) > limit:

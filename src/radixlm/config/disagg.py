@@ -20,40 +20,47 @@ class DisaggConfig(Group):
     disaggregation_transfer_backend: Annotated[
         str,
         "Library that transfers KV between servers.",
-        Flag(choices=("mooncake", "nixl", "ascend", "fake"), built=("mooncake",), needs=_PD),
+        Flag(
+            choices=("mooncake", "nixl", "ascend", "fake"),
+            built=("mooncake",),
+            needs=_PD,
+            part_of=("disaggregation_mode",),
+        ),
     ] = "mooncake"
     disaggregation_bootstrap_port: Annotated[
         int,
         "Port at which prefill and decode servers meet.",
-        Flag(within="[1, 65535]", state="planned", needs=_PD),
+        Flag(within="[1, 65535]", state="planned", needs=_PD, part_of=("disaggregation_mode",)),
     ] = 8998
     disaggregation_decode_tp: Annotated[
         int | None,
         "Tensor-parallel ranks of the decode server.",
-        Flag(within=POSITIVE, state="planned", needs=_PD),
+        Flag(within=POSITIVE, state="planned", needs=_PD, part_of=("disaggregation_mode",)),
     ] = None
     disaggregation_decode_dp: Annotated[
         int | None,
         "Replicas of the decode server.",
-        Flag(within=POSITIVE, state="planned", needs=_PD),
+        Flag(within=POSITIVE, state="planned", needs=_PD, part_of=("disaggregation_mode",)),
     ] = None
     disaggregation_prefill_pp: Annotated[
         int,
         "Pipeline stages of the prefill server.",
-        Flag(within=POSITIVE, state="planned", needs=_PD),
+        Flag(within=POSITIVE, state="planned", needs=_PD, part_of=("disaggregation_mode",)),
     ] = 1
     disaggregation_ib_device: Annotated[
-        str | None, "InfiniBand devices, with commas.", Flag(state="planned", needs=_PD)
+        str | None,
+        "InfiniBand devices, with commas.",
+        Flag(state="planned", needs=_PD, part_of=("disaggregation_mode",)),
     ] = None
     num_reserved_decode_tokens: Annotated[
         int,
         "Tokens that a decode server keeps free for each request.",
-        Flag(within="[0, inf)", state="planned", needs=_PD),
+        Flag(within="[0, inf)", state="planned", needs=_PD, part_of=("disaggregation_mode",)),
     ] = 512
     disaggregation_decode_polling_interval: Annotated[
         int,
         "Steps between two polls for arriving KV.",
-        Flag(within=POSITIVE, state="planned", needs=_PD),
+        Flag(within=POSITIVE, state="planned", needs=_PD, part_of=("disaggregation_mode",)),
     ] = 1
     enable_pdmux: Annotated[
         bool,
@@ -63,5 +70,10 @@ class DisaggConfig(Group):
     sm_group_num: Annotated[
         int,
         "Groups of streaming multiprocessors.",
-        Flag(within=POSITIVE, state="planned", needs="groups of streaming multiprocessors"),
+        Flag(
+            within=POSITIVE,
+            state="planned",
+            needs="groups of streaming multiprocessors",
+            part_of=("enable_pdmux",),
+        ),
     ] = 3

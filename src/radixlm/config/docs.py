@@ -8,6 +8,7 @@ from pathlib import Path
 from radixlm.base.env import VARIABLES
 from radixlm.config.deprecated import DEPRECATED
 from radixlm.config.groups import GROUPS
+from radixlm.config.newer import NEWEST, OLDEST, newer_flags
 from radixlm.config.option import Option, options
 from radixlm.config.values import show
 
@@ -16,9 +17,11 @@ _INTRO = """\
 
 <!-- Written by `python -m radixlm.config.docs docs/server-arguments.md`; edit the options. -->
 
-Every flag of SGLang 0.5.2 is accepted, and some more. `radixlm serve --help` prints
-the same list. Lists take their values after one flag: `--cuda-graph-bs 1 2 4`. Switches are
-written `--enable-metrics` or `--no-enable-metrics`.
+Every flag of SGLang 0.5.2 is accepted, and some more; those that came later, up to 0.5.23, are
+known by name (below). `radixlm serve --help` prints the same list.
+
+Lists take their values after one flag: `--cuda-graph-bs 1 2 4`. Switches are written
+`--enable-metrics` or `--no-enable-metrics`.
 
 `--config FILE` reads flags from a YAML file, with dashes or underscores; a flag on the command line
 wins over the file:
@@ -36,7 +39,8 @@ State of a flag:
 - **works**: it does what the table says. "only a, b" lists the values that work today.
 - **no-op**: it is accepted and changes no result; a log line says why.
 - **planned**: the feature is not built. Any value but the default stops the server at start, with
-  an error that says what is missing.
+  an error that says what is missing. A detail of another flag stops it only together with that
+  flag (`--max-loras-per-batch 4` alone has no effect).
 """
 
 
@@ -52,6 +56,8 @@ def _state(option: Option) -> str:
         return f"planned: needs {flag.needs}"
     if flag.built is None:
         return "works"
+    if flag.why:
+        return f"works: only {', '.join(map(str, flag.built))}; no-op else: {flag.why}"
     if not flag.built:
         return f"planned: needs {flag.needs}"
     return f"works: only {', '.join(map(str, flag.built))}; the rest needs {flag.needs}"
@@ -98,6 +104,23 @@ def _old() -> Iterator[str]:
             yield f"| `{option.dashed} {old}` | `{option.dashed} {new}` |"
 
 
+def _newer() -> Iterator[str]:
+    table = newer_flags()
+    yield f"\n## Newer flags of SGLang, up to {NEWEST}\n"
+    yield f"{len(table)} names that SGLang {OLDEST} does not have; the others are above. A flag"
+    yield "that is refused stops the start unless its value asks for nothing.\n"
+    yield "| flag | what becomes of it |"
+    yield "|---|---|"
+    for key, flag in table.items():
+        if flag.to:
+            today = f"mapped to `--{flag.to.replace('_', '-')}`"
+        elif flag.why:
+            today = f"no-op: {flag.why}"
+        else:
+            today = f"refused, newer than what is built: {flag.what}"
+        yield f"| `--{key.replace('_', '-')}` | {_cell(today)} |"
+
+
 def _environment() -> Iterator[str]:
     yield "\n## Environment variables\n"
     yield "| variable | what it does | default |"
@@ -115,7 +138,7 @@ def render() -> str:
     lines = [_INTRO, f"{len(options())} options: {counts}."]
     for name in GROUPS:
         lines += _group(name)
-    return "\n".join([*lines, *_old(), *_environment()]) + "\n"
+    return "\n".join([*lines, *_old(), *_newer(), *_environment()]) + "\n"
 
 
 def main(argv: Sequence[str]) -> None:

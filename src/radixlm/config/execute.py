@@ -64,7 +64,11 @@ class ExecuteConfig(Group):
     sampling_backend: Annotated[
         str,
         "Sampling kernels; 'pytorch' when unset.",
-        Flag(choices=("flashinfer", "pytorch"), built=("pytorch",), needs="flashinfer kernels"),
+        Flag(
+            choices=("flashinfer", "pytorch", "ascend"),
+            built=("pytorch",),
+            why="the sampler of pytorch draws the same distribution",
+        ),
     ] = AUTO
     moe_runner_backend: Annotated[
         str,
@@ -80,13 +84,18 @@ class ExecuteConfig(Group):
                 "flashinfer_cutedsl",
             ),
             built=("auto",),
-            needs="that mixture-of-experts kernel",
+            why="the experts have one kernel a device, for the same products",
         ),
     ] = "auto"
     flashinfer_mxfp4_moe_precision: Annotated[
         str,
         "Precision of flashinfer's mxfp4 experts.",
-        Flag(choices=("default", "bf16"), built=("default",), needs="flashinfer kernels"),
+        Flag(
+            choices=("default", "bf16"),
+            built=("default",),
+            needs="flashinfer kernels",
+            part_of=("quantization",),
+        ),
     ] = "default"
     kernel: Annotated[
         tuple[str, ...],
@@ -104,7 +113,7 @@ class ExecuteConfig(Group):
     numa_node: Annotated[
         tuple[int, ...] | None,
         "NUMA node of each process.",
-        Flag(within=NON_NEGATIVE, state="planned", needs="processes pinned to a NUMA node"),
+        Flag(within=NON_NEGATIVE, state="no-op", why="the operating system places the threads"),
     ] = None
     enable_return_hidden_states: Annotated[bool, "Requests may ask for hidden states."] = False
     enable_nan_detection: Annotated[
@@ -181,21 +190,31 @@ class ExecuteConfig(Group):
         bool, "Attend to the heavy tokens only.", Flag(state="planned", needs=_SPARSE)
     ] = False
     ds_channel_config_path: Annotated[
-        str | None, "File with the heavy channels.", Flag(state="planned", needs=_SPARSE)
+        str | None,
+        "File with the heavy channels.",
+        Flag(state="planned", needs=_SPARSE, part_of=("enable_double_sparsity",)),
     ] = None
     ds_heavy_channel_num: Annotated[
-        int, "Heavy channels.", Flag(within=POSITIVE, state="planned", needs=_SPARSE)
+        int,
+        "Heavy channels.",
+        Flag(within=POSITIVE, state="planned", needs=_SPARSE, part_of=("enable_double_sparsity",)),
     ] = 32
     ds_heavy_token_num: Annotated[
-        int, "Heavy tokens.", Flag(within=POSITIVE, state="planned", needs=_SPARSE)
+        int,
+        "Heavy tokens.",
+        Flag(within=POSITIVE, state="planned", needs=_SPARSE, part_of=("enable_double_sparsity",)),
     ] = 256
     ds_heavy_channel_type: Annotated[
-        str, "Kind of heavy channels.", Flag(state="planned", needs=_SPARSE)
+        str,
+        "Kind of heavy channels.",
+        Flag(state="planned", needs=_SPARSE, part_of=("enable_double_sparsity",)),
     ] = "qk"
     ds_sparse_decode_threshold: Annotated[
         int,
         "Prompt tokens from which decoding is sparse.",
-        Flag(within=NON_NEGATIVE, state="planned", needs=_SPARSE),
+        Flag(
+            within=NON_NEGATIVE, state="planned", needs=_SPARSE, part_of=("enable_double_sparsity",)
+        ),
     ] = 4096
     debug_tensor_dump_output_folder: Annotated[
         str | None, "Folder for tensor dumps.", Flag(state="planned", needs=_DUMPS)
@@ -206,8 +225,19 @@ class ExecuteConfig(Group):
     debug_tensor_dump_inject: Annotated[
         bool,
         "Replace tensors by those of the input file.",
-        Flag(const=True, state="planned", needs=_DUMPS),
+        Flag(
+            const=True,
+            state="planned",
+            needs=_DUMPS,
+            part_of=("debug_tensor_dump_output_folder", "debug_tensor_dump_input_file"),
+        ),
     ] = False
     debug_tensor_dump_prefill_only: Annotated[
-        bool, "Dump prefill steps only.", Flag(state="planned", needs=_DUMPS)
+        bool,
+        "Dump prefill steps only.",
+        Flag(
+            state="planned",
+            needs=_DUMPS,
+            part_of=("debug_tensor_dump_output_folder", "debug_tensor_dump_input_file"),
+        ),
     ] = False

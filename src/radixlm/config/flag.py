@@ -20,7 +20,8 @@ class Flag:
     """Names, limits and state of one option.
 
     works    the value does what the help says.
-    no-op    accepted, changes no result; ``why`` gives the reason, which is logged.
+    no-op    accepted, changes no result; ``why`` gives the reason, which is logged. With ``built``
+             and ``why``, that holds for the choices that are not built.
     planned  not built: a value other than the default is a ConfigError that quotes ``needs``.
     """
 
@@ -44,6 +45,9 @@ class Flag:
     """Each occurrence adds one value; otherwise the flag takes all its values at once."""
     only_device: str = ""
     """Device on which the option has an effect; elsewhere a log line says that it has none."""
+    part_of: tuple[str, ...] = ()
+    """Options that switch on what this one is a detail of: unless one of them is set, a value has
+    no effect, and does not stop the start."""
     old_values: tuple[tuple[str, str], ...] = ()
     """(old, new) pairs of values that were renamed; the old one is accepted with a warning."""
 

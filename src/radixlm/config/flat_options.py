@@ -7,6 +7,7 @@ from typing import Any
 from radixlm.base.errors import ConfigError
 from radixlm.base.nearest import suggestion
 from radixlm.config.deprecated import DEPRECATED, DeprecatedFlag
+from radixlm.config.newer import newer_flags, read_newer
 from radixlm.config.option import names, options
 from radixlm.config.values import coerce
 
@@ -20,7 +21,7 @@ def dashed(key: str) -> str:
 
 def unknown(key: str, source: str) -> ConfigError:
     """The error for an unknown option, with the nearest name."""
-    known = [dashed(name) for name in (*names(), *DEPRECATED, "config")]
+    known = [dashed(name) for name in (*names(), *DEPRECATED, *newer_flags(), "config")]
     return ConfigError(f"{source}{key} is unknown{suggestion(dashed(_underscored(key)), known)}")
 
 
@@ -29,17 +30,22 @@ def _underscored(key: str) -> str:
 
 
 def read_values(raw: Mapping[str, Any], source: str = "") -> dict[str, Any]:
-    """Option name -> checked value of every key in ``raw`` (dashes, aliases, deprecated names).
+    """Option name -> checked value of every key in ``raw`` (dashes, aliases, deprecated and newer
+    names).
 
     ``source`` begins the message about an unknown key. ConfigError if a key is unknown, given
     twice under two names, or has a value that does not work.
     """
     values: dict[str, Any] = {}
     deprecated: list[tuple[str, Any]] = []
+    newer: dict[str, tuple[str, Any]] = {}
     for key, value in raw.items():
         name = names().get(_underscored(key))
         if name is None and _underscored(key) in DEPRECATED:
             deprecated.append((_underscored(key), value))
+            continue
+        if name is None and _underscored(key) in newer_flags():
+            newer |= {to: (key, new) for to, new in read_newer(_underscored(key), value).items()}
             continue
         if name is None:
             raise unknown(key, source)
@@ -48,6 +54,10 @@ def read_values(raw: Mapping[str, Any], source: str = "") -> dict[str, Any]:
         values[name] = coerce(options()[name], value)
     for key, value in deprecated:
         _map_deprecated(key, DEPRECATED[key], value, values)
+    for to, (key, value) in newer.items():
+        if to in values:
+            raise ConfigError(f"{source}{dashed(to)} is given twice, once as {key}")
+        values[to] = coerce(options()[to], value)
     return values
 
 

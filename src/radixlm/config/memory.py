@@ -66,7 +66,7 @@ class MemoryConfig(Group):
     enable_memory_saver: Annotated[
         bool,
         "Let /release_memory_occupation free memory.",
-        Flag(state="planned", needs="pools that can be released"),
+        Flag(state="no-op", why="it is for /release_memory_occupation, which answers 501"),
     ] = False
     enable_hierarchical_cache: Annotated[
         bool, "Keep evicted KV in host memory.", Flag(state="planned", needs=_TIERS)
@@ -74,12 +74,19 @@ class MemoryConfig(Group):
     hicache_ratio: Annotated[
         float,
         "Host tokens over device tokens.",
-        Flag(within="(0, inf)", state="planned", needs=_TIERS),
+        Flag(
+            within="(0, inf)", state="planned", needs=_TIERS, part_of=("enable_hierarchical_cache",)
+        ),
     ] = 2.0
     hicache_size: Annotated[
         int,
         "Host KV memory in GB; overrides --hicache-ratio unless 0.",
-        Flag(within=NON_NEGATIVE, state="planned", needs=_TIERS),
+        Flag(
+            within=NON_NEGATIVE,
+            state="planned",
+            needs=_TIERS,
+            part_of=("enable_hierarchical_cache",),
+        ),
     ] = 0
     hicache_write_policy: Annotated[
         str,
@@ -88,12 +95,18 @@ class MemoryConfig(Group):
             choices=("write_back", "write_through", "write_through_selective"),
             built=("write_through",),
             needs=_TIERS,
+            part_of=("enable_hierarchical_cache",),
         ),
     ] = "write_through"
     hicache_io_backend: Annotated[
         str,
         "What copies between host and device.",
-        Flag(choices=("direct", "kernel"), built=("kernel",), needs=_TIERS),
+        Flag(
+            choices=("direct", "kernel"),
+            built=("kernel",),
+            needs=_TIERS,
+            part_of=("enable_hierarchical_cache",),
+        ),
     ] = "kernel"
     hicache_mem_layout: Annotated[
         str,
@@ -102,12 +115,18 @@ class MemoryConfig(Group):
             choices=("layer_first", "page_first", "page_first_direct"),
             built=("layer_first",),
             needs=_TIERS,
+            part_of=("enable_hierarchical_cache",),
         ),
     ] = "layer_first"
     hicache_storage_backend: Annotated[
         str | None,
         "Storage below the host tier.",
-        Flag(choices=("file", "mooncake", "hf3fs", "nixl"), built=(), needs=_TIERS),
+        Flag(
+            choices=("file", "mooncake", "hf3fs", "nixl"),
+            built=(),
+            needs=_TIERS,
+            part_of=("enable_hierarchical_cache",),
+        ),
     ] = None
     hicache_storage_prefetch_policy: Annotated[
         str,
@@ -116,12 +135,13 @@ class MemoryConfig(Group):
             choices=("best_effort", "wait_complete", "timeout"),
             built=("best_effort",),
             needs=_TIERS,
+            part_of=("enable_hierarchical_cache",),
         ),
     ] = "best_effort"
     hicache_storage_backend_extra_config: Annotated[
         str | None,
         "JSON object with options of the storage.",
-        Flag(is_json=True, state="planned", needs=_TIERS),
+        Flag(is_json=True, state="planned", needs=_TIERS, part_of=("enable_hierarchical_cache",)),
     ] = None
     enable_lmcache: Annotated[
         bool,
@@ -141,15 +161,30 @@ class MemoryConfig(Group):
     offload_num_in_group: Annotated[
         int,
         "Layers of a group that are offloaded.",
-        Flag(within=POSITIVE, state="planned", needs=_OFFLOAD),
+        Flag(
+            within=POSITIVE,
+            state="planned",
+            needs=_OFFLOAD,
+            part_of=("cpu_offload_gb", "offload_group_size"),
+        ),
     ] = 1
     offload_prefetch_step: Annotated[
         int,
         "Layers to prefetch.",
-        Flag(within=NON_NEGATIVE, state="planned", needs=_OFFLOAD),
+        Flag(
+            within=NON_NEGATIVE,
+            state="planned",
+            needs=_OFFLOAD,
+            part_of=("cpu_offload_gb", "offload_group_size"),
+        ),
     ] = 1
     offload_mode: Annotated[
         str,
         "Where offloaded weights are kept.",
-        Flag(choices=("cpu", "meta", "sharded_gpu"), built=("cpu",), needs=_OFFLOAD),
+        Flag(
+            choices=("cpu", "meta", "sharded_gpu"),
+            built=("cpu",),
+            needs=_OFFLOAD,
+            part_of=("cpu_offload_gb", "offload_group_size"),
+        ),
     ] = "cpu"

@@ -6,7 +6,7 @@ from typing import Annotated
 from radixlm.arch.quant_methods import CHECKPOINT_FLAGS, ONLINE_INTEGERS, TORCHAO_FP8
 from radixlm.config.flag import AUTO, POSITIVE, Flag, Group
 
-_HUB = "a downloader for model hubs; set --model-path to a local folder"
+_LOCAL = "the model is a local folder, or a bundled one"
 _REMOTE = "weight transfer from a running instance"
 
 LOAD_FORMATS = (
@@ -80,10 +80,10 @@ class ModelConfig(Group):
         "Serve a causal model as an embedding model: last-token vectors of unit length.",
     ] = False
     revision: Annotated[
-        str | None, "Branch, tag or commit of the model.", Flag(state="planned", needs=_HUB)
+        str | None, "Branch, tag or commit of the model.", Flag(state="no-op", why=_LOCAL)
     ] = None
     download_dir: Annotated[
-        str | None, "Folder for downloaded models.", Flag(state="planned", needs=_HUB)
+        str | None, "Folder for downloaded models.", Flag(state="no-op", why=_LOCAL)
     ] = None
     model_impl: Annotated[
         str,
@@ -114,7 +114,7 @@ class ModelConfig(Group):
     quantization_param_path: Annotated[
         str | None,
         "JSON file with the scales of a quantized KV cache.",
-        Flag(state="planned", needs="a quantized KV cache"),
+        Flag(state="planned", needs="a quantized KV cache", part_of=("kv_cache_dtype",)),
     ] = None
     torchao_config: Annotated[
         str,
@@ -131,7 +131,7 @@ class ModelConfig(Group):
     custom_weight_loader: Annotated[
         tuple[str, ...] | None,
         "Import paths of functions that load weights.",
-        Flag(state="planned", needs="live weight updates"),
+        Flag(state="no-op", why="it is for /update_weights routes, which answer 501"),
     ] = None
     weight_loader_disable_mmap: Annotated[
         bool,
@@ -146,15 +146,15 @@ class ModelConfig(Group):
     remote_instance_weight_loader_seed_instance_ip: Annotated[
         str | None,
         "Address of the instance that sends its weights.",
-        Flag(state="planned", needs=_REMOTE),
+        Flag(state="planned", needs=_REMOTE, part_of=("load_format",)),
     ] = None
     remote_instance_weight_loader_seed_instance_service_port: Annotated[
         int | None,
         "Port of the instance that sends its weights.",
-        Flag(within="[1, 65535]", state="planned", needs=_REMOTE),
+        Flag(within="[1, 65535]", state="planned", needs=_REMOTE, part_of=("load_format",)),
     ] = None
     remote_instance_weight_loader_send_weights_group_ports: Annotated[
         tuple[int, ...] | None,
         "Ports of the groups that receive weights.",
-        Flag(within="[1, 65535]", state="planned", needs=_REMOTE),
+        Flag(within="[1, 65535]", state="planned", needs=_REMOTE, part_of=("load_format",)),
     ] = None

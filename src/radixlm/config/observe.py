@@ -34,7 +34,7 @@ class ObserveConfig(Group):
     show_time_cost: Annotated[
         bool,
         "Log the time of marked sections.",
-        Flag(state="planned", needs="marked sections"),
+        Flag(state="no-op", why="no section of the code is marked"),
     ] = False
     decode_log_interval: Annotated[
         int, "Decode steps between two log lines.", Flag(within=POSITIVE)
@@ -42,7 +42,7 @@ class ObserveConfig(Group):
     enable_request_time_stats_logging: Annotated[
         bool,
         "Log how long each part of a request took.",
-        Flag(state="planned", needs="time stamps in the request log"),
+        Flag(state="no-op", why="--log-requests logs these times"),
     ] = False
     gc_warning_threshold_secs: Annotated[
         float,
@@ -58,7 +58,9 @@ class ObserveConfig(Group):
     tokenizer_metrics_custom_labels_header: Annotated[
         str,
         "Header with labels for the metrics.",
-        Flag(state="planned", needs=_LABELS),
+        Flag(
+            state="planned", needs=_LABELS, part_of=("tokenizer_metrics_allowed_customer_labels",)
+        ),
     ] = "x-customer-labels"
     tokenizer_metrics_allowed_customer_labels: Annotated[
         tuple[str, ...] | None,
@@ -98,7 +100,7 @@ class ObserveConfig(Group):
     oltp_traces_endpoint: Annotated[
         str,
         "host:port of the OpenTelemetry collector.",
-        Flag(("--otlp-traces-endpoint",), state="planned", needs=_TRACE),
+        Flag(("--otlp-traces-endpoint",), state="planned", needs=_TRACE, part_of=("enable_trace",)),
     ] = "localhost:4317"
 
 

@@ -29,7 +29,13 @@ class ParallelConfig(Group):
     max_micro_batch_size: Annotated[
         int | None,
         "Maximum number of requests in one micro batch of the pipeline.",
-        Flag(("--pp-max-micro-batch-size",), within=POSITIVE, state="planned", needs=_PP),
+        Flag(
+            ("--pp-max-micro-batch-size",),
+            within=POSITIVE,
+            state="planned",
+            needs=_PP,
+            part_of=("pp_size",),
+        ),
     ] = None
     dp_size: Annotated[
         int,
@@ -43,6 +49,11 @@ class ParallelConfig(Group):
             choices=("round_robin", "shortest_queue", "minimum_tokens"),
             built=("round_robin", "shortest_queue"),
             needs="data-parallel attention",
+            old_values=(
+                ("auto", "round_robin"),
+                ("total_requests", "shortest_queue"),
+                ("total_tokens", "shortest_queue"),
+            ),
         ),
     ] = "round_robin"
     load_watch_interval: Annotated[
@@ -67,7 +78,9 @@ class ParallelConfig(Group):
     ] = False
     nnodes: Annotated[int, "Nodes.", Flag(within=POSITIVE, state="planned", needs=_NODES)] = 1
     node_rank: Annotated[
-        int, "Rank of this node.", Flag(within=NON_NEGATIVE, state="planned", needs=_NODES)
+        int,
+        "Rank of this node.",
+        Flag(within=NON_NEGATIVE, state="planned", needs=_NODES, part_of=("nnodes",)),
     ] = 0
     dist_init_addr: Annotated[
         str | None,
@@ -92,7 +105,12 @@ class ParallelConfig(Group):
     gpu_id_step: Annotated[
         int,
         "Distance between the GPUs of two ranks.",
-        Flag(within=POSITIVE, state="planned", needs="a CUDA executor and several ranks"),
+        Flag(
+            within=POSITIVE,
+            state="planned",
+            needs="a CUDA executor and several ranks",
+            part_of=("tp_size", "pp_size"),
+        ),
     ] = 1
     enable_nccl_nvls: Annotated[
         bool, "NCCL NVLS for long prefills.", Flag(state="no-op", why=_COMM)
@@ -120,7 +138,7 @@ class ParallelConfig(Group):
     tbo_token_distribution_threshold: Annotated[
         float,
         "Share of tokens at which two-batch overlap turns into two-chunk overlap; 0 never.",
-        Flag(within="[0, 1]", state="planned", needs=_EP),
+        Flag(within="[0, 1]", state="planned", needs=_EP, part_of=("enable_two_batch_overlap",)),
     ] = 0.48
     ep_size: Annotated[
         int,
@@ -135,15 +153,22 @@ class ParallelConfig(Group):
     deepep_mode: Annotated[
         str,
         "Mode of DeepEP; 'auto' is low_latency for decode and normal for prefill.",
-        Flag(choices=("normal", "low_latency", "auto"), built=("auto",), needs=_EP),
+        Flag(
+            choices=("normal", "low_latency", "auto"),
+            built=("auto",),
+            needs=_EP,
+            part_of=("moe_a2a_backend",),
+        ),
     ] = "auto"
     deepep_config: Annotated[
-        str | None, "DeepEP tuning: JSON or a file.", Flag(state="planned", needs=_EP)
+        str | None,
+        "DeepEP tuning: JSON or a file.",
+        Flag(state="planned", needs=_EP, part_of=("moe_a2a_backend",)),
     ] = None
     moe_dense_tp_size: Annotated[
         int | None,
         "Tensor-parallel ranks of the dense MLPs of a mixture of experts.",
-        Flag(within=POSITIVE, state="planned", needs=_TP),
+        Flag(within=POSITIVE, state="planned", needs=_TP, part_of=("tp_size",)),
     ] = None
     ep_num_redundant_experts: Annotated[
         int, "Copies of busy experts.", Flag(within=NON_NEGATIVE, state="planned", needs=_EP)
@@ -151,7 +176,12 @@ class ParallelConfig(Group):
     ep_dispatch_algorithm: Annotated[
         str | None,
         "How a rank is chosen among the copies of an expert.",
-        Flag(choices=("static", "dynamic", "fake"), built=(), needs=_EP),
+        Flag(
+            choices=("static", "dynamic", "fake"),
+            built=(),
+            needs=_EP,
+            part_of=("ep_num_redundant_experts", "init_expert_location"),
+        ),
     ] = None
     init_expert_location: Annotated[
         str, "Placement of experts at start.", Flag(state="planned", needs=_EP)
@@ -160,22 +190,24 @@ class ParallelConfig(Group):
         bool, "Rebalance experts while running.", Flag(state="planned", needs=_EP)
     ] = False
     eplb_algorithm: Annotated[
-        str, "Algorithm that balances experts.", Flag(state="planned", needs=_EP)
+        str,
+        "Algorithm that balances experts.",
+        Flag(state="planned", needs=_EP, part_of=("enable_eplb",)),
     ] = "auto"
     eplb_rebalance_num_iterations: Annotated[
         int,
         "Steps between two rebalancings.",
-        Flag(within=POSITIVE, state="planned", needs=_EP),
+        Flag(within=POSITIVE, state="planned", needs=_EP, part_of=("enable_eplb",)),
     ] = 1000
     eplb_rebalance_layers_per_chunk: Annotated[
         int | None,
         "Layers that are moved in one step.",
-        Flag(within=POSITIVE, state="planned", needs=_EP),
+        Flag(within=POSITIVE, state="planned", needs=_EP, part_of=("enable_eplb",)),
     ] = None
     eplb_min_rebalancing_utilization_threshold: Annotated[
         float,
         "Rebalance only while the mean utilisation is below this.",
-        Flag(within="[0, 1]", state="planned", needs=_EP),
+        Flag(within="[0, 1]", state="planned", needs=_EP, part_of=("enable_eplb",)),
     ] = 1.0
     expert_distribution_recorder_mode: Annotated[
         str | None, "What is recorded about experts.", Flag(state="planned", needs=_EP)
@@ -183,7 +215,12 @@ class ParallelConfig(Group):
     expert_distribution_recorder_buffer_size: Annotated[
         int | None,
         "Steps that the recorder keeps; -1 keeps all.",
-        Flag(within="[-1, inf)", state="planned", needs=_EP),
+        Flag(
+            within="[-1, inf)",
+            state="planned",
+            needs=_EP,
+            part_of=("expert_distribution_recorder_mode",),
+        ),
     ] = None
     enable_expert_distribution_metrics: Annotated[
         bool, "Metrics about the balance of experts.", Flag(state="planned", needs=_EP)

@@ -10,6 +10,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.config.deprecated import DEPRECATED
 from radixlm.config.flat_options import dashed, read_values, unknown
 from radixlm.config.groups import GROUPS
+from radixlm.config.newer import newer_words
 from radixlm.config.option import Option, options
 from radixlm.config.server_config import ServerConfig
 from radixlm.config.values import example, show
@@ -21,6 +22,7 @@ class OptionParser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", HelpFormatter)
         super().__init__(**settings, allow_abbrev=False, exit_on_error=False)
+        self.has_options = False  # whether ``add_options`` gave it a server's options
 
     def error(self, message: str) -> Never:
         """Raise instead of printing the usage."""
@@ -32,12 +34,13 @@ class OptionParser(argparse.ArgumentParser):
             known, rest = self.parse_known_args(argv)
         except argparse.ArgumentError as error:
             raise _argument_error(error) from error
+        newer, rest = newer_words(rest) if self.has_options else ({}, rest)
         for word in rest:
             if word.startswith("-"):
                 raise unknown(word.partition("=")[0], "the flag ")
         if rest:
             raise ConfigError(f"unexpected argument {rest[0]!r}")
-        return vars(known)
+        return vars(known) | newer
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -88,8 +91,10 @@ def _settings(option: Option) -> dict[str, Any]:
     return settings | {"nargs": "+"} if option.is_many else settings
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add --config, every option in groups, and (hidden) every old flag to ``parser``."""
+def add_options(parser: OptionParser) -> None:
+    """Add --config, every option in groups, and (hidden) every old flag to ``parser``, which then
+    also reads SGLang's newer flags."""
+    parser.has_options = True
     quiet = argparse.SUPPRESS
     parser.add_argument(
         "--config", metavar="FILE", default=quiet, help="YAML file with options; flags override it."

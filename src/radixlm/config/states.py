@@ -14,6 +14,18 @@ def is_set(option: Option, value: Any) -> bool:
     return value is not None and value != option.default
 
 
+def is_idle(option: Option, config: ServerConfig) -> bool:
+    """Whether the option is a detail of features that are all left off."""
+    parents = [options()[name] for name in option.flag.part_of]
+    return bool(parents) and not any(is_set(one, config.value(one.name)) for one in parents)
+
+
+def _is_built(option: Option, value: Any) -> bool:
+    """Whether the value's choices work."""
+    values = value if option.is_many else (value,)
+    return option.flag.built is None or all(item in option.flag.built for item in values)
+
+
 def unbuilt_reason(option: Option, value: Any) -> str:
     """Why ``value`` does not work yet, or ""."""
     flag = option.flag
@@ -24,16 +36,19 @@ def unbuilt_reason(option: Option, value: Any) -> str:
     if flag.state == "planned":
         default = show(option, option.default)
         return f"{written} is not built yet.{needs} Leave it out (default: {default})."
-    values = value if option.is_many else (value,)
-    if flag.built is None or all(item in flag.built for item in values):
+    if flag.why or _is_built(option, value):
         return ""
-    works = ", ".join(map(str, flag.built)) or "leaving it out"
+    works = ", ".join(map(str, flag.built or ())) or "leaving it out"
     return f"{written} is not built yet.{needs} What works: {works}."
 
 
 def check_states(config: ServerConfig) -> None:
     """ConfigError that lists every option whose value is not built yet."""
-    problems = [unbuilt_reason(option, config.value(name)) for name, option in options().items()]
+    problems = [
+        unbuilt_reason(option, config.value(name))
+        for name, option in options().items()
+        if not is_idle(option, config)
+    ]
     if any(problems):
         raise ConfigError("\n".join(filter(None, problems)))
 
@@ -60,9 +75,15 @@ def no_effect_notes(config: ServerConfig, device: str) -> Iterator[str]:
     """One line for each option that is set and has no effect."""
     for name, option in options().items():
         flag = option.flag
-        if not is_set(option, config.value(name)):
+        value = config.value(name)
+        if not is_set(option, value):
             continue
-        if flag.state == "no-op":
+        if flag.part_of and is_idle(option, config):
+            features = " or ".join(options()[parent].dashed for parent in flag.part_of)
+            yield f"{option.dashed} has no effect: it is a detail of {features}"
+        elif flag.state == "no-op":
             yield f"{option.dashed} has no effect: {flag.why}"
+        elif flag.why and not _is_built(option, value):
+            yield f"{option.dashed} {show(option, value)} has no effect: {flag.why}"
         elif flag.only_device and flag.only_device != device:
             yield f"{option.dashed} has no effect: it is for {flag.only_device}, this is {device}"

@@ -1,0 +1,150 @@
+"""Flags that SGLang has had since 0.5.2: known by name, mapped, without effect or refused."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from radixlm.base.errors import ConfigError
+from radixlm.config.conflicts import check
+from radixlm.config.deprecated import DEPRECATED
+from radixlm.config.newer import newer_flags
+from radixlm.config.option import names, options
+from radixlm.config.parser import parse
+from radixlm.config.server_config import ServerConfig
+from radixlm.config.states import check_states, no_effect_notes
+
+FIELDS = Path(__file__).with_name("newest_fields.txt").read_text().split()
+"""The fields of SGLang 0.5.23's server arguments."""
+
+
+def test_every_field_is_known_by_name() -> None:
+    assert len(FIELDS) == len(set(FIELDS)) > 460
+    assert [name for name in FIELDS if name not in {*names(), *DEPRECATED, *newer_flags()}] == []
+
+
+def test_no_name_is_known_twice() -> None:
+    assert not set(newer_flags()) & {*names(), *DEPRECATED}
+    for flag in newer_flags().values():
+        assert [bool(flag.to), bool(flag.why), bool(flag.what)].count(True) == 1
+        assert not flag.to or flag.to in options()
+
+
+def test_every_detail_names_a_known_flag() -> None:
+    details = [flag.why.rpartition(" ")[2] for flag in newer_flags().values() if flag.why]
+    parents = {word.removeprefix("--").replace("-", "_") for word in details if word[:2] == "--"}
+    assert parents <= {*names(), *newer_flags(), "cuda_graph_bs", "max_prefill_tokens"}
+
+
+@pytest.mark.parametrize("key", sorted(newer_flags()))
+def test_a_newer_flag_is_mapped_ignored_with_a_reason_or_refused(
+    key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    flag = newer_flags()[key]
+    caplog.set_level(logging.INFO)
+    dashed = "--" + key.replace("_", "-")
+    if flag.what:
+        with pytest.raises(ConfigError, match="newer than what is built") as caught:
+            parse([dashed, "7"])
+        assert str(caught.value).startswith(dashed)
+    elif flag.why:
+        assert parse([dashed, "7", "--port", "5"])[1] == {"port"}
+        assert f"{dashed} has no effect: {flag.why}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["--cuda-graph-bs-decode", "1", "2", "4"], "cuda_graph_bs", (1, 2, 4)),
+        (["--cuda-graph-max-bs-decode=32"], "cuda_graph_max_bs", 32),
+        (["--disable-decode-cuda-graph"], "disable_cuda_graph", True),
+        (["--cuda-graph-backend-decode", "disabled"], "disable_cuda_graph", True),
+        (["--cuda-graph-backend-decode", "full"], "disable_cuda_graph", False),
+        (["--incremental-streaming-output"], "stream_output", True),
+        (["--language-model-only"], "enable_multimodal", False),
+        (["--return-hidden-states-mode", "last"], "enable_return_hidden_states", True),
+        (["--image-processor-backend", "pil"], "disable_fast_image_processor", True),
+        (["--no-disable-decode-cuda-graph"], "disable_cuda_graph", False),
+    ],
+)
+def test_mapped_flags(words: list[str], name: str, value: object) -> None:
+    assert parse(words)[0].value(name) == value
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--attn-cp-size", "1"],
+        ["--kv-canary", "none"],
+        ["--model-config-parser", "hf"],
+        ["--no-enable-http2"],
+        ["--ssl-keyfile", "None"],
+        ["--media-url-max-file-size-mb=64"],
+        ["--dllm-fdfo"],
+        ["--prefill-delayer-max-delay-passes", "-1"],
+    ],
+)
+def test_a_value_that_asks_for_nothing_does_not_stop_the_start(words: list[str]) -> None:
+    assert parse([*words, "--port", "5"])[1] == {"port"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--attn-cp-size", "2"],
+            "--attn-cp-size is newer than what is built: context parallelism",
+        ),
+        (["--ssl-keyfile-password", "s3cret"], "newer than what is built: TLS"),
+        (["--cuda-graph-backend-decode", "x"], "'x' is not one of disabled, full, breakable"),
+        (["--incremental-streaming-outputs"], "did you mean '--incremental-streaming-output'"),
+        (["--cuda-graph-bs-decode", "0"], "--cuda-graph-bs: '0' is not in"),
+        (["--language-model-only", "--enable-multimodal", "true"], "is given twice"),
+        (["--enable-http3"], "did you mean '--enable-http2'"),
+        (["stray"], "unexpected argument 'stray'"),
+    ],
+)
+def test_faults_keep_their_message(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(words)
+    assert message in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_yaml_and_keywords_know_the_names(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("incremental-streaming-output: true\nhisparse_config: {top_k: 1}\n")
+    assert parse(["--config", str(path)])[0].serve.stream_output
+    assert ServerConfig.from_kwargs(cuda_graph_bs_decode=[1, 2]).execute.cuda_graph_bs == (1, 2)
+    assert ServerConfig.from_kwargs(ssl_keyfile=None, mm_process_config={}) == ServerConfig()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_loras_per_batch": 4},
+        {"max_loaded_loras": 4},
+        {"show_time_cost": True},
+        {"speculative_num_steps": 3},
+        {"hicache_storage_prefetch_policy": "timeout"},
+        {"disaggregation_bootstrap_port": 9000},
+        {"oltp_traces_endpoint": "collector:4317"},
+        {"revision": "main"},
+        {"sampling_backend": "flashinfer"},
+        {"moe_runner_backend": "triton"},
+    ],
+)
+def test_a_flag_that_changes_nothing_by_itself_starts(given: dict[str, object]) -> None:
+    config = ServerConfig.from_kwargs(**given)
+    check_states(config)
+    check(config)
+    (note,) = no_effect_notes(config, "cpu")
+    assert " has no effect: " in note
+
+
+def test_a_detail_with_its_feature_stops_the_start() -> None:
+    config = ServerConfig.from_kwargs(enable_lora=True, max_loras_per_batch=4)
+    with pytest.raises(ConfigError, match="--max-loras-per-batch 4 is not built yet"):
+        check_states(config)
