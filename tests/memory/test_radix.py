@@ -39,7 +39,7 @@ def test_fewer_pages_than_tokens():
     assert result.num_cached_pages == 2 and cache.peek(ids(*range(9))) == 4
 
 
-def test_extra_keys_share_nothing():
+def test_namespaces_share_nothing():
     pool, cache = make()
     for key in (None, "", "lora", "lora2"):
         assert cache.match(ids(1, 2), key).num_tokens == 0
@@ -208,11 +208,11 @@ class Log:
     def __init__(self):
         self.cached, self.lines = {}, []
 
-    def on_store(self, pages, token_ids, parent_page, extra_key):
+    def on_store(self, pages, token_ids, parent_page, namespace):
         size = len(token_ids) // len(pages)
         for i, page in enumerate(pages.tolist()):
             tokens = tuple(token_ids[i * size : (i + 1) * size].tolist())
-            self.cached[page] = (*self.cached.get(parent_page, (extra_key,)), *tokens)
+            self.cached[page] = (*self.cached.get(parent_page, (namespace,)), *tokens)
             parent_page = page
 
     def on_remove(self, pages):

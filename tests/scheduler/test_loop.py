@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
+from radixlm.scheduler.limits import RopeLengths
 from radixlm.step.result import StepResult
-from radixlm.wire.replies import Logprobs, StepReply
-from radixlm.wire.requests import LogprobParams
+from radixlm.wire.media import Media
+from radixlm.wire.replies import ControlReply, Logprobs, StepReply
+from radixlm.wire.requests import Control, LogprobParams
 from tests.fakes.executor import EOS, FakeStep, reference
 from tests.fakes.scheduler_harness import SchedulerHarness
 
@@ -108,6 +111,60 @@ def test_extra_keys_do_not_share() -> None:
     bench.submit("c", prompt, 2, extra_key="x")
     bench.run()
     assert bench.cached["b"] == 0 and bench.cached["c"] == 16
+
+
+def _media(digest: bytes) -> Media:
+    return Media("image", digest, ((18, 1),), {}, affects_earlier_tokens=True)
+
+
+# as parts of one text, joined by NUL, each of these would be the second to fifth of another
+NAMESPACES: list[dict[str, Any]] = [
+    {},
+    {"extra_key": "A"},
+    {"cache_salt": "A"},
+    {"tenant": "A"},
+    {"adapter": "A"},
+    {"extra_key": "A\0B"},
+    {"extra_key": "A", "cache_salt": "B"},
+    {"cache_salt": "\0B", "extra_key": "A"},
+    {"extra_key": "A\0" + "42" * 32},
+    {"extra_key": "A", "media": (_media(b"B" * 32),)},
+    {"extra_key": "A", "media": (_media(b"B" * 32), _media(b"C" * 32))},
+    {"extra_key": "A\0" + "42" * 32, "media": (_media(b"C" * 32),)},
+]
+
+
+def test_no_value_of_one_field_passes_for_those_of_two() -> None:
+    bench = SchedulerHarness(num_pages=400)
+    prompt = [3] * 20
+    for turn in range(2):
+        for i, fields in enumerate(NAMESPACES):
+            bench.submit(f"{turn}{i}", prompt, 2, **fields)
+            bench.run()
+    rids = range(len(NAMESPACES))
+    assert [bench.cached[f"0{i}"] for i in rids] == [0] * len(NAMESPACES)
+    assert [bench.cached[f"1{i}"] for i in rids] == [16] * len(NAMESPACES)
+
+
+@pytest.mark.parametrize("sleep_s", [-1, 1e300, float("inf"), float("nan"), "x"])
+def test_a_sleep_that_cannot_be_is_refused(sleep_s: Any) -> None:
+    bench = SchedulerHarness()
+    bench.mine.send(Control("c", "slow_down", {"forward_sleep_time": sleep_s}))
+    bench.tick()
+    (reply,) = [reply for reply in bench.replies if isinstance(reply, ControlReply)]
+    assert not reply.ok
+    bench.submit("r", [1, 2], 2)
+    bench.run()
+    assert "r" in bench.finish
+
+
+def test_a_rope_variant_is_no_extra_key() -> None:
+    bench = SchedulerHarness(rope=RopeLengths(8, is_dynamic=True))
+    bench.submit("short", [3] * 8, 2, extra_key="A\0rope20")
+    bench.run()
+    bench.submit("long", [3] * 20, 2, extra_key="A")
+    bench.run()
+    assert bench.cached["long"] == 0
 
 
 def test_context_end_is_a_length_finish() -> None:

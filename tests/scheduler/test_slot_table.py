@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.slot_table import RECENT, SlotTable
@@ -114,7 +115,9 @@ def test_the_decode_batch_is_one_object_until_a_request_joins_or_leaves() -> Non
 
 def request(ids: list[int]) -> Request:
     made = Request(
-        TokenizedRequest("r", pack_ids(ids), SamplingParams(max_new_tokens=500)), frozenset(), None
+        TokenizedRequest("r", pack_ids(ids), SamplingParams(max_new_tokens=500)),
+        frozenset(),
+        CacheNamespace(),
     )
     made.max_len = len(ids) + 500
     return made

@@ -90,7 +90,9 @@ TO_SCHEDULER = st.one_of(
         embeds=st.none() | st.binary(max_size=3).map(lambda b: b * 4),
         priority=st.integers(-(2**31), 2**31),
         deadline_s=FLOATS,
+        cache_salt=st.none() | TEXT,
         extra_key=st.none() | TEXT,
+        tenant=st.none() | TEXT,
         is_quarantined=st.booleans(),
     ),
     st.builds(

@@ -172,6 +172,7 @@ def as_record(entry: Entry, began: float) -> dict[str, Any]:
         "logit_processor": wire.processor,
         "lora_path": wire.adapter,
         "pooling": wire.pooling,
+        "cache_salt": wire.cache_salt,
         "extra_key": wire.extra_key,
         "priority": wire.priority or None,
         "num_media": len(wire.media) or None,

@@ -18,6 +18,7 @@ BASE_RESERVE = 0.4
 def limits_for_pools(pools: Pools, config: ServerConfig, info: ModelInfo) -> Limits:
     """The limits, with no more running requests than the state pool has states for."""
     limits = scheduler_limits(config, info, pools.num_tokens, pools.page_size)
+    limits = replace(limits, kv_layout=f"{pools.dtype}, pages of {pools.page_size}")
     if pools.states is None:
         return limits
     max_running = max(1, pools.sizes.num_window // STATES_PER_REQUEST)
@@ -51,6 +52,7 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
         eos_ids=info.eos_ids,
         vocab=info.decoder.vocab,
         rope=rope_lengths(info.ropes),
+        weights_version=config.model.weight_version,
         log_interval=config.observe.decode_log_interval or 0,
     )
 

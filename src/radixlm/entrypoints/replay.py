@@ -67,7 +67,7 @@ def as_body(record: dict[str, Any]) -> dict[str, Any]:
         body["input_embeds"] = numbers.reshape(record["num_embeds"], -1).tolist()
     else:
         body["input_ids"] = record["input_ids"]
-    for name in ("logit_processor", "lora_path", "extra_key", "priority"):
+    for name in ("logit_processor", "lora_path", "cache_salt", "extra_key", "priority"):
         if record.get(name) is not None:
             body[name] = record[name]
     return body

@@ -14,7 +14,8 @@ def request_options(value_of: Callable[[str], Any]) -> dict[str, Any]:
         names["data_parallel_rank"] = "routed_dp_rank"
     return {
         "return_hidden_states": bool(value_of("return_hidden_states")),
-        "extra_key": prefix_key(value_of("extra_key"), value_of("cache_salt")),
+        "cache_salt": value_of("cache_salt"),
+        "extra_key": value_of("extra_key"),
         "priority": value_of("priority") or 0,
         "replica": replica_of(value_of("data_parallel_rank"), value_of("routed_dp_rank")),
         "timeout_s": value_of("timeout"),
@@ -24,13 +25,6 @@ def request_options(value_of: Callable[[str], Any]) -> dict[str, Any]:
         ),
         "names": names,
     }
-
-
-def prefix_key(extra_key: str | None, cache_salt: str | None) -> str | None:
-    """What separates prefix caches: the two together, each counting by itself."""
-    if cache_salt is None:
-        return extra_key
-    return f"{extra_key or ''}\0{cache_salt}"
 
 
 def replica_of(data_parallel_rank: int | None, routed_dp_rank: int | None) -> int | None:

@@ -30,6 +30,7 @@ class GenerateRequest:
     stream: bool = False
     logprobs: LogprobParams | None = None
     return_hidden_states: bool = False
+    cache_salt: str | None = None
     extra_key: str | None = None
     priority: int = 0
     grammar: GrammarSpec | None = None
@@ -100,7 +101,7 @@ def in_client_words(error: InvalidRequest, names: Mapping[str, str]) -> InvalidR
 
 def check_names(request: GenerateRequest) -> None:
     """Strings that travel to the engine must be text, and an id must fit its records."""
-    for name in ("rid", "extra_key", "fair_key", "adapter", "processor"):
+    for name in ("rid", "cache_salt", "extra_key", "fair_key", "adapter", "processor"):
         value = getattr(request, name)
         try:
             size = len(value.encode()) if value is not None else 0

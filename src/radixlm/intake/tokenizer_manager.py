@@ -234,6 +234,7 @@ class TokenizerManager:
             ),
             logprobs=request.logprobs,
             return_hidden_states=request.return_hidden_states,
+            cache_salt=request.cache_salt,
             extra_key=request.extra_key,
             priority=request.priority,
             arrival_s=now_s,

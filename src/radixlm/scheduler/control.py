@@ -15,6 +15,8 @@ from radixlm.wire.requests import AbortRequest, Control
 
 log = logging.getLogger(__name__)
 
+MAX_SLEEP_S = 60.0
+
 
 class CommandExecutor(Protocol):
     """The executor's part of the commands."""
@@ -106,7 +108,10 @@ class ControlHandler:
         return ControlReply(control.call_id, True, "Generation continued.")
 
     def _slow_down(self, control: Control) -> ControlReply:
-        self._scheduler.sleep_s = float(control.args.get("forward_sleep_time") or 0.0)
+        sleep_s = float(control.args.get("forward_sleep_time") or 0.0)
+        if not 0 <= sleep_s <= MAX_SLEEP_S:  # also false for NaN
+            raise ValueError(f"forward_sleep_time: {sleep_s} is not within 0 to {MAX_SLEEP_S} s")
+        self._scheduler.sleep_s = sleep_s
         return ControlReply(control.call_id, True)
 
     def _freeze_gc(self, control: Control) -> ControlReply:

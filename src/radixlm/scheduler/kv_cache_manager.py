@@ -123,7 +123,7 @@ class KVCacheManager:
 
     def _match(self, request: Request, limit: int) -> Match:
         """The cached prefix; it does not end inside a span of tokens that attend to each other."""
-        match = self.prefix_cache.match(request.ids[:limit], request.cache_key)
+        match = self.prefix_cache.match(request.ids[:limit], request.namespace)
         for media in request.wire.media:
             for start, count in media.bidirectional_spans:
                 if start < match.num_tokens < start + count:
@@ -227,7 +227,7 @@ class KVCacheManager:
             return  # token ids say nothing about input embeddings
         ids = request.ids[: whole * self.page_size]
         row = request.window[:whole].copy() if self.window is not None else None
-        result = self.prefix_cache.insert(ids, request.pages[:whole].copy(), request.cache_key, row)
+        result = self.prefix_cache.insert(ids, request.pages[:whole].copy(), request.namespace, row)
         shared = result.num_cached_pages
         self.prefix_cache.lock(result.handle)
         if request.handle is not None:

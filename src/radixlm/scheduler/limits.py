@@ -26,7 +26,9 @@ class RopeLengths(Record):
 
 class Limits(Record):
     """``step_tokens``: tokens of one step, prefill and decode together. ``reserve``: the share of
-    a running request's remaining tokens that admission keeps free (schedule conservativeness)."""
+    a running request's remaining tokens that admission keeps free (schedule conservativeness).
+    ``weights_version`` and ``kv_layout`` are equal for all requests of an engine; they enter each
+    request's CacheNamespace."""
 
     max_running: int
     max_queued: int | None
@@ -49,4 +51,6 @@ class Limits(Record):
     eos_ids: tuple[int, ...] = ()
     vocab: int = 0
     rope: RopeLengths | None = None
+    weights_version: str = ""
+    kv_layout: str = ""
     log_interval: int = 0  # steps between two log lines about the load; 0: none

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from radixlm.base.errors import EngineError, RadixError, RequestError, TooManyRequests
+from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.scheduler.commit import Committer
 from radixlm.scheduler.control import ControlHandler
 from radixlm.scheduler.hooks import Hooks, Mask
@@ -189,17 +190,20 @@ class Scheduler:
             self._timed[wire.rid] = request
 
     def _make_request(self, wire: TokenizedRequest, stop_ids: frozenset[int]) -> Request:
-        """The request; its cache key is all that its KV depends on besides the token ids."""
-        rope, key = self.limits.rope, wire.extra_key
-        digests = [media.digest.hex() for media in wire.media if media.affects_earlier_tokens]
-        if digests:
-            key = "\0".join((key or "", *digests))
+        rope, prompt_len = self.limits.rope, len(wire.input_ids) // 4 - wire.num_emitted
+        namespace = CacheNamespace(
+            weights_version=self.limits.weights_version,
+            kv_layout=self.limits.kv_layout,
+            adapter=wire.adapter,
+            tenant=wire.tenant,
+            cache_salt=wire.cache_salt,
+            extra_key=wire.extra_key,
+            rope_variant=rope.variant(prompt_len) if rope is not None else None,
+            earlier_media=tuple(m.digest for m in wire.media if m.affects_earlier_tokens),
+        )
         if rope is None:
-            return Request(wire, stop_ids, key)
-        prompt_len = len(wire.input_ids) // 4 - wire.num_emitted
-        variant = rope.variant(prompt_len)
-        key = key if variant is None else f"{key or ''}\0{variant}"
-        return Request(wire, stop_ids, key, rope.share_limit(prompt_len))
+            return Request(wire, stop_ids, namespace)
+        return Request(wire, stop_ids, namespace, rope.share_limit(prompt_len))
 
     def _why_refused(self, request: Request) -> RequestError | None:
         max_queued = self.limits.max_queued

@@ -306,7 +306,7 @@ class Planner:
         is_computing = table.num_committed[slots] < table.prefill_len[slots]
         for index in np.flatnonzero(is_computing).tolist():
             other = self.running[index]
-            if other.cache_key != request.cache_key:
+            if other.namespace != request.namespace:
                 continue
             end = min(other.prefill_len // page * page, limit)
             if other.num_inserted >= end or other.wire.embeds is not None:
@@ -316,7 +316,7 @@ class Planner:
                 continue
             if num_cached is None:
                 prefix_cache = self.kv_manager.prefix_cache
-                num_cached = prefix_cache.peek(request.ids[:limit], request.cache_key)
+                num_cached = prefix_cache.peek(request.ids[:limit], request.namespace)
             gain = common - num_cached
             if gain >= page and 4 * gain >= request.prefill_len - num_cached:
                 return True

@@ -29,7 +29,7 @@ def _shuffled(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
 
 def _longest_prefix(waiting: list[Request], cache: PrefixCache, now_s: float) -> None:
     if len(waiting) <= MAX_MATCHED:
-        hits = {r.rid: cache.peek(r.ids[: r.prefill_len - 1], r.cache_key) for r in waiting}
+        hits = {r.rid: cache.peek(r.ids[: r.prefill_len - 1], r.namespace) for r in waiting}
         waiting.sort(key=lambda r: -hits[r.rid])
 
 
@@ -38,7 +38,7 @@ def _depth_first(waiting: list[Request], cache: PrefixCache, now_s: float) -> No
     if len(waiting) > MAX_MATCHED:
         return
     paths = {
-        r.rid: cache.match(r.ids[: r.prefill_len - 1], r.cache_key).pages.tolist() for r in waiting
+        r.rid: cache.match(r.ids[: r.prefill_len - 1], r.namespace).pages.tolist() for r in waiting
     }
     weight = Counter(page for path in paths.values() for page in path)
     waiting.sort(key=lambda r: [(-weight[page], page) for page in paths[r.rid]] or [(0, 0)])

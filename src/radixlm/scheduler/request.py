@@ -15,6 +15,7 @@ from typing import Any, overload
 import numpy as np
 
 from radixlm.memory.prefix.base import Handle
+from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.scheduler.slot_table import RECENT, SlotTable
 from radixlm.step.plan import Int32Array
 from radixlm.wire.replies import Finish
@@ -50,7 +51,6 @@ class Request:
         "_ids",
         "_num_sent",
         "_num_stored",
-        "cache_key",
         "emit_interval",
         "finish",
         "handle",
@@ -59,6 +59,7 @@ class Request:
         "max_len",
         "max_new_tokens",
         "min_new_tokens",
+        "namespace",
         "num_cached",
         "num_inserted",
         "prefill_len",
@@ -83,11 +84,11 @@ class Request:
         self,
         wire: TokenizedRequest,
         stop_ids: frozenset[int],
-        cache_key: str | None,
+        namespace: CacheNamespace,
         share_limit: int = 1 << 62,
     ) -> None:
         self._ids = np.array(wire.ids(), dtype=np.int32)
-        self.wire, self.rid, self.stop_ids, self.cache_key = wire, wire.rid, stop_ids, cache_key
+        self.wire, self.rid, self.stop_ids, self.namespace = wire, wire.rid, stop_ids, namespace
         self.max_new_tokens = wire.sampling.max_new_tokens or 0
         self.min_new_tokens = wire.sampling.min_new_tokens
         self._num_stored = self._num_sent = len(self._ids)

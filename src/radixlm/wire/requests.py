@@ -48,7 +48,8 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     ``wire/media.py``. ``rope_ids``: int32 [3, prompt], the positions for M-RoPE where they differ
     from those in the prompt. ``deadline_s`` and ``queue_deadline_s``: ``time.monotonic`` values
     (0 = none), equal in all processes of one machine. ``is_quarantined``: an engine died while it
-    held the request, so its prompt is computed in steps of its own.
+    held the request, so its prompt is computed in steps of its own. Only requests whose
+    ``cache_salt``, ``extra_key`` and ``tenant`` are equal share cached prefixes.
     """
 
     rid: str
@@ -57,7 +58,9 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     num_emitted: int = 0
     logprobs: LogprobParams | None = None
     return_hidden_states: bool = False
+    cache_salt: str | None = None
     extra_key: str | None = None
+    tenant: str | None = None
     priority: int = 0
     arrival_s: float = 0.0
     deadline_s: float = 0.0

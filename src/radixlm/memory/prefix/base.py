@@ -1,6 +1,6 @@
 """What the scheduler asks of a prefix cache, with or without sharing."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Protocol
 
 import numpy as np
@@ -78,7 +78,7 @@ class CacheEvents(Protocol):
     """Told of every page that enters or leaves the cache (KV events for routers)."""
 
     def on_store(
-        self, pages: PageIds, token_ids: TokenIds, parent_page: int | None, extra_key: str | None
+        self, pages: PageIds, token_ids: TokenIds, parent_page: int | None, namespace: Hashable
     ) -> None:
         """``pages`` now hold ``token_ids``; they follow ``parent_page`` (None at the start)."""
 
@@ -94,13 +94,13 @@ class PrefixCache(Protocol):
 
     page_size: int
 
-    def match(self, ids: TokenIds, extra_key: str | None = None) -> Match:
+    def match(self, ids: TokenIds, namespace: Hashable = None) -> Match:
         """Longest cached prefix of ``ids`` in whole pages; counts as a use of it.
 
         To have at least one token to compute, pass all ids but the last.
         """
 
-    def peek(self, ids: TokenIds, extra_key: str | None = None) -> int:
+    def peek(self, ids: TokenIds, namespace: Hashable = None) -> int:
         """Tokens that ``match`` would find; changes nothing (for ordering a queue)."""
 
     def lock(self, handle: Handle) -> None:
@@ -116,7 +116,7 @@ class PrefixCache(Protocol):
         self,
         ids: TokenIds,
         pages: PageIds,
-        extra_key: str | None = None,
+        namespace: Hashable = None,
         window_pages: PageIds | None = None,
     ) -> InsertResult:
         """Hands the whole pages of ``ids`` over to the cache.

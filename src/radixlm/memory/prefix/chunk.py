@@ -1,6 +1,6 @@
 """The prefix cache of ``--disable-radix-cache``: keeps nothing, shares nothing."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Final
 
 import numpy as np
@@ -20,11 +20,11 @@ class ChunkCache:
         self._handle = Handle()
         self._window_pages = _NO_PAGES if is_hybrid else None
 
-    def match(self, ids: TokenIds, extra_key: str | None = None) -> Match:
+    def match(self, ids: TokenIds, namespace: Hashable = None) -> Match:
         """Never a hit."""
         return Match(self._handle, _NO_PAGES, 0, self._window_pages)
 
-    def peek(self, ids: TokenIds, extra_key: str | None = None) -> int:
+    def peek(self, ids: TokenIds, namespace: Hashable = None) -> int:
         """0 tokens."""
         return 0
 
@@ -41,7 +41,7 @@ class ChunkCache:
         self,
         ids: TokenIds,
         pages: PageIds,
-        extra_key: str | None = None,
+        namespace: Hashable = None,
         window_pages: PageIds | None = None,
     ) -> InsertResult:
         """Takes no page over."""

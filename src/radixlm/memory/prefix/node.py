@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Final
 
 import numpy as np
@@ -10,9 +10,9 @@ import numpy as np
 from radixlm.memory.pages import PageIds
 from radixlm.memory.prefix.base import Handle
 
-# The token bytes of a child's first page; under the root with the extra key before them. A dict
+# The token bytes of a child's first page; under the root with the namespace before them. A dict
 # compares the bytes themselves, so no hash collision can join two prefixes.
-Edge = bytes | tuple[str | None, bytes]
+Edge = bytes | tuple[Hashable, bytes]
 
 TOKEN_BYTES: Final = 4
 PAGE_ID_BYTES: Final = 4

@@ -5,7 +5,7 @@ unlocked nodes are closed downwards: whatever is unlocked can be evicted leaf by
 ``num_evictable`` is a sum, not a search. Time is a counter of calls: the same calls, the same tree.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,7 +34,7 @@ from radixlm.memory.prefix.window import WindowGroup, checked_row
 
 
 class RadixCache:
-    """Prefix cache keyed by (extra key, token ids) at page granularity.
+    """Prefix cache keyed by (namespace, token ids) at page granularity.
 
     ``allocator`` is the full group's. ``window`` is given for models with window layers: then each
     node also holds window pages, which are evicted on their own by ``evict_window``.
@@ -67,13 +67,13 @@ class RadixCache:
         """Pages of unlocked nodes: all of them can be freed."""
         return self.total_pages - self.num_locked
 
-    def match(self, ids: TokenIds, extra_key: str | None = None) -> Match:
+    def match(self, ids: TokenIds, namespace: Hashable = None) -> Match:
         """Longest cached prefix of ``ids`` in whole pages; a use of it for the eviction order.
 
         Splits a node that is shared in part, so that the handle stands exactly at the end.
         """
         self._clock += 1
-        nodes = self._ending(self._walk(_as_int32(ids), extra_key))
+        nodes = self._ending(self._walk(_as_int32(ids), namespace))
         node = nodes[-1] if nodes else self.tree.root
         for step in nodes:
             step.num_hits += 1
@@ -85,9 +85,9 @@ class RadixCache:
             row = self.window.row(node, len(pages))
         return Match(node, pages, len(pages) * self.page_size, row)
 
-    def peek(self, ids: TokenIds, extra_key: str | None = None) -> int:
+    def peek(self, ids: TokenIds, namespace: Hashable = None) -> int:
         """Tokens that ``match`` would find; changes nothing."""
-        steps = self._walk(_as_int32(ids), extra_key)
+        steps = self._walk(_as_int32(ids), namespace)
         return sum(num_pages for _, num_pages in steps) * self.page_size
 
     def lock(self, handle: Handle) -> None:
@@ -125,7 +125,7 @@ class RadixCache:
         self,
         ids: TokenIds,
         pages: PageIds,
-        extra_key: str | None = None,
+        namespace: Hashable = None,
         window_pages: PageIds | None = None,
     ) -> InsertResult:
         """Takes over the whole pages of ``ids``; see ``InsertResult`` for who owns what then.
@@ -141,7 +141,7 @@ class RadixCache:
         num_pages = min(len(ids) // self.page_size, len(pages))
         ids, pages = ids[: num_pages * self.page_size], pages[:num_pages]
         self._clock += 1
-        nodes = self._ending(self.tree.walk(ids, extra_key))
+        nodes = self._ending(self.tree.walk(ids, namespace))
         shared = join(node.pages for node in nodes)
         num_shared = len(shared)
         duplicates = pages[:num_shared][pages[:num_shared] != shared]
@@ -150,7 +150,7 @@ class RadixCache:
             row_duplicates = self.window.revive(nodes, row, self._split)
         node = nodes[-1] if nodes else self.tree.root
         if num_shared < num_pages:
-            node = self._grow(node, ids, pages, row, num_shared, extra_key)
+            node = self._grow(node, ids, pages, row, num_shared, namespace)
         tree_pages = np.concatenate([shared, pages[num_shared:]])
         tree_row = self._touch(node, num_pages)
         return InsertResult(
@@ -235,9 +235,9 @@ class RadixCache:
             [locked_window_pages(self.window, *lock) for lock in locks],
         )
 
-    def _walk(self, ids: TokenIds, extra_key: str | None) -> list[Step]:
+    def _walk(self, ids: TokenIds, namespace: Hashable) -> list[Step]:
         """The steps along ``ids`` that a match may take."""
-        steps = self.tree.walk(ids, extra_key)
+        steps = self.tree.walk(ids, namespace)
         if self.window is not None:
             del steps[self.window.num_usable_steps(steps) :]
         return steps
@@ -272,7 +272,7 @@ class RadixCache:
         pages: PageIds,
         row: PageIds | None,
         start_page: int,
-        extra_key: str | None,
+        namespace: Hashable,
     ) -> Node:
         """New nodes for the pages from ``start_page`` on; the last of them."""
         cut = start_page
@@ -285,7 +285,7 @@ class RadixCache:
             if begin == end:
                 continue
             tokens = ids[begin * self.page_size : end * self.page_size]
-            node = self.tree.attach(node, tokens, pages[begin:end], extra_key)
+            node = self.tree.attach(node, tokens, pages[begin:end], namespace)
             self._queue.push(node)
             if self.window is not None and row is not None and begin == cut:
                 self.window.put(node, row[begin:end])
@@ -293,7 +293,7 @@ class RadixCache:
         if self._events is not None:
             before = int(page_ids(parent.pages)[-1]) if parent.parent is not None else None
             self._events.on_store(
-                pages[start_page:], ids[start_page * self.page_size :], before, extra_key
+                pages[start_page:], ids[start_page * self.page_size :], before, namespace
             )
         return node
 

@@ -1,6 +1,6 @@
 """The shape of the radix tree, without any counters: walk, split, attach, detach."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 from radixlm.memory.pages import PageIds
 from radixlm.memory.prefix.base import TokenIds
@@ -11,14 +11,14 @@ Step = tuple[Node, int]
 
 
 class Tree:
-    """Nodes under one root; the first edge below the root carries the extra key."""
+    """Nodes under one root; the first edge below the root carries the namespace."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.root = Node(None, b"", b"", b"", 0)
         self._num_nodes_made = 0
 
-    def walk(self, ids: TokenIds, extra_key: str | None) -> list[Step]:
+    def walk(self, ids: TokenIds, namespace: Hashable) -> list[Step]:
         """The nodes along ``ids`` with the number of pages shared; changes nothing."""
         page_bytes = self.page_size * TOKEN_BYTES
         tokens = ids.tobytes()
@@ -27,7 +27,7 @@ class Tree:
         node, start = self.root, 0
         while start < stop:
             head = tokens[start : start + page_bytes]
-            child = node.children.get(head if start else (extra_key, head))
+            child = node.children.get(head if start else (namespace, head))
             if child is None:
                 break
             if not tokens.startswith(child.tokens, start):
@@ -44,11 +44,11 @@ class Tree:
         self._num_nodes_made += 1
         return node.split(num_pages, self.page_size, self._num_nodes_made)
 
-    def attach(self, parent: Node, tokens: TokenIds, pages: PageIds, extra_key: str | None) -> Node:
+    def attach(self, parent: Node, tokens: TokenIds, pages: PageIds, namespace: Hashable) -> Node:
         """A new leaf below ``parent`` with copies of ``tokens`` and ``pages``."""
         data = tokens.tobytes()
         head = data[: self.page_size * TOKEN_BYTES]
-        edge: Edge = head if parent.parent is not None else (extra_key, head)
+        edge: Edge = head if parent.parent is not None else (namespace, head)
         self._num_nodes_made += 1
         node = Node(parent, edge, data, pages.tobytes(), self._num_nodes_made)
         parent.children[edge] = node
