@@ -37,6 +37,15 @@ class ServeConfig(Group):
     served_model_name: Annotated[
         str, "Model name in /v1/models and in responses; --model-path when unset."
     ] = AUTO
+    strict_model_name: Annotated[
+        bool, "Refuse other model names with 404; else the one model serves every name."
+    ] = False
+    unknown_fields: Annotated[
+        str,
+        "What to do with unknown fields of HTTP request bodies: ignore, ignore and warn (log and "
+        "header X-RadixLM-Ignored), or refuse with 400.",
+        Flag(choices=("ignore", "warn", "refuse")),
+    ] = "warn"
     chat_template: Annotated[
         str | None, "Chat template: a built-in name or a file; the tokenizer's when unset."
     ] = None

@@ -6,16 +6,19 @@ NaN, lone surrogates, invalid UTF-8 and nesting beyond the parser's limit are re
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from functools import cache
-from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.wire import fields as wire
-from radixlm.wire.sampling_params import MAX_STOPS, SAMPLING_FIELDS
+from radixlm.wire.foreign import sampling_of_foreign
+from radixlm.wire.sampling_params import MAX_STOPS, SAMPLING_FIELDS, parameter_names
+from radixlm.wire.unknown import note_unknown
 
 M = TypeVar("M", bound="Body")
 T = TypeVar("T")
@@ -47,8 +50,9 @@ PerPrompt: TypeAlias = T | list[T | None] | None  # one value for all prompts, o
 class Body(BaseModel):
     """Strict and finite. ``api``: the API whose fields of the wire tables it has."""
 
+    # unknown fields are kept by pydantic, so that ``_settle`` can name them
     model_config = ConfigDict(
-        strict=True, extra=wire.UNKNOWN_FIELDS, allow_inf_nan=False, protected_namespaces=()
+        strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=()
     )
     api: ClassVar[str] = ""
 
@@ -116,17 +120,74 @@ def reject_unsupported(body: Body) -> None:
 def read(model: type[M], data: bytes) -> M:
     """``data`` as a record; InvalidRequest that names the first wrong fields."""
     try:
-        return model.model_validate_json(data)
+        body = model.model_validate_json(data)
     except ValidationError as error:
         raise _invalid(error) from None
+    _settle(body)
+    return body
 
 
 def make(model: type[M], values: dict[str, Any]) -> M:
     """A record of values from another API's request; InvalidRequest as in ``read``."""
     try:
-        return model.model_validate(values)
+        body = model.model_validate(values)
     except ValidationError as error:
         raise _invalid(error) from None
+    _settle(body)
+    return body
+
+
+def _settle(body: Body, where: str = "") -> None:
+    """Read the fields of other servers that have a counterpart, and note the unknown ones."""
+    extra = body.__pydantic_extra__
+    if extra:
+        unknown = dict(extra)
+        extra.clear()
+        body.__pydantic_fields_set__.difference_update(unknown)
+        for name, value in unknown.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InvalidRequest(f"{where}{name:.80}: NaN and infinities are not JSON", name)
+            if not _takes_foreign(body, name, value):
+                note_unknown(name, where=where)
+    for name in _nested(type(body)):
+        value = getattr(body, name)
+        for place, one in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(one, Body):
+                index = f"[{place}]" if isinstance(value, list) else ""
+                _settle(one, f"{where}{name}{index}.")
+
+
+def _takes_foreign(body: Body, name: str, value: Any) -> bool:
+    """Set what a field of another server stands for. False if it stands for nothing here."""
+    names = parameter_names("sampling_params", body.api)
+    if not body.api or not names:
+        return False
+    meant = sampling_of_foreign(name, value)
+    if meant is None or not all(target in names for target in meant):
+        return False
+    sent = body.model_fields_set
+    for target, one in meant.items():
+        ours = names[target]
+        if ours in sent or (target == "max_new_tokens" and "max_tokens" in sent):
+            continue
+        try:
+            body.__pydantic_validator__.validate_assignment(body, ours, one)
+        except ValidationError as error:
+            message = error.errors(include_url=False)[0]["msg"]
+            raise InvalidRequest(f"{name}: {message[:1].lower()}{message[1:]}", name) from None
+    return True
+
+
+@cache
+def _nested(model: type[Body]) -> tuple[str, ...]:
+    """The fields that may hold records."""
+
+    def holds(kind: Any) -> bool:
+        if isinstance(kind, type) and issubclass(kind, Body):
+            return True
+        return any(holds(arg) for arg in get_args(kind))
+
+    return tuple(name for name, info in model.model_fields.items() if holds(info.annotation))
 
 
 def _invalid(error: ValidationError) -> InvalidRequest:
@@ -138,10 +199,7 @@ def _invalid(error: ValidationError) -> InvalidRequest:
         if len(parts) == MAX_SHOWN:
             break
     first = next(iter(parts), "")
-    refused = InvalidRequest("; ".join(parts.values()), param=first or None)
-    if found and found[0]["type"] == "extra_forbidden":
-        refused.code = "unknown_parameter"
-    return refused
+    return InvalidRequest("; ".join(parts.values()), param=first or None)
 
 
 def place(loc: tuple[int | str, ...]) -> str:
@@ -157,8 +215,6 @@ def place(loc: tuple[int | str, ...]) -> str:
 
 def _sentence(where: str, kind: str, message: str) -> str:
     shown = f"{where:.200}"
-    if kind == "extra_forbidden":
-        return f"unknown field {shown!r}"
     if kind == "missing":
         return f"{shown} is required"
     if kind == "json_invalid" and "recursion limit" in message:

@@ -3,7 +3,7 @@
 A session is a tree of finished requests. ``session_params`` of a new one:
 
 - ``rid``: the request whose prompt and output come first; none: the prompt stands alone.
-- ``offset``: keep only so many of those tokens.
+- ``offset``: keep only so many of those tokens; a negative one drops so many at the end.
 - ``replace``: what was there is replaced: with ``rid`` the requests after it are forgotten, without
   it all requests of the session are.
 - ``drop_previous_output``: go on from the prompt of ``rid`` only.
@@ -21,6 +21,7 @@ from radixlm.intake.request_state import RequestState
 from radixlm.intake.tokenizer_manager import Observer
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Finish
+from radixlm.wire.unknown import note_unknown
 
 MAX_SESSIONS = 4096
 _FIELDS: dict[str, type] = {
@@ -125,8 +126,8 @@ class Sessions(Observer):
             where = f"session_params.{key}"
             kind = _FIELDS.get(str(key))
             if kind is None:
-                raise InvalidRequest(f"unknown field {where!r}", where)
-            if value is not None and (type(value) is not kind):
+                note_unknown(key, where="session_params.")
+            elif value is not None and (type(value) is not kind):
                 raise InvalidRequest(f"{where} must be of type {kind.__name__}", where)
         self._expire()
         name = params.get("id")
@@ -165,12 +166,6 @@ class Sessions(Observer):
             before += turn.output_ids
         offset = params.get("offset")
         if offset:
-            if not 0 < offset <= len(before):
-                raise InvalidRequest(
-                    f"session_params.offset: {offset} is not within the {len(before)} tokens "
-                    "before it",
-                    "session_params.offset",
-                )
             before = before[:offset]
         return before, rid
 

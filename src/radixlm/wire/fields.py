@@ -24,8 +24,6 @@ from radixlm.base.errors import InvalidRequest, RequestError
 # unsupported  it is accepted while it asks for nothing; any other value is an error with a reason
 State = Literal["works", "ignored", "unsupported"]
 
-# what becomes of a field that no table and no request model names: "forbid" answers with an error
-UNKNOWN_FIELDS: Literal["forbid", "ignore"] = "forbid"
 # values by which clients say that they do not use a field; many send all fields of the reference
 EMPTY: tuple[Any, ...] = (None, False, 0, "", [], {})
 
@@ -77,13 +75,6 @@ def renames(source: str, target: str, *tables: Iterable[Field]) -> dict[str, str
     """Names of ``source`` -> names of ``target``, for the fields that both APIs have."""
     fields = fields_of(source, *tables)
     return {name: field.names[target] for name, field in fields.items() if target in field.names}
-
-
-def unknown_field(name: str, what: str = "field", where: str = "") -> InvalidRequest:
-    """The error for a field that no table names. ``where``: what the name stands in."""
-    error = InvalidRequest(f"unknown {what} {name!r:.80}", f"{where}{name:.80}")
-    error.code = "unknown_parameter"
-    return error
 
 
 def check_unsupported(
@@ -147,6 +138,11 @@ FIELDS: tuple[Field, ...] = (
     *_ignored("openai", bool, "store return_spec_tokens_details"),
     *_ignored("openai messages", dict[str, Any], "metadata"),
     *_ignored("openai", dict[str, str], "custom_labels"),
+    *_ignored(
+        "openai", Any, "keep_alive options guided_decoding_backend guided_whitespace_pattern"
+    ),
+    *_ignored("openai", Any, "length_penalty early_stopping cache_prompt id_slot n_keep"),
+    *_ignored("generate", Any, "model user stream_options"),
     *_ignored("chat", Literal["low", "medium", "high"], "verbosity"),
     *_ignored("chat", dict[str, Any], "prediction"),  # makes an answer faster, never another
     *_ignored("responses", Any, "access_programs background_options"),
@@ -228,6 +224,25 @@ FIELDS: tuple[Field, ...] = (
         "need_wait_for_mm_inputs num_items_assigned positional_embed_overrides "
         "multi_item_delimiter_indices token_indices_to_pool kv_hints require_reasoning "
         "return_flat_raw_top_logprobs http_worker_ipc",
+    ),
+    # of vLLM and llama.cpp
+    *_unsupported(
+        "openai sampling_params", "this sampler is not supported", "typical_p", (*EMPTY, 1)
+    ),
+    *_unsupported(
+        "openai sampling_params",
+        "this sampler is not supported",
+        "mirostat dynatemp_range dry_multiplier xtc_probability use_beam_search",
+    ),
+    *_unsupported("openai", "register a class with --logit-processor", "logits_processors"),
+    *_unsupported("openai sampling_params", "send regex or logit_bias", "allowed_token_ids"),
+    *_unsupported("sampling_params", "send logit_bias", "bad_words"),
+    *_unsupported("sampling_params", "send n", "best_of", (*EMPTY, 1)),
+    *_unsupported("chat", "a chat gives no candidates: send n", "best_of", (*EMPTY, 1)),
+    *_unsupported("chat", "send continue_final_message, or /v1/completions", "echo"),
+    *_unsupported("chat", "send echo and logprobs to /v1/completions", "prompt_logprobs", (None,)),
+    *_unsupported(
+        "sampling_params", "send return_logprob and logprob_start_len 0", "prompt_logprobs", (None,)
     ),
     *_unsupported("chat", "send return_prompt_token_ids", "return_input_ids_in_sglext"),
     *_unsupported("chat", "send return_token_ids", "return_output_ids_in_sglext"),

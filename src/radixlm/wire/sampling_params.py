@@ -1,7 +1,7 @@
 """SamplingParams: what a client asks of the sampler, the stop rules and the grammar of one request.
 
-``from_dict`` reads a JSON object (unknown names are refused), ``validate`` checks every bound; both
-raise InvalidRequest naming the field.
+``from_dict`` reads a JSON object, ``validate`` checks every bound; both raise InvalidRequest naming
+the field.
 """
 
 import json
@@ -22,8 +22,9 @@ from radixlm.wire.fields import (
     check_unsupported,
     fields_of,
     renames,
-    unknown_field,
 )
+from radixlm.wire.foreign import sampling_of_foreign
+from radixlm.wire.unknown import note_unknown
 
 MAX_PARALLEL_SAMPLES = 1024
 MAX_STOPS = 1024
@@ -106,15 +107,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         Accepts the shapes clients send: one string or a list for the stops, string keys in
         logit_bias, an object instead of a JSON string for json_schema and structural_tag.
         """
-        values = {}
+        values: dict[str, Any] = {}
+        foreign: dict[str, Any] = {}
         for name, value in mapping.items():
             read = _READERS.get(name)
-            if read is None:
-                check_unsupported(_UNSUPPORTED, {name: value}, NotSupported)
-                if name not in _UNSUPPORTED:
-                    raise unknown_field(str(name), "sampling parameter")
-            elif value is not None:
-                values[name] = read(name, value)
+            if read is not None:
+                values |= {} if value is None else {name: read(name, value)}
+                continue
+            check_unsupported(_UNSUPPORTED, {name: value}, NotSupported)
+            if name in _UNSUPPORTED:
+                continue
+            meant = sampling_of_foreign(name, value)
+            if meant is None:
+                note_unknown(name, "sampling parameter")
+                continue
+            try:
+                foreign |= {target: _READERS[target](target, one) for target, one in meant.items()}
+            except InvalidRequest as error:
+                message = error.message.replace(str(error.param), name, 1)
+                raise InvalidRequest(message, name) from None
+        values = foreign | values
         return msgspec.structs.replace(base or cls(), **values)
 
     @property
@@ -145,11 +157,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"max_new_tokens ({self.max_new_tokens})",
                 "min_new_tokens",
             )
-        self._check_stops(vocab_size)
+        self._check_stops()
         self._check_logit_bias(vocab_size)
         self._check_grammars()
 
-    def _check_stops(self, vocab_size: int) -> None:
+    def _check_stops(self) -> None:
         for name in ("stop", "stop_regex"):
             stops = getattr(self, name)
             if len(stops) > MAX_STOPS:
@@ -163,8 +175,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise InvalidRequest(
                     f"{name} has {num_chars} characters, at most {MAX_STOP_CHARS}", name
                 )
-        for token in self.stop_token_ids:
-            _check_token("stop_token_ids", token, vocab_size)
+        for token in self.stop_token_ids:  # an id that the model does not have matches nothing
+            _read_int("stop_token_ids", token)
 
     def _check_logit_bias(self, vocab_size: int) -> None:
         for token, bias in (self.logit_bias or {}).items():

@@ -154,7 +154,6 @@ async def test_cached_tokens_are_reported_by_flag(server: ScriptedServer, toy_fo
         ({"messages": [{"role": "alien", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"messages": user("x"), "foo": 1}, "foo"),
         ({"messages": user("x"), "temperature": "hot"}, "temperature"),
         ({"messages": user("x"), "temperature": -1}, "temperature"),
         ({"messages": user("x"), "temperature": True}, "temperature"),
@@ -166,7 +165,6 @@ async def test_cached_tokens_are_reported_by_flag(server: ScriptedServer, toy_fo
         ({"messages": user("x"), "seed": 10**40}, "seed"),
         ({"messages": user("x"), "priority": 10**40}, "priority"),
         ({"messages": user("x"), "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"messages": user("x"), "top_logprobs": 2}, "top_logprobs"),
         ({"messages": user("x"), "logit_bias": {"x": 1}}, "logit_bias"),
         ({"messages": user("x"), "logit_bias": {"99999999": 1}}, "logit_bias"),
         ({"messages": user("x"), "stop": ["a"] * 2000}, "stop"),
@@ -184,7 +182,6 @@ async def test_cached_tokens_are_reported_by_flag(server: ScriptedServer, toy_fo
         ({"messages": user("x"), "response_format": {"type": "xml"}}, "response_format.type"),
         ({"messages": user("x"), "modalities": ["audio"]}, "modalities"),
         ({"messages": user("x"), "web_search_options": {"a": 1}}, "web_search_options"),
-        ({"messages": user("x"), "stream_options": {}}, "stream_options"),
         ({"messages": user("x"), "session_params": {"id": "no"}}, "session_params.id"),
         ({"messages": user("x"), "timeout": -1}, "timeout"),
         ({"messages": user("x"), "regex": "a", "ebnf": "b"}, "ebnf"),
@@ -222,8 +219,9 @@ async def test_openai_fields_without_effect_are_accepted(server: ScriptedServer)
     assert got.status_code == 200, got.text
 
 
-async def test_an_unknown_model_is_404(server: ScriptedServer) -> None:
+async def test_an_unknown_model_is_404_with_strict_names(server: ScriptedServer) -> None:
+    server.state.config = server.config.with_values({"strict_model_name": True})
     got = await server.post(CHAT, model="gpt-99", messages=user("hi"))
     assert got.status_code == 404 and got.json()["error"]["code"] == "model_not_found"
-    for name in ("tiny", "default"):
+    for name in ("tiny", "tiny:latest", "default"):
         assert (await server.post(CHAT, model=name, messages=user("hi"))).status_code == 200

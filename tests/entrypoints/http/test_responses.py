@@ -172,7 +172,6 @@ async def test_background_can_be_polled_watched_and_cancelled(
         ({"input": "x", "include": ["everything"]}, "include"),
         ({"input": "x", "background": True, "store": False}, "background"),
         ({"input": "x", "conversation": "c"}, "conversation"),
-        ({"input": "x", "nonsense": 1}, "nonsense"),
         ({"input": "x", "temperature": 1e400}, "temperature"),
         ({"input": "x", "text": {"format": "json"}}, "text.format"),
     ],

@@ -103,7 +103,7 @@ def _allow_origins(app: FastAPI, option: str) -> None:
         allow_origins=origins,
         allow_methods=["*"],
         allow_headers=["*"],
-        expose_headers=["X-Request-Id", "Retry-After"],
+        expose_headers=["X-Request-Id", "X-RadixLM-Ignored", "Retry-After"],
     )
 
 

@@ -28,6 +28,7 @@ from radixlm.entrypoints.http.errors import (
     error_response,
     is_disk_full,
 )
+from radixlm.wire.unknown import IgnoredFields, collect_unknown
 
 log = logging.getLogger(__name__)
 
@@ -73,15 +74,22 @@ class RequestMiddleware:
         self._admin_key = serve.admin_api_key
         self._is_local = serve.host in _LOOPBACK
         self._max_bytes = serve.max_request_bytes
+        self._unknown_fields = serve.unknown_fields
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        with collect_unknown(self._unknown_fields) as ignored:
+            await self._answer(scope, receive, send, ignored)
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, ignored: IgnoredFields
+    ) -> None:
         headers = dict(scope["headers"])
         request_id = _request_id(headers)
         scope.setdefault("state", {})["request_id"] = request_id
-        send = _with_header(send, request_id, scope["path"])
+        send = _with_headers(send, request_id, scope["path"], ignored)
         if self._fair_header is not None:
             value = headers.get(self._fair_header)
             _fair_share_key.set(value.decode("latin-1")[:MAX_KEY_CHARS] if value else None)
@@ -202,7 +210,7 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
     return secrets.token_hex(8)
 
 
-def _with_header(send: Send, request_id: str, path: str) -> Send:
+def _with_headers(send: Send, request_id: str, path: str, ignored: IgnoredFields) -> Send:
     names = [b"x-request-id"]
     if path.startswith(ANTHROPIC_PATH):
         names.append(b"request-id")
@@ -210,7 +218,10 @@ def _with_header(send: Send, request_id: str, path: str) -> Send:
 
     async def wrapped(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), *((name, value) for name in names)]
+            added = [(name, value) for name in names]
+            if ignored.header:
+                added.append((b"x-radixlm-ignored", ignored.header.encode()))
+            message["headers"] = [*message.get("headers", ()), *added]
         await send(message)
 
     return wrapped

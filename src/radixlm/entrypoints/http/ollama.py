@@ -35,7 +35,8 @@ from radixlm.entrypoints.request_model import (
     with_fields,
 )
 from radixlm.intake.records import Output
-from radixlm.wire.fields import check_unsupported, unknown_field
+from radixlm.wire.fields import check_unsupported
+from radixlm.wire.unknown import note_unknown
 
 router = APIRouter(tags=["ollama"])
 
@@ -152,7 +153,7 @@ async def chat(request: Request) -> Response:
     """Answer a conversation in Ollama's form."""
     body = await read_body(request, OllamaChat, any_type=True)
     state = state_of(request)
-    _check_model(state, body.model)
+    state.check_model(body.model)
     if not body.messages:
         empty = {"message": {"role": "assistant", "content": ""}}
         return json_response(_loaded(body.model) | empty)
@@ -166,7 +167,7 @@ async def generate(request: Request) -> Response:
     """Answer a prompt in Ollama's form, with the chat template unless ``raw``."""
     body = await read_body(request, OllamaGenerate, any_type=True)
     state = state_of(request)
-    _check_model(state, body.model)
+    state.check_model(body.model)
     reject_unsupported(body)
     if not body.prompt:
         return json_response(_loaded(body.model) | {"response": ""})
@@ -185,10 +186,6 @@ async def generate(request: Request) -> Response:
 def _loaded(model: str) -> dict[str, Any]:
     """The answer to an empty request, which clients send to load a model."""
     return {"model": model, "created_at": now(), "done": True, "done_reason": "load"}
-
-
-def _check_model(state: ServerState, name: str) -> None:
-    state.check_model(name.removesuffix(":latest"))
 
 
 def _chat(
@@ -218,8 +215,8 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in options.items():
         if name not in _OPTIONS:
-            raise unknown_field(name, "option", "options.")
-        if value is not None and _OPTIONS[name].state == "works":
+            note_unknown(name, "option", "options.")
+        elif value is not None and _OPTIONS[name].state == "works":
             values[_OPTIONS[name].names["chat"]] = value
     limit = values.get("max_completion_tokens", 0)
     if isinstance(limit, bool) or not isinstance(limit, int):
@@ -333,7 +330,7 @@ async def show(request: Request) -> Response:
     """The model's template, size and capabilities."""
     body = await read_body(request, OllamaShow, any_type=True)
     state = state_of(request)
-    _check_model(state, body.model or body.name or "")
+    state.check_model(body.model or body.name or "")
     capabilities = ["completion"]
     capabilities += ["tools"] if state.tool_format else []
     capabilities += ["thinking"] if state.reasoning_format else []
@@ -369,7 +366,7 @@ async def embed(request: Request) -> Response:
     """Vectors of texts."""
     body = await read_body(request, OllamaEmbed, any_type=True)
     state = state_of(request)
-    _check_model(state, body.model)
+    state.check_model(body.model)
     is_old = request.url.path.endswith("/embeddings")
     param = "prompt" if is_old else "input"
     prompts = as_prompts(getattr(body, param), param)

@@ -57,15 +57,28 @@ class ServerState:
         return f"fp_{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:10]}"
 
     def check_model(self, name: str | None) -> str:
-        """The model name for the answer; ModelNotFound unless it is served, "default" or empty."""
-        if not name or name == "default" or name == self.model_name:
+        """The model name for the answer. One model serves every name, and the answer says which;
+        with --strict-model-name ModelNotFound unless it is served, "default" or empty."""
+        if not name or name == "default":
             return self.model_name
-        if name in (self.config.model.model_path, str(self.info.folder), self.info.folder.name):
-            return name
-        raise ModelNotFound(
+        if self.config.serve.strict_model_name and not self.has_model(name):
+            raise self.no_model(name)
+        folder = self.info.folder
+        paths = (self.config.model.model_path, str(folder), folder.name)
+        return name if name in paths else self.model_name
+
+    def no_model(self, name: str) -> ModelNotFound:
+        """The error for a model that is not served."""
+        return ModelNotFound(
             f"the model {name!r:.200} does not exist; this server has {self.model_name!r}",
             param="model",
         )
+
+    def has_model(self, name: str) -> bool:
+        """Whether the name is one of the served model's; Ollama's clients add ":latest"."""
+        folder = self.info.folder
+        known = (self.model_name, self.config.model.model_path, str(folder), folder.name)
+        return name in known or name.removesuffix(":latest") == self.model_name
 
     def require_tokenizer(self) -> Tokenizer:
         """The tokenizer; InvalidRequest with --skip-tokenizer-init."""

@@ -173,7 +173,7 @@ def _card(state: ServerState) -> dict[str, Any]:
         "object": "model",
         "created": int(state.started_s),
         "owned_by": OWNER,
-        "root": state.config.model.model_path or state.model_name,
+        "root": state.model_name,
         "parent": None,
         "max_model_len": state.intake.facts.context_len,
     }
@@ -210,5 +210,6 @@ async def models(request: Request) -> Response:
 async def model(request: Request, model: str) -> Response:
     """One model; 404 model_not_found."""
     state = state_of(request)
-    state.check_model(model)
+    if not state.has_model(model):
+        raise state.no_model(model)
     return json_response(_anthropic_card(state) if _is_anthropic(request) else _card(state))

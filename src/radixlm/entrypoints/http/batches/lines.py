@@ -22,6 +22,7 @@ from radixlm.entrypoints.http.pooling.score import (
 )
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.request_model import read
+from radixlm.wire.unknown import collect_unknown
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,8 @@ async def answer_line(state: ServerState, line: Line) -> dict[str, Any]:
     status, body = 200, None
     while True:
         try:
-            body = await ENDPOINTS[line.url](state, orjson.dumps(line.body))
+            with collect_unknown(state.config.serve.unknown_fields):
+                body = await ENDPOINTS[line.url](state, orjson.dumps(line.body))
             break
         except RadixError as error:
             status = int(getattr(error, "status", 500))

@@ -1,5 +1,7 @@
 """Vertex AI's prediction route. SageMaker's are /ping and /invocations."""
 
+from typing import Any
+
 import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -10,8 +12,11 @@ from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.native.generate import answer_generate
 from radixlm.entrypoints.http.openapi.response_schemas import PREDICTIONS
 from radixlm.entrypoints.http.transport import read_json
+from radixlm.entrypoints.native.request import GenerateBody
+from radixlm.wire.unknown import note_unknown
 
 _PROMPTS = ("text", "input_ids", "input_embeds")
+_MEDIA = ("image_data", "video_data", "audio_data")
 
 _BODY = {
     "requestBody": {
@@ -20,7 +25,6 @@ _BODY = {
             "application/json": {
                 "schema": {
                     "type": "object",
-                    "additionalProperties": False,
                     "required": ["instances"],
                     "properties": {
                         "instances": {
@@ -55,7 +59,8 @@ def vertex_router() -> APIRouter:
 
 
 async def vertex_generate(request: Request) -> Response:
-    """``instances`` as prompts of /generate, ``parameters`` as its sampling parameters."""
+    """``instances`` as prompts of /generate; ``parameters`` as its other fields, among which
+    sampling parameters may stand without ``sampling_params``."""
     body = await read_json(request)
     instances = body.get("instances")
     if not isinstance(instances, list) or not instances:
@@ -66,13 +71,26 @@ async def vertex_generate(request: Request) -> Response:
     (kind,) = kinds
     if not all(kind in one for one in instances):
         raise InvalidRequest(f"instances must all hold {kind}", "instances")
-    if any(one.get("image_data") for one in instances):
-        raise InvalidRequest("instances: image_data is not supported on this route", "instances")
-    unknown = set(body) - {"instances", "parameters"}
-    if unknown:
-        raise InvalidRequest(f"unknown field {sorted(unknown)[0]!r}", sorted(unknown)[0])
-    native = {kind: [one[kind] for one in instances], "stream": False}
-    answer = await answer_generate(
-        request, native | {"sampling_params": body.get("parameters") or {}}
-    )
+    for name in sorted(set(body) - {"instances", "parameters"}):
+        note_unknown(name)
+    native = {kind: [one[kind] for one in instances]} | _fields(body.get("parameters"))
+    for name in _MEDIA:
+        if any(one.get(name) for one in instances):
+            native[name] = [one.get(name) for one in instances]
+    answer = await answer_generate(request, native | {"stream": False})
     return json_response({"predictions": orjson.loads(bytes(answer.body))})
+
+
+def _fields(parameters: Any) -> dict[str, Any]:
+    """The fields of /generate that ``parameters`` holds."""
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise InvalidRequest("parameters must be an object", "parameters")
+    known = GenerateBody.model_fields
+    fields = {name: value for name, value in parameters.items() if name in known}
+    plain = {name: value for name, value in parameters.items() if name not in known}
+    sampling = fields.get("sampling_params")
+    if plain and isinstance(sampling, dict | None):
+        fields["sampling_params"] = plain | (sampling or {})
+    return fields

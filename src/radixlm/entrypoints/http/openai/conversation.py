@@ -341,8 +341,6 @@ def _logprob_need(body: ChatRequest) -> LogprobParams | None:
         raise InvalidRequest(
             f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, got {top}", "top_logprobs"
         )
-    if top and not body.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
     return LogprobParams(-1, top or 0) if body.logprobs else None
 
 

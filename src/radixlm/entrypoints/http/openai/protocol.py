@@ -91,5 +91,3 @@ def check_request(request: Generation) -> None:
     reject_unsupported(request)
     if isinstance(request, ChatRequest) and set(request.modalities or ()) - {"text"}:
         raise InvalidRequest("modalities: this server answers with text only", "modalities")
-    if request.stream_options is not None and not request.stream:
-        raise InvalidRequest("stream_options needs stream: true", "stream_options")

@@ -10,8 +10,9 @@ from starlette.datastructures import UploadFile
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.speech.languages import code_of
-from radixlm.wire.fields import fields_of, unknown_field
+from radixlm.wire.fields import fields_of
 from radixlm.wire.sampling_params import SAMPLING_FIELDS
+from radixlm.wire.unknown import note_unknown
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 TIMED = ("srt", "verbose_json", "vtt")
@@ -71,7 +72,7 @@ def _take(form: Form, name: str, value: str) -> None:
     elif name in _TAKEN:
         _TAKEN[name](form, value)
     elif name != "user":
-        raise unknown_field(name)
+        note_unknown(name)
 
 
 def _number(name: str, value: str, kind: Callable[[str], Any]) -> Any:
