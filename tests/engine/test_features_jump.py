@@ -118,6 +118,51 @@ def test_masks_made_in_a_thread_are_the_same(monkeypatch: pytest.MonkeyPatch) ->
     assert play(True).out == alone
 
 
+class Endless(Scripted):
+    """A script whose end no EOS tells: nothing is allowed there."""
+
+    def allowed(self, at: int) -> list[int]:
+        return self.script[at] if at < len(self.script) else []
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("jump", [True, False])
+def test_a_finished_grammar_ends_the_request_without_an_eos(depth: int, jump: bool) -> None:
+    feature = GrammarFeature(
+        GrammarConfig(disable_jump_forward=not jump),
+        lambda: None,  # type: ignore[arg-type,return-value]
+        VOCAB,
+        (),
+        depth == 0,
+    )
+    feature._ticket = lambda kind, text: SimpleNamespace(  # type: ignore[assignment,method-assign,return-value]
+        is_ready=True, matcher=lambda: Endless(SCRIPTS[int(text)])
+    )
+    bench = SchedulerHarness(features=(feature,), depth=depth, eos_ids=())
+    for i, script in enumerate(SCRIPTS):
+        bench.submit(f"g{i}", [1, 2, 3, 20 + i], 30, grammar=GrammarSpec("regex", str(i)))
+        bench.submit(f"full{i}", [1, 2, 9, i], len(script), grammar=GrammarSpec("regex", str(i)))
+    bench.run()
+    for i, script in enumerate(SCRIPTS):
+        for rid in (f"g{i}", f"full{i}"):
+            assert len(bench.out[rid]) == len(script)
+            assert (bench.finish[rid].kind, bench.finish[rid].matched) == ("stop", None)
+
+
+def test_an_accepted_eos_ends_the_request_whatever_it_asked_for() -> None:
+    """Only EOS is allowed once a grammar has ended: ignore_eos would repeat it to the limit."""
+    feature = GrammarFeature(GrammarConfig(), lambda: None, VOCAB, (EOS,))  # type: ignore[arg-type,return-value]
+    feature._ticket = lambda kind, text: SimpleNamespace(  # type: ignore[assignment,method-assign,return-value]
+        is_ready=True, matcher=lambda: Scripted(SCRIPTS[0])
+    )
+    bench = SchedulerHarness(features=(feature,))
+    grammar = GrammarSpec("regex", "0")
+    bench.submit("a", [1, 2, 3], 30, ignore_eos=True, grammar=grammar)
+    bench.run()
+    assert bench.finish["a"].kind == "stop"
+    assert bench.out["a"].count(EOS) == 1 and len(bench.out["a"]) == len(SCRIPTS[0]) + 1
+
+
 SCHEMA = {
     "type": "object",
     "properties": {

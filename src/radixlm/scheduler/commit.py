@@ -229,9 +229,11 @@ class Committer:
         self.num_generated += count
         if request.has_token_hook:
             try:
-                self.hooks.committed(request, tokens[:count])
+                is_complete = self.hooks.committed(request, tokens[:count])
             except RequestError as error:
                 return Finish("error", message=str(error), status=error.status)
+            if is_complete and (finish is None or finish.kind == "length"):
+                return Finish("stop")
         return finish
 
     def _finish_of(self, request: Request, token: int) -> Finish | None:

@@ -45,8 +45,10 @@ class Feature:
         """Index of the item -> packed bitmask [ceil(vocab / 32)] of the allowed tokens."""
         return {}
 
-    def committed(self, request: Request, tokens: Sequence[int]) -> None:
-        """Tokens were appended to the request; raising RequestError fails it."""
+    def committed(self, request: Request, tokens: Sequence[int]) -> bool | None:
+        """Tokens were appended to the request; raising RequestError fails it. True: its output is
+        complete, and the request ends with the last of them."""
+        return False
 
     def forced(self, request: Request) -> Sequence[int]:
         """Tokens that must follow the committed ones: they are appended without being sampled
@@ -96,9 +98,10 @@ class Hooks:
                 masks[index] = masks[index] & mask if index in masks else mask
         return masks
 
-    def committed(self, request: Request, tokens: Sequence[int]) -> None:
-        for feature in self._committed:
-            feature.committed(request, tokens)
+    def committed(self, request: Request, tokens: Sequence[int]) -> bool:
+        """Whether any feature says that the output is complete."""
+        answers = [feature.committed(request, tokens) for feature in self._committed]
+        return any(answers)
 
     def forced(self, request: Request) -> Sequence[int]:
         """The forced tokens of the first feature that has any."""

@@ -154,7 +154,8 @@ class GrammarFeature(Feature):
                 self._advance(state)
                 if state.after is None:
                     self._fill(state, row)
-                    found[index] = row
+                    if row.any():  # else the output is complete: what this step samples is dropped
+                        found[index] = row
             except RequestError as error:
                 state.error = error
         if work:
@@ -187,12 +188,26 @@ class GrammarFeature(Feature):
             elif not state.matcher.is_terminated and not state.matcher.accept(token):
                 raise InvalidRequest(f"token {token} does not fit the grammar", param="grammar")
 
-    def committed(self, request: Request, tokens: Sequence[int]) -> None:
+    def committed(self, request: Request, tokens: Sequence[int]) -> bool:
         state = self._states.get(request.rid)
-        if state is not None:
-            if state.error is not None:
-                raise state.error
-            state.pending.extend(tokens)
+        if state is None:
+            return False
+        if state.error is not None:
+            raise state.error
+        state.pending.extend(tokens)
+        if not self._eos_ids:
+            return self._is_complete(state)
+        # in reasoning, which comes before the grammar, the end of the output is not its end
+        return state.after is None and tokens[-1] in self._eos_ids
+
+    def _is_complete(self, state: _State) -> bool:
+        """Whether nothing can follow. Asked only where no EOS tells it."""
+        self._advance(state)
+        if state.after is not None or state.matcher is None:
+            return False
+        row = np.zeros((self._vocab + 31) // 32, np.int32)
+        state.matcher.fill_mask(row)
+        return not row.any()
 
     def forced(self, request: Request) -> Sequence[int]:
         state = self._states.get(request.rid)

@@ -29,16 +29,27 @@ _WHITESPACE = r"[ \t]|\r?\n[ \t]{0,20}"
 
 
 class _Vocabulary:
-    """A Tokenizer with the interface that llguidance expects."""
+    """A Tokenizer with the interface that llguidance expects.
+
+    Where the tokenizer has none of the EOS ids, a token after its last one stands for the end of
+    the output (``end_id``, else None): the library cannot do without an EOS.
+    """
 
     is_tokenizer_wrapper = True
 
-    def __init__(self, tokenizer: Tokenizer, eos_id: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, eos_ids: frozenset[int]) -> None:
+        size = tokenizer.vocab_size
         self._tokenizer = tokenizer
-        self.eos_token_id = eos_id
-        self.bos_token_id = tokenizer.bos_id
-        self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+        self.tokens = [tokenizer.token_bytes(i) for i in range(size)]
         self.special_token_ids = sorted(tokenizer.special_ids)
+        self.eos_ids = sorted(i for i in eos_ids if i < size)
+        self.end_id = None if self.eos_ids else size
+        if self.end_id is not None:
+            self.tokens.append(b"<end of output>")
+            self.special_token_ids.append(size)
+            self.eos_ids = [size]
+        self.eos_token_id = self.eos_ids[0]
+        self.bos_token_id = tokenizer.bos_id
 
     def __call__(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
@@ -49,9 +60,17 @@ class LlguidanceMatcher:
 
     masks_forced = True
 
-    def __init__(self, matcher: Any, eos_ids: frozenset[int], kind: Kind, num_words: int) -> None:
+    def __init__(
+        self,
+        matcher: Any,
+        eos_ids: frozenset[int],
+        kind: Kind,
+        vocab_size: int,
+        end_id: int | None,
+    ) -> None:
         self._matcher = matcher
-        self._num_words = num_words  # of the library's masks
+        self._vocab_size = vocab_size  # of the library
+        self._end_id = end_id  # see _Vocabulary
         self._eos_ids = eos_ids
         self._kind = kind
         self.is_terminated = False
@@ -62,15 +81,20 @@ class LlguidanceMatcher:
             out[:] = 0
             _allow(out, self._eos_ids)
             return
-        num_words = self._num_words
+        # compute_bitmask() returns one word more than this if 32 divides the vocabulary's size
+        num_words = -(-self._vocab_size // 32)
         if len(out) >= num_words and out.flags.c_contiguous:
             self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, 4 * num_words)
         else:
             data = self._matcher.compute_bitmask()
-            num_words = min(len(data) // 4, len(out))
+            num_words = min(num_words, len(out))
             out.view("u1")[: num_words * 4] = memoryview(data)[: num_words * 4]
         self._raise_error()
         out[num_words:] = 0
+        if self._end_id is not None:
+            _forbid(out, self._end_id)
+            if self._matcher.is_accepting():
+                _allow(out, self._eos_ids)
 
     def accept(self, token: int) -> bool:
         """See Matcher."""
@@ -79,6 +103,8 @@ class LlguidanceMatcher:
         if token in self._eos_ids:
             self.is_terminated = bool(self._matcher.is_accepting())
             return self.is_terminated
+        if token >= self._vocab_size or token == self._end_id:
+            return False
         if self._matcher.try_consume_tokens([token]) == 1:
             return True
         self._raise_error()
@@ -99,7 +125,8 @@ class LlguidanceMatcher:
             return []
         tokens = list(self._matcher.compute_ff_tokens())
         self._raise_error()
-        return tokens[: next((i for i, t in enumerate(tokens) if t in self._eos_ids), len(tokens))]
+        ends = self._eos_ids | {self._end_id}
+        return tokens[: next((i for i, t in enumerate(tokens) if t in ends), len(tokens))]
 
     def _raise_error(self) -> None:
         """InvalidRequest if the library has failed, which is permanent: it reached a limit."""
@@ -109,7 +136,7 @@ class LlguidanceMatcher:
     def copy(self) -> LlguidanceMatcher:
         """See Matcher."""
         copy = LlguidanceMatcher(
-            self._matcher.deep_copy(), self._eos_ids, self._kind, self._num_words
+            self._matcher.deep_copy(), self._eos_ids, self._kind, self._vocab_size, self._end_id
         )
         copy.is_terminated = self.is_terminated
         return copy
@@ -123,6 +150,11 @@ def _allow(out: Mask, tokens: frozenset[int]) -> None:
     for token in tokens:
         if token // 32 < len(out):
             out.view("u4")[token // 32] |= 1 << (token % 32)
+
+
+def _forbid(out: Mask, token: int) -> None:
+    if token // 32 < len(out):
+        out.view("u4")[token // 32] &= 0xFFFFFFFF ^ (1 << (token % 32))
 
 
 class LlguidanceGrammar:
@@ -155,7 +187,7 @@ class LlguidanceBackend:
         self._tokenizer = tokenizer
         self._eos_ids = frozenset(eos_ids)
         self._lock = threading.Lock()
-        self._ll_tokenizer: Any = None
+        self._shared: tuple[Any, int | None] | None = None
         special = (tokenizer.id_to_piece(i) for i in tokenizer.special_ids)
         self._special = frozenset(text for text in special if text)
         self._json_options = _json_options(options or GrammarOptions())
@@ -204,25 +236,25 @@ class LlguidanceBackend:
 
     def _build(self, kind: Kind, source: str, warnings: tuple[str, ...]) -> LlguidanceGrammar:
         limits = self._library.LLParserLimits(verbose_errors=False)
-        matcher = self._library.LLMatcher(self._tables(), source, log_level=0, limits=limits)
-        mask = b""
+        tables, end_id = self._tables()
+        matcher = self._library.LLMatcher(tables, source, log_level=0, limits=limits)
         if not matcher.is_error():
-            mask = matcher.compute_bitmask()  # finds errors that the lazy compiler has deferred
+            matcher.compute_bitmask()  # finds errors that the lazy compiler has deferred
         if matcher.is_error():
             raise refuse(kind, _reason(matcher))
-        first = LlguidanceMatcher(matcher, self._eos_ids, kind, len(mask) // 4)
+        first = LlguidanceMatcher(matcher, self._eos_ids, kind, tables.vocab_size, end_id)
         return LlguidanceGrammar(first, warnings)
 
-    def _tables(self) -> Any:
+    def _tables(self) -> tuple[Any, int | None]:
+        """The tokenizer as the library keeps it, and ``_Vocabulary.end_id``."""
         with self._lock:
-            if self._ll_tokenizer is None:
-                eos_ids = sorted(self._eos_ids) or [self._tokenizer.vocab_size - 1]
-                self._ll_tokenizer = self._library.LLTokenizer(
-                    _Vocabulary(self._tokenizer, eos_ids[0]),
-                    n_vocab=self._tokenizer.vocab_size,
-                    eos_token=eos_ids,
+            if self._shared is None:
+                vocabulary = _Vocabulary(self._tokenizer, self._eos_ids)
+                tables = self._library.LLTokenizer(
+                    vocabulary, n_vocab=len(vocabulary.tokens), eos_token=vocabulary.eos_ids
                 )
-            return self._ll_tokenizer
+                self._shared = (tables, vocabulary.end_id)
+            return self._shared
 
     def _to_lark(self, ebnf: str) -> str:
         try:

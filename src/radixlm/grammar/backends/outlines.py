@@ -64,6 +64,8 @@ class OutlinesMatcher:
         if token in self._grammar.eos_ids:
             self.is_terminated = bool(self._grammar.index.is_final_state(self._states[-1]))
             return self.is_terminated
+        if not self._grammar.is_token(token):
+            return False
         state = self._grammar.index.get_next_state(self._states[-1], token)
         if state is not None:
             self._states.append(state)
@@ -82,7 +84,7 @@ class OutlinesMatcher:
         states, tokens = [self._states[-1]], list[int]()
         while not self.is_terminated and len(tokens) < 64:
             allowed = self._grammar.index.get_allowed_tokens(states[-1]) or []
-            if len(allowed) != 1 or allowed[0] in self._grammar.eos_ids:
+            if len(allowed) != 1 or not self._grammar.is_token(allowed[0]):
                 break
             tokens.append(allowed[0])
             states.append(self._grammar.index.get_next_state(states[-1], allowed[0]))
@@ -101,23 +103,28 @@ class OutlinesGrammar:
     def __init__(self, index: Any, eos_ids: frozenset[int], vocab_size: int) -> None:
         self.index = index
         self.eos_ids = eos_ids
-        self._num_words = -(-vocab_size // 32)
+        self._vocab_size = vocab_size  # of the tokenizer
+        self._num_words = max(vocab_size - 1, *eos_ids, 0) // 32 + 1
         self._masks: dict[int | None, Mask] = {}
 
     def matcher(self) -> OutlinesMatcher:
         """See CompiledGrammar."""
         return OutlinesMatcher(self, [self.index.get_initial_state()], False)
 
+    def is_token(self, token: int) -> bool:
+        """Whether the tokenizer has the token; the library has one more, for the end."""
+        return token < self._vocab_size
+
     def mask(self, state: int | None) -> Mask:
         """The mask of a state; None is the end, where only EOS is allowed."""
         mask = self._masks.get(state)
         if mask is None:
             allowed = set(() if state is None else self.index.get_allowed_tokens(state) or ())
-            allowed -= self.eos_ids
+            allowed = {token for token in allowed if token < self._vocab_size}
             if state is None or self.index.is_final_state(state):
                 allowed |= self.eos_ids
             bits = np.zeros(self._num_words * 32, dtype=np.uint8)
-            bits[[token for token in allowed if token < len(bits)]] = 1
+            bits[list(allowed)] = 1
             mask = np.packbits(bits, bitorder="little").view(np.int32)
             if len(self._masks) < _MAX_CACHED_MASKS:
                 self._masks[state] = mask
@@ -153,7 +160,7 @@ class OutlinesBackend:
             data = tokenizer.token_bytes(token)
             if data and not tokenizer.is_special(token) and token not in self._eos_ids:
                 ids.setdefault(data, []).append(token)
-        eos_id = min(self._eos_ids, default=self._vocab_size)
+        eos_id = self._vocab_size  # never sampled: masks have the real ones
         return self._library.Vocabulary(eos_id, ids)
 
     def compile(self, spec: GrammarSpec) -> OutlinesGrammar:

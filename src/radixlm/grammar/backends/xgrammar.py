@@ -7,6 +7,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from radixlm.base.lazy import require
 from radixlm.grammar.spec import (
     GrammarOptions,
@@ -25,13 +27,15 @@ _MAX_WHITESPACE = 20  # so that a model cannot fill its output with white space
 
 
 class XgrammarMatcher:
-    """See ``spec.Matcher``."""
+    """See ``spec.Matcher``. For the library, one token after the tokenizer's last ends the output;
+    here it stands for all EOS ids, which may be none, or beyond the tokenizer."""
 
     masks_forced = False
 
-    def __init__(self, matcher: Any, tokenizer: Tokenizer) -> None:
+    def __init__(self, matcher: Any, tokenizer: Tokenizer, eos_ids: frozenset[int]) -> None:
         self._matcher = matcher
         self._tokenizer = tokenizer
+        self._eos_ids = eos_ids
 
     @property
     def is_terminated(self) -> bool:
@@ -40,17 +44,29 @@ class XgrammarMatcher:
 
     def fill_mask(self, out: Mask) -> None:
         """See Matcher."""
+        end_id = self._tokenizer.vocab_size
+        last, bit = end_id // 32, end_id % 32
+        words = np.zeros(last + 1, np.uint32)
         if self.is_terminated:
-            out[:] = 0
-            stops = self._matcher.stop_token_ids
-            for token in stops:
+            words[last] = 1 << bit
+        elif not self._matcher.fill_next_token_bitmask(words.view(np.int32)[None]):
+            words[:] = 0xFFFFFFFF  # the library does not write a mask that allows all tokens
+        can_end = int(words[last]) >> bit & 1
+        words[last] &= (1 << bit) - 1  # also what the library allows beyond the last token
+        num_words = min(len(out), len(words))
+        out.view("u4")[:num_words] = words[:num_words]
+        out[num_words:] = 0
+        for token in self._eos_ids if can_end else ():
+            if token // 32 < len(out):
                 out.view("u4")[token // 32] |= 1 << (token % 32)
-            return
-        if not self._matcher.fill_next_token_bitmask(out[None]):
-            out[:] = -1  # the library does not write the mask if everything is allowed
 
     def accept(self, token: int) -> bool:
         """See Matcher."""
+        end_id = self._tokenizer.vocab_size
+        if token in self._eos_ids:
+            token = end_id
+        elif token >= end_id:
+            return False
         return not self.is_terminated and bool(self._matcher.accept_token(token))
 
     def rollback(self, num_tokens: int) -> None:
@@ -72,7 +88,7 @@ class XgrammarMatcher:
 
     def copy(self) -> XgrammarMatcher:
         """See Matcher."""
-        return XgrammarMatcher(self._matcher.fork(), self._tokenizer)
+        return XgrammarMatcher(self._matcher.fork(), self._tokenizer, self._eos_ids)
 
 
 class XgrammarGrammar:
@@ -80,14 +96,18 @@ class XgrammarGrammar:
 
     warnings: tuple[str, ...] = ()
 
-    def __init__(self, library: Any, compiled: Any, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, library: Any, compiled: Any, tokenizer: Tokenizer, eos_ids: frozenset[int]
+    ) -> None:
         self._library = library
         self._compiled = compiled
         self._tokenizer = tokenizer
+        self._eos_ids = eos_ids
 
     def matcher(self) -> XgrammarMatcher:
         """See CompiledGrammar."""
-        return XgrammarMatcher(self._library.GrammarMatcher(self._compiled), self._tokenizer)
+        matcher = self._library.GrammarMatcher(self._compiled)
+        return XgrammarMatcher(matcher, self._tokenizer, self._eos_ids)
 
 
 class XgrammarBackend:
@@ -103,8 +123,7 @@ class XgrammarBackend:
         """``vocab_size``: width of the model's logits; ConfigError if the package is missing."""
         self._library = require("xgrammar", "grammar", "--grammar-backend xgrammar")
         self._tokenizer = tokenizer
-        self._eos_ids = list(eos_ids)
-        self._vocab_size = max(vocab_size, tokenizer.vocab_size)
+        self._eos_ids = frozenset(eos_ids)
         self._options = options or GrammarOptions()
         self._lock = threading.Lock()
         self._shared: Any = None
@@ -123,7 +142,7 @@ class XgrammarBackend:
             compiled = self._compile(spec.kind, spec.text, value)
         except (RuntimeError, ValueError, TypeError) as error:
             raise refuse(spec.kind, _short(str(error))) from None
-        return XgrammarGrammar(self._library, compiled, self._tokenizer)
+        return XgrammarGrammar(self._library, compiled, self._tokenizer, self._eos_ids)
 
     def _compile(self, kind: Kind, text: str, value: Any) -> Any:
         compiler = self._compiler()
@@ -154,11 +173,12 @@ class XgrammarBackend:
                     b"" if tokenizer.is_special(i) else tokenizer.token_bytes(i)
                     for i in range(tokenizer.vocab_size)
                 ]  # the library takes tokens without text as special tokens
+                end_id = len(tokens)
                 info = self._library.TokenizerInfo(
-                    tokens,
+                    [*tokens, b""],
                     self._library.VocabType.RAW,
-                    vocab_size=self._vocab_size,
-                    stop_token_ids=self._eos_ids,
+                    vocab_size=end_id + 1,
+                    stop_token_ids=[end_id],
                 )
                 self._shared = self._library.GrammarCompiler(
                     info, max_threads=1, cache_enabled=False
