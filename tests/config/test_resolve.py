@@ -189,6 +189,21 @@ def test_policies_that_mean_something_else(caplog: pytest.LogCaptureFixture) -> 
     assert "schedule_policy lpm -> fcfs: there is no prefix cache" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("name", "package"), [("xgrammar", "xgrammar"), ("outlines", "outlines_core")]
+)
+def test_a_grammar_library_that_is_missing_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch, name: str, package: str
+) -> None:
+    def find(module: str) -> object | None:
+        return None if module == package else object()
+
+    monkeypatch.setattr("radixlm.config.resolve.find_spec", find)
+    with pytest.raises(ConfigError, match=f"--grammar-backend {name} needs the package.*llguid"):
+        settle(grammar_backend=name)
+    assert settle(grammar_backend="llguidance").grammar.grammar_backend == "llguidance"
+
+
 def test_no_tokenizer_means_no_grammar() -> None:
     assert settle(skip_tokenizer_init=True).grammar.grammar_backend == "none"
 

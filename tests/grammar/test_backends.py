@@ -17,7 +17,14 @@ from tests.fakes import toy_tokenizer
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.grammar.compile import create_backend
-from radixlm.grammar.spec import GrammarBackend, GrammarOptions, GrammarSpec, Mask, Matcher
+from radixlm.grammar.spec import (
+    GrammarBackend,
+    GrammarOptions,
+    GrammarSpec,
+    Mask,
+    Matcher,
+    normalize_spec,
+)
 from radixlm.text.token_bytes import Decoder
 from radixlm.text.tokenizer import Tokenizer
 
@@ -98,7 +105,7 @@ CASES: dict[str, tuple[GrammarSpec, Check]] = {
     "tags": (GrammarSpec("structural_tag", json.dumps(TAG)), check_tags),
 }
 SKIPPED = {
-    "outlines": {"schema", "recursive", "object", "ebnf", "lark", "tags"},
+    "outlines": {"schema", "recursive", "ebnf", "lark", "tags"},
     "xgrammar": {"schema"},
 }
 PAIRS = [
@@ -286,6 +293,19 @@ def test_malicious_expressions_end_soon(name: str, text: str) -> None:
             assert not choice or matcher.accept(choice[0])
     except InvalidRequest as error:
         assert error.param == "regex"
+
+
+@pytest.mark.parametrize("text", ["$$ANY$$", "{}", "true", '{"type": "object"}'])
+def test_outlines_has_any_json_object(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process is started to find out that a table would not fit."""
+    from radixlm.grammar.backends import outlines
+
+    monkeypatch.setattr(outlines, "_try_out", lambda spec, pattern: pytest.fail("tried"))
+    spec = normalize_spec(GrammarSpec("json_schema", text))
+    matcher = backend_of("outlines").compile(spec).matcher()
+    deep = '{"a": [{"b": {"c": [[{}]]}}]}'
+    assert all(matcher.accept(t) for t in tokenizer().encode(deep, add_special_tokens=False))
+    assert allowed(matcher) == [eos()]
 
 
 def test_tables_that_would_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from radixlm.config.values import show
 
 logger = logging.getLogger(__name__)
 
+_GRAMMAR_MODULES = {"xgrammar": ("xgrammar", "tvm_ffi"), "outlines": ("outlines_core",)}
 CPU_DEFAULTS = {
     "page_size": 16,
     "chunked_prefill_size": 2048,
@@ -118,8 +119,16 @@ def _first_gpu_attention() -> str:
 
 
 def fill_grammar(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
-    """The grammar library; none without a tokenizer."""
-    if config.grammar.grammar_backend is not None:
+    """The grammar library; none without a tokenizer. ConfigError if the one that is asked for is
+    not installed: it would fail the first request that needs it."""
+    name = config.grammar.grammar_backend
+    missing = [m for m in _GRAMMAR_MODULES.get(name or "", ()) if find_spec(m) is None]
+    if missing:
+        raise ConfigError(
+            f"--grammar-backend {name} needs the package {missing[0]!r}: "
+            f"pip install 'radixlm[grammar]', or use --grammar-backend llguidance"
+        )
+    if name is not None:
         return
     if config.model.skip_tokenizer_init:
         reason = "a grammar needs the text of tokens, and there is no tokenizer"

@@ -1,5 +1,8 @@
 """Grammars compiled by outlines_core: regexes as state tables. No EBNF, no structural tags.
 
+No regex of a feasible size describes any JSON object, however deeply nested, so "json_object" and
+schemas that allow any object are compiled by llguidance.
+
 A table has a row for each state of the regex and is built at once, so a regex of a few characters
 can take gigabytes. It is therefore compiled first for a vocabulary of single bytes, in a separate
 process with limits on time and memory.
@@ -16,7 +19,9 @@ from typing import Any
 import numpy as np
 
 from radixlm.base.lazy import require
+from radixlm.grammar.backends.llguidance import LlguidanceBackend
 from radixlm.grammar.spec import (
+    CompiledGrammar,
     GrammarOptions,
     GrammarSpec,
     Mask,
@@ -28,6 +33,7 @@ from radixlm.text.tokenizer import Tokenizer
 
 _MAX_STATES = 20_000
 _MAX_CACHED_MASKS = 1000
+_ANY_OBJECT: tuple[Any, ...] = ({}, True, {"type": "object"})
 _TRIAL_S = 10
 _TRIAL = """
 import resource, sys
@@ -153,6 +159,7 @@ class OutlinesBackend:
         if options.disable_any_whitespace:
             self._whitespace = "[ ]?"
         self._vocabulary = self._build_vocabulary(tokenizer)
+        self._any_object = LlguidanceBackend(tokenizer, eos_ids, vocab_size, options)
 
     def _build_vocabulary(self, tokenizer: Tokenizer) -> Any:
         ids: dict[bytes, list[int]] = {}
@@ -163,9 +170,13 @@ class OutlinesBackend:
         eos_id = self._vocab_size  # never sampled: masks have the real ones
         return self._library.Vocabulary(eos_id, ids)
 
-    def compile(self, spec: GrammarSpec) -> OutlinesGrammar:
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """See GrammarBackend."""
         check_size(spec)
+        if spec.kind == "json_object" or (
+            spec.kind == "json_schema" and read_json(spec) in _ANY_OBJECT
+        ):
+            return self._any_object.compile(GrammarSpec("json_object"))
         pattern = self._pattern(spec)
         _try_out(spec, pattern)
         try:
@@ -177,16 +188,14 @@ class OutlinesBackend:
     def _pattern(self, spec: GrammarSpec) -> str:
         if spec.kind == "regex":
             return spec.text
-        if spec.kind not in ("json_schema", "json_object"):
+        if spec.kind != "json_schema":
             raise refuse(
                 spec.kind,
                 "--grammar-backend outlines has no such grammars; llguidance has",
             )
-        schema = {"type": "object"} if spec.kind == "json_object" else read_json(spec)
-        if schema == {} or schema is True:
-            schema = {"type": "object"}
+        schema = json.dumps(read_json(spec))
         try:
-            text = self._schemas.build_regex_from_schema(json.dumps(schema), self._whitespace)
+            text = self._schemas.build_regex_from_schema(schema, self._whitespace)
         except (ValueError, TypeError, RuntimeError) as error:
             raise refuse(spec.kind, str(error)) from None
         return str(text)
