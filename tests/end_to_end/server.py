@@ -19,11 +19,19 @@ import psutil
 class RunningServer:
     """`radixlm serve` on a checkpoint. Leaving the context ends it and all its children."""
 
-    def __init__(self, *args: str, model: str | None = None, timeout_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        *args: str,
+        model: str | None = None,
+        timeout_s: float = 600.0,
+        max_descriptors: int | None = None,
+    ) -> None:
+        """``max_descriptors``: the server's limit of open files."""
         model_args = ("--model-path", model) if model else ()
         command = [sys.executable, "-m", "radixlm", "serve", "--port", "0", "--cpu-threads", "1"]
+        limit = ("prlimit", f"--nofile={max_descriptors}:{max_descriptors}")
         self.process = subprocess.Popen(
-            [*command, *model_args, *args],
+            [*(limit if max_descriptors else ()), *command, *model_args, *args],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},

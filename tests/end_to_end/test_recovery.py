@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -243,3 +244,42 @@ def test_an_engine_that_refuses_ends_the_server() -> None:
     assert done.returncode == 2, done.stderr
     assert "lower --max-total-tokens to" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def _fill_connections(server: RunningServer) -> list[socket.socket]:
+    """Connections until the server refuses one, and ten more."""
+    host, port = server.url.removeprefix("http://").split(":")
+    kept: list[socket.socket] = []
+    num_refused = 0
+    while num_refused < 10:
+        assert len(kept) < 200
+        made = socket.create_connection((host, int(port)), timeout=30)
+        made.settimeout(0.3)
+        try:
+            answer = made.recv(100)
+        except TimeoutError:
+            kept.append(made)
+            continue
+        assert answer.startswith(b"HTTP/1.1 503 ") and b"Retry-After" in answer
+        num_refused += 1
+        made.close()
+    return kept
+
+
+def test_an_engine_that_dies_while_connections_hold_all_descriptors_is_replaced() -> None:
+    model = str(cached_tiny("Qwen3ForCausalLM"))
+    with RunningServer(model=model, max_descriptors=64) as server:
+        wanted = server.post("/generate", **BODIES[0]).json()["output_ids"]
+        kept = _fill_connections(server)
+        try:
+            server.engine().kill()
+            deadline_s = time.monotonic() + 60
+            while server.client.get("/ready").status_code == 200:
+                assert time.monotonic() < deadline_s, "the death was not noticed"
+            server.wait_ready(60)
+            assert server.post("/generate", **BODIES[0]).json()["output_ids"] == wanted
+        finally:
+            for connection in kept:
+                connection.close()
+        assert any("file descriptors are left" in line for line in server.log)
+        assert server.terminate() == 0

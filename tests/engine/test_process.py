@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import sys
+import threading
 
+import psutil
 import pytest
 
 from radixlm.engine import process
@@ -57,3 +60,28 @@ async def test_an_unused_process_ends() -> None:
     assert not process._prestarted
     assert await left.wait() < 0
     left.send_config({})
+
+
+async def test_a_process_that_cannot_be_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def no_thread(thread: threading.Thread) -> None:
+        started.append(next(p.pid for p in psutil.Process().children() if p.pid not in before))
+        raise RuntimeError("can't start new thread")
+
+    before = {p.pid for p in psutil.Process().children()}
+    monkeypatch.setattr(process.threading.Thread, "start", no_thread)
+    with pytest.raises(OSError, match="can't start new thread") as caught:
+        EngineProcess()
+    assert caught.value.errno == errno.EAGAIN
+    assert started and not psutil.pid_exists(started[0])
+
+
+async def test_without_room_no_process_is_prestarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **options: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(process.subprocess, "Popen", full)
+        prestart_engines(2)
+    assert process._prestarted == []

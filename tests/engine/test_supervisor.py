@@ -4,6 +4,7 @@ one way."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine import supervisor as module
 from radixlm.engine.launch import ThreadEngine
 from radixlm.engine.process import EngineProcess
+from radixlm.engine.restart_reserve import NUM_DESCRIPTORS
 from radixlm.engine.supervisor import EngineListener, EngineSupervisor
 
 SLEEP = "import time; time.sleep(600)"
@@ -94,6 +96,134 @@ async def test_restarts_are_limited(
     case = Case(monkeypatch, code)
     assert says in await case.run()
     assert case.num_started == num_started
+
+
+class Spawns:
+    """Replaces ``_spawn``: each call fails with the next of ``errors``, then processes start."""
+
+    def __init__(self, case: Case, *errors: Exception) -> None:
+        self.case, self.errors = case, list(errors)
+        self.descriptors: list[int] = []  # that were reserved while the process was started
+
+    def __call__(self) -> None:
+        self.descriptors.append(len(self.case.supervisor._reserve._descriptors))
+        if self.errors:
+            raise self.errors.pop(0)
+        self.case._spawn()
+
+
+def _failing(
+    case: Case, monkeypatch: pytest.MonkeyPatch, *errors: Exception
+) -> tuple[Spawns, list[float]]:
+    """Make starts fail; the pauses after them, which take no time."""
+    spawns, pauses_s = Spawns(case, *errors), []
+    monkeypatch.setattr(case.supervisor, "_spawn", spawns)
+
+    async def pause(waiting: Any, timeout_s: float) -> None:
+        waiting.close()
+        pauses_s.append(timeout_s)
+
+    monkeypatch.setattr(module.asyncio, "wait_for", pause)
+    return spawns, pauses_s
+
+
+NO_DESCRIPTORS = OSError(errno.EMFILE, "Too many open files")
+NO_PROCESSES = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+async def test_starts_that_fail_are_tried_again_after_pauses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = Case(monkeypatch, "raise SystemExit(2)", max_engine_restarts=3)
+    spawns, pauses_s = _failing(case, monkeypatch, NO_DESCRIPTORS, NO_PROCESSES, MemoryError())
+    watcher = EngineListener(case.lost.append, case._give_up, lambda: 0.0)
+    await case.supervisor.start(watcher)
+    await case.over.wait()
+    assert "refused to start" in str(case.reason), "the fourth start gave a process"
+    assert pauses_s[:3] == [1.0, 2.0, 4.0] and case.num_started == 1
+    assert len(case.supervisor._deaths) == 3 and case.lost == []
+    assert spawns.descriptors == [0] * 4, "the reserve is free while a process is started"
+    assert len(case.supervisor._reserve._descriptors) == NUM_DESCRIPTORS
+    assert caplog.text.count("no process could be started") == 3
+    for text in ("Too many open files", "temporarily unavailable", "MemoryError"):
+        assert text in caplog.text
+    await case.supervisor.stop()
+    assert case.supervisor._reserve._descriptors == []
+
+
+async def test_a_restart_that_cannot_be_started_ends_the_server_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    case = Case(monkeypatch, killed, max_engine_restarts=2)
+    watcher = EngineListener(case.lost.append, case._give_up, lambda: 0.0)
+    await case.supervisor.start(watcher)
+    _failing(case, monkeypatch, *[NO_DESCRIPTORS] * 9)
+    await case.over.wait()
+    assert "died 3 times" in str(case.reason) and "Too many open files" in str(case.reason)
+    assert case.num_started == 1 and len(case.lost) == 1
+    monkeypatch.undo()
+    await case.supervisor.stop()
+
+
+async def test_a_supervisor_that_fails_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = Case(monkeypatch, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+
+    def fail(rid: str | None) -> None:
+        raise ValueError("a listener's mistake")
+
+    await case.supervisor.start(EngineListener(fail, case._give_up, lambda: 0.0))
+    await asyncio.wait_for(case.over.wait(), 60)
+    assert "its supervisor ended (ValueError: a listener's mistake)" in str(case.reason)
+    assert "Traceback" in caplog.text
+    await case.supervisor.stop()
+
+
+async def test_a_supervisor_that_is_cancelled_ends_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case(monkeypatch, SLEEP)
+    await case.supervisor.start(EngineListener(case.lost.append, case._give_up, lambda: 0.0))
+    assert case.supervisor._task is not None
+    case.supervisor._task.cancel()
+    await asyncio.wait_for(case.over.wait(), 60)
+    assert "its supervisor ended (it was cancelled)" in str(case.reason)
+    await case.supervisor.stop()
+
+
+async def test_a_restart_may_load_five_times_as_long_as_the_first_and_30_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LOAD_MARGIN_S", 0.05)
+    # long enough for Python itself: only the first process is meant to be seen as loaded
+    case = Case(monkeypatch, SLEEP, max_engine_restarts=1, load_timeout_s=1800)
+    assert case.supervisor._load_limit_s() == 1800
+    beats_s = iter([0.0, time.monotonic()])
+
+    def beat_s() -> float:
+        """The first process loads and is then killed; the second hangs while it loads."""
+        beat_s = next(beats_s, 0.0)
+        if beat_s:
+            assert case.supervisor.process is not None
+            case.supervisor.process.kill()
+        return beat_s
+
+    await case.supervisor.start(EngineListener(case.lost.append, case._give_up, beat_s))
+    await asyncio.wait_for(case.over.wait(), 60)
+    first_s = case.supervisor._longest_load_s
+    assert 0 < first_s < 30
+    assert case.supervisor._load_limit_s() == 5 * first_s + 0.05
+    assert "died 2 times" in str(case.reason) and case.num_started == 2
+    await case.supervisor.stop()
+
+
+async def test_a_short_load_timeout_holds_for_restarts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Case(monkeypatch, SLEEP, load_timeout_s=20).supervisor
+    supervisor._longest_load_s = 10.0
+    assert supervisor._load_limit_s() == 20
+    await supervisor.stop()
 
 
 async def test_deaths_outside_the_window_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

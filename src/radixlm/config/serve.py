@@ -132,7 +132,8 @@ class ServeConfig(Group):
     ] = 300.0
     load_timeout_s: Annotated[
         float,
-        "Seconds that an engine may take to load its model before it is considered hung.",
+        "Seconds that an engine may take to load its model before it is considered hung; a "
+        "restarted one may take 5 times the longest load so far and 30 s, if that is less.",
         Flag(within=ABOVE_ZERO),
     ] = 1800.0
     stall_timeout_s: Annotated[

@@ -7,12 +7,14 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import errno
 import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 # OpenMP reads these when it is loaded: its threads spin shortly between two kernels, then sleep, so
@@ -27,6 +29,7 @@ class EngineProcess:
     """One engine process, awaited in an event loop."""
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
+        """Start it; OSError if the system has no descriptors, processes or memory for it."""
         environment = {**OPENMP_ENVIRONMENT, **os.environ}
         # a process group of its own: Ctrl-C in a terminal is for the server, which ends its engine
         self._popen = subprocess.Popen(
@@ -34,6 +37,18 @@ class EngineProcess:
         )
         self.pid = self._popen.pid
         self.send_signal, self.kill = self._popen.send_signal, self._popen.kill
+        self._ended: Future[int] = Future()
+        self._ended.set_running_or_notify_cancel()  # so that nobody who waits can cancel it
+        try:
+            # a waiting thread is the one way to notice the end that all systems have
+            threading.Thread(target=self._watch, name="engine process", daemon=True).start()
+        except RuntimeError as error:  # no more threads: say so while a restart can be tried again
+            self._popen.kill()
+            self._popen.communicate()  # closes its input and waits for its end
+            raise OSError(errno.EAGAIN, f"{error}") from error
+
+    def _watch(self) -> None:
+        self._ended.set_result(self._popen.wait())
 
     def send_config(self, config: dict[str, Any]) -> None:
         """Send the startup config as JSON on the process's standard input; once only."""
@@ -48,25 +63,17 @@ class EngineProcess:
 
     async def wait(self) -> int:
         """Wait for the end of the process; its exit status."""
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-
-        def watch() -> None:
-            self._popen.wait()
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(ended.set)
-
-        # a waiting thread is the one way to notice the end that all systems have
-        threading.Thread(target=watch, name="engine process", daemon=True).start()
-        await ended.wait()
-        return self._popen.wait()
+        return await asyncio.wrap_future(self._ended)
 
 
 def prestart_engines(count: int) -> None:
     """Start ``count`` engine processes for ``take_engine_process``; the rest end with this
-    process."""
+    process. Fewer, if the system has no room for them: the supervisor tries again."""
     if not _prestarted:
         atexit.register(_kill_prestarted)
-    _prestarted.extend(EngineProcess() for _ in range(count))
+    with contextlib.suppress(OSError):
+        for _ in range(count):
+            _prestarted.append(EngineProcess())
 
 
 def take_engine_process() -> EngineProcess:

@@ -6,6 +6,7 @@ one; a request that was computed alone when the engine died twice is failed alon
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import shutil
@@ -22,6 +23,7 @@ from radixlm.config.server_config import ServerConfig, flat
 from radixlm.engine.features.inflight_log import read_inflight_rid
 from radixlm.engine.prefault import prefault_bytes
 from radixlm.engine.process import EngineProcess, take_engine_process
+from radixlm.engine.restart_reserve import RestartReserve
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,12 @@ TERM_WAIT_S = 3.0
 MAX_LATE_CHECKS = 3
 # how long the last message of a process that ended with status 2 may take to arrive
 LAST_MESSAGE_S = 2.0
+# pauses after a process could not be started: the system lacks descriptors, processes or memory
+FIRST_PAUSE_S = 1.0
+MAX_PAUSE_S = 30.0
+# how long a restart may load: this often the longest load so far, and this much more
+LOAD_FACTOR = 5.0
+LOAD_MARGIN_S = 30.0
 # ends the engine in order. Not SIGTERM: a service manager sends that to all processes at once,
 # while the server still drains
 STOP_SIGNAL = signal.SIGUSR2
@@ -76,12 +84,60 @@ class EngineSupervisor:
         self._hung_loading = False
         self._killed_rid: str | None = None  # computed alone at the last SIGKILL
         self._is_stopping = False
+        self._stop_asked = asyncio.Event()
+        self._has_given_up = False
+        self._reserve = RestartReserve()
+        self._spawned_s = 0.0
+        self._longest_load_s = 0.0  # of the processes that became ready
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, listener: EngineListener) -> None:
         """Start the engine and watch it in the background."""
-        self._spawn()
-        self._task = asyncio.create_task(self._watch(listener), name="engine supervisor")
+        failure = self._try_spawn()
+        self._task = asyncio.create_task(self._watch(listener, failure), name="engine supervisor")
+        self._task.add_done_callback(lambda task: self._end_watch(listener, task))
+
+    def _try_spawn(self) -> str | None:
+        """Start a process, with what is reserved for it. The reason if there could be none."""
+        self._reserve.release()
+        try:
+            self._spawn()
+        except (OSError, MemoryError) as error:
+            return str(error) or type(error).__name__
+        finally:
+            self._reserve.fill()
+        self._spawned_s = time.monotonic()
+        return None
+
+    async def _spawn_again(self, listener: EngineListener, failure: str | None) -> bool:
+        """Start a process; after a ``failure`` try again, with pauses. Each counts as a death.
+        False: the server stops, or there were too many."""
+        pause_s = FIRST_PAUSE_S
+        while failure is not None and not self._is_stopping:
+            log.error("%s: no process could be started: %s", self.name, failure)
+            if not self._may_restart():
+                self._give_up(listener, self._why_given_up(f"it could not be started: {failure}"))
+                return False
+            log.warning("%s: trying again in %g s", self.name, pause_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop_asked.wait(), pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+            if not self._is_stopping:
+                failure = self._try_spawn()
+        return not self._is_stopping
+
+    def _give_up(self, listener: EngineListener, reason: str) -> None:
+        self._has_given_up = True
+        listener.gave_up(reason)
+
+    def _end_watch(self, listener: EngineListener, task: asyncio.Task[None]) -> None:
+        """An engine that nobody watches must not look alive: end the server with the reason."""
+        if self._is_stopping or self._has_given_up:
+            return
+        error = None if task.cancelled() else task.exception()
+        reason = f"{type(error).__name__}: {error}" if error else "it was cancelled"
+        log.error("%s: its supervisor ended: %s", self.name, reason, exc_info=error)
+        self._give_up(listener, f"{self.name}: its supervisor ended ({reason})")
 
     def _spawn(self) -> None:
         startup = {
@@ -98,45 +154,50 @@ class EngineSupervisor:
         self.process = take_engine_process()
         self.process.send_config(startup)
 
-    async def _watch(self, listener: EngineListener) -> None:
-        while True:
+    async def _watch(self, listener: EngineListener, failure: str | None = None) -> None:
+        """Watch one process after the other. ``failure``: why the first could not be started."""
+        while await self._spawn_again(listener, failure):
             assert self.process is not None
             code = await self._until_dead(self.process, listener)
             if self._is_stopping:
                 return
             if code == 2:  # a bad option or checkpoint: it has sent the reason
-                until_s = time.monotonic() + LAST_MESSAGE_S
-                while time.monotonic() < until_s and not self._is_stopping:
-                    await asyncio.sleep(0.1)
-                listener.gave_up(f"{self.name}: the process refused to start; its log says why")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stop_asked.wait(), LAST_MESSAGE_S)
+                reason = f"{self.name}: the process refused to start; its log says why"
+                self._give_up(listener, reason)
                 return
             if (code > 0 or self._hung_loading) and not (self.num_restarts or self._has_served):
-                listener.gave_up(self._why_not_started(code))
+                self._give_up(listener, self._why_not_started(code))
                 return
+            self._reserve.release()  # for the file that tells which request was being computed
             suspect = read_inflight_rid(self.inflight_log_path)
-            self.inflight_log_path.unlink(
-                missing_ok=True
-            )  # the next may die before it writes its own
+            # the next may die before it writes its own
+            self.inflight_log_path.unlink(missing_ok=True)
             listener.lost(self._poison_rid(code, suspect))
             if not self._may_restart():
-                listener.gave_up(self._why_given_up(code))
+                hint = OUT_OF_MEMORY if code == -signal.SIGKILL and not self._hung_loading else ""
+                self._give_up(listener, self._why_given_up(_reason(code) + hint))
                 return
             log.warning("%s: process ended with %s; starting another", self.name, _reason(code))
             self.num_restarts += 1
-            self._spawn()
+            failure = self._try_spawn()
 
     async def _until_dead(self, process: EngineProcess, listener: EngineListener) -> int:
         """Wait for the end of the process; kill it if its heartbeats stop."""
-        limit_s = self.config.serve.watchdog_timeout
-        load_s, started_s = self.config.serve.load_timeout_s, time.monotonic()
+        limit_s, load_s = self.config.serve.watchdog_timeout, self._load_limit_s()
         self._hung_loading = False
         waiting = asyncio.create_task(process.wait())
         num_late = 0
+        has_loaded = False
         while not waiting.done():
             await asyncio.wait({waiting}, timeout=CHECK_S)
+            self._reserve.fill()
             beat_s, now_s = listener.beat_s(), time.monotonic()
-            self._has_served |= bool(beat_s)
-            is_late = now_s - beat_s > limit_s if beat_s else now_s - started_s > load_s
+            if beat_s and not has_loaded:
+                has_loaded = self._has_served = True
+                self._longest_load_s = max(self._longest_load_s, now_s - self._spawned_s)
+            is_late = now_s - beat_s > limit_s if beat_s else now_s - self._spawned_s > load_s
             num_late = num_late + 1 if is_late else 0
             if waiting.done() or num_late < MAX_LATE_CHECKS:
                 continue
@@ -150,6 +211,14 @@ class EngineSupervisor:
             if not waiting.done():
                 process.kill()
         return await waiting
+
+    def _load_limit_s(self) -> float:
+        """How long the process may load. Once one has loaded, the next may not take much longer:
+        --load-timeout-s leaves room for the largest models."""
+        limit_s = self.config.serve.load_timeout_s
+        if self._longest_load_s:
+            limit_s = min(limit_s, LOAD_FACTOR * self._longest_load_s + LOAD_MARGIN_S)
+        return limit_s
 
     def _poison_rid(self, code: int, suspect: str | None) -> str | None:
         """The request to count the death against. SIGKILL usually comes from outside: it counts
@@ -176,18 +245,18 @@ class EngineSupervisor:
             )
         return f"{self.name}: the process could not start ({_reason(code)}); its log says why"
 
-    def _why_given_up(self, code: int) -> str:
+    def _why_given_up(self, last: str) -> str:
         serve = self.config.serve
-        hint = OUT_OF_MEMORY if code == -signal.SIGKILL and not self._hung_loading else ""
         return (
             f"{self.name}: the process died {len(self._deaths)} times within "
-            f"{serve.restart_window_s:.0f} s (last: {_reason(code)}{hint}); "
+            f"{serve.restart_window_s:.0f} s (last: {last}); "
             f"--max-engine-restarts is {serve.max_engine_restarts}"
         )
 
     async def stop(self) -> None:
         """End the engine in order, or by force if it does not end."""
         self._is_stopping = True
+        self._stop_asked.set()
         process = self.process
         if process is not None and process.returncode is None:
             process.send_signal(STOP_SIGNAL)
@@ -198,6 +267,7 @@ class EngineSupervisor:
                 await process.wait()
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=TERM_WAIT_S)
+        self._reserve.release()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.multi_channel import MultiChannel
 from radixlm.entrypoints.http import workers
+from radixlm.entrypoints.http.workers import Fleet
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.records import GenerateRequest
 from radixlm.wire.channel import ZmqChannel
@@ -77,3 +81,42 @@ async def test_an_engine_that_restarts_meanwhile_gets_no_request(
     await until(lambda: not engine._joining)
     assert not sent and engine.intake.facts.context_len == 32
     await engine.stop()
+
+
+async def _fleet_that_cannot_start_workers(
+    monkeypatch: pytest.MonkeyPatch, num_failures: int
+) -> tuple[Fleet, int]:
+    """A fleet after its only worker's task has ended, and how often a start was tried. The start
+    after the failures stops the fleet."""
+    fleet = Fleet(ServerConfig.from_kwargs(model_path="x"), frozenset(), socket.socket())
+    monkeypatch.setattr(workers, "RETRY_S", 0.0)
+    tries = 0
+
+    async def spawn(index: int) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries > num_failures:
+            fleet._stop()
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(fleet, "_spawn", spawn)
+    await asyncio.wait_for(fleet._run_worker(0), 60)
+    fleet._sock.close()
+    for replica in fleet._replicas:
+        await replica.supervisor.stop()
+    return fleet, tries
+
+
+async def test_a_worker_that_cannot_be_started_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet, tries = await _fleet_that_cannot_start_workers(monkeypatch, 2)
+    assert tries == 3 and fleet._status == 0
+    assert "could not be started: [Errno 24] Too many open files" in caplog.text
+
+
+async def test_workers_that_cannot_be_started_end_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet, tries = await _fleet_that_cannot_start_workers(monkeypatch, 99)
+    assert tries == workers.MAX_DEATHS + 1 and fleet._status == 1 and fleet._is_stopping

@@ -20,6 +20,7 @@ from radixlm.entrypoints.http.admin import control, health, info, metrics, reque
 from radixlm.entrypoints.http.batches import files
 from radixlm.entrypoints.http.batches import routes as batches
 from radixlm.entrypoints.http.batches.runner import Batches
+from radixlm.entrypoints.http.descriptors import backlog
 from radixlm.entrypoints.http.errors import add_handlers
 from radixlm.entrypoints.http.middleware import RequestMiddleware
 from radixlm.entrypoints.http.native import generate, parse
@@ -221,6 +222,7 @@ def make_uvicorn(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
         app,
         loop="none",
         http=Http,
+        backlog=backlog(),
         ws="none",
         lifespan="off",
         log_config=None,

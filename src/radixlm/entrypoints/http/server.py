@@ -23,6 +23,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.launch import ProcessEngine, ThreadEngine, failure_error, intake_tokenizer
 from radixlm.engine.model_info import ModelInfo, resolved
 from radixlm.engine.prefault import read_ahead
+from radixlm.entrypoints.http.descriptors import backlog
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.observe.gcwatch import GcWatch
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 2048
 WARM_UP_S = 60.0
 
 
@@ -45,7 +45,7 @@ def listen(config: ServerConfig) -> socket.socket:
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
-        sock.listen(BACKLOG)
+        sock.listen(backlog())
     except OSError as error:
         raise ConfigError(
             f"--host {host} --port {port}: {error.strerror or error}; --port 0 takes a free port"

@@ -9,23 +9,30 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from radixlm.base.errors import PayloadTooLarge
+from radixlm.entrypoints.http.descriptors import descriptor_limits
 
 log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 * 1024
+NO_DESCRIPTOR = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
+    b"Content-Length: 0\r\n\r\n"
+)
 SWEEP_TICKS = 10  # uvicorn ticks ten times a second
 
 
 class Http(HttpToolsProtocol):
     """One connection. It answers headers over the limit with a 400 instead of collecting them, and
-    knows how long it has waited for its client."""
+    knows how long it has waited for its client. It is refused if it has one of the last
+    descriptors."""
 
+    num_refused: ClassVar[int] = 0  # connections for which no descriptor was left
     _num_header_bytes = 0
     _num_begun_bytes = 0  # of headers that are not complete
     _awaits_since_s = 0.0  # since when the rest of a request is awaited; 0: it is not
@@ -35,6 +42,11 @@ class Http(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._awaits_since_s = time.monotonic()
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.fileno() > descriptor_limits()[0]:
+            Http.num_refused += 1
+            transport.write(NO_DESCRIPTOR)
+            transport.close()
 
     def data_received(self, data: bytes) -> None:
         if self._awaits_since_s and self._has_headers:
@@ -118,5 +130,13 @@ class Server(uvicorn.Server):
         stalled = [c for c in stalled if c.is_stalled(now_s, self._limit_s)]
         for connection in stalled:
             connection.transport.abort()  # its unread data is dropped
+        if Http.num_refused:
+            log.warning(
+                "refused %d connections: only %d file descriptors are left for the server itself; "
+                "raise the limit (ulimit -n)",
+                Http.num_refused,
+                descriptor_limits()[1],
+            )
+            Http.num_refused = 0
         if stalled:
             log.warning("closed %d connections whose clients stalled", len(stalled))

@@ -40,6 +40,7 @@ JOIN_POLL_S = 0.02
 LATE_CHECKS = 3  # a main process that was itself suspended reads old reports first
 MAX_DEATHS = 5
 DEATH_WINDOW_S = 60.0
+RETRY_S = 2.0  # until a worker that could not be started is tried again
 BAD_START = 2  # exit status: options or checkpoint cannot be served
 
 
@@ -89,6 +90,7 @@ class Fleet:
         for index, supervisor in enumerate(supervisors):
             await supervisor.start(self._watcher(index))
         watching = asyncio.create_task(self._watch_workers())
+        watching.add_done_callback(self._end_watch)
         try:
             async with asyncio.TaskGroup() as group:
                 for index in range(self._count):
@@ -121,10 +123,24 @@ class Fleet:
                     log.error("HTTP worker %d has sent no report for %.0f s", index, limit_s)
                     process.kill()
 
+    def _end_watch(self, task: asyncio.Task[None]) -> None:
+        """Workers that nobody watches could hang for ever: stop."""
+        if not task.cancelled() and task.exception() is not None:
+            log.error("the watch over the HTTP workers ended", exc_info=task.exception())
+            self._status = 1
+            self._stop()
+
     async def _run_worker(self, index: int) -> None:
         """Run worker ``index``, and another when it dies."""
         while not self._is_stopping:
-            process = await self._spawn(index)
+            try:
+                process = await self._spawn(index)
+            except OSError as error:  # no descriptors, processes or memory
+                log.error("HTTP worker %d could not be started: %s", index, error)
+                if not self._may_go_on():
+                    return
+                await asyncio.sleep(RETRY_S)
+                continue
             if self._is_stopping:  # it started after the others got the command
                 self._send(process, {"do": "stop"})
             assert process.stdout is not None
@@ -140,10 +156,7 @@ class Fleet:
                 self._stop()
                 return
             log.error("HTTP worker %d ended with status %d; starting another", index, code)
-            if not self._may_replace():
-                log.error("too many HTTP workers have died: stopping")
-                self._status = 1
-                self._stop()
+            if not self._may_go_on():
                 return
 
     async def _spawn(self, index: int) -> asyncio.subprocess.Process:
@@ -180,12 +193,18 @@ class Fleet:
             replica.facts = state.get("facts") or replica.facts
             replica.beat_s = max(replica.beat_s, state["beat_s"])
 
-    def _may_replace(self) -> bool:
+    def _may_go_on(self) -> bool:
+        """Count a death; stop if there were too many."""
         now_s = time.monotonic()
         self._deaths.append(now_s)
         while now_s - self._deaths[0] > DEATH_WINDOW_S:
             self._deaths.popleft()
-        return len(self._deaths) <= MAX_DEATHS
+        if len(self._deaths) <= MAX_DEATHS:
+            return True
+        log.error("too many HTTP workers have died: stopping")
+        self._status = 1
+        self._stop()
+        return False
 
     def _lost(self, index: int, poison_rid: str | None) -> None:
         self._replicas[index].facts, self._replicas[index].beat_s = None, 0.0

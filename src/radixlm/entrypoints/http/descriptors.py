@@ -1,0 +1,36 @@
+"""How many file descriptors connections may use. The rest are for the server itself: the start of
+another engine and its connection, log and upload files, requests to other servers.
+
+An engine's connection must find a free descriptor: without one libzmq aborts the process
+(``src/ipc_listener.cpp``).
+"""
+
+import contextlib
+import functools
+import resource
+
+WANTED = 65536
+BACKLOG = 2048
+MIN_RESERVED, MAX_RESERVED = 16, 4096
+
+
+@functools.cache
+def descriptor_limits() -> tuple[int, int]:
+    """Raise this process's limit as far as the system lets it. The number of the highest descriptor
+    that a connection may have (the system gives the lowest free number), and how many are above."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        soft = WANTED
+    raised = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
+    if raised > soft:
+        with contextlib.suppress(OSError, ValueError):  # the system may have a limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            soft = raised
+    num_reserved = max(MIN_RESERVED, min(MAX_RESERVED, soft // 4))
+    return soft - num_reserved - 1, num_reserved
+
+
+def backlog() -> int:
+    """Connections that may wait to be accepted: all are accepted before the first is looked at, so
+    they must fit into what is reserved."""
+    return min(BACKLOG, descriptor_limits()[1] // 2)
