@@ -5,16 +5,20 @@ from __future__ import annotations
 import base64
 import contextlib
 import ipaddress
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.multimodal.fetch import FetchRules, fetch
+from radixlm.multimodal import fetch as module
+from radixlm.multimodal.fetch import FetchRules, fetch, is_public
 
 DATA = b"\x89PNG some bytes"
 STOP = threading.Event()
@@ -133,3 +137,118 @@ def test_files_of_allowed_folders_only(tmp_path: Path) -> None:
     for bad in (outside, inside / "link", inside / ".." / "out"):
         with pytest.raises(InvalidRequest, match="allow-local-media"):
             fetch(str(bad), rules, "x")
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "fifo", "folder", "socket"])
+def test_only_regular_files_are_read(name: str, tmp_path: Path) -> None:
+    """/dev/zero has no end, and a FIFO without a writer never answers."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    here = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(here))
+        path = name if name.startswith("/") else str(tmp_path / name)
+        rules = FetchRules(max_bytes=1000, folders=(Path("/"),))
+        with pytest.raises(InvalidRequest, match=r"^x: only regular files are read"):
+            fetch(path, rules, "x")
+
+
+def test_a_file_is_read_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of /proc say that they are empty; others may grow while they are read."""
+    large = tmp_path / "a.png"
+    large.write_bytes(b"x" * 5000)
+    rules = FetchRules(max_bytes=1000, folders=(Path("/"),))
+    with pytest.raises(InvalidRequest, match="x: more than 0 MiB"):
+        fetch(str(large), rules, "x")
+    with pytest.raises(InvalidRequest, match="x: more than 0 MiB"):
+        fetch("/proc/cpuinfo", FetchRules(max_bytes=10, folders=(Path("/"),)), "x")
+    large.write_bytes(b"x" * 1000)
+    assert len(fetch(str(large), rules, "x")) == 1000
+
+
+@pytest.mark.parametrize("part", ["file", "folder"])
+def test_a_path_that_changes_after_its_check_is_refused(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A symlink takes the place of the file, or of a folder above it, before it is opened."""
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    (inside / "deep").mkdir(parents=True)
+    outside.mkdir()
+    for folder in (inside / "deep", outside):
+        (folder / "a.png").write_bytes(DATA)
+    real_open = os.open
+
+    def swapped(path: Any, flags: int) -> int:
+        if part == "file":
+            (inside / "deep" / "a.png").unlink()
+            (inside / "deep" / "a.png").symlink_to(outside / "a.png")
+        else:
+            (inside / "deep").rename(tmp_path / "gone")
+            (inside / "deep").symlink_to(outside)
+        return real_open(path, flags)
+
+    monkeypatch.setattr(module.os, "open", swapped)
+    with pytest.raises(InvalidRequest, match=r"^x: (only regular files are|the file cannot be)"):
+        fetch(str(inside / "deep" / "a.png"), FetchRules(folders=(inside,)), "x")
+
+
+INSIDE = [
+    "127.0.0.1", "10.0.0.1", "100.64.0.1", "169.254.169.254", "0.0.0.0", "224.0.0.1", "240.0.0.1",
+    "::", "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "ff02::1", "100::1",
+    "fec0::1",  # site-local, which nobody uses any more
+    "::7f00:1", "::10.0.0.1",  # IPv4-compatible
+    "::ffff:10.0.0.1", "::ffff:0:10.0.0.1",  # IPv4-mapped and IPv4-translated
+    "64:ff9b::", "64:ff9b::7f00:1", "64:ff9b::10.0.0.1", "64:ff9b:1::a00:1",  # NAT64
+    "2002::", "2002:7f00:1::", "2002:a00:1::1", "2002:a9fe:a9fe::",  # 6to4
+    "2001:0:4136:e378:8000:63bf:f5ff:fffe",  # Teredo
+    "2606:4700::5efe:10.0.0.1", "2606:4700::200:5efe:10.0.0.1",  # ISATAP
+    "2001:db8::1", "3fff::1", "4000::1", "5f00::1",
+]  # fmt: skip
+OUTSIDE = [
+    "8.8.8.8", "2606:4700:4700::1111", "2a00:1450:4001::1", "::ffff:8.8.8.8", "64:ff9b::808:808",
+    "2002:808:808::1", "2606:4700::5efe:8.8.8.8",
+]  # fmt: skip
+
+
+def test_addresses_that_lead_inside() -> None:
+    assert [one for one in INSIDE if is_public(one)] == []
+    assert [one for one in OUTSIDE if not is_public(one)] == []
+
+
+@pytest.mark.parametrize("address", INSIDE)
+def test_no_connection_is_made_to_addresses_that_lead_inside(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As digits in the URL, and as what a name means."""
+
+    def resolved(host: str, port: int, **options: Any) -> list[Any]:
+        return [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", (address, port))]
+
+    def connected(*arguments: Any) -> None:
+        raise AssertionError(f"connected to {arguments}")
+
+    monkeypatch.setattr(module.socket, "create_connection", connected)
+    monkeypatch.setattr(module.socket, "getaddrinfo", resolved)
+    host = f"[{address}]" if ":" in address else address
+    for url in (f"http://{host}/x.png", "http://images.example/x.png"):
+        with pytest.raises(InvalidRequest, match="there: addresses of this network are refused"):
+            fetch(url, FetchRules(timeout_s=2), "there")
+
+
+def test_the_address_that_was_checked_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that means a public address when it is checked, and another one the next time."""
+    answers = iter(["8.8.8.8", "127.0.0.1", "127.0.0.1"])
+    made: list[Any] = []
+
+    def resolved(host: str, port: int, **options: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (next(answers), port))]
+
+    def connected(address: Any, timeout: float) -> Any:
+        made.append(address)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(module.socket, "getaddrinfo", resolved)
+    monkeypatch.setattr(module.socket, "create_connection", connected)
+    with pytest.raises(InvalidRequest, match="cannot be fetched"):
+        fetch("http://images.example:81/x.png", FetchRules(timeout_s=2), "there")
+    assert made == [("8.8.8.8", 81)]

@@ -2,23 +2,30 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from radixlm.arch.media.spec import MODALITIES, Modality
 from radixlm.base.errors import InvalidRequest
+from radixlm.base.thread_pool import FairThreadPool
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
+from radixlm.entrypoints.client import current_client, run_in
 from radixlm.multimodal.audio import Samples
 from radixlm.multimodal.checkpoint import num_deep_layers
 from radixlm.multimodal.features import Features, is_features, read_features
-from radixlm.multimodal.fetch import FetchRules, fetch
+from radixlm.multimodal.fetch import FetchRules, fetch, host_of, is_web
 from radixlm.multimodal.processor import MediaProcessor, Prompt, RawMedia
 from radixlm.multimodal.video import MAX_FRAMES
 
+T = TypeVar("T")
 MAX_MEDIA = 256
+# Threads that wait for web servers. One client may hold half of them, and a host that it names a
+# quarter: a server that says nothing holds its threads for FetchRules.timeout_s.
+_FETCHES, _FETCHES_OF_ONE = 64, (32, 16)
+_WORKERS, _WORKERS_OF_ONE = 4, (2,)  # threads that decode and process
 # type of a message part -> its modality; None: no model reads it
 KINDS: Mapping[str, Modality | None] = {
     **dict.fromkeys(("image", "image_url", "input_image"), "image"),
@@ -48,6 +55,8 @@ class MediaReader:
     ) -> None:
         """``row``: width, depth and merge of ``read_features``; ``vocab``: number of token ids."""
         self._processor, self._rules, self._row, self._vocab = processor, rules, row, vocab
+        self._fetches = FairThreadPool("fetches of media", _FETCHES, _FETCHES_OF_ONE)
+        self._workers = FairThreadPool("requests with media", _WORKERS, _WORKERS_OF_ONE)
 
     def warm(self) -> None:
         """Load the processor in a thread, before the first image needs it."""
@@ -102,7 +111,11 @@ class MediaReader:
 
     async def ready(self) -> None:
         """Load the processor in a thread. CheckpointError or ConfigError if that fails."""
-        await asyncio.to_thread(self._processor.load)
+        if not self._processor.is_loaded:
+            await self._run(self._processor.load)
+
+    async def _run(self, function: Callable[..., T], *args: Any) -> T:
+        return await run_in(self._workers, function, *args)
 
     @property
     def embeds_images(self) -> bool:
@@ -113,7 +126,8 @@ class MediaReader:
         """The prompt of a single image, made in a thread."""
         if isinstance(source.value, Mapping | tuple):
             raise InvalidRequest(f"{source.where}: must be one image", source.where)
-        return await asyncio.to_thread(self._vector, source)
+        (fetched,) = await self._fetch_urls([source])
+        return await self._run(self._vector, fetched)
 
     def _vector(self, source: MediaSource) -> Prompt:
         return self._processor.read_vector(RawMedia("image", self._bytes(source), source.where))
@@ -131,18 +145,42 @@ class MediaReader:
 
     async def audio(self, data: bytes, where: str) -> Samples:
         """A file's samples at the model's rate, decoded in a thread."""
-        return await asyncio.to_thread(self._processor.read_audio, data, where)
+        return await self._run(self._processor.read_audio, data, where)
 
     async def audio_prompt(self, text: str, audio: Samples, where: str) -> Prompt:
         """The prompt of a text with one audio clip, made in a thread."""
         media = [RawMedia("audio", audio, where)]
-        return await asyncio.to_thread(self._processor.read, text, media, False, where)
+        return await self._run(self._processor.read, text, media, False, where)
 
     async def prompt(
-        self, text: str, sources: Sequence[MediaSource], add_special_tokens: bool
+        self, prompt: str | Sequence[int], sources: Sequence[MediaSource], add_special_tokens: bool
     ) -> Prompt:
-        """``read`` in a thread."""
-        return await asyncio.to_thread(self.read, text, sources, add_special_tokens)
+        """``read`` in threads: some fetch, others decode and process."""
+        fetched = await self._fetch_urls(sources)
+        return await self._run(self.read, prompt, fetched, add_special_tokens)
+
+    async def _fetch_urls(self, sources: Sequence[MediaSource]) -> list[MediaSource]:
+        """Sources with bytes in place of web addresses, which are fetched at the same time."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._fetch_url(source)) for source in sources]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _fetch_url(self, source: MediaSource) -> MediaSource:
+        value, where = source.value, source.where
+        if isinstance(value, Mapping):
+            return source
+        files = value if isinstance(value, tuple) else (value,)
+        data = [await self._fetch_one(one, where) for one in files]
+        return replace(source, value=tuple(data) if isinstance(value, tuple) else data[0])
+
+    async def _fetch_one(self, value: str | bytes, where: str) -> str | bytes:
+        if isinstance(value, bytes) or not is_web(value):
+            return value
+        key = current_client(), host_of(value)
+        return await self._fetches.run(key, fetch, value, self._rules, where)
 
 
 class _Placeholders(Mapping[str, str]):

@@ -2,7 +2,7 @@
 
 Against server-side request forgery, addresses that are not public are refused: each redirect is
 checked anew, and the connection is made to the address that was checked. Large and slow answers
-are refused too. Files are read from allowed folders only.
+are refused too. Only regular files are read, of allowed folders.
 """
 
 import base64
@@ -10,8 +10,10 @@ import binascii
 import contextlib
 import http.client
 import ipaddress
+import os
 import socket
 import ssl
+import stat
 import threading
 import time
 from pathlib import Path
@@ -39,13 +41,26 @@ def fetch(source: str, rules: FetchRules, where: str) -> bytes:
     scheme = source[:8].lower()
     if scheme.startswith("data:"):
         return _data(source, rules, where)
-    if scheme.startswith(("http://", "https://")):
+    if is_web(source):
         return _web(source, rules, where)
     if scheme.startswith("file://") or source.startswith(("/", "./", "../", "~")):
         return _file(source, rules, where)
     if "://" in source[:32]:
         raise InvalidRequest(f"{where}: use http, https, file or data, not {source[:32]!r}", where)
     return _base64(source, rules, where)
+
+
+def is_web(source: str) -> bool:
+    """Whether a source is a web address."""
+    return source[:8].lower().startswith(("http://", "https://"))
+
+
+def host_of(url: str) -> str:
+    """The host of a web address; "" where it has none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def _data(source: str, rules: FetchRules, where: str) -> bytes:
@@ -88,13 +103,33 @@ def _file(source: str, rules: FetchRules, where: str) -> bytes:
     raw = unquote(urlsplit(source).path) if source.lower().startswith("file://") else source
     try:
         path = Path(raw).expanduser().resolve()
-        if not any(path.is_relative_to(folder.resolve()) for folder in rules.folders):
+        if not _is_inside(path, rules):
             raise refused
-        if path.stat().st_size > rules.max_bytes:
-            raise _too_large(rules, where)
-        return path.read_bytes()
+        is_regular = stat.S_ISREG(path.stat().st_mode)
+        data = _read_regular(path, rules) if is_regular else None
     except (OSError, RuntimeError, ValueError):
         raise InvalidRequest(f"{where}: the file cannot be read", where) from None
+    if data is None:
+        raise InvalidRequest(f"{where}: only regular files are read", where)
+    return _small(data, rules, where)
+
+
+def _is_inside(path: Path, rules: FetchRules) -> bool:
+    return any(path.is_relative_to(folder.resolve()) for folder in rules.folders)
+
+
+def _read_regular(path: Path, rules: FetchRules) -> bytes | None:
+    """At most ``max_bytes`` and one; None for what is no regular file inside the folders. The
+    path may have changed since it was checked, so the opened file is checked again."""
+    # opening a FIFO would wait for a writer without O_NONBLOCK
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            return None
+        opened = Path(f"/proc/self/fd/{handle}")
+        if opened.exists() and not _is_inside(opened.resolve(), rules):
+            return None
+        return file.read(rules.max_bytes + 1)
 
 
 def _web(url: str, rules: FetchRules, where: str) -> bytes:
@@ -120,7 +155,7 @@ def _get(url: str, rules: FetchRules, where: str, deadline_s: float) -> tuple[by
     port = parts.port or (443 if parts.scheme == "https" else 80)
     address = _address(host, port, rules, where)
     timeout_s = max(0.1, deadline_s - time.monotonic())
-    raw = socket.create_connection((address, port), timeout_s)
+    raw = socket.create_connection((address, port), timeout_s)  # a number: nothing is looked up
     # a timeout of the socket is one of each read: a server may send a byte now and then for hours
     line = raw.dup()  # TLS takes the first
     watch = threading.Timer(timeout_s, _hang_up, (line,))
@@ -182,10 +217,32 @@ def _body(
 def _address(host: str, port: int, rules: FetchRules, where: str) -> str:
     """The address to connect to: the first one of a host all of whose addresses are public."""
     addresses = [info[4][0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    if not rules.allow_private:
-        for address in addresses:
-            ip = ipaddress.ip_address(str(address).partition("%")[0])
-            if not ip.is_global or ip.is_multicast:
-                message = f"{where}: addresses of this network are refused (--allow-local-media)"
-                raise InvalidRequest(message, where)
+    if not rules.allow_private and not all(is_public(str(address)) for address in addresses):
+        message = f"{where}: addresses of this network are refused (--allow-local-media)"
+        raise InvalidRequest(message, where)
     return str(addresses[0])
+
+
+_UNICAST = ipaddress.IPv6Network("2000::/3")  # all global unicast addresses (RFC 4291)
+_DOCUMENTATION = ipaddress.IPv6Network("3fff::/20")  # RFC 9637, which Python 3.11 does not know
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # the IPv4 address is in the last four bytes
+_ISATAP = (0x00005EFE, 0x02005EFE)  # the third word of eight bytes before an IPv4 address
+
+
+def is_public(address: str) -> bool:
+    """Whether an IPv4 or IPv6 address in digits is of the public internet. IPv6 addresses that
+    carry an IPv4 address, which a gateway connects to, are public where both are."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv4Address):
+        return ip.is_global and not ip.is_multicast
+    if ip.ipv4_mapped is not None:
+        return is_public(str(ip.ipv4_mapped))
+    low = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    if ip in _NAT64:
+        return is_public(str(low))
+    if ip not in _UNICAST or ip in _DOCUMENTATION or not ip.is_global:
+        return False
+    carried = [ip.sixtofour, *(ip.teredo or ())]
+    if int(ip) >> 32 & 0xFFFFFFFF in _ISATAP:
+        carried.append(low)
+    return all(one is None or is_public(str(one)) for one in carried)

@@ -110,6 +110,11 @@ class MediaProcessor:
             _ = self._processor
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether ``load`` has been done."""
+        return "_processor" in vars(self)
+
+    @property
     def kinds(self) -> tuple[Modality, ...]:
         """The modalities that prompts may have."""
         video = self._spec.video

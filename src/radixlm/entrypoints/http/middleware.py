@@ -5,6 +5,7 @@ It is plain ASGI, so that it does not buffer streams.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import logging
 import secrets
@@ -22,6 +23,7 @@ from radixlm.base.errors import (
     Unauthorized,
 )
 from radixlm.config.serve import ServeConfig
+from radixlm.entrypoints.client import set_client
 from radixlm.entrypoints.http.errors import (
     ANTHROPIC_PATH,
     DiskFull,
@@ -98,6 +100,7 @@ class RequestMiddleware:
         except RadixError as error:
             await error_response(error, scope["path"])(scope, receive, send)
             return
+        set_client(self._client(scope, headers))
         limited, started = _Limited(receive, self._max_bytes), _Started(send)
         try:
             await self._app(scope, limited, started)
@@ -109,6 +112,14 @@ class RequestMiddleware:
             full = DiskFull("the server's disk is full")
             log.error("%s %s: %s", scope["method"], scope["path"], error)
             await error_response(full, scope["path"])(scope, receive, send)
+
+    def _client(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
+        """A name for the client: its key where keys are checked, the header of --fair-share, or its
+        address. Keys that nobody checks tell nothing: a client could send a new one each time."""
+        if self._keys and (key := _bearer(headers)):
+            return "key " + hashlib.sha256(key.encode("latin-1", "replace")).hexdigest()
+        peer = scope.get("client")
+        return fair_share_key() or (str(peer[0]) if peer else "")
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         length = headers.get(b"content-length", b"0")

@@ -24,6 +24,7 @@ from radixlm.entrypoints.request_model import (
 )
 from radixlm.entrypoints.request_options import request_options
 from radixlm.intake.records import GenerateRequest
+from radixlm.multimodal.processor import Prompt
 from radixlm.wire.requests import LogprobParams
 from radixlm.wire.sampling_params import SamplingParams, parameter_names
 
@@ -83,7 +84,16 @@ class Batch:
         Takes as long as the fetches."""
         for request, sources in zip(self.requests, self.media, strict=True):
             if sources:
-                _read_media(request, sources, reader)
+                able, prompt = _check_media(request, sources, reader)
+                _set_prompt(request, able.read(prompt, sources, request.add_special_tokens))
+
+    async def read_media_in_threads(self, reader: MediaReader | None) -> None:
+        """``read_media`` in the threads of ``reader``."""
+        for request, sources in zip(self.requests, self.media, strict=True):
+            if sources:
+                able, prompt = _check_media(request, sources, reader)
+                adds = request.add_special_tokens
+                _set_prompt(request, await able.prompt(prompt, sources, adds))
 
 
 def read_generate(body: Mapping[str, Any], defaults: SamplingParams | None = None) -> Batch:
@@ -211,9 +221,10 @@ def _embeds(rows: list[Any]) -> tuple[bytes, int]:
     return array.tobytes(), len(array)
 
 
-def _read_media(
+def _check_media(
     request: GenerateRequest, sources: list[MediaSource], reader: MediaReader | None
-) -> None:
+) -> tuple[MediaReader, str | list[int]]:
+    """The reader, and the text or token ids that ``sources`` belong to; InvalidRequest."""
     where = sources[0].where
     if reader is None:
         raise InvalidRequest(f"{where}: this model reads text only", where)
@@ -223,5 +234,8 @@ def _read_media(
     prompt = request.input_ids if request.text is None else request.text
     if prompt is None:
         raise InvalidRequest(f"{where} needs a text or input_ids with its placeholders", where)
-    request.prompt = reader.read(prompt, sources, request.add_special_tokens)
-    request.text = request.input_ids = None
+    return reader, prompt
+
+
+def _set_prompt(request: GenerateRequest, prompt: Prompt) -> None:
+    request.prompt, request.text, request.input_ids = prompt, None, None

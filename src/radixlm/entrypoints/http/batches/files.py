@@ -1,6 +1,5 @@
 """/v1/files: uploads of clients and output files of batches, in --file-storage-path."""
 
-import asyncio
 import re
 import secrets
 import time
@@ -12,6 +11,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest, NotFound, Overloaded
+from radixlm.base.thread_pool import FairThreadPool
+from radixlm.entrypoints.client import run_in
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.state import state_of
 
@@ -20,6 +21,7 @@ router = APIRouter(tags=["batches"])
 PURPOSES = ("batch", "batch_output", "assistants", "fine-tune", "vision", "user_data", "evals")
 MAX_NAME_CHARS = 255
 MAX_LISTED = 10_000
+_THREADS, _THREADS_OF_ONE = 8, (4,)  # of all clients, and of one
 _ID = re.compile(r"file-[0-9a-f]{24}")
 
 
@@ -28,6 +30,8 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        # for files and batches: a slow disk takes no thread of other work
+        self.threads = FairThreadPool("file operations", _THREADS, _THREADS_OF_ONE)
 
     def _path(self, file_id: str, ending: str) -> Path:
         if not _ID.fullmatch(file_id):
@@ -156,7 +160,7 @@ async def create(request: Request) -> Response:
         expires_s = _seconds(form.get("expires_after[seconds]"))
     files = state_of(request).extra(Files)
     return json_response(
-        await asyncio.to_thread(files.create, content, name, str(purpose), expires_s)
+        await run_in(files.threads, files.create, content, name, str(purpose), expires_s)
     )
 
 
@@ -179,7 +183,8 @@ async def list_files(
     """The stored files."""
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc", "order")
-    records = await asyncio.to_thread(state_of(request).extra(Files).all)
+    files = state_of(request).extra(Files)
+    records = await run_in(files.threads, files.all)
     records = [r for r in records if purpose in (None, r["purpose"])]
     records = records if order == "desc" else records[::-1]
     return json_response(page(records, after, limit, MAX_LISTED))
@@ -194,7 +199,8 @@ async def retrieve(request: Request, file_id: str) -> Response:
 @router.get("/v1/files/{file_id}/content")
 async def content(request: Request, file_id: str) -> Response:
     """The bytes of a file."""
-    data = await asyncio.to_thread(state_of(request).extra(Files).content, file_id)
+    files = state_of(request).extra(Files)
+    data = await run_in(files.threads, files.content, file_id)
     return Response(data, media_type="application/octet-stream")
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.client import run_in
 from radixlm.entrypoints.http.batches.files import page
 from radixlm.entrypoints.http.batches.lines import ENDPOINTS
 from radixlm.entrypoints.http.batches.runner import Batches
@@ -53,7 +53,8 @@ async def create(request: Request) -> Response:
 @router.get("/v1/batches")
 async def list_batches(request: Request, after: str | None = None, limit: int = 20) -> Response:
     """All batches, newest first."""
-    records = await asyncio.to_thread(state_of(request).extra(Batches).all)
+    batches = state_of(request).extra(Batches)
+    records = await run_in(batches.threads, batches.all)
     return json_response(page(records, after, limit, MAX_LISTED))
 
 

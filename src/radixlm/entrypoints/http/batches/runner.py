@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from radixlm.base.errors import InvalidRequest, NotFound, RequestError
+from radixlm.entrypoints.client import run_in
 from radixlm.entrypoints.http.batches.files import Files, write_json
 from radixlm.entrypoints.http.batches.lines import Line, answer_line, read_line
 from radixlm.entrypoints.http.errors import is_disk_full
@@ -41,7 +42,7 @@ class Batches:
     """All batches of one server."""
 
     def __init__(self, folder: Path, files: Files) -> None:
-        self._folder, self._files = folder, files
+        self._folder, self._files, self.threads = folder, files, files.threads
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     # ---- records ---------------------------------------------------------------------------
@@ -163,8 +164,8 @@ class Batches:
         return True
 
     async def _run(self, state: ServerState, record: Record) -> None:
-        data = await asyncio.to_thread(self._files.content, record["input_file_id"])
-        lines, errors = await asyncio.to_thread(check_lines, data, record["endpoint"])
+        data = await run_in(self.threads, self._files.content, record["input_file_id"])
+        lines, errors = await run_in(self.threads, check_lines, data, record["endpoint"])
         if errors:
             self._save(record, errors={"object": "list", "data": errors[:MAX_ERRORS_SHOWN]})
             self._finish(record, "failed")

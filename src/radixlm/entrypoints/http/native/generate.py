@@ -46,7 +46,7 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     batch = read_generate(body, state.defaults)
     batch.stream_disjoint = state.config.serve.stream_output
     if any(batch.media):
-        await asyncio.to_thread(batch.read_media, state.media)
+        await batch.read_media_in_threads(state.media)
     dim = state.intake.facts.embed_dim
     builder = ResponseBuilder(state.tokenizer, batch, state.weight_version, dim)
     await _prepare(state, batch)

@@ -8,6 +8,8 @@ from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from radixlm.base.errors import InvalidRequest, NotFound, RadixError
+from radixlm.base.thread_pool import FairThreadPool
+from radixlm.entrypoints.client import run_in
 from radixlm.entrypoints.http.responses.events import response_of_item
 from radixlm.entrypoints.http.responses.schemas import ResponsesRequest
 from radixlm.entrypoints.http.responses.store import MemoryStore, ResponseStore, Stored
@@ -25,6 +27,7 @@ T = TypeVar("T")
 
 FINAL = frozenset(("completed", "failed", "cancelled", "incomplete"))
 MAX_ENDED = 256
+_THREADS, _THREADS_OF_ONE = 8, (4,)  # of all clients, and of one
 
 
 class Responses:
@@ -32,6 +35,7 @@ class Responses:
 
     def __init__(self, store: ResponseStore, servers: ToolServers | None = None) -> None:
         self.store = store
+        self._threads = FairThreadPool("reads of stored responses", _THREADS, _THREADS_OF_ONE)
         self.servers = servers or ToolServers()
         self.running: dict[str, ResponseRun] = {}
         self.ended: OrderedDict[str, ResponseRun] = OrderedDict()  # their events can be read again
@@ -66,7 +70,7 @@ class Responses:
         """Call a store; those that do I/O are called in a thread."""
         if isinstance(self.store, MemoryStore):
             return work(*args)
-        return await asyncio.to_thread(work, *args)
+        return await run_in(self._threads, work, *args)
 
     async def save(self, run: ResponseRun) -> None:
         """Store a response in its current state."""
