@@ -1,17 +1,17 @@
 """Compiles each grammar once, in threads beside the running engine.
 
-The scheduler polls a ``GrammarFuture`` and never waits for a compiler. A grammar that takes too
-long is refused and its thread is replaced, because a library call cannot be interrupted.
+The scheduler polls a ``GrammarFuture`` and never waits for a compiler. Each grammar is first tried
+in a process that can be killed (``trial.py``): for a second, and then, apart from the others, for
+as long as a grammar may take. A thread whose library call does not return is replaced.
 """
 
 import logging
-import queue
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
-from radixlm.base.errors import InvalidRequest, Overloaded
+from radixlm.base.errors import InvalidRequest, Overloaded, RequestError
 from radixlm.base.registry import Registry
 from radixlm.grammar.spec import (
     CompiledGrammar,
@@ -22,11 +22,16 @@ from radixlm.grammar.spec import (
     normalize_spec,
     refuse,
 )
+from radixlm.grammar.trial import TooSlow, Trial, TrialSetup
 from radixlm.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 _MAX_STUCK_THREADS = 8
+_MAX_QUEUED = 1024
+_MAX_QUEUED_BY_CLIENT = 256
+_QUICK_S = 1  # of a CPU; ordinary schemas take milliseconds
+_IDLE_S = 300.0  # then the processes end
 BACKENDS = Registry(
     "--grammar-backend",
     {
@@ -58,24 +63,49 @@ def create_backend(
     return backend
 
 
-class GrammarFuture:
-    """A grammar that is being compiled, compiled or refused. Shared by all its requests."""
+def trial_maker(
+    name: str | None, tokenizer: Tokenizer, options: GrammarOptions | None = None
+) -> Callable[[], Trial] | None:
+    """What makes the processes that try grammars; None for outlines, which has its own."""
+    name = name or DEFAULT_BACKEND
+    if name == "outlines":
+        return None
+    setup = TrialSetup.of(name, tokenizer, options)
+    return lambda: Trial(setup)
 
-    def __init__(self, spec: GrammarSpec, timeout_s: float) -> None:
+
+class GrammarFuture:
+    """A grammar that is queued, compiled or refused. Shared by all its requests."""
+
+    def __init__(self, spec: GrammarSpec, timeout_s: float, queue_timeout_s: float) -> None:
         self.spec = spec
         self.was_cached = False
-        self._timeout_s = timeout_s
-        self._started_s: float | None = None  # time in the queue does not count
+        self._timeout_s, self._queue_timeout_s = timeout_s, queue_timeout_s
         self._done = threading.Event()
         self._grammar: CompiledGrammar | None = None
-        self._error: InvalidRequest | None = None
+        self._error: RequestError | None = None
         self.compile_s = 0.0
+        self.is_compiling = False
+        self._deadline_s: float | None = None  # of the queue or of the compiler; a trial ends alone
+        self.queue()
+
+    def queue(self) -> None:
+        """The future waits for a worker from now on."""
+        self._deadline_s = time.monotonic() + self._queue_timeout_s
+
+    def take(self) -> bool:
+        """A worker takes the future from the queue; False if it has waited too long."""
+        if self.is_late:
+            self._fail(self._late_error())
+            return False
+        self._deadline_s = None
+        return True
 
     @property
     def is_late(self) -> bool:
-        """Whether the compiler exceeded its time limit."""
-        started = self._started_s
-        late = started is not None and time.monotonic() - started > self._timeout_s
+        """Whether it has waited too long, or the compiler exceeded its time limit."""
+        deadline_s = self._deadline_s
+        late = deadline_s is not None and time.monotonic() > deadline_s
         return late and not self._done.is_set()
 
     @property
@@ -83,19 +113,35 @@ class GrammarFuture:
         """Whether ``matcher`` returns or raises now."""
         return self._done.is_set() or self.is_late
 
+    @property
+    def is_worth_another_try(self) -> bool:
+        """Whether it failed because the server was busy."""
+        return isinstance(self._error, Overloaded) or (self.is_late and not self.is_compiling)
+
     def matcher(self) -> Matcher:
         """A matcher for one request, once ``is_ready``. InvalidRequest if the grammar was refused
-        or is too slow."""
+        or is too slow, Overloaded if it was not its turn in time."""
         return self.grammar().matcher()
 
     def grammar(self) -> CompiledGrammar:
         """The compiled grammar; errors as for ``matcher``."""
-        if self._error is not None:
-            raise InvalidRequest(self._error.message, self._error.param)
-        if self._grammar is None:
-            reason = f"compiling took longer than {self._timeout_s:g} s"
-            raise refuse(self.spec.kind, reason)
-        return self._grammar
+        if self._grammar is not None:
+            return self._grammar
+        error = self._error or self._late_error()
+        if isinstance(error, Overloaded):
+            raise Overloaded(error.message, retry_after_s=error.retry_after_s)
+        raise InvalidRequest(error.message, error.param)
+
+    def _late_error(self) -> RequestError:
+        if self.is_compiling:
+            return self.too_slow()
+        reason = f"the grammar waited {self._queue_timeout_s:g} s for others to be compiled"
+        return Overloaded(reason, retry_after_s=10)
+
+    def too_slow(self) -> InvalidRequest:
+        """The error for a grammar that exceeds the limit."""
+        reason = f"compiling took longer than {self._timeout_s:g} s; simplify it"
+        return refuse(self.spec.kind, reason)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until ready (offline use and tests); False if ``timeout_s`` passed first."""
@@ -108,42 +154,128 @@ class GrammarFuture:
 
     def run(self, compile_: Callable[[GrammarSpec], CompiledGrammar]) -> None:
         """Compile; called by a worker."""
-        self._started_s = time.monotonic()
+        began_s = time.monotonic()
+        self._deadline_s = began_s + self._timeout_s
+        self.is_compiling = True
         try:
             grammar = compile_(self.spec)
             for warning in grammar.warnings:
                 log.warning("a %s is not enforced in full: %s", self.spec.kind, warning)
             self._grammar = grammar
-        except InvalidRequest as error:
-            self._error = error
-        except Exception as error:  # top of a worker: fail the request, not the thread
-            self._error = refuse(self.spec.kind, f"{type(error).__name__}: {error}")
-        finally:
-            self.compile_s = time.monotonic() - self._started_s
             self._done.set()
+        except InvalidRequest as error:
+            self._fail(error)
+        except Exception as error:  # top of a worker: fail the request, not the thread
+            self._fail(refuse(self.spec.kind, f"{type(error).__name__}: {error}"))
+        finally:
+            self.compile_s = time.monotonic() - began_s
+
+    def _fail(self, error: RequestError) -> None:
+        self._error = error
+        self._done.set()
+
+    def attempt(self, trial: Trial, cpu_s: int, is_last: bool) -> bool | None:
+        """Try the grammar; called by a worker. Whether it may be compiled here; None: it needs
+        longer than ``cpu_s``, and it was not the last attempt."""
+        try:
+            trial.run(self.spec, cpu_s)
+        except TooSlow:
+            if not is_last:
+                return None
+            self._fail(self.too_slow())
+            return False
+        except RequestError as error:
+            self._fail(error)
+            return False
+        return True
+
+
+class _Queue:
+    """Futures by client, taken from one client after the other."""
+
+    def __init__(self) -> None:
+        self._by_client: OrderedDict[str | None, deque[GrammarFuture]] = OrderedDict()
+        self._changed = threading.Condition()
+        self.is_closed = False
+
+    def put(self, client: str | None, future: GrammarFuture) -> None:
+        """Overloaded if the client, or all together, have too many in the queue."""
+        with self._changed:
+            own = len(self._by_client.get(client, ()))
+            total = sum(map(len, self._by_client.values()))
+            if own >= _MAX_QUEUED_BY_CLIENT or total >= _MAX_QUEUED:
+                raise Overloaded("too many grammars wait to be compiled", retry_after_s=10)
+            self._by_client.setdefault(client, deque()).append(future)
+            self._changed.notify()
+
+    def get(self, timeout_s: float) -> tuple[str | None, GrammarFuture] | None:
+        """The next future and its client; None after ``timeout_s`` or once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._by_client or self.is_closed, timeout_s)
+            if self.is_closed or not self._by_client:
+                return None
+            client, futures = self._by_client.popitem(last=False)
+            future = futures.popleft()
+            if futures:
+                self._by_client[client] = futures  # at the end
+            return client, future
+
+    def close(self) -> None:
+        """Let every waiting worker end."""
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
 
 
 class _Worker(threading.Thread):
-    """Compiles grammars from the queue until it is dismissed."""
+    """Compiles grammars from its queue until it is dismissed. ``slow``: the queue for what
+    takes longer than a second; None: this worker has that queue."""
 
     def __init__(
-        self, backend: GrammarBackend, jobs: queue.SimpleQueue[GrammarFuture | None]
+        self,
+        backend: GrammarBackend,
+        trial: Trial | None,
+        jobs: _Queue,
+        slow: _Queue | None,
+        timeout_s: float,
     ) -> None:
         super().__init__(name="grammar", daemon=True)  # a stuck compiler must not stop the exit
         self._backend = backend
-        self._jobs = jobs
+        self._trial = trial
+        self._jobs, self._slow = jobs, slow
+        self._timeout_s = timeout_s
         self.current: GrammarFuture | None = None
         self.is_dismissed = False
 
     def run(self) -> None:
         """See Thread."""
-        while not self.is_dismissed:
-            future = self._jobs.get()
-            if future is None:
+        try:
+            while not self.is_dismissed:
+                job = self._jobs.get(_IDLE_S)
+                if job is not None:
+                    self._do(*job)
+                elif self._jobs.is_closed:
+                    return
+                elif self._trial is not None:
+                    self._trial.close()
+        finally:
+            if self._trial is not None:
+                self._trial.close()
+
+    def _do(self, client: str | None, future: GrammarFuture) -> None:
+        if not future.take():
+            return
+        if self._trial is not None:
+            cpu_s = max(1, round(self._timeout_s)) if self._slow is None else _QUICK_S
+            may_compile = future.attempt(self._trial, cpu_s, is_last=self._slow is None)
+            if may_compile is None and self._slow is not None:
+                future.queue()
+                self._slow.put(client, future)
+            if not may_compile:
                 return
-            self.current = future
-            future.run(self._backend.compile)
-            self.current = None
+        self.current = future
+        future.run(self._backend.compile)
+        self.current = None
 
 
 class GrammarCache:
@@ -154,37 +286,42 @@ class GrammarCache:
         backend: GrammarBackend,
         max_entries: int = 256,
         num_threads: int = 2,
-        timeout_s: float = 30.0,
+        timeout_s: float = 20.0,
+        queue_timeout_s: float = 30.0,
+        make_trial: Callable[[], Trial] | None = None,
     ) -> None:
         self._backend = backend
         self._max_entries = max_entries
         self._num_threads = num_threads
-        self._timeout_s = timeout_s
+        self._timeout_s, self._queue_timeout_s = timeout_s, queue_timeout_s
+        self._make_trial = make_trial
         self._entries: OrderedDict[GrammarSpec, GrammarFuture] = OrderedDict()
-        self._jobs: queue.SimpleQueue[GrammarFuture | None] = queue.SimpleQueue()
+        self._jobs, self._slow_jobs = _Queue(), _Queue()
         self._workers: list[_Worker] = []
+        self._slow_worker: _Worker | None = None
         self._stuck: list[_Worker] = []
         self._lock = threading.Lock()
         self.num_hits = 0
         self.num_requests = 0
 
-    def request(self, spec: GrammarSpec) -> GrammarFuture:
+    def request(self, spec: GrammarSpec, client: str | None = None) -> GrammarFuture:
         """The future of a grammar, which a worker compiles if it is new. Overloaded if too many
-        compilers are stuck."""
+        compilers are stuck or too many grammars queued. ``client``: clients take turns."""
         spec = normalize_spec(spec)
         with self._lock:
             self.num_requests += 1
             future = self._entries.get(spec)
-            if future is not None:
+            if future is not None and not future.is_worth_another_try:
                 self._entries.move_to_end(spec)
                 self.num_hits += 1
                 future.was_cached = True
                 return future
-            self._replace_stuck()
-            future = self._entries[spec] = GrammarFuture(spec, self._timeout_s)
+            self._start_workers()
+            future = GrammarFuture(spec, self._timeout_s, self._queue_timeout_s)
+            self._jobs.put(client, future)
+            self._entries[spec] = future
             while len(self._entries) > self._max_entries:
                 self._entries.popitem(last=False)
-            self._jobs.put(future)
             return future
 
     def clear(self) -> None:
@@ -193,23 +330,34 @@ class GrammarCache:
             self._entries.clear()
 
     def close(self) -> None:
-        """Stop the workers."""
+        """Stop the workers and their processes."""
         with self._lock:
-            for worker in self._workers:
+            for worker in self._all_workers():
                 worker.is_dismissed = True
-                self._jobs.put(None)
+            self._jobs.close()
+            self._slow_jobs.close()
 
-    def _replace_stuck(self) -> None:
+    def _start_workers(self) -> None:
         self._stuck = [worker for worker in self._stuck if worker.is_alive()]
-        for worker in list(self._workers):
+        for worker in self._all_workers():
             future = worker.current
             if future is not None and future.is_late:
                 worker.is_dismissed = True  # it ends when the library returns
-                self._workers.remove(worker)
                 self._stuck.append(worker)
         if len(self._stuck) >= _MAX_STUCK_THREADS:
             raise Overloaded("too many grammars are still being compiled", retry_after_s=10)
+        self._workers = [w for w in self._workers if not w.is_dismissed]
         while len(self._workers) < self._num_threads:
-            worker = _Worker(self._backend, self._jobs)
-            self._workers.append(worker)
-            worker.start()
+            self._workers.append(self._started(self._jobs, self._slow_jobs))
+        is_slow_gone = self._slow_worker is None or self._slow_worker.is_dismissed
+        if self._make_trial is not None and is_slow_gone:
+            self._slow_worker = self._started(self._slow_jobs, None)
+
+    def _all_workers(self) -> list[_Worker]:
+        return [*self._workers, *([self._slow_worker] if self._slow_worker else ())]
+
+    def _started(self, jobs: _Queue, slow: _Queue | None) -> _Worker:
+        trial = self._make_trial() if self._make_trial is not None else None
+        worker = _Worker(self._backend, trial, jobs, slow, self._timeout_s)
+        worker.start()
+        return worker

@@ -82,7 +82,7 @@ class GrammarFeature(Feature):
         """Requests whose grammar is being compiled."""
         return sum(state.matcher is None for state in self._states.values())
 
-    def _ticket(self, kind: str, text: str) -> GrammarFuture:
+    def _ticket(self, kind: str, text: str, client: str | None) -> GrammarFuture:
         if self._cache is None:
             self._tokenizer = self._load_tokenizer()
             options = load("radixlm.grammar.spec:GrammarOptions")(
@@ -96,15 +96,19 @@ class GrammarFeature(Feature):
                 self._vocab,
                 options,
             )
-            self._cache = load("radixlm.grammar.compile:GrammarCache")(backend)
+            make_trial = load("radixlm.grammar.compile:trial_maker")(
+                self._config.grammar_backend, self._tokenizer, options
+            )
+            cache = load("radixlm.grammar.compile:GrammarCache")
+            self._cache = cache(backend, make_trial=make_trial)
         spec = load("radixlm.grammar.spec:GrammarSpec")(kind, text)
-        ticket: GrammarFuture = self._cache.request(spec)
+        ticket: GrammarFuture = self._cache.request(spec, client)
         return ticket
 
     def arrive(self, request: Request) -> bool:
         spec = request.wire.grammar
         if spec is not None:
-            ticket = self._ticket(spec.kind, spec.value)
+            ticket = self._ticket(spec.kind, spec.value, request.wire.fair_key)
             jumps = self._overlaps and not self._config.disable_jump_forward
             self._states[request.rid] = _State(ticket, spec.after, jumps and _may_jump(request))
         return spec is not None
