@@ -225,3 +225,27 @@ def test_hidden_states_are_sent_once_through_retractions(depth: int) -> None:
             told[delta.rid] = told.get(delta.rid, b"") + b"".join(delta.hidden_states or ())
     for states in told.values():
         assert np.frombuffer(states, np.float32).tolist() == list(range(9 + 30 - 1))
+
+
+def test_the_load_line_tells_the_rate_since_the_last_one(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "radixlm.scheduler.loop")
+    bench = SchedulerHarness(log_interval=5)
+    for start_s in (500.0, 900.0):  # each after a rest
+        bench.now_s = start_s
+        bench.tick()
+        bench.submit(f"r{start_s}", [1, 2, 3], max_new=12, ignore_eos=True)
+        while f"r{start_s}" not in bench.finish:
+            bench.tick()
+            bench.now_s += 0.01
+    rates = [int(line.split(" tokens/s")[0].split()[-1]) for line in caplog.text.splitlines()]
+    assert len(rates) >= 4
+    assert all(70 <= rate <= 130 for rate in rates), rates
+
+
+def test_the_rate_is_known_within_the_first_second() -> None:
+    bench = SchedulerHarness()
+    bench.submit("r", [1, 2, 3], max_new=12, ignore_eos=True)
+    for _ in range(8):
+        bench.tick()
+        bench.now_s += 0.01
+    assert bench.scheduler.load(bench.now_s).gen_throughput > 50

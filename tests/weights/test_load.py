@@ -185,6 +185,24 @@ def test_a_tied_matrix_may_be_stored_as_the_head(tmp_path: Path) -> None:
     assert all(map(torch.equal, before, weights_of(loaded(tmp_path))))
 
 
+def test_the_progress_ends_at_all_bytes(tmp_path: Path) -> None:
+    folder = copy_tiny(cached_tiny("Qwen3ForCausalLM"), tmp_path / "model")
+    tensors = load_file(folder / FILE)
+    config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()  # never read
+    save_file(tensors, folder / FILE)
+    model = empty_model(folder)
+    reader = open_reader(model, folder, "auto")
+    released = [
+        reader.release(f"{path}.{name}")
+        for path, layer in model.layers()
+        for name in layer.own_params()
+    ]
+    assert reader.ignored == ("lm_head.weight",)
+    assert sum(released) == reader.total_bytes
+
+
 def test_every_wrong_shape_is_named_with_both_sides(folder: Path) -> None:
     def edit(tensors: dict[str, torch.Tensor]) -> None:
         tensors["model.norm.weight"] = torch.ones(63)

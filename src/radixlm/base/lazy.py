@@ -1,6 +1,7 @@
 """Optional packages, imported when first used, with an error that says how to get them."""
 
 import importlib
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,16 @@ def require(module: str, extra: str, why: str) -> ModuleType:
             f"{why} needs the package {module.partition('.')[0]!r}: "
             f"pip install 'radixlm[{extra}]' ({error})"
         ) from error
+
+
+def require_transformers(extra: str, why: str) -> Any:
+    """The package transformers without its notes, and without its progress bars where stderr is
+    no terminal: in a log file every step of a bar is a line."""
+    library: Any = require("transformers", extra, why)
+    library.logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        library.logging.disable_progress_bar()
+    return library
 
 
 def load(target: str) -> Any:

@@ -9,6 +9,8 @@ import asyncio
 import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
@@ -28,6 +30,7 @@ from radixlm.wire.replies import Finish
 
 T = TypeVar("T")
 LONG_BATCH = 16
+_SHUT = "this engine was shut down: make a new radixlm.Engine"
 
 
 class Engine:
@@ -67,8 +70,18 @@ class Engine:
         if intake.failure is not None:
             raise failure_error(intake.failure)
 
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run ``work`` in the engine's loop; EngineError after ``shutdown``."""
+        if self._is_shut:
+            work.close()
+            raise EngineError(_SHUT)
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        try:
+            return self._submit(work).result()
+        except CancelledError:
+            raise EngineError(_SHUT) from None
 
     # ---- generate --------------------------------------------------------------------------
 
@@ -103,8 +116,17 @@ class Engine:
         batch = self._batch(prompt, sampling_params, stream, fields)
         if stream:
             return self._aiterate(batch)
-        future = asyncio.run_coroutine_threadsafe(self._collect(batch, False), self._loop)
-        return await asyncio.wrap_future(future)
+        return await self._await(self._collect(batch, False))
+
+    async def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        """``_wait`` for a caller with an event loop of its own."""
+        future = self._submit(work)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if future.cancelled() and self._is_shut:
+                raise EngineError(_SHUT) from None
+            raise
 
     def _batch(
         self, prompt: Any, sampling_params: Any, stream: bool, fields: dict[str, Any]
@@ -153,8 +175,11 @@ class Engine:
                 queue.put(None)
             except RadixError as error:
                 queue.put(error)
+            except asyncio.CancelledError:
+                queue.put(EngineError(_SHUT))
+                raise
 
-        future = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        future = self._submit(pump())
         try:
             while (event := queue.get()) is not None:
                 if isinstance(event, RadixError):
@@ -174,8 +199,12 @@ class Engine:
                 here.call_soon_threadsafe(queue.put_nowait, None)
             except RadixError as error:
                 here.call_soon_threadsafe(queue.put_nowait, error)
+            except asyncio.CancelledError:
+                with suppress(RuntimeError):  # the caller's loop may have ended
+                    here.call_soon_threadsafe(queue.put_nowait, EngineError(_SHUT))
+                raise
 
-        future = asyncio.run_coroutine_threadsafe(pump(), self._loop)
+        future = self._submit(pump())
         try:
             while (event := await queue.get()) is not None:
                 if isinstance(event, RadixError):
@@ -201,7 +230,7 @@ class Engine:
         """``encode`` for a caller with an event loop of its own."""
         values = fields if prompt is None else {**fields, "text": prompt}
         work = self._pooling_calls().encode(values)
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        return await self._await(work)
 
     def rerank(self, prompt: list[list[str]]) -> Any:
         """Scores of a cross-encoder for pairs of a query and a document, as ``encode`` gives."""
@@ -269,14 +298,22 @@ class Engine:
         self._wait(abort())
 
     def shutdown(self) -> None:
-        """Stop the engine; calling it twice is fine."""
+        """Stop the engine; calling it twice is fine. Calls that run, and all later ones, raise
+        EngineError."""
         if self._is_shut:
             return
         self._is_shut = True
-        self._wait(self._engine.stop())
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
         self._loop.close()
+
+    async def _stop(self) -> None:
+        await self._engine.stop()
+        running = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
     def __enter__(self) -> Self:
         return self

@@ -67,6 +67,8 @@ class Output:
     hidden_states: list[bytes] | None = None
     pooled: list[float] | None = None
     queue_time_s: float = 0.0
+    prefill_s: float = 0.0
+    """Seconds from the arrival to the first token; 0 before it."""
 
     def absorb(self, later: Output) -> None:
         """Join what came next, for a reader who was slower than the engine."""
@@ -78,6 +80,7 @@ class Output:
         self.cached_tokens = later.cached_tokens
         self.retractions = later.retractions
         self.queue_time_s = later.queue_time_s
+        self.prefill_s = later.prefill_s
         self.pooled = later.pooled or self.pooled
         self.logprobs = _joined(self.logprobs, later.logprobs)
         self.prompt_logprobs = _joined(self.prompt_logprobs, later.prompt_logprobs)

@@ -136,6 +136,7 @@ class RequestState:
                 hidden_states=hidden,
                 pooled=delta.pooled,
                 queue_time_s=delta.queue_time_s,
+                prefill_s=max(0.0, self.first_token_s - self.arrival_s),
             )
         )
         return matched if delta.finish is None else None

@@ -17,7 +17,7 @@ from radixlm.arch.media.config_json import Raw, deepstack_layers, flattened
 from radixlm.arch.media.layout import CheckpointLayout
 from radixlm.arch.media.registry import layout_of, row_of
 from radixlm.base.errors import CheckpointError
-from radixlm.base.lazy import require
+from radixlm.base.lazy import require_transformers
 from radixlm.multimodal.audio_processors import load_audio_processor, single_audio_processor
 from radixlm.multimodal.image_processors import load_custom_processor
 
@@ -85,9 +85,7 @@ def num_deep_layers(folder: Path) -> int:
 
 
 def _transformers() -> Any:
-    transformers = require("transformers", "multimodal", "a model with media input")
-    transformers.logging.set_verbosity_error()
-    return transformers
+    return require_transformers("multimodal", "a model with media input")
 
 
 def _cannot(folder: Path, error: Exception) -> CheckpointError:

@@ -86,6 +86,7 @@ class Scheduler:
         self._heartbeat_s = 0.0
         self._rate_start = (clock(), 0)
         self._throughput = 0.0
+        self._log_start = self._rate_start  # of the log line that comes next
         self._was_idle = True
         self._idle_since_s = 0.0
         self._is_checked = True
@@ -108,6 +109,8 @@ class Scheduler:
         while self.inflight and (len(self.inflight) >= max(self.limits.depth, 1) or step is None):
             self._commit(*self.inflight.popleft())
         if plan is not None:
+            if self._was_idle:
+                self._log_start = (now_s, self.committer.num_generated)
             self.executor.sample(step, self.hooks.masks(plan.items))
             self.inflight.append((plan, step))
             self.num_steps += 1
@@ -283,6 +286,10 @@ class Scheduler:
 
     def _log_load(self, now_s: float) -> None:
         load = self.load(now_s)
+        since_s, counted = self._log_start
+        generated = self.committer.num_generated
+        rate = (generated - counted) / max(now_s - since_s, 1e-9)
+        self._log_start = (now_s, generated)
         share = 100 * load.num_used_tokens / max(1, load.num_total_tokens)
         log.info(
             "step %d: %d running, %d waiting, %d tokens held (%.0f %%), %.0f tokens/s, "
@@ -292,7 +299,7 @@ class Scheduler:
             load.num_waiting,
             load.num_used_tokens,
             share,
-            load.gen_throughput,
+            rate,
             100 * load.cache_hit_rate,
         )
 
@@ -305,6 +312,8 @@ class Scheduler:
             generated = self.committer.num_generated
             self._throughput = (generated - counted) / (now_s - since_s)
             self._rate_start = (now_s, generated)
+        elif not self._throughput and now_s > since_s:  # the first tokens after a rest
+            self._throughput = (self.committer.num_generated - counted) / (now_s - since_s)
         kv_manager = self.kv_manager
         return LoadReport(
             num_running=len(self.planner.running),

@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest
-from radixlm.base.lazy import require
+from radixlm.base.lazy import require_transformers
 from radixlm.text.token_bytes import Decoder
 
 _NAMED = (
@@ -373,7 +373,7 @@ def _load_with_transformers(
     """A backend and the named special tokens of a checkpoint without tokenizer.json."""
     if not path.exists():
         raise CheckpointError(f"no tokenizer at {path}: the path does not exist")
-    library = require("transformers", "hf", f"a tokenizer without tokenizer.json ({path})")
+    library = require_transformers("hf", f"a tokenizer without tokenizer.json ({path})")
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "use_fast": mode != "slow"}
     source = path if path.is_dir() else path.parent
     if not path.is_dir():

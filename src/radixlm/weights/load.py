@@ -28,13 +28,14 @@ from radixlm.weights.origin import (
 )
 from radixlm.weights.param_reader import CheckpointReader, DummyReader, ParamReader, listing
 from radixlm.weights.sharded_state import ShardedStateReader
+from radixlm.weights.size import stored_bytes
 
 log = logging.getLogger(__name__)
 
 
 class LoadReport(Record):
-    """What was loaded. ``num_bytes``: size of the parameters as stored. ``ignored``: checkpoint
-    tensors that are known not to belong to the decoder."""
+    """What was loaded. ``num_bytes``: memory of the weights as the layers have packed them.
+    ``ignored``: checkpoint tensors that are known not to belong to the decoder."""
 
     num_params: int
     num_bytes: int
@@ -71,7 +72,8 @@ def load_weights(
             listing(f"{reader.folder}: weights do not fit the model", filler.problems)
         )
     seconds = time.monotonic() - started
-    size, duration = format_bytes(filler.num_bytes), format_seconds(seconds)
+    num_bytes = stored_bytes(model)
+    size, duration = format_bytes(num_bytes), format_seconds(seconds)
     kept = f"; {filler.num_quantized} stay quantized" if filler.num_quantized else ""
     log.info("loaded %d parameters, %s, in %s%s", filler.num_params, size, duration, kept)
     if filler.dequantized_bytes:
@@ -80,7 +82,7 @@ def load_weights(
             format_bytes(filler.dequantized_bytes),
         )
         log.info("%s of quantized weights were dequantized to %s of floats", stored, floats)
-    return LoadReport(filler.num_params, filler.num_bytes, seconds, reader.ignored)
+    return LoadReport(filler.num_params, num_bytes, seconds, reader.ignored)
 
 
 def open_reader(model: LoadableModel, folder: Path, load_format: str) -> ParamReader:
@@ -99,7 +101,6 @@ class _Filler:
         self.problems: list[str] = []
         self.num_params = 0
         self.num_quantized = 0
-        self.num_bytes = 0
         self.dequantized_bytes = self.quantized_bytes = (
             0  # of weights that no layer could keep quantized
         )
@@ -137,7 +138,6 @@ class _Filler:
         elif not self.problems:
             param.fill(value, self._weight_dtype, self._device)
             num_bytes = 0 if param.value is None else param.value.nbytes
-            self.num_bytes += num_bytes
             if stored := self._reader.quantized_bytes(path):
                 self.quantized_bytes += stored
                 self.dequantized_bytes += num_bytes
@@ -158,7 +158,6 @@ class _Filler:
             self._refuse(bad, non_finite_origins(self._reader.origins(path)))
         else:
             param.quantized = weight if is_cpu else weight.to(self._device)
-            self.num_bytes += weight.num_bytes
             self.num_quantized += 1
         self.num_params += 1
         return True

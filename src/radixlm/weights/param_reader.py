@@ -60,7 +60,6 @@ class CheckpointReader:
         is_inside = not files or any(file.is_relative_to(folder) for file in files)
         self.folder = folder if is_inside else files[0].parent
         self._sizes = dict(self._source.sizes())
-        self.total_bytes = sum(self._sizes.values())
         mapper = WeightsMapper(model.decoder, self._sizes)
         self._mappings: dict[str, ParamMapping] = {
             f"{path}.{name}": mapper.mapping(path, name)
@@ -70,6 +69,8 @@ class CheckpointReader:
         # A tensor may fill two parameters (a table that is also the head).
         self._uses = Counter(name for m in self._mappings.values() for name in m.names())
         self.ignored = self._check_names(model, folder)
+        # what ``release`` will report: tensors that are ignored are never read
+        self.total_bytes = sum(self._sizes[name] for name in self._uses)
 
     def _check_names(self, model: LoadableModel, folder: Path) -> tuple[str, ...]:
         """The tensors that the model does not use. CheckpointError for missing tensors,

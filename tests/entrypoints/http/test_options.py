@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import ClassVar
 
@@ -86,3 +87,14 @@ async def test_unknown_tools_are_passed_on_or_dropped(toy_folder: Path) -> None:
             choice = got.json()["choices"][0]
             assert choice["finish_reason"] == reason
             assert bool(choice["message"]["tool_calls"]) is not drop
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_ollama_tells_the_time_of_prompt_and_answer(toy_folder: Path, stream: bool) -> None:
+    body = {"model": "toy", "prompt": "stop me", "stream": stream}
+    async with scripted_server(toy_folder, SCRIPT, served_model_name="toy") as server:
+        answer = await server.client.post("/api/generate", json=body)
+    last = json.loads(answer.text.splitlines()[-1])
+    parts = [last["prompt_eval_duration"], last["eval_duration"]]
+    assert all(part > 0 for part in parts)
+    assert sum(parts) == last["total_duration"]

@@ -127,15 +127,16 @@ class OllamaAnswer:
     def totals(self, reason: str, output: Output) -> dict[str, Any]:
         """The further fields of the last line."""
         total_ns = int((time.monotonic() - self.began_s) * 1e9)
+        prompt_ns = min(int(output.prefill_s * 1e9), total_ns)  # queueing included
         return {
             "done": True,
             "done_reason": _REASONS[reason],
             "total_duration": total_ns,
             "load_duration": 0,
             "prompt_eval_count": output.prompt_tokens,
-            "prompt_eval_duration": 0,
+            "prompt_eval_duration": prompt_ns,
             "eval_count": output.completion_tokens,
-            "eval_duration": total_ns,
+            "eval_duration": total_ns - prompt_ns,
         }
 
 

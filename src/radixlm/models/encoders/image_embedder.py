@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
-from radixlm.base.lazy import require
+from radixlm.base.lazy import require_transformers
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 from radixlm.wire.media import Media
 
@@ -17,8 +17,7 @@ class ImageEmbedder:
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         self._device = device
-        transformers: Any = require("transformers", "multimodal", "a model with a vision encoder")
-        transformers.logging.set_verbosity_error()
+        transformers: Any = require_transformers("multimodal", "a model with a vision encoder")
         try:
             model, report = transformers.AutoModel.from_pretrained(
                 folder,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
-from radixlm.base.lazy import require
+from radixlm.base.lazy import require_transformers
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 from radixlm.wire.media import Media
 
@@ -20,8 +20,7 @@ class SpeechEncoder:
     """The encoder. CheckpointError if its weights do not load; ConfigError without transformers."""
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
-        transformers: Any = require("transformers", "multimodal", "a model with audio input")
-        transformers.logging.set_verbosity_error()
+        transformers: Any = require_transformers("multimodal", "a model with audio input")
         try:
             model, report = self._load(transformers, folder, dtype)
         except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:

@@ -22,7 +22,7 @@ from radixlm.arch.json_file import read_object
 from radixlm.arch.media.config_json import architecture_of, generates_speech
 from radixlm.arch.media.registry import PLAIN, layout_of, multimodal_spec
 from radixlm.base.errors import CheckpointError
-from radixlm.base.lazy import require
+from radixlm.base.lazy import require_transformers
 from radixlm.models.encoders.custom import build
 from radixlm.models.encoders.layout_weights import config_of, fill
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
@@ -223,8 +223,7 @@ def _by_layer(rows: dict[int, Tensor]) -> list[Tensor]:
 
 def _load(folder: Path, dtype: torch.dtype) -> tuple[nn.Module, int, float]:
     """(the model without its language model, that one's width, its ``embed_scale``)."""
-    transformers: Any = require("transformers", "multimodal", "a model with a vision encoder")
-    transformers.logging.set_verbosity_error()
+    transformers: Any = require_transformers("multimodal", "a model with a vision encoder")
     try:
         raw = read_object(folder / "config.json")
         spec = multimodal_spec(architecture_of(raw), raw) or PLAIN

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.spec import Decoder
-from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.base.errors import CheckpointError
+from radixlm.base.lazy import require_transformers
 from radixlm.kernels.dispatch import Kernels
 from radixlm.models.kv_groups import kv_groups
 from radixlm.models.transformers_backend import trial
@@ -191,11 +192,7 @@ def _probed_masks(name: str) -> Iterator[None]:
 
 
 def _load(folder: Path, dtype: torch.dtype | str, name: str, attend: Any) -> Any:
-    try:
-        import transformers  # noqa: PLC0415  (its import takes 2 s)
-    except ImportError:
-        raise ConfigError("--model-impl transformers needs transformers: install it") from None
-    transformers.logging.set_verbosity_error()
+    transformers = require_transformers("hf", "--model-impl transformers")
     transformers.AttentionInterface.register(name, attend)
     try:
         config = transformers.AutoConfig.from_pretrained(folder)

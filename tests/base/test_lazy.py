@@ -1,0 +1,34 @@
+"""Optional packages."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from radixlm.base.errors import ConfigError
+from radixlm.base.lazy import require, require_transformers
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_transformers_draws_bars_on_terminals_only(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return is_terminal
+
+    library = pytest.importorskip("transformers")
+    library.logging.enable_progress_bar()
+    stream = Stream()
+    monkeypatch.setattr(sys, "stderr", stream)
+    made = require_transformers("hf", "a test")
+    for _ in made.logging.tqdm(range(3), desc="weights", file=stream):
+        pass
+    assert ("weights" in stream.getvalue()) is is_terminal
+
+
+def test_a_missing_package_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"a test needs the package 'no_such'.*radixlm\[hf\]"):
+        require("no_such.module", "hf", "a test")
