@@ -15,7 +15,8 @@ from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.features.inflight_log import InflightLog, read_inflight_rid
 from radixlm.text.chat import load_chat_template
 from radixlm.wire.requests import GrammarSpec
-from tests.fakes.executor import reference
+from tests.engine.test_features_jump import Scripted
+from tests.fakes.executor import EOS, VOCAB, reference
 from tests.fakes.scheduler_harness import SchedulerHarness
 from tests.fakes.tiny_checkpoint import cached_tiny
 
@@ -132,3 +133,63 @@ def test_the_bundled_model_is_right_when_quantized_at_load(name: str) -> None:
         ids = engine.tokenizer.encode(prompt, template.adds_special_tokens)
         answer = engine.generate(input_ids=ids, sampling_params={"temperature": 0.0})
     assert answer["text"] == "42"
+
+
+class _Marked:
+    """A tokenizer whose tokens are given; the others are a dot."""
+
+    def __init__(self, texts: dict[int, bytes]) -> None:
+        self.texts = texts
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.texts.get(token, b".")
+
+
+def _scripted_feature(script: list[list[int]], texts: dict[int, bytes]) -> GrammarFeature:
+    config = GrammarConfig(disable_jump_forward=True)
+    feature = GrammarFeature(config, lambda: None, VOCAB, (EOS,))  # type: ignore[arg-type,return-value]
+    ticket = SimpleNamespace(is_ready=True, matcher=lambda: Scripted(script))
+    feature._ticket = lambda kind, text: ticket  # type: ignore[assignment,method-assign,return-value]
+    feature._tokenizer = _Marked(texts)  # type: ignore[assignment]
+    return feature
+
+
+@pytest.mark.parametrize("num_emitted", range(4))
+def test_a_continued_request_replays_its_grammar(num_emitted: int) -> None:
+    """After a death the emitted tokens are shown to the new matcher."""
+    script = [[4], [5], [6], [7]]
+    bench = SchedulerHarness(features=(_scripted_feature(script, {}),))
+    emitted = [4, 5, 6][:num_emitted]
+    grammar = GrammarSpec("regex", "x")
+    bench.submit("a", [1, 2, 3, *emitted], 9, grammar=grammar, num_emitted=num_emitted)
+    bench.run()
+    assert bench.finish["a"].kind == "stop"
+    assert emitted + bench.out["a"] == [4, 5, 6, 7, EOS]
+
+
+PROMPT = [2, 5, 1]
+FREE = reference(PROMPT, 4, True)  # what the model says without a grammar
+
+
+@pytest.mark.parametrize("num_emitted", range(6))
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        {3: b"a</think>"},
+        {2: b"so</thi", 3: b"nk>"},
+        {1: b"</", 2: b"think", 3: b">b"},
+        {0: b"<</", 1: b"t", 2: b"hi", 3: b"nk>"},
+    ],
+)
+def test_a_grammar_begins_after_a_marker_split_over_tokens(
+    pieces: dict[int, bytes], num_emitted: int
+) -> None:
+    assert len(set(FREE)) == len(FREE) and EOS not in FREE
+    texts = {FREE[at]: text for at, text in pieces.items()}
+    bench = SchedulerHarness(features=(_scripted_feature([[4], [5], [6]], texts),))
+    whole = [*FREE, 4, 5, 6, EOS]
+    emitted = whole[:num_emitted]
+    grammar = GrammarSpec("regex", "x", after="</think>")
+    bench.submit("a", PROMPT + emitted, 20, grammar=grammar, num_emitted=num_emitted)
+    bench.run()
+    assert emitted + bench.out["a"] == whole

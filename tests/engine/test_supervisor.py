@@ -226,6 +226,14 @@ async def test_a_short_load_timeout_holds_for_restarts_too(monkeypatch: pytest.M
     await supervisor.stop()
 
 
+async def test_a_death_is_counted_against_a_request_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next process may die before it writes its own log of quarantined requests."""
+    case = Case(monkeypatch, "import os, signal; os.kill(os.getpid(), signal.SIGABRT)")
+    case.supervisor.inflight_log_path.write_bytes(b"suspect".ljust(1024, b"\0"))
+    await case.run()
+    assert case.lost == ["suspect", None, None, None]
+
+
 async def test_deaths_outside_the_window_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = Case(monkeypatch, SLEEP, max_engine_restarts=1, restart_window_s=100).supervisor
     deaths_s = iter((0.0, 101.0, 202.0, 250.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,17 +28,21 @@ SEQUENCES = st.lists(
 )
 
 
+@pytest.mark.parametrize("page_size", [PAGE, 1, 6, 12])
 @settings(max_examples=80, deadline=None, derandomize=True, database=None)
 @given(SEQUENCES, st.integers(0, 2**32 - 1))
-def test_equals_one_token_at_a_time(sequences: list[tuple[int, int, int]], seed: int) -> None:
+def test_equals_one_token_at_a_time(
+    page_size: int, sequences: list[tuple[int, int, int]], seed: int
+) -> None:
+    max_pages = -(-MAX_PAGES * PAGE // page_size)
     rng = np.random.default_rng(seed)
     slots = rng.permutation(len(sequences) + 2)[: len(sequences)].tolist()
-    tables = DeviceTables(len(sequences) + 2, MAX_PAGES, 2, CPU)
+    tables = DeviceTables(len(sequences) + 2, max_pages, 2, CPU)
     items, tokens = [], []
     for slot, (prompt_len, start, count) in zip(slots, sequences, strict=True):
         _admit(tables, slot, prompt_len)
         for group in range(2):
-            pages = rng.integers(1, 500, MAX_PAGES).astype(np.int32)
+            pages = rng.integers(1, 500, max_pages).astype(np.int32)
             tables.write(PageUpdate(group, slot, 0, pages))
         values = rng.integers(0, 100, max(count, 1)).astype(np.int32)
         tables.next_token[slot] = int(values[0])
@@ -45,7 +50,7 @@ def test_equals_one_token_at_a_time(sequences: list[tuple[int, int, int]], seed:
         emit = bool(rng.integers(2)) or not count
         items.append(Item(f"r{slot}", slot, start, max(count, 1), given_ids, emit))
         tokens += values.tolist()
-    batch = prepare(StepPlan(0, tuple(items)), tables, (0, 1, 0), PAGE, FakeAttention())
+    batch = prepare(StepPlan(0, tuple(items)), tables, (0, 1, 0), page_size, FakeAttention())
 
     assert batch.token_ids_T.tolist() == tokens
     where = [(item, p) for item in items for p in range(item.start, item.start + item.count)]
@@ -57,8 +62,8 @@ def test_equals_one_token_at_a_time(sequences: list[tuple[int, int, int]], seed:
         want = prompt_len if place < prompt_len else place + 1
         assert batch.rope_len_T[t] == want
         for group, space in enumerate((0, 1, 0)):
-            page = int(tables.pages[space][item.slot, place // PAGE])
-            assert batch.store_GT[group][t] == page * PAGE + place % PAGE
+            page = int(tables.pages[space][item.slot, place // page_size])
+            assert batch.store_GT[group][t] == page * page_size + place % page_size
     ends = np.cumsum([item.count for item in items])
     assert batch.query_start_S1.tolist() == [0, *ends]
     assert batch.kv_len_S.tolist() == [item.start + item.count for item in items]
@@ -67,7 +72,7 @@ def test_equals_one_token_at_a_time(sequences: list[tuple[int, int, int]], seed:
     ]
     assert batch.max_query_len == max(item.count for item in items)
     assert batch.max_kv_len == max(item.start + item.count for item in items)
-    width = -(-batch.max_kv_len // PAGE)
+    width = -(-batch.max_kv_len // page_size)
     for s, item in enumerate(items):
         assert batch.page_table_GSP[1][s].tolist() == tables.pages[1][item.slot, :width].tolist()
     assert batch.embeds is None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from radixlm.scheduler.hooks import Feature
+from radixlm.scheduler.queue import FairShare
 from radixlm.scheduler.request import Request
 from radixlm.wire.replies import ControlReply
 from radixlm.wire.requests import AbortRequest, Control
@@ -44,8 +47,9 @@ def test_priorities_go_first_and_waiting_raises_them() -> None:
     assert sorted(recorder.released) == sorted(recorder.started)
 
 
-def test_much_higher_priorities_preempt() -> None:
-    bench, recorder = _bench(max_running=1, priorities=True, preemption_threshold=10)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_much_higher_priorities_preempt(depth: int) -> None:
+    bench, recorder = _bench(max_running=1, priorities=True, preemption_threshold=10, depth=depth)
     bench.submit("long", [1, 2, 3], 30, ignore_eos=True)
     for _ in range(5):
         bench.tick()
@@ -53,7 +57,64 @@ def test_much_higher_priorities_preempt() -> None:
     bench.submit("urgent", [1, 2, 5], 3, priority=50)
     bench.run()
     assert recorder.started == ["long", "urgent", "near"]
+    assert list(bench.finish) == ["urgent", "near", "long"]
+    assert bench.scheduler.planner.num_retracted == 1
     assert bench.out["long"] == reference([1, 2, 3], 30, True)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("low_values_first", [False, True])
+@pytest.mark.parametrize(("gap", "preempts"), [(9, False), (10, False), (11, True)])
+def test_a_request_preempts_at_a_difference_above_the_threshold(
+    gap: int, preempts: bool, low_values_first: bool, depth: int
+) -> None:
+    bench, _ = _bench(
+        max_running=1,
+        priorities=True,
+        preemption_threshold=10,
+        low_values_first=low_values_first,
+        depth=depth,
+    )
+    bench.submit("long", [1, 2, 3], 30, ignore_eos=True)
+    for _ in range(5):
+        bench.tick()
+    bench.submit("waits", [1, 2, 4], 3, priority=-gap if low_values_first else gap)
+    bench.run()
+    order = list(bench.finish)
+    assert order == (["waits", "long"] if preempts else ["long", "waits"])
+    assert bench.out["long"] == reference([1, 2, 3], 30, True)
+
+
+def _waiting(keys: str) -> list[Request]:
+    return [SimpleNamespace(wire=SimpleNamespace(fair_key=key)) for key in keys]  # type: ignore[misc]
+
+
+def _order(share: FairShare, keys: str) -> str:
+    return "".join(str(request.wire.fair_key) for request in share.sort(_waiting(keys)))
+
+
+def test_a_user_who_comes_back_has_no_credit() -> None:
+    share = FairShare()
+    for key in "aaac":
+        share.serve(key)
+    share.arrive("b", _waiting("aa"))
+    assert _order(share, "aabb") == "abab", "b starts where a stands"
+    for _ in range(5):
+        share.serve("b")
+    share.arrive("b", _waiting("a"))
+    assert _order(share, "baaaaaa") == "aaaaaba", "what b was served before counts still"
+
+
+def test_a_user_who_comes_back_starts_with_the_least_served() -> None:
+    share = FairShare()
+    for key in "aaacccccc":
+        share.serve(key)
+    share.arrive("b", _waiting("ac"))
+    assert _order(share, "acb") == "abc"
+    share.arrive("a", _waiting("ac"))  # a waits already: nothing changes
+    assert _order(share, "cba") == "bac"
+    share.arrive("d", [])  # nobody to compare with
+    assert _order(share, "cd") == "dc"
 
 
 def test_users_take_turns() -> None:

@@ -177,3 +177,21 @@ def test_a_malicious_expression_takes_linear_time() -> None:
     start = time.thread_time()
     checker.feed("a" * 3000)
     assert time.thread_time() - start < 5
+
+
+@pytest.mark.parametrize("size", [1, 2, 9])
+@pytest.mark.parametrize(
+    ("stops", "text", "emitted", "matched"),
+    [
+        (["abcd", "bc"], "xxabcyy", "xxa", "bc"),
+        (["abcd", "bc"], "xxabcd", "xxa", "bc"),
+        (["aab", "b"], "xaab", "x", "aab"),  # the longest of those that end here
+        (["abcdx", "bcdy", "cd"], "abcdy", "ab", "cd"),
+        (["aaab"], "aaaab", "a", "aaab"),
+    ],
+)
+def test_a_stop_inside_another_matches_first(
+    stops: list[str], text: str, emitted: str, matched: str, size: int
+) -> None:
+    found, stop, _ = run(StopChecker(stops), text, [size])
+    assert (found, stop) == (emitted, matched)

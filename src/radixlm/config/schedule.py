@@ -47,7 +47,7 @@ class ScheduleConfig(Group):
     ] = False
     priority_scheduling_preemption_threshold: Annotated[
         int,
-        "Minimum difference of priority at which a running request is preempted.",
+        "A waiting request preempts a running one if their priorities differ by more than this.",
         Flag(within=NON_NEGATIVE),
     ] = 10
     schedule_conservativeness: Annotated[

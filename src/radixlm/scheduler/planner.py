@@ -47,12 +47,15 @@ class Planner:
         # slots of the running requests, in their order; None after one was admitted or released
         self._slots: Int64Array | None = None
         self._decode_batch = EMPTY_DECODES
+        self._blocked: Request | None = None  # with priorities: the one that found no room last
+        self._held: Request | None = None  # a victim that this step leaves out
 
     def plan(self, now_s: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do."""
         prefills: list[Item] = []
         slots = EMPTY_DECODES.slots
         self._encoder.start_step()
+        self._preempt()
         prefilling = self._prefilling_requests()
         is_alone = self._plan_quarantined(prefilling, prefills, now_s)
         if not is_alone and not self.limits.mixed:  # prefill first: the two may not share a step
@@ -156,6 +159,8 @@ class Planner:
         table, slots = self._table, self._running_slots()
         position = table.num_computed[slots]
         is_decoding = (position >= table.prefill_len[slots]) & (position < table.end[slots])
+        if self._held is not None:
+            is_decoding &= slots != self._held.slot
         if np.count_nonzero(is_decoding) < len(slots) or len(slots) > self.limits.step_tokens:
             index = np.flatnonzero(is_decoding)[: self.limits.step_tokens]
             slots, position = slots[index], position[index]
@@ -197,7 +202,9 @@ class Planner:
 
     def _choose_victim(self) -> Request | None:
         """The request to retract: of the lowest priority, the latest; none with steps in flight."""
-        candidates = [r for r in self.running if not r.inflight and not r.finish]
+        return self._least_important([r for r in self.running if not r.inflight and not r.finish])
+
+    def _least_important(self, candidates: list[Request]) -> Request | None:
         if not candidates:
             return None
         sign = -1 if self.limits.low_values_first else 1
@@ -233,7 +240,7 @@ class Planner:
             if left <= 0:
                 break
             # it may have been retracted since
-            if not request.is_waiting and not request.finish:
+            if not request.is_waiting and not request.finish and request is not self._held:
                 left -= self._plan_chunk(request, prefills, left)
         return left
 
@@ -264,8 +271,8 @@ class Planner:
                 break
             if request.wire.is_quarantined or not self._is_ready(request):
                 continue
-            is_admitted = self._try_admit(request)
-            if not is_admitted and not (self._preempt_for(request) and self._try_admit(request)):
+            if not self._try_admit(request):
+                self._blocked = request if self.limits.priorities else None
                 break
             left -= self._start(request, prefills, left, now_s)
 
@@ -322,19 +329,25 @@ class Planner:
                 return True
         return False
 
-    def _preempt_for(self, request: Request) -> bool:
-        """Retract the least important running request for a much more important waiting one."""
-        if not self.limits.priorities:
-            return False
-        victim = self._choose_victim()
+    def _preempt(self) -> None:
+        """Retract the least important running request for a much more important one that found no
+        room in the last step. While a step in flight computes the victim, leave it out of the next.
+
+        This comes before the decodes are planned, since what is planned is in flight."""
+        request, self._blocked, self._held = self._blocked, None, None
+        if request is None or not any(waiting is request for waiting in self.queue):
+            return
+        victim = self._least_important([r for r in self.running if not r.finish])
         if victim is None:
-            return False
+            return
         sign = -1 if self.limits.low_values_first else 1
         gap = sign * (request.wire.priority - victim.wire.priority)
-        if gap < self.limits.preemption_threshold:
-            return False
-        self.retract(victim)
-        return True
+        if gap <= self.limits.preemption_threshold:
+            return
+        if victim.inflight:
+            self._held, self._blocked = victim, request
+        else:
+            self.retract(victim)
 
     def too_long(self, request: Request) -> RequestError | None:
         """Why the request can never run, if so."""

@@ -130,13 +130,13 @@ class WaitingQueue:
         return sign * request.wire.priority + aged
 
     def in_order(self, now_s: float) -> list[Request]:
-        """A copy sorted by policy, then by fair share, then by priority, then with
-        retracted requests in front (the later sort counts more)."""
+        """A copy sorted by policy, then by fair share, then with retracted requests in front, then
+        by priority (the later sort counts more: who was preempted does not go first)."""
         waiting = list(self._waiting)
         self._sort(waiting, self._prefix_cache, now_s)
         if self._limits.fair:
             waiting = self._fair_share.sort(waiting)
+        waiting.sort(key=lambda r: r.retractions == 0)
         if self._limits.priorities:
             waiting.sort(key=lambda r: -self.priority(r, now_s))
-        waiting.sort(key=lambda r: r.retractions == 0)
         return waiting

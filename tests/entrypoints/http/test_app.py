@@ -91,6 +91,14 @@ async def test_secrets_are_not_shown(toy_folder: Any) -> None:
         assert (await made.client.get("/health")).status_code == 200
 
 
+async def test_the_admin_key_opens_ordinary_routes_too(toy_folder: Any) -> None:
+    async with scripted_server(toy_folder, {}, api_key="s3cret", admin_api_key="adm1n") as made:
+        for key, status in (("adm1n", 200), ("s3cret", 200), ("adm1", 401), ("", 401)):
+            headers = {"Authorization": f"Bearer {key}"}
+            got = await made.client.get("/v1/models", headers=headers)
+            assert got.status_code == status, key
+
+
 async def test_models(server: ScriptedServer) -> None:
     card = (await server.client.get("/v1/models")).json()["data"][0]
     assert card["id"] == "tiny" and card["max_model_len"] == 2048

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -14,6 +15,7 @@ from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 
 from radixlm.base.errors import ConfigError
 from radixlm.entrypoints.http.app import resume
+from radixlm.entrypoints.http.responses import tool_loop
 from radixlm.entrypoints.http.responses.background import Responses
 from radixlm.entrypoints.http.responses.store import (
     MemoryStore,
@@ -291,3 +293,28 @@ async def test_truncation_drops_the_oldest(server: ScriptedServer) -> None:
     assert got.status_code == 200, got.text
     assert got.json()["output"][0]["content"][0]["text"] == "Grüße 😀 aus Köln"
     assert got.json()["usage"]["input_tokens"] < 200
+
+
+@pytest.mark.parametrize(
+    ("context", "kept"), [(99, "abcde"), (98, "bcde"), (39, "e"), (9, "e"), (41, "cde")]
+)
+async def test_truncation_drops_tool_results_with_their_call(
+    monkeypatch: pytest.MonkeyPatch, context: int, kept: str
+) -> None:
+    """The results would fit, but say nothing without the call. The last message always stays."""
+    sizes = [("a", "user", 1), ("b", "assistant", 58), ("c", "tool", 10), ("d", "tool", 10)]
+    sizes.append(("e", "user", 19))
+    if context == 41:
+        sizes[2] = ("c", "assistant", 10)
+    messages = [{"name": name, "role": role, "size": size} for name, role, size in sizes]
+
+    async def make(state: Any, shown: list[dict[str, Any]]) -> Any:
+        ids = [0] * sum(message["size"] for message in shown)
+        return SimpleNamespace(request=SimpleNamespace(input_ids=ids), shown=shown)
+
+    monkeypatch.setattr(tool_loop, "chat_of", lambda body, shown, remote, may_call: shown)
+    monkeypatch.setattr(tool_loop, "make_chat_session", make)
+    body: Any = SimpleNamespace(truncation="auto", max_output_tokens=1, instructions=None)
+    state: Any = SimpleNamespace(intake=SimpleNamespace(facts=SimpleNamespace(context_len=context)))
+    session: Any = await tool_loop._session(state, body, messages, [])
+    assert "".join(message["name"] for message in session.shown) == kept

@@ -1,0 +1,28 @@
+"""What belongs to the tokens that are left after a stop string's cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixlm.intake.request_state import _cut
+from radixlm.wire.replies import Logprobs, TokenDelta
+
+
+@pytest.mark.parametrize(
+    ("count", "kept"), [(3, ["p1", "p2", "h2", "h3"]), (2, ["p1", "p2", "h2"]), (1, ["p1", "p2"])]
+)
+def test_hidden_states_of_a_prompt_in_chunks_are_kept(count: int, kept: list[str]) -> None:
+    """The first token comes from the last part of the prompt, of which there may be several."""
+    parts = [part.encode() for part in ("p1", "p2", "h2", "h3")]
+    delta = TokenDelta("r", [7, 8, 9], hidden_states=parts)
+    cut = _cut(delta, count)
+    assert cut.tokens == [7, 8, 9][:count]
+    assert cut.hidden_states == [part.encode() for part in kept]
+    assert cut.logprobs is None and delta.tokens == [7, 8, 9]
+
+
+def test_log_probabilities_are_cut_with_their_tokens() -> None:
+    told = Logprobs([-0.1, -0.2, -0.3], [[(-0.1, 7)], [(-0.2, 8)], [(-0.3, 9)]], [[], [], []])
+    cut = _cut(TokenDelta("r", [7, 8, 9], logprobs=told), 2).logprobs
+    assert cut is not None and len(cut.chosen) == len(cut.top) == len(cut.asked) == 2
+    assert cut.chosen == [-0.1, -0.2]

@@ -1,0 +1,72 @@
+"""Sessions: the ids that a request goes on from."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.intake.records import GenerateRequest
+from radixlm.intake.sessions import Sessions
+from radixlm.wire.replies import Finish
+from radixlm.wire.sampling_params import SamplingParams
+
+
+class Talk:
+    """One open session without a tokenizer."""
+
+    def __init__(self) -> None:
+        self.sessions = Sessions(None)
+        self.sessions.open(1000, "s")
+
+    def ask(self, rid: str, ids: list[int], /, **params: Any) -> list[int]:
+        """The ids of the whole prompt."""
+        session = {"id": "s", **params}
+        request = GenerateRequest(SamplingParams(), input_ids=ids, rid=rid, session=session)
+        self.sessions.extend(request)
+        assert request.input_ids is not None
+        return request.input_ids
+
+    def end(self, rid: str, output_ids: list[int], finish: Finish | None = None) -> None:
+        state: Any = SimpleNamespace(rid=rid, output_ids=output_ids)
+        self.sessions.ended(state, finish or Finish("stop"))
+
+
+@pytest.mark.parametrize(
+    ("offset", "kept"),
+    [(None, 5), (0, 5), (1, 1), (4, 4), (5, 5), (6, 5), (-1, 4), (-5, 0)],
+)
+def test_an_offset_cuts_what_came_before(offset: int | None, kept: int) -> None:
+    """As a Python slice; at the length itself nothing is cut."""
+    talk = Talk()
+    assert talk.ask("a", [1, 2, 3]) == [1, 2, 3]
+    talk.end("a", [4, 5])
+    whole = talk.ask("b", [9], rid="a", offset=offset)
+    assert whole == [*[1, 2, 3, 4, 5][:kept], 9]
+
+
+def test_the_output_before_can_be_dropped() -> None:
+    talk = Talk()
+    talk.ask("a", [1, 2, 3])
+    talk.end("a", [4, 5])
+    assert talk.ask("b", [9], rid="a", drop_previous_output=True) == [1, 2, 3, 9]
+
+
+def test_a_turn_that_failed_is_no_part_of_its_session() -> None:
+    talk = Talk()
+    talk.ask("a", [1, 2, 3])
+    talk.end("a", [], Finish("error", message="x", status=500))
+    with pytest.raises(InvalidRequest, match="no request 'a' in this session"):
+        talk.ask("b", [9], rid="a")
+    assert talk.ask("a", [1, 2]) == [1, 2], "its id is free again"
+    with pytest.raises(InvalidRequest, match="'a' still runs"):
+        talk.ask("b", [9], rid="a")
+
+
+def test_a_turn_that_was_aborted_can_be_continued() -> None:
+    talk = Talk()
+    talk.ask("a", [1, 2])
+    talk.end("a", [3], Finish("abort", message="x"))
+    assert talk.ask("b", [9], rid="a") == [1, 2, 3, 9]
