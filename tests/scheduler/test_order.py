@@ -134,7 +134,11 @@ def test_a_full_queue_refuses() -> None:
         bench.submit(f"w{i}", [1, 2, i + 1], 1)
     bench.run()
     finish = bench.finish["w2"]
-    assert (finish.kind, finish.status) == ("error", 429) and (finish.retry_after_s or 0) >= 1
+    assert (
+        (finish.kind, finish.status) == ("error", 503)
+        and finish.code == "queue_full"
+        and (finish.retry_after_s or 0) >= 1
+    )
     assert bench.finish["w0"].kind in ("length", "stop")
 
 

@@ -110,10 +110,17 @@ class PayloadTooLarge(RequestError):
 
 
 class TooManyRequests(RequestError):
-    """The queue is full."""
+    """More at once than is allowed."""
 
     status = 429
     code = "rate_limit_exceeded"
+
+
+class QueueFull(TooManyRequests):
+    """The queue is full: 503 as in SGLang; --queue-full-status for routes under /v1."""
+
+    status = 503
+    code = "queue_full"
 
 
 class Aborted(RequestError):

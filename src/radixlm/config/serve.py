@@ -99,6 +99,16 @@ class ServeConfig(Group):
     allow_auto_truncate: Annotated[
         bool, "Truncate a prompt that is too long instead of refusing it."
     ] = False
+    clamp_max_tokens: Annotated[
+        bool,
+        "Lower a max_tokens beyond the context to what fits instead of refusing it; Anthropic's "
+        "and Ollama's routes always do.",
+    ] = False
+    queue_full_status: Annotated[
+        int,
+        "Status of the routes under /v1 when the queue is full; other routes answer 503.",
+        Flag(choices=(503, 429)),
+    ] = 503
     tokenizer_worker_num: Annotated[
         int, "HTTP processes, which also tokenize.", Flag(within=POSITIVE)
     ] = 1

@@ -47,6 +47,7 @@ def intake_facts(config: ServerConfig, info: ModelInfo) -> IntakeFacts:
         vocab=info.decoder.vocab,
         context_len=info.context_len,
         allow_auto_truncate=config.serve.allow_auto_truncate,
+        clamp_max_tokens=config.serve.clamp_max_tokens,
         request_timeout_s=config.schedule.request_timeout_s,
         hidden_states_enabled=config.execute.enable_return_hidden_states,
         processors=tuple(sorted(processor_targets(config.grammar))),

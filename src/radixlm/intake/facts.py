@@ -11,6 +11,7 @@ class IntakeFacts(Record):
     context_len: int
     max_total_tokens: int = 0
     allow_auto_truncate: bool = False
+    clamp_max_tokens: bool = False
     request_timeout_s: float | None = None
     max_queue_time_s: float | None = None
     hidden_states_enabled: bool = False

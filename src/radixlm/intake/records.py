@@ -44,6 +44,8 @@ class GenerateRequest:
     is_internal: bool = False  # probes and warm-ups: not counted
     names: dict[str, str] = field(default_factory=dict)  # of fields, as the client wrote them
     add_special_tokens: bool = True
+    clamp_max_tokens: bool = False  # a limit beyond the context is the context's end
+    default_rid: str | None = None  # the rid if it is free; another one if it is not
 
 
 @dataclass(slots=True)

@@ -130,6 +130,7 @@ class TokenizerManager:
         except InvalidRequest as error:
             raise in_client_words(error, request.names) from None
         packed, event = pack_ids(np.asarray(ids)), asyncio.Event()
+        request.rid = request.rid or self._free_rid(request.default_rid, sampling.n)
         states = [
             self._live(request, sampling, (ids, packed), i, event)
             for i in range(max(1, sampling.n))
@@ -140,6 +141,14 @@ class TokenizerManager:
                 observer.submitted(state)
             self._dispatch(state, state.wire)  # or all are sent when an engine is ready
         return states
+
+    def _free_rid(self, wanted: str | None, num_samples: int) -> str:
+        """``wanted``, or another id while a request has it."""
+        if wanted is None:
+            return secrets.token_hex(16)
+        rids = (wanted, *(f"{wanted}#{i}" for i in range(num_samples)))
+        is_used = any(rid in self.requests for rid in rids)
+        return f"{wanted}-{secrets.token_hex(4)}" if is_used else wanted
 
     def _dispatch(self, state: RequestState, wire: TokenizedRequest) -> None:
         replica = self.replicas.assign(state.rid, state.replica)
@@ -220,7 +229,7 @@ class TokenizerManager:
     ) -> RequestState:
         ids, packed = prompt
         media = request.prompt
-        base = request.rid or secrets.token_hex(16)
+        base = request.rid or ""
         rid = base if sampling.n <= 1 else f"{base}#{index}"
         if rid in self.requests:
             raise InvalidRequest(f"rid: {rid!r} is already in use", param="rid")

@@ -102,8 +102,8 @@ class RequestValidator(Record):
             return ids[:most]
         of_media = f", {num_media} of them of images, videos or audio clips" if num_media else ""
         raise PromptTooLong(
-            f"the prompt has {len(ids)} tokens{of_media}; the context is "
-            f"{self.facts.context_len} tokens and at least one is needed for the answer",
+            f"The input ({len(ids)} tokens{of_media}) is longer than the model's context length "
+            f"({self.facts.context_len} tokens). At least one is needed for the answer.",
             param="prompt",
         )
 
@@ -113,10 +113,12 @@ class RequestValidator(Record):
         sampling.validate(self.facts.vocab)
         room = self.facts.context_len - num_prompt
         asked = sampling.max_new_tokens
-        if asked is not None and asked > room and not self.facts.allow_auto_truncate:
+        clamps = self.facts.clamp_max_tokens or self.facts.allow_auto_truncate
+        if asked is not None and asked > room and not (clamps or request.clamp_max_tokens):
             raise PromptTooLong(
-                f"max_tokens: {num_prompt} prompt tokens and {asked} new ones are more than the "
-                f"context of {self.facts.context_len} tokens; ask for {room} or fewer",
+                f"max_completion_tokens is too large: {asked}. Requested token count exceeds the "
+                f"model's maximum context length of {self.facts.context_len} tokens "
+                f"({num_prompt} of the prompt): ask max_tokens for {room} or fewer.",
                 param="max_tokens",
             )
         count = room if asked is None else min(asked, room)
@@ -146,7 +148,10 @@ class RequestValidator(Record):
             sampling,
             max_new_tokens=count,
             sampling_seed=seed,
-            stop_token_ids=(*sampling.stop_token_ids, *self._special_stops(sampling)),
+            stop_token_ids=(
+                *(i for i in sampling.stop_token_ids if 0 <= i < self.facts.vocab),
+                *self._special_stops(sampling),
+            ),
         )
 
     def _special_stops(self, sampling: SamplingParams) -> list[int]:

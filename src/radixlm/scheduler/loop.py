@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from radixlm.base.errors import EngineError, RadixError, RequestError, TooManyRequests
+from radixlm.base.errors import EngineError, QueueFull, RadixError, RequestError
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.scheduler.commit import Committer
 from radixlm.scheduler.control import ControlHandler
@@ -212,8 +212,8 @@ class Scheduler:
         max_queued = self.limits.max_queued
         was_running = request.wire.is_quarantined or request.wire.num_emitted > 0
         if max_queued is not None and len(self.queue) >= max_queued and not was_running:
-            return TooManyRequests(
-                f"the queue is full ({max_queued} requests wait, --max-queued-requests)",
+            return QueueFull(
+                f"The request queue is full: {max_queued} requests wait (--max-queued-requests).",
                 retry_after_s=self.retry_after_s(),
             )
         return self.planner.too_long(request)
@@ -233,10 +233,10 @@ class Scheduler:
     def _refuse(self, request: Request, error: RadixError) -> None:
         """End a waiting request with an error: of the request, or of the engine."""
         if isinstance(error, RequestError):
-            status, retry_after_s = error.status, error.retry_after_s
+            status, retry_after_s, code = error.status, error.retry_after_s, error.code
         else:
-            status, retry_after_s = EngineError.status, None
-        finish = Finish("error", message=str(error), status=status, retry_after_s=retry_after_s)
+            status, retry_after_s, code = EngineError.status, None, None
+        finish = Finish("error", None, str(error), status, retry_after_s, code)
         self._end_request(request, finish)
 
     def _end_request(self, request: Request, finish: Finish, quiet: bool = False) -> None:

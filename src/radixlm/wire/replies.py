@@ -20,6 +20,7 @@ class Finish(msgspec.Struct, frozen=True):
     message: str | None = None
     status: int = 0
     retry_after_s: float | None = None
+    code: str | None = None  # of the error, for clients
 
 
 class Logprobs(msgspec.Struct, omit_defaults=True):

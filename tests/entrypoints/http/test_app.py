@@ -33,7 +33,15 @@ async def test_health_while_draining(server: ScriptedServer) -> None:
     assert refused.status_code == 503 and "retry-after" in refused.headers
 
 
-async def test_a_starting_engine_lives_but_is_not_ready(server: ScriptedServer) -> None:
+async def test_a_starting_server_is_not_healthy(server: ScriptedServer) -> None:
+    for replica in server.engine.intake.replicas:
+        replica.facts, facts = {}, replica.facts
+        assert (await server.client.get("/health")).status_code == 503
+        replica.facts = facts
+    assert (await server.client.get("/health")).status_code == 200
+
+
+async def test_a_restarting_engine_lives_but_is_not_ready(server: ScriptedServer) -> None:
     server.engine.intake.ready.clear()
     assert (await server.client.get("/health")).status_code == 200
     assert (await server.client.get("/ready")).status_code == 503

@@ -45,7 +45,9 @@ async def test_a_stream_has_one_role_one_finish_and_the_usage_last(server: Scrip
     for index in (0, 1):
         mine = [c for c in choices if c["index"] == index]
         assert [c["delta"].get("role") for c in mine].count("assistant") == 1
-        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        none = {"reasoning_content": None, "tool_calls": None}
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""} | none
+        assert all(set(c["delta"]) == {"role", "content", *none} for c in mine)
         assert [c["finish_reason"] for c in mine if c["finish_reason"]] == ["stop"]
         assert mine[-1]["finish_reason"] == "stop"
         assert "".join(c["delta"].get("content") or "" for c in mine) == "Hello there."

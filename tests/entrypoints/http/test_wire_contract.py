@@ -312,9 +312,8 @@ ROWS = [
     Row(
         "ollama",
         "POST /api/chat",
-        {"model": "tiny", "messages": USER, "options": {"num_predict": 9999}},
-        REFUSED,
-        {"error": ...},
+        {"model": "tiny", "messages": USER, "options": {"num_predict": 9999}, "stream": False},
+        has={"message.content": "Hello there."},
     ),
     sampling(
         "max_new_tokens", {"max_new_tokens": 9999}, REFUSED, {"error.param": "max_new_tokens"}
@@ -583,7 +582,7 @@ async def test_streams_of_chat_say_role_parts_one_end_and_usage(server: Scripted
         assert mine[0]["delta"]["role"] == "assistant"
         reasons = [c["finish_reason"] for c in mine if c["finish_reason"]]
         assert reasons == ["tool_calls"] and mine[-1]["finish_reason"] == "tool_calls"
-        heads = [t for c in mine for t in c["delta"].get("tool_calls", ()) if "id" in t]
+        heads = [t for c in mine for t in c["delta"]["tool_calls"] or () if "id" in t]
         assert [t["index"] for t in heads] == [0, 1]
         assert len({t["id"] for t in heads}) == 2
         assert all(t["type"] == "function" and t["function"]["name"] == "add" for t in heads)
@@ -591,7 +590,7 @@ async def test_streams_of_chat_say_role_parts_one_end_and_usage(server: Scripted
             parts = [
                 t["function"]["arguments"]
                 for c in mine
-                for t in c["delta"].get("tool_calls", ())
+                for t in c["delta"]["tool_calls"] or ()
                 if t["index"] == number
             ]
             assert orjson.loads("".join(parts)) == {"a": 1, "b": 2}

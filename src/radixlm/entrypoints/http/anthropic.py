@@ -91,6 +91,7 @@ async def messages(request: Request) -> Response:
     reject_unsupported(body)
     _check_edits(body.context_management)
     session = await make_chat_session(state_of(request), _chat(body))
+    session.request.clamp_max_tokens = True  # clients send their model's limit
     message = Message(session, body)
     if body.stream:
         return await stream_response(request, _events(message), _stream_error)

@@ -1,4 +1,8 @@
-"""From exceptions to HTTP responses. Bodies have OpenAI's form: {"error": {message, ...}}."""
+"""From exceptions to HTTP responses.
+
+Bodies have OpenAI's form {"error": {message, ...}}, and beside it the fields of SGLang's form
+{"object": "error", "message", "type", "param", "code"}.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import math
 import re
 import sqlite3
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -17,7 +22,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from radixlm.base.errors import EngineError, RadixError, RequestError
+from radixlm.base.errors import EngineError, QueueFull, RadixError, RequestError
 from radixlm.wire.fields import FIELDS, renames
 from radixlm.wire.replies import Finish
 from radixlm.wire.sampling_params import SAMPLING_FIELDS
@@ -77,6 +82,7 @@ class FinishError(RadixError):
         super().__init__(finish.message or "the request failed")
         self.status = finish.status or (499 if finish.kind == "abort" else EngineError.status)
         self.retry_after_s = finish.retry_after_s
+        self.code = finish.code
         match = _INVALID.match(str(self))
         self.param = match.group(1) if match else None
 
@@ -86,7 +92,18 @@ def error_body(
 ) -> dict[str, Any]:
     """The body of an error, for responses and for events of a stream."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return {"error": error} | _flat(message, status, param)
+
+
+def _flat(message: str, status: int, param: str | None) -> dict[str, Any]:
+    """The fields beside ``error`` that clients of SGLang read. ``code`` is the status."""
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:  # 499
+        phrase = "Client Closed Request"
+    kind = phrase.replace(" ", "").removesuffix("Error") + "Error"
+    return {"object": "error", "message": message, "type": kind, "param": param, "code": status}
 
 
 def body_of(error: RadixError) -> dict[str, Any]:
@@ -112,9 +129,10 @@ def _renamed(body: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     error = body["error"]
     param, message = error["param"], error["message"]
     name = names.get(param or "")
-    if name is None or not message.startswith(param):
+    if name is None:
         return body
-    return body | {"error": error | {"param": name, "message": name + message[len(param) :]}}
+    named = {"param": name, "message": message.replace(param, name, 1)}
+    return body | named | {"error": error | named}
 
 
 def shaped(body: dict[str, Any], status: int, path: str) -> dict[str, Any]:
@@ -166,7 +184,10 @@ def add_handlers(app: FastAPI) -> None:
         assert isinstance(error, RadixError)
         if int(getattr(error, "status", 500)) >= 500 and not isinstance(error, RequestError):
             log.error("%s %s: %s", request.method, request.url.path, error)
-        return error_response(error, request.url.path)
+        path = request.url.path
+        if getattr(error, "code", None) == QueueFull.code and path.startswith("/v1/"):
+            error.status = request.app.state.server.config.serve.queue_full_status  # type: ignore[attr-defined]
+        return error_response(error, path)
 
     def response(
         request: Request, status: int, message: str, param: str | None, code: str | None

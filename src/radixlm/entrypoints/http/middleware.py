@@ -58,12 +58,23 @@ ADMIN_PATHS = frozenset(
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 MAX_REQUEST_ID = 128
 MAX_KEY_CHARS = 256
+_request_name: ContextVar[str | None] = ContextVar("request_id", default=None)
 _fair_share_key: ContextVar[str | None] = ContextVar("fair_share_key", default=None)
 
 
 def fair_share_key() -> str | None:
     """The client that the header of --fair-share names; None without the flag or the header."""
     return _fair_share_key.get()
+
+
+def request_id() -> str | None:
+    """The X-Request-Id of the HTTP request that is answered; None outside of one."""
+    return _request_name.get()
+
+
+def forget_request_id() -> None:
+    """What runs from here on is work of its own: its requests have ids of their own."""
+    _request_name.set(None)
 
 
 class RequestMiddleware:
@@ -89,9 +100,9 @@ class RequestMiddleware:
         self, scope: Scope, receive: Receive, send: Send, ignored: IgnoredFields
     ) -> None:
         headers = dict(scope["headers"])
-        request_id = _request_id(headers)
-        scope.setdefault("state", {})["request_id"] = request_id
-        send = _with_headers(send, request_id, scope["path"], ignored)
+        name = _request_id(headers)
+        _request_name.set(name)
+        send = _with_headers(send, name, scope["path"], ignored)
         if self._fair_header is not None:
             value = headers.get(self._fair_header)
             _fair_share_key.set(value.decode("latin-1")[:MAX_KEY_CHARS] if value else None)

@@ -253,6 +253,7 @@ def _message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 async def _answer(request: Request, answer: OllamaAnswer, body: OllamaBase) -> Response:
+    answer.session.request.clamp_max_tokens = True
     if body.stream is not False:
         answer.session.request.stream = True
         return await stream_response(request, _lines(answer), _stream_error, NDJSON)

@@ -1,8 +1,11 @@
 """Texts to token ids and back: ``encode`` for all routes, /tokenize and /detokenize."""
 
 import asyncio
+import contextlib
+from pathlib import Path
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -121,4 +124,24 @@ async def detokenize(request: Request) -> Response:
         if bad is not None:
             raise InvalidRequest(f"tokens: {bad} is not a token id", "tokens")
     texts = [tokenizer.decode(row, args.skip_special_tokens) for row in rows]
-    return json_response({"text": texts if is_nested else texts[0]})
+    shown = texts if is_nested else texts[0]
+    return json_response({"text": shown, "prompt": shown})  # vLLM's clients read ``prompt``
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> Response:
+    """tokenizer_config.json of the model, with its chat template (lm-eval, vLLM's clients)."""
+    state = state_of(request)
+    state.require_tokenizer()
+    path = state.config.model.tokenizer_path
+    is_own = path in (None, state.config.model.model_path)
+    folder = state.info.folder if is_own else Path(str(path))
+    facts: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        facts = orjson.loads((folder / "tokenizer_config.json").read_bytes())
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        value = facts.get(name)
+        facts[name] = value.get("content") if isinstance(value, dict) else value
+    if state.template is not None:
+        facts["chat_template"] = state.template.source
+    return json_response(facts)

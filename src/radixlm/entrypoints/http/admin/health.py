@@ -25,10 +25,13 @@ _POLL_S = 0.02
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 while the process lives and may answer; 503 when it shuts down or has failed."""
+    """200 from the first engine that serves on, also while it restarts; 503 before that, and when
+    the server shuts down or has failed."""
     intake = state_of(request).intake
     if intake.failure is not None or not intake.is_accepting:
         return _unavailable("the server is shutting down")
+    if not intake.engine_facts:
+        return _unavailable("the engine is starting")
     if HEALTH_GENERATES.get():
         return await health_generate(request)
     return Response()

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -36,12 +37,11 @@ async def root_head() -> Response:
 async def model_info(request: Request) -> Response:
     """The model and its tokenizer."""
     state = state_of(request)
-    model, serve = state.config.model, state.config.serve
+    serve = state.config.serve
     modalities = state.media.kinds if state.media is not None else ()
     return json_response(
         {
-            "model_path": model.model_path,
-            "tokenizer_path": model.tokenizer_path,
+            **_paths(state),
             "served_model_name": state.model_name,
             "is_generation": state.info.is_generation,
             "preferred_sampling_params": serve.preferred_sampling_params,
@@ -56,6 +56,23 @@ async def model_info(request: Request) -> Response:
             "reasoning_parser": state.reasoning_format,
         }
     )
+
+
+def _paths(state: ServerState) -> dict[str, str]:
+    """Where clients on this machine find model and tokenizer: of a bundled model its folder."""
+    model = state.config.model
+    path = model.model_path
+    if path is None or not Path(path).expanduser().exists():
+        path = str(state.info.folder.resolve())
+    tokenizer = model.tokenizer_path
+    same = tokenizer in (None, model.model_path)
+    return {"model_path": path, "tokenizer_path": path if same else str(tokenizer)}
+
+
+@router.get("/version")
+async def version() -> Response:
+    """The version of RadixLM."""
+    return json_response({"version": __version__})
 
 
 @router.get("/get_server_info")
@@ -75,11 +92,12 @@ async def server_facts(state: ServerState) -> dict[str, Any]:
             internal = [dict(reply.data or {}) for reply in await intake.control_each("info")]
     load = {"load": _load(intake.load)["num_reqs"]}
     status = "ready" if intake.ready.is_set() else "starting"
-    return flat(state.config) | {
+    options = flat(state.config) | _paths(state)
+    return options | {
         "status": status,
         "max_total_num_tokens": intake.engine_facts.get("max_total_num_tokens", 0),
         "max_req_input_len": intake.facts.context_len - 1,
-        "internal_states": [flat(state.config) | each | load for each in internal or [{}]],
+        "internal_states": [options | each | load for each in internal or [{}]],
         "engine": intake.engine_facts,
         "version": __version__,
         "replicas": [replica.facts | {"is_ready": replica.is_ready} for replica in intake.replicas],

@@ -22,6 +22,7 @@ from radixlm.entrypoints.client import run_in
 from radixlm.entrypoints.http.batches.files import Files, write_json
 from radixlm.entrypoints.http.batches.lines import Line, answer_line, read_line
 from radixlm.entrypoints.http.errors import is_disk_full
+from radixlm.entrypoints.http.middleware import forget_request_id
 from radixlm.entrypoints.http.state import ServerState
 
 log = logging.getLogger(__name__)
@@ -139,6 +140,7 @@ class Batches:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _run_to_end(self, state: ServerState, record: Record) -> None:
+        forget_request_id()
         try:
             while not await self._run_unless_full(state, record):
                 await asyncio.sleep(FULL_DISK_S)

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest, RequestError
 from radixlm.entrypoints.http.errors import FinishError, json_response
-from radixlm.entrypoints.http.middleware import fair_share_key
+from radixlm.entrypoints.http.middleware import fair_share_key, request_id
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.tokenization import LONG_TEXT_CHARS, encode
@@ -63,7 +63,10 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
 
 async def _prepare(state: ServerState, batch: Batch) -> None:
     """Tokenize long texts in a thread, and add the requests to their sessions."""
-    for request in batch.requests:
+    name = request_id()
+    for index, request in enumerate(batch.requests):
+        if name is not None and request.session is None:
+            request.default_rid = name if len(batch.requests) == 1 else f"{name}_{index}"
         if request.text is not None and len(request.text) > LONG_TEXT_CHARS:
             request.input_ids = await encode(state, request.text, "text")
             request.text = None
@@ -133,6 +136,21 @@ async def generate_from_file(request: Request) -> Response:
         raise InvalidRequest(f"file: not valid JSON: {error}", "file") from error
     sampling = {"temperature": 0.0, "max_new_tokens": 512}
     return await answer_generate(request, {"input_embeds": rows, "sampling_params": sampling})
+
+
+class ConcatenateBody(Body):
+    """POST /concate_and_append_request."""
+
+    src_rids: Strings
+    dst_rid: str
+
+
+@router.post("/concate_and_append_request", openapi_extra=documented(ConcatenateBody))
+async def concatenate_and_append(request: Request) -> Response:
+    """SGLang's frontend announces joined branches. Nothing needs to be done: its next request has
+    the whole text, whose known prefixes come from the cache."""
+    await read_body(request, ConcatenateBody, any_type=True)
+    return json_response({"success": True})
 
 
 class AbortBody(Body):

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.middleware import request_id
 from radixlm.entrypoints.http.openai import conversation
 from radixlm.entrypoints.http.openai.conversation import (
     Answer,
@@ -37,18 +38,22 @@ from radixlm.text.tools.base import ToolCallDelta
 
 router = APIRouter(tags=["openai"])
 
+_NO_DELTA = dict.fromkeys(("role", "content", "reasoning_content", "tool_calls"))
+
 
 @dataclass(slots=True)
 class Chat:
     """One chat completion: the session and the fields of its envelope."""
 
     session: ChatSession
-    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
+    id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
         self.fingerprint = self.session.state.fingerprint
+        rid = self.session.request.rid
+        self.id = rid or f"chatcmpl-{request_id() or secrets.token_hex(16)}"
 
     def envelope(self, kind: str) -> dict[str, Any]:
         shown = {
@@ -246,12 +251,14 @@ def _chunks(session: ChatSession, delta: Delta, heads: set[int]) -> Iterator[dic
     last["matched_stop"] = delta.output.finish.matched if delta.output.finish else None
     if delta.output.hidden_states is not None:
         dim = session.state.intake.facts.embed_dim
-        last["delta"] = {"hidden_states": last_hidden(delta.output, dim)}
+        last["delta"]["hidden_states"] = last_hidden(delta.output, dim)
     yield last
 
 
 def _chunk(delta: Delta, part: dict[str, Any]) -> dict[str, Any]:
-    return {"index": delta.index, "delta": part, "logprobs": None, "finish_reason": None}
+    """Every delta has all fields: clients read ``delta.reasoning_content`` without a check."""
+    shown = _NO_DELTA | part
+    return {"index": delta.index, "delta": shown, "logprobs": None, "finish_reason": None}
 
 
 def _parts(session: ChatSession, delta: Delta, heads: set[int]) -> Iterator[dict[str, Any]]:

@@ -15,8 +15,9 @@ from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.middleware import request_id
 from radixlm.entrypoints.http.openai import generate
-from radixlm.entrypoints.http.openai.logprobs import CompletionLogprobs
+from radixlm.entrypoints.http.openai.logprobs import CompletionLogprobs, prompt_rows
 from radixlm.entrypoints.http.openai.protocol import (
     MAX_PROMPTS,
     CompletionRequest,
@@ -27,6 +28,8 @@ from radixlm.entrypoints.http.openai.sampling import (
     client_names,
     request_of,
     sampling_of,
+    truncated,
+    with_bad_words,
 )
 from radixlm.entrypoints.http.openai.usage import usage
 from radixlm.entrypoints.http.openapi.document import documented
@@ -60,12 +63,14 @@ class Call:
     echoes: list[str]
     num_samples: int  # that are computed for a prompt: ``best_of``
     num_shown: int
-    id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(16)}")
+    id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
         self.fingerprint = self.state.fingerprint
+        rid = self.body.rid if isinstance(self.body.rid, str) else None
+        self.id = rid or f"cmpl-{request_id() or secrets.token_hex(16)}"
 
     @property
     def envelope(self) -> dict[str, Any]:
@@ -101,6 +106,7 @@ async def make_call(state: ServerState, body: CompletionRequest) -> Call:
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     sampling = sampling_of(body, state.defaults, limit)
     sampling = msgspec.structs.replace(sampling, n=best_of)
+    sampling = with_bad_words(state, body, sampling)
     check_sampling(state, sampling, client_names(body))
     need = _logprob_need(body, best_of > n, state.intake.facts.vocab)
     texts = _prompts(body)
@@ -109,6 +115,8 @@ async def make_call(state: ServerState, body: CompletionRequest) -> Call:
         request = request_of(state, body, sampling, _rid(body, index, len(texts)))
         request.input_ids = await _ids(state, body, prompt)
         request.logprobs = need
+        if request.default_rid is not None and len(texts) > 1:
+            request.default_rid += f"-{index}"
         call.requests.append(request)
         call.echoes.append(_echo(state, body, prompt))
     return call
@@ -150,7 +158,8 @@ def _prompts(body: CompletionRequest) -> list[str | list[int]]:
 async def _ids(state: ServerState, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
     """The prompt's token ids, checked, so that an error names the prompt."""
     if isinstance(prompt, str):
-        ids = await encode(state, _filled(state, body, prompt), "prompt")
+        adds = body.add_special_tokens is not False
+        ids = await encode(state, _filled(state, body, prompt), "prompt", adds)
     else:
         ids = prompt
         vocab = state.intake.facts.vocab
@@ -161,7 +170,7 @@ async def _ids(state: ServerState, body: CompletionRequest, prompt: str | list[i
             )
     if not ids:
         raise InvalidRequest("prompt: at least one token is needed", "prompt")
-    return ids
+    return truncated(body, ids, state.intake.facts.context_len)
 
 
 def _filled(state: ServerState, body: CompletionRequest, prompt: str) -> str:
@@ -187,6 +196,13 @@ def _logprob_need(body: CompletionRequest, ranks: bool, vocab: int) -> LogprobPa
     top = body.logprobs
     if top is not None and not 0 <= top <= vocab:
         raise InvalidRequest(f"logprobs must be from 0 to {vocab}, got {top}", "logprobs")
+    of_prompt = body.prompt_logprobs
+    if of_prompt is not None:
+        if of_prompt > vocab or body.stream:
+            raise InvalidRequest(
+                f"prompt_logprobs must be at most {vocab}, and stream false", "prompt_logprobs"
+            )
+        return LogprobParams(0, max(top or 0, of_prompt))
     if top is None:
         return LogprobParams() if ranks else None
     return LogprobParams(0 if body.echo else -1, top)
@@ -231,7 +247,12 @@ def _choice(call: Call, index: int, prompt: int, output: Output) -> dict[str, An
     }
     if body.logprobs is not None:
         lists = _lists(call)
-        choice["logprobs"] = lists.read(output.prompt_logprobs, output.logprobs)
+        echoed = output.prompt_logprobs if body.echo else None
+        choice["logprobs"] = lists.read(echoed, output.logprobs)
+    if body.prompt_logprobs is not None:
+        tokenizer = call.state.require_tokenizer()
+        found = output.prompt_logprobs
+        choice["prompt_logprobs"] = prompt_rows(tokenizer, found, body.prompt_logprobs)
     if output.hidden_states is not None:
         choice["hidden_states"] = last_hidden(output, call.state.intake.facts.embed_dim)
     if body.return_token_ids:

@@ -24,6 +24,8 @@ from radixlm.entrypoints.http.openai.sampling import (
     client_names,
     request_of,
     sampling_of,
+    truncated,
+    with_bad_words,
 )
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.tokenization import encode
@@ -310,6 +312,7 @@ async def _request(
         stop=(*sampling.stop, *template.stops),
         skip_special_tokens=sampling.skip_special_tokens and not has_special,
     )
+    sampling = with_bad_words(state, body, sampling)
     check_sampling(state, sampling, client_names(body))
     if isinstance(body.rid, list):
         raise InvalidRequest("rid must be one string: a chat has one prompt", "rid")
@@ -327,12 +330,14 @@ async def _set_prompt(
 ) -> None:
     """Set the token ids of the rendered prompt, with its media."""
     adds = state.require_template().adds_special_tokens
+    adds = adds if body.add_special_tokens is None else body.add_special_tokens
     if body.input_ids is not None:
         request.input_ids = body.input_ids
     elif sources and state.media is not None:
         request.prompt = await state.media.prompt(prompt, sources, adds)
     else:
-        request.input_ids = await encode(state, prompt, "messages", adds)
+        ids = await encode(state, prompt, "messages", adds)
+        request.input_ids = truncated(body, ids, state.intake.facts.context_len)
 
 
 def _logprob_need(body: ChatRequest) -> LogprobParams | None:

@@ -60,7 +60,7 @@ class CompletionLogprobs:
             "text_offset": [],
             "token_logprobs": [],
             "tokens": [],
-            "top_logprobs": [] if self._top else None,
+            "top_logprobs": [],
         }
         for logprobs in parts:
             for place, (logprob, token_id) in enumerate(logprobs.chosen if logprobs else ()):
@@ -68,10 +68,9 @@ class CompletionLogprobs:
                 record["token_logprobs"].append(_finite(logprob))
                 record["text_offset"].append(self._offset)
                 self._offset += len(self._tokenizer.token_text(token_id))
-                if self._top:
-                    assert logprobs is not None
-                    rows = logprobs.top[place] if place < len(logprobs.top) else None
-                    record["top_logprobs"].append(self._row(rows, logprob, token_id))
+                assert logprobs is not None
+                rows = logprobs.top[place] if place < len(logprobs.top) else None
+                record["top_logprobs"].append(self._row(rows, logprob, token_id))
         return record
 
     def _row(
@@ -83,3 +82,31 @@ class CompletionLogprobs:
         row = {token_name(self._tokenizer, t): _finite(lp) for lp, t in (rows or [])[: self._top]}
         row.setdefault(token_name(self._tokenizer, token_id), _finite(logprob))
         return row
+
+
+def prompt_rows(
+    tokenizer: Tokenizer, logprobs: Logprobs | None, top: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """vLLM's ``prompt_logprobs``: for each position of the prompt, token id -> log-probability,
+    rank and text; None for the first. The rank of a token that is not among the ``top`` is None."""
+    rows: list[dict[str, dict[str, Any]] | None] = []
+    for place, (logprob, token_id) in enumerate(logprobs.chosen if logprobs else ()):
+        if logprob is None:
+            rows.append(None)
+            continue
+        assert logprobs is not None
+        likeliest = (logprobs.top[place] if place < len(logprobs.top) else None) or []
+        row = {
+            str(t): _ranked(tokenizer, t, lp, rank + 1)
+            for rank, (lp, t) in enumerate(likeliest[:top])
+        }
+        row.setdefault(str(token_id), _ranked(tokenizer, token_id, logprob, None))
+        rows.append(row)
+    return rows
+
+
+def _ranked(
+    tokenizer: Tokenizer, token_id: int, logprob: float, rank: int | None
+) -> dict[str, Any]:
+    text = tokenizer.token_text(token_id)
+    return {"logprob": _finite(logprob), "rank": rank, "decoded_token": text}

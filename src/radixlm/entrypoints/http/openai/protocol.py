@@ -47,6 +47,10 @@ class Generation(Body):
     service_tier: str | None = None
     return_token_ids: bool | None = False
     return_cached_tokens_details: bool | None = False
+    # of vLLM
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[Int, Field(ge=-1)] | None = None
+    bad_words: Strings | None = None
 
 
 @with_fields("completions")
@@ -58,6 +62,7 @@ class CompletionRequest(Generation):
     echo: bool | None = False
     logprobs: Int | None = None
     suffix: str | None = None
+    prompt_logprobs: Annotated[Int, Field(ge=0)] | None = None  # of vLLM
 
 
 @with_fields("chat")

@@ -7,12 +7,14 @@ from typing import Any
 import msgspec
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.middleware import fair_share_key
+from radixlm.entrypoints.http.middleware import fair_share_key, request_id
 from radixlm.entrypoints.http.openai.protocol import Generation
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.request_options import request_options
 from radixlm.intake.records import GenerateRequest, in_client_words
 from radixlm.wire.sampling_params import ANY_JSON_OBJECT, SamplingParams, parameter_names
+
+_NEVER = -1e9  # added to a logit
 
 
 def sampling_of(
@@ -33,6 +35,34 @@ def sampling_of(
     if max_tokens is None:
         sampling = msgspec.structs.replace(sampling, max_new_tokens=None)
     return sampling
+
+
+def with_bad_words(
+    state: ServerState, body: Generation, sampling: SamplingParams
+) -> SamplingParams:
+    """The parameters with vLLM's ``bad_words`` as a bias; InvalidRequest for a word of several
+    tokens, which a bias cannot hold."""
+    biases = dict(sampling.logit_bias or {})
+    for word in body.bad_words or ():
+        for text in (word, f" {word}"):
+            ids = state.require_tokenizer().encode(text, False)
+            if len(ids) != 1:
+                raise InvalidRequest(
+                    f"bad_words: {text!r:.80} has {len(ids)} tokens; only words of one token can "
+                    "be kept out, with and without a space before them",
+                    "bad_words",
+                )
+            biases[ids[0]] = _NEVER
+    return msgspec.structs.replace(sampling, logit_bias=biases or None)
+
+
+def truncated(body: Generation, ids: list[int], context_len: int) -> list[int]:
+    """The last ``truncate_prompt_tokens`` ids (vLLM); -1: as many as the context takes."""
+    count = body.truncate_prompt_tokens
+    if count is None or not ids:
+        return ids
+    most = context_len - 1
+    return ids[-(most if count == -1 else max(1, min(count, most))) :]
 
 
 def check_sampling(state: ServerState, sampling: SamplingParams, names: Mapping[str, str]) -> None:
@@ -101,6 +131,7 @@ def request_of(
     return GenerateRequest(
         sampling=sampling,
         rid=rid,
+        default_rid=None if options["session"] else request_id(),
         stream=bool(body.stream),
         fair_key=fair_share_key(),
         **options,

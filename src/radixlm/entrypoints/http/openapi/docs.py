@@ -25,7 +25,8 @@ facts are served at `/openapi.json`.
   `n_predict`, `repeat_penalty`.
 - Any model name is served by the one model, whose name is in the answer; with
   `--strict-model-name` another name is a 404.
-- Errors have OpenAI's form `{"error": {"message", "type", "param", "code"}}`; `/v1/messages` uses
+- Errors have OpenAI's form `{"error": {"message", "type", "param", "code"}}`, and beside it the
+  fields of SGLang: `object`, `message`, `type`, `param`, `code` (the status); `/v1/messages` uses
   Anthropic's form and `/api/*` Ollama's. In a stream an error is an event.
 - With `--api-key`, send `Authorization: Bearer KEY` (or `x-api-key: KEY`). *Open* routes need none.
   *Admin* routes need `--admin-api-key` if it is set; without any key they are closed unless the
@@ -34,8 +35,10 @@ facts are served at `/openapi.json`.
   items of `prefixItems`, unless it says otherwise (`additionalProperties`, `items`).
 - Hidden states of `/generate` have one entry per step: the rows of the prompt as a list, then one
   row per token. OpenAI's routes return the row of the last position; streams with the last chunk.
-- `X-Request-Id` is taken from the request or generated, and sent with every response.
-- 429 and 503 carry `Retry-After`.
+- `X-Request-Id` is taken from the request or generated, and sent with every response. It is the id
+  of the request in the log and, where the body has no `rid`, in the answer.
+- 429 and 503 carry `Retry-After`. A full queue is 503; with `--queue-full-status 429` it is 429 on
+  routes under `/v1`.
 - `/v1/responses` runs tools itself if the operator names MCP servers: `--tool-server
   calc=http://host:port/mcp`, and in the request `{"type": "mcp", "server_label": "calc",
   "require_approval": "never"}`. A request cannot name other addresses. `web_search` and

@@ -150,6 +150,7 @@ RANKED = _one_of(
     _object(results=_list(_object(index=INT, relevance_score=NUM))),
 )
 
+TEXTS = _object(text=_one_of(STR, _list(STR)), prompt=_one_of(STR, _list(STR)))
 SPOKEN = _object(text=STR, usage=DICT)
 # path -> content type -> schema
 ANSWERS: Mapping[str, Mapping[str, Schema]] = {
@@ -185,8 +186,11 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/dump_requests": {JSON: _object(path=STR, num_requests=INT)},
     "/tokenize": {JSON: TOKENS},
     "/v1/tokenize": {JSON: TOKENS},
-    "/detokenize": {JSON: _object(text=_one_of(STR, _list(STR)))},
-    "/v1/detokenize": {JSON: _object(text=_one_of(STR, _list(STR)))},
+    "/detokenize": {JSON: TEXTS},
+    "/v1/detokenize": {JSON: TEXTS},
+    "/tokenizer_info": {JSON: DICT},
+    "/version": {JSON: _object(version=STR)},
+    "/concate_and_append_request": {JSON: _object(success=BOOL)},
     "/parse_function_call": {JSON: PARSED},
     "/separate_reasoning": {JSON: _object(reasoning_text=STR, text=STR)},
     "/v1/completions": {JSON: COMPLETION, SSE: STR},
@@ -275,7 +279,14 @@ def error_schemas() -> dict[str, Schema]:
     """The three forms of errors: OpenAI's, Anthropic's, Ollama's."""
     inner = _object(message=STR, type=STR, param=MAYBE_STR, code=MAYBE_STR)
     return {
-        "Error": _object(error=inner),
+        "Error": _object(
+            error=inner,
+            object=_kind("error"),
+            message=STR,
+            type=STR,
+            param=MAYBE_STR,
+            code=INT,
+        ),
         "AnthropicError": _object(type=_kind("error"), error=inner),
         "OllamaError": _object(error=STR),
     }

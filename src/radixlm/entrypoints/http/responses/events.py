@@ -51,6 +51,7 @@ class Writer:
         self._sequence = 0
         self._item: OutputItem | None = None
         self._space = ""
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text was held back
         self._reasoning = ""
         self._usage: dict[str, Any] | None = None
         self.waiting: list[OutputItem] = []  # calls that this server has to run
@@ -104,19 +105,24 @@ class Writer:
     def take(self, delta: Delta) -> Iterator[Event]:
         """The events of a delta."""
         parsed = delta.parsed
+        self._logprobs += self._logprobs_of(delta.output)
         if parsed.reasoning:
+            self._logprobs = self._logprobs if parsed.text else []
             self._reasoning += parsed.reasoning
             yield from self._text("reasoning", parsed.reasoning, [])
         text, self._space = self._space + parsed.text, ""
         if text and not text.strip() and self._item_kind() != "message":
             self._space = text  # it may only separate the reasoning from a call
         elif text:
-            yield from self._text("message", text, self._logprobs(delta.output))
+            yield from self._message(text)
         for call in parsed.calls:
-            self._space = ""
+            self._space, self._logprobs = "", []
             yield from self._call(call.index, call.name, call.call_id, call.arguments)
         if delta.finish_reason is not None:
             self._space = ""
+            if self._logprobs and self._item_kind() == "message":
+                yield from self._message("")
+            self._logprobs = []
             yield from self._close()
             self._count(delta.output)
 
@@ -128,7 +134,11 @@ class Writer:
     def _item_kind(self) -> str | None:
         return self._item.kind if self._item else None
 
-    def _logprobs(self, output: Output) -> list[dict[str, Any]]:
+    def _message(self, text: str) -> Iterator[Event]:
+        logprobs, self._logprobs = self._logprobs, []
+        return self._text("message", text, logprobs)
+
+    def _logprobs_of(self, output: Output) -> list[dict[str, Any]]:
         body = self._session.body
         if not body.logprobs:
             return []

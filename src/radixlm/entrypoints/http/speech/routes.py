@@ -245,15 +245,17 @@ async def _events(call: Call) -> AsyncGenerator[bytes, None]:
         need = LogprobParams() if call.form.wants_logprobs else None
         request = await call.request(ask, samples, call.sampling, need)
         reader = call.transcriber.reader()
+        held: list[dict[str, Any]] = []  # of tokens whose text is held back
         async with aclosing(generate.stream(call.state, [request])) as deltas:
             async for _, output in deltas:
                 new = reader.feed(output.text)
                 new += reader.finish() if output.finish is not None else ""
                 new = new if text else new.lstrip()
                 text += new
-                if new:
-                    logprobs = _logprobs(call, output) if need else None
-                    yield event(_delta(call, new, logprobs))
+                held += _logprobs(call, output) if need else []
+                if new or (held and output.finish is not None):
+                    yield event(_delta(call, new, held if need else None))
+                    held = []
     done = {"type": "transcript.text.done", "text": text.strip()}
     yield event(_chunk(call, {}, "stop") | done | {"usage": formats.usage_of(call.duration_s)})
     yield DONE

@@ -1,0 +1,192 @@
+"""Answers and errors in the forms that clients of SGLang, vLLM and lm-eval expect."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from tests.entrypoints.http.conftest import SCRIPT
+from tests.fakes.http_server import CONTEXT, ScriptedServer, scripted_server
+
+from radixlm.base.errors import QueueFull
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "hi"}]
+LONG = {"text": "hi", "sampling_params": {"max_new_tokens": 9999}}
+
+
+async def test_an_error_has_both_forms(server: ScriptedServer) -> None:
+    for path, body in ((COMPLETIONS, {"prompt": "a", "n": 0}), ("/generate", {"text": 5})):
+        got = (await server.post(path, **body)).json()
+        nested = got["error"]
+        assert (got["object"], got["code"], got["type"]) == ("error", 400, "BadRequestError")
+        assert (got["message"], got["param"]) == (nested["message"], nested["param"])
+        assert nested["type"] == "invalid_request_error"
+    assert "object" not in (await server.post("/v1/messages")).json()
+    assert set((await server.post("/api/chat")).json()) == {"error"}
+
+
+async def test_length_errors_have_the_references_words(server: ScriptedServer) -> None:
+    got = (await server.post(CHAT, messages=[{"role": "user", "content": "word " * 5000}])).json()
+    words = f"is longer than the model's context length ({CONTEXT} tokens)."
+    assert got["message"].startswith("The input (") and words in got["message"]
+    assert got["error"]["code"] == "context_length_exceeded"
+    for path, body, param in (
+        (CHAT, {"messages": USER, "max_tokens": 9999}, "max_tokens"),
+        ("/generate", LONG, "max_new_tokens"),
+    ):
+        error = (await server.post(path, **body)).json()["error"]
+        assert error["message"].startswith("max_completion_tokens is too large: 9999.")
+        assert "Requested token count exceeds the model's maximum context" in error["message"]
+        assert error["param"] == param and f"ask {param} for" in error["message"]
+
+
+async def test_max_tokens_is_lowered_where_the_client_has_no_choice(
+    server: ScriptedServer, toy_folder: Path
+) -> None:
+    claude = {"model": "m", "max_tokens": 9999, "messages": USER}
+    assert (await server.post("/v1/messages", **claude)).status_code == 200
+    llama = {"model": "m", "messages": USER, "options": {"num_predict": 9999}}
+    assert (await server.post("/api/chat", **llama)).status_code == 200
+    assert (await server.post("/generate", **LONG)).status_code == 400
+    async with scripted_server(toy_folder, SCRIPT, clamp_max_tokens=True) as made:
+        made.engine.intake.facts = made.engine.intake.facts.__class__(
+            **{**_values(made.engine.intake.facts), "clamp_max_tokens": True}
+        )
+        assert (await made.post("/generate", **LONG)).status_code == 200
+
+
+def _values(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in type(record).__annotations__}
+
+
+@pytest.mark.parametrize("status", [503, 429])
+async def test_a_full_queue(toy_folder: Path, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scripted_server(toy_folder, SCRIPT, queue_full_status=status) as made:
+        full = QueueFull("The request queue is full: 1 waits.", retry_after_s=2.0)
+        monkeypatch.setattr(made.engine.scheduler, "_why_refused", lambda request: full)
+        for path, body, expected in (
+            ("/generate", {"text": "a"}, 503),
+            ("/generate", {"text": "a", "stream": True}, 503),
+            (CHAT, {"messages": USER}, status),
+            (CHAT, {"messages": USER, "stream": True}, status),
+            ("/v1/messages", {"model": "m", "max_tokens": 9, "messages": USER}, status),
+        ):
+            got = await made.post(path, **body)
+            assert got.status_code == expected, path
+            assert got.headers["retry-after"] == "2" and "queue is full" in got.text
+            assert got.json()["error"]["code"] == "queue_full"
+
+
+async def test_the_request_id_is_in_answers(server: ScriptedServer) -> None:
+    async def post(path: str, **body: Any) -> tuple[str, Any]:
+        got = await server.client.post(path, json=body, headers={"x-request-id": "abc"})
+        return got.headers["x-request-id"], got.json()
+
+    name, got = await post("/generate", text="hi")
+    assert name == got["meta_info"]["id"] == "abc"
+    name, got = await post("/generate", text=["hi", "ho"])
+    assert [one["meta_info"]["id"] for one in got] == ["abc_0", "abc_1"]
+    name, got = await post(CHAT, messages=USER)
+    assert got["id"] == "chatcmpl-abc"
+    name, got = await post(COMPLETIONS, prompt=["a", "b"])
+    assert got["id"] == "cmpl-abc"
+    name, got = await post(CHAT, messages=USER, rid="mine")
+    assert got["id"] == "mine"
+    own = await server.post("/generate", text="hi")
+    assert own.json()["meta_info"]["id"] == own.headers["x-request-id"]
+
+
+async def test_a_request_id_that_is_in_use_gets_an_ending(server: ScriptedServer) -> None:
+    async def post() -> str:
+        got = await server.client.post(
+            "/generate", json={"text": "hi"}, headers={"x-request-id": "same"}
+        )
+        assert got.status_code == 200, got.text
+        return str(got.json()["meta_info"]["id"])
+
+    names = await asyncio.gather(*(post() for _ in range(8)))
+    assert "same" in names and len(set(names)) == 8
+
+
+async def test_completions_logprobs_0_has_an_entry_a_token(server: ScriptedServer) -> None:
+    got = (await server.post(COMPLETIONS, prompt="hi", logprobs=0)).json()
+    logprobs, count = got["choices"][0]["logprobs"], got["usage"]["completion_tokens"]
+    assert len(logprobs["tokens"]) == len(logprobs["top_logprobs"]) == count
+    for token, row in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True):
+        assert row == {token: -0.5}
+
+
+async def test_vllms_fields_of_the_prompt(server: ScriptedServer) -> None:
+    got = (await server.post(COMPLETIONS, prompt="one two three", prompt_logprobs=1)).json()
+    rows = got["choices"][0]["prompt_logprobs"]
+    assert got["choices"][0]["logprobs"] is None
+    assert rows[0] is None and len(rows) == got["usage"]["prompt_tokens"]
+    (entry,) = rows[1].values()
+    assert entry["logprob"] == -0.5 and entry["rank"] == 1 and entry["decoded_token"]
+    cut = {"truncate_prompt_tokens": 2}
+    got = (await server.post(COMPLETIONS, prompt="one two three", **cut)).json()
+    assert got["usage"]["prompt_tokens"] == 2
+    got = (await server.post(CHAT, messages=USER, **cut)).json()
+    assert got["usage"]["prompt_tokens"] == 2
+    many = await server.post(COMPLETIONS, prompt="a", bad_words=["some very long words"])
+    assert many.status_code == 400 and many.json()["error"]["param"] == "bad_words"
+
+
+async def test_routes_that_clients_ask_for(server: ScriptedServer, toy_folder: Path) -> None:
+    assert set((await server.client.get("/version")).json()) == {"version"}
+    info = (await server.client.get("/tokenizer_info")).json()
+    assert info["eos_token"] == "<|im_end|>" and "messages" in info["chat_template"]
+    ids = (await server.post("/tokenize", prompt="a b", add_special_tokens=False)).json()["tokens"]
+    back = (await server.post("/detokenize", tokens=ids)).json()
+    assert back["prompt"] == back["text"] == "a b"
+    join = {"src_rids": ["a", "b"], "dst_rid": "c"}
+    assert (await server.post("/concate_and_append_request", **join)).status_code == 200
+    model = (await server.client.get("/get_model_info")).json()
+    assert Path(model["model_path"]).is_dir() and Path(model["tokenizer_path"]).is_dir()
+
+
+async def test_the_path_of_a_bundled_model_is_its_folder(
+    server: ScriptedServer, toy_folder: Path
+) -> None:
+    server.state.config = server.config.with_values(
+        {"model_path": "no-such-folder", "tokenizer_path": "no-such-folder"}
+    )
+    for path in ("/get_model_info", "/get_server_info"):
+        got = (await server.client.get(path)).json()
+        assert got["model_path"] == got["tokenizer_path"] == str(toy_folder.resolve())
+
+
+@pytest.mark.parametrize("wants", ["stop me", "grüße"])
+async def test_a_responses_stream_keeps_the_logprobs_of_held_back_text(
+    server: ScriptedServer, wants: str
+) -> None:
+    """Parts of a stop string and of a character have no text when their tokens come."""
+    body = {"input": wants, "include": ["message.output_text.logprobs"], "stream": True}
+    got = await server.client.post("/v1/responses", json=body | {"stop": ["STOP"]})
+    lines = [line[6:] for line in got.text.splitlines() if line.startswith("data: {")]
+    events = [orjson.loads(line) for line in lines]
+    streamed = [
+        entry for e in events if e["type"].endswith("output_text.delta") for entry in e["logprobs"]
+    ]
+    done = next(e for e in events if e["type"].endswith("output_text.done"))
+    usage = events[-1]["response"]["usage"]
+    assert len(streamed) == usage["output_tokens"]
+    assert done["logprobs"] == streamed
+
+
+async def test_a_negative_offset_of_a_session_is_a_slice(server: ScriptedServer) -> None:
+    session = (await server.post("/open_session", capacity_of_str_len=0)).json()
+    sampling = {"max_new_tokens": 2}
+    first = {"id": session, "rid": None}
+    body = {"input_ids": [10, 11, 12], "sampling_params": sampling, "rid": "one"}
+    assert (await server.post("/generate", **body, session_params=first)).status_code == 200
+    for offset, kept in ((-1, 4), (-4, 1), (5, 5), (99, 5), (-99, 0)):
+        params = {"id": session, "rid": "one", "offset": offset}
+        got = await server.post(
+            "/generate", input_ids=[20, 21], sampling_params=sampling, session_params=params
+        )
+        assert got.json()["meta_info"]["prompt_tokens"] == kept + 2, (offset, got.text)
