@@ -94,10 +94,8 @@ def test_page_sizes_and_dtypes() -> None:
     assert not backend.supports_dtype(torch.float64)
 
 
-def test_default_depends_on_device_and_page_size() -> None:
+def test_default_depends_on_device() -> None:
     assert default_backend(CPU) == "cpu"
-    assert default_backend(CPU, 64) == "cpu"
-    assert default_backend(CPU, 1) == "torch_native"
 
 
 def test_other_devices_are_refused() -> None:

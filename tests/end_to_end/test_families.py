@@ -71,7 +71,7 @@ def test_family_equals_hugging_face(architecture: str) -> None:
     want_out = [float(logprobs[i, t]) for i, t in zip(places, want, strict=True)]
     assert got_in == pytest.approx(want_in, abs=1e-4)
     assert got_out == pytest.approx(want_out, abs=1e-4)
-    assert hit["meta_info"]["cached_tokens"] == 32 and hit["output_ids"] == want
+    assert hit["meta_info"]["cached_tokens"] in (32, 36) and hit["output_ids"] == want
     assert batch[0]["output_ids"] == want
     with _engine(folder, chunked_prefill_size=16) as engine:
         chunked = engine.generate(input_ids=prompt, sampling_params=GREEDY)

@@ -72,6 +72,12 @@ class FakeExecutor:
         if (new := plan.new_pages) is not None:
             for slot, column, page in zip(new.slots, new.columns, new.pages, strict=True):
                 self.table[int(slot)][int(column)] = int(page)
+        for pool, group in ((self.kv, 0), (self.window_kv, 1)):
+            pairs = [(copy.source, copy.target) for copy in plan.copies if copy.group == group]
+            if pairs:
+                sources, targets = map(list, zip(*pairs, strict=True))
+                assert len(set(targets)) == len(targets), "a page is the target of two copies"
+                pool[targets] = pool[sources]
         for item in plan.items:
             assert self.owner[item.slot] == item.rid
             tokens = [self.next[item.slot]] if item.tokens is None else item.tokens.tolist()

@@ -42,6 +42,7 @@ class SchedulerHarness:
         radix: bool = True,
         window: int = 0,
         num_window: int = 0,
+        min_tail: int | None = 1,
         **limits: Any,
     ) -> None:
         self.limits = replace(LIMITS, **limits)
@@ -57,7 +58,9 @@ class SchedulerHarness:
             RadixCache(allocator, size, window=group) if radix else ChunkCache(size, bool(window))
         )
         self.executor = FakeExecutor(num_pages + 1, size, slots + 1, num_window, window)
-        self.kv_manager = KVCacheManager(allocator, SlotAllocator(slots), cache, size, window_pages)
+        self.kv_manager = KVCacheManager(
+            allocator, SlotAllocator(slots), cache, size, window_pages, min_tail
+        )
         self.mine, theirs = MemoryChannel.pair()
         self.now_s = 100.0
         self.scheduler = Scheduler(

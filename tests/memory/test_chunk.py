@@ -20,6 +20,8 @@ def test_nothing_is_cached():
     assert cache.peek(ids) == cache.evict(3) == cache.evict_window(3) == 0
     assert cache.num_evictable == cache.num_locked == cache.total_pages == 0
     assert cache.num_window_evictable == 0
+    assert cache.find_tail(match.handle, ids[:3]) is None
+    assert not cache.insert_tail(match.handle, ids[:3], 1)
     cache.reset()
     audit = cache.audit([(match.handle, True), (None, True)])
     assert audit.violations == [] and len(audit.paths) == len(audit.window_paths) == 2

@@ -62,7 +62,7 @@ def test_a_prefix_that_cuts_the_image_is_not_used(
                 assert got["output_ids"] == want
                 assert meta["output_token_logprobs"][0][0] == pytest.approx(first, abs=1e-4)
                 if turn:
-                    assert meta["cached_tokens"] == (num_prompt - 1) // 16 * 16
+                    assert num_prompt - 4 <= meta["cached_tokens"] <= num_prompt - 1
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch_native"])

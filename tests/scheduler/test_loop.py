@@ -110,7 +110,7 @@ def test_extra_keys_do_not_share() -> None:
     bench.submit("b", prompt, 2, extra_key="y")
     bench.submit("c", prompt, 2, extra_key="x")
     bench.run()
-    assert bench.cached["b"] == 0 and bench.cached["c"] == 16
+    assert bench.cached["b"] == 0 and bench.cached["c"] == 19
 
 
 def _media(digest: bytes) -> Media:
@@ -143,7 +143,7 @@ def test_no_value_of_one_field_passes_for_those_of_two() -> None:
             bench.run()
     rids = range(len(NAMESPACES))
     assert [bench.cached[f"0{i}"] for i in rids] == [0] * len(NAMESPACES)
-    assert [bench.cached[f"1{i}"] for i in rids] == [16] * len(NAMESPACES)
+    assert [bench.cached[f"1{i}"] for i in rids] == [19] * len(NAMESPACES)
 
 
 @pytest.mark.parametrize("sleep_s", [-1, 1e300, float("inf"), float("nan"), "x"])

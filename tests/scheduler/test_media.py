@@ -48,12 +48,12 @@ def test_chunks_end_at_span_borders(
 
 
 @pytest.mark.parametrize(
-    ("run", "hit"), [((20, 16), 20), ((21, 16), 20), ((2, 30), 0), ((4, 20), 48)]
+    ("run", "hit"), [((20, 16), 20), ((21, 16), 21), ((2, 30), 2), ((4, 20), 49)]
 )
 def test_a_hit_ends_before_or_after_a_span(run: tuple[int, int], hit: int) -> None:
-    """The other prompt has the first half of the run, or where hit = 48 all of it, in common."""
+    """The other prompt has the first half of the run, or where hit = 49 all of it, in common."""
     bench = SchedulerHarness()
-    other = PROMPT if hit == 48 else [*PROMPT[:28], *[30] * 20]
+    other = PROMPT if hit == 49 else [*PROMPT[:28], *[30] * 20]
     bench.submit("a", other)
     bench.run()
     bench.submit("b", PROMPT, media=media(run))

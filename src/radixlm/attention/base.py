@@ -17,6 +17,7 @@ class AttentionBackend(Protocol):
 
     name: str
     required_page_size: int | None  # None: any
+    page_multiple: int  # pools have pages of a multiple of so many tokens
     pools: Sequence[KvPool | None]  # one for each KV group; None until it is made
 
     def supports(self, page_size: int) -> bool:

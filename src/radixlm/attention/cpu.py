@@ -93,6 +93,7 @@ class CpuBackend:
 
     name = "cpu"
     required_page_size: int | None = None
+    page_multiple = TILE
 
     def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
         self.pools: list[CpuPool | PagedPool | None] = [None] * len(groups)

@@ -21,6 +21,7 @@ class PagedBackend(ABC):
 
     name = ""
     required_page_size: int | None = None
+    page_multiple = 1
     dtypes: tuple[torch.dtype, ...] = DTYPES  # of caches
     pool_class: type[PagedPool] = PagedPool
 

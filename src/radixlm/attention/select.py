@@ -1,5 +1,6 @@
 """Chooses the attention backend by name, and pairs two of them for prefill and decode."""
 
+import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import cast
@@ -83,6 +84,7 @@ class HybridBackend:
         self.prefill, self.decode = prefill, decode
         self.name = decode.name
         self.required_page_size = prefill.required_page_size or decode.required_page_size
+        self.page_multiple = math.lcm(prefill.page_multiple, decode.page_multiple)
         self.pools: Sequence[KvPool | None] = prefill.pools  # shared, by group
         self._current = prefill
 
@@ -118,10 +120,9 @@ class HybridBackend:
         return self._current.run(q_THD, k_TKD, v_TKV, site)
 
 
-def default_backend(device: torch.device, page_size: int | None = None) -> str:
-    """The fastest backend for a device that supports pages of ``page_size``."""
-    fits = page_size is None or page_size % 16 == 0
-    if device.type == "cpu" and cpu.available and fits:
+def default_backend(device: torch.device) -> str:
+    """The fastest backend for a device."""
+    if device.type == "cpu" and cpu.available:
         return "cpu"
     if device.type == "cuda" and find_spec("triton") is not None:
         return "triton"

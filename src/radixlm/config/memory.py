@@ -28,7 +28,12 @@ class MemoryConfig(Group):
         "Tokens that the KV cache holds; from --mem-fraction-static when unset.",
         Flag(within=POSITIVE),
     ] = None
-    page_size: Annotated[int, "Tokens of one KV page; 16 when unset.", Flag(within=POSITIVE)] = AUTO
+    page_size: Annotated[
+        int,
+        "Tokens of one KV page; 16 when unset. The CPU kernels serve every size by pages of a "
+        "multiple of 16 tokens. Prefix hits count tokens, not pages.",
+        Flag(within=POSITIVE),
+    ] = AUTO
     kv_cache_dtype: Annotated[
         str,
         "Dtype of the KV cache; 'auto' is the model's. int8 keeps one scale per token and head.",

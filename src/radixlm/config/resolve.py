@@ -94,10 +94,8 @@ def fill_backends(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
     backend = execute.attention_backend
     if backend is None:
         is_cpu = execute.device == "cpu"
-        page_size = config.memory.page_size
-        backend = _first_cpu_attention(page_size) if is_cpu else _first_gpu_attention()
-        pages = f" with pages of {page_size}" if page_size and is_cpu else ""
-        yield Change("attention_backend", backend, f"the best on {execute.device}{pages}")
+        backend = _first_cpu_attention() if is_cpu else _first_gpu_attention()
+        yield Change("attention_backend", backend, f"the best on {execute.device}")
     for phase in ("prefill", "decode"):
         name = f"{phase}_attention_backend"
         if config.value(name) is None:
@@ -106,11 +104,9 @@ def fill_backends(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
         yield Change("sampling_backend", "pytorch", "runs everywhere", is_minor=True)
 
 
-def _first_cpu_attention(page_size: int | None) -> str:
-    # a package installed without a C++ compiler has no CPU kernels, and these need pages of
-    # multiples of 16 tokens
-    fits = page_size is None or page_size % 16 == 0
-    return "cpu" if fits and find_spec("radixlm._cpu") else "torch_native"
+def _first_cpu_attention() -> str:
+    # a package installed without a C++ compiler has no CPU kernels
+    return "cpu" if find_spec("radixlm._cpu") else "torch_native"
 
 
 def _first_gpu_attention() -> str:

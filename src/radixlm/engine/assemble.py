@@ -153,7 +153,6 @@ def _facts(
         "context_len": limits.context_len,
         "weight_bytes": weight_bytes,
         "kv_bytes": pools.num_bytes,
-        "page_size": pools.page_size,
         "load_seconds": load_s,
         "pid": os.getpid(),
         "threads": torch.get_num_threads(),
@@ -211,8 +210,8 @@ def _measure_memory(
         return MemoryNow(free_bytes, weight_bytes)
     if not _can_profile(info, model):
         return MemoryNow(free_bytes, weight_bytes, int(free_bytes * (1 - UNPROFILED_SHARE)))
-    limits = scheduler_limits(config, info, info.context_len, config.memory.page_size or 1)
     pools = trial_pools(config, info, model, attn)
+    limits = scheduler_limits(config, info, info.context_len, pools.page_size)
     processors = LogitProcessors()
     parts = EngineParts(model, attn, pools, {}, processors, None, None, steps)
     make = partial(make_runner, config, info, parts, device, limits)

@@ -24,6 +24,8 @@ from radixlm.models.dtype import resolve_dtypes
 from radixlm.pools.state import StatePool, state_nbytes
 from radixlm.weights.dummy import checkpoint_dtype
 
+MIN_TAIL = 4  # fewer tokens of a page are computed as fast as the page is copied
+
 _OUT_OF_MEMORY_WORDS = ("can't allocate memory", "out of memory", "cannot allocate memory")
 
 
@@ -37,7 +39,12 @@ class MemoryNow(Record):
 
 
 class Pools(Record):
-    """The KV pools: their sizes, and the second page space if there is one."""
+    """The KV pools: their sizes, and the second page space if there is one.
+
+    page_size: tokens of a page, --page-size or more (see ``page_size_and_dtype``).
+    min_tail: the fewest tokens of a cached page that a prefix hit copies, None where pages can only
+        be shared whole.
+    """
 
     sizes: PoolSizes
     page_size: int
@@ -45,6 +52,7 @@ class Pools(Record):
     num_bytes: int
     window_tokens: int  # 0: there is one page space only
     states: StatePool | None = None  # with one, the second page space is for states
+    min_tail: int | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -58,19 +66,23 @@ def trial_pools(
     page_size, dtype = page_size_and_dtype(config, info, attn)
     for group in model.kv_groups:
         attn.make_pool(group, 2, page_size, dtype)
-    has_windows = _window_share(config, info, model) is not None
+    has_windows = _window_share(config, info, model, page_size) is not None
     return Pools(PoolSizes(1), page_size, dtype, 0, window_tokens=int(has_windows))
 
 
 def page_size_and_dtype(
     config: ServerConfig, info: ModelInfo, attn: AttentionBackend
 ) -> tuple[int, torch.dtype]:
-    """Page size and dtype of the KV cache; ConfigError if the backend does not support them."""
-    page_size = config.memory.page_size or 1
+    """Page size and dtype of the KV cache; ConfigError if the backend does not support them.
+
+    A --page-size that the backend's kernels do not read is served by the next larger one that they
+    do: prefix hits count tokens, so that they are as long as with smaller pages."""
+    wanted = config.memory.page_size or 1
+    page_size = -(-wanted // attn.page_multiple) * attn.page_multiple
     if not attn.supports(page_size):
         raise ConfigError(
-            f"--page-size {page_size}: attention backend {attn.name!r} works with "
-            f"{attn.required_page_size or 'multiples of 16'}"
+            f"--page-size {wanted}: attention backend {attn.name!r} works with "
+            f"{attn.required_page_size}"
         )
     dtype = kv_dtype(config, info, torch.device(config.execute.device or "cpu"))
     if not attn.supports_dtype(dtype):
@@ -96,7 +108,7 @@ def make_pools(
     if states is not None:
         taken = states.num_bytes
         facts = replace(facts, weight_bytes=facts.weight_bytes + taken)
-    share = None if states is not None else _window_share(config, info, model)
+    share = None if states is not None else _window_share(config, info, model, page_size)
     page_bytes = {"full": 0, "window": 0}
     for group in model.kv_groups:
         page_bytes[group.name] += attn.page_nbytes(group, page_size, dtype)
@@ -115,7 +127,10 @@ def make_pools(
     if states is not None:
         sizes = PoolSizes(sizes.num_full, states.num_pages - 1)
         window, num_bytes = 1, num_bytes + states.num_bytes
-    return Pools(sizes, page_size, dtype, num_bytes, window, states)
+    # a state stands at the end of a page, and rows of compressed groups are sums over tokens
+    is_whole = states is not None or any(group.compress_ratio for group in model.kv_groups)
+    min_tail = None if is_whole else min(MIN_TAIL, config.memory.page_size or 1)
+    return Pools(sizes, page_size, dtype, num_bytes, window, states, min_tail)
 
 
 def _make_states(
@@ -142,12 +157,13 @@ def kv_dtype(config: ServerConfig, info: ModelInfo, device: torch.device) -> tor
     return wanted if wanted in (torch.bfloat16, torch.float16, torch.float32) else compute
 
 
-def _window_share(config: ServerConfig, info: ModelInfo, model: Model) -> WindowShare | None:
+def _window_share(
+    config: ServerConfig, info: ModelInfo, model: Model, page_size: int
+) -> WindowShare | None:
     """How window layers share the memory; None where all layers keep the whole length."""
     windows = [g.window for g in model.kv_groups if g.name == "window"]
     if not windows or len(windows) == len(model.kv_groups):
         return None
-    page_size = config.memory.page_size or 1
     ratio = window_ratio(
         config.memory.swa_full_tokens_ratio,
         config.memory.hybrid_kvcache_ratio,

@@ -104,7 +104,12 @@ def make_kv_manager(config: ServerConfig, pools: Pools, limits: Limits) -> KVCac
         window = WindowPages(window_pages, table, pools.states is not None)
     prefix_cache = _make_prefix_cache(config, allocator, page_size, window, limits.is_encoder)
     return KVCacheManager(
-        allocator, SlotAllocator(limits.max_running), prefix_cache, page_size, window
+        allocator,
+        SlotAllocator(limits.max_running),
+        prefix_cache,
+        page_size,
+        window,
+        pools.min_tail,
     )
 
 

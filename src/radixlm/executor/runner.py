@@ -10,7 +10,7 @@ Legend: R rows with logits, D model width, V vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -37,7 +37,7 @@ from radixlm.sampling.processors import LogitProcessors
 from radixlm.sampling.sampler import Sampler, find_bad
 from radixlm.sampling.table import SamplingTable
 from radixlm.step.batch import AttentionRunner, ForwardBatch
-from radixlm.step.plan import Items, StepPlan
+from radixlm.step.plan import Items, PageCopy, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.media import plain_ids
 
@@ -173,6 +173,8 @@ class Runner:
         self.device.upload(host[:num], self.buffer.ints[:num])
         self._ring.mark(self.device.record())
         step = StepHandle(plan, items, shape)
+        if plan.copies:
+            self.device.launch(partial(self._copy_pages, plan.copies))
         if size:
             self.device.launch(partial(self._replay, step, size))
         else:
@@ -207,6 +209,14 @@ class Runner:
             self.tables.write(update)
         if plan.new_pages is not None:
             self.tables.add(plan.new_pages)
+
+    @torch.inference_mode()
+    def _copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages inside the pools of all groups."""
+        for space, pool in zip(self._options.space_of_group, self.attn.pools, strict=True):
+            pairs = [(copy.source, copy.target) for copy in copies if copy.group == space]
+            if pairs and pool is not None:
+                pool.copy_pages(*map(list, zip(*pairs, strict=True)))
 
     @torch.inference_mode()
     def _replay(self, step: StepHandle, size: int) -> None:

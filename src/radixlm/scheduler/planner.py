@@ -82,9 +82,11 @@ class Planner:
             pages=tuple(self.kv_manager.updates),
             feature_data=self.hooks.extend(items),
             new_pages=self.kv_manager.new_pages,
+            copies=tuple(self.kv_manager.copies),
         )
         self._index += 1
         self._admissions, self.releases, self.kv_manager.updates = [], [], []
+        self.kv_manager.copies = []
         self.kv_manager.new_pages = None
         return plan
 
@@ -223,6 +225,7 @@ class Planner:
         self.kv_manager.free(request)
         self.releases.append(slot)
         self.kv_manager.updates = [u for u in self.kv_manager.updates if u.slot != slot]
+        self.kv_manager.copies = [c for c in self.kv_manager.copies if c.slot != slot]
         self._admissions = [a for a in self._admissions if a.slot != slot]
 
     def retract(self, request: Request) -> None:

@@ -158,9 +158,20 @@ class NewPages(Record, eq=False):
     pages: Int32Array
 
 
+class PageCopy(msgspec.Struct, frozen=True, gc=False):
+    """What page ``source`` of the page space ``group`` holds is copied to page ``target``, of the
+    request in ``slot``."""
+
+    group: int
+    slot: int
+    source: int
+    target: int
+
+
 class StepPlan(Record):
-    """One step. Releases, admissions and pages, in this order, take effect before the forward pass.
-    ``items`` as the scheduler makes them are ``Items``."""
+    """One step. Releases, admissions, pages and copies, in this order, take effect before the
+    forward pass. All copies are read before one is written. ``items`` as the scheduler makes them
+    are ``Items``."""
 
     index: int
     items: Sequence[Item]
@@ -169,6 +180,7 @@ class StepPlan(Record):
     pages: tuple[PageUpdate, ...] = ()
     feature_data: dict[str, Any] = field(default_factory=dict)
     new_pages: NewPages | None = None
+    copies: tuple[PageCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -20,11 +20,15 @@ def audit_shape(tree: Tree) -> list[str]:
         if parent is None or parent.children.get(node.edge) is not node or stored != head:
             violations.append(f"node {node.serial} does not stand under its first page")
         num_tokens = len(node.tokens) // TOKEN_BYTES
-        if num_tokens != node.num_pages * tree.page_size or not node.num_pages:
+        is_tail = tree.is_tail(node) and num_tokens and node.num_pages == 1 and not node.children
+        if (num_tokens != node.num_pages * tree.page_size and not is_tail) or not node.num_pages:
             violations.append(
                 f"node {node.serial} has {num_tokens} tokens in {node.num_pages} pages "
                 f"of {tree.page_size}"
             )
+        heads = [edge[1] if isinstance(edge, tuple) else edge for edge in node.children]
+        if sorted(heads) != (node.heads or []):
+            violations.append(f"node {node.serial} lists {node.heads}, its children are {heads}")
         for pages in (node.pages, node.window_pages):
             if pages is not None and len(pages) != node.num_pages * PAGE_ID_BYTES:
                 violations.append(

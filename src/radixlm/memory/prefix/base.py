@@ -38,6 +38,17 @@ class Match(Record):
     window_pages: PageIds | None = None
 
 
+class Tail(Record):
+    """A cached page whose first ``num_tokens`` tokens, fewer than a page, follow a prefix.
+
+    The page stays the cache's: its rows are to be copied before the next step writes.
+    """
+
+    page: int
+    num_tokens: int
+    window_page: int | None = None
+
+
 class InsertResult(Record):
     """Who owns what after ``insert``.
 
@@ -122,6 +133,25 @@ class PrefixCache(Protocol):
         """Hands the whole pages of ``ids`` over to the cache.
 
         ``pages`` are the request's page table: what it matched and locked, then its own.
+        """
+
+    def find_tail(self, handle: Handle, ids: TokenIds, namespace: Hashable = None) -> Tail | None:
+        """The page behind ``handle`` that starts with the most tokens of ``ids``, if one does.
+
+        ids: less than a page of the tokens that follow the prefix of ``handle``.
+        """
+
+    def insert_tail(
+        self,
+        handle: Handle,
+        ids: TokenIds,
+        page: int,
+        namespace: Hashable = None,
+        window_page: int | None = None,
+    ) -> bool:
+        """Hands over a page that ``ids``, the tokens behind ``handle``, fill in part.
+
+        False, and the page stays the caller's, if the cache has these tokens already.
         """
 
     def evict(self, num_pages: int) -> int:

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from radixlm.memory.pages import PageIds
-from radixlm.memory.prefix.base import Audit, Handle, InsertResult, Lock, Match, TokenIds
+from radixlm.memory.prefix.base import Audit, Handle, InsertResult, Lock, Match, Tail, TokenIds
 
 _NO_PAGES: Final = np.empty(0, np.int32)
 _NO_PAGES.flags.writeable = False
@@ -48,6 +48,21 @@ class ChunkCache:
         return InsertResult(
             self._handle, 0, 0, _NO_PAGES, _NO_PAGES, self._window_pages, self._window_pages
         )
+
+    def find_tail(self, handle: Handle, ids: TokenIds, namespace: Hashable = None) -> Tail | None:
+        """Never a hit."""
+        return None
+
+    def insert_tail(
+        self,
+        handle: Handle,
+        ids: TokenIds,
+        page: int,
+        namespace: Hashable = None,
+        window_page: int | None = None,
+    ) -> bool:
+        """Takes no page over."""
+        return False
 
     def evict(self, num_pages: int) -> int:
         """Nothing to free."""

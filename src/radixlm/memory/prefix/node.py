@@ -1,4 +1,5 @@
-"""A node of the radix tree: a run of whole pages of tokens with the pages that hold their KV."""
+"""A node of the radix tree: a run of whole pages of tokens with the pages that hold their KV, or
+a tail: one page that its tokens fill in part."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import numpy as np
 from radixlm.memory.pages import PageIds
 from radixlm.memory.prefix.base import Handle
 
-# The token bytes of a child's first page; under the root with the namespace before them. A dict
-# compares the bytes themselves, so no hash collision can join two prefixes.
+# The token bytes of a child's first page (fewer for a tail); under the root with the namespace
+# before them. A dict compares the bytes themselves, so no hash collision can join two prefixes.
 Edge = bytes | tuple[Hashable, bytes]
 
 TOKEN_BYTES: Final = 4
@@ -23,6 +24,8 @@ class Node(Handle):
 
     tokens: bytes of int32 [num_pages * page_size]; pages: bytes of int32 [num_pages]. Bytes, since
         a tree has many nodes: they compare in one call and are freed thrice as fast as arrays.
+        A tail is a leaf with one page and fewer tokens. Nobody locks it.
+    heads: the children's edges without namespaces, in order; None at the root (see ``Tree``).
     window_pages: as ``pages``, or None where the window group's pages are gone (a tombstone) or
         there is no window group. A node is live or a tombstone as a whole.
     num_locks counts locked handles at or below, num_window_locks those whose window reaches here.
@@ -32,6 +35,7 @@ class Node(Handle):
     __slots__ = (
         "children",
         "edge",
+        "heads",
         "is_alive",
         "last_access",
         "num_hits",
@@ -61,6 +65,7 @@ class Node(Handle):
         self.num_pages = len(pages) // PAGE_ID_BYTES
         self.serial = serial
         self.children: dict[Edge, Node] = {}
+        self.heads: list[bytes] | None = None
         self.window_pages: bytes | None = None
         self.num_locks = 0
         self.num_window_locks = 0
@@ -94,6 +99,7 @@ class Node(Handle):
         self.edge = self.tokens[: page_size * TOKEN_BYTES]
         self.parent = upper
         upper.children[self.edge] = self
+        upper.heads = [self.edge]
         return upper
 
     def path(self) -> list[Node]:

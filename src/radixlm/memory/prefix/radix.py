@@ -1,5 +1,8 @@
 """The radix tree: token prefixes in whole pages, each with the pages that hold its KV.
 
+Behind whole pages stand tails, pages that are filled in part. A prompt that leaves a page or a tail
+in its middle can have a copy of the rows that it shares, so that hits count tokens.
+
 A node owns its pages until it is evicted. Locks count from the locked node up to the root, so the
 unlocked nodes are closed downwards: whatever is unlocked can be evicted leaf by leaf, and
 ``num_evictable`` is a sum, not a search. Time is a counter of calls: the same calls, the same tree.
@@ -25,6 +28,7 @@ from radixlm.memory.prefix.base import (
     InsertResult,
     Lock,
     Match,
+    Tail,
     TokenIds,
 )
 from radixlm.memory.prefix.evict import EvictionQueue, policy
@@ -157,6 +161,56 @@ class RadixCache:
             node, num_pages, num_shared, tree_pages, duplicates, tree_row, row_duplicates
         )
 
+    def find_tail(self, handle: Handle, ids: TokenIds, namespace: Hashable = None) -> Tail | None:
+        """The page behind ``handle`` that starts with the most tokens of ``ids``; counts as a use.
+
+        ids: int32, less than a page. In a hybrid cache the page's window page must be there too.
+        """
+        found = self.tree.nearest(_alive(handle), _as_int32(ids).tobytes(), namespace)
+        if found is None:
+            return None
+        node, num_tokens = found
+        if self.window is not None and node.window_pages is None:
+            return None
+        node.num_hits += 1
+        node.last_access = node.window_access = self._clock
+        page = int(page_ids(node.pages)[0])
+        row = node.window_pages
+        return Tail(page, num_tokens, None if row is None else int(page_ids(row)[0]))
+
+    def insert_tail(
+        self,
+        handle: Handle,
+        ids: TokenIds,
+        page: int,
+        namespace: Hashable = None,
+        window_page: int | None = None,
+    ) -> bool:
+        """Takes over a page that ``ids``, the tokens behind ``handle``, fill in part.
+
+        False, and nothing changed, if a page or a tail starts with all of them.
+        """
+        if not 0 < len(ids) < self.page_size:
+            raise InvariantError(f"a tail of {len(ids)} tokens for pages of {self.page_size}")
+        if (window_page is None) != (self.window is None):
+            raise InvariantError("window pages are given to caches with a window group, only")
+        parent, ids = _alive(handle), _as_int32(ids)
+        found = self.tree.nearest(parent, ids.tobytes(), namespace)
+        if found is not None and found[1] == len(ids):
+            return False
+        pages = np.array([page], np.int32)
+        self.allocator.adopt(pages)
+        node = self._attach(parent, ids, pages, namespace)
+        node.last_access = self._clock
+        self._queue.push(node)
+        if self.window is not None and window_page is not None:
+            node.window_access = self._clock
+            self.window.put(node, np.array([window_page], np.int32))
+        self.total_pages += 1
+        if self._events is not None:
+            self._events.on_store(pages, ids, _last_page(parent), namespace)
+        return True
+
     def evict(self, num_pages: int) -> int:
         """Frees at least ``num_pages`` pages, or all that are unlocked; returns how many.
 
@@ -285,16 +339,30 @@ class RadixCache:
             if begin == end:
                 continue
             tokens = ids[begin * self.page_size : end * self.page_size]
-            node = self.tree.attach(node, tokens, pages[begin:end], namespace)
+            node = self._attach(node, tokens, pages[begin:end], namespace)
             self._queue.push(node)
             if self.window is not None and row is not None and begin == cut:
                 self.window.put(node, row[begin:end])
         self.total_pages += len(pages) - start_page
         if self._events is not None:
-            before = int(page_ids(parent.pages)[-1]) if parent.parent is not None else None
             self._events.on_store(
-                pages[start_page:], ids[start_page * self.page_size :], before, namespace
+                pages[start_page:],
+                ids[start_page * self.page_size :],
+                _last_page(parent),
+                namespace,
             )
+        return node
+
+    def _attach(self, parent: Node, ids: TokenIds, pages: PageIds, namespace: Hashable) -> Node:
+        """A new leaf below ``parent``; a tail that starts like it goes."""
+        head = ids[: self.page_size].tobytes()
+        found = self.tree.nearest(parent, head, namespace)
+        node = self.tree.attach(parent, ids, pages, namespace)
+        if found is not None and head.startswith(found[0].tokens):
+            freed: list[bytes] = []
+            self._queue.discard(found[0])
+            self._remove(found[0], freed)
+            self._give_back(freed)
         return node
 
     def _remove(self, node: Node, freed: list[bytes]) -> int:
@@ -325,6 +393,11 @@ class RadixCache:
 def _as_int32(values: ArrayLike) -> PageIds:
     """A contiguous int32 array, the caller's own where it is one."""
     return np.ascontiguousarray(values, np.int32)
+
+
+def _last_page(node: Node) -> int | None:
+    """The last page of the prefix that ends at ``node``; None at the root."""
+    return int(page_ids(node.pages)[-1]) if node.parent is not None else None
 
 
 def _alive(handle: Handle) -> Node:

@@ -1,5 +1,6 @@
 """The shape of the radix tree, without any counters: walk, split, attach, detach."""
 
+from bisect import bisect_left
 from collections.abc import Hashable, Iterator
 
 from radixlm.memory.pages import PageIds
@@ -16,6 +17,7 @@ class Tree:
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.root = Node(None, b"", b"", b"", 0)
+        self._root_heads: dict[Hashable, list[bytes]] = {}  # by namespace
         self._num_nodes_made = 0
 
     def walk(self, ids: TokenIds, namespace: Hashable) -> list[Step]:
@@ -52,14 +54,51 @@ class Tree:
         self._num_nodes_made += 1
         node = Node(parent, edge, data, pages.tobytes(), self._num_nodes_made)
         parent.children[edge] = node
+        if parent.parent is None:
+            heads = self._root_heads.setdefault(namespace, [])
+        elif parent.heads is None:
+            heads = parent.heads = []
+        else:
+            heads = parent.heads
+        heads.insert(bisect_left(heads, head), head)
         return node
 
     def detach(self, node: Node) -> Node:
         """Takes a leaf out; its former parent. Handles to it are dead from now on."""
-        assert node.parent is not None and not node.children
-        del node.parent.children[node.edge]
+        parent, edge = node.parent, node.edge
+        assert parent is not None and not node.children
+        del parent.children[edge]
+        if isinstance(edge, tuple):
+            heads = self._root_heads[edge[0]]
+            del heads[bisect_left(heads, edge[1])]
+            if not heads:
+                del self._root_heads[edge[0]]
+        elif parent.heads is not None:
+            del parent.heads[bisect_left(parent.heads, edge)]
         node.is_alive = False
-        return node.parent
+        return parent
+
+    def nearest(self, parent: Node, tokens: bytes, namespace: Hashable) -> tuple[Node, int] | None:
+        """The child whose first page shares the most tokens with ``tokens``, and how many; None if
+        none shares one.
+
+        Among sorted byte strings, one with the longest common start stands beside the place of
+        ``tokens``.
+        """
+        is_root = parent.parent is None
+        heads = self._root_heads.get(namespace) if is_root else parent.heads
+        if not heads:
+            return None
+        at = bisect_left(heads, tokens)
+        best, head = max(
+            (count_common(head, tokens, 0), head) for head in heads[max(at - 1, 0) : at + 1]
+        )
+        edge: Edge = (namespace, head) if is_root else head
+        return (parent.children[edge], best // TOKEN_BYTES) if best else None
+
+    def is_tail(self, node: Node) -> bool:
+        """Whether the node's tokens fill its only page in part."""
+        return len(node.tokens) < self.page_size * TOKEN_BYTES
 
     def nodes(self) -> Iterator[Node]:
         """All nodes but the root, parents before their children."""
