@@ -17,6 +17,7 @@ import pytest
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.supervisor import EngineSupervisor
 from radixlm.entrypoints.http import middleware
+from radixlm.intake.identity import Identity
 from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 
 CHAT = "/v1/chat/completions"
@@ -218,8 +219,9 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         middleware, "hmac", type("spied", (), {"compare_digest": staticmethod(spy)})
     )
-    assert middleware._matches("one", ("one", None, "two", "three"))
-    assert not middleware._matches("none", ("one", "two", "three"))
+    clients = {key: Identity(key) for key in ("one", "two", "three")}
+    assert middleware._matching("one", clients) == Identity("one")
+    assert middleware._matching("none", clients) is None
     assert compared == [b"one", b"two", b"three"] * 2
 
 

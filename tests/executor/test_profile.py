@@ -14,6 +14,11 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.executor.profile import Profiler
 
 
+@pytest.fixture(autouse=True)
+def _root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RADIXLM_PROFILER_DIR", str(tmp_path))
+
+
 @pytest.fixture
 def profiler() -> Profiler:
     return Profiler(torch.device("cpu"))
@@ -63,6 +68,16 @@ def test_names_do_not_leave_the_folder(profiler: Profiler, tmp_path: Path) -> No
     profiler.start({"output_dir": str(tmp_path), "profile_prefix": "../../a", "profile_id": "/b"})
     (file,) = profiler.stop({})["files"]
     assert Path(file) == tmp_path / "a-b-TP-0.trace.json.gz"
+
+
+@pytest.mark.parametrize("asked", ["..", "a/../..", "link/x", "/", "a\0b"])
+def test_folders_outside_of_the_configured_one_are_refused(
+    profiler: Profiler, tmp_path: Path, asked: str
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path.parent)
+    with pytest.raises(InvalidRequest, match="output_dir"):
+        profiler.start({"output_dir": str(tmp_path / asked)})
+    assert not (tmp_path.parent / "x").exists()
 
 
 @pytest.mark.parametrize(

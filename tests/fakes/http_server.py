@@ -183,7 +183,7 @@ class ScriptedServer:
         info = ModelInfo(folder, decoder, "Toy", "toy", CONTEXT, (eos,), {"temperature": 0.0})
         self.app = create_app(self.config, info, shown, self.engine.intake)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://test")
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
     @property
     def state(self) -> Any:

@@ -40,7 +40,9 @@ class Served:
     def __init__(self, app: Any, engine: ThreadEngine) -> None:
         self.app, self.engine = app, engine
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=120)
+        self.client = httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1", timeout=120
+        )
 
     async def post(self, path: str, **body: Any) -> httpx.Response:
         return await self.client.post(path, json=body)

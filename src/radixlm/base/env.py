@@ -73,7 +73,7 @@ PROFILER_DIR = Variable(
     "RADIXLM_PROFILER_DIR",
     Path(tempfile.gettempdir()),
     Path,
-    "Folder for profiles that name none.",
+    "Folder for profiles; output_dir of /start_profile must be in it.",
     ("SGLANG_TORCH_PROFILER_DIR",),
 )
 TRITON_INTERPRET = Variable(

@@ -188,6 +188,13 @@ def name_problems(config: ServerConfig) -> Iterator[str]:
             seen.add(key)
 
 
+def key_problems(config: ServerConfig) -> Iterator[str]:
+    """Options that need API keys."""
+    serve = config.serve
+    if serve.isolate_cache_by == "key" and not (serve.api_key or serve.api_key_file):
+        yield "--isolate-cache-by key: clients have no keys; add --api-key-file FILE"
+
+
 Rule = Callable[[ServerConfig], Iterable[str]]
 
 RULES: tuple[Rule, ...] = (
@@ -198,6 +205,7 @@ RULES: tuple[Rule, ...] = (
     bucket_problems,
     adapter_problems,
     name_problems,
+    key_problems,
 )
 
 

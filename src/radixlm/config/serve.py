@@ -27,10 +27,23 @@ class ServeConfig(Group):
         "Key for the routes that change the server (weights, cache, logging, profiles).",
         Flag(is_secret=True),
     ] = field(default=None, repr=False)
+    isolate_cache_by: Annotated[
+        str,
+        "Whose requests share cached prefixes: all (none), or those with the same API key (key), "
+        "so that no answer's time tells what others asked.",
+        Flag(choices=("none", "key")),
+    ] = "none"
     cors_allowed_origins: Annotated[
         str,
-        "Origins that may call this server (CORS), with commas; * allows all, none allows none.",
+        "Origins of web pages that may call this server (CORS), with commas. * allows all on the "
+        "routes of inference, and none on those that change the server or read what is stored; "
+        "none allows none.",
     ] = "*"
+    allowed_hosts: Annotated[
+        str | None,
+        "Further names, with commas, under which a server without keys may be reached (the Host "
+        "of a proxy, a public DNS name); * allows all.",
+    ] = None
     max_request_bytes: Annotated[int, "Largest request body in bytes.", Flag(within=POSITIVE)] = (
         64 * 1024 * 1024
     )

@@ -102,7 +102,7 @@ class Profiler:
         start, count = args.get("start_step"), args.get("num_steps")
         parts = (args.get("profile_prefix"), args.get("profile_id") or f"{time.time():.3f}")
         return ProfileRequest(
-            folder=Path(args.get("output_dir") or env.PROFILER_DIR.get()),
+            folder=_folder(args.get("output_dir")),
             name="-".join(Path(part).name for part in parts if part),
             activities=activities,
             first_step=max(int(start or 0), self.num_steps + 1),
@@ -145,3 +145,21 @@ class Profiler:
             torch.cuda.cudart().cudaProfilerStop()  # type: ignore[no-untyped-call]
         log.info("profile written: %s", ", ".join(files) or "nothing")
         return files
+
+
+def _folder(asked: str | None) -> Path:
+    """The folder of a trace: ``asked`` by its real path, which must lie in RADIXLM_PROFILER_DIR, or
+    that folder itself; InvalidRequest."""
+    root = env.PROFILER_DIR.get()
+    if not asked:
+        return root
+    try:
+        folder = Path(asked).resolve()
+        is_inside = folder.is_relative_to(root.resolve())
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InvalidRequest(f"output_dir: {error}", "output_dir") from error
+    if not is_inside:
+        raise InvalidRequest(
+            f"output_dir: {asked!r:.200} is not in {root}; set RADIXLM_PROFILER_DIR", "output_dir"
+        )
+    return folder

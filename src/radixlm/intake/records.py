@@ -96,6 +96,15 @@ def _joined(a: Logprobs | None, b: Logprobs | None) -> Logprobs | None:
     return Logprobs(a.chosen + b.chosen, a.top + b.top, a.asked + b.asked)
 
 
+def grammar_of(sampling: SamplingParams) -> GrammarSpec | None:
+    """The grammar that the sampling parameters name."""
+    for kind in ("json_schema", "regex", "ebnf", "structural_tag"):
+        value = getattr(sampling, kind)
+        if value is not None:
+            return GrammarSpec(kind, value)
+    return None
+
+
 def in_client_words(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
     """The error with the name that the client has for its field."""
     name = names.get(error.param or "")

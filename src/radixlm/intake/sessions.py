@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixlm.base.errors import InvalidRequest, TooManyRequests
+from radixlm.intake.identity import identity
 from radixlm.intake.records import GenerateRequest
 from radixlm.intake.request_state import RequestState
 from radixlm.intake.tokenizer_manager import Observer
@@ -48,6 +49,7 @@ class _Session:
 
     capacity: int
     timeout_s: float
+    owner: str
     turns: dict[str, _Turn] = field(default_factory=dict)
     used_s: float = field(default_factory=time.monotonic)
 
@@ -68,13 +70,15 @@ class Sessions(Observer):
         if len(self._open) >= MAX_SESSIONS:
             raise TooManyRequests(f"{MAX_SESSIONS} sessions are open", retry_after_s=5.0)
         name = session_id or secrets.token_hex(16)
-        self._open[name] = _Session(capacity, timeout_s)
+        self._open[name] = _Session(capacity, timeout_s, identity().owner)
         return name
 
     def close(self, session_id: str) -> None:
         """Forget a session; InvalidRequest if it is not open."""
-        if self._open.pop(session_id, None) is None:
+        session = self._open.get(session_id)
+        if session is None or not identity().may_see(session.owner):
             raise InvalidRequest(f"session_id: no session {session_id!r:.200}", "session_id")
+        del self._open[session_id]
 
     def _expire(self) -> None:
         now_s = time.monotonic()
@@ -132,7 +136,7 @@ class Sessions(Observer):
         self._expire()
         name = params.get("id")
         session = self._open.get(name) if name else None
-        if session is None:
+        if session is None or not identity().may_see(session.owner):
             raise InvalidRequest(
                 f"session_params.id: no session {name!r:.200}", "session_params.id"
             )

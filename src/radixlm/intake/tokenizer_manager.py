@@ -17,14 +17,19 @@ from radixlm.base.errors import (
     EngineError,
     InvalidRequest,
     InvariantError,
-    NotFound,
     Overloaded,
-    RadixError,
 )
 from radixlm.base.record import replace
 from radixlm.intake.facts import IntakeFacts
+from radixlm.intake.identity import identity
 from radixlm.intake.link import Link
-from radixlm.intake.records import GenerateRequest, Output, check_names, in_client_words
+from radixlm.intake.records import (
+    GenerateRequest,
+    Output,
+    check_names,
+    grammar_of,
+    in_client_words,
+)
 from radixlm.intake.replicas import Replica, Replicas
 from radixlm.intake.request_state import RequestState, merge_outputs, stop_checker
 from radixlm.intake.validation import RequestValidator
@@ -44,7 +49,6 @@ from radixlm.wire.replies import (
 from radixlm.wire.requests import (
     AbortRequest,
     Control,
-    GrammarSpec,
     TokenizedRequest,
     pack_ids,
 )
@@ -192,11 +196,15 @@ class TokenizerManager:
             self.replicas.send(AbortRequest(rids=gone, quiet=True))
 
     def abort(self, rid: str, message: str = "aborted by request") -> int:
-        """End the request ``rid`` (and its samples); the number of sequences ended."""
-        return self._abort([r for r in self.requests if _is_of(r, rid)], message)
+        """End the client's request ``rid`` (and its samples); the number of sequences ended."""
+        return self._abort([r for r in self._seen() if _is_of(r, rid)], message)
 
     def abort_all(self, message: str = "aborted by request") -> int:
-        return self._abort(list(self.requests), message)
+        """End all requests of the client; an administrator's are all requests."""
+        return self._abort(self._seen(), message)
+
+    def _seen(self) -> list[str]:
+        return [rid for rid, s in self.requests.items() if identity().may_see(s.wire.owner)]
 
     def _abort(self, rids: list[str], message: str) -> int:
         """Abort by the engine, or at once where none has the request. ``abort_message`` stays set,
@@ -233,7 +241,7 @@ class TokenizerManager:
         rid = base if sampling.n <= 1 else f"{base}#{index}"
         if rid in self.requests:
             raise InvalidRequest(f"rid: {rid!r} is already in use", param="rid")
-        now_s = time.monotonic()
+        now_s, max_queue_s = time.monotonic(), self.facts.max_queue_time_s
         timeout_s = request.timeout_s or self.facts.request_timeout_s
         wire = TokenizedRequest(
             rid=rid,
@@ -245,12 +253,12 @@ class TokenizerManager:
             return_hidden_states=request.return_hidden_states,
             cache_salt=request.cache_salt,
             extra_key=request.extra_key,
+            tenant=identity().tenant,
+            owner=identity().owner,
             priority=request.priority,
             arrival_s=now_s,
             deadline_s=now_s + timeout_s if timeout_s else 0.0,
-            queue_deadline_s=(
-                now_s + self.facts.max_queue_time_s if self.facts.max_queue_time_s else 0.0
-            ),
+            queue_deadline_s=now_s + max_queue_s if max_queue_s else 0.0,
             grammar=request.grammar or grammar_of(sampling),
             embeds=request.embeds,
             media=media.media if media is not None else (),
@@ -483,25 +491,7 @@ class TokenizerManager:
             self._drained.set()
 
 
-def grammar_of(sampling: SamplingParams) -> GrammarSpec | None:
-    """The grammar that the sampling parameters name."""
-    for kind in ("json_schema", "regex", "ebnf", "structural_tag"):
-        value = getattr(sampling, kind)
-        if value is not None:
-            return GrammarSpec(kind, value)
-    return None
-
-
 def _is_of(rid: str, asked: str) -> bool:
     """Whether ``rid`` is the request ``asked`` or one of its parallel samples."""
     base, mark, _ = rid.rpartition("#")
     return rid == asked or (bool(mark) and base == asked)
-
-
-def require_live(intake: TokenizerManager, rid: str) -> None:
-    """NotFound unless a request of this id runs."""
-    if not any(_is_of(r, rid) for r in intake.requests):
-        raise NotFound(f"no running request has the id {rid!r}", param="rid")
-
-
-__all__ = ["Observer", "RadixError", "TokenizerManager", "grammar_of", "require_live"]

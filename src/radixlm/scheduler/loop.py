@@ -257,7 +257,7 @@ class Scheduler:
         rids = list(self.committer.requests) if message.all else message.rids
         for rid in rids:
             request = self.committer.requests.get(rid)
-            if request is not None:
+            if request is not None and message.owner in (None, request.wire.owner):
                 self._end_request(request, Finish("abort", message=message.message), message.quiet)
 
     def _expire(self, now_s: float) -> None:

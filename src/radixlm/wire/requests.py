@@ -49,7 +49,8 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     from those in the prompt. ``deadline_s`` and ``queue_deadline_s``: ``time.monotonic`` values
     (0 = none), equal in all processes of one machine. ``is_quarantined``: an engine died while it
     held the request, so its prompt is computed in steps of its own. Only requests whose
-    ``cache_salt``, ``extra_key`` and ``tenant`` are equal share cached prefixes.
+    ``cache_salt``, ``extra_key`` and ``tenant`` are equal share cached prefixes. ``owner``: whose
+    request it is (``intake/identity.py``).
     """
 
     rid: str
@@ -61,6 +62,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     cache_salt: str | None = None
     extra_key: str | None = None
     tenant: str | None = None
+    owner: str = ""
     priority: int = 0
     arrival_s: float = 0.0
     deadline_s: float = 0.0
@@ -108,12 +110,14 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
 
 
 class AbortRequest(msgspec.Struct, tag="abort", frozen=True):
-    """End ``rids`` (or all) now. ``quiet``: intake already knows; the scheduler sends no reply."""
+    """End ``rids`` (or all) now. ``quiet``: intake already knows; the scheduler sends no reply.
+    ``owner``: end only requests of this owner; None: of all."""
 
     rids: tuple[str, ...] = ()
     all: bool = False
     quiet: bool = False
     message: str = "aborted"
+    owner: str | None = None
 
 
 class Control(msgspec.Struct, tag="control", frozen=True):

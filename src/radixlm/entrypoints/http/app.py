@@ -6,12 +6,12 @@ from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.middleware.cors import CORSMiddleware
 
 from radixlm import __version__
 from radixlm.base.env import DISABLE_OPENAPI_DOC
 from radixlm.base.errors import ConfigError, RadixError
 from radixlm.base.log import level_number
+from radixlm.base.private_files import close_to_others
 from radixlm.config.serve import ServeConfig
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
@@ -20,6 +20,7 @@ from radixlm.entrypoints.http.admin import control, health, info, metrics, reque
 from radixlm.entrypoints.http.batches import files
 from radixlm.entrypoints.http.batches import routes as batches
 from radixlm.entrypoints.http.batches.runner import Batches
+from radixlm.entrypoints.http.browser_guard import with_cors
 from radixlm.entrypoints.http.descriptors import backlog
 from radixlm.entrypoints.http.errors import add_handlers
 from radixlm.entrypoints.http.middleware import RequestMiddleware
@@ -90,22 +91,8 @@ def create_app(
         RequestMiddleware, serve=config.serve, fair_header=config.schedule.fair_share
     )
     # outside of the other middleware, so that browsers may read its errors too
-    _allow_origins(app, config.serve.cors_allowed_origins)
+    app.add_middleware(with_cors, option=config.serve.cors_allowed_origins)
     return app
-
-
-def _allow_origins(app: FastAPI, option: str) -> None:
-    """Allow cross-origin requests from ``option``, a list of origins with commas."""
-    origins = [origin.strip() for origin in option.split(",") if origin.strip()]
-    if origins in ([], ["none"]):
-        return
-    app.add_middleware(
-        CORSMiddleware,
-        allow_origins=origins,
-        allow_methods=["*"],
-        allow_headers=["*"],
-        expose_headers=["X-Request-Id", "X-RadixLM-Ignored", "Retry-After"],
-    )
 
 
 def bare_app() -> FastAPI:
@@ -145,6 +132,8 @@ def make_state(
     servers = servers_of(config.serve.tool_server)
     state.extras[Responses] = Responses(_response_store(config), servers)
     folder = Path(config.serve.file_storage_path)
+    for kind in ("files", "batches"):
+        close_to_others(folder / kind)
     stored = state.extras[files.Files] = files.Files(folder / "files")
     state.extras[Batches] = Batches(folder / "batches", stored)
     if config.serve.completion_template:

@@ -5,7 +5,6 @@ It is plain ASGI, so that it does not buffer streams.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import logging
 import secrets
@@ -24,12 +23,14 @@ from radixlm.base.errors import (
 )
 from radixlm.config.serve import ServeConfig
 from radixlm.entrypoints.client import set_client
+from radixlm.entrypoints.http.browser_guard import LOOPBACK_NAMES, BrowserGuard
 from radixlm.entrypoints.http.errors import (
     ANTHROPIC_PATH,
     DiskFull,
     error_response,
     is_disk_full,
 )
+from radixlm.intake.identity import Identity, identity, owner_of, set_identity
 from radixlm.wire.unknown import IgnoredFields, collect_unknown
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,6 @@ ADMIN_PATHS = frozenset(
     "/load_lora_adapter_from_tensors /add_external_corpus /remove_external_corpus "
     "/init_weights_send_group_for_remote_instance /send_weights_to_remote_instance".split()
 )
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 MAX_REQUEST_ID = 128
 MAX_KEY_CHARS = 256
 _request_name: ContextVar[str | None] = ContextVar("request_id", default=None)
@@ -82,10 +82,13 @@ class RequestMiddleware:
 
     def __init__(self, app: App, serve: ServeConfig, fair_header: str | None = None) -> None:
         self._app = app
-        self._keys = _keys(serve)
+        self._identities = _identities(serve)
+        self._guard = BrowserGuard(serve, _needs_key(serve), ADMIN_PATHS)
+        self._anonymous = Identity(is_admin=not self._identities)
         self._fair_header = fair_header.lower().encode("latin-1") if fair_header else None
-        self._admin_key = serve.admin_api_key
-        self._is_local = serve.host in _LOOPBACK
+        self._needs_key = _needs_key(serve)
+        self._has_admin_key = bool(serve.admin_api_key)
+        self._is_local = serve.host in LOOPBACK_NAMES
         self._max_bytes = serve.max_request_bytes
         self._unknown_fields = serve.unknown_fields
 
@@ -127,8 +130,8 @@ class RequestMiddleware:
     def _client(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
         """A name for the client: its key where keys are checked, the header of --fair-share, or its
         address. Keys that nobody checks tell nothing: a client could send a new one each time."""
-        if self._keys and (key := _bearer(headers)):
-            return "key " + hashlib.sha256(key.encode("latin-1", "replace")).hexdigest()
+        if identity().owner:
+            return f"key {identity().owner}"
         peer = scope.get("client")
         return fair_share_key() or (str(peer[0]) if peer else "")
 
@@ -140,24 +143,32 @@ class RequestMiddleware:
                 "(--max-request-bytes)"
             )
         path = scope["path"].rstrip("/") or "/"
+        set_identity(self._anonymous)
         if scope["method"] == "OPTIONS" or path in OPEN_PATHS:
             return
-        key = _bearer(headers)
+        self._guard.check(scope["method"], path, headers)
+        known = _matching(_bearer(headers), self._identities)
         if path in ADMIN_PATHS:
-            self._check_admin(key)
-        elif self._keys and not _matches(key, (*self._keys, self._admin_key)):
+            self._check_admin(known)
+        elif self._needs_key and known is None:
             raise Unauthorized("the API key is missing or wrong: send Authorization: Bearer KEY")
+        set_identity(known or self._anonymous)
 
-    def _check_admin(self, key: str) -> None:
-        """Admin routes need --admin-api-key if it is set, else --api-key; without either they are
-        open only on a server that listens on loopback."""
-        if self._admin_key:
-            if not _matches(key, (self._admin_key,)):
+    def _check_admin(self, known: Identity | None) -> None:
+        """Admin routes need --admin-api-key if it is set, else --api-key or the only key of
+        --api-key-file; without keys they are open only on a server that listens on loopback."""
+        if self._has_admin_key:
+            if known is None or not known.is_admin:
                 raise Unauthorized("this route needs the admin key (--admin-api-key)")
-        elif self._keys:
-            if not _matches(key, self._keys):
+        elif self._needs_key:
+            if known is None:
                 raise Unauthorized(
                     "the API key is missing or wrong: send Authorization: Bearer KEY"
+                )
+            if not known.is_admin:
+                raise Forbidden(
+                    "this route changes the server for clients with other keys: "
+                    "start with --admin-api-key KEY"
                 )
         elif not self._is_local:
             raise Forbidden(
@@ -194,7 +205,25 @@ class _Limited:
         return message
 
 
+def _needs_key(serve: ServeConfig) -> bool:
+    """Whether ordinary routes need a key."""
+    return bool(serve.api_key or serve.api_key_file)
+
+
+def _identities(serve: ServeConfig) -> dict[str, Identity]:
+    """The identity of each key that is accepted. The operator's key sees the objects of all:
+    --admin-api-key, else --api-key, else the only one of --api-key-file."""
+    keys = _keys(serve)
+    operator = serve.admin_api_key or serve.api_key or (keys[0] if len(keys) == 1 else None)
+    has_own_cache = serve.isolate_cache_by == "key"
+    return {
+        key: Identity(owner_of(key), key == operator, has_own_cache)
+        for key in (*keys, *filter(None, [serve.admin_api_key]))
+    }
+
+
 def _keys(serve: ServeConfig) -> tuple[str, ...]:
+    """The keys of --api-key and --api-key-file."""
     keys = [serve.api_key] if serve.api_key else []
     if serve.api_key_file:
         try:
@@ -216,13 +245,13 @@ def _bearer(headers: dict[bytes, bytes]) -> str:
     return headers.get(b"x-api-key", b"").decode("latin-1")
 
 
-def _matches(sent: str, accepted: tuple[str | None, ...]) -> bool:
-    """Constant-time comparison with every key."""
-    is_match = False
-    for key in accepted:
-        if key:
-            is_match |= hmac.compare_digest(sent.encode(), key.encode())
-    return is_match
+def _matching(sent: str, identities: dict[str, Identity]) -> Identity | None:
+    """The identity of a key: a constant-time comparison with every key."""
+    found = None
+    for key, known in identities.items():
+        if hmac.compare_digest(sent.encode(), key.encode()):
+            found = known
+    return found
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:

@@ -167,7 +167,7 @@ async def freeze_gc(request: Request) -> Response:
 
 @get_and_post("/start_profile", StartProfile)
 async def start_profile(request: Request) -> Response:
-    """Trace steps of the engine into ``output_dir`` (else RADIXLM_PROFILER_DIR)."""
+    """Trace steps of the engine into ``output_dir``, a folder in RADIXLM_PROFILER_DIR."""
     args = await read_args(request, StartProfile)
     reply = await state_of(request).intake.control("start_profile", **args.model_dump())
     if not reply.ok:

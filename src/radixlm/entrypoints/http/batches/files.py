@@ -11,10 +11,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest, NotFound, Overloaded
+from radixlm.base.private_files import make_private_folder, write_private
 from radixlm.base.thread_pool import FairThreadPool
 from radixlm.entrypoints.client import run_in
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.state import state_of
+from radixlm.intake.identity import identity
 
 router = APIRouter(tags=["batches"])
 
@@ -52,21 +54,24 @@ class Files:
             "filename": name[:MAX_NAME_CHARS],
             "purpose": purpose,
             "status": "processed",
+            "owner": identity().owner,
         }
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._path(str(record["id"]), "bin").write_bytes(content)
+            make_private_folder(self._folder)
+            write_private(self._path(str(record["id"]), "bin"), content)
             write_json(self._path(str(record["id"]), "json"), record)
         except OSError as error:
             raise Overloaded(f"the file cannot be stored: {error.strerror}") from error
         return record
 
     def record(self, file_id: str) -> dict[str, Any]:
-        """The record of a file; NotFound."""
+        """The record of a file, if the client may see it; NotFound."""
         try:
             record: dict[str, Any] = orjson.loads(self._path(file_id, "json").read_bytes())
         except (OSError, orjson.JSONDecodeError):
             raise NotFound(f"no file {file_id!r:.100}", "file_id") from None
+        if not identity().may_see(record.get("owner", "")):
+            raise NotFound(f"no file {file_id!r:.100}", "file_id")
         if record["expires_at"] and record["expires_at"] < time.time():
             self.delete(file_id)
             raise NotFound(f"file {file_id!r} has expired", "file_id")
@@ -86,7 +91,7 @@ class Files:
             self._path(file_id, ending).unlink(missing_ok=True)
 
     def all(self) -> list[dict[str, Any]]:
-        """All records, newest first."""
+        """The records that the client may see, newest first."""
         records = []
         for path in self._folder.glob("file-*.json"):
             try:
@@ -99,8 +104,13 @@ class Files:
 def write_json(path: Path, value: Any) -> None:
     """Replace a file atomically: a crash leaves the old one."""
     fresh = path.with_suffix(".new")
-    fresh.write_bytes(orjson.dumps(value))
+    write_private(fresh, orjson.dumps(value))
     fresh.replace(path)
+
+
+def public(record: dict[str, Any]) -> dict[str, Any]:
+    """A record as clients see it."""
+    return {name: value for name, value in record.items() if name != "owner"}
 
 
 def page(
@@ -114,7 +124,7 @@ def page(
         if not places:
             raise InvalidRequest(f"after: no {after!r:.100} in this list", "after")
         records = records[places[0] + 1 :]
-    shown = records[:limit]
+    shown = [public(record) for record in records[:limit]]
     return {
         "object": "list",
         "data": shown,
@@ -159,9 +169,8 @@ async def create(request: Request) -> Response:
         name = upload.filename or "file"
         expires_s = _seconds(form.get("expires_after[seconds]"))
     files = state_of(request).extra(Files)
-    return json_response(
-        await run_in(files.threads, files.create, content, name, str(purpose), expires_s)
-    )
+    record = await run_in(files.threads, files.create, content, name, str(purpose), expires_s)
+    return json_response(public(record))
 
 
 def _seconds(value: Any) -> int | None:
@@ -193,7 +202,7 @@ async def list_files(
 @router.get("/v1/files/{file_id}")
 async def retrieve(request: Request, file_id: str) -> Response:
     """The record of a file."""
-    return json_response(state_of(request).extra(Files).record(file_id))
+    return json_response(public(state_of(request).extra(Files).record(file_id)))
 
 
 @router.get("/v1/files/{file_id}/content")

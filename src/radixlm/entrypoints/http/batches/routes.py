@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.client import run_in
-from radixlm.entrypoints.http.batches.files import page
+from radixlm.entrypoints.http.batches.files import page, public
 from radixlm.entrypoints.http.batches.lines import ENDPOINTS
 from radixlm.entrypoints.http.batches.runner import Batches
 from radixlm.entrypoints.http.errors import json_response
@@ -47,7 +47,8 @@ async def create(request: Request) -> Response:
             "output_expires_after",
         )
     batches = state.extra(Batches)
-    return json_response(batches.create(state, body.input_file_id, body.endpoint, body.metadata))
+    record = batches.create(state, body.input_file_id, body.endpoint, body.metadata)
+    return json_response(public(record))
 
 
 @router.get("/v1/batches")
@@ -61,10 +62,10 @@ async def list_batches(request: Request, after: str | None = None, limit: int = 
 @router.get("/v1/batches/{batch_id}")
 async def retrieve(request: Request, batch_id: str) -> Response:
     """The record of a batch, with its progress."""
-    return json_response(state_of(request).extra(Batches).record(batch_id))
+    return json_response(public(state_of(request).extra(Batches).record(batch_id)))
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
 async def cancel(request: Request, batch_id: str) -> Response:
     """Cancel a batch; its answers so far are stored."""
-    return json_response(await state_of(request).extra(Batches).cancel(batch_id))
+    return json_response(public(await state_of(request).extra(Batches).cancel(batch_id)))

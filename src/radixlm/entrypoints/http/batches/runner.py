@@ -18,12 +18,14 @@ from typing import Any
 import orjson
 
 from radixlm.base.errors import InvalidRequest, NotFound, RequestError
+from radixlm.base.private_files import make_private_folder, write_private
 from radixlm.entrypoints.client import run_in
 from radixlm.entrypoints.http.batches.files import Files, write_json
 from radixlm.entrypoints.http.batches.lines import Line, answer_line, read_line
 from radixlm.entrypoints.http.errors import is_disk_full
 from radixlm.entrypoints.http.middleware import forget_request_id
 from radixlm.entrypoints.http.state import ServerState
+from radixlm.intake.identity import Identity, identity, set_identity
 
 log = logging.getLogger(__name__)
 
@@ -54,15 +56,17 @@ class Batches:
         return self._folder / f"{batch_id}.{ending}"
 
     def record(self, batch_id: str) -> Record:
-        """The record of a batch; NotFound."""
+        """The record of a batch, if the client may see it; NotFound."""
         try:
             found: Record = orjson.loads(self._path(batch_id, "json").read_bytes())
         except (OSError, orjson.JSONDecodeError):
             raise NotFound(f"no batch {batch_id!r:.100}", "batch_id") from None
+        if not identity().may_see(found.get("owner", "")):
+            raise NotFound(f"no batch {batch_id!r:.100}", "batch_id")
         return found
 
     def all(self) -> list[Record]:
-        """All records, newest first."""
+        """The records that the client may see, newest first."""
         found = []
         for path in self._folder.glob("batch_*.json"):
             with suppress(NotFound):
@@ -71,7 +75,7 @@ class Batches:
 
     def _save(self, record: Record, **changes: Any) -> None:
         record |= changes
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._folder)
         write_json(self._path(record["id"], "json"), record)
 
     # ---- life ------------------------------------------------------------------------------
@@ -100,6 +104,7 @@ class Batches:
             "expires_at": now + WINDOW_S,
             "request_counts": {"total": 0, "completed": 0, "failed": 0},
             "metadata": metadata,
+            "owner": identity().owner,
         } | {f"{name}_at": None for name in (*times, "cancelling")}
         self._save(record)
         self._start(state, record)
@@ -141,6 +146,8 @@ class Batches:
 
     async def _run_to_end(self, state: ServerState, record: Record) -> None:
         forget_request_id()
+        has_own_cache = state.config.serve.isolate_cache_by == "key"
+        set_identity(Identity(record.get("owner", ""), is_admin=False, has_own_cache=has_own_cache))
         try:
             while not await self._run_unless_full(state, record):
                 await asyncio.sleep(FULL_DISK_S)
@@ -191,8 +198,8 @@ class Batches:
             if not state.intake.is_accepting and answer["response"]["status_code"] == 503:
                 return  # the next process answers this line
             is_good = answer["response"]["status_code"] < 400
-            with self._path(record["id"], "out" if is_good else "err").open("ab") as out:
-                out.write(orjson.dumps(answer) + b"\n")
+            path = self._path(record["id"], "out" if is_good else "err")
+            write_private(path, orjson.dumps(answer) + b"\n", is_appended=True)
             record["request_counts"]["completed" if is_good else "failed"] += 1
             self._save(record)
 

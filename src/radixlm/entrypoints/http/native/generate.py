@@ -27,6 +27,7 @@ from radixlm.entrypoints.http.transport import (
 from radixlm.entrypoints.native.request import Batch, GenerateBody, read_generate
 from radixlm.entrypoints.native.response import ResponseBuilder
 from radixlm.entrypoints.request_model import Body, Strings
+from radixlm.intake.identity import identity
 from radixlm.intake.records import Output
 from radixlm.wire.requests import AbortRequest
 
@@ -166,7 +167,7 @@ class AbortBody(Body):
 
 @router.post("/abort_request", openapi_extra=documented(AbortBody))
 async def abort_request(request: Request) -> Response:
-    """Abort one request, or all; returns how many."""
+    """Abort one request of the client, or all of them; returns how many."""
     body = await read_body(request, AbortBody, any_type=True)
     intake = state_of(request).intake
     message = body.abort_message or "aborted by request"
@@ -178,5 +179,6 @@ async def abort_request(request: Request) -> Response:
     count = sum(intake.abort(rid, message) for rid in rids)
     if not count and state_of(request).config.serve.tokenizer_worker_num > 1:
         # it may belong to another HTTP process: tell the engine
-        intake.replicas.send(AbortRequest(rids=tuple(rids), message=message))
+        owner = None if identity().is_admin else identity().owner
+        intake.replicas.send(AbortRequest(rids=tuple(rids), message=message, owner=owner))
     return json_response({"success": count > 0, "num_aborted": count})

@@ -30,8 +30,7 @@ from radixlm.entrypoints.http.openai.sampling import (
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.tokenization import encode
 from radixlm.entrypoints.media import MediaSource, sources_of
-from radixlm.intake.records import GenerateRequest, Output
-from radixlm.intake.tokenizer_manager import grammar_of
+from radixlm.intake.records import GenerateRequest, Output, grammar_of
 from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tools import registry as tools
 from radixlm.text.tools.base import ToolSpec, tool_specs

@@ -44,7 +44,11 @@ facts are served at `/openapi.json`.
   "require_approval": "never"}`. A request cannot name other addresses. `web_search` and
   `code_interpreter` use the servers labelled `browser` and `python`.
 - Responses of `/v1/responses` are stored in memory, SQLite or Redis (`--response-store`).
-- `--cors-allowed-origins` lists the origins whose pages may call the server.
+- `--cors-allowed-origins` lists the origins whose pages may call the server; `*`, the default,
+  opens the routes of inference to all.
+- Files, batches, stored responses, sessions and running requests belong to the API key that made
+  them. For other keys they do not exist, and `/abort_request` ends requests of its own key only.
+  `--admin-api-key` (else `--api-key`, else the only key) reaches all.
 """
 _TITLES = {
     "health": "Health",

@@ -21,6 +21,7 @@ from radixlm.entrypoints.http.responses.tool_loop import (
 )
 from radixlm.entrypoints.http.responses.toolbox import ToolServers
 from radixlm.entrypoints.http.state import ServerState
+from radixlm.intake.identity import identity
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -84,8 +85,9 @@ class Responses:
         task.add_done_callback(self._saving.discard)
 
     async def get(self, response_id: str) -> Stored | None:
-        """A stored response, or None."""
-        return await self._ask(self.store.get, response_id)
+        """A stored response that the client may see, or None."""
+        stored = await self._ask(self.store.get, response_id)
+        return stored if stored is not None and identity().may_see(stored.owner) else None
 
     async def stored(self, response_id: str) -> Stored:
         """A stored response; NotFound."""
@@ -96,8 +98,13 @@ class Responses:
 
     async def find(self, response_id: str) -> dict[str, Any]:
         """A response that runs or is stored; NotFound."""
-        run = self.running.get(response_id)
+        run = self.run_of(response_id)
         return run.writer.response if run else (await self.stored(response_id)).response
+
+    def run_of(self, response_id: str) -> ResponseRun | None:
+        """A running response that the client may see, or None."""
+        run = self.running.get(response_id)
+        return run if run is not None and identity().may_see(run.owner) else None
 
     async def delete(self, response_id: str) -> None:
         """Delete a response; one that runs is cancelled."""
@@ -154,7 +161,8 @@ class Responses:
 
     def watched(self, response_id: str) -> ResponseRun | None:
         """A response of the background whose events are in memory."""
-        return self.running.get(response_id) or self.ended.get(response_id)
+        run = self.running.get(response_id) or self.ended.get(response_id)
+        return run if run is not None and identity().may_see(run.owner) else None
 
     async def cancel(self, response_id: str) -> None:
         """Cancel a running response; nothing to do if it has ended."""

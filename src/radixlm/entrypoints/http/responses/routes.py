@@ -135,7 +135,7 @@ async def input_items(
         raise InvalidRequest("limit must be from 1 to 100", "limit")
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc", "order")
-    run = responses.running.get(response_id)
+    run = responses.run_of(response_id)
     items = list(run.items if run else (await responses.stored(response_id)).input_items)
     shown = (items if order == "asc" else items[::-1])[:limit]
     ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {}

@@ -12,6 +12,7 @@ import orjson
 
 from radixlm.base.errors import ConfigError, Overloaded
 from radixlm.base.lazy import require
+from radixlm.base.private_files import make_private_folder, write_private
 
 MAX_IN_MEMORY = 4096
 KEEP_S = 30 * 24 * 3600  # as OpenAI does
@@ -21,11 +22,12 @@ _PREFIX = "radixlm:response:"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A response, the items of its input, and the conversation up to its end."""
+    """A response, the items of its input, the conversation up to its end, and whose it is."""
 
     response: dict[str, Any]
     input_items: list[dict[str, Any]]
     messages: list[dict[str, Any]]
+    owner: str = ""
 
     @property
     def is_unfinished(self) -> bool:
@@ -75,12 +77,19 @@ class SqliteStore:
     def __init__(self, path: Path) -> None:
         """ConfigError if the file cannot be opened."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.parent.is_dir():
+                make_private_folder(path.parent)
+            write_private(path, b"", is_appended=True)  # SQLite's other files get the same mode
             self._db = sqlite3.connect(path, check_same_thread=False)
             self._db.execute(
                 "CREATE TABLE IF NOT EXISTS responses "
-                "(id TEXT PRIMARY KEY, made REAL, response BLOB, items BLOB, messages BLOB)"
+                "(id TEXT PRIMARY KEY, made REAL, response BLOB, items BLOB, messages BLOB, "
+                "owner TEXT NOT NULL DEFAULT '')"
             )
+            names = [row[1] for row in self._db.execute("PRAGMA table_info(responses)")]
+            if "owner" not in names:  # of an earlier version
+                column = "owner TEXT NOT NULL DEFAULT ''"
+                self._db.execute(f"ALTER TABLE responses ADD COLUMN {column}")
             self._db.execute("CREATE TABLE IF NOT EXISTS unfinished (id TEXT PRIMARY KEY)")
             self._db.execute("DELETE FROM responses WHERE made < ?", (time.time() - KEEP_S,))
             self._db.commit()
@@ -97,8 +106,8 @@ class SqliteStore:
             statement = "DELETE FROM unfinished WHERE id = ?"
         with self._lock:
             self._db.execute(
-                "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?)",
-                (response_id, time.time(), *blobs),
+                "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)",
+                (response_id, time.time(), *blobs, stored.owner),
             )
             self._db.execute(statement, (response_id,))
             self._db.commit()
@@ -106,9 +115,13 @@ class SqliteStore:
     def get(self, response_id: str) -> Stored | None:
         with self._lock:
             row = self._db.execute(
-                "SELECT response, items, messages FROM responses WHERE id = ?", (response_id,)
+                "SELECT response, items, messages, owner FROM responses WHERE id = ?",
+                (response_id,),
             ).fetchone()
-        return Stored(*(orjson.loads(blob) for blob in row)) if row else None
+        if row is None:
+            return None
+        response, items, messages = (orjson.loads(blob) for blob in row[:3])
+        return Stored(response, items, messages, row[3])
 
     def delete(self, response_id: str) -> bool:
         with self._lock:
@@ -145,7 +158,7 @@ class RedisStore:
             raise Overloaded(f"the store of responses does not answer: {error}") from error
 
     def put(self, stored: Stored) -> None:
-        parts = (stored.response, stored.input_items, stored.messages)
+        parts = (stored.response, stored.input_items, stored.messages, stored.owner)
         self._ask("set", _PREFIX + stored.response["id"], orjson.dumps(parts), ex=KEEP_S)
 
     def get(self, response_id: str) -> Stored | None:

@@ -22,6 +22,7 @@ from radixlm.entrypoints.http.responses.tool_servers import Outcome
 from radixlm.entrypoints.http.responses.toolbox import Toolbox, ToolServers
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.request_model import Objects
+from radixlm.intake.identity import identity
 
 MAX_ROUNDS = 32
 _CALLS = frozenset(("function_call", "mcp_call"))
@@ -39,6 +40,7 @@ class ResponseRun:
     toolbox: Toolbox
     items: list[dict[str, Any]]
     messages: list[dict[str, Any]]
+    owner: str = field(default_factory=lambda: identity().owner)
     events: list[Event] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -57,7 +59,8 @@ class ResponseRun:
 
     def stored(self) -> Stored:
         """What the store keeps of it."""
-        return Stored(self.writer.response, self.items, self.messages + self.output_messages())
+        messages = self.messages + self.output_messages()
+        return Stored(self.writer.response, self.items, messages, self.owner)
 
 
 async def make_run(

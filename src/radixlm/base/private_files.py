@@ -1,0 +1,33 @@
+"""Folders and files that only the server's user may read, whatever the umask."""
+
+import os
+from pathlib import Path
+
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make ``folder`` and its missing parents with mode 0700; one that exists gets that mode."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(FOLDER_MODE, exist_ok=True)
+    folder.chmod(FOLDER_MODE)
+
+
+def write_private(path: Path, data: bytes, *, is_appended: bool = False) -> None:
+    """Write, or append to, a file of mode 0600."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+    flags |= os.O_APPEND if is_appended else os.O_TRUNC
+    with open(os.open(path, flags, FILE_MODE), "wb") as file:
+        os.fchmod(file.fileno(), FILE_MODE)
+        file.write(data)
+
+
+def close_to_others(folder: Path) -> None:
+    """Give a folder that exists, and the files in it, the modes 0700 and 0600."""
+    if folder.is_dir():
+        folder.chmod(FOLDER_MODE)
+        for path in folder.iterdir():
+            if path.is_file() and not path.is_symlink():
+                path.chmod(FILE_MODE)
