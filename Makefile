@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: serve chat test test-all check bench docs zoo chaos soak sanitize clean setup
+.PHONY: serve chat test test-all check bench docs zoo chaos soak sanitize mutants clean setup
 
 setup:
 	@PYTHON="$(PYTHON)" scripts/setup dev
@@ -44,6 +44,10 @@ soak: setup
 sanitize: setup
 	@$(BIN)/python -m pip install --quiet nanobind cmake ninja
 	@PATH="$(CURDIR)/$(BIN):$$PATH" PYTHON=python scripts/sanitize $(ARGS)
+
+mutants: setup
+	@$(BIN)/python -m pip install --quiet "cosmic-ray>=8.7,<9"
+	@$(BIN)/python scripts/mutants.py $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

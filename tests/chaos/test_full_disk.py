@@ -98,7 +98,16 @@ async def test_files_dumps_and_responses_report_a_full_disk(toy_folder: Path, di
 async def test_a_batch_waits_for_room_and_loses_no_line(
     toy_folder: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "FULL_DISK_S", 0.02)
+    monkeypatch.setattr(runner, "FULL_DISK_S", 0.0)
+    full_times: list[bool] = []
+    run = runner.Batches._run_unless_full
+
+    async def watched(batches: Any, server_state: Any, record: Any) -> bool:
+        has_ended = await run(batches, server_state, record)
+        full_times.append(not has_ended)
+        return has_ended
+
+    monkeypatch.setattr(runner.Batches, "_run_unless_full", watched)
     # most lines are open after the first answer
     monkeypatch.setattr("tests.fakes.http_server.SLOW_S", 0.05)
     async with scripted_server(toy_folder, {}, file_storage_path=str(disk)) as server:
@@ -117,7 +126,9 @@ async def test_a_batch_waits_for_room_and_loses_no_line(
                 await asyncio.sleep(0.002)
             filler = fill(disk)
             server.engine.executor.is_slow = False
-            await asyncio.sleep(0.2)  # some answers come while the disk is full
+            while len(full_times) < 3:  # what was open is answered while the disk is full
+                await asyncio.sleep(0)
+            assert all(full_times)
             assert (await state())["status"] == "in_progress" and await _answers(server)
             filler.unlink()
             while (await state())["status"] != "completed":

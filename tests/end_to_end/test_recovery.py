@@ -141,19 +141,6 @@ async def test_a_hung_engine_is_replaced(server: RunningServer, wanted: list[lis
     _check_idle(server)
 
 
-async def test_a_server_that_stood_still_does_not_blame_its_engine(
-    server: RunningServer, wanted: list[list[int]]
-) -> None:
-    async with _crowd(server) as crowd:
-        engine = server.engine()
-        server.process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(6.5)  # longer than --watchdog-timeout
-        server.process.send_signal(signal.SIGCONT)
-    assert [crowd.ids[i] for i in range(len(BODIES))] == wanted
-    assert server.engine().pid == engine.pid
-    _check_idle(server)
-
-
 async def test_sigterm_to_the_engine_alone_changes_nothing(
     server: RunningServer, wanted: list[list[int]]
 ) -> None:

@@ -170,12 +170,18 @@ def test_engine_killed_in_mid_stream_is_not_noticed() -> None:
         want = [server.post("/generate", **body).json()["output_ids"] for body in bodies]
         server.post("/slow_down", forward_sleep_time=0.02)
 
+        async def until_all_run(client: httpx.AsyncClient) -> None:
+            running = 0
+            while running < len(bodies):
+                info = (await client.get("/get_server_info")).json()
+                running = info["internal_states"][0]["num_running_reqs"]
+
         async def crowd() -> list[list[int]]:
             async with httpx.AsyncClient(base_url=server.url, timeout=400) as client:
 
                 async def kill() -> None:
                     for _ in range(2):
-                        await asyncio.sleep(0.8)
+                        await until_all_run(client)
                         victim = server.engine()
                         victim.kill()
                         while not [e for e in server.engines() if e.pid != victim.pid]:

@@ -262,6 +262,34 @@ async def test_a_silent_engine_is_killed_and_a_beating_one_is_not(
     assert "died 1 times" in reason and "no heartbeat from the engine" in caplog.text
 
 
+@pytest.mark.parametrize(("num_late", "is_killed"), [(2, False), (3, True)])
+async def test_a_server_that_stood_still_does_not_blame_its_engine(
+    monkeypatch: pytest.MonkeyPatch, num_late: int, is_killed: bool
+) -> None:
+    """After a pause of its own the server reads old heartbeats before the fresh ones."""
+    case = Case(monkeypatch, SLEEP, watchdog_timeout=300, max_engine_restarts=0)
+    now_s = time.monotonic()
+    late, fresh = [now_s - 301] * num_late, [now_s] * 3
+    beats_s = iter([now_s, *late, *fresh])
+    has_read_all = asyncio.Event()
+
+    def beat_s() -> float:
+        try:
+            return next(beats_s)
+        except StopIteration:
+            has_read_all.set()
+            return now_s
+
+    await case.supervisor.start(EngineListener(case.lost.append, case._give_up, beat_s))
+    waits = [asyncio.ensure_future(event.wait()) for event in (has_read_all, case.over)]
+    async with asyncio.timeout(60):
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    assert case.over.is_set() == is_killed
+    await case.supervisor.stop()
+
+
 def test_an_engine_inside_a_program_has_no_replicas() -> None:
     config = ServerConfig.from_kwargs(model_path="x", dp_size=2)
     info: Any = None
