@@ -127,19 +127,7 @@ class RequestValidator(Record):
                 "return_hidden_states needs --enable-return-hidden-states",
                 param="return_hidden_states",
             )
-        for token in request.logprobs.token_ids if request.logprobs else ():
-            if not 0 <= token < self.facts.vocab:
-                raise InvalidRequest(
-                    f"token_ids_logprob: {token} is not a token id; the vocabulary has "
-                    f"{self.facts.vocab}",
-                    param="token_ids_logprob",
-                )
-        if request.logprobs and request.logprobs.top > self.facts.vocab:
-            raise InvalidRequest(
-                f"top_logprobs: {request.logprobs.top} exceeds the vocabulary of "
-                f"{self.facts.vocab}",
-                param="top_logprobs",
-            )
+        self._check_logprobs(request, num_prompt)
         self._check_choices(request)
         seed = sampling.sampling_seed
         if seed is None:
@@ -153,6 +141,27 @@ class RequestValidator(Record):
                 *self._special_stops(sampling),
             ),
         )
+
+    def _check_logprobs(self, request: GenerateRequest, num_prompt: int) -> None:
+        if request.logprobs and request.logprobs.prompt_from >= num_prompt:
+            raise InvalidRequest(
+                f"logprob_start_len: {request.logprobs.prompt_from} is not below the number of "
+                f"input tokens, {num_prompt}; -1 asks for none of the prompt",
+                param="logprob_start_len",
+            )
+        for token in request.logprobs.token_ids if request.logprobs else ():
+            if not 0 <= token < self.facts.vocab:
+                raise InvalidRequest(
+                    f"token_ids_logprob: {token} is not a token id; the vocabulary has "
+                    f"{self.facts.vocab}",
+                    param="token_ids_logprob",
+                )
+        if request.logprobs and request.logprobs.top > self.facts.vocab:
+            raise InvalidRequest(
+                f"top_logprobs: {request.logprobs.top} exceeds the vocabulary of "
+                f"{self.facts.vocab}",
+                param="top_logprobs",
+            )
 
     def _special_stops(self, sampling: SamplingParams) -> list[int]:
         """Ids of stop strings that name a special token: skipped tokens have no text to match."""

@@ -178,6 +178,15 @@ async def test_a_responses_stream_keeps_the_logprobs_of_held_back_text(
     assert done["logprobs"] == streamed
 
 
+async def test_logprobs_of_the_prompt_start_inside_it(server: ScriptedServer) -> None:
+    for start, status in ((0, 200), (2, 200), (3, 400), (99, 400)):
+        got = await server.post(
+            "/generate", input_ids=[10, 11, 12], return_logprob=True, logprob_start_len=start
+        )
+        assert got.status_code == status, got.text
+    assert got.json()["param"] == "logprob_start_len"
+
+
 async def test_a_negative_offset_of_a_session_is_a_slice(server: ScriptedServer) -> None:
     session = (await server.post("/open_session", capacity_of_str_len=0)).json()
     sampling = {"max_new_tokens": 2}
