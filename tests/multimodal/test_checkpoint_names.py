@@ -26,7 +26,7 @@ from tests.multimodal.tiny_newer import cosmos3_edge
 from tests.multimodal.tiny_newest import held as text_of
 
 CALLED: dict[str, tuple[str, Callable[[], Tiny], str]] = {
-    "KimiK25ForConditionalGeneration": ("torchvision", kimi_k25, "kimi_k2"),
+    "KimiK25ForConditionalGeneration": ("PIL", kimi_k25, "kimi_k2"),
     "LightOnOCRForConditionalGeneration": ("PIL", lighton_ocr, "qwen3"),
 }
 

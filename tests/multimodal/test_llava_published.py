@@ -18,7 +18,7 @@ tf = pytest.importorskip("transformers")
 from safetensors.torch import save_file  # noqa: E402
 
 from radixlm.models.encoders.transformers_encoder import TransformersEncoder  # noqa: E402
-from radixlm.multimodal.checkpoint import NoVideos, load_processor  # noqa: E402
+from radixlm.multimodal.checkpoint import class_of, load_processor  # noqa: E402
 from tests.multimodal.compare_answers import assert_same_answers, assert_same_videos  # noqa: E402
 from tests.multimodal.tiny import (  # noqa: E402
     CLIP,
@@ -128,10 +128,8 @@ def llava_vid() -> Tiny:
         video_token_index=258, image_grid_pinpoints=[[28, 56], [56, 28], [56, 56]],
         vision_feature_layer=-2,
     )  # fmt: skip
-    try:
-        videos = tf.LlavaNextVideoVideoProcessor(size={"shortest_edge": 28}, crop_size=SQUARE)
-    except ImportError:
-        videos = NoVideos()
+    kind = class_of("LlavaNextVideoVideoProcessor")
+    videos = kind(size={"shortest_edge": 28}, crop_size=SQUARE)
     whole = processor(
         tf.LlavaNextVideoProcessor, videos, made.processor.image_processor,
         tokenizer("<image>", "<video>"), patch_size=7, vision_feature_select_strategy="default",
@@ -176,7 +174,6 @@ def test_published_checkpoints_equal_their_classes(name: str, tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore")
 def test_published_llava_next_video(tmp_path: Path) -> None:
-    pytest.importorskip("torchvision")
     make, architecture, has_encoder_folder, own = KINDS["video"]
     tiny = make()
     model = save(tiny, tmp_path)

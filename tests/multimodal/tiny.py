@@ -14,7 +14,7 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from radixlm.multimodal.checkpoint import NoVideos
+from radixlm.multimodal.checkpoint import NoVideos, class_of
 
 TEXT = {
     "vocab_size": 400, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -61,8 +61,8 @@ def tokenizer(*special: str, **named: str) -> Any:
 
 
 def image_processor(name: str, **options: Any) -> Any:
-    """An image processor that works without torchvision."""
-    kind = getattr(tf, f"{name}ImageProcessorPil", None) or getattr(tf, f"{name}ImageProcessor")
+    """An image processor; one that works on Pillow and numpy where there is one."""
+    kind = class_of(f"{name}ImageProcessorPil") or class_of(f"{name}ImageProcessor")
     return kind(**options)
 
 
@@ -150,7 +150,7 @@ def _qwen(kind: str, encoder: dict[str, Any], **more: Any) -> Tiny:
         "Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=size
     )
     name = "Qwen3VL" if kind.startswith("Qwen3") else kind
-    whole = processor(getattr(tf, f"{name}Processor"), reader, tok, video_processor=NoVideos())
+    whole = processor(class_of(f"{name}Processor"), reader, tok, video_processor=NoVideos())
     return Tiny(config, whole, "<|vision_start|><|image_pad|><|vision_end|>")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers as tf
 
-from radixlm.multimodal.checkpoint import NoVideos
+from radixlm.multimodal.checkpoint import NoVideos, class_of
 from tests.multimodal.tiny import (
     PIXTRAL,
     SIGLIP,
@@ -28,8 +28,8 @@ MIXTURE = {
 
 
 def quick_images(name: str, **options: Any) -> Any:
-    """A torchvision image processor, if installed; the server then uses it too."""
-    return getattr(tf, f"{name}ImageProcessor")(**options)
+    """The image processor that the server chooses too."""
+    return class_of(f"{name}ImageProcessor")(**options)
 
 
 def _glm(kind: str, reader: str, **more: Any) -> Tiny:
@@ -53,7 +53,7 @@ def _glm(kind: str, reader: str, **more: Any) -> Tiny:
     config = getattr(tf, f"{kind}Config")(vision_config=encoder, text_config=held, **ids)
     size = {"shortest_edge": 28 * 28, "longest_edge": 2 * 112 * 112}
     made = image_processor(reader, patch_size=7, merge_size=2, temporal_patch_size=2, size=size)
-    whole = processor(getattr(tf, f"{reader}Processor"), made, tok, video_processor=NoVideos())
+    whole = processor(class_of(f"{reader}Processor"), made, tok, video_processor=NoVideos())
     return Tiny(config, whole, "<|begin_of_image|><|image|><|end_of_image|>")
 
 
@@ -77,9 +77,8 @@ def mistral3() -> Tiny:
     )  # fmt: skip
     patch = {"height": 7, "width": 7}
     reader = quick_images("Pixtral", patch_size=patch, size={"longest_edge": 84})
-    return Tiny(
-        config, tf.PixtralProcessor(reader, tok, patch_size=7, spatial_merge_size=2), "[IMG]"
-    )
+    kind = class_of("PixtralProcessor")
+    return Tiny(config, kind(reader, tok, patch_size=7, spatial_merge_size=2), "[IMG]")
 
 
 def pixtral() -> Tiny:
@@ -90,7 +89,7 @@ def pixtral() -> Tiny:
     )  # fmt: skip
     patch = {"height": 7, "width": 7}
     reader = quick_images("Pixtral", patch_size=patch, size={"longest_edge": 56})
-    return Tiny(config, tf.PixtralProcessor(reader, tok, patch_size=7), "[IMG]")
+    return Tiny(config, class_of("PixtralProcessor")(reader, tok, patch_size=7), "[IMG]")
 
 
 def deepseek_vl_hybrid() -> Tiny:
@@ -290,7 +289,4 @@ MORE: dict[str, Callable[[], Tiny]] = {
     )
 }  # fmt: skip
 # their processors need an optional package
-NEEDS = dict.fromkeys(
-    ("mistral3", "pixtral", "llama4", "cohere2_vision", "kimi_k25", "lfm2_vl"), "torchvision"
-)
-NEEDS["smolvlm"] = "num2words"
+NEEDS = {"smolvlm": "num2words"}

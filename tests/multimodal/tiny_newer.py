@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers as tf
 
-from radixlm.multimodal.checkpoint import NoVideos
+from radixlm.multimodal.checkpoint import NoVideos, class_of
 from tests.multimodal.tiny import (
     SMALL,
     SQUARE,
@@ -19,7 +19,7 @@ from tests.multimodal.tiny import (
 )
 from tests.multimodal.tiny_more import quick_images
 from tests.multimodal.tiny_newest import NEWEST, NEWEST_NEEDS
-from tests.multimodal.tiny_vision import VISION, VISION_NEEDS
+from tests.multimodal.tiny_vision import VISION
 
 LINEAR = {
     "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
@@ -236,7 +236,7 @@ def _muse(kind: str, **more: Any) -> Tiny:
     )
     reader = quick_images("MuseGlimmer", patch_size=7, max_image_tokens=16)
     whole = processor(
-        getattr(tf, f"{kind}Processor"), image_processor=reader, video_processor=NoVideos(),
+        class_of(f"{kind}Processor"), image_processor=reader, video_processor=NoVideos(),
         tokenizer=tok, **({"feature_extractor": NoVideos()} if kind == "MuseSpark" else {}),
     )  # fmt: skip
     return Tiny(config, whole, "<|patch|>")
@@ -266,8 +266,5 @@ NEWER: dict[str, Callable[[], Tiny]] = {
         granite_docling, minicpmv4_7, cosmos3_edge,
     )
 } | NEWEST | VISION  # fmt: skip
-# their processors need an optional package
-NEWER_NEEDS = dict.fromkeys(
-    ("minicpm_ocr", "gemma4_unified", "step3p7", "muse_glimmer", "muse_spark"), "torchvision"
-)
-NEWER_NEEDS |= NEWEST_NEEDS | VISION_NEEDS
+# their processors need an optional package; Fuyu's works with torchvision's images only
+NEWER_NEEDS = NEWEST_NEEDS | {"fuyu": "torchvision"}

@@ -310,8 +310,6 @@ VISION: dict[str, Callable[[], Tiny]] = {
         instructblip, fuyu, deepseek_ocr2, deepseek_ocr, qwen4, molmo2, molmo2_after,
     )
 }  # fmt: skip
-# their processors need an optional package
-VISION_NEEDS = dict.fromkeys(("fuyu", "molmo2", "molmo2_after", "deepseek_ocr"), "torchvision")
 # families that take one image a prompt
 ONE_IMAGE = ("blip_2", "instructblip", "fuyu", "molmo2", "molmo2_after")
 # checkpoints with other names than their class in transformers

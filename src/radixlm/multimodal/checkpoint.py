@@ -1,14 +1,12 @@
 """Loads the processor of a checkpoint folder, also where torchvision is not installed.
 
-Many processors of Hugging Face cannot be constructed without a video processor, which needs
-torchvision. They get ``NoVideos`` in its place; Pillow then reads images.
+Classes that transformers offers with torchvision only get its functions from
+``torchvision_functions.py``. Image processors that work on Pillow and numpy are preferred.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from radixlm.arch.media.config_json import Raw, deepstack_layers, flattened
 from radixlm.arch.media.layout import CheckpointLayout
 from radixlm.arch.media.registry import layout_of, row_of
 from radixlm.base.errors import CheckpointError
-from radixlm.base.lazy import require_transformers
+from radixlm.base.lazy import load, require_transformers
 from radixlm.multimodal.audio_processors import load_audio_processor, single_audio_processor
 from radixlm.multimodal.image_processors import load_custom_processor
 
@@ -36,7 +34,7 @@ class NoVideos:
     downsample_mode = "16x"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise ImportError("videos need torchvision")
+        raise ImportError("the checkpoint names no video processor")
 
 
 def load_processor(folder: Path) -> Any:
@@ -110,15 +108,14 @@ def _of_layout(layout: CheckpointLayout, raw: Raw, folder: Path, transformers: A
     processor, image_processor = layout.processor, layout.image_processor
     if layout.processors is not None:
         processor, image_processor = layout.processors(raw)
-    name = image_processor + "ImageProcessor"
-    images = getattr(transformers, name + "Pil", None) or getattr(transformers, name)
+    images = _image_class(image_processor + "ImageProcessor")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     _add_tokens(layout, tokenizer, folder)
-    kind = _unchecked(getattr(transformers, processor))
+    kind = _unchecked(class_of(processor))
     parts = {
         "image_processor": images(**layout.image_options(raw)),
         "tokenizer": tokenizer,
-        "video_processor": _video_processor(layout, raw, transformers),
+        "video_processor": _layout_videos(layout, raw),
         **{part: getattr(transformers, name)() for part, name in layout.parts.items()},
     }
     made = kind(**{name: parts[name] for name in kind.get_attributes()}, **layout.options(raw))
@@ -141,15 +138,13 @@ def _add_tokens(layout: CheckpointLayout, tokenizer: Any, folder: Path) -> None:
                 object.__setattr__(tokenizer, key, value)
 
 
-def _video_processor(layout: CheckpointLayout, raw: Raw, transformers: Any) -> Any:
-    """``NoVideos`` where it needs a package that is not installed."""
+def _layout_videos(layout: CheckpointLayout, raw: Raw) -> Any:
+    """``NoVideos`` where the layout has none."""
     if layout.video_processor is None:
         return NoVideos()
     name, options = layout.video_processor(raw)
-    try:
-        return getattr(transformers, name)(**options)
-    except ImportError:
-        return NoVideos()
+    kind = class_of(name)
+    return NoVideos() if kind is None else kind(**options)
 
 
 def _of_parts(folder: Path, transformers: Any) -> Any | None:
@@ -157,13 +152,13 @@ def _of_parts(folder: Path, transformers: Any) -> Any | None:
     folder declares none that is known."""
     files = [object_or_empty(folder / name) for name in _FILES]
     name = next((f["processor_class"] for f in files if f.get("processor_class")), None)
-    kind = _class(name, transformers) if isinstance(name, str) else None
+    kind = class_of(name) if isinstance(name, str) else None
     if kind is None:
         return None
     parts = {}
     for part in kind.get_attributes():
         if part == "video_processor":
-            parts[part] = NoVideos()
+            parts[part] = _video_processor(folder)
         elif part == "tokenizer":
             parts[part] = transformers.AutoTokenizer.from_pretrained(folder)
         elif part == "image_processor":
@@ -176,19 +171,18 @@ def _of_parts(folder: Path, transformers: Any) -> Any | None:
     return _unchecked(kind)(**parts, **options)
 
 
-def _class(name: str, transformers: Any) -> Any | None:
-    """A processor's class; from its own module where the package exports a placeholder because an
-    optional dependency is missing."""
+def class_of(name: str) -> Any | None:
+    """A class of transformers by its name. One that transformers offers with torchvision only gets
+    the functions of ``torchvision_functions.py`` where torchvision is not installed. ImportError
+    where another package is missing."""
+    transformers = importlib.import_module("transformers")
     exported = getattr(transformers, name, None)
-    with contextlib.suppress(ImportError):
-        if exported is not None and hasattr(exported, "get_attributes"):
-            return exported
-    snake = re.sub(r"(?<!^)(?=[A-Z])", "_", name.removesuffix("Processor")).lower()
-    try:
-        module = importlib.import_module(f"transformers.models.{snake}.processing_{snake}")
-    except ImportError:
-        return None
-    return getattr(module, name, None)
+    is_missing = exported is not None and vars(type(exported)).get("is_dummy", False)
+    if not is_missing or transformers.is_torchvision_available():
+        return exported
+    imported = load("radixlm.multimodal.torchvision_functions:imported_as_torchvision")
+    with imported():
+        return getattr(importlib.import_module(exported.__module__), name)
 
 
 def _image_processor(folder: Path, transformers: Any) -> Any:
@@ -198,5 +192,29 @@ def _image_processor(folder: Path, transformers: Any) -> Any:
         options = object_or_empty(folder / _FILES[0]).get("image_processor") or object_or_empty(
             folder / _FILES[1]
         )
-        name = str(options.get("image_processor_type", "")).removesuffix("Fast")
-        return getattr(transformers, name.removesuffix("Pil") + "Pil").from_dict(options)
+        name = str(options.get("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil")
+        return _image_class(name).from_dict(options)
+
+
+def _image_class(name: str) -> Any:
+    """The class that works on Pillow and numpy where there is one. ImportError where neither can be
+    imported."""
+    found = class_of(name + "Pil") or class_of(name)
+    if found is None:
+        raise ImportError(f"transformers has no {name or 'image processor of this type'}")
+    return found
+
+
+def _video_processor(folder: Path) -> Any:
+    """The folder's video processor; ``NoVideos`` where it has none. Older folders have one file for
+    images and videos, which names the image processor."""
+    for name in ("video_preprocessor_config.json", _FILES[0], _FILES[1]):
+        options = object_or_empty(folder / name)
+        options = options.get("video_processor") or options
+        declared = options.get("video_processor_type")
+        if declared is None and name == _FILES[1]:
+            images = str(options.get("image_processor_type"))
+            declared = images.removesuffix("Fast").replace("ImageProcessor", "VideoProcessor")
+        if isinstance(declared, str) and (kind := class_of(declared)) is not None:
+            return kind.from_dict(options)
+    return NoVideos()
