@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -10,7 +11,7 @@ from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.queue import FairShare
 from radixlm.scheduler.request import Request
 from radixlm.wire.replies import ControlReply
-from radixlm.wire.requests import AbortRequest, Control
+from radixlm.wire.requests import AbortRequest, Control, LogprobParams
 from tests.fakes.executor import reference
 from tests.fakes.scheduler_harness import SchedulerHarness
 
@@ -93,28 +94,40 @@ def _order(share: FairShare, keys: str) -> str:
     return "".join(str(request.wire.fair_key) for request in share.sort(_waiting(keys)))
 
 
+def _share(served: str, waiting: str) -> FairShare:
+    """Users of whom some requests were served one after the other, and some wait."""
+    share = FairShare(lambda request: request.wire.fair_key)
+    _serve(share, served)
+    for request in _waiting(waiting):
+        share.arrive(request)
+    return share
+
+
+def _serve(share: FairShare, keys: str) -> None:
+    for request in _waiting(keys):
+        share.arrive(request)
+        share.leave(request, is_served=True)
+
+
 def test_a_user_who_comes_back_has_no_credit() -> None:
-    share = FairShare()
-    for key in "aaac":
-        share.serve(key)
-    share.arrive("b", _waiting("aa"))
+    share = _share("aaac", waiting="aa")
+    (b,) = _waiting("b")
+    share.arrive(b)
     assert _order(share, "aabb") == "abab", "b starts where a stands"
-    for _ in range(5):
-        share.serve("b")
-    share.arrive("b", _waiting("a"))
+    _serve(share, "bbbbb")
+    share.leave(b, is_served=False)
+    share.arrive(b)
     assert _order(share, "baaaaaa") == "aaaaaba", "what b was served before counts still"
 
 
 def test_a_user_who_comes_back_starts_with_the_least_served() -> None:
-    share = FairShare()
-    for key in "aaacccccc":
-        share.serve(key)
-    share.arrive("b", _waiting("ac"))
+    share = _share("aaacccccc", waiting="acb")
     assert _order(share, "acb") == "abc"
-    share.arrive("a", _waiting("ac"))  # a waits already: nothing changes
+    share.arrive(_waiting("a")[0])  # a waits already: nothing changes
     assert _order(share, "cba") == "bac"
-    share.arrive("d", [])  # nobody to compare with
-    assert _order(share, "cd") == "dc"
+    alone = _share("cccccc", waiting="d")  # nobody to compare with
+    alone.arrive(_waiting("c")[0])
+    assert _order(alone, "cd") == "dc"
 
 
 def test_users_take_turns() -> None:
@@ -219,3 +232,60 @@ def test_suspects_compute_their_prompts_alone() -> None:
         if any(i.rid in "ac" and i.tokens is not None for i in plan.items):
             assert len(plan.items) == 1
     assert bench.out["b"] == reference([1, 2, 4], 8, True)
+
+
+def test_calls_of_a_user_take_turns() -> None:
+    bench, recorder = _bench(max_running=1, fair=True)
+    for i in range(4):
+        bench.submit(f"a{i}", [1, 2, 3, i + 1], 2, fair_key="u", call_key="a")
+    bench.submit("b0", [1, 2, 3, 9], 2, fair_key="u", call_key="b")
+    bench.run()
+    assert recorder.started.index("b0") == 1
+
+
+@pytest.mark.parametrize("num_calls", [1, 2])
+def test_large_calls_give_a_slot_to_another(num_calls: int) -> None:
+    bench, recorder = _bench(max_running=8, fair=True)
+    for i in range(24):
+        key = f"large{i % num_calls}"
+        bench.submit(f"a{i}", [1, 2, i + 1], 40, ignore_eos=True, call_key=key)
+    for _ in range(12):
+        bench.tick()
+    assert len(bench.scheduler.planner.running) == 8
+    bench.submit("plain", [1, 2, 40], 3, ignore_eos=True, call_key="plain")
+    for _ in range(8):
+        bench.tick()
+    assert "plain" in bench.finish, "it waits for a sequence of the large call to end"
+    assert not any(rid in bench.finish for rid in recorder.started[:8])
+    bench.run()
+    assert bench.out["plain"] == reference([1, 2, 40], 3, True)
+    for i in range(24):
+        assert bench.out[f"a{i}"] == reference([1, 2, i + 1], 40, True)
+
+
+def test_calls_of_one_request_do_not_displace_each_other() -> None:
+    bench, _ = _bench(max_running=2, fair=True)
+    for i in range(6):
+        bench.submit(f"a{i}", [1, 2, i + 1], 6, ignore_eos=True, call_key=f"c{i}")
+    bench.run()
+    assert bench.scheduler.planner.num_retracted == 0
+
+
+def test_log_probabilities_of_prompts_are_computed_in_short_steps() -> None:
+    class Longest(Feature):
+        counts: ClassVar[list[int]] = []
+
+        def extend(self, items):  # type: ignore[no-untyped-def]
+            self.counts += [i.count for i in items if i.count > 1]
+            return {}
+
+    bench = SchedulerHarness(
+        features=(Longest(),), num_pages=256, step_tokens=256, max_prefill_tokens=256
+    )
+    prompt = [1 + i % 50 for i in range(256)]
+    bench.submit("plain", prompt[::-1], 2)
+    bench.submit("top", prompt, 2, logprobs=LogprobParams(0, 100), arrival_s=101.0)
+    bench.run()
+    assert Longest.counts[0] == 256
+    assert sum(Longest.counts[1:]) in range(250, 258) and max(Longest.counts[1:]) <= 8192 // 101
+    assert bench.out["top"] == reference(prompt, 2)

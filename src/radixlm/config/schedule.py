@@ -57,7 +57,8 @@ class ScheduleConfig(Group):
     ] = 1.0
     fair_share: Annotated[
         str | None,
-        "Header whose value identifies a user; users share the server evenly.",
+        "Header whose value identifies a user. Users take turns, and so do the calls of a user. "
+        "Unset: the API key, or else the address, identifies the user.",
     ] = None
     request_timeout_s: Annotated[
         float | None,

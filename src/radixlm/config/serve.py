@@ -47,6 +47,22 @@ class ServeConfig(Group):
     max_request_bytes: Annotated[int, "Largest request body in bytes.", Flag(within=POSITIVE)] = (
         64 * 1024 * 1024
     )
+    max_sequences_per_call: Annotated[
+        int,
+        "Most sequences that one call may ask for: its prompts times n.",
+        Flag(within=POSITIVE),
+    ] = 8192
+    max_logprobs: Annotated[
+        int,
+        "Most log-probabilities that the answers of one call may hold: its positions times one "
+        "plus the top ones and the ids that are asked for.",
+        Flag(within=POSITIVE),
+    ] = 1 << 20
+    response_store_bytes: Annotated[
+        int,
+        "Bytes of stored responses that are kept in memory; the oldest are dropped beyond it.",
+        Flag(within=POSITIVE),
+    ] = 256 * 1024 * 1024
     served_model_name: Annotated[
         str, "Model name in /v1/models and in responses; --model-path when unset."
     ] = AUTO

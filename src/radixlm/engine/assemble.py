@@ -151,6 +151,7 @@ def _facts(
         "max_total_num_tokens": pools.num_tokens,
         "max_req_input_len": limits.context_len - 1,
         "context_len": limits.context_len,
+        "max_running": limits.max_running,
         "weight_bytes": weight_bytes,
         "kv_bytes": pools.num_bytes,
         "load_seconds": load_s,

@@ -53,6 +53,8 @@ def intake_facts(config: ServerConfig, info: ModelInfo) -> IntakeFacts:
         processors=tuple(sorted(processor_targets(config.grammar))),
         eos_ids=info.eos_ids,
         embed_dim=info.decoder.dim,
+        max_sequences=config.serve.max_sequences_per_call,
+        max_logprobs=config.serve.max_logprobs,
         stall_timeout_s=config.serve.stall_timeout_s,
         is_generation=info.is_generation,
     )

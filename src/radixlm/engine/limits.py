@@ -46,7 +46,7 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
         priorities=schedule.enable_priority_scheduling,
         low_values_first=schedule.schedule_low_priority_values_first,
         preemption_threshold=schedule.priority_scheduling_preemption_threshold,
-        fair=config.schedule.fair_share is not None,
+        fair=True,
         chunked=not is_whole,
         is_encoder=is_encoder,
         eos_ids=info.eos_ids,

@@ -43,6 +43,10 @@ Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 Rid = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x20-\x7e]+$")]
 
 
+# OpenAI's bounds
+MetadataKey = Annotated[str, Field(max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
 Stops = str | Annotated[Strings, Field(max_length=MAX_STOPS)]
 PerPrompt: TypeAlias = T | list[T | None] | None  # one value for all prompts, or a value a prompt
 

@@ -72,6 +72,13 @@ class Output:
     prefill_s: float = 0.0
     """Seconds from the arrival to the first token; 0 before it."""
 
+    @property
+    def num_logprobs(self) -> int:
+        """Log-probabilities of prompt and output, without the tokens' own."""
+        parts = (self.prompt_logprobs, self.logprobs)
+        rows = ([*part.top, *part.asked] for part in parts if part is not None)
+        return sum(len(row) for side in rows for row in side if row)
+
     def absorb(self, later: Output) -> None:
         """Join what came next, for a reader who was slower than the engine."""
         self.text += later.text

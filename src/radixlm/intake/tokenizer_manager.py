@@ -20,6 +20,7 @@ from radixlm.base.errors import (
     Overloaded,
 )
 from radixlm.base.record import replace
+from radixlm.intake.call import Call, current_call
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.identity import identity
 from radixlm.intake.link import Link
@@ -133,11 +134,10 @@ class TokenizerManager:
             ids, sampling = self._checked(request)
         except InvalidRequest as error:
             raise in_client_words(error, request.names) from None
-        packed, event = pack_ids(np.asarray(ids)), asyncio.Event()
+        prompt, event = (ids, pack_ids(np.asarray(ids))), asyncio.Event()
         request.rid = request.rid or self._free_rid(request.default_rid, sampling.n)
         states = [
-            self._live(request, sampling, (ids, packed), i, event)
-            for i in range(max(1, sampling.n))
+            self._live(request, sampling, prompt, i, event) for i in range(max(1, sampling.n))
         ]
         for state in states:
             self.requests[state.rid] = state
@@ -169,12 +169,14 @@ class TokenizerManager:
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Output]:
         """Outputs of all samples as they come; leaving early aborts what still runs."""
-        states = self.submit(request)
-        try:
-            async for output in merge_outputs(states):
-                yield output
-        finally:
-            self.leave(states)
+        call, count = current_call() or Call(), max(1, request.sampling.n)
+        async with call.turn(count, self.facts.slice_size):
+            states = self.submit(request)
+            try:
+                async for output in merge_outputs(states):
+                    yield output
+            finally:
+                self.leave(states)
 
     async def collect(self, request: GenerateRequest) -> list[Output]:
         """The finished samples, in order."""
@@ -267,6 +269,7 @@ class TokenizerManager:
             processor=request.processor,
             pooling=request.pooling,
             fair_key=request.fair_key,
+            call_key=call.key if (call := current_call()) else None,
             stream=request.stream,
         )
         if request.embeds is not None:
@@ -368,6 +371,7 @@ class TokenizerManager:
             self.facts,
             max_total_tokens=int(total),
             context_len=min(self._model_context, int(context_len)),
+            slice_size=2 * int(facts.get("max_running", 0)) or self.facts.slice_size,
         )
         replica.facts, replica.beat_s = facts, time.monotonic()
         replica.is_ready, replica.is_gone = True, False
@@ -493,5 +497,4 @@ class TokenizerManager:
 
 def _is_of(rid: str, asked: str) -> bool:
     """Whether ``rid`` is the request ``asked`` or one of its parallel samples."""
-    base, mark, _ = rid.rpartition("#")
-    return rid == asked or (bool(mark) and base == asked)
+    return rid == asked or rid.rpartition("#")[:2] == (asked, "#")

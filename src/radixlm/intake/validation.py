@@ -7,6 +7,7 @@ import msgspec
 
 from radixlm.base.errors import InvalidRequest, PromptTooLong
 from radixlm.base.record import Record
+from radixlm.intake.call import Call, current_call
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.records import GenerateRequest
 from radixlm.text.tokenizer import Tokenizer
@@ -128,6 +129,7 @@ class RequestValidator(Record):
                 param="return_hidden_states",
             )
         self._check_logprobs(request, num_prompt)
+        count = self._bound_logprobs(request, num_prompt, count)
         self._check_choices(request)
         seed = sampling.sampling_seed
         if seed is None:
@@ -162,6 +164,20 @@ class RequestValidator(Record):
                 f"{self.facts.vocab}",
                 param="top_logprobs",
             )
+
+    def _bound_logprobs(self, request: GenerateRequest, num_prompt: int, count: int) -> int:
+        """The number of new tokens whose log-probabilities fit the call's bound; InvalidRequest
+        where the client asked for more of them."""
+        need, most = request.logprobs, self.facts.max_logprobs
+        if need is None:
+            return count
+        of_position = (1 + need.top + len(need.token_ids)) * max(1, request.sampling.n)
+        from_prompt = max(0, num_prompt - need.prompt_from) if need.prompt_from >= 0 else 0
+        if request.sampling.max_new_tokens is None:
+            count = min(count, max(1, most // of_position - from_prompt))
+        call = current_call() or Call()
+        call.add_logprobs(of_position * (from_prompt + count), most)
+        return count
 
     def _special_stops(self, sampling: SamplingParams) -> list[int]:
         """Ids of stop strings that name a special token: skipped tokens have no text to match."""

@@ -43,7 +43,7 @@ class Limits(Record):
     low_values_first: bool = False
     preemption_threshold: int = 10
     aging_s: float = 10.0  # seconds of waiting that raise a request's priority by one
-    fair: bool = False  # users (fair_key) share the slots evenly
+    fair: bool = False  # users (fair_key) and their calls (call_key) take turns
     chunked: bool = True
     is_encoder: bool = False  # an encoder: whole prompts, no prefix cache
     mixed: bool = True  # prefill and decode may share a step

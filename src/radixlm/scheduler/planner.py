@@ -4,6 +4,7 @@ There is no prefill phase and no decode phase. Each request's computed tokens ca
 known tokens, and all requests of a step share one budget of tokens."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -13,6 +14,7 @@ from radixlm.scheduler.encoder_budget import EncoderBudget
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
+from radixlm.scheduler.logprob_budget import LogprobBudget
 from radixlm.scheduler.queue import WaitingQueue
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.slot_table import Int32Array, Int64Array
@@ -20,6 +22,7 @@ from radixlm.step.plan import EMPTY_DECODES, Admission, DecodeBatch, Item, Items
 
 log = logging.getLogger(__name__)
 
+LARGE_CALLS = 8  # a call that holds one of so many parts of the slots gives way to others
 MAX_RESERVED = 4096  # output tokens of a running request for which admission keeps pages free
 
 
@@ -42,6 +45,7 @@ class Planner:
         self.on_retract: Callable[[Request], None] = lambda request: None
         self._admissions: list[Admission] = []
         self._index = 0
+        self._logprobs = LogprobBudget()
         self._encoder = EncoderBudget(limits.step_tokens)
         self._table = kv_manager.table
         # slots of the running requests, in their order; None after one was admitted or released
@@ -55,9 +59,11 @@ class Planner:
         prefills: list[Item] = []
         slots = EMPTY_DECODES.slots
         self._encoder.start_step()
+        self._logprobs.start_step()
         self._preempt()
         prefilling = self._prefilling_requests()
         is_alone = self._plan_quarantined(prefilling, prefills, now_s)
+        is_alone = is_alone or self._plan_turn(prefills, now_s)
         if not is_alone and not self.limits.mixed:  # prefill first: the two may not share a step
             left = self._plan_chunks(prefilling, prefills, self.limits.step_tokens)
             self._admit_waiting(prefills, left, now_s)
@@ -250,7 +256,9 @@ class Planner:
     def _plan_chunk(self, request: Request, prefills: list[Item], left: int) -> int:
         """Plan the next chunk of the prefill; its number of tokens, 0 if there are no pages."""
         rest = request.prefill_len - request.num_computed
-        count = rest if not self.limits.chunked else min(left, rest)
+        count = rest if not self.limits.chunked else min(left, rest, self._logprobs.limit(request))
+        if not count:
+            return 0
         end = request.num_computed + count
         if request.wire.media:
             end = self._encoder.limit_chunk(request, _outside_of_spans(request, end))
@@ -268,6 +276,8 @@ class Planner:
         """Admit waiting requests in the queue's order while tokens, pages and slots are left."""
         if not self.queue or left <= 0:
             return
+        if self._is_full() and not self.limits.priorities:
+            return  # nobody can be admitted: the queue need not be sorted
         left = min(left, self.limits.max_prefill_tokens)
         for request in self.queue.in_order(now_s):
             if left <= 0:
@@ -280,9 +290,12 @@ class Planner:
             left -= self._start(request, prefills, left, now_s)
 
     def _try_admit(self, request: Request) -> bool:
-        if len(self.running) >= self.limits.max_running:
+        if self._is_full():
             return False
         return self.kv_manager.admit(request, self._spare_pages())
+
+    def _is_full(self) -> bool:
+        return len(self.running) >= self.limits.max_running
 
     def _is_ready(self, request: Request) -> bool:
         if self._waits_for_prefix(request):
@@ -331,6 +344,40 @@ class Planner:
             if gain >= page and 4 * gain >= request.prefill_len - num_cached:
                 return True
         return False
+
+    def _plan_turn(self, prefills: list[Item], now_s: float) -> bool:
+        """Where a large call holds many slots, start a request of a call that has none in a step of
+        its own, if need be in place of the latest of the large call. True if one was started."""
+        if not self.limits.fair or not self.queue or not self.running:
+            return False
+        counts = Counter(request.wire.call_key for request in self.running)
+        ((largest, count),) = counts.most_common(1)
+        is_large = count > 1 and LARGE_CALLS * count >= self.limits.max_running
+        if not is_large or not self.queue.has_other_calls(counts):
+            return False
+        others = (r for r in self.queue.in_order(now_s) if r.wire.call_key not in counts)
+        request = next((r for r in others if not r.wire.is_quarantined and self._is_ready(r)), None)
+        if request is None:
+            return False
+        if not self._try_admit(request):
+            of_call = [r for r in self.running if r.wire.call_key == largest]
+            victim = next((r for r in reversed(of_call) if not r.finish), None)
+            if victim is None or self._outranks(victim, request):
+                return False
+            if victim.inflight:
+                self._held = self._held or victim  # retracted when its step has ended
+                return False
+            self.retract(victim)
+            if not self._try_admit(request):
+                return False
+        left = min(self.limits.step_tokens, self.limits.max_prefill_tokens)
+        self._start(request, prefills, left, now_s)
+        return bool(prefills)
+
+    def _outranks(self, request: Request, other: Request) -> bool:
+        sign = -1 if self.limits.low_values_first else 1
+        gap = sign * (request.wire.priority - other.wire.priority)
+        return self.limits.priorities and gap > 0
 
     def _preempt(self) -> None:
         """Retract the least important running request for a much more important one that found no

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
 
 from radixlm.base.errors import ConfigError
 from radixlm.memory.prefix.base import PrefixCache
@@ -11,6 +11,8 @@ from radixlm.scheduler.request import Request
 
 # with more waiting requests than this, prefix-aware policies cost more than they save
 MAX_MATCHED = 128
+# users or calls whose turns are remembered; beyond it only of those that wait
+MAX_COUNTERS = 16_384
 
 SortWaiting = Callable[[list[Request], PrefixCache, float], None]
 
@@ -54,29 +56,46 @@ POLICIES: dict[str, SortWaiting] = {
 
 
 class FairShare:
-    """Fair share among users by virtual counters (arXiv:2401.00588): the user served least is next.
-    A user who comes back after a pause gets no credit for it."""
+    """Fair share by virtual counters (arXiv:2401.00588) among users, or among calls: whoever was
+    served least is next. Who comes back after a pause gets no credit for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, key_of: Callable[[Request], str | None]) -> None:
+        self._key_of = key_of
         self._num_served: Counter[str | None] = Counter()
+        self._num_waiting: Counter[str | None] = Counter()
 
-    def arrive(self, key: str | None, waiting: Sequence[Request]) -> None:
-        """``key`` waits again: raise its counter to the lowest of the users who wait."""
-        others = {r.wire.fair_key for r in waiting}
-        if key not in others and others:
-            lowest = min(self._num_served[k] for k in others)
+    def has_others(self, keys: Container[str | None]) -> bool:
+        """Whether requests of other keys than ``keys`` wait."""
+        return any(key not in keys for key in self._num_waiting)
+
+    def arrive(self, request: Request) -> None:
+        """``request`` waits. If nothing else of its key does, raise the key's counter to the lowest
+        of those that wait."""
+        key = self._key_of(request)
+        if key not in self._num_waiting and self._num_waiting:
+            lowest = min(self._num_served[k] for k in self._num_waiting)
             self._num_served[key] = max(self._num_served[key], lowest)
+        self._num_waiting[key] += 1
+        if len(self._num_served) > MAX_COUNTERS:
+            kept = {k: self._num_served[k] for k in self._num_waiting}
+            self._num_served = Counter(kept)
 
-    def serve(self, key: str | None) -> None:
-        """Count a request of ``key`` that was admitted."""
-        self._num_served[key] += 1
+    def leave(self, request: Request, *, is_served: bool) -> None:
+        """``request`` waits no more; ``is_served``: it was admitted."""
+        key = self._key_of(request)
+        self._num_waiting[key] -= 1
+        if not self._num_waiting[key]:
+            del self._num_waiting[key]
+        self._num_served[key] += is_served
 
     def sort(self, waiting: list[Request]) -> list[Request]:
-        """Each user's requests keep their order; users alternate."""
+        """Each key's requests keep their order; keys alternate."""
+        if len(self._num_waiting) == 1:
+            return waiting
         num_before: Counter[str | None] = Counter()
         ranked: list[tuple[int, int, Request]] = []
         for index, request in enumerate(waiting):
-            key = request.wire.fair_key
+            key = self._key_of(request)
             ranked.append((self._num_served[key] + num_before[key], index, request))
             num_before[key] += 1
         ranked.sort(key=lambda entry: entry[:2])
@@ -93,7 +112,11 @@ class WaitingQueue:
         self._sort, self._limits = POLICIES[limits.policy], limits
         self._prefix_cache = prefix_cache
         self._waiting: list[Request] = []
-        self._fair_share = FairShare()
+        # calls take turns, and users before them
+        self._shares = (
+            FairShare(lambda request: request.wire.call_key),
+            FairShare(lambda request: request.wire.fair_key),
+        )
         self.num_quarantined = 0  # waiting requests that are quarantined
 
     def __len__(self) -> int:
@@ -102,25 +125,35 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._waiting)
 
+    def has_other_calls(self, keys: Container[str | None]) -> bool:
+        """Whether requests of other calls than ``keys`` wait."""
+        return self._shares[0].has_others(keys)
+
     def push(self, request: Request) -> None:
-        if self._limits.fair:
-            self._fair_share.arrive(request.wire.fair_key, self._waiting)
+        for share in self._shares if self._limits.fair else ():
+            share.arrive(request)
         self._waiting.append(request)
         self.num_quarantined += request.wire.is_quarantined
 
     def start(self, request: Request) -> None:
         """The request leaves the queue for a slot."""
-        self.remove(request)
-        if self._limits.fair:
-            self._fair_share.serve(request.wire.fair_key)
+        self._take(request, is_served=True)
 
     def push_front(self, request: Request) -> None:
         """Put a retracted request in front."""
+        for share in self._shares if self._limits.fair else ():
+            share.arrive(request)
         self._waiting.insert(0, request)
         self.num_quarantined += request.wire.is_quarantined
 
     def remove(self, request: Request) -> None:
+        """The request leaves the queue without having been served."""
+        self._take(request, is_served=False)
+
+    def _take(self, request: Request, *, is_served: bool) -> None:
         self._waiting.remove(request)
+        for share in self._shares if self._limits.fair else ():
+            share.leave(request, is_served=is_served)
         self.num_quarantined -= request.wire.is_quarantined
 
     def priority(self, request: Request, now_s: float) -> float:
@@ -134,8 +167,8 @@ class WaitingQueue:
         by priority (the later sort counts more: who was preempted does not go first)."""
         waiting = list(self._waiting)
         self._sort(waiting, self._prefix_cache, now_s)
-        if self._limits.fair:
-            waiting = self._fair_share.sort(waiting)
+        for share in self._shares if self._limits.fair else ():
+            waiting = share.sort(waiting)
         waiting.sort(key=lambda r: r.retractions == 0)
         if self._limits.priorities:
             waiting.sort(key=lambda r: -self.priority(r, now_s))

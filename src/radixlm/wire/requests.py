@@ -47,7 +47,8 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     or retracted the request. ``media`` stand at the positions of the prompt whose ids are made by
     ``wire/media.py``. ``rope_ids``: int32 [3, prompt], the positions for M-RoPE where they differ
     from those in the prompt. ``deadline_s`` and ``queue_deadline_s``: ``time.monotonic`` values
-    (0 = none), equal in all processes of one machine. ``is_quarantined``: an engine died while it
+    (0 = none), equal in all processes of one machine. ``fair_key``: the client, ``call_key``: the
+    body that the request came in; both take turns. ``is_quarantined``: an engine died while it
     held the request, so its prompt is computed in steps of its own. Only requests whose
     ``cache_salt``, ``extra_key`` and ``tenant`` are equal share cached prefixes. ``owner``: whose
     request it is (``intake/identity.py``).
@@ -75,6 +76,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     processor: str | None = None
     pooling: PoolingParams | None = None
     fair_key: str | None = None
+    call_key: str | None = None
     stream: bool = True
     is_quarantined: bool = False
 

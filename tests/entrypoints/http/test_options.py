@@ -75,7 +75,7 @@ async def test_the_fair_share_header_names_the_user(toy_folder: Path) -> None:
         await made.client.post("/generate", json={"text": "hi"}, headers=ann)
         await made.client.post("/v1/responses", json={"input": "hi"}, headers=ann)
         await made.post("/v1/completions", prompt="hi")
-    assert Seen.keys == ["ann", "ann", "ann", None]
+    assert Seen.keys == ["ann", "ann", "ann", "address 127.0.0.1"]
 
 
 async def test_unknown_tools_are_passed_on_or_dropped(toy_folder: Path) -> None:

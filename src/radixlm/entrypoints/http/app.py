@@ -161,7 +161,8 @@ def _response_store(config: ServerConfig) -> ResponseStore:
     if has_many and serve.response_store == "memory":
         raise ConfigError("--response-store memory: leave --tokenizer-worker-num at 1")
     is_persistent = has_many or serve.file_storage_path != ServeConfig().file_storage_path
-    return store_of(serve.response_store, Path(serve.file_storage_path), is_persistent)
+    folder = Path(serve.file_storage_path)
+    return store_of(serve.response_store, folder, is_persistent, serve.response_store_bytes)
 
 
 def _set_formats(state: ServerState, tokenizer: Tokenizer) -> None:

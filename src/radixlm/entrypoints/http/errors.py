@@ -18,11 +18,12 @@ from typing import Any
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from radixlm.base.errors import EngineError, QueueFull, RadixError, RequestError
+from radixlm.entrypoints.http.off_loop import JSON_OPTIONS, encoded, is_large
 from radixlm.wire.fields import FIELDS, renames
 from radixlm.wire.replies import Finish
 from radixlm.wire.sampling_params import SAMPLING_FIELDS
@@ -150,8 +151,15 @@ def shaped(body: dict[str, Any], status: int, path: str) -> dict[str, Any]:
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """JSON by orjson; NaN and infinities become null."""
-    data = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    data = orjson.dumps(body, option=JSON_OPTIONS)
     return Response(data, status, headers, media_type="application/json")
+
+
+async def json_answer(body: Any) -> Response:
+    """``json_response`` for a body that may be large, which is encoded in pieces off the loop."""
+    if not is_large(body):
+        return json_response(body)
+    return StreamingResponse(encoded(body), media_type="application/json")
 
 
 def error_response(error: RadixError, path: str = "") -> Response:

@@ -30,6 +30,7 @@ from radixlm.entrypoints.http.errors import (
     error_response,
     is_disk_full,
 )
+from radixlm.intake.call import begin_call, current_call
 from radixlm.intake.identity import Identity, identity, owner_of, set_identity
 from radixlm.wire.unknown import IgnoredFields, collect_unknown
 
@@ -59,12 +60,12 @@ ADMIN_PATHS = frozenset(
 MAX_REQUEST_ID = 128
 MAX_KEY_CHARS = 256
 _request_name: ContextVar[str | None] = ContextVar("request_id", default=None)
-_fair_share_key: ContextVar[str | None] = ContextVar("fair_share_key", default=None)
 
 
 def fair_share_key() -> str | None:
-    """The client that the header of --fair-share names; None without the flag or the header."""
-    return _fair_share_key.get()
+    """The client of the running call, who shares the server evenly with others."""
+    call = current_call()
+    return None if call is None else call.client
 
 
 def request_id() -> str | None:
@@ -106,15 +107,14 @@ class RequestMiddleware:
         name = _request_id(headers)
         _request_name.set(name)
         send = _with_headers(send, name, scope["path"], ignored)
-        if self._fair_header is not None:
-            value = headers.get(self._fair_header)
-            _fair_share_key.set(value.decode("latin-1")[:MAX_KEY_CHARS] if value else None)
         try:
             self._check(scope, headers)
         except RadixError as error:
             await error_response(error, scope["path"])(scope, receive, send)
             return
-        set_client(self._client(scope, headers))
+        client = self._client(scope, headers)
+        set_client(client)
+        begin_call(self._fair_user(headers) or client)
         limited, started = _Limited(receive, self._max_bytes), _Started(send)
         try:
             await self._app(scope, limited, started)
@@ -127,13 +127,18 @@ class RequestMiddleware:
             log.error("%s %s: %s", scope["method"], scope["path"], error)
             await error_response(full, scope["path"])(scope, receive, send)
 
+    def _fair_user(self, headers: dict[bytes, bytes]) -> str | None:
+        """The user that the header of --fair-share names."""
+        value = headers.get(self._fair_header) if self._fair_header is not None else None
+        return value.decode("latin-1")[:MAX_KEY_CHARS] if value else None
+
     def _client(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
         """A name for the client: its key where keys are checked, the header of --fair-share, or its
         address. Keys that nobody checks tell nothing: a client could send a new one each time."""
         if identity().owner:
             return f"key {identity().owner}"
         peer = scope.get("client")
-        return fair_share_key() or (str(peer[0]) if peer else "")
+        return self._fair_user(headers) or (f"address {peer[0]}" if peer else "")
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         length = headers.get(b"content-length", b"0")

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest, PromptTooLong
-from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.errors import json_answer, json_response
+from radixlm.entrypoints.http.off_loop import SMALL_BYTES, off_loop
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import read_body
@@ -19,7 +20,10 @@ from radixlm.entrypoints.request_model import Body, Ints, Objects
 router = APIRouter(tags=["admin"])
 
 # longer texts are tokenized in a thread, so that other requests go on
-LONG_TEXT_CHARS = 50_000
+LONG_TEXT_CHARS = SMALL_BYTES
+MESSAGE_BYTES = 128  # what a message weighs besides its text
+ROWS_AT_ONCE = 64
+MAX_ROWS = 4096  # texts, or lists of ids, of one call
 
 
 async def encode(
@@ -28,16 +32,49 @@ async def encode(
     """Token ids. A text too long for the context is an error before it is tokenized; a long text is
     tokenized in a thread."""
     tokenizer = state.require_tokenizer()
+    await asyncio.sleep(0)  # a call may have thousands of texts
     if len(text) <= LONG_TEXT_CHARS:
         return tokenizer.encode(text, add_special_tokens)
-    facts = state.intake.facts
-    max_chars = facts.context_len * longest_token(state)
-    if len(text) > max_chars and not facts.allow_auto_truncate:
+    if not state.intake.facts.allow_auto_truncate:
+        await _check_chars(state, text, param)
+    return await off_loop(len(text), tokenizer.encode, text, add_special_tokens)
+
+
+async def _check_chars(state: ServerState, text: str, param: str) -> None:
+    """PromptTooLong for a text that has more characters than the context's tokens can have."""
+    if len(text) <= LONG_TEXT_CHARS:
+        return
+    context_len = state.intake.facts.context_len
+    longest = await off_loop(SMALL_BYTES + 1, longest_token, state)
+    if len(text) > context_len * longest:
         raise PromptTooLong(
-            f"{param}: {len(text)} characters cannot fit the context of {facts.context_len} tokens",
+            f"{param}: {len(text)} characters cannot fit the context of {context_len} tokens",
             param=param,
         )
-    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens)
+
+
+def check_rows(count: int, param: str) -> None:
+    """InvalidRequest for more texts, or lists of ids, than a call may have."""
+    if count > MAX_ROWS:
+        raise InvalidRequest(f"{param}: {count} entries, a call may have {MAX_ROWS}", param)
+
+
+async def render(state: ServerState, messages: list[dict[str, Any]], **options: Any) -> str:
+    """The chat template's text of ``messages``; ``options`` as for ``ChatTemplate.render``. A long
+    conversation is rendered in a thread, one that cannot fit the context is PromptTooLong."""
+    facts, count = state.intake.facts, len(messages)
+    if count > facts.context_len and not facts.allow_auto_truncate:
+        raise PromptTooLong(
+            f"messages: {count} messages cannot fit the context of {facts.context_len} tokens",
+            param="messages",
+        )
+    template = state.require_template()
+    size = sum(MESSAGE_BYTES + _content_bytes(message.get("content")) for message in messages)
+    return await off_loop(size, lambda: template.render(messages, **options))
+
+
+def _content_bytes(content: Any) -> int:
+    return len(content) if isinstance(content, str) else SMALL_BYTES * isinstance(content, list)
 
 
 class _Longest:
@@ -88,7 +125,8 @@ async def tokenize(request: Request) -> Response:
         raise InvalidRequest("exactly one of prompt and messages must be given", "prompt")
     if args.messages is not None:
         template = state.require_template()
-        prompt: str | list[str] = template.render(
+        prompt: str | list[str] = await render(
+            state,
             args.messages,
             tools=args.tools,
             add_generation_prompt=args.add_generation_prompt,
@@ -101,12 +139,27 @@ async def tokenize(request: Request) -> Response:
     adds = adds if args.add_special_tokens is None else args.add_special_tokens
     length = state.intake.facts.context_len
     if isinstance(prompt, str):
-        ids = tokenizer.encode(prompt, adds)
+        await _check_chars(state, prompt, "prompt")
+        ids = await off_loop(len(prompt), tokenizer.encode, prompt, adds)
         body: dict[str, Any] = {"tokens": ids, "count": len(ids)}
     else:
-        rows = tokenizer.encode_batch(prompt, adds)
+        rows = await _encode_rows(state, prompt, adds)
         body = {"tokens": rows, "count": [len(row) for row in rows]}
-    return json_response(body | {"max_model_len": length})
+    return await json_answer(body | {"max_model_len": length})
+
+
+async def _encode_rows(state: ServerState, texts: list[str], adds: bool) -> list[list[int]]:
+    """Token ids of each text; the texts are tokenized together, some at a time."""
+    check_rows(len(texts), "prompt")
+    rows: list[list[int]] = []
+    tokenizer = state.require_tokenizer()
+    for place in range(0, len(texts), ROWS_AT_ONCE):
+        some = texts[place : place + ROWS_AT_ONCE]
+        for text in some:
+            await _check_chars(state, text, "prompt")
+        size = sum(map(len, some))
+        rows += await off_loop(size, tokenizer.encode_batch, some, adds)
+    return rows
 
 
 @router.post("/v1/detokenize", openapi_extra=documented(Detokenize))
@@ -119,13 +172,23 @@ async def detokenize(request: Request) -> Response:
     tokenizer = state.require_tokenizer()
     is_nested = bool(args.tokens) and isinstance(args.tokens[0], list)
     rows: Any = args.tokens if is_nested else [args.tokens]
-    for row in rows:
+    check_rows(len(rows), "tokens")
+    context_len = state.intake.facts.context_len
+    too_long = next((row for row in rows if len(row) > context_len), None)
+    if too_long is not None:
+        raise PromptTooLong(
+            f"tokens: {len(too_long)} ids; the context is {context_len} tokens", "tokens"
+        )
+
+    def text_of(row: list[int]) -> str:
         bad = next((i for i in row if not 0 <= i < state.intake.facts.vocab), None)
         if bad is not None:
             raise InvalidRequest(f"tokens: {bad} is not a token id", "tokens")
-    texts = [tokenizer.decode(row, args.skip_special_tokens) for row in rows]
+        return tokenizer.decode(row, args.skip_special_tokens)
+
+    texts = [await off_loop(4 * len(row), text_of, row) for row in rows]
     shown = texts if is_nested else texts[0]
-    return json_response({"text": shown, "prompt": shown})  # vLLM's clients read ``prompt``
+    return await json_answer({"text": shown, "prompt": shown})  # vLLM's clients read ``prompt``
 
 
 @router.get("/tokenizer_info")

@@ -13,6 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from radixlm.base.errors import Aborted, InvalidRequest, RadixError
 from radixlm.entrypoints.http.errors import body_of, error_body
+from radixlm.entrypoints.http.off_loop import check_body, off_loop
 from radixlm.entrypoints.request_model import M, read
 
 log = logging.getLogger(__name__)
@@ -27,13 +28,23 @@ async def read_json(request: Request, *, may_be_empty: bool = False) -> dict[str
     data = await _body_bytes(request)
     if not data and may_be_empty:
         return {}
-    try:
-        body = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    body = await off_loop(len(data), _parsed, data)
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
     return body
+
+
+def _parsed(data: bytes) -> Any:
+    check_body(data)
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+
+
+def _read(model: type[M], data: bytes) -> M:
+    check_body(data)
+    return read(model, data)
 
 
 async def read_body(request: Request, model: type[M], *, any_type: bool = False) -> M:
@@ -43,7 +54,8 @@ async def read_body(request: Request, model: type[M], *, any_type: bool = False)
         raise InvalidRequest(
             f"Content-Type must be application/json, not {kind[:80]!r}", param="Content-Type"
         )
-    return read(model, await _body_bytes(request))
+    data = await _body_bytes(request)
+    return await off_loop(len(data), _read, model, data)
 
 
 async def _body_bytes(request: Request) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,10 @@ from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Finish, Logprob, TopLogprobs
 from radixlm.wire.requests import LogprobParams
+
+MANY_LOGPROBS = 1024
+# (number of log-probabilities, work, its arguments) -> its result
+InThread = Callable[..., Awaitable[Any]]
 
 
 class ResponseBuilder:
@@ -28,9 +32,11 @@ class ResponseBuilder:
         self._dim = dim
         self._began_s = time.monotonic()
         self.last_finish = Finish("abort")  # of the sample that ended last
+        self.num_logprobs = 0  # of the last answer
 
     def response(self, index: int, output: Output) -> dict[str, Any]:
         """The finished answer of sample ``output`` of prompt ``index``."""
+        self.num_logprobs = output.num_logprobs
         answer: dict[str, Any] = {}
         if self._tokenizer is not None:
             answer["text"] = output.text
@@ -84,8 +90,11 @@ class ResponseBuilder:
             return None
         return self._tokenizer.token_text(token_id)
 
-    async def stream(self, intake: TokenizerManager) -> AsyncIterator[dict[str, Any]]:
-        """Answers so far, one as often as something is new; cumulative unless disjoint."""
+    async def stream(
+        self, intake: TokenizerManager, in_thread: InThread | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Answers so far, one as often as something is new; cumulative unless disjoint.
+        ``in_thread``: makes those with many log-probabilities."""
         queue: asyncio.Queue[tuple[int, Output] | Exception | None] = asyncio.Queue()
 
         async def pump(index: int) -> None:
@@ -107,7 +116,12 @@ class ResponseBuilder:
                 if event is None:
                     left -= 1
                     continue
-                yield self._event(event[0], event[1], total)
+                index, output = event
+                answered = total.get((index, output.index), output)
+                if in_thread is not None and answered.num_logprobs > MANY_LOGPROBS:
+                    yield await in_thread(answered.num_logprobs, self._event, index, output, total)
+                else:
+                    yield self._event(index, output, total)
         finally:
             for task in tasks:
                 task.cancel()

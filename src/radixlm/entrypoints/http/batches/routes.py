@@ -16,7 +16,7 @@ from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.http.transport import read_body
-from radixlm.entrypoints.request_model import Body
+from radixlm.entrypoints.request_model import Body, Metadata
 
 router = APIRouter(tags=["batches"])
 
@@ -29,7 +29,7 @@ class BatchRequest(Body):
     input_file_id: str
     endpoint: str
     completion_window: Literal["24h"]
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     output_expires_after: dict[str, Any] | None = None
 
 

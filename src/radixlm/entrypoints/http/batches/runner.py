@@ -23,8 +23,9 @@ from radixlm.entrypoints.client import run_in
 from radixlm.entrypoints.http.batches.files import Files, write_json
 from radixlm.entrypoints.http.batches.lines import Line, answer_line, read_line
 from radixlm.entrypoints.http.errors import is_disk_full
-from radixlm.entrypoints.http.middleware import forget_request_id
+from radixlm.entrypoints.http.middleware import fair_share_key, forget_request_id
 from radixlm.entrypoints.http.state import ServerState
+from radixlm.intake.call import begin_call
 from radixlm.intake.identity import Identity, identity, set_identity
 
 log = logging.getLogger(__name__)
@@ -194,6 +195,7 @@ class Batches:
     async def _work(self, state: ServerState, record: Record, feed: Any) -> None:
         for line in feed:
             await _yield_to_clients(state)
+            begin_call(fair_share_key(), record["id"])  # the batch's lines take turns as one call
             answer = await answer_line(state, line)
             if not state.intake.is_accepting and answer["response"]["status_code"] == 503:
                 return  # the next process answers this line

@@ -11,8 +11,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest, RequestError
-from radixlm.entrypoints.http.errors import FinishError, json_response
+from radixlm.entrypoints.http.errors import FinishError, json_answer, json_response
 from radixlm.entrypoints.http.middleware import fair_share_key, request_id
+from radixlm.entrypoints.http.off_loop import BYTES_A_LOGPROB, off_loop, off_loop_of
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.tokenization import LONG_TEXT_CHARS, encode
@@ -27,11 +28,14 @@ from radixlm.entrypoints.http.transport import (
 from radixlm.entrypoints.native.request import Batch, GenerateBody, read_generate
 from radixlm.entrypoints.native.response import ResponseBuilder
 from radixlm.entrypoints.request_model import Body, Strings
+from radixlm.intake.call import check_sequences
 from radixlm.intake.identity import identity
 from radixlm.intake.records import Output
 from radixlm.wire.requests import AbortRequest
 
 router = APIRouter(tags=["native"])
+
+BYTES_A_PROMPT = 512  # what a prompt costs, as bytes of text that is read
 
 
 @router.post("/generate", openapi_extra=documented(GenerateBody), operation_id="post_generate")
@@ -44,7 +48,10 @@ async def generate(request: Request) -> Response:
 async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     """The response of /generate to a body."""
     state = state_of(request)
-    batch = read_generate(body, state.defaults)
+    batch = await off_loop(_size(body), read_generate, body, state.defaults)
+    n = batch.requests[0].sampling.n
+    most, param = state.intake.facts.max_sequences, "text" if body.get("text") else "input_ids"
+    check_sequences(len(batch.requests), n, most, param)
     batch.stream_disjoint = state.config.serve.stream_output
     if any(batch.media):
         await batch.read_media_in_threads(state.media)
@@ -59,7 +66,13 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
         for refused in batch.requests:
             state.sessions.forget(refused)
         raise
-    return json_response(answers if batch.is_list else answers[0])
+    return await json_answer(answers if batch.is_list else answers[0])
+
+
+def _size(body: dict[str, Any]) -> int:
+    """About how many bytes a body has to look at."""
+    prompts = (body.get(name) for name in ("text", "input_ids", "input_embeds"))
+    return sum(BYTES_A_PROMPT * len(p) if isinstance(p, list) else 0 for p in prompts)
 
 
 async def _prepare(state: ServerState, batch: Batch) -> None:
@@ -82,7 +95,10 @@ async def _collect(
         outputs = await state.intake.collect(batch.requests[index])
         for output in outputs:
             raise_failed(output)
-        return [builder.response(index, output) for output in outputs]
+        return [
+            await off_loop_of(output.num_logprobs, builder.response, index, output)
+            for output in outputs
+        ]
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(i)) for i in range(len(batch.requests))]
@@ -98,12 +114,13 @@ def raise_failed(output: Output) -> None:
 
 async def _events(state: ServerState, builder: ResponseBuilder) -> AsyncGenerator[bytes, None]:
     is_first = True
-    async for answer in builder.stream(state.intake):
+    async for answer in builder.stream(state.intake, off_loop_of):
         reason = answer["meta_info"]["finish_reason"]
         if reason and reason["type"] == "abort" and reason["err_type"] and is_first:
             raise FinishError(builder.last_finish)
         is_first = False
-        yield event(answer)
+        size = BYTES_A_LOGPROB * builder.num_logprobs
+        yield await off_loop(size, event, answer)
     yield DONE
 
 

@@ -10,8 +10,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.errors import json_answer
 from radixlm.entrypoints.http.middleware import request_id
+from radixlm.entrypoints.http.off_loop import off_loop_of
 from radixlm.entrypoints.http.openai import conversation
 from radixlm.entrypoints.http.openai.conversation import (
     Answer,
@@ -80,7 +81,7 @@ async def chat_completions(request: Request) -> Response:
     chat = Chat(await make_chat_session(state_of(request), body))
     if body.stream:
         return await stream_response(request, _events(chat))
-    return json_response(await cancel_on_disconnect(request, complete(chat)))
+    return await json_answer(await cancel_on_disconnect(request, complete(chat)))
 
 
 async def answer_chat(state: ServerState, body: ChatRequest) -> dict[str, Any]:
@@ -99,7 +100,10 @@ async def complete(chat: Chat) -> dict[str, Any]:
         [a.output for a in answers], shows_cached=chat.shows_cached, reasoning_tokens=reasoning
     )
     return chat.envelope("chat.completion") | {
-        "choices": [_choice(session, answer) for answer in answers],
+        "choices": [
+            await off_loop_of(answer.output.num_logprobs, _choice, session, answer)
+            for answer in answers
+        ],
         "usage": counted,
         "metadata": {"weight_version": session.state.weight_version},
     }

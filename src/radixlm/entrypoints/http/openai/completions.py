@@ -14,8 +14,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.errors import json_answer
 from radixlm.entrypoints.http.middleware import request_id
+from radixlm.entrypoints.http.off_loop import off_loop_of
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.logprobs import CompletionLogprobs, prompt_rows
 from radixlm.entrypoints.http.openai.protocol import (
@@ -43,6 +44,7 @@ from radixlm.entrypoints.http.transport import (
     stream_response,
 )
 from radixlm.entrypoints.native.response import last_hidden
+from radixlm.intake.call import check_sequences
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.wire.requests import LogprobParams
 
@@ -95,7 +97,7 @@ async def answer_completion(request: Request, body: CompletionRequest) -> Respon
     call = await make_call(state_of(request), body)
     if body.stream:
         return await stream_response(request, _events(call))
-    return json_response(await cancel_on_disconnect(request, complete(call)))
+    return await json_answer(await cancel_on_disconnect(request, complete(call)))
 
 
 async def make_call(state: ServerState, body: CompletionRequest) -> Call:
@@ -110,6 +112,7 @@ async def make_call(state: ServerState, body: CompletionRequest) -> Call:
     check_sampling(state, sampling, client_names(body))
     need = _logprob_need(body, best_of > n, state.intake.facts.vocab)
     texts = _prompts(body)
+    check_sequences(len(texts), best_of, state.intake.facts.max_sequences, "prompt")
     call = Call(state, body, model, [], [], best_of, n)
     for index, prompt in enumerate(texts):
         request = request_of(state, body, sampling, _rid(body, index, len(texts)))
@@ -212,11 +215,11 @@ async def complete(call: Call) -> dict[str, Any]:
     """The whole answer."""
     results = await generate.collect(call.state, call.requests)
     shown = [_best(call, outputs) for outputs in results]
-    choices = [
-        _choice(call, index * call.num_shown + place, index, output)
-        for index, outputs in enumerate(shown)
-        for place, output in enumerate(outputs)
-    ]
+    choices: list[dict[str, Any]] = []
+    for index, outputs in enumerate(shown):
+        for output in outputs:
+            args = call, len(choices), index, output
+            choices.append(await off_loop_of(output.num_logprobs, _choice, *args))
     every = [output for outputs in results for output in outputs]
     cached = call.state.config.serve.enable_cache_report
     counted = usage(every, shows_cached=cached, num_prompts=len(results))
@@ -283,11 +286,12 @@ async def _events(call: Call) -> AsyncGenerator[bytes, None]:
             if is_first and call.body.logprobs is not None:
                 lists[index] = _lists(call)
             chunk = call.envelope
-            chunk["choices"] = [_delta(call, index, prompt, output, is_first, lists.get(index))]
+            args = call, index, prompt, output, is_first, lists.get(index)
+            chunk["choices"] = [await off_loop_of(output.num_logprobs, _delta, *args)]
             if wants_usage or continuous:
                 one = usage([output], shows_cached=cached) if continuous else None
                 chunk["usage"] = one
-            yield event(chunk)
+            yield await off_loop_of(output.num_logprobs, event, chunk)
     if wants_usage:
         last = [totals[i] for i in sorted(totals)]
         counted = usage(last, shows_cached=cached, num_prompts=len(call.requests))

@@ -28,7 +28,7 @@ from radixlm.entrypoints.http.openai.sampling import (
     with_bad_words,
 )
 from radixlm.entrypoints.http.state import ServerState
-from radixlm.entrypoints.http.tokenization import encode
+from radixlm.entrypoints.http.tokenization import encode, render
 from radixlm.entrypoints.media import MediaSource, sources_of
 from radixlm.intake.records import GenerateRequest, Output, grammar_of
 from radixlm.text.reasoning import registry as reasoning
@@ -123,7 +123,7 @@ async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSessio
         await state.media.ready()  # the prompt has its placeholders
     chosen = _tools(state, body)
     variables = template_variables(state, body)
-    prompt = _render(state, body, chosen, variables)
+    prompt = await _render(state, body, chosen, variables)
     name = state.reasoning_format
     shown = name if body.separate_reasoning is not False else None
     request = await _request(state, body, chosen, prompt, shown)
@@ -276,7 +276,7 @@ def _grammar_after(
 # ---- prompt and request --------------------------------------------------------------------
 
 
-def _render(
+async def _render(
     state: ServerState, body: ChatRequest, chosen: Tools, variables: Mapping[str, Any]
 ) -> str:
     if body.input_ids is not None:
@@ -288,7 +288,8 @@ def _render(
             "continue_final_message: the last message must be the assistant's", "messages"
         )
     adds = body.add_generation_prompt
-    return state.require_template().render(
+    return await render(
+        state,
         body.messages,
         tools=chosen.shown,
         documents=body.documents,

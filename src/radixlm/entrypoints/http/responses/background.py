@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
+import orjson
+
 from radixlm.base.errors import InvalidRequest, NotFound, RadixError
 from radixlm.base.thread_pool import FairThreadPool
 from radixlm.entrypoints.client import run_in
@@ -29,6 +31,7 @@ T = TypeVar("T")
 FINAL = frozenset(("completed", "failed", "cancelled", "incomplete"))
 MAX_ENDED = 256
 _THREADS, _THREADS_OF_ONE = 8, (4,)  # of all clients, and of one
+MAX_ENDED_BYTES = 64 << 20
 
 
 class Responses:
@@ -40,6 +43,7 @@ class Responses:
         self.servers = servers or ToolServers()
         self.running: dict[str, ResponseRun] = {}
         self.ended: OrderedDict[str, ResponseRun] = OrderedDict()  # their events can be read again
+        self._ended_bytes: dict[str, int] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._saving: set[asyncio.Task[None]] = set()
 
@@ -111,7 +115,7 @@ class Responses:
         await self.find(response_id)
         await self.cancel(response_id)
         await self._ask(self.store.delete, response_id)
-        self.ended.pop(response_id, None)
+        self._drop_ended(response_id)
 
     def fail_unfinished(self) -> int:
         """Mark unfinished responses of an earlier process as failed; how many. Call at start."""
@@ -154,10 +158,16 @@ class Responses:
     def _forget(self, run: ResponseRun) -> None:
         self.running.pop(run.id, None)
         self.tasks.pop(run.id, None)
+        size = len(orjson.dumps((run.events, run.items, run.messages)))
         self.ended[run.id] = run
-        while len(self.ended) > MAX_ENDED:
-            self.ended.popitem(last=False)
+        self._ended_bytes[run.id] = size
+        while len(self.ended) > MAX_ENDED or sum(self._ended_bytes.values()) > MAX_ENDED_BYTES:
+            self._drop_ended(next(iter(self.ended)))
         run.news.set()
+
+    def _drop_ended(self, response_id: str) -> None:
+        self.ended.pop(response_id, None)
+        self._ended_bytes.pop(response_id, None)
 
     def watched(self, response_id: str) -> ResponseRun | None:
         """A response of the background whose events are in memory."""

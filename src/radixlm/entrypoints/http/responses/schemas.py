@@ -13,6 +13,7 @@ from radixlm.entrypoints.http.responses.toolbox import BUILT_IN, is_remote
 from radixlm.entrypoints.request_model import (
     Body,
     Int,
+    Metadata,
     Objects,
     Priority,
     make,
@@ -49,7 +50,7 @@ class ResponsesRequest(Body):
     include: list[str] | None = None
     max_output_tokens: Annotated[Int, Field(ge=1)] | None = None
     max_tool_calls: Int | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     parallel_tool_calls: bool | None = True
     previous_response_id: str | None = None
     reasoning: dict[str, Any] | None = None

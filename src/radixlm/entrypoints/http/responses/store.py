@@ -15,6 +15,7 @@ from radixlm.base.lazy import require
 from radixlm.base.private_files import make_private_folder, write_private
 
 MAX_IN_MEMORY = 4096
+MAX_BYTES = 256 << 20
 KEEP_S = 30 * 24 * 3600  # as OpenAI does
 REDIS_TIMEOUT_S = 5.0
 _PREFIX = "radixlm:response:"
@@ -49,23 +50,31 @@ class ResponseStore(Protocol):
 
 
 class MemoryStore:
-    """The newest responses, until the process ends."""
+    """The newest responses, until the process ends: at most ``capacity`` of them in at most
+    ``max_bytes``. They are kept as JSON, whose size is known."""
 
-    def __init__(self, capacity: int = MAX_IN_MEMORY) -> None:
-        self._capacity = capacity
-        self._responses: OrderedDict[str, Stored] = OrderedDict()
+    def __init__(self, capacity: int = MAX_IN_MEMORY, max_bytes: int = MAX_BYTES) -> None:
+        self._capacity, self._max_bytes = capacity, max_bytes
+        self._responses: OrderedDict[str, bytes] = OrderedDict()
+        self.num_bytes = 0
 
     def put(self, stored: Stored) -> None:
-        self._responses[stored.response["id"]] = stored
-        self._responses.move_to_end(stored.response["id"])
-        while len(self._responses) > self._capacity:
-            self._responses.popitem(last=False)
+        response_id = stored.response["id"]
+        self.delete(response_id)
+        data = orjson.dumps((stored.response, stored.input_items, stored.messages))
+        self._responses[response_id] = data
+        self.num_bytes += len(data)
+        while len(self._responses) > self._capacity or self.num_bytes > self._max_bytes:
+            self.delete(next(iter(self._responses)))
 
     def get(self, response_id: str) -> Stored | None:
-        return self._responses.get(response_id)
+        data = self._responses.get(response_id)
+        return Stored(*orjson.loads(data)) if data is not None else None
 
     def delete(self, response_id: str) -> bool:
-        return self._responses.pop(response_id, None) is not None
+        data = self._responses.pop(response_id, None)
+        self.num_bytes -= len(data or b"")
+        return data is not None
 
     def unfinished(self) -> list[Stored]:
         return []
@@ -173,13 +182,16 @@ class RedisStore:
         return []
 
 
-def store_of(option: str | None, folder: Path, is_persistent: bool) -> ResponseStore:
+def store_of(
+    option: str | None, folder: Path, is_persistent: bool, max_bytes: int = MAX_BYTES
+) -> ResponseStore:
     """The store of --response-store. Unset: a file in ``folder`` if ``is_persistent`` (the operator
-    chose the folder, or several processes share it), else memory. ConfigError."""
+    chose the folder, or several processes share it), else memory of at most ``max_bytes``.
+    ConfigError."""
     if option is None:
         option = "sqlite" if is_persistent else "memory"
     if option == "memory":
-        return MemoryStore()
+        return MemoryStore(max_bytes=max_bytes)
     if option == "sqlite":
         return SqliteStore(folder / "responses.sqlite")
     if option.startswith(("redis://", "rediss://", "unix://")):

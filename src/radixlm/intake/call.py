@@ -1,0 +1,110 @@
+"""Call: what one body of a client asks for. Its sequences are sent to the engine in slices, so that
+a large body does not keep the requests of others waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+
+from radixlm.base.errors import InvalidRequest
+
+_numbers = itertools.count(1)
+_current: ContextVar[Call | None] = ContextVar("call", default=None)
+
+
+class Call:
+    """``client``: who sent the body, as far as clients can be told apart. ``key``: of the body,
+    unique among those of this process. Use inside one event loop."""
+
+    __slots__ = ("_is_scheduled", "_num_sent", "_waiting", "client", "key", "num_logprobs")
+
+    def __init__(self, client: str | None = None, key: str | None = None) -> None:
+        self.client = client
+        self.key = key or f"{os.getpid():x}-{next(_numbers):x}"
+        self.num_logprobs = 0  # entries that its requests may return, together
+        self._num_sent = 0  # sequences that the engine has
+        self._waiting: deque[tuple[int, int, asyncio.Future[None]]] = deque()
+        self._is_scheduled = False
+
+    @asynccontextmanager
+    async def turn(self, count: int, slice_size: int) -> AsyncIterator[None]:
+        """Wait until ``count`` more sequences may be sent: at most ``slice_size`` are with the
+        engine at a time, or one request's if it alone has more. They have ended on exit."""
+        if self._waiting or not self._has_room(count, slice_size):
+            await self._wait(count, slice_size)
+        else:
+            self._num_sent += count
+        try:
+            yield
+        finally:
+            self._num_sent -= count
+            self._schedule()
+
+    async def _wait(self, count: int, slice_size: int) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((count, slice_size, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._num_sent -= count
+            self._schedule()
+            raise
+
+    def _has_room(self, count: int, slice_size: int) -> bool:
+        return not self._num_sent or self._num_sent + count <= slice_size
+
+    def _schedule(self) -> None:
+        if self._waiting and not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        """Let the next request go: one each turn of the event loop, as it is tokenized there."""
+        self._is_scheduled = False
+        while self._waiting and self._waiting[0][2].done():  # its client has left
+            self._waiting.popleft()
+        if self._waiting and self._has_room(*self._waiting[0][:2]):
+            count, _, turn = self._waiting.popleft()
+            self._num_sent += count
+            turn.set_result(None)
+            self._schedule()
+
+    def add_logprobs(self, count: int, most: int) -> None:
+        """Count ``count`` entries of log-probabilities; InvalidRequest beyond ``most``."""
+        if self.num_logprobs + count > most:
+            raise InvalidRequest(
+                f"top_logprobs: this call may return {self.num_logprobs + count} log-probabilities "
+                f"(positions times 1 + top + asked ids), the limit is {most} (--max-logprobs): ask "
+                "for fewer tokens, positions or prompts",
+                param="top_logprobs",
+            )
+        self.num_logprobs += count
+
+
+def check_sequences(num_prompts: int, n: int, most: int, param: str) -> None:
+    """InvalidRequest for a call of more than ``most`` sequences; ``param``: its prompts."""
+    if num_prompts * n > most:
+        raise InvalidRequest(
+            f"{param}: {num_prompts} prompts with n {n} are {num_prompts * n} sequences, a call "
+            f"may have {most} (--max-sequences-per-call): send at most {max(1, most // n)} prompts",
+            param,
+        )
+
+
+def current_call() -> Call | None:
+    """The call that the running task works for; None outside of one, as offline."""
+    return _current.get()
+
+
+def begin_call(client: str | None, key: str | None = None) -> Call:
+    """Begin a call in the running task and those that it starts. ``key``: of calls that take turns
+    with others as one."""
+    call = Call(client, key)
+    _current.set(call)
+    return call
