@@ -333,9 +333,8 @@ class TokenizerManager:
             try:
                 await asyncio.wait_for(self._drained.wait(), timeout_s)
             except TimeoutError:
-                late = Finish(
-                    "error", message="the server shut down", status=503, retry_after_s=1.0
-                )
+                message = "the server shut down"
+                late = Finish("error", message=message, status=503, retry_after_s=1.0)
                 for state in list(self.requests.values()):
                     self._fail(state, late)
                 return False
