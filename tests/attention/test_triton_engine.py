@@ -16,18 +16,18 @@ pytest.importorskip("triton")
 GREEDY = {"temperature": 0.0, "max_new_tokens": 3, "ignore_eos": True}
 
 
-def answers(folder: object, backend: str, **options: Any) -> list[Any]:
+def answers(folder: object, backend: str, cached: int = 20, **options: Any) -> list[Any]:
     g = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, 250, (n,), generator=g).tolist() for n in (21, 9)]
     engine = radixlm.Engine(
         model_path=str(folder), attention_backend=backend, device="cpu", cpu_threads=1,
         random_seed=1, log_level="error", max_total_tokens=512, chunked_prefill_size=16,
-        page_size=4, **options,
+        **{"page_size": 4, **options},
     )  # fmt: skip
     with engine:
         both = engine.generate(input_ids=prompts, sampling_params=GREEDY)
         again = engine.generate(input_ids=[*prompts[0], 7], sampling_params=GREEDY)
-    assert again["meta_info"]["cached_tokens"] == 20
+    assert again["meta_info"]["cached_tokens"] == cached
     return [answer["output_ids"] for answer in (*both, again)]
 
 
@@ -38,6 +38,13 @@ def answers(folder: object, backend: str, **options: Any) -> list[Any]:
 def test_the_same_tokens_as_torch_native(arch: str) -> None:
     folder = cached_tiny(arch, num_hidden_layers=2)
     assert answers(folder, "triton") == answers(folder, "torch_native")
+
+
+@pytest.mark.parametrize("dtype", ["auto", "int8"])
+def test_a_hit_inside_of_a_page_is_copied(dtype: str) -> None:
+    folder = cached_tiny("Gemma2ForCausalLM", num_hidden_layers=2)
+    options = {"page_size": 16, "cached": 21, "kv_cache_dtype": dtype}
+    assert answers(folder, "triton", **options) == answers(folder, "torch_native", **options)
 
 
 def test_the_same_tokens_with_all_kernels() -> None:
