@@ -14,7 +14,7 @@ from radixlm.base.lazy import load
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.engine.logit_processors import processor_targets
-from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.model_info import ModelInfo, refuse_special_files
 from radixlm.engine.supervisor import EngineListener, EngineSupervisor
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import ThreadLink, ZmqLink
@@ -38,6 +38,8 @@ def intake_tokenizer(config: ServerConfig, info: ModelInfo) -> Tokenizer | None:
     path = config.model.tokenizer_path
     same = path in (None, config.model.model_path)
     folder = info.folder if same else Path(str(path))
+    if not same and folder.exists():
+        refuse_special_files(folder)
     return load_tokenizer(folder, config.model.tokenizer_mode)
 
 

@@ -1,6 +1,7 @@
 """What the HTTP process and the engine both know of the model, read without torch."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,14 +26,17 @@ from radixlm.arch.sentence_transformers import (
     with_modules,
 )
 from radixlm.arch.spec import Decoder, Moe, Rope
-from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest
 from radixlm.base.lazy import load
 from radixlm.base.record import Record
 from radixlm.config.host import read_host_info
 from radixlm.config.resolve import resolve
 from radixlm.config.server_config import ServerConfig
+from radixlm.wire.sampling_params import SamplingParams, parameter_names
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
+log = logging.getLogger(__name__)
+
 DEFAULT_MODEL = "radix-tiny"
 # a checkout of the repository keeps its other trained models here
 ZOO = Path(__file__).resolve().parents[3] / "zoo" / "models"
@@ -72,9 +76,38 @@ class ModelInfo(Record):
         return tuple(dict.fromkeys(found))
 
 
+def refuse_special_files(folder: Path) -> None:
+    """CheckpointError for a pipe, socket or device among the files of ``folder`` and of the folders
+    in it: reading one would wait, or never end."""
+    inside = [*folder.iterdir(), *folder.glob("*/*")] if folder.is_dir() else [folder]
+    for path in inside:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise CheckpointError(f"{path}: not a regular file (a pipe, a socket or a device)")
+
+
+def checked_generation(generation: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """generation_config.json without sampling parameters that no request could have; a warning
+    names each."""
+    names = parameter_names("checkpoint", "sampling_params")
+    bad = []
+    for name in names:
+        value = generation.get(name)
+        if value is None or (name == "top_k" and value == 0):
+            continue
+        try:
+            SamplingParams.from_dict({name: value}).validate(1 << 31)
+        except InvalidRequest as error:
+            bad.append(name)
+            file = folder / "generation_config.json"
+            log.warning("%s: %s is ignored: %s", file, name, error)
+    return {name: value for name, value in generation.items() if name not in bad}
+
+
 def find_model(path: str | None) -> Path:
     """The folder of ``--model-path``: a folder, a .gguf file, or the name of a bundled model."""
     name = path or DEFAULT_MODEL
+    if path and Path(name).expanduser().exists():
+        refuse_special_files(Path(name).expanduser())
     for folder in (Path(name).expanduser(), ASSETS / name, ZOO / name):
         if (folder / "config.json").is_file():
             return folder
@@ -132,7 +165,7 @@ def read_model(config: ServerConfig) -> tuple[ModelInfo, Config]:
     """The model of ``--model-path`` and its config; CheckpointError if it cannot be served."""
     folder = find_model(config.model.model_path)
     c, is_transformers = _config(config, folder)
-    generation = load_generation_config(folder)
+    generation = checked_generation(load_generation_config(folder), folder)
     described = describe_generic(c) if is_transformers else describe(c)
     decoder, sentence = _pooling(config, c, described, folder)
     asked = config.model.context_length

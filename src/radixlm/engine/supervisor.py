@@ -9,9 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from radixlm.engine.features.inflight_log import read_inflight_rid
 from radixlm.engine.prefault import prefault_bytes
 from radixlm.engine.process import EngineProcess, take_engine_process
 from radixlm.engine.restart_reserve import RestartReserve
+from radixlm.engine.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +72,8 @@ class EngineSupervisor:
         """``checkpoint``: the model's folder, for the memory to prefault."""
         self.config, self.given, self.index = config, given, index
         self.checkpoint = checkpoint
-        self.folder = Path(tempfile.mkdtemp(prefix="radixlm-"))
+        self._run_folder = RunFolder()
+        self.folder = self._run_folder.path
         self.addresses = [f"ipc://{self.folder}/intake{i}" for i in range(num_intakes)]
         self.inflight_log_path = self.folder / "flight"
         self.process: EngineProcess | None = None
@@ -268,7 +268,7 @@ class EngineSupervisor:
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=TERM_WAIT_S)
         self._reserve.release()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._run_folder.remove()
 
 
 def _sendable(config: ServerConfig, given: frozenset[str]) -> dict[str, Any]:

@@ -37,6 +37,18 @@ MAX_SECONDS = 1.0  # of processor time, so that a busy machine does not fail a l
 _PARTS_PER_CHECK = 256
 _MAX_WIDTH = 10_000
 _MAX_BITS = 4096
+_MAX_SLOW_CHARS = 100_000  # for filters written in Python that take microseconds a character
+_MAX_INDENT = 64
+_SLOW = frozenset({"pprint", "striptags", "title", "urlize", "wordwrap", "xmlattr"})
+_ITERATING = frozenset(
+    "batch dictsort groupby map max min reject rejectattr select selectattr slice sort sum unique "
+    "wordcount".split()
+)
+"""Filters that look at every item, or every character, in Python."""
+_ITERATIONS_OF_ITEM = 8
+_OF_JINJA = (Context, nodes.EvalContext, jinja2.Environment)
+_OF_TEXT = frozenset({"e", "escape", "forceescape", "format", "join", "string", "tojson"}) | _SLOW
+"""Filters that make text of whatever they are given, lists of lists too."""
 _WIDE_FORMAT = re.compile(r"\d{5,}|\*")
 _FAILURES = (
     TemplateError,
@@ -73,6 +85,11 @@ class _Budget:
         self.spend(num_chars)
         return ""
 
+    def pass_over(self, num_items: int) -> None:
+        """Count a filter's work on so many items before it begins."""
+        self.iterations -= _ITERATIONS_OF_ITEM * num_items
+        self.iterate(0)
+
     def spend(self, num_chars: int) -> None:
         """Count a string of ``num_chars``, if possible before it is built."""
         self.chars -= num_chars
@@ -89,14 +106,39 @@ def _spend(value: Any) -> Any:
     return value
 
 
+def _measure(value: Any) -> int:
+    """Count the characters of ``value`` as text before it is built; the number of them. A list may
+    hold one long string, or one list, a million times."""
+    budget = _BUDGET.get()
+    total, stack = 0, [value]
+    while stack:
+        item = stack.pop()
+        num_chars = len(item) if isinstance(item, str) else 8
+        budget.iterate(num_chars)
+        total += num_chars
+        if isinstance(item, Mapping):
+            stack.extend(item.keys())
+            stack.extend(item.values())
+        elif isinstance(item, list | tuple):
+            stack.extend(item)
+    return total
+
+
+def _finalize(value: Any) -> Any:
+    """Count what is printed, before it is text."""
+    if isinstance(value, list | tuple | Mapping) and _BUDGET.get(None) is not None:
+        _measure(value)
+    return _spend(value)
+
+
 def _iterate(num_chars: int) -> str:
     return _BUDGET.get().iterate(num_chars)
 
 
 def _concat(*values: Any) -> str:
-    parts = [str(value) for value in values]
-    _BUDGET.get().spend(sum(map(len, parts)))
-    return "".join(parts)
+    for value in values:
+        _measure(value)
+    return "".join([str(value) for value in values])
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -134,8 +176,8 @@ def _check_operator(operator: str, left: Any, right: Any) -> None:
         raise _OverBudget("a number is too large")
     if operator == "*" and numbers and left.bit_length() + right.bit_length() > _MAX_BITS:
         raise _OverBudget("a number is too large")
-    if operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
-        raise _OverBudget("a format is too wide")
+    if operator == "%" and isinstance(left, str):
+        _check_format(left, right)
     if operator in "+*":
         sizes = [len(side) if isinstance(side, Sized) else side for side in (left, right)]
         if any(isinstance(side, Sized) for side in (left, right)):
@@ -144,20 +186,30 @@ def _check_operator(operator: str, left: Any, right: Any) -> None:
             _BUDGET.get().spend(grown)
 
 
+def _check_format(text: str, *values: Any) -> None:
+    """Each field of a format may be the largest of ``values``."""
+    if _WIDE_FORMAT.search(text):
+        raise _OverBudget("a format is too wide")
+    _BUDGET.get().spend((text.count("%") + text.count("{")) * _measure(values))
+
+
 def _check_string_method(
     text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     values = (*args, *kwargs.values())
     if name in ("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map"):
         _check_widths(values)
-        if name.startswith("format") and _WIDE_FORMAT.search(text):
-            raise _OverBudget("a format is too wide")
+        if name.startswith("format"):
+            _check_format(text, *values)
         if name == "expandtabs":
             _BUDGET.get().spend(text.count("\t") * _MAX_WIDTH)
     elif name == "replace" and len(values) >= 2 and all(isinstance(a, str) for a in values[:2]):
         _BUDGET.get().spend(text.count(values[0]) * len(values[1]))
     elif name == "join" and values and isinstance(values[0], Sized):
-        _BUDGET.get().spend(len(text) * len(values[0]))
+        _BUDGET.get().spend(len(text) * len(values[0]) + _measure(values[0]))
+    elif name == "translate" and values and isinstance(values[0], Mapping):
+        longest = max((len(new) for new in values[0].values() if isinstance(new, str)), default=1)
+        _BUDGET.get().spend(len(text) * longest)
 
 
 def _check_widths(values: tuple[Any, ...]) -> None:
@@ -170,12 +222,14 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)  # also keeps Jinja's marks on the function
     def run(*args: Any, **kwargs: Any) -> Any:
-        values = (*args, *kwargs.values())
+        # Jinja gives some filters its environment or context first
+        values = tuple(v for v in (*args, *kwargs.values()) if not isinstance(v, _OF_JINJA))
         if name in ("center", "indent", "batch", "slice", "wordwrap", "tojson"):
             _check_widths(values)
         texts = [value for value in values if isinstance(value, str)]
-        if name == "format" and any(_WIDE_FORMAT.search(text) for text in texts[:1]):
-            raise _OverBudget("a format is too wide")
+        _check_filter(name, values, texts)
+        if name == "join" and args and not isinstance(args[-1], Sized):
+            args = (*args[:-1], list(args[-1]))
         if name == "replace" and len(texts) >= 3:
             _BUDGET.get().spend(texts[0].count(texts[1]) * len(texts[2]))
         if name == "join" and texts and len(texts[-1]) > _MAX_WIDTH:
@@ -183,6 +237,27 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return _spend(function(*args, **kwargs))
 
     return run
+
+
+def _check_filter(name: str, values: tuple[Any, ...], texts: list[str]) -> None:
+    """Refuse or count what a filter would build of ``values``; ``texts``: the strings of them."""
+    if name in _ITERATING and values and isinstance(values[0], Sized):
+        _BUDGET.get().pass_over(len(values[0]))
+    if name == "format" and texts:
+        _check_format(texts[0], *values[1:])
+    elif name in _OF_TEXT:
+        num_chars = sum(map(_measure, values))
+        if name in _SLOW and num_chars > _MAX_SLOW_CHARS:
+            raise _OverBudget(f"a text is too long for the filter {name}")
+    if name in ("indent", "wordwrap") and texts:
+        numbers = [value for value in values if isinstance(value, int)]
+        lines = texts[0].count("\n") + len(texts[0]) // max(1, *numbers, 1) + 1
+        grown = max([*numbers, *map(len, texts[1:]), 4])
+        _BUDGET.get().spend(grown * (lines if name == "wordwrap" else texts[0].count("\n") + 1))
+    if name == "tojson" and any(isinstance(v, int) and v > _MAX_INDENT for v in values[1:]):
+        raise _OverBudget("an indent is too large")
+    if name == "sum" and any(isinstance(value, list | tuple) for value in values[1:]):
+        raise _OverBudget("only numbers can be summed")
 
 
 class _Generation(Extension):
@@ -249,7 +324,7 @@ def _environment() -> _Sandbox:
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, loopcontrols],
-        finalize=_spend,
+        finalize=_finalize,
     )
     environment.filters["tojson"] = _tojson
     for name, function in list(environment.filters.items()):

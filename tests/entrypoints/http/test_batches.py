@@ -11,7 +11,9 @@ import openai
 import pytest
 from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 
+from radixlm.base.errors import Overloaded
 from radixlm.entrypoints.http.app import resume, stop_background
+from radixlm.entrypoints.http.batches.files import Files
 from radixlm.entrypoints.http.batches.runner import check_lines
 
 CHAT = "/v1/chat/completions"
@@ -158,3 +160,27 @@ async def test_bad_uploads_and_names(toy_folder: Path, tmp_path: Path) -> None:
         got = await server.post("/v1/batches", endpoint=CHAT, **nothing)
         assert got.status_code == 404 and got.json()["error"]["param"] == "input_file_id"
         assert (await server.post("/v1/batches", endpoint="/x", **nothing)).status_code == 400
+
+
+@pytest.mark.parametrize("ending", ["bin", "new", "json"])
+def test_a_failed_upload_leaves_nothing(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, replace = Path.write_bytes, Path.replace
+
+    def full_disk(path: Path, data: bytes) -> int:
+        if path.suffix == f".{ending}":
+            write(path, data[: len(data) // 2])
+            raise OSError(28, "No space left on device")
+        return write(path, data)
+
+    def no_rename(path: Path, target: Path) -> Path:
+        if ending == "json":
+            raise OSError(5, "Input/output error")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    monkeypatch.setattr(Path, "replace", no_rename)
+    with pytest.raises(Overloaded, match="cannot be stored"):
+        Files(tmp_path).create(b"content", "a.jsonl", "batch")
+    assert list(tmp_path.iterdir()) == []

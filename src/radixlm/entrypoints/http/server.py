@@ -23,6 +23,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.launch import ProcessEngine, ThreadEngine, failure_error, intake_tokenizer
 from radixlm.engine.model_info import ModelInfo, resolved
 from radixlm.engine.prefault import read_ahead
+from radixlm.engine.run_folder import remove_stale
 from radixlm.entrypoints.http.descriptors import backlog
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.observe.gcwatch import GcWatch
@@ -59,6 +60,8 @@ def run(config: ServerConfig, given: frozenset[str]) -> int:
     began_s = time.monotonic()
     set_up_logging("server", config.observe.log_level, config.observe.log_level_http)
     config, info = resolved(config, given)
+    for folder in remove_stale():
+        log.info("removed %s, which a server that was killed has left", folder)
     if config.model.load_format != "dummy":
         read_ahead(info.folder)
     sock = listen(config)

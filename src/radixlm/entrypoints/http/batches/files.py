@@ -1,5 +1,6 @@
 """/v1/files: uploads of clients and output files of batches, in --file-storage-path."""
 
+import contextlib
 import re
 import secrets
 import time
@@ -61,8 +62,15 @@ class Files:
             write_private(self._path(str(record["id"]), "bin"), content)
             write_json(self._path(str(record["id"]), "json"), record)
         except OSError as error:
+            self._forget(str(record["id"]))
             raise Overloaded(f"the file cannot be stored: {error.strerror}") from error
         return record
+
+    def _forget(self, file_id: str) -> None:
+        """Remove what a failed upload has left."""
+        for ending in ("bin", "json", "new"):
+            with contextlib.suppress(OSError):
+                self._path(file_id, ending).unlink(missing_ok=True)
 
     def record(self, file_id: str) -> dict[str, Any]:
         """The record of a file, if the client may see it; NotFound."""
@@ -104,8 +112,13 @@ class Files:
 def write_json(path: Path, value: Any) -> None:
     """Replace a file atomically: a crash leaves the old one."""
     fresh = path.with_suffix(".new")
-    write_private(fresh, orjson.dumps(value))
-    fresh.replace(path)
+    try:
+        write_private(fresh, orjson.dumps(value))
+        fresh.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise
 
 
 def public(record: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,56 @@
+"""The folder of a server's sockets: locked while the server lives, removed by the next one if not.
+
+A server that is killed cannot remove its folder. The kernel releases its lock, so that a later
+server can tell the folder from that of a live one.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+PREFIX = "radixlm-"
+_LOCK = "lock"
+
+
+class RunFolder:
+    """A new folder (mode 0700) below the system's temporary one."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        fresh = self.path / "new"  # gets its name once it is locked
+        self._lock = os.open(fresh, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fresh.rename(self.path / _LOCK)
+
+    def remove(self) -> None:
+        """Delete the folder; calling it twice is fine."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+
+def remove_stale() -> list[Path]:
+    """Delete the folders of this user's servers that have ended; which ones."""
+    removed = []
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if not folder.is_symlink() and folder.stat().st_uid == os.getuid() and _is_free(folder):
+                shutil.rmtree(folder)
+                removed.append(folder)
+    return removed
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether no process holds the folder's lock; OSError for a folder that has none."""
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
