@@ -13,7 +13,7 @@ from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 
 from radixlm.base.errors import Overloaded
 from radixlm.entrypoints.http.app import resume, stop_background
-from radixlm.entrypoints.http.batches.files import Files
+from radixlm.entrypoints.http.batches import files as files_module
 from radixlm.entrypoints.http.batches.runner import check_lines
 
 CHAT = "/v1/chat/completions"
@@ -166,21 +166,21 @@ async def test_bad_uploads_and_names(toy_folder: Path, tmp_path: Path) -> None:
 def test_a_failed_upload_leaves_nothing(
     ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, replace = Path.write_bytes, Path.replace
+    write, replace = files_module.write_private, Path.replace
 
-    def full_disk(path: Path, data: bytes) -> int:
+    def full_disk(path: Path, data: bytes) -> None:
         if path.suffix == f".{ending}":
             write(path, data[: len(data) // 2])
             raise OSError(28, "No space left on device")
-        return write(path, data)
+        write(path, data)
 
     def no_rename(path: Path, target: Path) -> Path:
         if ending == "json":
             raise OSError(5, "Input/output error")
         return replace(path, target)
 
-    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    monkeypatch.setattr(files_module, "write_private", full_disk)
     monkeypatch.setattr(Path, "replace", no_rename)
     with pytest.raises(Overloaded, match="cannot be stored"):
-        Files(tmp_path).create(b"content", "a.jsonl", "batch")
+        files_module.Files(tmp_path).create(b"content", "a.jsonl", "batch")
     assert list(tmp_path.iterdir()) == []
