@@ -18,6 +18,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +40,11 @@ def main() -> int:
     if subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "src"], cwd=ROOT).returncode:
         sys.exit("src/ has uncommitted changes: commit or stash them, mutants are made in place")
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(1))  # files are put back
-    until_s = time.monotonic() + 60 * args.minutes
-    drawn = _draw(args.packages, args.seed)
     known = EQUIVALENTS.read_text(encoding="utf-8") if EQUIVALENTS.exists() else ""
     limits_s = {package: _limit_s(package) for package in args.packages}
     counts: Counter[tuple[str, str]] = Counter()
-    for package, mutation in drawn:
+    until_s = time.monotonic() + 60 * args.minutes
+    for package, mutation in _draw(args.packages, args.seed):
         if time.monotonic() > until_s or sum(counts.values()) >= args.most:
             break
         result = mutate_and_test([mutation], _command(package), limits_s[package])
@@ -85,22 +86,31 @@ def _limit_s(package: str) -> float:
     return TIMEOUT_FACTOR * took_s + TIMEOUT_MARGIN_S
 
 
-def _draw(packages: tuple[str, ...], seed: int) -> list[tuple[str, Any]]:
-    """Mutants in a random order, the packages in turn."""
-    rng, by_package = random.Random(seed), {}
-    for package in packages:
-        paths = sorted((Path("src/radixlm") / package).rglob("*.py"))
-        with tempfile.TemporaryDirectory() as folder:
-            with use_db(str(Path(folder) / "session.sqlite"), WorkDB.Mode.create) as db:
-                init(paths, db, {})
-                mutations = [m for item in db.work_items for m in item.mutations]
-        spans = {path: _without_effect(path) for path in paths}
-        kept = [m for m in mutations if not _is_inside(m, spans[Path(m.module_path)])]
-        kept.sort(key=lambda m: (str(m.module_path), m.operator_name, m.occurrence))
-        rng.shuffle(kept)
-        by_package[package] = kept
-    most = max(map(len, by_package.values()))
-    return [(p, by_package[p][i]) for i in range(most) for p in packages if i < len(by_package[p])]
+def _draw(packages: Sequence[str], seed: int) -> Iterator[tuple[str, Any]]:
+    """Mutants without end, the packages in turn; a file is drawn by its size. None comes twice."""
+    rng, seen = random.Random(seed), set()
+    paths = {p: sorted((Path("src/radixlm") / p).rglob("*.py")) for p in packages}
+    sizes = {p: [path.stat().st_size for path in paths[p]] for p in packages}
+    while True:
+        for package in packages:
+            (path,) = rng.choices(paths[package], sizes[package])
+            mutants = _mutants(path)
+            index = rng.randrange(len(mutants)) if mutants else 0
+            if mutants and (path, index) not in seen:
+                seen.add((path, index))
+                yield package, mutants[index]
+
+
+@cache
+def _mutants(path: Path) -> list[Any]:
+    """All mutants of a file, but those of annotations."""
+    with tempfile.TemporaryDirectory() as folder:
+        with use_db(str(Path(folder) / "session.sqlite"), WorkDB.Mode.create) as db:
+            init([path], db, {})
+            mutations = [mutation for item in db.work_items for mutation in item.mutations]
+    spans = _without_effect(path)
+    kept = [mutation for mutation in mutations if not _is_inside(mutation, spans)]
+    return sorted(kept, key=lambda mutation: (mutation.operator_name, mutation.occurrence))
 
 
 def _without_effect(path: Path) -> list[tuple[Position, Position]]:
@@ -123,10 +133,10 @@ def _is_inside(mutation: Any, spans: list[tuple[Position, Position]]) -> bool:
 def _change(diff: str) -> str:
     """The changed lines of a diff: ``-old`` and ``+new``, without their numbers."""
     lines = (line.rstrip() for line in diff.splitlines())
-    return "\n".join(x for x in lines if x[:1] in "+-" and x[:3] not in ("+++", "---"))
+    return "\n".join(x for x in lines if x[:1] in ("+", "-") and x[:3] not in ("+++", "---"))
 
 
-def _report(counts: Counter[tuple[str, str]], packages: tuple[str, ...], goal: float) -> int:
+def _report(counts: Counter[tuple[str, str]], packages: Sequence[str], goal: float) -> int:
     killed = survived = 0
     for package in packages:
         dead = counts[package, "killed"] + counts[package, "incompetent"]

@@ -45,6 +45,19 @@ async def test_text_is_tokenised_and_the_seed_fixed(tokenizer: Tokenizer) -> Non
     assert sent.sampling.sampling_seed is not None
 
 
+@pytest.mark.parametrize("skips", [True, False])
+async def test_a_stop_string_that_names_a_special_token_is_its_id(
+    tokenizer: Tokenizer, skips: bool
+) -> None:
+    """A skipped token has no text in which the string could be found."""
+    stage = IntakeHarness(tokenizer)
+    stops = ("<|im_end|>", "a", "no token at all")
+    stage.intake.submit(stage.ask(stop=stops, skip_special_tokens=skips, stop_token_ids=(9,)))
+    (sent,) = stage.link.requests
+    named = (tokenizer.token_id("<|im_end|>"),) if skips else ()
+    assert sent.sampling.stop_token_ids == (9, *named)
+
+
 async def test_a_slow_reader_gets_merged_output(tokenizer: Tokenizer) -> None:
     stage = IntakeHarness(tokenizer)
     (state,) = stage.intake.submit(stage.ask())
