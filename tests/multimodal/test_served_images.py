@@ -130,7 +130,8 @@ async def wrong_rows(case: Case) -> None:
     assert case.server.engine.intake.engine_facts is facts
     answer = await case.say("look ", fresh)
     details = answer.json()["usage"]["prompt_tokens_details"]
-    assert answer.status_code == 200 and details["cached_tokens"] == 0
+    # a text before may share the words in front of the image
+    assert answer.status_code == 200 and details["cached_tokens"] <= len("<user>look ")
 
 
 def text_of(*words: str) -> str:
