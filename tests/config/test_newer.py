@@ -134,6 +134,7 @@ def test_yaml_and_keywords_know_the_names(tmp_path: Path) -> None:
         {"revision": "main"},
         {"sampling_backend": "flashinfer"},
         {"moe_runner_backend": "triton"},
+        {"mm_attention_backend": "fa3"},
     ],
 )
 def test_a_flag_that_changes_nothing_by_itself_starts(given: dict[str, object]) -> None:

@@ -19,7 +19,11 @@ class MediaConfig(Group):
     mm_attention_backend: Annotated[
         str | None,
         "Attention kernels of the vision and audio encoders.",
-        Flag(choices=("sdpa", "fa3", "triton_attn"), built=(), needs=_MEDIA),
+        Flag(
+            choices=("sdpa", "fa3", "fa4", "triton_attn", "flashinfer_cudnn", "aiter_attn"),
+            built=("sdpa",),
+            why="the encoders attend with torch's sdpa, which gives the same numbers",
+        ),
     ] = None
     disable_fast_image_processor: Annotated[
         bool,
