@@ -155,9 +155,9 @@ class Slow(Trial):
 
     def __init__(self) -> None:
         super().__init__(SETUP)
-        self.limits_s: list[int] = []
+        self.limits_s: list[float] = []
 
-    def run(self, spec: GrammarSpec, cpu_s: int) -> None:
+    def run(self, spec: GrammarSpec, cpu_s: float) -> None:
         self.limits_s.append(cpu_s)
         raise TooSlow
 
@@ -172,7 +172,7 @@ def test_a_slow_grammar_gets_its_time_apart_from_the_others() -> None:
     assert not future.is_ready
     second = module._Worker(backend, trial, slow, None, 20)
     second._do(*(slow.get(0) or ()))
-    assert trial.limits_s == [1, 20]
+    assert trial.limits_s == [0.25, 20]
     with pytest.raises(InvalidRequest, match="longer than 20 s"):
         future.matcher()
     assert backend.texts == []

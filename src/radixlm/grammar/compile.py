@@ -1,8 +1,8 @@
 """Compiles each grammar once, in threads beside the running engine.
 
 The scheduler polls a ``GrammarFuture`` and never waits for a compiler. Each grammar is first tried
-in a process that can be killed (``trial.py``): for a second, and then, apart from the others, for
-as long as a grammar may take. A thread whose library call does not return is replaced.
+in a process that can be killed (``trial.py``): for a quarter of a second, and then, apart from the
+others, for as long as a grammar may take. A thread whose library call does not return is replaced.
 """
 
 import logging
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _MAX_STUCK_THREADS = 8
 _MAX_QUEUED = 1024
 _MAX_QUEUED_BY_CLIENT = 256
-_QUICK_S = 1  # of a CPU; ordinary schemas take milliseconds
+_QUICK_S = 0.25  # of a CPU; ordinary schemas take milliseconds
 _IDLE_S = 300.0  # then the processes end
 BACKENDS = Registry(
     "--grammar-backend",
@@ -174,7 +174,7 @@ class GrammarFuture:
         self._error = error
         self._done.set()
 
-    def attempt(self, trial: Trial, cpu_s: int, is_last: bool) -> bool | None:
+    def attempt(self, trial: Trial, cpu_s: float, is_last: bool) -> bool | None:
         """Try the grammar; called by a worker. Whether it may be compiled here; None: it needs
         longer than ``cpu_s``, and it was not the last attempt."""
         try:
@@ -229,7 +229,7 @@ class _Queue:
 
 class _Worker(threading.Thread):
     """Compiles grammars from its queue until it is dismissed. ``slow``: the queue for what
-    takes longer than a second; None: this worker has that queue."""
+    takes longer than that; None: this worker has that queue."""
 
     def __init__(
         self,
@@ -266,7 +266,7 @@ class _Worker(threading.Thread):
         if not future.take():
             return
         if self._trial is not None:
-            cpu_s = max(1, round(self._timeout_s)) if self._slow is None else _QUICK_S
+            cpu_s = self._timeout_s if self._slow is None else _QUICK_S
             may_compile = future.attempt(self._trial, cpu_s, is_last=self._slow is None)
             if may_compile is None and self._slow is not None:
                 future.queue()

@@ -26,7 +26,7 @@ from radixlm.text.tokenizer import Tokenizer
 
 MAX_MEMORY_BYTES = 1 << 30
 _START_S = 120.0  # xgrammar imports torch
-_WALL_PER_CPU = 3  # the process has a low priority: other work may slow it
+_WALL_PER_CPU = 3  # other work may slow the process
 _NICE = 10
 _MAIN = "from radixlm.grammar.trial import main; main()"
 
@@ -60,7 +60,7 @@ class Trial:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()  # of ``close`` against a start
 
-    def run(self, spec: GrammarSpec, cpu_s: int) -> None:
+    def run(self, spec: GrammarSpec, cpu_s: float) -> None:
         """Compile ``spec``, whether it is valid or not. TooSlow after ``cpu_s`` seconds of a CPU,
         InvalidRequest if it takes too much memory, Overloaded if no process can be started."""
         process = self._process
@@ -69,7 +69,7 @@ class Trial:
         line = json.dumps([spec.kind, spec.text, cpu_s]).encode() + b"\n"
         if _ask(process, line, cpu_s * _WALL_PER_CPU):
             return
-        is_slow = process.poll() in (None, -signal.SIGXCPU)
+        is_slow = process.poll() in (None, -signal.SIGPROF)
         self.close()
         if is_slow:
             raise TooSlow
@@ -161,7 +161,6 @@ class ByteTokenizer:
 
 def main() -> None:
     """The process: one line with the setup, then one for each grammar; a byte answers each."""
-    os.nice(_NICE)
     name, pattern, is_compact, special = json.loads(sys.stdin.readline())
     tokenizer: Any = ByteTokenizer(special)
     options = GrammarOptions(whitespace_pattern=pattern, disable_any_whitespace=is_compact)
@@ -177,7 +176,10 @@ def main() -> None:
         if not line:
             return
         kind, text, cpu_s = json.loads(line)
-        _limit_cpu(cpu_s)
+        if cpu_s > 1:
+            os.nice(_NICE)  # what takes long gives way to the model
+        # the kernel ends the process after so much work, even if nobody waits for it
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
         spec: Any = GrammarSpec(kind, text)
         try:
             backend.compile(spec).matcher()
@@ -185,6 +187,7 @@ def main() -> None:
             pass  # the server finds the same, in words for its own tokens
         except MemoryError:
             os._exit(1)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _limit_memory() -> None:
@@ -193,11 +196,3 @@ def _limit_memory() -> None:
         used = int(statm.read_text().split()[0]) * resource.getpagesize()
         limit = used + MAX_MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-
-
-def _limit_cpu(cpu_s: int) -> None:
-    """The kernel ends the process after ``cpu_s`` more seconds, even if nobody waits for it."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    total = int(used.ru_utime + used.ru_stime) + cpu_s
-    resource.setrlimit(resource.RLIMIT_CPU, (total, resource.RLIM_INFINITY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
