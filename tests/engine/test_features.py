@@ -94,7 +94,7 @@ class _Capricious:
 def test_a_failing_grammar_fails_its_request_alone() -> None:
     feature = GrammarFeature(GrammarConfig(), lambda: None, 31, (0,))  # type: ignore[arg-type,return-value]
     ticket = SimpleNamespace(is_ready=True, matcher=_Capricious)
-    feature._ticket = lambda kind, text, client: ticket  # type: ignore[assignment,method-assign,return-value]
+    feature._ticket = lambda spec, client: ticket  # type: ignore[assignment,method-assign,return-value]
     bench = SchedulerHarness(features=(feature,))
     bench.submit("a", [1, 2, 3], 9, ignore_eos=True, grammar=GrammarSpec("regex", "x"))
     bench.submit("b", [1, 2, 4], 9, ignore_eos=True)

@@ -63,8 +63,8 @@ def play(jump: bool, most: int = 30, num_pages: int = 64, **more: Any) -> Schedu
     config = GrammarConfig(disable_jump_forward=not jump)
     overlaps = more.get("depth", 0) == 0
     feature = GrammarFeature(config, lambda: None, VOCAB, (EOS,), overlaps)  # type: ignore[arg-type,return-value]
-    feature._ticket = lambda kind, text, client: SimpleNamespace(  # type: ignore[assignment,method-assign,return-value]
-        is_ready=True, matcher=lambda: Scripted(SCRIPTS[int(text)])
+    feature._ticket = lambda spec, client: SimpleNamespace(  # type: ignore[assignment,method-assign,return-value]
+        is_ready=True, matcher=lambda: Scripted(SCRIPTS[int(spec.value)])
     )
     need = more.pop("logprobs", None)
     bench = SchedulerHarness(num_pages, features=(feature,), **more)
@@ -135,8 +135,8 @@ def test_a_finished_grammar_ends_the_request_without_an_eos(depth: int, jump: bo
         (),
         depth == 0,
     )
-    feature._ticket = lambda kind, text, client: SimpleNamespace(  # type: ignore[assignment,method-assign,return-value]
-        is_ready=True, matcher=lambda: Endless(SCRIPTS[int(text)])
+    feature._ticket = lambda spec, client: SimpleNamespace(  # type: ignore[assignment,method-assign,return-value]
+        is_ready=True, matcher=lambda: Endless(SCRIPTS[int(spec.value)])
     )
     bench = SchedulerHarness(features=(feature,), depth=depth, eos_ids=())
     for i, script in enumerate(SCRIPTS):
@@ -152,7 +152,7 @@ def test_a_finished_grammar_ends_the_request_without_an_eos(depth: int, jump: bo
 def test_an_accepted_eos_ends_the_request_whatever_it_asked_for() -> None:
     """Only EOS is allowed once a grammar has ended: ignore_eos would repeat it to the limit."""
     feature = GrammarFeature(GrammarConfig(), lambda: None, VOCAB, (EOS,))  # type: ignore[arg-type,return-value]
-    feature._ticket = lambda kind, text, client: SimpleNamespace(  # type: ignore[assignment,method-assign,return-value]
+    feature._ticket = lambda spec, client: SimpleNamespace(  # type: ignore[assignment,method-assign,return-value]
         is_ready=True, matcher=lambda: Scripted(SCRIPTS[0])
     )
     bench = SchedulerHarness(features=(feature,))

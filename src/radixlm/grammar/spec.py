@@ -30,10 +30,12 @@ MAX_RULES = 1024  # of an EBNF grammar
 
 
 class GrammarSpec(Record):
-    """A grammar as text, the key of the cache. ``text`` is empty for json_object."""
+    """A grammar as text, the key of the cache. ``text`` is empty for json_object. ``is_strict``:
+    refused if a part of it cannot be enforced."""
 
     kind: Kind
     text: str = ""
+    is_strict: bool = False
 
 
 class GrammarOptions(Record):

@@ -66,7 +66,7 @@ class Trial:
         process = self._process
         if process is None or process.poll() is not None:
             process = self._start()
-        line = json.dumps([spec.kind, spec.text, cpu_s]).encode() + b"\n"
+        line = json.dumps([spec.kind, spec.text, spec.is_strict, cpu_s]).encode() + b"\n"
         if _ask(process, line, cpu_s * _WALL_PER_CPU):
             return
         is_slow = process.poll() in (None, -signal.SIGPROF)
@@ -175,12 +175,12 @@ def main() -> None:
         line = sys.stdin.readline()
         if not line:
             return
-        kind, text, cpu_s = json.loads(line)
+        kind, text, is_strict, cpu_s = json.loads(line)
         if cpu_s > 1:
             os.nice(_NICE)  # what takes long gives way to the model
         # the kernel ends the process after so much work, even if nobody waits for it
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        spec: Any = GrammarSpec(kind, text)
+        spec: Any = GrammarSpec(kind, text, is_strict)
         try:
             backend.compile(spec).matcher()
         except InvalidRequest:

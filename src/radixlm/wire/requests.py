@@ -15,11 +15,13 @@ from radixlm.wire.sampling_params import SamplingParams
 class GrammarSpec(msgspec.Struct, frozen=True):
     """A constraint on the output. ``kind``: json_schema, json_object, regex, ebnf, lark,
     structural_tag. ``after``: text that must come before the grammar begins (the end marker of a
-    reasoning block); None: it begins with the first token."""
+    reasoning block); None: it begins with the first token. ``is_strict``: it is refused if a part
+    of it cannot be enforced."""
 
     kind: str
     value: str
     after: str | None = None
+    is_strict: bool = False
 
 
 class LogprobParams(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ class IgnoredFields:
     def __init__(self, policy: str) -> None:
         self.policy = policy
         self._names: dict[str, None] = {}
+        self.warning = ""  # the value of ``X-RadixLM-Warning``
 
     def add(self, name: str) -> None:
         """Note a field that is ignored."""
@@ -70,3 +71,10 @@ def note_unknown(name: Any, what: str = "field", where: str = "") -> None:
     error = InvalidRequest(f"unknown {what} {place!r:.200}", place)
     error.code = "unknown_parameter"
     raise error
+
+
+def note_warning(text: str) -> None:
+    """Answer the current request with the header ``X-RadixLM-Warning``."""
+    ignored = _current.get()
+    if ignored is not None:
+        ignored.warning = text.encode("ascii", "backslashreplace").decode()

@@ -227,3 +227,43 @@ async def test_an_unknown_model_is_404_with_strict_names(server: ScriptedServer)
     assert got.status_code == 404 and got.json()["error"]["code"] == "model_not_found"
     for name in ("tiny", "tiny:latest", "default"):
         assert (await server.post(CHAT, model=name, messages=user("hi"))).status_code == 200
+
+
+def schema_format(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}
+
+
+async def test_a_strict_schema_that_cannot_be_enforced_is_refused(server: ScriptedServer) -> None:
+    schema = {"properties": {"a": {"not": {"type": "null"}, "contains": {}}}}
+    strict = schema_format(schema, strict=True)
+    got = await server.post(CHAT, messages=user("x"), response_format=strict)
+    assert got.status_code == 400
+    error = got.json()["error"]
+    assert error["param"] == "response_format.json_schema.schema"
+    assert "contains, not" in error["message"] and "strict false" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_not_enforced_is_told(server: ScriptedServer, stream: bool) -> None:
+    loose = schema_format({"type": "array", "uniqueItems": True})
+    got = await server.post(CHAT, messages=user("x"), response_format=loose, stream=stream)
+    assert got.status_code == 200
+    told = "response_format.json_schema.schema: not enforced: uniqueItems"
+    assert got.headers["X-RadixLM-Warning"] == told
+    params = {"json_schema": json.dumps({"not": {}}), "max_new_tokens": 3}
+    got = await server.post("/generate", text="x", sampling_params=params, stream=stream)
+    assert got.headers["X-RadixLM-Warning"] == "sampling_params.json_schema: not enforced: not"
+
+
+async def test_a_strict_schema_reaches_the_engine_as_strict(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    hooks = server.engine.scheduler.hooks
+    monkeypatch.setattr(hooks, "arrive", lambda request: seen.append(request.wire.grammar))
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    for strict in (True, False):
+        form = schema_format(schema, strict=strict)
+        got = await server.post(CHAT, messages=user("x"), response_format=form)
+        assert got.status_code == 200 and "X-RadixLM-Warning" not in got.headers
+        assert seen[-1].is_strict is strict

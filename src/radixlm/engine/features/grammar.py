@@ -27,6 +27,7 @@ from radixlm.scheduler.hooks import Feature, Mask
 from radixlm.scheduler.request import Request
 from radixlm.step.plan import Item
 from radixlm.text.tokenizer import Tokenizer
+from radixlm.wire import requests as wire
 
 if TYPE_CHECKING:
     from radixlm.grammar.compile import GrammarCache, GrammarFuture
@@ -82,7 +83,7 @@ class GrammarFeature(Feature):
         """Requests whose grammar is being compiled."""
         return sum(state.matcher is None for state in self._states.values())
 
-    def _ticket(self, kind: str, text: str, client: str | None) -> GrammarFuture:
+    def _ticket(self, spec: wire.GrammarSpec, client: str | None) -> GrammarFuture:
         if self._cache is None:
             self._tokenizer = self._load_tokenizer()
             options = load("radixlm.grammar.spec:GrammarOptions")(
@@ -101,14 +102,14 @@ class GrammarFeature(Feature):
             )
             cache = load("radixlm.grammar.compile:GrammarCache")
             self._cache = cache(backend, make_trial=make_trial)
-        spec = load("radixlm.grammar.spec:GrammarSpec")(kind, text)
-        ticket: GrammarFuture = self._cache.request(spec, client)
+        exact = load("radixlm.grammar.spec:GrammarSpec")(spec.kind, spec.value, spec.is_strict)
+        ticket: GrammarFuture = self._cache.request(exact, client)
         return ticket
 
     def arrive(self, request: Request) -> bool:
         spec = request.wire.grammar
         if spec is not None:
-            ticket = self._ticket(spec.kind, spec.value, request.wire.fair_key)
+            ticket = self._ticket(spec, request.wire.fair_key)
             jumps = self._overlaps and not self._config.disable_jump_forward
             self._states[request.rid] = _State(ticket, spec.after, jumps and _may_jump(request))
         return spec is not None

@@ -121,7 +121,7 @@ def _cors(app: ASGIApp, origins: list[str]) -> CORSMiddleware:
         allow_origins=origins,
         allow_methods=["*"],
         allow_headers=["*"],
-        expose_headers=["X-Request-Id", "X-RadixLM-Ignored", "Retry-After"],
+        expose_headers=["X-Request-Id", "X-RadixLM-Ignored", "X-RadixLM-Warning", "Retry-After"],
     )
 
 

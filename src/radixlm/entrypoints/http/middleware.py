@@ -277,6 +277,8 @@ def _with_headers(send: Send, request_id: str, path: str, ignored: IgnoredFields
             added = [(name, value) for name in names]
             if ignored.header:
                 added.append((b"x-radixlm-ignored", ignored.header.encode()))
+            if ignored.warning:
+                added.append((b"x-radixlm-warning", ignored.warning.encode()))
             message["headers"] = [*message.get("headers", ()), *added]
         await send(message)
 

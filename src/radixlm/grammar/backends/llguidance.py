@@ -20,6 +20,7 @@ from radixlm.grammar.spec import (
     refuse,
 )
 from radixlm.grammar.structural_tag import StructuralTagWriter
+from radixlm.text.held_schema import hold
 from radixlm.text.json_schema import close_objects
 from radixlm.text.tokenizer import Tokenizer
 
@@ -201,7 +202,7 @@ class LlguidanceBackend:
         try:
             return self._build(spec.kind, self._json_source(spec.kind, value, {}), ())
         except InvalidRequest as strict_error:
-            if any(word in strict_error.message for word in _TOO_MUCH):
+            if spec.is_strict or any(word in strict_error.message for word in _TOO_MUCH):
                 raise
             # Keywords that cannot be enforced are left out, and named, rather than refused.
             relaxed = self._json_source(spec.kind, value, {"lenient": True})
@@ -228,8 +229,12 @@ class LlguidanceBackend:
             raise refuse(kind, "a schema must be an object")
         schema: Any = value
         if isinstance(value, dict):
-            schema = without_property_names(close_objects(value))
+            schema = without_property_names(close_objects(hold(value)))
             schema.pop("x-guidance", None)
+        elif value is True:
+            schema = {}
+        else:
+            raise refuse(kind, "the schema false has no valid document")
         return str(
             self._library.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
         )

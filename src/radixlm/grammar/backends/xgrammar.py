@@ -20,6 +20,7 @@ from radixlm.grammar.spec import (
     refuse,
 )
 from radixlm.grammar.structural_tag import to_format
+from radixlm.text.held_schema import hold
 from radixlm.text.json_schema import close_objects
 from radixlm.text.tokenizer import Tokenizer
 
@@ -152,7 +153,7 @@ class XgrammarBackend:
                 raise refuse(kind, "a schema must be an object")
             is_free = not self._options.disable_any_whitespace
             return compiler.compile_json_schema(
-                json.dumps(close_objects(schema)),
+                json.dumps(close_objects(hold(schema))),
                 any_whitespace=is_free,
                 strict_mode=False,
                 max_whitespace_cnt=_MAX_WHITESPACE if is_free else None,

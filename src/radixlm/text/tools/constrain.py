@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.text.held_schema import hold
 from radixlm.text.json_schema import close_objects
 from radixlm.text.tools.base import ToolSpec
 from radixlm.text.tools.table import FORMATS
@@ -150,7 +151,7 @@ def _arguments(tool: ToolSpec) -> dict[str, Any]:
     schema = {**(tool.parameters or {"properties": {}})}
     if "$ref" not in schema:
         schema.setdefault("type", "object")
-    return dict(close_objects(schema))
+    return dict(close_objects(hold(schema)))
 
 
 def _result(

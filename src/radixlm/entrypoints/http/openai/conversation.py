@@ -30,7 +30,7 @@ from radixlm.entrypoints.http.openai.sampling import (
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.tokenization import encode, render
 from radixlm.entrypoints.media import MediaSource, sources_of
-from radixlm.intake.records import GenerateRequest, Output, grammar_of
+from radixlm.intake.records import GenerateRequest, Output
 from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tools import registry as tools
 from radixlm.text.tools.base import ToolSpec, tool_specs
@@ -351,9 +351,11 @@ def _logprob_need(body: ChatRequest) -> LogprobParams | None:
 
 def _set_grammar(request: GenerateRequest, chosen: Tools, after: str | None) -> None:
     """A forced call takes precedence over response_format, and that over strict arguments."""
-    spec = grammar_of(request.sampling)
+    spec = request.grammar
     if chosen.grammar and (spec is None or chosen.is_forced):
-        spec = GrammarSpec(chosen.grammar["kind"], chosen.grammar["value"])
+        is_strict = any(tool.strict for tool in chosen.specs)
+        grammar = chosen.grammar
+        spec = GrammarSpec(grammar["kind"], grammar["value"], is_strict=is_strict)
     if spec is not None:
         request.grammar = msgspec.structs.replace(spec, after=after)
 

@@ -11,8 +11,10 @@ from radixlm.entrypoints.http.middleware import fair_share_key, request_id
 from radixlm.entrypoints.http.openai.protocol import Generation
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.request_options import request_options
-from radixlm.intake.records import GenerateRequest, in_client_words
+from radixlm.intake.records import GenerateRequest, grammar_of, in_client_words
+from radixlm.text.held_schema import unheld_keywords
 from radixlm.wire.sampling_params import ANY_JSON_OBJECT, SamplingParams, parameter_names
+from radixlm.wire.unknown import note_warning
 
 _NEVER = -1e9  # added to a logit
 
@@ -119,7 +121,26 @@ def _schema(response_format: Mapping[str, Any]) -> Any:
         return ANY_JSON_OBJECT
     if not isinstance(schema, Mapping | bool):
         raise InvalidRequest(f"{where}.schema must be an object", f"{where}.schema")
+    _check_keywords(schema, wrapper.get("strict") is True, f"{where}.schema")
     return dict(schema) if isinstance(schema, Mapping) else schema
+
+
+def _check_keywords(schema: Any, is_strict: bool, where: str) -> None:
+    """A strict schema must be enforced in full; for others the client is told what is not."""
+    names = ", ".join(unheld_keywords(schema))
+    if names and is_strict:
+        raise InvalidRequest(
+            f"{where}: with strict true, these keywords cannot be enforced: {names}. "
+            f"Remove them, or send strict false and check the answer",
+            where,
+        )
+    if names:
+        note_warning(f"{where}: not enforced: {names}")
+
+
+def _is_strict(response_format: Mapping[str, Any] | None) -> bool:
+    wrapper = (response_format or {}).get("json_schema")
+    return isinstance(wrapper, Mapping) and wrapper.get("strict") is True
 
 
 def request_of(
@@ -128,8 +149,12 @@ def request_of(
     """A request for intake, without prompt and log-probabilities."""
     options = request_options(lambda name: getattr(body, name))
     options["names"] |= client_names(body)
+    grammar = grammar_of(sampling)
+    if grammar is not None and _is_strict(body.response_format):
+        grammar = msgspec.structs.replace(grammar, is_strict=True)
     return GenerateRequest(
         sampling=sampling,
+        grammar=grammar,
         rid=rid,
         default_rid=None if options["session"] else request_id(),
         stream=bool(body.stream),
