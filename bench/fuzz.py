@@ -190,7 +190,7 @@ def _fields(operation: dict[str, Any], schemas: dict[str, Any]) -> list[str]:
 
 
 def _message(method: str, path: str, body: bytes, header: bytes = b"") -> bytes:
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     return head.encode() + header + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 

@@ -100,7 +100,7 @@ async def test_ids_of_requests_come_back(server: ScriptedServer) -> None:
     assert got.headers["x-request-id"] == "mine-7"
     async with listening(server) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Request-Id: a\tb\r\n\r\n")
+        writer.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-Id: a\tb\r\n\r\n")
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         assert b"x-request-id: " in head and b"a\tb" not in head
         writer.close()

@@ -113,7 +113,7 @@ async def _leave(server: RunningServer, seed: int) -> None:
     port = int(server.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = httpx.Request("POST", server.url, json={**_body(seed, 150), "stream": True}).content
-    head = "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     message = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
     kind = rng.randrange(4)
     writer.write(message[: rng.randrange(len(message))] if kind == 0 else message)

@@ -19,7 +19,7 @@ from tests.fakes.http_server import ScriptedServer
 LIMIT_S = 60.0  # default of --stall-timeout-s
 STEP_S = 5.0
 SMALL = 8192
-HEAD = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
 
 def message(num_tokens: int) -> bytes:

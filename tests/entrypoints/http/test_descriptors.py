@@ -55,7 +55,7 @@ async def test_a_connection_with_a_reserved_descriptor_is_refused(
     monkeypatch.setattr(uvicorn_protocol, "descriptor_limits", lambda: (highest, 16))
     async with serving(server) as (running, port):
         reader, writer = await connect(port)
-        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
         highest = 0
         refused, refused_writer = await connect(port)

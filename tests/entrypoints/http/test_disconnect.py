@@ -15,7 +15,7 @@ CHAT = "/v1/chat/completions"
 async def connect(port: int, path: str, body: dict[str, Any]) -> Any:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     await writer.drain()
     return reader, writer
@@ -80,7 +80,7 @@ async def test_a_body_over_the_limit_is_413(toy_folder: Any) -> None:
     server.engine.start()
     async with listening(server) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
         writer.write(head + b"800\r\n" + b"x" * 0x800 + b"\r\n0\r\n\r\n")
         await writer.drain()
         assert b" 413 " in await reader.readline()
