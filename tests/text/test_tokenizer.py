@@ -162,3 +162,10 @@ def test_a_folder_without_tokenizer_json_goes_through_transformers(tmp_path: Pat
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.decode(tokenizer.encode("Hello wörld")) == "Hello wörld"
     assert tokenizer.eos_id == tokenizer.token_id("</s>")
+
+
+def test_the_slow_mode_gives_the_same_ids(tmp_path: Path) -> None:
+    fast, _ = make(tmp_path, "words")
+    slow = load_tokenizer(tmp_path / "words", "slow")
+    for text in ("one two", "  three\n", ""):
+        assert list(slow.encode(text)) == list(fast.encode(text))

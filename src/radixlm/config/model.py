@@ -41,8 +41,8 @@ class ModelConfig(Group):
     tokenizer_path: Annotated[str, "Folder of the tokenizer; the model's own when unset."] = AUTO
     tokenizer_mode: Annotated[
         str,
-        "'auto' takes the fast tokenizer, 'slow' the Python one.",
-        Flag(choices=("auto", "slow"), built=("auto",), needs="the Python tokenizers"),
+        "'auto' reads tokenizer.json, 'slow' loads the tokenizer by transformers.",
+        Flag(choices=("auto", "slow")),
     ] = "auto"
     skip_tokenizer_init: Annotated[
         bool, "Serve token ids only: requests give input_ids and get output_ids."
