@@ -122,7 +122,6 @@ def test_nonsense_is_answered_and_dropped(ends: Ends) -> None:
     bad = {
         "ids": TokenizedRequest("ids", pack_ids([1, 10]), SamplingParams()),
         "negative": TokenizedRequest("negative", pack_ids([-1]), SamplingParams()),
-        "stop": TokenizedRequest("stop", pack_ids([1]), SamplingParams(stop_token_ids=(10,))),
         "heat": TokenizedRequest("heat", pack_ids([1]), SamplingParams(temperature=float("nan"))),
         "top": TokenizedRequest(
             "top", pack_ids([1]), SamplingParams(), logprobs=LogprobParams(0, 99)
@@ -134,9 +133,12 @@ def test_nonsense_is_answered_and_dropped(ends: Ends) -> None:
     }
     for message in bad.values():
         intakes[0].send(message)
-    intakes[0].send(_request("good"))
+    # a stop id beyond the vocabulary matches nothing
+    stop = SamplingParams(stop_token_ids=(10,))
+    intakes[0].send(TokenizedRequest("good", pack_ids([1]), stop))
     (good,) = _receive(fan, 1)
     assert isinstance(good, TokenizedRequest) and good.rid == "good"
+    assert good.sampling.stop_token_ids == (10,)
     assert fan.num_dropped == len(bad)
     found: dict[str, int] = {}
     while len(found) < len(bad):
