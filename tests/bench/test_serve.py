@@ -82,8 +82,8 @@ async def test_failures_are_counted_and_named(url, capsys) -> None:
 
 
 async def test_a_warm_up_that_fails_ends_the_run(url) -> None:
-    with pytest.raises(TransferError, match=r"warm-up failed.*nonsense"):
-        await bench(url, "--extra-request-body", '{"nonsense": 1}')
+    with pytest.raises(TransferError, match=r"warm-up failed.*top_p"):
+        await bench(url, "--extra-request-body", '{"sampling_params": {"top_p": 7}}')
 
 
 async def test_a_wrong_key_is_named(url) -> None:
