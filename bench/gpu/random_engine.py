@@ -97,7 +97,7 @@ class Engine:
         executor = self.scheduler.executor
         assert isinstance(executor, Runner)
         self.runner: Runner = executor
-        self.page_size = int(self.replica.facts["page_size"])
+        self.page_size = self.scheduler.limits.page_size
         self.num_tokens = int(self.replica.facts["max_total_num_tokens"])
 
     def close(self) -> None:
