@@ -208,7 +208,7 @@ class CompiledSteps:
 
 
 def _is_set(value: Any) -> bool:
-    return value is not None and not (isinstance(value, tuple | dict) and not value)
+    return value is not None and not (isinstance(value, bool | tuple | dict) and not value)
 
 
 def _cause(error: Exception) -> str:
