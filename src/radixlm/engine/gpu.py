@@ -154,6 +154,7 @@ def warm_up(make_runner: Callable[[], Runner], limits: Limits) -> None:
     try:
         dummy.sizes(limits.step_tokens)
         dummy.sampling()
+        dummy.page_copies()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

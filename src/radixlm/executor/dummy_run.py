@@ -1,6 +1,6 @@
 """DummyRun: steps without requests. The largest possible steps run before the KV pools are made, to
 measure the memory that they need; one of every kind runs at start, so that no request waits for a
-compiler. All pages are page 0, so the results mean nothing.
+compiler. All pages of requests are page 0, so the results mean nothing.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.executor.runner import Runner
-from radixlm.step.plan import Admission, Item, StepPlan
+from radixlm.step.plan import Admission, Item, PageCopy, StepPlan
 from radixlm.wire.requests import LogprobParams
 from radixlm.wire.sampling_params import SamplingParams
 
@@ -74,6 +74,13 @@ class DummyRun:
         self._run((item,), admissions=(penalised,))
         self._run((item,), masks)
 
+    def page_copies(self) -> None:
+        """Copy pages in every way: one page, to another and to itself, and two that change places;
+        kernels may distinguish odd and even numbers of pages. The pools have two pages or more."""
+        for pairs in (((0, 1),), ((0, 0),), ((0, 1), (1, 0))):
+            copies = tuple(PageCopy(space, 0, *pair) for space in (0, 1) for pair in pairs)
+            self._run((self._decode(0),), copies=copies)
+
     def _prompt(self, slot: int, count: int, start: int = 0) -> Item:
         return Item(str(slot), slot, start, count, np.zeros(count, np.int32), True)
 
@@ -85,6 +92,7 @@ class DummyRun:
         items: tuple[Item, ...],
         masks: Mapping[int, NDArray[np.int32]] = _NO_MASKS,
         admissions: tuple[Admission, ...] = (),
+        copies: tuple[PageCopy, ...] = (),
     ) -> None:
         if not self._is_begun:
             prompt = np.zeros(1, np.int32)
@@ -93,7 +101,7 @@ class DummyRun:
                 for slot in range(self._num_slots)
             )
             self._is_begun = True
-        step = self._runner.forward(StepPlan(0, items, admissions))
+        step = self._runner.forward(StepPlan(0, items, admissions, copies=copies))
         self._runner.sample(step, masks)
         self._runner.read(step)
 
