@@ -157,7 +157,7 @@ class CheckedClient:
             stream_interval=rng.choice((None, None, 3)),
         )
         self.need = LogprobParams(rng.choice((-1, 0, 1, 5, 25))) if rng.random() < 0.5 else None
-        if self.need is not None and self.need.prompt_from > len(self.prompt):
+        if self.need is not None and self.need.prompt_from >= len(self.prompt):
             self.need = LogprobParams()
         self.hidden = rng.random() < 0.3
         self.kind = rng.choice(("", "", "a", "b", "c"))
