@@ -77,15 +77,21 @@ async def test_no_address_in_a_message_is_fetched(server: ScriptedServer, kind: 
     assert visits == 0
 
 
+# no token has them: as stops they match nothing (test_stop_ids_of_no_token_match_nothing)
+INTEGERS = (
+    "[-1]",
+    "[2147483648]",
+    "[4294967296]",
+    "[9223372036854775808]",
+    "[18446744073709551617]",
+)
+
+
 @pytest.mark.parametrize(
     "ids",
     [
-        "[-1]",
-        "[2147483648]",
-        "[4294967296]",
-        "[9223372036854775808]",
+        *INTEGERS,
         "[1e400]",
-        "[18446744073709551617]",
         "[1.5]",
         "[true]",
         "[null]",
@@ -97,8 +103,31 @@ async def test_token_ids_do_not_overflow(server: ScriptedServer, ids: str) -> No
     await _refused(server, "/generate", f'{{"input_ids": {ids}}}'.encode())
     await _refused(server, "/v1/completions", f'{{"prompt": {ids}}}'.encode())
     stops = f'{{"text": "a", "sampling_params": {{"stop_token_ids": {ids}}}}}'
-    if ids != "[[[1]]]":
+    if ids not in INTEGERS and ids != "[[[1]]]":
         await _refused(server, "/generate", stops.encode())
+
+
+@pytest.mark.parametrize(
+    "number",
+    [-1, 2**31, 2**32, 2**63, 2**64 + 1, -(2**63) - 1, 10**30],
+    ids=lambda number: str(number)[:20],
+)
+@pytest.mark.parametrize("suppressed", [0, 2])
+async def test_stop_ids_of_no_token_match_nothing(
+    server: ScriptedServer, number: int, suppressed: int
+) -> None:
+    """Also where they would wrap to a token that the answer holds, or that must not come yet."""
+    params = {"max_new_tokens": 5, "temperature": 0, "min_new_tokens": suppressed}
+    plain = (await server.post("/generate", text="a", sampling_params=params)).json()
+    wrapped = [number, *(token + (number << 32) for token in plain["output_ids"])]
+    for stops in ([number], wrapped):
+        asked = params | {"stop_token_ids": stops}
+        got = await server.post("/generate", text="a", sampling_params=asked)
+        assert got.status_code == 200, got.text
+        assert got.json()["output_ids"] == plain["output_ids"]
+        finish = got.json()["meta_info"]["finish_reason"]
+        assert finish == plain["meta_info"]["finish_reason"]
+    assert not server.engine.intake.requests
 
 
 @pytest.mark.parametrize(
@@ -108,6 +137,7 @@ async def test_token_ids_do_not_overflow(server: ScriptedServer, ids: str) -> No
         {"n": 1025},
         {"stop": ["a"] * 1025},
         {"stop": ["a" * 17_000]},
+        {"stop_token_ids": [5] * ((1 << 18) + 1)},
         {"stop_regex": ["(" * 5000 + ")" * 5000]},
         {"logit_bias": {str(10**12): 1.0}},
         {"max_new_tokens": 2**64},
@@ -256,4 +286,5 @@ def test_sockets_lie_in_a_folder_of_their_own() -> None:
         assert stat.S_IMODE(supervisor.folder.stat().st_mode) == 0o700
         assert all(a.startswith(f"ipc://{supervisor.folder}/") for a in supervisor.addresses)
     finally:
-        supervisor.folder.rmdir()
+        supervisor._run_folder.remove()
+    assert not supervisor.folder.exists()

@@ -28,6 +28,7 @@ from radixlm.wire.unknown import note_unknown
 
 MAX_PARALLEL_SAMPLES = 1024
 MAX_STOPS = 1024
+MAX_STOP_IDS = 1 << 18  # more than the vocabularies of most models
 MAX_STOP_CHARS = 16384  # of all items together: a matcher is built of them
 MAX_GRAMMAR_CHARS = 4 << 20
 MIN_INT, MAX_INT = -(1 << 63), (1 << 63) - 1
@@ -175,6 +176,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise InvalidRequest(
                     f"{name} has {num_chars} characters, at most {MAX_STOP_CHARS}", name
                 )
+        num_ids = len(self.stop_token_ids)
+        if num_ids > MAX_STOP_IDS:
+            raise InvalidRequest(
+                f"stop_token_ids has {num_ids} items, at most {MAX_STOP_IDS}", "stop_token_ids"
+            )
         for token in self.stop_token_ids:  # an id that the model does not have matches nothing
             _read_int("stop_token_ids", token)
 
