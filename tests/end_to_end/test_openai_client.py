@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -17,6 +18,7 @@ import pytest
 from pydantic import BaseModel
 
 from radixlm.engine.model_info import ASSETS, DEFAULT_MODEL
+from tests.fakes.http_server import scripted_server
 
 pytestmark = pytest.mark.skipif(
     not (ASSETS / DEFAULT_MODEL / "config.json").is_file(), reason="the bundled model is not here"
@@ -148,7 +150,6 @@ def test_a_forced_call_is_valid(client: openai.OpenAI, choice: Any) -> None:
         {"temperature": -1},
         {"max_tokens": 10**9},
         {"extra_body": {"regex": "(((("}},
-        {"extra_body": {"nonsense": 1}},
         {
             "response_format": {
                 "type": "json_schema",
@@ -162,9 +163,35 @@ def test_bad_requests_are_bad_requests(client: openai.OpenAI, extra: Any) -> Non
         client.chat.completions.create(model=DEFAULT_MODEL, messages=SUM, **extra)
 
 
-def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError):
-        client.chat.completions.create(model="gpt-99", messages=SUM)
+def test_an_unknown_field_is_ignored_and_named(client: openai.OpenAI) -> None:
+    asked: Any = {"model": DEFAULT_MODEL, "messages": SUM, "temperature": 0}
+    plain = client.chat.completions.create(**asked)
+    got = client.chat.completions.with_raw_response.create(**asked, extra_body={"nonsense": 1})
+    assert got.http_response.status_code == 200
+    assert got.headers["X-RadixLM-Ignored"] == "nonsense"
+    assert got.parse().choices[0].message == plain.choices[0].message
+
+
+def test_an_unknown_model_is_the_served_one(client: openai.OpenAI) -> None:
+    got = client.chat.completions.create(model="gpt-99", messages=SUM, temperature=0)
+    known = client.chat.completions.create(model=DEFAULT_MODEL, messages=SUM, temperature=0)
+    assert got.model == known.model == DEFAULT_MODEL
+    assert got.choices[0].message == known.choices[0].message
+
+
+async def test_strict_flags_refuse_both(tmp_path: Path) -> None:
+    strict = {"unknown_fields": "refuse", "strict_model_name": True}
+    async with scripted_server(tmp_path, {}, **strict) as made:
+        client = openai.AsyncOpenAI(
+            base_url="http://127.0.0.1/v1", api_key="x", max_retries=0, http_client=made.client
+        )
+        name = (await client.models.list()).data[0].id
+        with pytest.raises(openai.BadRequestError, match="nonsense"):
+            await client.chat.completions.create(
+                model=name, messages=SUM, extra_body={"nonsense": 1}
+            )
+        with pytest.raises(openai.NotFoundError, match="gpt-99"):
+            await client.chat.completions.create(model="gpt-99", messages=SUM)
 
 
 def used_tokens(url: str) -> int:
