@@ -1,5 +1,5 @@
 """The table of hostile requests. Each must be refused quickly, by the name of its fault, at no
-lasting cost."""
+lasting cost; or, where it is harmless without what it asks for, be answered without it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,22 @@ JSON = {"Content-Type": "application/json"}
 
 @dataclass(frozen=True)
 class Attack:
-    """`make` returns the body, or chunks to send without a length."""
+    """`make` returns the body, or chunks to send without a length. `ignored`: the unknown field for
+    which the request is answered all the same. `foreign_model`: it names a model that is not here.
+    """
 
     name: str
     path: str
     make: Callable[[], bytes | Iterator[bytes]]
     headers: dict[str, str] = field(default_factory=lambda: JSON)
     method: str = "POST"
+    ignored: str = ""
+    foreign_model: str = ""
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether only --unknown-fields refuse or --strict-model-name refuse it."""
+        return bool(self.ignored or self.foreign_model)
 
 
 ATTACKS: list[Attack] = []
@@ -31,9 +40,9 @@ def raw(name: str, path: str, make: Callable[[], Any], **more: Any) -> None:
     ATTACKS.append(Attack(name, path, make, **more))
 
 
-def native(name: str, **sampling: Any) -> None:
+def native(name: str, *, ignored: str = "", **sampling: Any) -> None:
     body = {"text": "a", "sampling_params": {"max_new_tokens": 4} | sampling}
-    raw(name, GENERATE, lambda: json.dumps(body).encode())
+    raw(name, GENERATE, lambda: json.dumps(body).encode(), ignored=ignored)
 
 
 def late(name: str, make: Callable[[], dict[str, Any]]) -> None:
@@ -42,9 +51,11 @@ def late(name: str, make: Callable[[], dict[str, Any]]) -> None:
     raw(name, GENERATE, lambda: json.dumps(made | {"sampling_params": make()}).encode())
 
 
-def chat(name: str, **fields: Any) -> None:
+def chat(name: str, *, foreign_model: str = "", **fields: Any) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4} | fields
-    raw(name, CHAT, lambda: json.dumps(body).encode())
+    if foreign_model:
+        body["model"] = foreign_model
+    raw(name, CHAT, lambda: json.dumps(body).encode(), foreign_model=foreign_model)
 
 
 def part(name: str, kind: str, url: str) -> None:
@@ -90,13 +101,18 @@ raw(
 )
 raw("100 MB unannounced", GENERATE, lambda: (b" " * (1 << 20) for _ in range(100)))
 raw("20,000 prompts", GENERATE, lambda: json.dumps({"text": ["a"] * 20_000}).encode())
-raw("unknown field", GENERATE, lambda: b'{"text": "a", "__class__": "x"}')
+raw(
+    "unknown field",
+    GENERATE,
+    lambda: b'{"text": "a", "sampling_params": {"max_new_tokens": 4}, "__class__": "x"}',
+    ignored="__class__",
+)
 raw("unknown method", GENERATE, lambda: b"{}", method="DELETE")
 raw("unknown path", "/v1/../../etc/passwd", lambda: b"{}")
 
 # ---- numbers and lists -------------------------------------------------------------------------
 native("n", n=10**9)
-native("top_logprobs of the native kind", top_logprobs_num=10**9)
+native("top_logprobs of the native kind", ignored="top_logprobs_num", top_logprobs_num=10**9)
 raw(
     "top_logprobs_num",
     GENERATE,
@@ -200,5 +216,5 @@ part("image, no image", "image_url", "data:image/png;base64,AAAA")
 chat("pickled processor", custom_logit_processor='{"callable": "8004950000"}')
 chat("processor by path", custom_logit_processor="os:system")
 chat("adapter by path", lora_path="../../etc/passwd")
-chat("model by path", model="../../etc/passwd")
+chat("model by path", foreign_model="../../etc/passwd")
 raw("a session of 1e30", "/open_session", lambda: b'{"capacity_of_str_len": -1}')

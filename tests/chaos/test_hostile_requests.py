@@ -1,5 +1,6 @@
-"""Every row of `ATTACKS` against one real server: refused with a 4xx within two seconds. The server
-answers the next request, and its memory does not grow."""
+"""Every row of `ATTACKS` against one real server: refused with a 4xx within two seconds, or
+answered without what it must not have. The server answers the next request, and its memory does not
+grow."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import psutil
@@ -15,6 +17,7 @@ import pytest
 from radixlm.engine.model_info import ASSETS, DEFAULT_MODEL
 from tests.chaos.hostile_requests import ATTACKS, Attack
 from tests.end_to_end.server import RunningServer
+from tests.fakes.http_server import scripted_server
 
 pytestmark = pytest.mark.skipif(
     not (ASSETS / DEFAULT_MODEL / "config.json").is_file(), reason="the bundled model is not here"
@@ -38,8 +41,8 @@ def server() -> Iterator[RunningServer]:
         yield running
 
 
-def strike(server: RunningServer, attack: Attack) -> tuple[int, str, float]:
-    """Status, text and seconds of the answer. On a busy machine the seconds are the server's CPU
+def strike(server: RunningServer, attack: Attack) -> tuple[httpx.Response, float]:
+    """The answer and its seconds. On a busy machine the seconds are the server's CPU
     time. A request that is never answered runs into the client's limit."""
     body = attack.make()
     began_s, worked_s = time.monotonic(), cpu_s(server)
@@ -47,11 +50,10 @@ def strike(server: RunningServer, attack: Attack) -> tuple[int, str, float]:
         answer = server.client.request(
             attack.method, attack.path, content=body, headers=attack.headers
         )
-        status, text = answer.status_code, answer.text
     except httpx.WriteError:  # refused before all was sent; the socket was closed
-        status, text = 413, ""
+        answer = httpx.Response(413)
     took_s = time.monotonic() - began_s
-    return status, text, min(took_s, cpu_s(server) - worked_s)
+    return answer, min(took_s, cpu_s(server) - worked_s)
 
 
 def processes(server: RunningServer) -> list[psutil.Process]:
@@ -80,11 +82,36 @@ def test_the_table_is_long_enough() -> None:
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
 def test_refused_at_once(server: RunningServer, attack: Attack) -> None:
-    status, text, took_s = strike(server, attack)
-    assert 400 <= status < 500, (status, text[:500])
+    answer, took_s = strike(server, attack)
+    status, text = answer.status_code, answer.text
+    assert answer.headers.get("X-RadixLM-Ignored", "") == attack.ignored
+    if attack.is_answered:
+        assert status == 200, (status, text[:500])
+    else:
+        assert 400 <= status < 500, (status, text[:500])
+    if attack.ignored:  # what it asks for is not in the answer
+        meta = answer.json()["meta_info"]
+        assert meta["completion_tokens"] <= 4 and not any("logprob" in key for key in meta)
+    if attack.foreign_model:
+        assert answer.json()["model"] == DEFAULT_MODEL and attack.foreign_model not in text
     assert took_s < LIMIT_S or took_s < LIMIT_S * slowness(), took_s
     assert len(text) < 5000
     assert answers(server)
+
+
+async def test_strict_flags_refuse_what_is_ignored(toy_folder: Path) -> None:
+    harmless = [attack for attack in ATTACKS if attack.is_answered]
+    assert len(harmless) == 3
+    strict = {"unknown_fields": "refuse", "strict_model_name": True}
+    async with scripted_server(toy_folder, {}, **strict) as made:
+        for attack in harmless:
+            body = attack.make()
+            assert isinstance(body, bytes)
+            got = await made.client.post(attack.path, content=body, headers=attack.headers)
+            assert got.status_code == (400 if attack.ignored else 404), got.text
+            assert (attack.ignored or attack.foreign_model) in got.json()["error"]["message"]
+            assert "X-RadixLM-Ignored" not in got.headers
+            assert not made.engine.intake.requests
 
 
 def test_memory_stays(server: RunningServer) -> None:
@@ -96,7 +123,7 @@ def test_memory_stays(server: RunningServer) -> None:
     # a leak grows in every round; memory kept by another thread of the pool appears once
     while len(growths) < 4 and (not growths or growths[-1] > 0.02):
         before = rss_bytes(server)
-        slowest = max((strike(server, attack)[2], attack.name) for attack in ATTACKS)
+        slowest = max((strike(server, attack)[1], attack.name) for attack in ATTACKS)
         assert answers(server)
         growths.append(rss_bytes(server) / before - 1)
         print(f"\n{len(ATTACKS)} attacks: slowest {slowest[1]!r} {slowest[0]:.2f} s")
