@@ -110,8 +110,8 @@ async def ask(server: Served, data: bytes, path: str = PATH, **fields: Any) -> A
 
 
 @asynccontextmanager
-async def started(folder: Path) -> AsyncIterator[Served]:
-    async with served(folder) as server:
+async def started(folder: Path, **options: Any) -> AsyncIterator[Served]:
+    async with served(folder, **options) as server:
         yield server
 
 
@@ -119,7 +119,8 @@ def run(folder: Path, check: Callable[[Served, Oracle], Awaitable[None]]) -> Non
     oracle = Oracle(folder)
 
     async def whole() -> None:
-        async with started(folder) as server:
+        strict = {"unknown_fields": "refuse", "strict_model_name": True}
+        async with started(folder, **strict) as server:
             await check(server, oracle)
 
     asyncio.run(whole())
