@@ -56,6 +56,18 @@ def test_other_functions_equal_torchvision() -> None:
         functions.resize(IMAGE, (3, 4), 1)
 
 
+def test_images_go_to_pillow_and_back() -> None:
+    drawn = functions.to_pil_image(IMAGE)
+    assert (drawn.mode, drawn.size) == ("RGB", (9, 7))
+    assert drawn.getpixel((4, 2)) == tuple(IMAGE[:, 2, 4].tolist())
+    for channels, mode in ((1, "L"), (2, "LA"), (3, "RGB"), (4, "RGBA")):
+        image = IMAGE[[0, 1, 2, 0][:channels]]
+        drawn = functions.to_pil_image(image)
+        assert drawn.mode == mode and functions.pil_to_tensor(drawn).equal(image)
+    floats = functions.to_pil_image(torch.tensor([0.0, 0.5, 1.0]).expand(3, 1, 3))
+    assert functions.pil_to_tensor(floats)[0].tolist() == [[0, 127, 255]]
+
+
 # families whose image processor has a class for Pillow and one for torchvision
 BOTH = ("Pixtral", "LlavaNext", "Idefics3")
 

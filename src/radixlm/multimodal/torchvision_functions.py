@@ -13,6 +13,7 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -139,6 +140,21 @@ def to_dtype(image: Tensor, dtype: torch.dtype = torch.float32, scale: bool = Fa
     if dtype.is_floating_point:
         return image.to(dtype).mul_(1.0 / torch.iinfo(image.dtype).max)
     return image.mul(torch.iinfo(dtype).max + 1.0 - 1e-3).to(dtype)
+
+
+def to_pil_image(image: Tensor) -> Any:
+    """Of bytes, or of floats 0 to 1, with 1 to 4 channels."""
+    if image.is_floating_point():
+        image = image.mul(255)
+    pixels = image.byte().permute(1, 2, 0).cpu().numpy()
+    pixels = np.ascontiguousarray(pixels[..., 0] if image.shape[0] == 1 else pixels)
+    return importlib.import_module("PIL.Image").fromarray(pixels)
+
+
+def pil_to_tensor(image: Any) -> Tensor:
+    """The bytes of an image of Pillow."""
+    pixels = torch.from_numpy(np.array(image))
+    return pixels.view(image.height, image.width, -1).permute(2, 0, 1)
 
 
 @contextmanager
