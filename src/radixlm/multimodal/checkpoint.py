@@ -212,9 +212,14 @@ def _video_processor(folder: Path) -> Any:
         options = object_or_empty(folder / name)
         options = options.get("video_processor") or options
         declared = options.get("video_processor_type")
-        if declared is None and name == _FILES[1]:
+        is_guess = declared is None and name == _FILES[1]
+        if is_guess:
             images = str(options.get("image_processor_type"))
             declared = images.removesuffix("Fast").replace("ImageProcessor", "VideoProcessor")
         if isinstance(declared, str) and (kind := class_of(declared)) is not None:
-            return kind.from_dict(options)
+            try:
+                return kind.from_dict(options)
+            except ValueError:  # options of images alone, such as ERNIE's without time
+                if not is_guess:
+                    raise
     return NoVideos()
