@@ -80,3 +80,16 @@ def test_one_token_is_a_hit_at_page_size_one() -> None:
                 for shared in (1, 18)
             ]
         assert [one["meta_info"]["cached_tokens"] for one in got] == cached
+
+
+def test_without_the_prefix_cache_running_requests_share_nothing() -> None:
+    """The third prompt starts when the second has ended, beside the first, which equals it."""
+    options = {"model_path": "radix-tiny", "cpu_threads": 1, "max_total_tokens": 512}
+    sampling = [SAMPLING | {"max_new_tokens": count} for count in (60, 1, 1)]
+    prompts = [PROMPT[:15], OTHERS[0], PROMPT[:15]]
+    for is_off, cached in ((False, [0, 0, 14]), (True, [0, 0, 0])):
+        with radixlm.Engine(
+            disable_radix_cache=is_off, max_running_requests=2, log_level="error", **options
+        ) as engine:
+            got = engine.generate(input_ids=prompts, sampling_params=sampling)
+        assert [one["meta_info"]["cached_tokens"] for one in got] == cached

@@ -103,13 +103,14 @@ def make_kv_manager(config: ServerConfig, pools: Pools, limits: Limits) -> KVCac
         window_pages = PageAllocator(pools.sizes.num_window + 1, page_size)
         window = WindowPages(window_pages, table, pools.states is not None)
     prefix_cache = _make_prefix_cache(config, allocator, page_size, window, limits.is_encoder)
+    shares_nothing = isinstance(prefix_cache, ChunkCache)
     return KVCacheManager(
         allocator,
         SlotAllocator(limits.max_running),
         prefix_cache,
         page_size,
         window,
-        pools.min_tail,
+        None if shares_nothing else pools.min_tail,
     )
 
 
