@@ -13,7 +13,14 @@ from radixlm.arch.registry import ARCHITECTURES
 
 SOURCE = Path(radixlm.__file__).parent
 # tables of defaults and descriptions, and formats of prompts and answers
-ALLOWED = ("arch/families/", "arch/registry.py", "models/custom/", "text/")
+ALLOWED = (
+    "arch/families/",
+    "arch/registry.py",
+    "arch/media/registry.py",
+    "arch/media/config_json.py",
+    "models/custom/",
+    "text/",
+)
 NAME = re.compile(r"\b[A-Z][A-Za-z0-9_]*For(?:CausalLM|ConditionalGeneration|\w*Classification)\b")
 ASKED = re.compile(r"(?:model_type|architectures?(?:\[0\])?)\s*(?:==|!=|\bin\b)\s*[\"'(\[{]")
 
