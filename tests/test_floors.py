@@ -14,10 +14,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("base",),
     ("arch", "wire", "step", "observe"),
     ("config", "memory", "kernels", "text", "multimodal"),
-    ("pools", "distributed", "quant", "sampling", "grammar"),
+    ("pools", "distributed", "quant", "sampling", "grammar", "speculative"),
     ("layers", "attention", "weights", "transfer"),
     ("models",),
-    ("lora", "speculative"),
+    ("lora",),
     ("intake", "scheduler", "executor"),
     ("engine",),
     ("entrypoints", "router"),
@@ -27,7 +27,8 @@ FLOOR = {package: number for number, packages in enumerate(FLOORS) for package i
 # packages of one floor that may import each other, in one direction only
 SIDEWAYS = {("step", "wire"), ("observe", "wire")}
 TORCH_FREE = (
-    "base arch wire observe config memory text intake scheduler entrypoints router lang".split()
+    "base arch wire observe config memory text speculative intake scheduler entrypoints router "
+    "lang".split()
 )
 FILES = sorted(ROOT.rglob("*.py"))
 

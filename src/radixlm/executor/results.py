@@ -79,7 +79,7 @@ class ResultReader:
         has_more = step.hidden_TD is not None or step.logprobs is not None or step.errors
         if count and (has_more or step.failed or np.count_nonzero(is_bad[:count])):
             decodes = self._item_results(step, tokens, is_bad, 0, count)
-            detailed = {i: one for i, one in enumerate(decodes) if not one.is_single_token}
+            detailed = {i: one for i, one in enumerate(decodes) if not one.is_only_tokens}
         return StepResult(tokens[:count], detailed, prefills)
 
     @torch.inference_mode()

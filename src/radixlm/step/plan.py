@@ -1,8 +1,9 @@
 """StepPlan: what the scheduler decides for a step, in numbers; the executor makes tensors of it.
 
 A sequence of a step is an ``Item``: tokens [start, start + count) of the request in ``slot``.
-A chunk carries its token values; a decode item (``tokens`` None, count 1) takes the value from the
-device's token table, where the sampler wrote it, so that the host may plan ahead of the results.
+A chunk carries its token values; a decode item (``tokens`` None) takes the value from the device's
+token table, where the sampler wrote it, so that the host may plan ahead of the results. A decode
+item with k drafted tokens to verify (``Drafts``) has count 1 + k.
 
 Most steps decode the same sequences as the step before. These are held as columns
 (``DecodeBatch``), and Items of them are made only when they are read.
@@ -26,7 +27,8 @@ Int32Array = NDArray[np.int32]
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
-    """One sequence of a step. ``emit``: a token is sampled after its last place.
+    """One sequence of a step. ``emit``: a token is sampled after its last place (of a decode item:
+    after each of its places).
 
     Prompt log-probabilities are wanted of the ids ``targets``, which follow the item's places from
     ``targets_at`` (an offset into the item) on.
@@ -61,16 +63,32 @@ class DecodeBatch(Record, eq=False):
 EMPTY_DECODES = DecodeBatch((), np.zeros(0, np.int64))
 
 
-class Items(Sequence[Item]):
-    """The sequences of a step: those that decode, of which the n-th computes the token at
-    ``starts[n]``, then the ``prefills``."""
+class Drafts(Record, eq=False):
+    """Drafted tokens of the rows of a DecodeBatch, in order. Row n verifies ``lens[n]`` of them (0:
+    none), which stand one row after another in ``tokens``."""
 
-    __slots__ = ("_whole", "decodes", "prefills", "starts")
+    lens: Int32Array
+    tokens: Int32Array
+
+
+class Items(Sequence[Item]):
+    """The sequences of a step: those that decode, then the ``prefills``.
+
+    The n-th that decodes computes the tokens at ``starts[n]`` to ``starts[n] + drafts.lens[n]``:
+    the first from the device's token table, the others from ``drafts``. Each of these places has
+    logits. Without ``drafts`` each row has one token."""
+
+    __slots__ = ("_whole", "decodes", "drafts", "prefills", "starts")
 
     def __init__(
-        self, decodes: DecodeBatch, starts: NDArray[np.int64], prefills: tuple[Item, ...] = ()
+        self,
+        decodes: DecodeBatch,
+        starts: NDArray[np.int64],
+        prefills: tuple[Item, ...] = (),
+        drafts: Drafts | None = None,
     ) -> None:
         self.decodes, self.starts, self.prefills = decodes, starts, prefills
+        self.drafts = drafts
         self._whole: tuple[Item, ...] | None = None if len(starts) else prefills
 
     @staticmethod
@@ -91,7 +109,8 @@ class Items(Sequence[Item]):
 
     @property
     def num_tokens(self) -> int:
-        return len(self.starts) + sum(item.count for item in self.prefills)
+        num_drafted = 0 if self.drafts is None else len(self.drafts.tokens)
+        return len(self.starts) + num_drafted + sum(item.count for item in self.prefills)
 
     def __len__(self) -> int:
         return len(self.starts) + len(self.prefills)
@@ -109,12 +128,13 @@ class Items(Sequence[Item]):
     def _made(self) -> tuple[Item, ...]:
         if self._whole is None:
             them = self.decodes
-            rows = zip(them.rids, them.slots.tolist(), self.starts.tolist(), strict=True)
+            counts = [1] * len(self.starts)
+            if self.drafts is not None:
+                counts = (self.drafts.lens + 1).tolist()
+            rows = zip(them.rids, them.slots.tolist(), self.starts.tolist(), counts, strict=True)
             decodes = [
-                Item(
-                    rid, slot, start, 1, None, True, them.logprobs.get(i), 0, None, i in them.hidden
-                )
-                for i, (rid, slot, start) in enumerate(rows)
+                Item(*row, None, True, them.logprobs.get(i), 0, None, i in them.hidden)
+                for i, row in enumerate(rows)
             ]
             self._whole = (*decodes, *self.prefills)
         return self._whole
@@ -171,7 +191,8 @@ class PageCopy(msgspec.Struct, frozen=True, gc=False):
 class StepPlan(Record):
     """One step. Releases, admissions, pages and copies, in this order, take effect before the
     forward pass. All copies are read before one is written. ``items`` as the scheduler makes them
-    are ``Items``."""
+    are ``Items``. ``draft_lens``: how many tokens the device's drafter proposes after this step, by
+    item that emits; None: its draft steps do not run."""
 
     index: int
     items: Sequence[Item]
@@ -181,6 +202,7 @@ class StepPlan(Record):
     feature_data: dict[str, Any] = field(default_factory=dict)
     new_pages: NewPages | None = None
     copies: tuple[PageCopy, ...] = ()
+    draft_lens: Int32Array | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from radixlm.base.record import Record, field
 from radixlm.step.plan import Int32Array, Item, Items
@@ -13,9 +14,9 @@ from radixlm.wire.replies import Logprobs
 
 
 class ItemResult(msgspec.Struct, gc=False):
-    """Of one item. ``tokens``: sampled tokens (one without speculation, none for a chunk that does
-    not end its prompt). ``hidden_states``: float32 bytes [places, dim]. ``error``: this request
-    alone has failed."""
+    """Of one item. ``tokens``: sampled tokens (one, and one more for each drafted token that was
+    accepted; none for a chunk that does not end its prompt). ``hidden_states``: float32 bytes
+    [places, dim]; refused drafts have none. ``error``: this request alone has failed."""
 
     tokens: tuple[int, ...] = ()
     logprobs: Logprobs | None = None
@@ -25,38 +26,58 @@ class ItemResult(msgspec.Struct, gc=False):
     error: str | None = None
 
     @property
-    def is_single_token(self) -> bool:
-        """Whether there is a token and nothing else to tell."""
+    def is_only_tokens(self) -> bool:
+        """Whether there are tokens and nothing else to tell."""
         return (
-            len(self.tokens) == 1
+            len(self.tokens) > 0
             and self.error is None
             and self.logprobs is None
             and self.hidden_states is None
         )
 
 
+class Proposals(Record, eq=False):
+    """Drafted tokens for the next step, by item that emits: ``lens`` of each, then flat ``tokens``
+    and ``survival`` (float32): the estimated chance that the token is accepted if those before it
+    are."""
+
+    lens: Int32Array
+    tokens: Int32Array
+    survival: NDArray[np.float32]
+
+
 class StepResult(Record):
-    """``tokens``: of the sequences that decode, in the order of the plan's decode batch.
-    ``detailed``: by index, those of them with more than a token. ``prefills``: the other items."""
+    """``tokens``: of the sequences that decode, in the order of the plan's decode batch; with
+    ``counts`` so many of each (accepted drafts + 1), else one of each.
+    ``detailed``: by index, those of them with more than tokens. ``prefills``: the other items.
+    ``proposals``: of the device's drafter."""
 
     tokens: Int32Array
     detailed: Mapping[int, ItemResult] = field(default_factory=dict)
     prefills: Sequence[ItemResult] = ()
+    counts: Int32Array | None = None
+    proposals: Proposals | None = None
 
     @staticmethod
     def of(plan_items: Sequence[Item], results: Sequence[ItemResult]) -> StepResult:
         """The results of all items, in their order."""
-        count = len(Items.of(plan_items).starts)
-        front = results[:count]
-        tokens = np.array([got.tokens[0] if got.tokens else 0 for got in front], np.int32)
-        odd = {i: got for i, got in enumerate(front) if not got.is_single_token}
-        return StepResult(tokens, odd, results[count:])
+        items = Items.of(plan_items)
+        front = results[: len(items.starts)]
+        produced = [got.tokens or (0,) for got in front]
+        tokens = np.array([token for some in produced for token in some], np.int32)
+        counts = None
+        if items.drafts is not None or len(tokens) > len(front):
+            counts = np.array([len(some) for some in produced], np.int32)
+        odd = {i: got for i, got in enumerate(front) if not got.is_only_tokens}
+        return StepResult(tokens, odd, results[len(front) :], counts)
 
     @property
     def items(self) -> list[ItemResult]:
         """A result an item, in the order of the plan."""
-        tokens = enumerate(self.tokens.tolist())
-        front = [
-            self.detailed[i] if i in self.detailed else ItemResult((token,)) for i, token in tokens
-        ]
+        if self.counts is None:
+            rows = [(token,) for token in self.tokens.tolist()]
+        else:
+            parts = np.split(self.tokens, np.cumsum(self.counts)[:-1])
+            rows = [tuple(part.tolist()) for part in parts]
+        front = [self.detailed.get(i) or ItemResult(row) for i, row in enumerate(rows)]
         return [*front, *self.prefills]
