@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ pytest.importorskip("transformers")
 
 from PIL import Image
 
+from radixlm.multimodal import checkpoint
 from radixlm.multimodal import torchvision_functions as functions
 from radixlm.multimodal.checkpoint import class_of
 from radixlm.multimodal.torchvision_functions import InterpolationMode
@@ -95,6 +98,23 @@ def test_a_processor_agrees_with_the_one_for_pillow(name: str) -> None:
     )
     assert type(quick) is not type(slow)
     np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="its classes are used then")
+def test_disable_fast_image_processor_takes_the_class_for_pillow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with functions.imported_as_torchvision():
+        quick = __import__(
+            "transformers.models.pixtral.image_processing_pixtral", fromlist=["x"]
+        ).PixtralImageProcessor(patch_size=7)
+    made = SimpleNamespace(image_processor=quick)
+    monkeypatch.setattr(checkpoint, "_load", lambda folder, transformers: made)
+    assert checkpoint.load_processor(tmp_path).image_processor is quick
+    slow = checkpoint.load_processor(tmp_path, on_pillow=True).image_processor
+    assert type(slow).__name__ == "PixtralImageProcessorPil"
+    assert slow.patch_size == quick.patch_size
+    assert checkpoint.load_processor(tmp_path, on_pillow=True).image_processor is slow
 
 
 def test_torchvision_does_not_seem_installed_afterwards() -> None:

@@ -5,8 +5,6 @@ from typing import Annotated
 
 from radixlm.config.flag import Flag, Group
 
-_MEDIA = "image, video and audio inputs"
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MediaConfig(Group):
@@ -27,8 +25,7 @@ class MediaConfig(Group):
     ] = None
     disable_fast_image_processor: Annotated[
         bool,
-        "Use the slow image processor.",
-        Flag(state="planned", needs=_MEDIA),
+        "Use the image processor that works on Pillow and numpy, also where torchvision is there.",
     ] = False
     allow_local_media: Annotated[
         tuple[str, ...] | None,

@@ -161,8 +161,8 @@ class ServeConfig(Group):
     skip_server_warmup: Annotated[bool, "Start without a warm-up request."] = False
     warmups: Annotated[
         str | None,
-        "Names of warm-up functions, with commas.",
-        Flag(state="planned", needs="named warm-up functions"),
+        "Warm-up functions to run before the server is ready, with commas: voice_chat, or "
+        "module:function of your own (an async function of the TokenizerManager).",
     ] = None
     watchdog_timeout: Annotated[
         float,

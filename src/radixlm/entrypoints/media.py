@@ -210,7 +210,12 @@ def make_reader(config: ServerConfig, info: ModelInfo) -> MediaReader | None:
     has_sections = any(r.mrope_sections for r in info.ropes)
     row = info.decoder.dim, num_deep_layers(info.folder), info.media.spatial_merge_size
     return MediaReader(
-        MediaProcessor(info.folder, info.media, has_sections), rules, row, info.decoder.vocab
+        MediaProcessor(
+            info.folder, info.media, has_sections, config.media.disable_fast_image_processor
+        ),
+        rules,
+        row,
+        info.decoder.vocab,
     )
 
 

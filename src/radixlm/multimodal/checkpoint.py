@@ -37,9 +37,20 @@ class NoVideos:
         raise ImportError("the checkpoint names no video processor")
 
 
-def load_processor(folder: Path) -> Any:
-    """CheckpointError where it cannot be made; ConfigError without transformers."""
+def load_processor(folder: Path, on_pillow: bool = False) -> Any:
+    """CheckpointError where it cannot be made; ConfigError without transformers. ``on_pillow``: its
+    image processor is the class that works on Pillow and numpy, where there is one."""
     transformers = _transformers()
+    processor = _load(folder, transformers)
+    images = getattr(processor, "image_processor", None)
+    if on_pillow and images is not None:
+        kind = class_of(type(images).__name__.removesuffix("Fast") + "Pil")
+        if kind is not None:
+            processor.image_processor = kind.from_dict(images.to_dict())
+    return processor
+
+
+def _load(folder: Path, transformers: Any) -> Any:
     raw = object_or_empty(folder / "config.json")
     custom = load_custom_processor(raw, folder, transformers)
     if custom is not None:
@@ -63,11 +74,11 @@ def load_processor(folder: Path) -> Any:
         return single_audio_processor(raw, processor)
 
 
-def load_image_processor(folder: Path) -> Any:
-    """The image processor alone; errors as of ``load_processor``."""
+def load_image_processor(folder: Path, on_pillow: bool = False) -> Any:
+    """The image processor alone; errors and ``on_pillow`` as of ``load_processor``."""
     transformers = _transformers()
     try:
-        return _image_processor(folder, transformers)
+        return _image_processor(folder, transformers, "pil" if on_pillow else None)
     except _ERRORS as error:
         message = f"{folder}: its image processor cannot be made: {error}"
         raise CheckpointError(message) from error
@@ -185,9 +196,9 @@ def class_of(name: str) -> Any | None:
         return getattr(importlib.import_module(exported.__module__), name)
 
 
-def _image_processor(folder: Path, transformers: Any) -> Any:
+def _image_processor(folder: Path, transformers: Any, backend: str | None = None) -> Any:
     try:
-        return transformers.AutoImageProcessor.from_pretrained(folder)
+        return transformers.AutoImageProcessor.from_pretrained(folder, backend=backend)
     except (ImportError, ValueError, TypeError, AttributeError):
         options = object_or_empty(folder / _FILES[0]).get("image_processor") or object_or_empty(
             folder / _FILES[1]

@@ -91,8 +91,11 @@ class _Piece(Record):
 class MediaProcessor:
     """The processor of one checkpoint. Thread-safe: it handles one prompt at a time."""
 
-    def __init__(self, folder: Path, spec: MultimodalSpec, has_sections: bool) -> None:
-        """``has_sections``: whether the model uses M-RoPE."""
+    def __init__(
+        self, folder: Path, spec: MultimodalSpec, has_sections: bool, on_pillow: bool = False
+    ) -> None:
+        """``has_sections``: the model uses M-RoPE. ``on_pillow``: see ``load_processor``."""
+        self._on_pillow = on_pillow
         self._merge = spec.spatial_merge_size if has_sections else 0
         self._folder, self._spec = folder, spec
         self._lock = threading.Lock()
@@ -139,8 +142,8 @@ class MediaProcessor:
     @cached_property
     def _processor(self) -> Any:
         if self._spec.embeds_images:
-            return load_image_processor(self._folder)
-        return load_processor(self._folder)
+            return load_image_processor(self._folder, self._on_pillow)
+        return load_processor(self._folder, self._on_pillow)
 
     @cached_property
     def _ids(self) -> dict[Modality, int | None]:

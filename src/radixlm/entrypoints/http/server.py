@@ -111,6 +111,8 @@ class Server:
         self.uvicorn: uvicorn.Server | None = None
         self.state: ServerState  # once the application is made
         self.num_signals = 0
+        names = config.serve.warmups
+        self.warm_ups = load("radixlm.entrypoints.http.warmups:warm_ups")(names) if names else []
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def serve(self) -> int:
@@ -132,6 +134,7 @@ class Server:
         intake = self.engine.intake
         app = create_app(self.config, self.info, tokenizer, intake)
         self.state = app.state.server
+        self.state.is_warm = not self.warm_ups
         self.uvicorn = make_uvicorn(app, self.config)
         intake.on_failed = lambda failure: self._stop_now()
         loop = asyncio.get_running_loop()
@@ -161,7 +164,10 @@ class Server:
         if not self.config.serve.skip_server_warmup:
             await load("radixlm.entrypoints.http.admin.health:probe")(intake, WARM_UP_S)
         if self.is_first:
+            if self.warm_ups:
+                await load("radixlm.entrypoints.http.warmups:run_warm_ups")(self.warm_ups, intake)
             load("radixlm.entrypoints.http.app:resume")(self.state)
+        self.state.is_warm = True
         self.state.ready_after_s = time.monotonic() - self.began_s
         port = self.sock.getsockname()[1]
         host = self.config.serve.host

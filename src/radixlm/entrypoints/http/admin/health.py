@@ -51,7 +51,10 @@ async def ping(request: Request) -> Response:
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     """200 when a request sent now is served now; else 503 and the reason."""
-    reason = why_not_ready(state_of(request).intake)
+    state = state_of(request)
+    reason = why_not_ready(state.intake)
+    if reason is None and not state.is_warm:
+        reason = "the server runs its warm-ups"
     return _unavailable(reason) if reason else Response()
 
 
