@@ -41,7 +41,7 @@ class ServerProcess:
     """`radixlm serve` on a free port, its output in `log`. An async context manager."""
 
     def __init__(self, options: Sequence[str], log: Path) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self._command = [
@@ -132,7 +132,8 @@ def _shared_mappings(pid: int) -> int:
     return sum("/dev/shm/" in line or "/memfd:" in line or "/SYSV" in line for line in lines)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of loopback that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import orjson
+from server_process import free_port
 
 from peers.engines import MODEL_NAME, Engine
 from peers.workload import FIRST_TOKEN, Prompts, Timed
@@ -63,7 +63,7 @@ class Running:
         self.start_s = 0.0
         self._log, self._timeout_s = log, timeout_s
         self._environ = engine.environ(num_threads)
-        self._port = _unused_port()
+        self._port = free_port()
         self._client = HttpClient(f"http://127.0.0.1:{self._port}")
         self._process: asyncio.subprocess.Process | None = None
 
@@ -178,10 +178,3 @@ class Running:
         except TimeoutError:
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-
-
-def _unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

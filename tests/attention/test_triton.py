@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 from radixlm.attention import triton as backend_module
 from radixlm.attention.select import make_backend
 from radixlm.attention.triton import pack_tree_masks
-from radixlm.base.errors import ConfigError
+from radixlm.base.errors import ConfigError, InvariantError
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.kv import DTYPES
 from radixlm.kernels.ops.rope import QkNorm, prepare_qk
@@ -335,3 +335,12 @@ def test_pages_are_copied_as_by_indexing(source: list[int]) -> None:
         pools.append((pool.k_LPBKC, pool.v_LPBKV, *pool.scales))
     for ours, theirs in zip(*pools, strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_pages_that_cannot_be_copied_are_an_error() -> None:
+    group = KvGroup(0, "full", (0, 1), 2, 16, 8)
+    backend = make_backend("triton", (group,), bind("cpu", {"all": "reference"}), CPU)
+    pool = backend.make_pool(group, 8, 4, torch.float32)
+    pool.k_LPBKC = pool.k_LPBKC.transpose(2, 3)
+    with pytest.raises(InvariantError, match="cannot be copied"):
+        pool.copy_pages([1], [2])

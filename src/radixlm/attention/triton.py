@@ -59,8 +59,13 @@ class TritonPool(PagedPool):
 
     def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
         for tensor in (self.k_LPBKC, self.v_LPBKV, *self.scales):
-            if tensor is not None and kv.takes(tensor):
-                kv.copy_pages(tensor, source, target)
+            if tensor is None or not tensor.numel():
+                continue
+            if not kv.takes(tensor):
+                raise InvariantError(
+                    f"pages of a {tensor.device} tensor cannot be copied by Triton"
+                )
+            kv.copy_pages(tensor, source, target)
 
 
 class Workspace:

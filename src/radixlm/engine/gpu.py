@@ -83,8 +83,10 @@ def reads_on_host(block: spec.Block) -> str:
     moes = [f for f in ffns if isinstance(f, spec.Moe)]
     if any(moe.limit or moe.expert_norm for moe in moes):
         return "experts with limits or norms get their tokens from the host"
-    if any(moe.zero_experts or not moe.gated for moe in moes):  # see MoeLayer.finish
+    if any(not moe.gated for moe in moes):  # see MoeLayer.finish
         return "experts without a kernel get their tokens from the host"
+    if any(moe.zero_experts for moe in moes):
+        return "routing with zero experts has no kernel"
     return ""
 
 

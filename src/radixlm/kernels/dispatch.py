@@ -110,11 +110,6 @@ class Kernels(Record):
         return self.chosen["pack_linear"] != REFERENCE
 
     @property
-    def allows_repeated_experts(self) -> bool:
-        """Whether a token may choose the same expert twice."""
-        return self.chosen["pack_experts"] != "triton"
-
-    @property
     def supports_ungated_experts(self) -> bool:
         """Whether experts without a gate may be packed (``is_gated`` False)."""
         return self.chosen["pack_experts"] == "native"

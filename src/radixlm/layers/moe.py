@@ -101,9 +101,7 @@ class MoeLayer(Module):
         """Whether a kernel runs the experts."""
         spec = self.spec
         is_looped = spec.limit or spec.expert_norm is not None
-        # with zero experts, one expert may be chosen twice for a token
-        allows_repeats = not spec.zero_experts or self._kernels.allows_repeated_experts
-        return spec.gated and allows_repeats and not is_looped
+        return spec.gated and not is_looped
 
     def finish(self) -> None:
         copies = self._kernels.copies_weights

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +145,24 @@ async def test_over_a_socket(server: ScriptedServer) -> None:
 def test_no_admin_route_is_a_route_of_inference() -> None:
     assert not [path for path in ADMIN_PATHS if is_inference(path)]
     assert not is_inference("/v1/files") and not is_inference("/v1/responses/resp_0")
+
+
+def test_a_slow_name_server_delays_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def getfqdn() -> str:
+        asked.set()
+        answered.wait(60)
+        return "Box.Example.com"
+
+    monkeypatch.setattr(socket, "getfqdn", getfqdn)
+    guard = BrowserGuard(ServeConfig(), needs_key=False, changing=frozenset())
+    headers = {b"host": b"box.example.com:30000"}
+    assert asked.wait(60)
+    with pytest.raises(Forbidden):
+        guard.check("GET", "/get_server_info", headers)
+    answered.set()
+    for thread in threading.enumerate():
+        if thread.name == "full host name":
+            thread.join(60)
+    guard.check("GET", "/get_server_info", headers)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import threading
 from typing import Any
 
@@ -12,6 +14,7 @@ from tests.fakes.http_server import CONTEXT, ScriptedServer
 
 from radixlm.base.errors import PayloadTooLarge
 from radixlm.base.record import replace
+from radixlm.entrypoints.http import off_loop as off_loop_module
 from radixlm.entrypoints.http.off_loop import (
     LARGE_LIST,
     MAX_CONTAINERS,
@@ -138,6 +141,21 @@ async def test_bodies_of_too_many_values_are_refused(
         headers = {"content-type": "application/json"}
         got = await server.client.post(path, content=data, headers=headers)
         assert got.status_code == 413 and what in _error(got)["message"]
+
+
+def test_text_in_strings_counts_as_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "[{" * MAX_CONTAINERS + "," * (MAX_VALUES + 1)
+    check_body(orjson.dumps({"text": code}))
+    rng = random.Random(5)
+    for size in (1, 2, 3, 7, 1 << 20):
+        monkeypatch.setattr(off_loop_module, "HUGE_BYTES", size)
+        for _ in range(40):
+            texts = ["".join(rng.choices('\\",[{a', k=rng.randrange(9))) for _ in range(6)]
+            value = [texts[:3], {text: [text] for text in texts}, {"x": texts}]
+            found = b"".join(off_loop_module._structure(orjson.dumps(value)))
+            bare = [["a"] * 3, {str(i): ["a"] for i in range(len(set(texts)))}, {"x": ["a"] * 6}]
+            kept = re.sub(rb"[^\[{,]", b"", orjson.dumps(bare))
+            assert found == kept
 
 
 @pytest.mark.parametrize(

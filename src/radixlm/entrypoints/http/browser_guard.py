@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import threading
 from collections.abc import Mapping
 
 from starlette.middleware.cors import CORSMiddleware
@@ -53,8 +54,13 @@ class BrowserGuard:
         self._origins = origins_of(serve.cors_allowed_origins)
         self._hosts = {name.lower() for name in _items(serve.allowed_hosts or "")}
         self._checks_host = not needs_key and "*" not in self._hosts
-        self._hosts |= {serve.host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
+        self._hosts |= {serve.host.lower(), socket.gethostname().lower()}
         self._is_local = serve.host in LOOPBACK_NAMES
+        if self._checks_host:  # DNS may take seconds
+            threading.Thread(target=self._add_full_name, name="full host name", daemon=True).start()
+
+    def _add_full_name(self) -> None:
+        self._hosts.add(socket.getfqdn().lower())
 
     def check(self, method: str, path: str, headers: Headers) -> None:
         """Forbidden or InvalidRequest for what is refused. ``path`` has no slash at its end."""

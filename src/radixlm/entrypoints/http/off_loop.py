@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import gc
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ BYTES_A_LOGPROB = 8  # what one costs, as bytes of a body
 # a parser, which nothing interrupts, takes some 0.3 s for so many
 MAX_CONTAINERS = 250_000
 MAX_VALUES = 5_000_000
+_NO_STRUCTURE = bytes(set(range(256)) - set(b'"{[,'))
 PIECE_ITEMS = 1024  # items of a list that are encoded at once
 LARGE_LIST = 4 * PIECE_ITEMS
 MAX_PAUSE_S = 0.5
@@ -64,23 +65,43 @@ def _with_pause(work: Callable[..., T], *args: Any) -> T:
 
 
 def check_body(data: bytes) -> None:
-    """PayloadTooLarge for JSON of more values than a parser should make at once. Characters are
-    counted, in strings too."""
-    if len(data) <= MAX_CONTAINERS:
+    """PayloadTooLarge for JSON of more values than a parser should make at once."""
+    if len(data) <= MAX_CONTAINERS or _excess(_parts(data)) is None:
         return
+    excess = _excess(_structure(data))  # slower: characters of strings do not count
+    if excess is not None:
+        count, what, most = excess
+        raise PayloadTooLarge(
+            f"the body holds about {count} {what}, at most {most} are read: send it in parts"
+        )
+
+
+def _excess(parts: Iterable[bytes]) -> tuple[int, str, int] | None:
+    """How many of what there are in JSON, and the limit that this exceeds."""
     num_containers = num_values = 0
-    for start in range(0, len(data), HUGE_BYTES):
-        part = start, start + HUGE_BYTES
-        num_containers += data.count(b"{", *part) + data.count(b"[", *part)
-        num_values += data.count(b",", *part)
-    for count, most, what in (
-        (num_containers, MAX_CONTAINERS, "lists and objects"),
-        (num_values, MAX_VALUES, "values"),
-    ):
-        if count > most:
-            raise PayloadTooLarge(
-                f"the body holds about {count} {what}, at most {most} are read: send it in parts"
-            )
+    for part in parts:
+        num_containers += part.count(b"{") + part.count(b"[")
+        num_values += part.count(b",")
+    if num_containers > MAX_CONTAINERS:
+        return num_containers, "lists and objects", MAX_CONTAINERS
+    return (num_values, "values", MAX_VALUES) if num_values > MAX_VALUES else None
+
+
+def _parts(data: bytes) -> Iterator[bytes]:
+    return (data[start : start + HUGE_BYTES] for start in range(0, len(data), HUGE_BYTES))
+
+
+def _structure(data: bytes) -> Iterator[bytes]:
+    """The brackets and commas of JSON outside of its strings."""
+    is_in_string, rest = 0, b""
+    for part in _parts(data):
+        part = rest + part
+        cut = len(part) - (len(part) - len(part.rstrip(b"\\"))) % 2
+        part, rest = part[:cut], part[cut:]  # an escape is not cut in two
+        part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
+        pieces = part.translate(None, _NO_STRUCTURE).split(b'"')
+        yield b"".join(pieces[is_in_string::2])
+        is_in_string ^= len(pieces) % 2 == 0
 
 
 def json_pieces(value: Any) -> Iterator[bytes]:
