@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from radixlm.step.plan import StepPlan
+from radixlm.step.plan import Item, Items, StepPlan
 from radixlm.step.result import ItemResult, StepResult
 
 VOCAB = 31
@@ -36,6 +36,18 @@ def reference(prompt: list[int], max_new: int, ignore_eos: bool = False) -> list
         if token == EOS and not ignore_eos:
             break
     return out
+
+
+def with_drafts(plan: StepPlan) -> list[tuple[Item, list[int]]]:
+    """Each item with its drafted tokens."""
+    items, parts = Items.of(plan.items), [[]] * len(plan.items)
+    if items.drafts is not None:
+        ends = np.cumsum(items.drafts.lens).tolist()
+        tokens = items.drafts.tokens.tolist()
+        assert len(tokens) == ends[-1], "flat drafts are as long as their lengths say"
+        for row, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            parts[row] = tokens[begin:end]
+    return list(zip(items, parts, strict=True))
 
 
 @dataclass
@@ -78,9 +90,11 @@ class FakeExecutor:
                 sources, targets = map(list, zip(*pairs, strict=True))
                 assert len(set(targets)) == len(targets), "a page is the target of two copies"
                 pool[targets] = pool[sources]
-        for item in plan.items:
+        for item, drafted in with_drafts(plan):
             assert self.owner[item.slot] == item.rid
-            tokens = [self.next[item.slot]] if item.tokens is None else item.tokens.tolist()
+            is_chunk = item.tokens is not None
+            tokens = item.tokens.tolist() if is_chunk else [self.next[item.slot], *drafted]
+            assert len(tokens) == item.count
             for place, token in enumerate(tokens, item.start):
                 page = self.table[item.slot][place // self.page_size]
                 self.kv[page, place % self.page_size] = token
@@ -92,13 +106,20 @@ class FakeExecutor:
         return FakeStep(plan)
 
     def sample(self, step: FakeStep, masks: dict[int, Any]) -> None:
-        for index, item in enumerate(step.plan.items):
-            got = ItemResult()
-            if item.emit:
-                prefix = self.prefix(item.slot, item.start + item.count)
-                token = next_token(prefix, masks.get(index))
-                self.next[item.slot] = token
-                got.tokens = (token,)
+        for index, (item, drafted) in enumerate(with_drafts(step.plan)):
+            got, end = ItemResult(), item.start + item.count
+            masks_of = (
+                np.atleast_2d(masks[index]) if index in masks else [None] * (1 + len(drafted))
+            )
+            for place, mask, draft in zip(
+                range(end - len(drafted), end + 1), masks_of, [*drafted, None], strict=True
+            ):
+                if not item.emit:
+                    break
+                token = self.next[item.slot] = next_token(self.prefix(item.slot, place), mask)
+                got.tokens += (token,)
+                if token != draft:
+                    break
             step.results.append(got)
 
     def _check_window(self, slot: int, start: int, end: int) -> None:

@@ -18,6 +18,7 @@ from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.replies import Finish, StepReply
 from radixlm.wire.requests import TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
+from tests.fakes.drafts import ForcedDrafts
 from tests.fakes.executor import EOS, VOCAB, FakeExecutor
 
 LIMITS = Limits(
@@ -43,8 +44,11 @@ class SchedulerHarness:
         window: int = 0,
         num_window: int = 0,
         min_tail: int | None = 1,
+        drafts: ForcedDrafts | None = None,
         **limits: Any,
     ) -> None:
+        if drafts is not None:
+            limits["max_drafts"] = drafts.most
         self.limits = replace(LIMITS, **limits)
         size, slots = self.limits.page_size, self.limits.max_running
         allocator = PageAllocator(num_pages, size)
@@ -61,6 +65,8 @@ class SchedulerHarness:
         self.kv_manager = KVCacheManager(
             allocator, SlotAllocator(slots), cache, size, window_pages, min_tail
         )
+        hooks, self.drafts = Hooks(features), drafts
+        drafting = drafts.drafting(self.limits, self.kv_manager, hooks) if drafts else None
         self.mine, theirs = MemoryChannel.pair()
         self.now_s = 100.0
         self.scheduler = Scheduler(
@@ -68,8 +74,9 @@ class SchedulerHarness:
             self.executor,
             theirs,
             self.kv_manager,
-            Hooks(features),
+            hooks,
             clock=lambda: self.now_s,
+            drafting=drafting,
         )
         self.out: dict[str, list[int]] = {}
         self.finish: dict[str, Finish] = {}

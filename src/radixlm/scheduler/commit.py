@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from radixlm.base.errors import RequestError
+from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
@@ -32,6 +33,11 @@ def merge_logprobs(parts: Iterable[Logprobs | None]) -> Logprobs | None:
     return merged
 
 
+def _failure(message: str) -> Finish:
+    """The end of a request whose item failed."""
+    return Finish("error", message=message, status=500)
+
+
 class BufferedOutputs:
     """What a request has produced besides tokens since its last delta."""
 
@@ -49,9 +55,14 @@ class Committer:
     ``requests``: all requests of the scheduler by id, waiting and running."""
 
     def __init__(
-        self, limits: Limits, planner: Planner, hooks: Hooks, stream_interval: int = 1
+        self,
+        limits: Limits,
+        planner: Planner,
+        hooks: Hooks,
+        stream_interval: int = 1,
+        drafting: Drafting | None = None,
     ) -> None:
-        self.limits, self.planner, self.hooks = limits, planner, hooks
+        self.limits, self.planner, self.hooks, self._drafting = limits, planner, hooks, drafting
         self.stream_interval = stream_interval
         self.requests: dict[str, Request] = {}
         self._stop_counts: Counter[int] = Counter()  # how many requests end at a token id
@@ -83,6 +94,8 @@ class Committer:
             request = self.requests[item.rid]
             request.inflight -= 1
             self._commit_item(request, item, item_result, reply)
+        if self._drafting is not None and result.proposals is not None:
+            self._drafting.keep(items, result.proposals)
         return reply
 
     # ---- decodes, by columns ---------------------------------------------------------------
@@ -91,6 +104,9 @@ class Committer:
         """Each request of the decode batch has computed one token and sampled the next."""
         rids, slots = items.decodes.rids, items.decodes.slots
         self._table.inflight[slots] -= 1
+        if result.counts is not None:
+            self._commit_drafted(items, result, reply)
+            return
         is_fast = self._table.is_fast_path[slots]
         if result.detailed:
             is_fast[list(result.detailed)] = False
@@ -133,6 +149,43 @@ class Committer:
                 request = self._kv_manager.request_in(int(slots[i]))
                 self._check_finished(request, values[i], reply)
         self._emit_decodes(slots, rids, num_tokens, values, reply)
+
+    def _commit_drafted(self, items: Items, result: StepResult, reply: StepReply) -> None:
+        """The same of a step with drafts: each request has computed ``counts`` tokens that are
+        known, and sampled the next. Rows that may end or whose ring is full go one by one."""
+        assert items.drafts is not None and result.counts is not None
+        table, page_size = self._table, self.limits.page_size
+        slots, counts, tokens = items.decodes.slots, result.counts.astype(np.int64), result.tokens
+        table.num_computed[slots] -= items.drafts.lens + 1 - counts  # the refused ones
+        if self._drafting is not None:
+            self._drafting.observe(items, result)
+        first = np.cumsum(counts) - counts
+        is_fast = table.is_fast_path[slots] & (
+            table.num_tokens[slots] + counts < table.check_at[slots]
+        )
+        is_fast[list(result.detailed)] = False
+        is_stop = np.isin(tokens, list(self._stop_counts)) if self._stop_counts else tokens < 0
+        is_fast &= ~np.logical_or.reduceat(is_stop, first)
+        fast = np.flatnonzero(is_fast)
+        if len(fast):
+            its_slots, its_counts, starts = slots[fast], counts[fast], items.starts[fast]
+            num_tokens = table.append_runs(
+                its_slots, its_counts, tokens[np.repeat(is_fast, counts)]
+            )
+            self.num_generated += int(its_counts.sum())
+            table.num_committed[its_slots] = starts + its_counts
+            if self._has_window:
+                is_over = (starts + its_counts) // page_size > starts // page_size
+                for slot in its_slots[is_over].tolist():
+                    self._kv_manager.free_out_of_window(self._kv_manager.request_in(slot))
+            values: list[int] = tokens[(first + counts - 1)[fast]].tolist()
+            rids = [items.decodes.rids[i] for i in fast.tolist()]
+            self._emit_decodes(its_slots, rids, num_tokens, values, reply)
+        for index in np.flatnonzero(~is_fast).tolist():
+            request = self._kv_manager.request_in(int(slots[index]))
+            run = tokens[first[index] : first[index] + counts[index]]
+            item_result = result.detailed.get(index) or ItemResult(tuple(run.tolist()))
+            self._commit_item(request, items[index], item_result, reply)
 
     def _check_finished(self, request: Request, token: int, reply: StepReply) -> None:
         """End the request if ``token`` is its last; else store the tokens of its ring."""
@@ -177,14 +230,10 @@ class Committer:
     ) -> None:
         """Apply the result of one item."""
         if request.finish is None:
-            request.num_committed = item.start + item.count
-            if item.tokens is not None or result.error is not None:
+            if item.tokens is not None or not result.tokens:
                 delta = self._commit_chunk(request, item, result)
             else:
-                if self._has_window and request.num_committed % self.limits.page_size == 0:
-                    self._kv_manager.free_out_of_window(request)
-                self._buffer_outputs(request, item, result)
-                delta = self._emit(request, result)
+                delta = self._commit_decode(request, item, result)
             if delta is not None:
                 reply.deltas.append(delta)
         if request.finish is not None and not request.inflight:
@@ -194,47 +243,65 @@ class Committer:
         """Apply the result of a chunk of a prefill, or of an item that failed."""
         if result.error is not None:
             request.num_committed = item.start  # what this step wrote is not shared
-            return self.end(request, Finish("error", message=result.error, status=500))
+            return self.end(request, _failure(result.error))
+        request.num_committed = item.start + item.count
         self._kv_manager.insert(request)
         self._kv_manager.free_out_of_window(request)
         self._buffer_outputs(request, item, result)
         if result.pooled is not None:
             return self.end(request, Finish("stop"), pooled=result.pooled)
         if result.tokens:
-            return self._emit(request, result)
+            return self._emit(request, self._append(request, result.tokens)[1])
         is_computed = request.num_committed == request.prefill_len
         if is_computed and not item.emit and not request.wire.pooling:
             return self.end(request, Finish("length"))
         return None
 
-    def _emit(self, request: Request, result: ItemResult) -> TokenDelta | None:
-        """Append the sampled tokens; a delta if the request ended or one is due."""
-        finish = self._append(request, result.tokens)
+    def _commit_decode(self, request: Request, item: Item, result: ItemResult) -> TokenDelta | None:
+        """Append the tokens of a decode item, up to the one that ends the request."""
+        num_kept, finish = self._append(request, result.tokens)
+        request.num_committed = end = item.start + num_kept
+        if self._has_window and end // self.limits.page_size > item.start // self.limits.page_size:
+            self._kv_manager.free_out_of_window(request)
+        self._buffer_outputs(request, item, result, num_kept)
+        if finish is None and result.error is not None:
+            finish = _failure(result.error)
+        return self._emit(request, finish)
+
+    def _emit(self, request: Request, finish: Finish | None) -> TokenDelta | None:
+        """A delta if the request ended or one is due."""
         if finish is None and request.has_token_hook:
             finish = self._jump_forward(request)
         if finish is not None:
             return self.end(request, finish)
         return self.delta(request) if request.num_unsent >= request.emit_interval else None
 
-    def _append(self, request: Request, tokens: tuple[int, ...]) -> Finish | None:
-        """Append tokens up to the one that ends the request, and tell the features."""
+    def _append(self, request: Request, tokens: tuple[int, ...]) -> tuple[int, Finish | None]:
+        """Append tokens up to the one that ends the request, and tell the features; how many they
+        were, and why it ends."""
         finish: Finish | None = None
         count = 0
         for token in tokens:
             request.append(token)
             count += 1
             finish = self._finish_of(request, token)
+            if request.has_token_hook:
+                finish = self._finish_of_features(request, token, finish)
             if finish is not None:
                 break
         self.num_generated += count
-        if request.has_token_hook:
-            try:
-                is_complete = self.hooks.committed(request, tokens[:count])
-            except RequestError as error:
-                return Finish("error", message=str(error), status=error.status)
-            if is_complete and (finish is None or finish.kind == "length"):
-                return Finish("stop")
-        return finish
+        return count, finish
+
+    def _finish_of_features(
+        self, request: Request, token: int, finish: Finish | None
+    ) -> Finish | None:
+        """Tell the features of a new token; why the request ends, which may be one of theirs."""
+        try:
+            is_complete = self.hooks.committed(request, (token,))
+        except RequestError as error:
+            return Finish("error", message=str(error), status=error.status)
+        is_other = finish is None or finish.kind == "length"
+        return Finish("stop") if is_complete and is_other else finish
 
     def _finish_of(self, request: Request, token: int) -> Finish | None:
         """Why the request ends with ``token``, its newest; None if it does not."""
@@ -250,25 +317,34 @@ class Committer:
         end = request.num_tokens + len(tokens)
         if not tokens or not self._kv_manager.allocate(request, end):
             return None
-        finish = self._append(request, tuple(tokens))
+        finish = self._append(request, tuple(tokens))[1]
         request.prefill_all()
         return finish
 
-    def _buffer_outputs(self, request: Request, item: Item, result: ItemResult) -> None:
-        """Keep log-probabilities and hidden states for the request's next delta."""
-        hidden = result.hidden_states
-        if result.logprobs is None and result.prompt_logprobs is None and hidden is None:
+    def _buffer_outputs(
+        self, request: Request, item: Item, result: ItemResult, num_kept: int | None = None
+    ) -> None:
+        """Keep log-probabilities and hidden states for the request's next delta. ``num_kept``: of
+        so many tokens of a decode item."""
+        hidden, logprobs = result.hidden_states, result.logprobs
+        if logprobs is None and result.prompt_logprobs is None and hidden is None:
             return
         buffered = self._buffered.setdefault(request.rid, BufferedOutputs())
-        buffered.logprobs.append(result.logprobs)
+        if logprobs is not None and num_kept is not None:
+            chosen, top = logprobs.chosen[:num_kept], logprobs.top[:num_kept]
+            logprobs = Logprobs(chosen, top, logprobs.asked[:num_kept])
+        buffered.logprobs.append(logprobs)
         buffered.prompt_logprobs.append(result.prompt_logprobs)
         if hidden is not None:
             # a retracted request computes tokens again whose states were buffered or sent before
             first = max(item.start, self._num_hidden.get(request.rid, 0))
-            self._num_hidden[request.rid] = max(first, item.start + item.count)
-            row_bytes = len(hidden) // item.count
-            new = hidden[(first - item.start) * row_bytes :]
-            buffered.hidden.extend([new] if new else [])
+            count = item.count if num_kept is None else num_kept
+            self._num_hidden[request.rid] = max(first, item.start + count)
+            row_bytes = len(hidden) // (item.count if num_kept is None else len(result.tokens))
+            new = hidden[(first - item.start) * row_bytes : count * row_bytes]
+            # tokens that were sampled have a part each, a chunk has one
+            part = row_bytes if num_kept is not None else max(1, len(new))
+            buffered.hidden.extend(new[i : i + part] for i in range(0, len(new), part))
 
     def drop_prompt_outputs(self, request: Request) -> None:
         """After a retraction: drop outputs of the prompt, which will be computed again."""
@@ -307,6 +383,8 @@ class Committer:
             self.planner.release(request)
         self._buffered.pop(request.rid, None)
         self._num_hidden.pop(request.rid, None)
+        if self._drafting is not None:
+            self._drafting.forget(request)
         if self.requests.pop(request.rid, None) is not None:
             self._stop_counts -= Counter(request.stop_ids)
         self.hooks.release(request)

@@ -53,4 +53,5 @@ class Limits(Record):
     rope: RopeLengths | None = None
     weights_version: str = ""
     kv_layout: str = ""
+    max_drafts: int = 0  # drafted tokens of a row that a step verifies at most
     log_interval: int = 0  # steps between two log lines about the load; 0: none

@@ -15,6 +15,7 @@ from radixlm.base.errors import EngineError, QueueFull, RadixError, RequestError
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.scheduler.commit import Committer
 from radixlm.scheduler.control import ControlHandler
+from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Hooks, Mask
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
@@ -67,16 +68,19 @@ class Scheduler:
         hooks: Hooks | None = None,
         stream_interval: int = 1,
         clock: Callable[[], float] = time.monotonic,
+        drafting: Drafting | None = None,
     ) -> None:
         self.limits, self.executor, self.channel, self.clock = limits, executor, channel, clock
         self.hooks = hooks or Hooks()
         self.kv_manager = kv_manager
         self.queue = WaitingQueue(limits, kv_manager.prefix_cache)
-        self.planner = Planner(limits, kv_manager, self.queue, self.hooks, self._refuse)
-        self.committer = Committer(limits, self.planner, self.hooks, stream_interval)
+        self.drafting = drafting
+        self.planner = Planner(limits, kv_manager, self.queue, self.hooks, self._refuse, drafting)
+        self.committer = Committer(limits, self.planner, self.hooks, stream_interval, drafting)
         self.planner.on_retract = self.committer.drop_prompt_outputs
         self.controls = ControlHandler(self)
         self.inflight: deque[tuple[StepPlan, Any]] = deque()
+        self._step_start_s = self._step_end_s = 0.0  # of the last step that ran
         self.deltas: list[TokenDelta] = []  # unsent, of requests that ended outside of a step
         self.is_paused = False
         self.is_stopped = False
@@ -109,6 +113,7 @@ class Scheduler:
         while self.inflight and (len(self.inflight) >= max(self.limits.depth, 1) or step is None):
             self._commit(*self.inflight.popleft())
         if plan is not None:
+            self._step_start_s = now_s
             if self._was_idle:
                 self._log_start = (now_s, self.committer.num_generated)
             self.executor.sample(step, self.hooks.masks(plan.items))
@@ -132,7 +137,12 @@ class Scheduler:
             self._commit(*self.inflight.popleft())
 
     def _commit(self, plan: StepPlan, step: Any) -> None:
-        reply = self.committer.commit(plan, self.executor.read(step))
+        result = self.executor.read(step)
+        if self.drafting is not None:
+            now_s = self.clock()
+            self.drafting.observe_step(plan, now_s - max(self._step_start_s, self._step_end_s))
+            self._step_end_s = now_s
+        reply = self.committer.commit(plan, result)
         if reply.rids or reply.deltas:
             self.channel.send(reply)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from radixlm.base.errors import InvalidRequest, RadixError, RequestError
+from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.encoder_budget import EncoderBudget
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
@@ -36,12 +37,13 @@ class Planner:
         queue: WaitingQueue,
         hooks: Hooks,
         refuse: Callable[[Request, RadixError], None],
+        drafting: Drafting | None = None,
     ) -> None:
         self.limits, self.kv_manager, self.queue, self.hooks = limits, kv_manager, queue, hooks
         self.running: list[Request] = []  # in the order of admission
         self.releases: list[int] = []
         self.num_retracted = 0
-        self._refuse = refuse
+        self._refuse, self._drafting = refuse, drafting
         self.on_retract: Callable[[Request], None] = lambda request: None
         self._admissions: list[Admission] = []
         self._index = 0
@@ -89,6 +91,7 @@ class Planner:
             feature_data=self.hooks.extend(items),
             new_pages=self.kv_manager.new_pages,
             copies=tuple(self.kv_manager.copies),
+            draft_lens=self._drafting.device_lens(items) if self._drafting else None,
         )
         self._index += 1
         self._admissions, self.releases, self.kv_manager.updates = [], [], []
@@ -101,7 +104,10 @@ class Planner:
         last_slots = self._decode_batch.slots
         if slots is not last_slots and not np.array_equal(slots, last_slots):
             self._decode_batch = self._make_decode_batch(slots)
-        return Items(self._decode_batch, self._table.num_computed[slots] - 1, tuple(prefills))
+        starts, drafts = self._table.num_computed[slots] - 1, None
+        if self._drafting is not None and len(slots):
+            drafts = self._drafting.plan(self._decode_batch, sum(i.count for i in prefills))
+        return Items(self._decode_batch, starts, tuple(prefills), drafts)
 
     def _make_decode_batch(self, slots: Int64Array) -> DecodeBatch:
         table = self._table
@@ -375,9 +381,11 @@ class Planner:
         return bool(prefills)
 
     def _outranks(self, request: Request, other: Request) -> bool:
-        sign = -1 if self.limits.low_values_first else 1
-        gap = sign * (request.wire.priority - other.wire.priority)
-        return self.limits.priorities and gap > 0
+        return self.limits.priorities and self._priority_gap(request, other) > 0
+
+    def _priority_gap(self, request: Request, other: Request) -> int:
+        gap = request.wire.priority - other.wire.priority
+        return -gap if self.limits.low_values_first else gap
 
     def _preempt(self) -> None:
         """Retract the least important running request for a much more important one that found no
@@ -390,9 +398,7 @@ class Planner:
         victim = self._least_important([r for r in self.running if not r.finish])
         if victim is None:
             return
-        sign = -1 if self.limits.low_values_first else 1
-        gap = sign * (request.wire.priority - victim.wire.priority)
-        if gap <= self.limits.preemption_threshold:
+        if self._priority_gap(request, victim) <= self.limits.preemption_threshold:
             return
         if victim.inflight:
             self._held, self._blocked = victim, request

@@ -88,3 +88,14 @@ class SlotTable:
         num_tokens += 1
         self.num_tokens[slots] = num_tokens
         return num_tokens
+
+    def append_runs(self, slots: Int64Array, counts: Int64Array, tokens: Int32Array) -> Int64Array:
+        """Append ``counts[i]`` tokens to each row ``slots[i]``, fewer than its ring has room for;
+        their new numbers of tokens. ``tokens``: of all rows, one after another."""
+        num_tokens = self.num_tokens[slots]
+        offsets = np.arange(len(tokens)) - np.repeat(np.cumsum(counts) - counts, counts)
+        places = (np.repeat(num_tokens, counts) + offsets) % RECENT
+        self.recent[np.repeat(slots, counts), places] = tokens
+        num_tokens += counts
+        self.num_tokens[slots] = num_tokens
+        return num_tokens

@@ -1,0 +1,246 @@
+"""Drafting: which drafted tokens the decode rows of a step verify.
+
+A drafter is never a mode of the loop: rows without drafts decode as ever, and where no row has any
+the step's items carry none. Drafts come last: they take the tokens and pages that a step's own work
+leaves, and never retract a request.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from radixlm.base.record import Record
+from radixlm.scheduler.hooks import Hooks
+from radixlm.scheduler.kv_cache_manager import KVCacheManager
+from radixlm.scheduler.limits import Limits
+from radixlm.scheduler.request import Request
+from radixlm.scheduler.slot_table import Int32Array, Int64Array
+from radixlm.step.plan import DecodeBatch, Drafts, Items, StepPlan
+from radixlm.step.result import Proposals, StepResult
+
+log = logging.getLogger(__name__)
+
+Survival = NDArray[np.float32]
+
+
+class Proposal(Record, eq=False):
+    """Drafted tokens and the chance that each is accepted if those before it are."""
+
+    tokens: Int32Array
+    survival: Survival
+
+
+class HostDrafter(Protocol):
+    """A drafter without weights; it sees each request's tokens in order. Whatever it raises costs
+    the request its drafts, nothing else."""
+
+    @property
+    def name(self) -> str: ...
+
+    def start(self, rid: str, namespace: Hashable, ids: Int32Array) -> None:
+        """A request with these tokens begins to decode."""
+        ...
+
+    def append(self, rid: str, tokens: Int32Array) -> None:
+        """Tokens were appended to the request."""
+        ...
+
+    def propose(self, rid: str, max_tokens: int) -> Proposal:
+        """At most ``max_tokens`` tokens that may follow."""
+        ...
+
+    def finish(self, rid: str) -> None:
+        """The request is over."""
+        ...
+
+
+class DraftLength(Protocol):
+    """Decides how many tokens are worth verifying. ``other_tokens``: of a step's chunks."""
+
+    def room(self, num_rows: int, other_tokens: int) -> int:
+        """The most tokens that a row may draft in this step; 0: the drafters are not asked."""
+        ...
+
+    def choose(
+        self, rids: Sequence[str], proposals: Sequence[Proposal], other_tokens: int
+    ) -> Int32Array:
+        """How many of each request's proposed tokens the step verifies."""
+        ...
+
+    def lens(self, rids: Sequence[str], other_tokens: int) -> Int32Array:
+        """How many tokens the device's drafter proposes for each request."""
+        ...
+
+    def observe(self, rid: str, drafted: int, accepted: int) -> None:
+        """A step has verified drafts of a request."""
+        ...
+
+    def observe_step(
+        self, num_rows: int, num_tokens: int, seconds: float, draft_steps: int = 0
+    ) -> None:
+        """A step that only decoded has taken so long, with so many steps of the device's drafter
+        behind it."""
+        ...
+
+    def skip_step(self) -> None:
+        """A step had chunks too."""
+        ...
+
+    def forget(self, rid: str) -> None:
+        """The request is over."""
+        ...
+
+
+NOTHING = Proposal(np.zeros(0, np.int32), np.zeros(0, np.float32))
+
+
+class Drafting:
+    """Asks the drafters, cuts what they propose, and tells them what became of it."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        kv_manager: KVCacheManager,
+        hooks: Hooks,
+        lengths: DraftLength,
+        drafters: Sequence[HostDrafter] = (),
+        has_device_drafter: bool = False,
+    ) -> None:
+        self.lengths, self.drafters = lengths, tuple(drafters)
+        self.has_device_drafter = has_device_drafter
+        self._limits, self._kv_manager, self._hooks = limits, kv_manager, hooks
+        self._table = kv_manager.table
+        self._num_seen: dict[str, int] = {}  # tokens of a request that the host drafters have seen
+        self._broken: set[str] = set()  # requests whose drafter failed
+        # of the device's drafter, by slot: the request's id and number of tokens, and the proposal
+        self._proposed: dict[int, tuple[str, int, Proposal]] = {}
+
+    # ---- planning --------------------------------------------------------------------------
+
+    def plan(self, batch: DecodeBatch, other_tokens: int) -> Drafts | None:
+        """Drafts for the rows of the batch, whose next tokens count as computed; their drafts then
+        count too. ``other_tokens``: tokens of the step's chunks."""
+        table, slots, rids = self._table, batch.slots, batch.rids
+        left = self._limits.step_tokens - other_tokens - len(slots)
+        most = min(self._limits.max_drafts, left, self.lengths.room(len(slots), other_tokens))
+        if most <= 0:
+            return None
+        computed = table.num_computed[slots]
+        caps = np.minimum(table.end[slots] - computed, most)
+        proposals = [NOTHING] * len(slots)
+        for i in np.flatnonzero(caps > 0).tolist():
+            request = self._kv_manager.request_in(int(slots[i]))
+            proposals[i] = self._propose(request, int(caps[i]))
+        if all(proposal is NOTHING for proposal in proposals):
+            return None
+        lens = self.lengths.choose(rids, proposals, other_tokens).astype(np.int64)
+        lens = np.diff(np.minimum(np.cumsum(lens), left), prepend=0)
+        self._allocate(slots, computed, lens)
+        if not np.count_nonzero(lens):
+            return None
+        table.num_computed[slots] += lens
+        drafted = [one.tokens[:n] for one, n in zip(proposals, lens.tolist(), strict=True)]
+        return Drafts(lens.astype(np.int32), np.concatenate(drafted).astype(np.int32))
+
+    def _propose(self, request: Request, most: int) -> Proposal:
+        """What a row may verify of what the first drafter with an idea proposes."""
+        slot = request.slot
+        rid, num_tokens, proposal = self._proposed.pop(slot, ("", 0, NOTHING))
+        if (rid, num_tokens) != (request.rid, request.num_tokens):
+            proposal = NOTHING
+        if not len(proposal.tokens) and self.drafters and request.rid not in self._broken:
+            proposal = self._ask(request, most)
+        tokens = np.asarray(proposal.tokens)[: min(most, len(proposal.survival))]
+        is_wrong = (tokens < 0) | (tokens >= self._limits.vocab)
+        if np.count_nonzero(is_wrong):  # no token of the vocabulary, or a placeholder of media
+            tokens = tokens[: int(is_wrong.argmax())]
+        return Proposal(tokens, proposal.survival[: len(tokens)]) if len(tokens) else NOTHING
+
+    def _ask(self, request: Request, most: int) -> Proposal:
+        """The proposal of the first host drafter with an idea."""
+        try:
+            self._show(request)
+            for drafter in self.drafters:
+                proposal = drafter.propose(request.rid, most)
+                if len(proposal.tokens):
+                    return proposal
+        except Exception:  # a drafter can only cost speed
+            log.exception("request %s goes on without drafts: its drafter failed", request.rid)
+            self._broken.add(request.rid)
+        return NOTHING
+
+    def _show(self, request: Request) -> None:
+        """Bring the host drafters up to date with the request's tokens."""
+        rid, ids = request.rid, request.ids
+        seen = self._num_seen.get(rid)
+        self._num_seen[rid] = len(ids)
+        for drafter in self.drafters:
+            if seen is None:
+                drafter.start(rid, request.namespace, ids.copy())
+            elif seen < len(ids):
+                drafter.append(rid, ids[seen:].copy())
+
+    def _allocate(self, slots: Int64Array, computed: Int64Array, lens: Int64Array) -> None:
+        """Allocate the pages of drafts, which the rows need next in any case; cut ``lens`` where
+        there are not enough."""
+        missing = computed + lens - self._table.num_allocated[slots]
+        for i in np.flatnonzero((missing > 0) & (lens > 0)).tolist():
+            request = self._kv_manager.request_in(int(slots[i]))
+            if not self._kv_manager.allocate(request, int(computed[i] + lens[i])):
+                lens[i] = request.num_allocated - computed[i]
+
+    def device_lens(self, items: Items) -> Int32Array | None:
+        """How many tokens the device's drafter proposes after a step, by item that emits."""
+        if not self.has_device_drafter:
+            return None
+        rids = [*items.decodes.rids, *(item.rid for item in items.prefills if item.emit)]
+        other_tokens = sum(item.count for item in items.prefills)
+        lens = np.minimum(self.lengths.lens(rids, other_tokens), self._limits.max_drafts)
+        return lens.astype(np.int32) if np.count_nonzero(lens > 0) else None
+
+    # ---- results ---------------------------------------------------------------------------
+
+    def observe(self, items: Items, result: StepResult) -> None:
+        """The results of a step that verified drafts."""
+        assert items.drafts is not None and result.counts is not None
+        rids, lens = items.decodes.rids, items.drafts.lens.tolist()
+        for rid, drafted, produced in zip(rids, lens, result.counts.tolist(), strict=True):
+            if drafted:
+                self.lengths.observe(rid, drafted, produced - 1)
+
+    def observe_step(self, plan: StepPlan, seconds: float) -> None:
+        """A step has taken so long."""
+        items = Items.of(plan.items)
+        if items.prefills or not len(items.starts):
+            self.lengths.skip_step()
+            return
+        draft_steps = 0 if plan.draft_lens is None else int(plan.draft_lens.max())
+        self.lengths.observe_step(len(items.starts), items.num_tokens, seconds, draft_steps)
+
+    def keep(self, items: Items, proposals: Proposals) -> None:
+        """Keep what the device's drafter proposes, after the step's tokens were appended."""
+        slots = [*items.decodes.slots.tolist(), *(i.slot for i in items.prefills if i.emit)]
+        ends = np.cumsum(proposals.lens).tolist()
+        for slot, begin, end in zip(slots, [0, *ends], ends, strict=False):
+            request = self._kv_manager.requests[slot]
+            if request is not None and end > begin:
+                proposal = Proposal(proposals.tokens[begin:end], proposals.survival[begin:end])
+                self._proposed[slot] = (request.rid, request.num_tokens, proposal)
+
+    def forget(self, request: Request) -> None:
+        """The request is over."""
+        rid = request.rid
+        self._broken.discard(rid)
+        self.lengths.forget(rid)
+        if self._num_seen.pop(rid, None) is None:
+            return
+        for drafter in self.drafters:
+            try:
+                drafter.finish(rid)
+            except Exception:
+                log.exception("a drafter failed at the end of request %s", rid)

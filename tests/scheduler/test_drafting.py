@@ -1,0 +1,142 @@
+"""Drafted tokens in the scheduler: whatever a drafter proposes, the output, the prefix cache and
+the pages are those of the run without it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from radixlm.wire.requests import AbortRequest
+from tests.fakes.drafts import ForcedDrafts
+from tests.fakes.executor import next_token, reference
+from tests.fakes.scheduler_harness import SchedulerHarness
+
+
+def oracle(rid: str, ids: list[int], count: int) -> list[int]:
+    """What the model of the fake executor says."""
+    known = list(ids)
+    for _ in range(count):
+        known.append(next_token(np.array(known)))
+    return known[len(ids) :]
+
+
+KINDS = ("oracle", "adversary", "mixed", "random", "broken")
+
+
+@pytest.mark.parametrize("varies", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_output_is_that_of_the_plain_run(kind: str, page_size: int, varies: bool) -> None:
+    drafts = ForcedDrafts(oracle, kind, most=5, varies=varies)
+    harness = SchedulerHarness(num_pages=1024 // page_size, page_size=page_size, drafts=drafts)
+    prompts = [[7 * i + j for j in range(1, 4 + i)] for i in range(6)]
+    lengths = [1, 2, 5, 6, 30, 77]
+    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        harness.submit(f"r{i}", prompt, length, ignore_eos=i % 2 == 0)
+    harness.run()
+    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        assert harness.out[f"r{i}"] == reference(prompt, length, ignore_eos=i % 2 == 0)
+    assert not drafts.ids
+    assert (drafts.rounds == {}) == (kind == "broken")
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("oracle", 10), ("adversary", 40)])
+def test_rounds(kind: str, rounds: int) -> None:
+    """41 tokens: the prefill gives one, then an oracle's rounds give 4 each."""
+    drafts = ForcedDrafts(oracle, kind)
+    harness = SchedulerHarness(drafts=drafts, step_tokens=64)
+    harness.submit("r", [1, 2, 3], 41, ignore_eos=True)
+    harness.run()
+    assert len(harness.executor.steps) == 1 + rounds
+    assert drafts.steps[0][:2] == (1, 4)
+
+
+def test_no_draft_gives_the_plain_plan() -> None:
+    drafts = ForcedDrafts(oracle, most=0)
+    harness = SchedulerHarness(drafts=drafts)
+    harness.submit("r", [1, 2, 3], 8, ignore_eos=True)
+    harness.run()
+    plans = harness.executor.steps
+    assert all(plan.items.drafts is None and plan.draft_lens is None for plan in plans)
+    assert len({id(plan.items.decodes) for plan in plans[1:]}) == 1
+    assert drafts.num_skipped == 1 and len(drafts.steps) == 7
+
+
+@pytest.mark.parametrize("window", [0, 6])
+def test_drafts_never_retract(window: int) -> None:
+    """With room for the tokens alone, drafts shrink; no request is retracted for them, and what is
+    retracted for want of pages comes back with the same output."""
+    outputs = []
+    for drafts in (None, ForcedDrafts(oracle, "mixed", most=8, varies=True)):
+        options = {"window": window, "num_window": 40} if window else {}
+        harness = SchedulerHarness(num_pages=20, reserve=0.0, drafts=drafts, **options)
+        for i in range(5):
+            harness.submit(f"r{i}", [i + 1] * (3 + i), 20, ignore_eos=True)
+        harness.run()
+        outputs.append((harness.out, harness.scheduler.planner.num_retracted))
+    assert outputs[0][0] == outputs[1][0]
+    fits = SchedulerHarness(num_pages=6, drafts=ForcedDrafts(oracle, "oracle", most=8), reserve=0.0)
+    for i in range(2):
+        fits.submit(f"r{i}", [i + 1] * 3, 10, ignore_eos=True)
+    fits.run()
+    assert fits.scheduler.planner.num_retracted == 0
+
+
+@pytest.mark.parametrize("kind", ["oracle", "mixed", "adversary"])
+def test_cache_holds_no_guess(kind: str) -> None:
+    """A second request whose prompt goes on in the first one's output hits what the plain run
+    leaves, and no more."""
+    hits = []
+    for drafts in (None, ForcedDrafts(oracle, kind, most=7)):
+        harness = SchedulerHarness(drafts=drafts, min_tail=None)
+        harness.submit("a", [3, 1, 4, 1, 5], 30, ignore_eos=True)
+        harness.run()
+        follow = [3, 1, 4, 1, 5, *harness.out["a"], 9, 9]
+        harness.submit("b", follow, 4, ignore_eos=True)
+        harness.run()
+        assert harness.out["b"] == reference(follow, 4, ignore_eos=True)
+        hits.append(harness.cached["b"])
+    assert hits[0] == hits[1] > 0
+
+
+def test_drafts_take_what_chunks_leave() -> None:
+    drafts = ForcedDrafts(oracle, most=8)
+    harness = SchedulerHarness(drafts=drafts, step_tokens=16)
+    harness.submit("a", [1, 2, 3], 60, ignore_eos=True)
+    for _ in range(3):
+        harness.tick()
+    harness.submit("b", list(range(1, 30)), 4, ignore_eos=True)
+    harness.run()
+    for plan in harness.executor.steps:
+        assert plan.num_tokens <= 16
+    assert harness.out["a"] == reference([1, 2, 3], 60, ignore_eos=True)
+
+
+def test_random_life() -> None:
+    """Requests come, stop, are aborted and retracted while drafts of every kind are verified."""
+    rng = random.Random(5)
+    for seed in range(6):
+        kind = ("mixed", "random", "oracle")[seed % 3]
+        drafts = ForcedDrafts(oracle, kind, most=rng.choice([1, 3, 8]), varies=True, seed=seed)
+        harness = SchedulerHarness(
+            num_pages=40, drafts=drafts, reserve=0.1, page_size=4, step_tokens=24
+        )
+        wanted = {}
+        for i in range(24):
+            prompt = [rng.randint(1, 5) for _ in range(rng.randint(1, 20))]
+            max_new, ignore = rng.randint(1, 40), rng.random() < 0.5
+            harness.submit(f"r{i}", prompt, max_new, ignore_eos=ignore, stream=rng.random() < 0.5)
+            wanted[f"r{i}"] = reference(prompt, max_new, ignore)
+            for _ in range(rng.randint(0, 3)):
+                harness.tick()
+            if rng.random() < 0.2:
+                gone = f"r{rng.randint(0, i)}"
+                harness.mine.send(AbortRequest(rids=(gone,)))
+        harness.run()
+        for rid, tokens in wanted.items():
+            if harness.finish[rid].kind == "abort":
+                assert harness.out[rid] == tokens[: len(harness.out[rid])]
+            else:
+                assert harness.out[rid] == tokens
