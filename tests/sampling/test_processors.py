@@ -13,6 +13,7 @@ import torch
 from radixlm.base.errors import ConfigError, InvalidRequest
 from radixlm.config.grammar import GrammarConfig
 from radixlm.engine.logit_processors import BUILTIN_PROCESSORS, processor_targets
+from radixlm.sampling.drafts import DraftRows
 from radixlm.sampling.processors import LogitProcessors, NamedProcessor, RowInfo, ServerFacts
 from radixlm.sampling.sampler import Sampler
 from radixlm.sampling.table import SamplingTable
@@ -115,10 +116,13 @@ def test_sampler_calls_a_processor_once_for_all_its_rows() -> None:
         ("r0", [0], [9]),
         ("r2", [2], [9]),
     ]
-    # two draft candidates of one slot: each row has its own history, nothing is recorded
-    rows = sampler.sample(torch.zeros(2, VOCAB), [0, 0], [3, 4], drafts=[[], [7]], record=False)
-    assert rows.tokens_R.tolist() == [3, 3]
-    assert [r.output_ids for r in calls[1]] == [[9, 3], [9, 3, 7]]
+    # three rows of one slot: each has its own history, and the draws after a wrong draft are lost
+    drafts = DraftRows.of([[3, 7]])
+    rows = sampler.sample(torch.zeros(3, VOCAB), [0] * 3, [3, 4, 5], drafts=drafts)
+    assert rows.tokens_R.tolist() == [3, 3, 3]
+    assert rows.counts_N is not None and rows.counts_N.tolist() == [2]
+    assert [r.output_ids for r in calls[1]] == [[9, 3], [9, 3, 3], [9, 3, 3, 7]]
+    assert table.state(0).output_ids == [9, 3, 3, 3]
 
 
 def test_sampler_tells_which_row_failed() -> None:

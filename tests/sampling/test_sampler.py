@@ -14,6 +14,7 @@ from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.kernels import cpu
+from radixlm.sampling.drafts import DraftRows
 from radixlm.sampling.logprobs import LOWEST, LogprobRequest, compute_logprobs
 from radixlm.sampling.processors import NamedProcessor
 from radixlm.sampling.sampler import Sampler, apply_mask_, unpack_mask
@@ -221,12 +222,13 @@ def test_counting_as_it_goes_equals_counting_at_once(prompt: list[int], output: 
     for token in output:
         tables[0].penalties.record([0], torch.tensor([token]))
     logits = torch.linspace(-2, 2, 10)[None]
-    rows = [logits.clone() for _ in tables]
+    rows = [logits.clone(), logits.clone(), logits.repeat(len(output) + 1, 1)]
     tables[0].penalties.apply_(rows[0], [0])
     tables[1].penalties.apply_(rows[1], [0])
-    tables[2].penalties.apply_(rows[2], [0], [output])
-    assert torch.allclose(rows[0], rows[1])
-    assert torch.allclose(rows[0], rows[2])
+    slots = [0] * (len(output) + 1)
+    tables[2].penalties.apply_(rows[2], slots, DraftRows.of([output]))
+    assert torch.equal(rows[0], rows[1])
+    assert torch.equal(rows[0], rows[2][-1:])
 
 
 def test_slots_are_reused() -> None:
@@ -238,11 +240,8 @@ def test_slots_are_reused() -> None:
     table.set(4, params, ())
     logits = torch.tensor([[1.0, 0.9, 0.8]])
     sampler = Sampler(table)
-    tokens = [
-        sampler.sample(logits.clone(), [s], [1], record=False).tokens_R.item() for s in (0, 1, 4)
-    ]
+    tokens = [sampler.sample(logits.clone(), [s], [1]).tokens_R.item() for s in (0, 1, 4)]
     assert tokens == [1, 0, 0]
-    sampler.record([4], torch.tensor([0]))
     assert sampler.sample(logits.clone(), [4], [2]).tokens_R.item() == 1
     assert sampler.sample(logits.clone(), [4], [3]).tokens_R.item() == 2  # 1 was recorded
 

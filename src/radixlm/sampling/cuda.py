@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.record import Record
+from radixlm.sampling.drafts import DraftRows
 from radixlm.sampling.logprobs import LogprobRequest, Logprobs
 from radixlm.sampling.table import SamplingTable, SlotState
 
@@ -92,13 +93,13 @@ class GpuSampler:
         slots: Sequence[int],
         positions_R: Tensor,
         mask_RW: Tensor | None,
-        record: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [R] and bool [R] (the row cannot be drawn from), on the device.
-        ``logits_RV`` float32 is changed in place; ``record`` counts the tokens."""
+        drafts: DraftRows | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Tokens int64 [R] and bool [R] (the row cannot be drawn from), and what ``record`` needs,
+        on the device. ``logits_RV`` float32 is changed in place."""
         states = [self._table.state(slot) for slot in slots]
         positions_R = positions_R.int()
-        rows_RA = self._rows(states, slots)
+        rows_RA = self._rows(states, slots, drafts)
         if mask_RW is not None:
             mask_RW = mask_RW.to(logits_RV.device, torch.int32, non_blocking=True).contiguous()
         if rows_RA is not None:
@@ -108,9 +109,13 @@ class GpuSampler:
         drawn: tuple[Tensor, Tensor] = self._kernels.sample.draw(
             logits_RV, params_PR, positions_R, mask_RW
         )
-        if rows_RA is not None and record:
-            self._kernels.penalties.record(rows_RA, drawn[0])
-        return drawn
+        return (*drawn, rows_RA)
+
+    def record(self, rows_RA: Tensor | None, tokens_R: Tensor, kept_R: Tensor | None) -> None:
+        """Count the tokens for the penalties; with ``kept_R`` only those."""
+        if rows_RA is not None:
+            tokens_R = tokens_R if kept_R is None else torch.where(kept_R, tokens_R, -1)
+            self._kernels.penalties.record(rows_RA, tokens_R)
 
     def logprobs(
         self, logits_RV: Tensor, tokens_R: Tensor, wanted: Sequence[LogprobRequest | None]
@@ -128,16 +133,22 @@ class GpuSampler:
         chosen_R1, values_RN, requested = found.split([1, num_top, num_requested], 1)
         return DeviceLogprobs(wanted, chosen_R1[:, 0], (values_RN, top_RN), requested)
 
-    def _rows(self, states: Sequence[SlotState], slots: Sequence[int]) -> Tensor | None:
+    def _rows(
+        self, states: Sequence[SlotState], slots: Sequence[int], drafts: DraftRows | None
+    ) -> Tensor | None:
         """Addresses of the rows' lists and counts; None if no row has any."""
         penalties = self._table.penalties
         is_plain = not any(state.changes_logits for state in states)
         if is_plain and not any(slot in penalties for slot in slots):
             return None
-        rows = [
-            _row(state, penalties.rows_of(slot)) for state, slot in zip(states, slots, strict=True)
-        ]
-        return self._put(np.array(rows, np.int64))
+        rows_RA = np.zeros((len(states), len(self._kernels.penalties.COLUMNS)), np.int64)
+        for row, (state, slot) in enumerate(zip(states, slots, strict=True)):
+            rows_RA[row, :-2] = _row(state, penalties.rows_of(slot))
+        if drafts is not None:
+            first_R = drafts.first_N1[drafts.sequence_R]
+            rows_RA[:, -2] = drafts.next_R.data_ptr() + 8 * first_R
+            rows_RA[:, -1] = drafts.num_before_R
+        return self._put(rows_RA)
 
     def _put(self, array: np.ndarray[Any, Any]) -> Tensor:
         """A small table on the device, copied asynchronously."""
@@ -158,7 +169,7 @@ def _params(states: Sequence[SlotState]) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 
 def _row(state: SlotState, penalties: tuple[int, int, int]) -> tuple[int, ...]:
-    """The columns of kernels/triton/penalties.py."""
+    """The columns of kernels/triton/penalties.py but for those of drafts."""
     bias, suppressed = (0, 0, 0), (0, 0, 0)
     if state.bias_ids is not None and state.bias_values is not None:
         ids = state.bias_ids

@@ -8,10 +8,13 @@ in this order.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from radixlm.sampling.drafts import DraftRows
 
 _LOWEST_REPETITION = 1e-6  # the API allows 0, which would divide by zero
 
@@ -95,39 +98,44 @@ class PenaltyCounts:
         self._seen_NV.index_put_((rows, tokens), ones.bool())
 
     def apply_(
-        self,
-        logits_RV: Tensor,
-        slots: Sequence[int],
-        drafts: Sequence[Sequence[int]] | None = None,
+        self, logits_RV: Tensor, slots: Sequence[int], drafts: DraftRows | None = None
     ) -> None:
-        """Penalise rows in place. ``drafts[r]`` are output tokens of row r not recorded yet."""
+        """Penalise rows in place. With ``drafts`` a row also counts the drafts before it."""
         selected = [(r, self._row_of[slot]) for r, slot in enumerate(slots) if slot in self._row_of]
         if not selected:
             return
-        if drafts is not None or self._device.type != "cpu":
-            self._apply_rows_(logits_RV, selected, drafts)
+        if drafts is not None:
+            self._apply_drafts_(logits_RV, slots, drafts)
+            return
+        if self._device.type != "cpu":
+            index = torch.tensor(selected, device=self._device)
+            counts_PV, seen_PV = self._counts_NV[index[:, 1]], self._seen_NV[index[:, 1]]
+            logits_PV = logits_RV[index[:, 0]]
+            changed_PV = _penalise(logits_PV, counts_PV, self._values_N3[index[:, 1], None])
+            logits_RV[index[:, 0]] = torch.where(seen_PV, changed_PV, logits_PV)
             return
         for r, row in selected:  # few tokens of the vocabulary were seen
             ids_K = torch.from_numpy(np.flatnonzero(self._seen_NV[row].numpy()))
             values_3, counts_K = self._values_N3[row], self._counts_NV[row, ids_K]
             logits_RV[r, ids_K] = _penalise(logits_RV[r, ids_K], counts_K, values_3)
 
-    def _apply_rows_(
-        self,
-        logits_RV: Tensor,
-        selected: list[tuple[int, int]],
-        drafts: Sequence[Sequence[int]] | None,
-    ) -> None:
-        """``apply_`` on whole rows; ``selected`` are pairs (row of logits, row of counts)."""
-        index = torch.tensor(selected, device=self._device)
-        counts_PV, seen_PV = self._counts_NV[index[:, 1]], self._seen_NV[index[:, 1]]
-        if drafts is not None:
-            for i, (r, _) in enumerate(selected):
-                counts_PV[i] += self._count(drafts[r])
-                seen_PV[i] |= counts_PV[i] > 0
-        logits_PV = logits_RV[index[:, 0]]
-        changed_PV = _penalise(logits_PV, counts_PV, self._values_N3[index[:, 1], None])
-        logits_RV[index[:, 0]] = torch.where(seen_PV, changed_PV, logits_PV)
+    def _apply_drafts_(self, logits_RV: Tensor, slots: Sequence[int], drafts: DraftRows) -> None:
+        """``apply_`` by sequence; only tokens that were seen or drafted (K of them) can change."""
+        bounds = drafts.first_N1.tolist()
+        for first, end in pairwise(bounds):
+            row = self._row_of.get(slots[first])
+            if row is None:
+                continue
+            drafted_J = drafts.next_R[first : end - 1]
+            seen_V = self._seen_NV[row].index_fill(0, drafted_J, True)
+            ids_K = seen_V.nonzero()[:, 0]
+            is_next_JK = drafted_J[:, None] == ids_K
+            counts_JK = torch.nn.functional.pad(is_next_JK.cumsum(0), (0, 0, 1, 0))
+            counts_JK += self._counts_NV[row, ids_K]
+            logits_JK = logits_RV[first:end, ids_K]
+            changed_JK = _penalise(logits_JK, counts_JK, self._values_N3[row])
+            is_seen_JK = self._seen_NV[row, ids_K] | (counts_JK > 0)
+            logits_RV[first:end, ids_K] = torch.where(is_seen_JK, changed_JK, logits_JK)
 
     def _count(self, ids: Sequence[int]) -> Tensor:
         tokens = torch.tensor(list(ids), dtype=torch.int64)

@@ -15,6 +15,9 @@ renormalised one after another, as the reference does): a token stays if
 Each is a threshold on p, so equally likely tokens are kept or dropped together. The draw is over
 the kept tokens (Gumbel noise needs no renormalization).
 
+A sequence may have several rows, which verify drafted tokens (drafts.py): steps 1, 2 and 5 of a row
+see its drafts as output, and the first draw that is not the next draft ends the sequence's tokens.
+
 All arithmetic is by row: a row gives the same token in any batch. On a CPU steps 2 to 9 are one
 call into C++ (csrc/cpu/sampler.cpp), or ``cpu.py`` does steps 6 to 9 if that is not built; on a GPU
 they are the kernels of ``cuda.py``. All give the same tokens.
@@ -34,6 +37,7 @@ from radixlm.base.record import Record, field
 from radixlm.kernels.cpu import extension
 from radixlm.kernels.cpu import sample as native
 from radixlm.sampling import cpu, cuda
+from radixlm.sampling.drafts import DraftRows
 from radixlm.sampling.logprobs import LogprobRequest, Logprobs, Pairs, gather_logprobs
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.processors import RowInfo
@@ -53,12 +57,14 @@ _NEG_INF = float("-inf")
 class SampleResult(Record):
     """``tokens_R`` int64 on the device. ``logprobs`` only if asked for. ``is_bad_R`` (bool, on the
     device, only if asked for) marks rows whose logits hold a NaN, or allow no token at all.
-    ``errors``: why the logit processor of a row failed."""
+    ``errors``: why the logit processor of a row failed. With drafts, ``counts_N`` (int64, on the
+    device) tells how many tokens each sequence produced: those of its first rows."""
 
     tokens_R: Tensor
     logprobs: Logprobs | cuda.DeviceLogprobs | None = None
     is_bad_R: Tensor | None = None
     errors: dict[int, str] = field(default_factory=dict)
+    counts_N: Tensor | None = None
 
 
 class Sampler:
@@ -94,17 +100,15 @@ class Sampler:
         positions_R: Tensor | Sequence[int],
         mask_RW: Tensor | None = None,
         wanted: Sequence[LogprobRequest | None] | None = None,
-        drafts: Sequence[Sequence[int]] | None = None,
-        record: bool = True,
+        drafts: DraftRows | None = None,
     ) -> SampleResult:
-        """Draw one token a row. ``logits_RV`` (fp32) may be overwritten.
+        """Draw one token a row, and count it for the penalties if it stands. ``logits_RV`` (fp32)
+        may be overwritten.
 
         positions_R: int64, the position in the sequence that each new token will have (its prompt
-        tokens and outputs before it); with the seed, it keys the draw. One slot may have several
-        rows (candidates of a draft): ``drafts[r]`` are then its tokens before row r that are not
-        recorded, and ``record`` is False. mask_RW: int32 bitmask, bit i of word w allows token
-        32 w + i. wanted[r]: log-probabilities for the row, None for none.
-        ``record`` counts the tokens for the penalties; else call ``record`` when they are accepted.
+        tokens, outputs and drafts before it); with the seed, it keys the draw. mask_RW: int32
+        bitmask, bit i of word w allows token 32 w + i. wanted[r]: log-probabilities for the row,
+        None for none. drafts: which rows verify the drafts of one sequence; else each row is one's.
         """
         positions_R = torch.as_tensor(positions_R, dtype=torch.int64).to(logits_RV.device)
         raw_RV = logits_RV
@@ -114,29 +118,34 @@ class Sampler:
             if wanted is not None and self._mode == "raw":
                 logits_RV = logits_RV.clone()
             errors = self._run_processors(logits_RV, slots, drafts)
-        gpu = self._gpu if drafts is None else None
+        gpu = self._gpu
         if gpu is not None and gpu.takes(logits_RV):
-            tokens_R, bad_R = gpu.draw(logits_RV, slots, positions_R, mask_RW, record)
+            tokens_R, bad_R, rows_RA = gpu.draw(logits_RV, slots, positions_R, mask_RW, drafts)
             is_bad_R = bad_R if self._detect_bad else None
-        elif self._is_native and drafts is None and native.takes(logits_RV):
-            gpu, tokens_R = None, self._sample_native(logits_RV, slots, positions_R, mask_RW)
-            is_bad_R = find_bad(logits_RV) if self._detect_bad else None
         else:
-            gpu = None
-            if not is_plain:
-                self._process(logits_RV, slots, positions_R, mask_RW, drafts)
-            is_bad_R = find_bad(logits_RV) if self._detect_bad else None
-            tokens_R = self._choose(logits_RV, slots, positions_R)
-        if record and gpu is None:
-            self._table.penalties.record(slots, tokens_R)
-        if record:
-            self._remember(slots, tokens_R)
+            gpu = rows_RA = None
+            if self._is_native and native.takes(logits_RV):
+                tokens_R = self._sample_native(logits_RV, slots, positions_R, mask_RW, drafts)
+                is_bad_R = find_bad(logits_RV) if self._detect_bad else None
+            else:
+                if not is_plain:
+                    self._process(logits_RV, slots, positions_R, mask_RW, drafts)
+                is_bad_R = find_bad(logits_RV) if self._detect_bad else None
+                tokens_R = self._choose(logits_RV, slots, positions_R)
+        counts_N, kept_R = (None, None) if drafts is None else drafts.accept(tokens_R)
+        if gpu is not None:
+            gpu.record(rows_RA, tokens_R, kept_R)
+        self._record(slots, tokens_R, kept_R, has_counts=gpu is None)
         logprobs: Logprobs | cuda.DeviceLogprobs | None = None
         if wanted is not None:
             if self._mode == "processed":
                 raw_RV = logits_RV / self._table.parameters(slots)[0][:, TEMPERATURE, None]
+            if kept_R is not None and self._is_cpu:  # only those that stand
+                wanted = [
+                    one if k else None for one, k in zip(wanted, kept_R.tolist(), strict=True)
+                ]
             logprobs = self._logprobs(raw_RV, tokens_R, wanted, gpu)
-        return SampleResult(tokens_R, logprobs, is_bad_R, errors)
+        return SampleResult(tokens_R, logprobs, is_bad_R, errors, counts_N)
 
     def _logprobs(
         self,
@@ -151,15 +160,24 @@ class Sampler:
         found = gpu.logprobs(raw_RV, tokens_R, wanted)
         return found.begin_read() if self._defers else found.read()
 
-    def record(self, slots: Sequence[int], tokens_R: Tensor) -> None:
-        """Count accepted output tokens (rows may repeat a slot), after ``sample(record=False)``."""
-        self._table.penalties.record(slots, tokens_R)
-        self._remember(slots, tokens_R)
-
-    def _remember(self, slots: Sequence[int], tokens_R: Tensor) -> None:
-        """Keep the tokens of rows with a logit processor."""
-        for row in self._rows_of(self._table.has_processor_S, slots):
-            self._table.state(slots[row]).output_ids.append(int(tokens_R[row]))
+    def _record(
+        self, slots: Sequence[int], tokens_R: Tensor, kept_R: Tensor | None, has_counts: bool
+    ) -> None:
+        """Count the kept tokens (None: all) for penalties, if ``has_counts``, and keep those of
+        rows with a logit processor."""
+        index_R = np.asarray(slots, np.intp)
+        table, marked_S = self._table, self._table.has_processor_S
+        if has_counts:
+            marked_S = marked_S | table.has_penalties_S
+        if not marked_S[index_R].any():
+            return
+        if kept_R is not None:
+            kept = kept_R.nonzero()[:, 0]
+            tokens_R, index_R = tokens_R[kept], index_R[kept.cpu().numpy()]
+        if has_counts:
+            table.penalties.record(index_R.tolist(), tokens_R)
+        for row in np.flatnonzero(table.has_processor_S[index_R]).tolist():
+            table.state(int(index_R[row])).output_ids.append(int(tokens_R[row]))
 
     def _changes(self, slots: Sequence[int]) -> bool:
         return not self._table.is_plain_S[np.asarray(slots, np.intp)].all()
@@ -175,7 +193,7 @@ class Sampler:
         slots: Sequence[int],
         positions_R: Tensor,
         mask_RW: Tensor | None,
-        drafts: Sequence[Sequence[int]] | None,
+        drafts: DraftRows | None,
     ) -> None:
         """Steps 2 to 5, in place."""
         self._table.penalties.apply_(logits_RV, slots, drafts)
@@ -192,7 +210,7 @@ class Sampler:
                 _suppress_(logits_RV[row], state.suppressed_ids, is_early)
 
     def _run_processors(
-        self, logits_RV: Tensor, slots: Sequence[int], drafts: Sequence[Sequence[int]] | None
+        self, logits_RV: Tensor, slots: Sequence[int], drafts: DraftRows | None
     ) -> dict[int, str]:
         """Step 1, in place, one call for all rows of a processor; why rows failed."""
         groups: dict[int, list[int]] = {}
@@ -205,10 +223,10 @@ class Sampler:
             states = [self._table.state(slots[row]) for row in rows]
             processor = states[0].processor
             assert processor is not None
-            before = drafts or [()] * len(slots)
+            before = [() if drafts is None else drafts.before(row) for row in rows]
             infos = [
-                RowInfo(s.rid, s.prompt_ids, [*s.output_ids, *before[row]])
-                for row, s in zip(rows, states, strict=True)
+                RowInfo(s.rid, s.prompt_ids, [*s.output_ids, *tokens])
+                for tokens, s in zip(before, states, strict=True)
             ]
             params = [s.custom_params for s in states]
             logits_RV[rows], errors = processor.run(logits_RV[rows], params, infos)
@@ -256,6 +274,7 @@ class Sampler:
         slots: Sequence[int],
         positions_R: Tensor,
         mask_RW: Tensor | None,
+        drafts: DraftRows | None,
     ) -> Tensor:
         """Steps 2 to 9 in C++, in place."""
         table, index_R = self._table, np.asarray(slots, np.intp)
@@ -264,7 +283,11 @@ class Sampler:
         rows, positions = table.rows_S[index_R], positions_R.numpy()
         rows["key"] = cpu.draw_keys(table.seeds_S[index_R], positions)
         rows["num_suppressed"][positions >= table.suppressed_until_S[index_R]] = 0
-        for row in np.flatnonzero(table.has_penalties_S[index_R]).tolist():
+        with_penalties = np.flatnonzero(table.has_penalties_S[index_R]).tolist()
+        if drafts is not None and with_penalties:  # C++ knows only what was counted
+            table.penalties.apply_(logits_RV, slots, drafts)
+            with_penalties = []
+        for row in with_penalties:
             penalties = table.penalties.addresses(slots[row])
             if penalties is not None:
                 rows["seen"][row], rows["counts"][row], rows["penalties"][row] = penalties

@@ -25,12 +25,15 @@ COLUMNS = (
     "suppressed_ids",  # int64: suppressed tokens, each once
     "num_suppressed",
     "suppressed_until",  # the first position where they are allowed
+    "drafts",  # int64: tokens before the row that are not counted yet
+    "num_drafts",
 )
 _NUM_COLUMNS = len(COLUMNS)
 NUM_COLUMNS = tl.constexpr(_NUM_COLUMNS)
 SEEN, COUNTS, VALUES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 BIAS_IDS, BIAS_VALUES, NUM_BIAS = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
 SUPPRESSED_IDS, NUM_SUPPRESSED, SUPPRESSED_UNTIL = tl.constexpr(6), tl.constexpr(7), tl.constexpr(8)
+DRAFTS, NUM_DRAFTS = tl.constexpr(9), tl.constexpr(10)
 _BLOCK = 2048
 _LIST = 128
 
@@ -56,6 +59,10 @@ def penalty_kernel(
         counts_ptr = tl.load(rows_ptr + COUNTS).to(tl.pointer_type(tl.int32))
         values_ptr = tl.load(rows_ptr + VALUES).to(tl.pointer_type(tl.float32))
         count = tl.load(counts_ptr + token, mask=seen, other=0)
+        drafts_ptr = tl.load(rows_ptr + DRAFTS).to(tl.pointer_type(tl.int64))
+        for i in range(tl.load(rows_ptr + NUM_DRAFTS)):
+            count += (inside & (token == tl.load(drafts_ptr + i))).to(tl.int32)
+        seen = seen | (count > 0)
         repetition = tl.load(values_ptr)
         x = tl.load(at, mask=seen, other=0.0)
         x = tl.where(x > 0, x / repetition, x * repetition)
@@ -110,14 +117,14 @@ def list_kernel(
 
 @triton.jit
 def record_kernel(rows_ptr, tokens_ptr):
-    """Program r: count the token of row r."""
+    """Program r: count the token of row r, unless it is negative; rows may share their counts."""
     row = tl.program_id(0).to(tl.int64)
     rows_ptr += row * NUM_COLUMNS
     seen_ptr = tl.load(rows_ptr + SEEN)
-    if seen_ptr != 0:
-        token = tl.load(tokens_ptr + row)
+    token = tl.load(tokens_ptr + row)
+    if (seen_ptr != 0) & (token >= 0):
         counts_ptr = tl.load(rows_ptr + COUNTS).to(tl.pointer_type(tl.int32)) + token
-        tl.store(counts_ptr, tl.load(counts_ptr) + 1)
+        tl.atomic_add(counts_ptr, 1)
         tl.store(seen_ptr.to(tl.pointer_type(tl.int8)) + token, 1)
 
 
@@ -140,7 +147,7 @@ def process_(
 
 
 def record(rows_RA: Tensor, tokens_R: Tensor) -> None:
-    """Count the tokens (int64 [R]) of rows that have counts; each row has its own."""
+    """Count the tokens (int64 [R], negative for none) of rows that have counts."""
     record_kernel[(tokens_R.shape[0],)](rows_RA, tokens_R, num_warps=1)
 
 
