@@ -12,6 +12,7 @@ from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.features.grammar import GrammarFeature
+from radixlm.engine.features.token_rules import TokenRules
 from radixlm.engine.limits import overlap_depth
 from radixlm.engine.logit_processors import processor_targets
 from radixlm.engine.memory import Pools
@@ -131,7 +132,8 @@ def _make_prefix_cache(
 def make_features(config: ServerConfig, info: ModelInfo) -> tuple[Feature, ...]:
     """The features, in the order in which their hooks are called."""
     grammar = _make_grammar(config, info)
-    return (grammar,) if grammar is not None else ()
+    rules = TokenRules(info.decoder.vocab)
+    return (grammar, rules) if grammar is not None else (rules,)
 
 
 def _make_grammar(config: ServerConfig, info: ModelInfo) -> Feature | None:

@@ -26,6 +26,7 @@ from radixlm.engine.model_info import resolved
 from radixlm.entrypoints.media import make_reader
 from radixlm.entrypoints.native.request import Batch, default_sampling, read_generate
 from radixlm.entrypoints.native.response import ResponseBuilder
+from radixlm.intake.records import likeliest
 from radixlm.wire.replies import Finish
 
 T = TypeVar("T")
@@ -155,7 +156,8 @@ class Engine:
             for output in outputs:
                 if output.finish is not None and output.finish.kind == "error":
                     raise _error(output.finish)
-            return [builder.response(index, output) for output in outputs]
+            shown = likeliest(outputs, batch.num_shown)
+            return [builder.response(index, output) for output in shown]
 
         try:
             answers = await asyncio.gather(*(one(i) for i in range(len(batch.requests))))

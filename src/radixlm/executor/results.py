@@ -162,7 +162,7 @@ def _bad_row_message(state: SlotState | None) -> str:
     """Why no token can be sampled."""
     if state is not None and state.processor is not None:
         return f"logit processor {state.processor.name!r} left no token that may come next"
-    return NOT_FINITE
+    return f"{NOT_FINITE}, or bad_words leave no token"
 
 
 def logprob_request(need: LogprobParams) -> lp.LogprobRequest:

@@ -33,7 +33,7 @@ from radixlm.intake.records import (
 )
 from radixlm.intake.replicas import Replica, Replicas
 from radixlm.intake.request_state import RequestState, merge_outputs, stop_checker
-from radixlm.intake.validation import RequestValidator
+from radixlm.intake.validation import RequestValidator, bad_word_ids
 from radixlm.text.detokenize import Detokenizer
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import (
@@ -271,6 +271,7 @@ class TokenizerManager:
             fair_key=request.fair_key,
             call_key=call.key if (call := current_call()) else None,
             stream=request.stream,
+            bad_words=bad_word_ids(sampling.bad_words, self.tokenizer),
         )
         if request.embeds is not None:
             ids = []

@@ -1,6 +1,7 @@
 """Whether a request can be served, and its prompt and parameters as they will be used."""
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +19,19 @@ SAFE_WAY = (
     "Serialised code is never run: the operator registers a class with --logit-processor "
     "name=module:Class, and requests send its name and custom_params (docs/logit-processors.md)"
 )
+
+
+def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> tuple[tuple[int, ...], ...]:
+    """The token ids of each word, with and without a space before it. InvalidRequest without a
+    tokenizer."""
+    if words and tokenizer is None:
+        raise InvalidRequest(
+            "bad_words: the server runs with --skip-tokenizer-init; send logit_bias", "bad_words"
+        )
+    assert tokenizer is not None or not words
+    texts = [text for word in words for text in (word, f" {word}")]
+    found = (tuple(tokenizer.encode(text, False)) for text in texts) if tokenizer else ()
+    return tuple(dict.fromkeys(ids for ids in found if ids))
 
 
 class RequestValidator(Record):

@@ -91,11 +91,13 @@ class Hooks:
         return extras
 
     def masks(self, items: Sequence[Item]) -> dict[int, Mask]:
-        """The masks of all features; several masks of one item are intersected."""
+        """The masks of all features; several masks of one item are intersected, and where that
+        leaves nothing the first holds: a grammar must go on or end."""
         masks: dict[int, Mask] = {}
         for feature in self._masks:
             for index, mask in feature.masks(items).items():
-                masks[index] = masks[index] & mask if index in masks else mask
+                both = masks[index] & mask if index in masks else mask
+                masks[index] = both if both.any() else masks.get(index, mask)
         return masks
 
     def committed(self, request: Request, tokens: Sequence[int]) -> bool:

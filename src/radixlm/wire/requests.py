@@ -53,7 +53,8 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     body that the request came in; both take turns. ``is_quarantined``: an engine died while it
     held the request, so its prompt is computed in steps of its own. Only requests whose
     ``cache_salt``, ``extra_key`` and ``tenant`` are equal share cached prefixes. ``owner``: whose
-    request it is (``intake/identity.py``).
+    request it is (``intake/identity.py``). ``bad_words``: token ids of each; the last token of one
+    never follows the others in the output.
     """
 
     rid: str
@@ -80,6 +81,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     fair_key: str | None = None
     call_key: str | None = None
     stream: bool = True
+    bad_words: tuple[tuple[int, ...], ...] = ()
     is_quarantined: bool = False
 
     def __post_init__(self) -> None:

@@ -80,6 +80,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ] = 1.0
     min_new_tokens: Annotated[int, param("openai:min_tokens", ge=0, le=MAX_INT)] = 0
     n: Annotated[int, param("openai", ge=1, le=MAX_PARALLEL_SAMPLES)] = 1
+    best_of: Annotated[int, param("completions", ge=1, le=MAX_PARALLEL_SAMPLES)] | None = None
     json_schema: Annotated[str, param("openai", title="JSON")] | None = None
     regex: Annotated[str, param("openai")] | None = None
     ebnf: Annotated[str, param("openai")] | None = None
@@ -90,6 +91,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     no_stop_trim: Annotated[bool, param("openai")] = False
     stream_interval: Annotated[int, param("openai", ge=1, le=MAX_INT)] | None = None
     logit_bias: Annotated[dict[int, float], param("openai")] | None = None
+    allowed_token_ids: Annotated[tuple[int, ...], param("openai")] = ()
+    bad_words: Annotated[tuple[str, ...], param("openai")] = ()
     custom_params: Annotated[dict[str, Any], param("openai")] | None = None
     sampling_seed: (
         Annotated[
@@ -158,12 +161,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"max_new_tokens ({self.max_new_tokens})",
                 "min_new_tokens",
             )
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequest(
+                f"best_of ({self.best_of}) must not be less than n ({self.n})", "best_of"
+            )
+        for token in self.allowed_token_ids:
+            _check_token("allowed_token_ids", token, vocab_size)
         self._check_stops()
         self._check_logit_bias(vocab_size)
         self._check_grammars()
 
     def _check_stops(self) -> None:
-        for name in ("stop", "stop_regex"):
+        for name in ("stop", "stop_regex", "bad_words"):
             stops = getattr(self, name)
             if len(stops) > MAX_STOPS:
                 raise InvalidRequest(f"{name} has {len(stops)} items, at most {MAX_STOPS}", name)

@@ -132,8 +132,11 @@ async def test_vllms_fields_of_the_prompt(server: ScriptedServer) -> None:
     assert got["usage"]["prompt_tokens"] == 2
     got = (await server.post(CHAT, messages=USER, **cut)).json()
     assert got["usage"]["prompt_tokens"] == 2
-    many = await server.post(COMPLETIONS, prompt="a", bad_words=["some very long words"])
-    assert many.status_code == 400 and many.json()["error"]["param"] == "bad_words"
+    for fields in ({"bad_words": ["some very long words"]}, {"allowed_token_ids": [1, 2]}):
+        assert (await server.post(COMPLETIONS, prompt="a", **fields)).status_code == 200
+        assert (await server.post(CHAT, messages=USER, **fields)).status_code == 200
+    wrong = await server.post(COMPLETIONS, prompt="a", allowed_token_ids=[1 << 20])
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "allowed_token_ids"
 
 
 async def test_routes_that_clients_ask_for(server: ScriptedServer, toy_folder: Path) -> None:

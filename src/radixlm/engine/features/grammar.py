@@ -249,4 +249,6 @@ def _may_jump(request: Request) -> bool:
         or wire.processor is not None
         or wire.sampling.needs_penalties
         or wire.sampling.logit_bias
+        or wire.sampling.allowed_token_ids
+        or wire.bad_words
     )

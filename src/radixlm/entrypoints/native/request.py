@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from pydantic import Field, WithJsonSchema
 
@@ -81,6 +82,7 @@ class Batch:
     logprob_text: bool = False
     media: list[list[MediaSource]] = field(default_factory=list)
     stream_disjoint: bool = False
+    num_shown: int = 1  # samples of each prompt that are answered: n, of best_of
 
     def read_media(self, reader: MediaReader | None) -> None:
         """Give requests with media their prompts; InvalidRequest for a model that cannot read them.
@@ -116,17 +118,36 @@ def read_generate(body: Mapping[str, Any], defaults: SamplingParams | None = Non
         _request(_values(checked, i, count), kind, prompt, defaults or SamplingParams())
         for i, prompt in enumerate(prompts)
     ]
-    counts = {r.sampling.n for r in requests}
+    counts = {(r.sampling.n, r.sampling.best_of) for r in requests}
     if len(counts) > 1:
         raise InvalidRequest("sampling_params.n must be the same in a batch", param="n")
+    ((num_shown, _),) = counts
+    wants_logprobs = [request.logprobs is not None for request in requests]
+    for request in requests:
+        _compute_best_of(request)
     return Batch(
         requests=requests,
-        is_list=is_list or counts != {1},
+        num_shown=num_shown,
+        is_list=is_list or num_shown != 1,
         stream=bool(checked.stream),
-        wants_logprobs=[request.logprobs is not None for request in requests],
+        wants_logprobs=wants_logprobs,
         media=[media_of(checked, i, is_list) for i in range(count)],
         logprob_text=bool(checked.return_text_in_logprobs),
     )
+
+
+def _compute_best_of(request: GenerateRequest) -> None:
+    """More samples than are answered, with the log-probabilities by which they are ranked."""
+    sampling, best_of = request.sampling, request.sampling.best_of
+    if best_of is None:
+        return
+    if best_of < sampling.n:
+        raise InvalidRequest(f"best_of ({best_of}) must not be less than n", "best_of")
+    if best_of > sampling.n:
+        if request.stream:
+            raise InvalidRequest("best_of: more samples than n cannot be streamed", "best_of")
+        request.logprobs = request.logprobs or LogprobParams()
+    request.sampling = msgspec.structs.replace(sampling, n=best_of, best_of=None)
 
 
 def default_sampling(generation: Mapping[str, Any]) -> SamplingParams:

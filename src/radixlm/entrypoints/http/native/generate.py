@@ -30,7 +30,7 @@ from radixlm.entrypoints.native.response import ResponseBuilder
 from radixlm.entrypoints.request_model import Body, Strings
 from radixlm.intake.call import check_sequences
 from radixlm.intake.identity import identity
-from radixlm.intake.records import Output
+from radixlm.intake.records import Output, likeliest
 from radixlm.wire.requests import AbortRequest
 
 router = APIRouter(tags=["native"])
@@ -97,7 +97,7 @@ async def _collect(
             raise_failed(output)
         return [
             await off_loop_of(output.num_logprobs, builder.response, index, output)
-            for output in outputs
+            for output in likeliest(outputs, batch.num_shown)
         ]
 
     async with asyncio.TaskGroup() as group:

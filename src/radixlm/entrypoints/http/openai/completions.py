@@ -30,7 +30,6 @@ from radixlm.entrypoints.http.openai.sampling import (
     request_of,
     sampling_of,
     truncated,
-    with_bad_words,
 )
 from radixlm.entrypoints.http.openai.usage import usage
 from radixlm.entrypoints.http.openapi.document import documented
@@ -45,7 +44,7 @@ from radixlm.entrypoints.http.transport import (
 )
 from radixlm.entrypoints.native.response import last_hidden
 from radixlm.intake.call import check_sequences
-from radixlm.intake.records import GenerateRequest, Output
+from radixlm.intake.records import GenerateRequest, Output, likeliest
 from radixlm.wire.requests import LogprobParams
 
 router = APIRouter(tags=["openai"])
@@ -107,8 +106,7 @@ async def make_call(state: ServerState, body: CompletionRequest) -> Call:
     n, best_of = _counts(body)
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     sampling = sampling_of(body, state.defaults, limit)
-    sampling = msgspec.structs.replace(sampling, n=best_of)
-    sampling = with_bad_words(state, body, sampling)
+    sampling = msgspec.structs.replace(sampling, n=best_of, best_of=None)
     check_sampling(state, sampling, client_names(body))
     need = _logprob_need(body, best_of > n, state.intake.facts.vocab)
     texts = _prompts(body)
@@ -214,7 +212,7 @@ def _logprob_need(body: CompletionRequest, ranks: bool, vocab: int) -> LogprobPa
 async def complete(call: Call) -> dict[str, Any]:
     """The whole answer."""
     results = await generate.collect(call.state, call.requests)
-    shown = [_best(call, outputs) for outputs in results]
+    shown = [likeliest(outputs, call.num_shown) for outputs in results]
     choices: list[dict[str, Any]] = []
     for index, outputs in enumerate(shown):
         for output in outputs:
@@ -225,18 +223,6 @@ async def complete(call: Call) -> dict[str, Any]:
     counted = usage(every, shows_cached=cached, num_prompts=len(results))
     metadata = {"weight_version": call.state.weight_version}
     return call.envelope | {"choices": choices, "usage": counted, "metadata": metadata}
-
-
-def _best(call: Call, outputs: list[Output]) -> list[Output]:
-    """The ``n`` likeliest samples of ``best_of``."""
-    if call.num_samples == call.num_shown:
-        return outputs
-
-    def mean(output: Output) -> float:
-        values = [c[0] or 0.0 for c in (output.logprobs.chosen if output.logprobs else [])]
-        return sum(values) / max(len(values), 1)
-
-    return sorted(outputs, key=mean, reverse=True)[: call.num_shown]
 
 
 def _choice(call: Call, index: int, prompt: int, output: Output) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from radixlm.entrypoints.http.openai.sampling import (
     request_of,
     sampling_of,
     truncated,
-    with_bad_words,
 )
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.tokenization import encode, render
@@ -312,7 +311,6 @@ async def _request(
         stop=(*sampling.stop, *template.stops),
         skip_special_tokens=sampling.skip_special_tokens and not has_special,
     )
-    sampling = with_bad_words(state, body, sampling)
     check_sampling(state, sampling, client_names(body))
     if isinstance(body.rid, list):
         raise InvalidRequest("rid must be one string: a chat has one prompt", "rid")

@@ -50,7 +50,6 @@ class Generation(Body):
     # of vLLM
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[Int, Field(ge=-1)] | None = None
-    bad_words: Strings | None = None
 
 
 @with_fields("completions")

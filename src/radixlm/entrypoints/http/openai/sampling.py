@@ -16,8 +16,6 @@ from radixlm.text.held_schema import unheld_keywords
 from radixlm.wire.sampling_params import ANY_JSON_OBJECT, SamplingParams, parameter_names
 from radixlm.wire.unknown import note_warning
 
-_NEVER = -1e9  # added to a logit
-
 
 def sampling_of(
     body: Generation, defaults: SamplingParams, max_tokens: int | None
@@ -37,25 +35,6 @@ def sampling_of(
     if max_tokens is None:
         sampling = msgspec.structs.replace(sampling, max_new_tokens=None)
     return sampling
-
-
-def with_bad_words(
-    state: ServerState, body: Generation, sampling: SamplingParams
-) -> SamplingParams:
-    """The parameters with vLLM's ``bad_words`` as a bias; InvalidRequest for a word of several
-    tokens, which a bias cannot hold."""
-    biases = dict(sampling.logit_bias or {})
-    for word in body.bad_words or ():
-        for text in (word, f" {word}"):
-            ids = state.require_tokenizer().encode(text, False)
-            if len(ids) != 1:
-                raise InvalidRequest(
-                    f"bad_words: {text!r:.80} has {len(ids)} tokens; only words of one token can "
-                    "be kept out, with and without a space before them",
-                    "bad_words",
-                )
-            biases[ids[0]] = _NEVER
-    return msgspec.structs.replace(sampling, logit_bias=biases or None)
 
 
 def truncated(body: Generation, ids: list[int], context_len: int) -> list[int]:

@@ -1,0 +1,72 @@
+"""``allowed_token_ids`` and ``bad_words``: masks that depend on the last tokens of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.scheduler.hooks import Feature, Mask
+from radixlm.scheduler.request import Request
+from radixlm.step.plan import Item
+
+
+class _Rules:
+    """Of one request. ``first``: the mask without regard to earlier tokens."""
+
+    __slots__ = ("first", "longer", "request")
+
+    def __init__(self, request: Request, vocab: int) -> None:
+        wire = request.wire
+        self.request = request
+        self.first: Mask = np.full((vocab + 31) // 32, -1, np.int32)
+        if wire.sampling.allowed_token_ids:
+            self.first[:] = 0
+            ids = np.array(wire.sampling.allowed_token_ids)
+            np.bitwise_or.at(
+                self.first.view("u4"), ids // 32, np.uint32(1) << (ids % 32).astype("u4")
+            )
+        self.longer = [word for word in wire.bad_words if len(word) > 1]
+        for word in wire.bad_words:
+            if len(word) == 1:
+                _forbid(self.first, word[0])
+        if not self.first.any():
+            raise InvalidRequest("bad_words forbids all of allowed_token_ids", "bad_words")
+
+    def mask(self) -> Mask:
+        """The mask of the next token."""
+        row = self.first.copy()
+        if self.longer:
+            most = max(map(len, self.longer)) - 1
+            tail = tuple(self.request.output_ids[-most:].tolist())
+            for *before, last in self.longer:
+                if len(before) <= len(tail) and tail[len(tail) - len(before) :] == tuple(before):
+                    _forbid(row, last)
+        return row
+
+
+class TokenRules(Feature):
+    """Hooks arrive, masks, release."""
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+        self._rules: dict[str, _Rules] = {}
+
+    def arrive(self, request: Request) -> bool:
+        if request.wire.sampling.allowed_token_ids or request.wire.bad_words:
+            self._rules[request.rid] = _Rules(request, self._vocab)
+        return False
+
+    def masks(self, items: Sequence[Item]) -> dict[int, Mask]:
+        if not self._rules:
+            return {}
+        found = ((i, self._rules.get(item.rid)) for i, item in enumerate(items) if item.emit)
+        return {i: rules.mask() for i, rules in found if rules is not None}
+
+    def release(self, request: Request) -> None:
+        self._rules.pop(request.rid, None)
+
+
+def _forbid(row: Mask, token: int) -> None:
+    row.view("u4")[token // 32] &= 0xFFFFFFFF ^ (1 << (token % 32))
