@@ -12,13 +12,14 @@ from chat import Encoder
 from checkpoint import config, named_weights
 from eagle import Eagle, target_streams
 from generate import Decoder
-from lora import Adapted, spanish
 from model import Shape, Tiny
 from muon import orthogonal
 from pooled import paraphrase
 from reward import PREFERENCES, Packer, judged, narrow, parting, spoil
 from speculation import accept_length
 from train import attention_bias
+
+from lora import Adapted, spanish
 
 SMALL = Shape(vocab=64, hidden=32, inner=48, layers=5, heads=4, kv_heads=2, head_dim=8, context=64)
 

@@ -150,7 +150,7 @@ def untied_with_bias(decoder: Decoder) -> Decoder:
 
 
 # Where multimodal checkpoints keep the language model, and old ones the decoder without its head.
-_PREFIXES = (
+PREFIXES = (
     *("language_model.model.", "model.language_model.", "language_model.", "model.text_model."),
     *("llm.model.", "language.model.", "thinker.model.", "language_model.backbone."),
     *("model.", ""),
@@ -166,7 +166,7 @@ def prefix_of(decoder: Decoder, present: Container[str]) -> tuple[str, str]:
     embed = spellings(decoder.names, "embed")[0].templates[0]
     local = embed.partition(".")[0] + "."
     tail = embed.removeprefix(local) + ".weight"
-    for prefix in (local, *_PREFIXES):
+    for prefix in (local, *PREFIXES):
         if prefix + tail in present:
             return local, prefix
     return local, local

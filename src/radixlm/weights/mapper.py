@@ -68,6 +68,14 @@ class WeightsMapper:
         )
         self._outer = self._prefix.removesuffix(self._template_prefix) if is_nested else ""
 
+    def spellings(self, module: str, param: str = "weight") -> list[ParamMapping]:
+        """Every way in which a checkpoint may store a parameter of ``module``."""
+        role, suffix, layer = self._role(module, param)
+        return [
+            self._mapping(f"{module}.{param}", named, suffix, layer)
+            for named in spellings(self._decoder.names, role)
+        ]
+
     def mapping(self, module: str, param: str) -> ParamMapping:
         """The first spelling whose tensors are all present, else the first one (the caller then
         reports its names as missing)."""

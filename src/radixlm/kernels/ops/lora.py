@@ -14,6 +14,27 @@ from torch import Tensor
 from radixlm.base.record import Record
 
 
+class LoraPart(Record, eq=False):
+    """What an adapter adds to some outputs of a linear layer, from ``first`` on: ``scale * (B (A x)
+    + bias)``. A is [R, I], B [O, R], in bfloat16, float16 or float32, the bias float32 [O]."""
+
+    a_RI: Tensor
+    b_OR: Tensor
+    scale: float
+    first: int = 0
+    bias_O: Tensor | None = None
+
+    @property
+    def rank(self) -> int:
+        return int(self.a_RI.shape[0])
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its tensors."""
+        bias = 0 if self.bias_O is None else self.bias_O.nbytes
+        return self.a_RI.nbytes + self.b_OR.nbytes + bias
+
+
 class AdapterRows(Record):
     """Which adapter each sequence of the step uses; -1: none. ``rank_L``: the actual rank of each
     adapter, so that a kernel need not read its padding."""

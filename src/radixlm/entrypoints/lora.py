@@ -1,0 +1,22 @@
+"""``radixlm lora inspect PATH``: what an adapter changes, and whether a model can serve it."""
+
+import argparse
+from pathlib import Path
+
+from radixlm.base.lazy import load
+from radixlm.engine.model_info import find_model
+
+
+def main(argv: list[str]) -> int:
+    """CheckpointError, with the reason, for an adapter that would be refused."""
+    parser = argparse.ArgumentParser("radixlm lora", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="inspect")
+    inspect = verbs.add_parser("inspect", help="show rank, size and modules of an adapter")
+    inspect.add_argument("path", type=Path, metavar="PATH", help="folder of a PEFT adapter")
+    inspect.add_argument(
+        "--model-path", "--model", help="check that every tensor has a place in this model"
+    )
+    args = parser.parse_args(argv)
+    model = find_model(args.model_path) if args.model_path else None
+    print(load("radixlm.lora.inspect:inspect")(args.path.expanduser(), model))
+    return 0

@@ -1,0 +1,296 @@
+"""A PEFT adapter, read from its folder, checked against a model and laid out by its layers.
+
+Legend: R rank, I input channels, O output channels.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor
+
+from radixlm.base.errors import CheckpointError
+from radixlm.base.record import Record
+from radixlm.base.units import format_bytes
+from radixlm.kernels.ops.lora import LoraPart
+from radixlm.lora.config import LoraConfig, read_lora_config
+from radixlm.lora.targets import AdapterTargets, Target, place
+from radixlm.weights.origin import non_finite_kind
+from radixlm.weights.pickle_file import PickleSource
+from radixlm.weights.safetensors_file import SafetensorsSource
+from radixlm.weights.source import TensorSource
+
+log = logging.getLogger(__name__)
+
+FILES = ("adapter_model.safetensors", "adapter_model.bin")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MAX_LISTED = 3
+MEMORY_SHARE = 0.8  # of the free memory that one adapter may take
+_TENSOR = re.compile(
+    r"(?:base_model\.model\.)?(?P<module>.+?)\.(?:base_layer\.)?lora_(?P<half>[AB])(?:\.(?!weight|bias)\w+)?\.(?P<kind>weight|bias)$"
+)
+
+
+class LoraLimits(Record):
+    """What --max-lora-rank and --lora-target-modules allow; None: anything."""
+
+    max_rank: int | None = None
+    modules: tuple[str, ...] | None = None
+
+
+class Adapter(Record, eq=False):
+    """A checked adapter: ``parts`` by the path of the layer that they change. ``digest``: 32 hex
+    digits of all that its results depend on."""
+
+    path: str
+    digest: str
+    config: LoraConfig
+    parts: Mapping[str, tuple[LoraPart, ...]]
+    modules: tuple[str, ...]  # kinds of modules, such as q_proj
+    max_rank: int
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class _Halves:
+    """The tensors of one module; those of the output side may have a bias."""
+
+    a: str = ""
+    b: str = ""
+    bias: str = ""
+    targets: list[Target] = field(default_factory=list)
+
+
+def find_file(folder: Path) -> Path:
+    """The file with the adapter's tensors; CheckpointError if there is none."""
+    for name in FILES:
+        if (folder / name).is_file():
+            return folder / name
+    raise CheckpointError(f"{folder}: neither {FILES[0]} nor {FILES[1]} is there")
+
+
+def open_adapter(folder: Path) -> TensorSource:
+    """The adapter's tensors. A .bin file is read as tensors alone: nothing in it is run."""
+    file = find_file(folder)
+    free = psutil.virtual_memory().available
+    if file.stat().st_size > MEMORY_SHARE * free:
+        size, left = format_bytes(file.stat().st_size), format_bytes(free)
+        raise CheckpointError(f"{file}: {size} do not fit into the free memory ({left})")
+    if file.suffix == ".safetensors":
+        return SafetensorsSource([file])
+    log.info("%s: read without running anything in it; safetensors loads faster", file)
+    return PickleSource([file])
+
+
+def group_tensors(source: TensorSource, where: Path) -> dict[str, _Halves]:
+    """The tensors by module; CheckpointError for one that is none of plain LoRA."""
+    modules: dict[str, _Halves] = {}
+    unknown = []
+    for name in source.sizes():
+        found = _TENSOR.match(name)
+        if found is None or (found["half"], found["kind"]) == ("A", "bias"):
+            unknown.append(name)
+            continue
+        halves = modules.setdefault(found["module"], _Halves())
+        kind = "bias" if found["kind"] == "bias" else found["half"].lower()
+        if getattr(halves, kind):
+            raise CheckpointError(f"{where}: {name} and {getattr(halves, kind)} are of one module")
+        setattr(halves, kind, name)
+    if unknown:
+        raise CheckpointError(
+            f"{where}: {_count(unknown)} not supported: {_some(unknown)}; what works: lora_A and "
+            "lora_B of linear layers"
+        )
+    halved = [m for m, h in modules.items() if not (h.a and h.b)]
+    if halved:
+        raise CheckpointError(f"{where}: lora_A or lora_B is missing of: {_some(halved)}")
+    if not modules:
+        raise CheckpointError(f"{where}: holds no tensors of an adapter")
+    return modules
+
+
+def read_adapter(
+    folder: str | Path, targets: AdapterTargets, limits: LoraLimits | None = None
+) -> Adapter:
+    """The adapter of ``folder`` for the model of ``targets``. CheckpointError for what cannot be
+    applied exactly, with what works instead: every tensor must have a place in the model."""
+    folder = Path(folder).expanduser()
+    config = read_lora_config(folder)
+    where = find_file(folder)
+    source = open_adapter(folder)
+    modules = group_tensors(source, where)
+    missing = []
+    for module, halves in modules.items():
+        halves.targets = targets.find(module)
+        if not halves.targets:
+            missing.append(module)
+    if missing:
+        base = f" (trained on {config.base_model})" if config.base_model else ""
+        raise CheckpointError(
+            f"{where}: {_count(missing)} without a place in the model{base}: {_some(missing)}: "
+            f"{targets.why_not(missing[0])}"
+        )
+    _check_limits(where, modules, config, limits or LoraLimits())
+    reader = _PartReader(source, where, config, modules)
+    parts: dict[str, list[LoraPart]] = {}
+    for module in sorted(modules):
+        try:
+            for path, part in reader.read(module):
+                parts.setdefault(path, []).append(part)
+        except ValueError as error:
+            raise CheckpointError(f"{where}: {module}: {error}") from error
+    ordered = {path: tuple(sorted(ps, key=_position)) for path, ps in sorted(parts.items())}
+    flat = [part for ps in ordered.values() for part in ps]
+    return Adapter(
+        str(folder), _digest(ordered), config, ordered, kinds_of(modules),
+        max(part.rank for part in flat), sum(part.num_bytes for part in flat),
+    )  # fmt: skip
+
+
+def kinds_of(modules: Mapping[str, object]) -> tuple[str, ...]:
+    """The last words of modules' names: q_proj, down_proj."""
+    return tuple(sorted({module.rpartition(".")[2] for module in modules}))
+
+
+class _PartReader:
+    """Reads and places the halves of modules."""
+
+    def __init__(
+        self, source: TensorSource, where: Path, config: LoraConfig, modules: Mapping[str, _Halves]
+    ) -> None:
+        self._source, self._where, self._config = source, where, config
+        self._modules = modules
+        self._widths: dict[str, dict[int, int]] = {}  # rows of a layer's modules in the adapter
+        for halves in modules.values():
+            for target in (t for t in halves.targets if not t.widths):
+                num_rows = self._read(halves.b, 2).shape[0]
+                self._widths.setdefault(target.path, {})[target.part] = num_rows
+
+    def read(self, module: str) -> list[tuple[str, LoraPart]]:
+        """(path, part) of each layer that the module is in. ValueError if it does not fit."""
+        halves = self._modules[module]
+        a_RI, b_OR = self._read(halves.a, 2), self._read(halves.b, 2)
+        rank, wanted = a_RI.shape[0], self._config.rank_of(module)
+        if rank != b_OR.shape[1]:
+            raise ValueError(f"lora_A is {list(a_RI.shape)}, lora_B {list(b_OR.shape)}")
+        if rank != wanted:
+            raise ValueError(f"its tensors have rank {rank}, adapter_config.json says {wanted}")
+        bias_O = self._read(halves.bias, 1).float() if halves.bias else None
+        scale = self._config.scale_of(module)
+        if bias_O is not None and bias_O.shape[0] != b_OR.shape[0]:
+            raise ValueError(f"lora_B.bias has {bias_O.shape[0]} numbers, not {b_OR.shape[0]}")
+        found = []
+        covered = torch.zeros(b_OR.shape[0], dtype=torch.bool)
+        for target in halves.targets:
+            part = self._placed(target, LoraPart(a_RI, b_OR, scale, 0, bias_O), covered)
+            if part is not None:
+                found.append((target.path, part))
+        if not covered.all():
+            raise ValueError("a part of its outputs is in a layer that takes no adapter")
+        return found
+
+    def _placed(self, target: Target, part: LoraPart, covered: Tensor) -> LoraPart | None:
+        a_RI, b_OR, bias_O = part.a_RI, part.b_OR, part.bias_O
+        if a_RI.shape[1] != target.in_features:
+            raise ValueError(
+                f"lora_A is {list(a_RI.shape)}, the layer has {target.in_features} inputs"
+            )
+        place_ = place(target, self._widths_of(target, b_OR.shape[0]))
+        if place_ is None:
+            return None
+        if place_.rows_O is None:
+            covered[:] = True
+        else:
+            rows_O = place_.rows_O
+            covered[rows_O[rows_O >= 0]] = True
+            is_mine = (rows_O >= 0)[:, None]
+            b_OR = b_OR[rows_O.clamp(min=0)] * is_mine
+            bias_O = None if bias_O is None else bias_O[rows_O.clamp(min=0)] * is_mine[:, 0]
+        if place_.columns_I is not None:
+            a_RI = a_RI[:, place_.columns_I]
+        if place_.factors_O is not None:
+            b_OR = b_OR.float() * place_.factors_O.float()[:, None]
+            bias_O = None if bias_O is None else bias_O * place_.factors_O.float()
+        own = [t.clone(memory_format=torch.contiguous_format) for t in (a_RI, b_OR)]
+        return LoraPart(own[0], own[1], part.scale, place_.first, bias_O)
+
+    def _widths_of(self, target: Target, num_rows: int) -> tuple[int, ...]:
+        """Outputs of all modules of the layer; ValueError if this module's do not fit in."""
+        widths = target.widths
+        if not widths:
+            given = self._widths[target.path]
+            widths = tuple(given.get(part, 0) for part in range(target.num_parts))
+            if len(given) < target.num_parts:
+                raise ValueError("the model joins it with modules that the adapter does not have")
+        if widths[target.part] != num_rows:
+            raise ValueError(f"lora_B has {num_rows} outputs, the module {widths[target.part]}")
+        if target.recipe is None and sum(widths) != target.out_features:
+            raise ValueError(f"lora_B has {num_rows} outputs, the layer {target.out_features}")
+        return widths
+
+    def _read(self, name: str, num_dims: int) -> Tensor:
+        tensor = self._source.read(name)
+        if tensor.dtype not in DTYPES:
+            raise CheckpointError(
+                f"{self._where}: {name} is {_dtype(tensor)}; what works: bfloat16, float16, float32"
+            )
+        if tensor.ndim != num_dims or tensor.numel() == 0:
+            raise CheckpointError(f"{self._where}: {name} has the shape {list(tensor.shape)}")
+        if kind := non_finite_kind(tensor):
+            raise CheckpointError(f"{self._where}: {name} holds {kind}")
+        return tensor
+
+
+def _check_limits(
+    where: Path, modules: Mapping[str, _Halves], config: LoraConfig, limits: LoraLimits
+) -> None:
+    rank = max(config.rank_of(module) for module in modules)
+    if limits.max_rank is not None and rank > limits.max_rank:
+        raise CheckpointError(
+            f"{where}: rank {rank} is above the limit of {limits.max_rank} (--max-lora-rank {rank})"
+        )
+    if limits.modules is None or "all" in limits.modules:
+        return
+    outside = [kind for kind in kinds_of(modules) if kind not in limits.modules]
+    if outside:
+        raise CheckpointError(
+            f"{where}: changes {', '.join(outside)}, --lora-target-modules allows "
+            f"{', '.join(limits.modules)}"
+        )
+
+
+def _digest(parts: Mapping[str, Sequence[LoraPart]]) -> str:
+    """Of places, scales, shapes, dtypes and bytes."""
+    total = blake2b(digest_size=16)
+    for path, of_layer in parts.items():
+        for part in of_layer:
+            tensors = [t for t in (part.a_RI, part.b_OR, part.bias_O) if t is not None]
+            shapes = [(_dtype(t), *t.shape) for t in tensors]
+            total.update(repr((path, part.first, part.scale.hex(), shapes)).encode())
+            for tensor in tensors:  # hashlib lets other threads run
+                total.update(tensor.view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def _position(part: LoraPart) -> tuple[int, int]:
+    return part.first, part.b_OR.shape[0]
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = ", ..." if len(names) > MAX_LISTED else ""
+    return ", ".join(sorted(names)[:MAX_LISTED]) + rest
+
+
+def _count(names: Sequence[str]) -> str:
+    return f"{len(names)} tensor{'s' * (len(names) > 1)}"

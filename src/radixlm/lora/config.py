@@ -1,0 +1,152 @@
+"""adapter_config.json of PEFT (peft/tuners/lora/config.py). What changes the result and cannot be
+applied exactly is refused by name; nothing of it is ignored."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from radixlm.arch.json_file import read_object
+from radixlm.base.errors import CheckpointError
+from radixlm.base.record import Record
+
+T = TypeVar("T")
+CONFIG_FILE = "adapter_config.json"
+MAX_RANK = 4096  # a larger one is no adapter but a damaged config
+
+# key -> what works instead; any other value than null, false, "", [] and {} is refused
+_REFUSED = {
+    "use_dora": "adapters without magnitude vectors (use_dora false)",
+    "modules_to_save": "adapters of linear layers alone (modules_to_save null)",
+    "target_parameters": "adapters of linear layers (target_modules)",
+    "trainable_token_indices": "adapters without trained tokens (null)",
+    "alora_invocation_tokens": "adapters that are active from the first token on (null)",
+    "layer_replication": "adapters for the layers that the model has (null)",
+    "use_qalora": "plain LoRA (use_qalora false)",
+    "use_bdlora": "plain LoRA (use_bdlora null)",
+    "arrow_config": "plain LoRA (arrow_config null)",
+    "monteclora_config": "plain LoRA (monteclora_config null)",
+    "megatron_config": "adapters of Hugging Face modules (megatron_config null)",
+}
+# what the tensors say themselves, what concerns training alone, and where files came from
+_WITHOUT_EFFECT = {
+    *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"),
+    *("task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode"),
+    *("lora_dropout", "target_modules", "exclude_modules", "layers_to_transform"),
+    *("layers_pattern", "fan_in_fan_out", "init_lora_weights", "lora_bias", "loftq_config"),
+    *(
+        "eva_config",
+        "velora_config",
+        "corda_config",
+        "lora_ga_config",
+        "runtime_config",
+        "peft_version",
+    ),
+    *("megatron_core", "qalora_group_size", "ensure_weight_tying", "architectures", "model_type"),
+    *("auto_map", "enable_lora", "merge_weights", "save_embedding_layers"),
+}
+# initialisations that leave the base model's weights as they are
+_PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
+
+
+class LoraConfig(Record):
+    """The part of the config that inference needs. Ranks and alphas by pattern are in the order of
+    the file: the first that matches a module's name counts, as in PEFT."""
+
+    rank: int
+    alpha: float
+    is_rank_stabilized: bool  # scale alpha / sqrt(rank), arXiv:2312.03732
+    ranks: tuple[tuple[str, int], ...]
+    alphas: tuple[tuple[str, float], ...]
+    has_lora_bias: bool
+    base_model: str
+
+    def rank_of(self, module: str) -> int:
+        """The rank of a module by its name in the base model."""
+        return _first_match(self.ranks, module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """What ``B A x`` is multiplied by."""
+        rank, alpha = self.rank_of(module), _first_match(self.alphas, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+
+
+def read_lora_config(folder: Path) -> LoraConfig:
+    """The config of the adapter in ``folder``. CheckpointError for one that is no LoRA adapter, or
+    that asks for what is not supported."""
+    file = folder / CONFIG_FILE
+    if not file.is_file():
+        raise CheckpointError(
+            f"{folder}: no {CONFIG_FILE}; give the folder of a PEFT adapter (nothing is downloaded)"
+        )
+    config = read_object(file)
+    try:
+        _refuse_unsupported(config)
+        return LoraConfig(
+            rank=_rank("r", config.get("r", 8)),
+            alpha=_number("lora_alpha", config.get("lora_alpha", 8)),
+            is_rank_stabilized=bool(config.get("use_rslora")),
+            ranks=tuple((k, _rank(f"rank_pattern[{k!r}]", v)) for k, v in _pattern(config, "rank")),
+            alphas=tuple(
+                (k, _number(f"alpha_pattern[{k!r}]", v)) for k, v in _pattern(config, "alpha")
+            ),
+            has_lora_bias=bool(config.get("lora_bias")),
+            base_model=str(config.get("base_model_name_or_path") or ""),
+        )
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}") from error
+
+
+def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+    kind = config.get("peft_type", "LORA")
+    if kind != "LORA":
+        raise ValueError(f"peft_type is {kind!r:.40}; only 'LORA' is supported")
+    for key, works in _REFUSED.items():
+        if config.get(key):
+            raise ValueError(f"{key} = {config[key]!r:.80} is not supported; what works: {works}")
+    bias = config.get("bias", "none")
+    if bias not in ("none", None):
+        raise ValueError(f"bias = {bias!r:.40} is not supported; what works: 'none'")
+    init = config.get("init_lora_weights", True)
+    if init not in _PLAIN_INITS:
+        raise ValueError(
+            f"init_lora_weights = {init!r:.40} changes the base model too; what works: the adapter "
+            "saved as plain LoRA (save_pretrained with path_initial_model_for_weight_conversion)"
+        )
+    for key, value in config.items():
+        if value and key not in _WITHOUT_EFFECT and key not in _REFUSED:
+            raise ValueError(f"{key} = {value!r:.80} is not known here; what works: null")
+
+
+def _pattern(config: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    pattern = config.get(f"{name}_pattern") or {}
+    if not isinstance(pattern, dict):
+        raise ValueError(f"{name}_pattern is no object of patterns and numbers")
+    for key in pattern:
+        try:
+            re.compile(key)
+        except re.error as error:
+            message = f"{name}_pattern: {key!r:.80} is no regular expression: {error}"
+            raise ValueError(message) from error
+    return list(pattern.items())
+
+
+def _rank(key: str, value: object) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_RANK:
+        raise ValueError(f"{key} = {value!r:.40} must be a whole number from 1 to {MAX_RANK}")
+    return value
+
+
+def _number(key: str, value: object) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
+        raise ValueError(f"{key} = {value!r:.40} must be a number")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _first_match(patterns: tuple[tuple[str, T], ...], module: str, default: T) -> T:
+    """peft/utils/other.py: get_pattern_key."""
+    matches = (value for key, value in patterns if re.match(rf"(.*\.)?({key})$", module))
+    return next(matches, default)

@@ -1,0 +1,153 @@
+"""The linear layers of a model that adapters may change, found by the names of the base model's
+modules. Several modules (q, k, v) may make one layer, and one module (``qkv_proj``) a whole one.
+
+Legend: I input channels, O output channels, N outputs of the module in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from radixlm.arch.names import PREFIXES, spellings
+from radixlm.arch.recipes import Recipe
+from radixlm.base.record import Record
+from radixlm.layers.linear import Linear
+from radixlm.quant.param import Shard
+from radixlm.weights.mapper import LoadableModel, ParamMapping, WeightsMapper
+
+
+class Target(Record):
+    """A module of the base model as a part of a layer: the ``part``-th of the tensors that are
+    joined along the rows of layer ``path``, ``widths[part]`` rows of it. ``widths`` is () where
+    only the adapter tells them."""
+
+    path: str
+    in_features: int
+    out_features: int
+    part: int
+    num_parts: int
+    widths: tuple[int, ...]
+    recipe: Recipe | None
+
+
+class Placement(Record):
+    """Where a module is in its layer: outputs of the layer from ``first`` on are the outputs
+    ``rows_O`` of the module (-1: another module's) times ``factors_O``, and its inputs are the
+    inputs ``columns_I`` of the module. None: as they are."""
+
+    first: int
+    rows_O: Tensor | None = None
+    columns_I: Tensor | None = None
+    factors_O: Tensor | None = None
+
+
+class AdapterTargets:
+    """What adapters of one model may change, by module name. The layers are numbered (``sites``):
+    the step knows them by that."""
+
+    def __init__(self, model: LoadableModel) -> None:
+        mapper = WeightsMapper(model.decoder, ())
+        self._prefix = spellings(model.decoder.names, "embed")[0].templates[0].partition(".")[0]
+        self.sites: dict[str, Linear] = {}
+        self._targets: dict[str, list[Target]] = {}
+        self._others: set[str] = set()  # modules that the model has, but not as such a layer
+        for path, layer in model.layers():
+            if isinstance(layer, Linear) and path.startswith("blocks."):
+                self.sites[path] = layer
+                for mapping in mapper.spellings(path):
+                    self._add(path, layer, mapping)
+            elif path.startswith("blocks."):
+                for param in layer.own_params():
+                    names = (
+                        n for mapping in mapper.spellings(path, param) for n in mapping.names()
+                    )
+                    self._others.update(name.removesuffix(".weight") for name in names)
+
+    def _add(self, path: str, layer: Linear, mapping: ParamMapping) -> None:
+        names = [row[0].removesuffix(".weight") for row in mapping.tensors]
+        shard = layer.own_params()["weight"].shard or Shard(0)
+        widths = shard.parts if shard.dim == 0 and len(shard.parts) == len(names) else ()
+        if len(names) == 1 and mapping.recipe is None:
+            widths = (layer.out_features,)
+        for part, name in enumerate(names):
+            target = Target(
+                path, layer.in_features, layer.out_features, part, len(names), widths,
+                mapping.recipe,
+            )  # fmt: skip
+            targets = self._targets.setdefault(name, [])
+            if all(other.path != path for other in targets):  # else another spelling of the same
+                targets.append(target)
+
+    def find(self, module: str) -> list[Target]:
+        """The places of a module of the base model, whatever prefix its wrapper has put before the
+        decoder; [] if it has none."""
+        return next((self._targets[n] for n in self._names(module) if n in self._targets), [])
+
+    def why_not(self, module: str) -> str:
+        """Why a module without a place has none."""
+        if any(name in self._others for name in self._names(module)):
+            return "this layer of the model takes no adapter"
+        near = difflib.get_close_matches(module, self._targets, 1, 0.5)
+        return f"the model has no such module{f' (nearest: {near[0]})' if near else ''}"
+
+    def _names(self, module: str) -> Iterable[str]:
+        local = self._prefix + "."
+        for prefix in (local, *PREFIXES):
+            if module.startswith(prefix):
+                yield local + module.removeprefix(prefix)
+        yield module
+
+
+def place(target: Target, widths: tuple[int, ...]) -> Placement | None:
+    """Where a module's outputs are, given the outputs of all modules that make the layer; None if
+    the layer has none of them. ValueError where its rows and columns do not stay whole."""
+    first = sum(widths[: target.part])
+    if target.recipe is None:
+        return Placement(first)
+    rows_O, columns_I, factors_O = _permutation(target.recipe, sum(widths), target.in_features)
+    is_mine = (rows_O >= first) & (rows_O < first + widths[target.part])
+    places = is_mine.nonzero()[:, 0]
+    if not len(places):
+        return None
+    begin, end = int(places[0]), int(places[-1]) + 1
+    rows_O = torch.where(is_mine[begin:end], rows_O[begin:end] - first, -1)
+    is_plain = torch.equal(columns_I, torch.arange(len(columns_I)))
+    is_scaled = bool((factors_O != 1).any())
+    return Placement(
+        begin, rows_O, None if is_plain else columns_I, factors_O[begin:end] if is_scaled else None
+    )
+
+
+@lru_cache(maxsize=64)
+def _permutation(recipe: Recipe, num_rows: int, num_columns: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Which rows and columns of a matrix [N, I] a recipe gives, int64 [O] and [I], and what it
+    multiplies the rows by, float64 [O]. It is tried on matrices of row and column numbers, also
+    transposed, as Conv1D has them."""
+    rows = torch.arange(1.0, num_rows + 1, dtype=torch.float64)[:, None].expand(-1, num_columns)
+    columns = torch.arange(1.0, num_columns + 1, dtype=torch.float64).expand(num_rows, -1)
+    for matrices in ((rows, columns), (rows.T, columns.T)):
+        try:
+            ones, made, of_columns = (
+                recipe(m, _cat) for m in (torch.ones_like(matrices[0]), *matrices)
+            )
+        except (RuntimeError, IndexError, ValueError):
+            continue
+        if made.ndim != 2 or made.shape[1] != num_columns or not (ones != 0).all():
+            continue
+        made, of_columns = (made / ones).round(), (of_columns / ones).round()
+        parts = made[:, 0], of_columns[0], ones[:, 0]
+        is_whole = bool((made == parts[0][:, None]).all() and (of_columns == parts[1]).all())
+        is_whole &= bool((ones == parts[2][:, None]).all())
+        is_whole &= len(parts[0].unique()) == len(made) and len(parts[1].unique()) == num_columns
+        if is_whole:
+            return parts[0].long() - 1, parts[1].long() - 1, parts[2]
+    raise ValueError("its rows are not kept whole in the layer")
+
+
+def _cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
+    return torch.cat(list(tensors), dim)
