@@ -81,14 +81,17 @@ def test_an_id_in_use_is_refused_to_the_other(ends: Ends) -> None:
     assert reply.deltas[0].tokens == [7]
 
 
-def test_abort_all_aborts_ones_own_requests(ends: Ends) -> None:
+def test_abort_all_reaches_the_requests_of_all(ends: Ends) -> None:
     intakes, fan = ends
     intakes[0].send(_request("a"))
     intakes[1].send(_request("b"))
     _receive(fan, 2)
-    intakes[1].send(AbortRequest(all=True))
+    intakes[1].send(AbortRequest(all=True, owner="o"))
     (abort,) = _receive(fan, 1)
-    assert isinstance(abort, AbortRequest) and abort.rids == ("b",) and not abort.all
+    assert isinstance(abort, AbortRequest) and abort.all and abort.owner == "o"
+    fan.send(StepReply([TokenDelta("a", finish=Finish("abort"))]))
+    (reply,) = intakes[0].receive(30.0)
+    assert reply.deltas[0].rid == "a"
 
 
 def test_ids_of_a_dead_intake_can_be_used_again(ends: Ends) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import string
 import time
 from typing import Any
@@ -32,9 +33,11 @@ def test_a_hostile_grammar_is_stopped_and_the_next_one_works() -> None:
     trial = Trial(SETUP)
     try:
         for _ in range(2):
-            with pytest.raises(TooSlow):
-                trial.run(hostile("x"), 1)
             trial.run(FINE, 1)
+            process = trial._process
+            with pytest.raises(TooSlow):
+                trial.run(hostile("x"), 0.5)
+            assert trial._process is process, "no other one has to start"
         trial.run(GrammarSpec("regex", "(((("), 1)  # an error is found again by the server
     finally:
         trial.close()
@@ -62,7 +65,7 @@ def test_without_descriptors_the_server_is_busy(monkeypatch: pytest.MonkeyPatch)
         Trial(SETUP).run(FINE, 1)
 
 
-def test_a_process_that_was_killed_is_replaced() -> None:
+def test_a_process_that_was_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = Trial(SETUP)
     try:
         trial.run(FINE, 1)
@@ -71,7 +74,25 @@ def test_a_process_that_was_killed_is_replaced() -> None:
         process.kill()
         process.wait()
         trial.run(FINE, 1)
-        assert trial._process is not process
+        assert trial._process not in (None, process)
+        monkeypatch.setattr(trial_module, "_MAIN", "print(end='.', flush=True); input(); input()")
+        trial.close()
+        with pytest.raises(Overloaded, match="ended"):
+            trial.run(FINE, 1)
+    finally:
+        trial.close()
+
+
+def test_a_process_that_stands_still_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_module, "_MARGIN_S", 0.0)
+    trial = Trial(SETUP)
+    try:
+        trial.run(FINE, 10)
+        process = trial._process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        trial.run(FINE, 1)
+        assert process.returncode == -signal.SIGKILL
     finally:
         trial.close()
 
@@ -110,26 +131,86 @@ def run_all(queue: module._Queue, backend: Backend) -> None:
         worker._do(*job)
 
 
-def test_clients_take_turns() -> None:
-    queue, backend = module._Queue(), Backend()
+def taken(queue: module._Queue, costs_s: dict[str | None, float]) -> list[str]:
+    """The texts in the order of the queue, each of which takes its client's cost."""
+    texts = []
+    while (job := queue.get(0)) is not None:
+        texts.append(job[1].spec.text)
+        queue.charge(job[0], costs_s.get(job[0], 1), was_stopped=False)
+    return texts
+
+
+def put(queue: module._Queue, client: str | None, *texts: str) -> list[GrammarFuture]:
+    futures = [GrammarFuture(GrammarSpec("regex", text), 1, 30) for text in texts]
+    for future in futures:
+        queue.put(client, future)
+    return futures
+
+
+def test_clients_take_turns_by_time() -> None:
+    queue = module._Queue()
     for client, text in (("a", "1"), ("a", "2"), ("a", "3"), ("b", "4"), (None, "5"), ("b", "6")):
-        queue.put(client, GrammarFuture(GrammarSpec("regex", text), 1, 30))
-    run_all(queue, backend)
-    assert backend.texts == ["1", "4", "5", "2", "6", "3"]
+        put(queue, client, text)
+    assert taken(queue, {}) == ["1", "4", "5", "2", "6", "3"]
+    put(queue, "a", "1", "2", "3")
+    put(queue, "b", "4", "5", "6", "7", "8")
+    assert taken(queue, {"a": 3}) == ["4", "1", "5", "6", "7", "2", "8", "3"]
+
+
+def test_who_comes_is_next_but_gets_no_credit() -> None:
+    queue = module._Queue()
+    put(queue, "evil", *"12345")
+    for _ in range(3):
+        client, _ = queue.get(0) or ("", None)
+        queue.charge(client, 20, was_stopped=False)
+    put(queue, "good", *"abc")
+    assert taken(queue, {"evil": 20, "good": 15}) == ["a", "b", "4", "c", "5"]
+
+
+def test_clients_of_stopped_grammars_leave_a_worker_free() -> None:
+    queue = module._Queue()
+    put(queue, "evil", *"12345")
+    first = queue.get(0)
+    assert first is not None
+    queue.charge("evil", 0.3, was_stopped=True)
+    assert queue.get(0) is not None
+    assert queue.get(0) is None, "a second worker stays free"
+    put(queue, "good", "a", "b")
+    assert [(queue.get(0) or ("", None))[0] for _ in range(2)] == ["good", "good"]
+    assert queue.get(0) is None
+    queue.charge("evil", 0.01, was_stopped=False)
+    assert [(queue.get(0) or ("", None))[0] for _ in range(2)] == ["evil", "evil"]
 
 
 def test_queues_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_QUEUED_BY_CLIENT", 2)
-    monkeypatch.setattr(module, "_MAX_QUEUED", 3)
+    monkeypatch.setattr(module, "_MAX_QUEUED_BY_CLIENT", 3)
+    monkeypatch.setattr(module, "_MAX_QUEUED", 4)
     queue = module._Queue()
-    future = GrammarFuture(FINE, 1, 30)
-    queue.put("a", future)
-    queue.put("a", future)
+    mine = put(queue, "a", *"123")
     with pytest.raises(Overloaded):
-        queue.put("a", future)
-    queue.put("b", future)
+        put(queue, "a", "4")
+    put(queue, "b", "5")
     with pytest.raises(Overloaded):
-        queue.put("b", future)
+        put(queue, "a", "6")
+    put(queue, "c", "7")  # the place of the last one of who has the most
+    assert [future.is_ready for future in mine] == [False, False, True]
+    with pytest.raises(Overloaded):
+        mine[2].matcher()
+    assert mine[2].is_worth_another_try
+    assert taken(queue, {}) == ["1", "5", "7", "2"]
+
+
+def test_tenants_share_no_grammars() -> None:
+    backend = create_backend("llguidance", TOKENIZER, (1,), 300)
+    assert backend is not None
+    cache = GrammarCache(backend)
+    try:
+        first = cache.request(FINE, "x", "a")
+        assert cache.request(FINE, "x", "b") is not first
+        assert not cache.request(FINE).was_cached
+        assert cache.request(FINE, "x", "a") is first and first.was_cached
+    finally:
+        cache.close()
 
 
 def test_a_queued_grammar_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,10 +249,10 @@ def test_a_slow_grammar_gets_its_time_apart_from_the_others() -> None:
     future = GrammarFuture(FINE, 20, 30)
     quick.put("a", future)
     first = module._Worker(backend, trial, quick, slow, 20)
-    first._do(*(quick.get(0) or ()))
+    assert first._do(*(quick.get(0) or ()))
     assert not future.is_ready
     second = module._Worker(backend, trial, slow, None, 20)
-    second._do(*(slow.get(0) or ()))
+    assert not second._do(*(slow.get(0) or ()))
     assert trial.limits_s == [0.25, 20]
     with pytest.raises(InvalidRequest, match="longer than 20 s"):
         future.matcher()

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
+import numpy as np
 import pytest
 
 from radixlm.base.errors import InvalidRequest, Overloaded, PromptTooLong
+from radixlm.intake.identity import Identity, set_identity
+from radixlm.intake.records import GenerateRequest
+from radixlm.multimodal.processor import Prompt
 from radixlm.text.tokenizer import Tokenizer
+from radixlm.wire.media import Media
 from radixlm.wire.replies import ControlReply, Finish, Logprobs, StepReply, TokenDelta
 from radixlm.wire.requests import LogprobParams
-from radixlm.wire.sampling_params import parallel_seed
+from radixlm.wire.sampling_params import SamplingParams, parallel_seed
 from tests.intake.scripted_engine import IntakeHarness
 
 LENGTH = Finish("length")
@@ -352,3 +357,21 @@ async def test_a_drain_that_takes_too_long_is_reported(tokenizer: Tokenizer) -> 
     finish = (await state.next()).finish
     assert finish is not None and (finish.kind, finish.status) == ("error", 503)
     assert await stage.intake.drain(0.001) is True  # nothing is left
+
+
+async def test_tenants_share_no_encoder_outputs(tokenizer: Tokenizer) -> None:
+    """Outputs are found by their digest, so keys with caches of their own have other digests."""
+    stage = IntakeHarness(tokenizer)
+    ids = np.array([5, 6], np.int32)
+    prompt = Prompt(ids, ids, (Media("image", b"d" * 32, ((0, 1),), {}),), None)
+
+    def digest(rid: str, owner: str, has_own_cache: bool) -> bytes:
+        set_identity(Identity(owner, has_own_cache=has_own_cache))
+        request = GenerateRequest(SamplingParams(max_new_tokens=1), prompt=prompt, rid=rid)
+        stage.intake.submit(request)
+        return stage.link.requests[-1].media[0].digest
+
+    assert digest("1", "alice", False) == digest("2", "bob", False) == b"d" * 32
+    alice = digest("3", "alice", True)
+    assert len(alice) == 32 and alice == digest("4", "alice", True)
+    assert len({alice, digest("5", "bob", True), b"d" * 32}) == 3

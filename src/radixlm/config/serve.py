@@ -29,8 +29,8 @@ class ServeConfig(Group):
     ] = field(default=None, repr=False)
     isolate_cache_by: Annotated[
         str,
-        "Whose requests share cached prefixes: all (none), or those with the same API key (key), "
-        "so that no answer's time tells what others asked.",
+        "Whose requests share cached prefixes, compiled grammars and encoder outputs: all (none), "
+        "or those with the same API key (key), so that no answer's time tells what others asked.",
         Flag(choices=("none", "key")),
     ] = "none"
     cors_allowed_origins: Annotated[

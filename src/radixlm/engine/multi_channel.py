@@ -75,14 +75,12 @@ class MultiChannel:
                 return None
         elif isinstance(message, Control):
             self._calls[message.call_id] = index
-        elif isinstance(message, AbortRequest) and message.all:
-            mine = tuple(rid for rid, owner in self._owner.items() if owner == index)
-            for rid in mine if message.quiet else ():
-                del self._owner[rid]  # no reply will do it
-            return AbortRequest(rids=mine, quiet=message.quiet, message=message.message)
         elif isinstance(message, AbortRequest) and message.quiet:
+            if message.all:  # of this intake, whose process has died
+                mine = tuple(rid for rid, owner in self._owner.items() if owner == index)
+                message = AbortRequest(rids=mine, quiet=True, message=message.message)
             for rid in message.rids:
-                self._owner.pop(rid, None)
+                self._owner.pop(rid, None)  # no reply will do it
         elif isinstance(message, Shutdown):
             return None  # one of several intakes ends; the supervisor ends the engine
         return message

@@ -8,7 +8,7 @@ others, for as long as a grammar may take. A thread whose library call does not 
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 from radixlm.base.errors import InvalidRequest, Overloaded, RequestError
@@ -174,6 +174,10 @@ class GrammarFuture:
         self._error = error
         self._done.set()
 
+    def give_up(self) -> None:
+        """Others take its place in the queue."""
+        self._fail(Overloaded("too many grammars wait to be compiled", retry_after_s=10))
+
     def attempt(self, trial: Trial, cpu_s: float, is_last: bool) -> bool | None:
         """Try the grammar; called by a worker. Whether it may be compiled here; None: it needs
         longer than ``cpu_s``, and it was not the last attempt."""
@@ -191,34 +195,70 @@ class GrammarFuture:
 
 
 class _Queue:
-    """Futures by client, taken from one client after the other."""
+    """Futures by client. Start-time fair queueing: the client whose grammars have taken the least
+    time is next, and who comes back gets no credit for its absence. Clients whose last grammar was
+    stopped have one worker together, so that the others find a free one."""
 
     def __init__(self) -> None:
-        self._by_client: OrderedDict[str | None, deque[GrammarFuture]] = OrderedDict()
+        self._by_client: dict[str | None, deque[GrammarFuture]] = {}
+        self._used_s: dict[str | None, float] = {}
+        self._now_s = 0.0  # what the client had used whose grammar was taken last
+        self._heavy: set[str | None] = set()  # clients whose last grammar was stopped
+        self._heavy_jobs: Counter[str | None] = Counter()
         self._changed = threading.Condition()
         self.is_closed = False
 
     def put(self, client: str | None, future: GrammarFuture) -> None:
-        """Overloaded if the client, or all together, have too many in the queue."""
+        """Overloaded if the client has too many in the queue. If all together have, the last one of
+        the client with the most is refused."""
         with self._changed:
-            own = len(self._by_client.get(client, ()))
-            total = sum(map(len, self._by_client.values()))
-            if own >= _MAX_QUEUED_BY_CLIENT or total >= _MAX_QUEUED:
+            futures = self._by_client.setdefault(client, deque())
+            if not futures:
+                self._used_s[client] = max(self._used_s.get(client, 0.0), self._now_s)
+            futures.append(future)
+            most = max(self._by_client.values(), key=len)
+            is_full = sum(map(len, self._by_client.values())) > _MAX_QUEUED
+            if len(futures) > _MAX_QUEUED_BY_CLIENT or (is_full and len(futures) == len(most)):
+                futures.pop()
                 raise Overloaded("too many grammars wait to be compiled", retry_after_s=10)
-            self._by_client.setdefault(client, deque()).append(future)
+            if is_full:
+                most.pop().give_up()
             self._changed.notify()
 
     def get(self, timeout_s: float) -> tuple[str | None, GrammarFuture] | None:
         """The next future and its client; None after ``timeout_s`` or once closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._by_client or self.is_closed, timeout_s)
-            if self.is_closed or not self._by_client:
+            self._changed.wait_for(lambda: self._eligible() or self.is_closed, timeout_s)
+            eligible = self._eligible()
+            if self.is_closed or not eligible:
                 return None
-            client, futures = self._by_client.popitem(last=False)
+            client = min(eligible, key=self._used_s.__getitem__)
+            self._now_s = self._used_s[client]
+            self._heavy_jobs[client] += client in self._heavy
+            futures = self._by_client.pop(client)
             future = futures.popleft()
             if futures:
                 self._by_client[client] = futures  # at the end
             return client, future
+
+    def _eligible(self) -> list[str | None]:
+        if not self._heavy_jobs.total():
+            return list(self._by_client)
+        return [client for client in self._by_client if client not in self._heavy]
+
+    def charge(self, client: str | None, seconds: float, was_stopped: bool) -> None:
+        """The client's grammar has been taken, and took so long."""
+        with self._changed:
+            if self._heavy_jobs[client]:
+                self._heavy_jobs[client] -= 1
+            (self._heavy.add if was_stopped else self._heavy.discard)(client)
+            self._changed.notify_all()
+            self._used_s[client] = self._used_s.get(client, 0.0) + seconds
+            if len(self._used_s) > _MAX_QUEUED:
+                ahead = {k: s for k, s in self._used_s.items() if s > self._now_s}
+                self._used_s = {k: self._used_s[k] for k in self._by_client} | ahead
+                self._heavy &= self._used_s.keys()
+                self._heavy_jobs = +self._heavy_jobs
 
     def close(self) -> None:
         """Let every waiting worker end."""
@@ -253,7 +293,9 @@ class _Worker(threading.Thread):
             while not self.is_dismissed:
                 job = self._jobs.get(_IDLE_S)
                 if job is not None:
-                    self._do(*job)
+                    began_s = time.monotonic()
+                    was_stopped = self._do(*job)
+                    self._jobs.charge(job[0], time.monotonic() - began_s, was_stopped)
                 elif self._jobs.is_closed:
                     return
                 elif self._trial is not None:
@@ -262,9 +304,10 @@ class _Worker(threading.Thread):
             if self._trial is not None:
                 self._trial.close()
 
-    def _do(self, client: str | None, future: GrammarFuture) -> None:
+    def _do(self, client: str | None, future: GrammarFuture) -> bool:
+        """Whether the grammar was stopped, for want of time."""
         if not future.take():
-            return
+            return False
         if self._trial is not None:
             cpu_s = self._timeout_s if self._slow is None else _QUICK_S
             may_compile = future.attempt(self._trial, cpu_s, is_last=self._slow is None)
@@ -272,10 +315,11 @@ class _Worker(threading.Thread):
                 future.queue()
                 self._slow.put(client, future)
             if not may_compile:
-                return
+                return may_compile is None
         self.current = future
         future.run(self._backend.compile)
         self.current = None
+        return False
 
 
 class GrammarCache:
@@ -295,7 +339,7 @@ class GrammarCache:
         self._num_threads = num_threads
         self._timeout_s, self._queue_timeout_s = timeout_s, queue_timeout_s
         self._make_trial = make_trial
-        self._entries: OrderedDict[GrammarSpec, GrammarFuture] = OrderedDict()
+        self._entries: OrderedDict[tuple[str | None, GrammarSpec], GrammarFuture] = OrderedDict()
         self._jobs, self._slow_jobs = _Queue(), _Queue()
         self._workers: list[_Worker] = []
         self._slow_worker: _Worker | None = None
@@ -304,22 +348,26 @@ class GrammarCache:
         self.num_hits = 0
         self.num_requests = 0
 
-    def request(self, spec: GrammarSpec, client: str | None = None) -> GrammarFuture:
+    def request(
+        self, spec: GrammarSpec, client: str | None = None, tenant: str | None = None
+    ) -> GrammarFuture:
         """The future of a grammar, which a worker compiles if it is new. Overloaded if too many
-        compilers are stuck or too many grammars queued. ``client``: clients take turns."""
+        compilers are stuck or too many grammars queued. ``client``: clients take turns; ``tenant``:
+        tenants share no grammars."""
         spec = normalize_spec(spec)
+        key = tenant, spec
         with self._lock:
             self.num_requests += 1
-            future = self._entries.get(spec)
+            future = self._entries.get(key)
             if future is not None and not future.is_worth_another_try:
-                self._entries.move_to_end(spec)
+                self._entries.move_to_end(key)
                 self.num_hits += 1
                 future.was_cached = True
                 return future
             self._start_workers()
             future = GrammarFuture(spec, self._timeout_s, self._queue_timeout_s)
             self._jobs.put(client, future)
-            self._entries[spec] = future
+            self._entries[key] = future
             while len(self._entries) > self._max_entries:
                 self._entries.popitem(last=False)
             return future

@@ -1,11 +1,15 @@
-"""Tries grammars in a process with limits on time and memory, before they are compiled here.
+"""Tries grammars in processes with limits on time and memory, before they are compiled here.
 
-A library cannot be interrupted: what it cannot stop, this process stops. It knows only bytes and
-the special tokens, so it needs no tokenizer; a grammar costs nearly the same with all tokens.
+A library cannot be interrupted: what it cannot stop, the kernel stops. A process that has the
+library loaded forks one for each grammar, so that none waits for a start after another was stopped.
+It knows only bytes and the special tokens, so it needs no tokenizer; a grammar costs nearly the
+same with all tokens.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import resource
@@ -16,19 +20,22 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from radixlm.base.errors import InvalidRequest, Overloaded
+from radixlm.base.errors import Overloaded
 from radixlm.base.lazy import load
 from radixlm.base.record import Record
-from radixlm.grammar.spec import GrammarOptions, GrammarSpec, refuse
+from radixlm.grammar.spec import GrammarBackend, GrammarOptions, GrammarSpec, Kind, refuse
 from radixlm.text.tokenizer import Tokenizer
 
 MAX_MEMORY_BYTES = 1 << 30
 _START_S = 120.0  # xgrammar imports torch
 _WALL_PER_CPU = 3  # other work may slow the process
 _NICE = 10
+_MARGIN_S = 5.0  # for the process to say that it has stopped a grammar
 _MAIN = "from radixlm.grammar.trial import main; main()"
+# what the process answers
+_READY, _FITS, _TOO_SLOW, _TOO_LARGE, _NO_PROCESS = b".", b"f", b"t", b"m", b"p"
 
 
 class TrialSetup(Record):
@@ -53,7 +60,7 @@ class TooSlow(Exception):
 
 
 class Trial:
-    """One process, started when needed, and again after it was stopped. For one thread."""
+    """One process, started when needed, and again if it ends. For one thread."""
 
     def __init__(self, setup: TrialSetup) -> None:
         self._setup = setup
@@ -63,25 +70,31 @@ class Trial:
     def run(self, spec: GrammarSpec, cpu_s: float) -> None:
         """Compile ``spec``, whether it is valid or not. TooSlow after ``cpu_s`` seconds of a CPU,
         InvalidRequest if it takes too much memory, Overloaded if no process can be started."""
-        process = self._process
-        if process is None or process.poll() is not None:
-            process = self._start()
         line = json.dumps([spec.kind, spec.text, spec.is_strict, cpu_s]).encode() + b"\n"
-        if _ask(process, line, cpu_s * _WALL_PER_CPU):
-            return
-        is_slow = process.poll() in (None, -signal.SIGPROF)
-        self.close()
-        if is_slow:
+        answer = b""
+        for _ in range(2):  # the process may have been killed
+            process = self._process
+            if process is None or process.poll() is not None:
+                process = self._start()
+            answer = _ask(process, line, cpu_s * _WALL_PER_CPU + _MARGIN_S)
+            if answer:
+                break
+            self.close()
+        if answer == _TOO_SLOW:
             raise TooSlow
-        limit = f"more than {MAX_MEMORY_BYTES >> 20} MiB of memory"
-        raise refuse(spec.kind, f"compiling takes {limit}; simplify it")
+        if answer == _TOO_LARGE:
+            limit = f"more than {MAX_MEMORY_BYTES >> 20} MiB of memory"
+            raise refuse(spec.kind, f"compiling takes {limit}; simplify it")
+        if answer != _FITS:
+            raise _busy("the process that tries grammars ended")
 
     def close(self) -> None:
         """End the process."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):  # it and what it has forked
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
@@ -96,6 +109,7 @@ class Trial:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
+                process_group=0,
             )
         except OSError as error:  # no descriptor, process or memory is left
             raise _busy(str(error)) from None
@@ -103,7 +117,7 @@ class Trial:
             self._process = process
         setup = self._setup
         fields = [*(getattr(setup, name) for name in setup.__annotations__)]
-        if not _ask(process, json.dumps(fields).encode() + b"\n", _START_S):
+        if _ask(process, json.dumps(fields).encode() + b"\n", _START_S) != _READY:
             self.close()
             raise _busy("the process that tries grammars did not start")
         return process
@@ -113,23 +127,18 @@ def _busy(reason: str) -> Overloaded:
     return Overloaded(f"no grammar can be compiled now: {reason}", retry_after_s=10)
 
 
-def _ask(process: subprocess.Popen[bytes], line: bytes, timeout_s: float) -> bool:
-    """Whether the process answers the line in time."""
+def _ask(process: subprocess.Popen[bytes], line: bytes, timeout_s: float) -> bytes:
+    """What the process answers; nothing if it has ended or takes longer."""
     assert process.stdin is not None and process.stdout is not None
     try:
         view = memoryview(line)
         while view:
             view = view[process.stdin.write(view) :]
-        poll = select.poll()
-        poll.register(process.stdout, select.POLLIN | select.POLLHUP)
-        if not poll.poll(timeout_s * 1000):
-            return False
-        if process.stdout.read(1):
-            return True
     except BrokenPipeError:
-        pass
-    process.wait()  # it has closed its end
-    return False
+        return b""
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN | select.POLLHUP)
+    return (process.stdout.read(1) or b"") if poll.poll(timeout_s * 1000) else b""
 
 
 class ByteTokenizer:
@@ -169,25 +178,44 @@ def main() -> None:
     for first in (GrammarSpec("regex", "a"), GrammarSpec("json_object")):
         backend.compile(first)  # imports what the first grammar needs
     _limit_memory()
+    gc.freeze()
+    answer = _READY
     while True:
-        sys.stdout.write(".")
+        sys.stdout.buffer.write(answer)
         sys.stdout.flush()
         line = sys.stdin.readline()
         if not line:
             return
-        kind, text, is_strict, cpu_s = json.loads(line)
+        answer = _answer(backend, *json.loads(line))
+
+
+def _answer(backend: GrammarBackend, kind: Kind, text: str, is_strict: bool, cpu_s: float) -> bytes:
+    """Compile a grammar in a process of its own."""
+    try:
+        pid = os.fork()
+    except OSError:
+        return _NO_PROCESS
+    if not pid:
         if cpu_s > 1:
             os.nice(_NICE)  # what takes long gives way to the model
-        # the kernel ends the process after so much work, even if nobody waits for it
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        spec: Any = GrammarSpec(kind, text, is_strict)
-        try:
-            backend.compile(spec).matcher()
-        except InvalidRequest:
-            pass  # the server finds the same, in words for its own tokens
-        except MemoryError:
-            os._exit(1)
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, cpu_s * _WALL_PER_CPU)
+        _compile(backend, GrammarSpec(kind, text, is_strict))
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code in (-signal.SIGPROF, -signal.SIGALRM):
+        return _TOO_SLOW
+    return _TOO_LARGE if code else _FITS
+
+
+def _compile(backend: GrammarBackend, spec: GrammarSpec) -> NoReturn:
+    code = 1
+    try:
+        backend.compile(spec).matcher()
+        code = 0
+    except Exception as error:  # the server finds the same, in words for its own tokens
+        code = isinstance(error, MemoryError)
+    finally:
+        os._exit(code)
 
 
 def _limit_memory() -> None:

@@ -36,6 +36,7 @@ from radixlm.intake.request_state import RequestState, merge_outputs, stop_check
 from radixlm.intake.validation import RequestValidator, bad_word_ids
 from radixlm.text.detokenize import Detokenizer
 from radixlm.text.tokenizer import Tokenizer
+from radixlm.wire.media import of_tenant
 from radixlm.wire.replies import (
     ControlReply,
     Failed,
@@ -202,8 +203,18 @@ class TokenizerManager:
         return self._abort([r for r in self._seen() if _is_of(r, rid)], message)
 
     def abort_all(self, message: str = "aborted by request") -> int:
-        """End all requests of the client; an administrator's are all requests."""
-        return self._abort(self._seen(), message)
+        """End all requests of the client, in other HTTP processes too; an administrator's are all
+        requests. The number of sequences of this process."""
+        owner, rids = None if identity().is_admin else identity().owner, self._seen()
+        for rid in rids:
+            self.requests[rid].abort_message = message
+        for replica in self.replicas.ready:
+            replica.link.send(AbortRequest(all=True, message=message, owner=owner))
+        self._end_aborted({rid for rid in rids if not self._is_with_engine(rid)})
+        return len(rids)
+
+    def _is_with_engine(self, rid: str) -> bool:
+        return self.ready.is_set() and self.replicas.is_computed(rid)
 
     def _seen(self) -> list[str]:
         return [rid for rid, s in self.requests.items() if identity().may_see(s.wire.owner)]
@@ -213,7 +224,7 @@ class TokenizerManager:
         so that a request is not sent again if its engine dies before it has read the message."""
         for rid in rids:
             self.requests[rid].abort_message = message
-        known = tuple(rid for rid in rids if self.ready.is_set() and self.replicas.is_computed(rid))
+        known = tuple(rid for rid in rids if self._is_with_engine(rid))
         if known:
             self.replicas.send(AbortRequest(rids=known, message=message))
         self._end_aborted(set(rids) - set(known))
@@ -238,7 +249,7 @@ class TokenizerManager:
         event: asyncio.Event,
     ) -> RequestState:
         ids, packed = prompt
-        media = request.prompt
+        media, tenant = request.prompt, identity().tenant
         base = request.rid or ""
         rid = base if sampling.n <= 1 else f"{base}#{index}"
         if rid in self.requests:
@@ -255,7 +266,7 @@ class TokenizerManager:
             return_hidden_states=request.return_hidden_states,
             cache_salt=request.cache_salt,
             extra_key=request.extra_key,
-            tenant=identity().tenant,
+            tenant=tenant,
             owner=identity().owner,
             priority=request.priority,
             arrival_s=now_s,
@@ -263,7 +274,7 @@ class TokenizerManager:
             queue_deadline_s=now_s + max_queue_s if max_queue_s else 0.0,
             grammar=request.grammar or grammar_of(sampling),
             embeds=request.embeds,
-            media=media.media if media is not None else (),
+            media=of_tenant(media.media, tenant) if media is not None else (),
             rope_ids=media.packed_rope_ids() if media is not None else None,
             adapter=request.adapter,
             processor=request.processor,

@@ -80,6 +80,16 @@ def content_digest(*parts: bytes) -> bytes:
     return digest.digest()
 
 
+def of_tenant(media: tuple[Media, ...], tenant: str | None) -> tuple[Media, ...]:
+    """``media`` with digests of their own for each tenant, who share no encoder outputs then."""
+    if tenant is None:
+        return media
+    salt = tenant.encode()
+    return tuple(
+        msgspec.structs.replace(one, digest=content_digest(salt, one.digest)) for one in media
+    )
+
+
 def media_ids(digest: bytes, count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
     """``count`` ids for a content's placeholders: eight that repeat, 240 bits of the digest."""
     words = np.frombuffer(digest, "<u4") % FIRST_MEDIA_ID + FIRST_MEDIA_ID

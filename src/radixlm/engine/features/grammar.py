@@ -83,7 +83,7 @@ class GrammarFeature(Feature):
         """Requests whose grammar is being compiled."""
         return sum(state.matcher is None for state in self._states.values())
 
-    def _ticket(self, spec: wire.GrammarSpec, client: str | None) -> GrammarFuture:
+    def _ticket(self, spec: wire.GrammarSpec, asked: wire.TokenizedRequest) -> GrammarFuture:
         if self._cache is None:
             self._tokenizer = self._load_tokenizer()
             options = load("radixlm.grammar.spec:GrammarOptions")(
@@ -103,13 +103,13 @@ class GrammarFeature(Feature):
             cache = load("radixlm.grammar.compile:GrammarCache")
             self._cache = cache(backend, make_trial=make_trial)
         exact = load("radixlm.grammar.spec:GrammarSpec")(spec.kind, spec.value, spec.is_strict)
-        ticket: GrammarFuture = self._cache.request(exact, client)
+        ticket: GrammarFuture = self._cache.request(exact, asked.fair_key, asked.tenant)
         return ticket
 
     def arrive(self, request: Request) -> bool:
         spec = request.wire.grammar
         if spec is not None:
-            ticket = self._ticket(spec, request.wire.fair_key)
+            ticket = self._ticket(spec, request.wire)
             jumps = self._overlaps and not self._config.disable_jump_forward
             self._states[request.rid] = _State(ticket, spec.after, jumps and _may_jump(request))
         return spec is not None
