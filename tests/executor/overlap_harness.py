@@ -26,7 +26,7 @@ from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.loop import Scheduler
 from radixlm.scheduler.request import Request
 from radixlm.step.batch import ForwardBatch
-from radixlm.step.plan import Item
+from radixlm.step.plan import Item, Items
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.replies import Finish, StepReply
 from radixlm.wire.requests import (
@@ -37,6 +37,8 @@ from radixlm.wire.requests import (
     pack_ids,
 )
 from radixlm.wire.sampling_params import SamplingParams
+from tests.fakes.drafts import ForcedDrafts
+from tests.fakes.executor import with_drafts
 from tests.fakes.scheduler_harness import LIMITS
 
 VOCAB = 32
@@ -94,13 +96,12 @@ class Countdown(Feature):
 
     def masks(self, items: Sequence[Item]) -> dict[int, Mask]:
         found = {}
-        for index, item in enumerate(items):
+        for index, (item, drafted) in enumerate(with_drafts(Items.of(items))):
             if item.emit and item.rid in self._last:
-                allowed = [(self._last[item.rid] + step) % VOCAB for step in range(1, 6)]
-                mask = np.zeros(1, np.uint32)
-                for token in allowed:
-                    mask |= np.uint32(1 << token)
-                found[index] = mask.view(np.int32)
+                before = [self._last[item.rid], *drafted]
+                rows = [sum(1 << (last + step) % VOCAB for step in range(1, 6)) for last in before]
+                mask = np.array(rows, np.uint32).view(np.int32)
+                found[index] = mask[:, None] if drafted else mask
         return found
 
     def committed(self, request: Request, tokens: Sequence[int]) -> None:
@@ -114,11 +115,19 @@ class Countdown(Feature):
 class OverlapHarness:
     """Submits and aborts requests, runs ticks and collects outputs."""
 
-    def __init__(self, device: Device | None = None, num_pages: int = 64, **options: Any) -> None:
-        sizes = options.pop("graphs", ())
+    def __init__(
+        self,
+        device: Device | None = None,
+        num_pages: int = 64,
+        drafts: ForcedDrafts | None = None,
+        **options: Any,
+    ) -> None:
+        sizes, most = options.pop("graphs", ()), drafts.most if drafts else 0
+        options["max_drafts"] = most
         runner_options = RunnerOptions(
             PAGE,
             eos_ids=(EOS,),
+            max_drafts=most,
             **{"max_tokens": 64, "max_updates": 16, **options.pop("runner", {})},
         )
         self.limits = replace(LIMITS, page_size=PAGE, vocab=VOCAB, **options)
@@ -137,18 +146,22 @@ class OverlapHarness:
             self.runner.capture(DecodeGraphs(self.device, sizes))
         pages = PageAllocator(num_pages, PAGE)
         self.kv_manager = KVCacheManager(pages, SlotAllocator(slots), RadixCache(pages, PAGE), PAGE)
+        hooks = Hooks((Countdown(),))
+        drafting = drafts.drafting(self.limits, self.kv_manager, hooks) if drafts else None
         self.mine, theirs = MemoryChannel.pair()
         self.scheduler = Scheduler(
             self.limits,
             self.runner,
             theirs,
             self.kv_manager,
-            Hooks((Countdown(),)),
+            hooks,
             clock=lambda: 1.0,
+            drafting=drafting,
         )
         self.out: dict[str, list[int]] = {}
         self.finish: dict[str, Finish] = {}
         self.logprobs: dict[str, list[Any]] = {}
+        self.prompt_len: dict[str, int] = {}
 
     def submit(
         self,
@@ -158,7 +171,7 @@ class OverlapHarness:
         need: LogprobParams | None = None,
         **sampling: Any,
     ) -> None:
-        self.out[rid], self.logprobs[rid] = [], []
+        self.out[rid], self.logprobs[rid], self.prompt_len[rid] = [], [], len(prompt)
         grammar = GrammarSpec("regex", "x") if has_grammar else None
         params = SamplingParams(**sampling)
         wire = TokenizedRequest(rid, pack_ids(prompt), params, grammar=grammar, logprobs=need)

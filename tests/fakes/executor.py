@@ -38,9 +38,9 @@ def reference(prompt: list[int], max_new: int, ignore_eos: bool = False) -> list
     return out
 
 
-def with_drafts(plan: StepPlan) -> list[tuple[Item, list[int]]]:
+def with_drafts(items: Items) -> list[tuple[Item, list[int]]]:
     """Each item with its drafted tokens."""
-    items, parts = Items.of(plan.items), [[]] * len(plan.items)
+    parts: list[list[int]] = [[]] * len(items)
     if items.drafts is not None:
         ends = np.cumsum(items.drafts.lens).tolist()
         tokens = items.drafts.tokens.tolist()
@@ -90,7 +90,7 @@ class FakeExecutor:
                 sources, targets = map(list, zip(*pairs, strict=True))
                 assert len(set(targets)) == len(targets), "a page is the target of two copies"
                 pool[targets] = pool[sources]
-        for item, drafted in with_drafts(plan):
+        for item, drafted in with_drafts(Items.of(plan.items)):
             assert self.owner[item.slot] == item.rid
             is_chunk = item.tokens is not None
             tokens = item.tokens.tolist() if is_chunk else [self.next[item.slot], *drafted]
@@ -106,7 +106,7 @@ class FakeExecutor:
         return FakeStep(plan)
 
     def sample(self, step: FakeStep, masks: dict[int, Any]) -> None:
-        for index, (item, drafted) in enumerate(with_drafts(step.plan)):
+        for index, (item, drafted) in enumerate(with_drafts(Items.of(step.plan.items))):
             got, end = ItemResult(), item.start + item.count
             masks_of = (
                 np.atleast_2d(masks[index]) if index in masks else [None] * (1 + len(drafted))

@@ -11,6 +11,7 @@ from torch import Tensor
 from radixlm.executor import step_layout as layout
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.step_layout import DeviceStepBuffer, SamplingParamTable, StepPacker, StepShape
+from radixlm.sampling.drafts import DraftRows
 from radixlm.step.batch import AttentionRunner, ForwardBatch, MRopeIds
 from radixlm.step.plan import Item, Items, StepPlan
 
@@ -67,7 +68,7 @@ class BatchBuilder:
         )
 
     def mixed(self, shape: StepShape) -> ForwardBatch:
-        """Any step, of chunks and decodes."""
+        """Any step, of chunks and decodes, with or without drafts."""
         buffer, count, device = self._buffer, shape.num_sequences, self._tables.device
         columns_4S = buffer.head_FN[layout.SLOT : layout.COUNT + 1, :count].long()
         slots_S, start_S, rope_len_S, counts_S = columns_4S.unbind(0)
@@ -78,11 +79,10 @@ class BatchBuilder:
         offset_S = start_S - first_S1[:count]
         positions_T = torch.arange(shape.num_tokens, device=device) + offset_S[seq_T]
         slots_T = slots_S[seq_T]
-        is_decode_T = buffer.field(layout.IS_DECODE, count)[seq_T].bool()
-        chunk_ids_T = buffer.tokens(shape).long()
+        ids_T = buffer.tokens(shape).long()
         pages, store = self._locate(slots_S, slots_T, positions_T, shape.max_kv_len)
         return ForwardBatch(
-            token_ids_T=torch.where(is_decode_T, self._tables.next_token[slots_T], chunk_ids_T),
+            token_ids_T=torch.where(ids_T < 0, self._tables.next_token[slots_T], ids_T),
             positions_T=positions_T,
             # prompt tokens are rotated as at the end of the prompt, output tokens as when they were
             # sampled: the same whether a token is computed first, in chunks, or again
@@ -96,6 +96,13 @@ class BatchBuilder:
             max_query_len=shape.max_query_len,
             max_kv_len=shape.max_kv_len,
         )
+
+    def draft_rows(self, shape: StepShape, batch: ForwardBatch) -> DraftRows | None:
+        """The rows of logits of a step with drafts."""
+        if shape.first_N1 is None:
+            return None
+        next_R = self._buffer.field(layout.NEXT_TOKEN, shape.num_rows).long()
+        return DraftRows(shape.first_N1, torch.where(next_R < 0, -1, batch.token_ids_T[next_R]))
 
     def _locate(
         self, slots_S: Tensor, slots_T: Tensor, positions_T: Tensor, max_kv_len: int
@@ -123,7 +130,7 @@ def prepare(
 ) -> ForwardBatch:
     """The batch of one step by itself, from tables that the host and the device share."""
     params = SamplingParamTable(tables.num_slots, 1)
-    packer = StepPacker(tables, params, len(plan.items), plan.num_tokens, 1)
+    packer = StepPacker(tables, params, plan.num_tokens, plan.num_tokens, 1)
     ints = torch.zeros(packer.num_ints, dtype=torch.int32)
     shape, _ = packer.pack(Items.of(plan.items), ints)
     builder = BatchBuilder(tables, DeviceStepBuffer(ints, packer), space_of_group, page_size, attn)

@@ -9,11 +9,13 @@ Legend: S sequences, T tokens, R rows (items that emit), K drafted tokens, N hid
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from torch import Tensor
 
 from radixlm.base.record import Record
+from radixlm.pools.pool import KvPool
 from radixlm.sampling.table import SamplingTable
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Int32Array, Items
@@ -66,10 +68,11 @@ class DeviceDrafter(Protocol):
     """A drafter on the device. What it proposes costs time only where it is wrong."""
 
     hidden: HiddenNeeds | None
+    pools: Sequence[KvPool]  # of its KV, with the pages of group 0
 
     def extend(self, batch: ForwardBatch, tail: StepTail) -> None:
-        """Write its KV for the tokens that the step made known. Places behind ``last_R`` hold
-        refused drafts: what is written there is overwritten later."""
+        """Write its KV for the tokens that the step made known; called after every step. Places
+        behind ``last_R`` hold refused drafts: what is written there is overwritten later."""
         ...
 
     def propose(self, tail: StepTail, lens_R: Int32Array) -> DeviceProposals:

@@ -3,23 +3,30 @@
 Legend: R rows with logits, T tokens, D model width.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from radixlm.base.record import Record
 from radixlm.executor.device import AsyncCopy, Event
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.pooling import Pooler
+from radixlm.executor.step_inputs import StepInputs
 from radixlm.executor.step_layout import StepShape
 from radixlm.sampling import logprobs as lp
 from radixlm.sampling.cuda import DeviceLogprobs
+from radixlm.sampling.drafts import DraftRows
 from radixlm.sampling.table import SamplingTable, SlotState
+from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Int32Array, Item, Items, StepPlan
-from radixlm.step.result import ItemResult, StepResult
+from radixlm.step.result import ItemResult, Proposals, StepResult
 from radixlm.wire.media import plain_ids
 from radixlm.wire.replies import Logprobs
 from radixlm.wire.requests import LogprobParams
@@ -38,19 +45,64 @@ class Head(Protocol):
 
 @dataclass(slots=True)
 class StepHandle:
-    """A launched step. Its tensors are valid once the device has computed them."""
+    """A launched step. Its tensors are valid once the device has computed them.
+
+    sampled_N  int32: R tokens, R marks of rows that are not finite, with drafts the tokens that
+               each sequence produced, then the drafter's tokens and the bits of their survival
+    """
 
     plan: StepPlan
     items: Items  # of the plan
     shape: StepShape
+    inputs: StepInputs
+    batch: ForwardBatch | None = None  # for the drafter
+    drafts: DraftRows | None = None
+    counts_N: Tensor | None = None
     hidden_TD: Tensor | None = None  # only where an item asks for more than tokens
     logits_RV: Tensor | None = None
-    sampled_N: Tensor | None = None  # int32: R tokens, then marks of rows that are not finite
+    sampled_N: Tensor | None = None
     logprobs: lp.Logprobs | DeviceLogprobs | None = None
     errors: dict[int, str] = field(default_factory=dict)  # by row of logits
     failed: dict[str, str] = field(default_factory=dict)  # by request id
     token_copy: AsyncCopy | None = None  # of sampled_N to the host
     done: Event | None = None  # behind the hidden states, where an item wants them
+
+    @property
+    def num_proposed(self) -> int:
+        """Tokens that the drafter proposes after the step, refused lengths included."""
+        lens = self.plan.draft_lens
+        return 0 if lens is None else len(lens) * int(lens.max())
+
+
+class _SampledRows(Record, eq=False):
+    """``tokens`` and ``is_bad`` [R] (or empty: none is) by row of logits. With drafts, sequence n
+    has the rows from ``first_N1[n]`` on, of which ``counts_N[n]`` gave a token; else it has row
+    n."""
+
+    tokens: Int32Array
+    is_bad: Int32Array
+    first_N1: NDArray[np.int64] | None
+    counts_N: Int32Array | None
+
+    def first_row(self, number: int) -> int:
+        """The first row of a sequence."""
+        return number if self.first_N1 is None else int(self.first_N1[number])
+
+    def rows_of(self, number: int) -> range:
+        """The rows of a sequence that gave a token."""
+        first, count = self.first_row(number), 1
+        if self.counts_N is not None:
+            count = int(self.counts_N[number])
+        return range(first, first + count)
+
+
+def _proposals(step: StepHandle, proposed: Int32Array) -> Proposals:
+    """What the drafter has written behind a step's tokens: [rows, K] tokens, then survivals."""
+    lens = step.plan.draft_lens
+    assert lens is not None
+    tokens_RK, bits_RK = proposed.reshape(2, len(lens), -1)
+    is_in_RK = np.arange(tokens_RK.shape[1]) < lens[:, None]
+    return Proposals(lens, tokens_RK[is_in_RK], bits_RK.view(np.float32)[is_in_RK])
 
 
 class ResultReader:
@@ -64,8 +116,15 @@ class ResultReader:
 
     def read(self, step: StepHandle) -> StepResult:
         """Wait for the step and return its results."""
-        rows = step.shape.num_rows
+        rows, first_N1 = step.shape.num_rows, step.shape.first_N1
         sampled = step.token_copy.wait() if step.token_copy is not None else _NO_IDS
+        proposals = None
+        if step.num_proposed:
+            sampled, proposed = np.split(sampled, [-2 * step.num_proposed])
+            proposals = _proposals(step, proposed)
+        counts = None
+        if first_N1 is not None:
+            sampled, counts = np.split(sampled, [-step.shape.num_results])
         tokens, is_bad = sampled[:rows], sampled[rows:]
         if step.done is not None:
             step.done.wait()
@@ -73,61 +132,73 @@ class ResultReader:
             step.logprobs = step.logprobs.read()
         count = len(step.items.starts)
         prefills: list[ItemResult] = []
+        sampled_rows = _SampledRows(tokens, is_bad, first_N1, counts)
         if step.items.prefills:
-            prefills = self._item_results(step, tokens, is_bad, count)
+            prefills = self._item_results(step, sampled_rows, count)
         detailed = {}
         has_more = step.hidden_TD is not None or step.logprobs is not None or step.errors
-        if count and (has_more or step.failed or np.count_nonzero(is_bad[:count])):
-            decodes = self._item_results(step, tokens, is_bad, 0, count)
+        if count and (has_more or step.failed or np.count_nonzero(is_bad)):
+            decodes = self._item_results(step, sampled_rows, 0, count)
             detailed = {i: one for i, one in enumerate(decodes) if not one.is_only_tokens}
-        return StepResult(tokens[:count], detailed, prefills)
+        if first_N1 is None or counts is None:
+            return StepResult(tokens[:count], detailed, prefills, None, proposals)
+        lens, counts = np.diff(first_N1[: count + 1]), counts[:count]
+        is_kept = np.arange(first_N1[count]) < np.repeat(first_N1[:count] + counts, lens)
+        kept = tokens[: first_N1[count]][is_kept]
+        return StepResult(kept, detailed, prefills, counts, proposals)
 
     @torch.inference_mode()
     def _item_results(
-        self,
-        step: StepHandle,
-        tokens: Int32Array,
-        is_bad: Int32Array,
-        first: int,
-        end: int | None = None,
+        self, step: StepHandle, sampled: _SampledRows, first: int, end: int | None = None
     ) -> list[ItemResult]:
         """The results of the items [first, end), or of the prefills, which begin at ``first``; all
         items before ``first`` are decodes."""
         results: list[ItemResult] = []
-        row = token_index = first
+        number = first  # of the sequences with logits
+        token_index = sampled.first_row(first)  # decodes have a row for each token
         items = step.items.prefills if end is None else step.items[first:end]
         for item in items:
-            result = ItemResult()
+            result, count = ItemResult(), item.count
             if item.emit:
-                bad = bool(len(is_bad) and is_bad[row])
-                self._set_token(step, item, row, int(tokens[row]), bad, result)
-                row += 1
+                self._set_tokens(step, item, sampled, sampled.rows_of(number), result)
+                number += 1
+                if item.tokens is None:
+                    count = len(result.tokens)
             if item.targets is not None or item.hidden_states or item.pooling:
-                self._set_extras(step, item, token_index, result)
+                self._set_extras(step, item, token_index, count, result)
             if item.rid in step.failed:
                 result = ItemResult(error=step.failed[item.rid])
             token_index += item.count
             results.append(result)
         return results
 
-    def _set_token(
-        self, step: StepHandle, item: Item, row: int, token: int, is_bad: bool, result: ItemResult
+    def _set_tokens(
+        self, step: StepHandle, item: Item, sampled: _SampledRows, rows: range, result: ItemResult
     ) -> None:
-        if row in step.errors:
-            result.error = step.errors[row]
-        elif is_bad:
-            result.error = _bad_row_message(self._sampling.states[item.slot])
-        else:
-            result.tokens = (token,)
-            if step.logprobs is not None and item.logprobs is not None:
-                result.logprobs = Logprobs(chosen=[], top=[], asked=[])
+        """Set the tokens of an item's rows, up to one that failed."""
+        logprobs = None
+        if step.logprobs is not None and item.logprobs is not None:
+            logprobs = result.logprobs = Logprobs(chosen=[], top=[], asked=[])
+        for row in rows:
+            if row in step.errors:
+                result.error = step.errors[row]
+            elif len(sampled.is_bad) and sampled.is_bad[row]:
+                result.error = _bad_row_message(self._sampling.states[item.slot])
+            if result.error is not None:
+                break
+            token = int(sampled.tokens[row])
+            result.tokens += (token,)
+            if logprobs is not None and item.logprobs is not None:
                 assert isinstance(step.logprobs, lp.Logprobs)
-                _append(result.logprobs, step.logprobs, row, token, item.logprobs)
+                _append(logprobs, step.logprobs, row, token, item.logprobs)
 
-    def _set_extras(self, step: StepHandle, item: Item, first: int, result: ItemResult) -> None:
-        """Prompt log-probabilities, hidden states and pooled vectors of one item."""
+    def _set_extras(
+        self, step: StepHandle, item: Item, first: int, count: int, result: ItemResult
+    ) -> None:
+        """Prompt log-probabilities, hidden states and pooled vectors of one item, of its ``count``
+        tokens from ``first`` on."""
         assert step.hidden_TD is not None
-        hidden = step.hidden_TD[first : first + item.count]
+        hidden = step.hidden_TD[first : first + count]
         if item.targets is not None:
             result.prompt_logprobs = self._prompt_logprobs(hidden, item)
         if item.hidden_states:

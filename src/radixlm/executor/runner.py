@@ -22,16 +22,19 @@ from torch import Tensor
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.record import Record, field
 from radixlm.executor import step_layout as layout
-from radixlm.executor.batch_builder import BatchBuilder, add_optional_inputs
-from radixlm.executor.device import AsyncCopy, CpuDevice, Device, PinnedRing
+from radixlm.executor.batch_builder import add_optional_inputs
+from radixlm.executor.device import AsyncCopy, CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
+from radixlm.executor.drafter import DeviceDrafter
 from radixlm.executor.graphs import DecodeGraphs
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.plain_sampling import fused_sampler, sample_plain
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
 from radixlm.executor.results import ResultReader, StepHandle, logprob_request
-from radixlm.executor.step_layout import DeviceStepBuffer, SamplingParamTable, StepPacker
+from radixlm.executor.step_inputs import RING, StepInputs
+from radixlm.executor.step_layout import SamplingParamTable, StepPacker
+from radixlm.executor.step_tail import DraftTail
 from radixlm.pools.state import StatePool
 from radixlm.sampling.processors import LogitProcessors
 from radixlm.sampling.sampler import Sampler, find_bad
@@ -40,11 +43,11 @@ from radixlm.step.batch import AttentionRunner, ForwardBatch
 from radixlm.step.plan import Items, PageCopy, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.media import plain_ids
+from radixlm.wire.requests import LogprobParams
 
 log = logging.getLogger(__name__)
 
 STATE_SPACE = 1  # the page space whose pages hold states
-RING = 3  # host buffers for the inputs of steps, and for their results
 
 
 class Model(Protocol):
@@ -65,7 +68,7 @@ class Attention(AttentionRunner, Protocol):
 
 class RunnerParts(Record):
     """What a runner works with. ``commands``: operators' commands by name; ``states``: the pool of
-    recurrent layers' states."""
+    recurrent layers' states; ``drafter``: proposes tokens after each step."""
 
     model: Model
     attn: Attention
@@ -77,6 +80,7 @@ class RunnerParts(Record):
     media: EncoderCache | None = None
     states: StatePool | None = None
     commands: Mapping[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
+    drafter: DeviceDrafter | None = None
 
 
 class RunnerOptions(Record):
@@ -86,6 +90,7 @@ class RunnerOptions(Record):
     max_tokens      token ids of a step that fit into its one copy to the device; more need a second
     max_updates     likewise, changed entries of the page tables
     detect_bad      fail rows whose logits are not finite
+    max_drafts      drafted tokens of a sequence that a step verifies at most
     """
 
     page_size: int
@@ -94,6 +99,7 @@ class RunnerOptions(Record):
     max_tokens: int = 4096
     max_updates: int = 4096
     detect_bad: bool = True
+    max_drafts: int = 0
     profiler: Profiler | None = None
 
 
@@ -108,41 +114,40 @@ class Runner:
         self.sampler = Sampler(self.sampling, detect_bad=options.detect_bad, defers=True)
         num_slots = self.tables.num_slots
         self.params = SamplingParamTable(num_slots, self.sampling.vocab_size)
-        self.packer = StepPacker(
-            self.tables, self.params, num_slots, options.max_tokens, options.max_updates
-        )
-        self._ring = PinnedRing(self.device, self.packer.num_ints, RING)
-        self.buffer = DeviceStepBuffer(self._device_ints(), self.packer)
-        self.batch_builder = BatchBuilder(
-            self.tables, self.buffer, options.space_of_group, options.page_size, self.attn
-        )
-        self._token_copies = [AsyncCopy(self.device, 2 * num_slots) for _ in range(RING)]
+        self._inputs = self._make_inputs(num_slots)
+        max_rows = num_slots * (1 + options.max_drafts)
+        # steps that verify drafts have more rows of logits: buffers of their own
+        self._draft_inputs = self._make_inputs(max_rows) if options.max_drafts else None
+        num_results = 2 * max_rows + num_slots * (1 + 2 * options.max_drafts)
+        self._token_copies = [AsyncCopy(self.device, num_results) for _ in range(RING)]
         self._num_sampled_steps = 0
         self._reader = ResultReader(self.model, self.tables, self.sampling, self.pooler)
         self.graphs = DecodeGraphs(self.device, ())
         self._fused = fused_sampler(self.device.where)
+        self._tail = None
+        if parts.drafter is not None:
+            self._tail = DraftTail(parts.drafter, self.tables, self.sampling)
 
-    def _device_ints(self) -> Tensor:
-        if self.device.is_synchronous:
-            return self._ring.first
-        return torch.zeros(self.packer.num_ints, dtype=torch.int32, device=self.device.where)
+    def _make_inputs(self, max_rows: int) -> StepInputs:
+        options = self._options
+        packer = StepPacker(
+            self.tables, self.params, max_rows, options.max_tokens, options.max_updates
+        )
+        return StepInputs(self.device, packer, options.space_of_group, options.page_size, self.attn)
 
     # ---- graphs ----------------------------------------------------------------------------
 
     @torch.inference_mode()
     def capture(self, graphs: DecodeGraphs) -> None:
         """Record the graphs and use them from now on; no step may be in flight."""
-        host = self._ring.take()
-        self.packer.fill_dummies(host, graphs.largest)
-        num = self.packer.num_head
-        self.device.upload(host[:num], self.buffer.ints[:num])
-        self.device.record().wait()
+        self._inputs.fill_dummies(graphs.largest)
         graphs.capture(self._decode_logits)
         self.graphs = graphs
 
     def _decode_logits(self, size: int) -> Tensor:
         """What a graph computes: the logits of ``size`` decode rows."""
-        batch = self.batch_builder.decodes(size, self.tables.max_pages * self._options.page_size)
+        max_kv_len = self.tables.max_pages * self._options.page_size
+        batch = self._inputs.builder.decodes(size, max_kv_len)
         self.attn.begin(batch)
         logits_RV = self.model.step(batch, False)[1]
         assert logits_RV is not None
@@ -150,7 +155,9 @@ class Runner:
 
     def _graph_size(self, items: Items, feature_data: Mapping[str, Any], need_hidden: bool) -> int:
         """The size of the graph that runs this step, 0 for none."""
-        if items.prefills or need_hidden or not self.graphs.sizes:
+        if items.prefills or items.drafts is not None or need_hidden or not self.graphs.sizes:
+            return 0
+        if self._tail is not None:
             return 0
         if self.states is not None or self.tables.num_with_extras or feature_data:
             return 0
@@ -168,11 +175,11 @@ class Runner:
             i.targets is not None or i.hidden_states or i.pooling for i in items.prefills
         )
         size = self._graph_size(items, plan.feature_data, need_hidden)
-        host = self._ring.take()
-        shape, num = self.packer.pack(items, host, size)
-        self.device.upload(host[:num], self.buffer.ints[:num])
-        self._ring.mark(self.device.record())
-        step = StepHandle(plan, items, shape)
+        inputs = self._inputs
+        if items.drafts is not None:
+            assert self._draft_inputs is not None, "drafts in a runner of max_drafts 0"
+            inputs = self._draft_inputs
+        step = StepHandle(plan, items, inputs.fill(items, size), inputs)
         if plan.copies:
             self.device.launch(partial(self._copy_pages, plan.copies))
         if size:
@@ -191,6 +198,8 @@ class Runner:
                 self.pooler.forget(state.rid)
             self.tables.release(slot)
             self.sampling.clear(slot)
+            if self._tail is not None:
+                self._tail.drafter.release(slot)
         for admission in plan.admissions:
             self.tables.admit(admission)
             slot, name = admission.slot, admission.processor
@@ -213,29 +222,35 @@ class Runner:
     @torch.inference_mode()
     def _copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages inside the pools of all groups."""
-        for space, pool in zip(self._options.space_of_group, self.attn.pools, strict=True):
+        pools = list(zip(self._options.space_of_group, self.attn.pools, strict=True))
+        if self._tail is not None:
+            pools += [(0, pool) for pool in self._tail.drafter.pools]
+        for space, pool in pools:
             pairs = [(copy.source, copy.target) for copy in copies if copy.group == space]
             if pairs and pool is not None:
                 pool.copy_pages(*map(list, zip(*pairs, strict=True)))
 
     @torch.inference_mode()
     def _replay(self, step: StepHandle, size: int) -> None:
-        self.batch_builder.update_tables(step.shape)
+        step.inputs.builder.update_tables(step.shape)
         step.logits_RV = self.graphs.replay(size)[: step.shape.num_rows]
 
     @torch.inference_mode()
     def _run(self, step: StepHandle, need_hidden: bool, states: _StateRows | None) -> None:
         """Run the step without a graph."""
-        shape = step.shape
-        self.batch_builder.update_tables(shape)
+        shape, builder = step.shape, step.inputs.builder
+        builder.update_tables(shape)
         if shape.is_decode:
             # as in a graph on devices that have them, so that the results are bitwise the same
             max_kv_len = self.tables.max_pages * self._options.page_size
             if self.device.is_synchronous:
                 max_kv_len = shape.max_kv_len
-            batch = self.batch_builder.decodes(shape.num_sequences, max_kv_len)
+            batch = builder.decodes(shape.num_sequences, max_kv_len)
         else:
-            batch = self.batch_builder.mixed(shape)
+            batch = builder.mixed(shape)
+            step.drafts = builder.draft_rows(shape, batch)
+        if self._tail is not None:
+            step.batch = batch
         add_optional_inputs(step.plan, self.tables, batch)
         if self.media is not None:
             step.failed = self.media.put(step.plan, self.tables, batch)
@@ -270,6 +285,8 @@ class Runner:
         """Launch sampling for each item that emits; the tokens go to the token table."""
         shape = step.shape
         if not shape.num_rows:
+            if self._tail is not None:
+                self.device.launch(partial(self._tail.run, step))
             return
         mask_RW = self._token_mask(step, masks)
         items = step.items
@@ -282,7 +299,12 @@ class Runner:
             self.device.launch(partial(self._sample_plain, step, mask_RW))
         self._num_sampled_steps += 1
         step.token_copy = self._token_copies[self._num_sampled_steps % RING]
+        if self._tail is not None:
+            self.device.launch(partial(self._tail.run, step))
         num_ints = shape.num_rows * (2 if self._options.detect_bad else 1)
+        if shape.first_N1 is not None:
+            num_ints += shape.num_results
+        num_ints += 2 * step.num_proposed
         step.token_copy.start(self.device, partial(_sampled, step), num_ints)
 
     @torch.inference_mode()
@@ -291,14 +313,15 @@ class Runner:
         assert step.logits_RV is not None
         requests = None
         if wants_logprobs:
-            params = (item.logprobs for item in step.items if item.emit)
-            requests = [logprob_request(one) if one else None for one in params]
+            requests = [logprob_request(one) if one else None for one in _wanted(step)]
         rows, slots = step.shape.num_rows, step.shape.slots_R.tolist()
-        positions_R = self.buffer.field(layout.POSITION, rows).long()
+        positions_R = step.inputs.buffer.field(layout.POSITION, rows).long()
         mask_RW = None if mask_RW is None else mask_RW.to(self.device.where)
-        sampled = self.sampler.sample(step.logits_RV, slots, positions_R, mask_RW, requests)
+        sampled = self.sampler.sample(
+            step.logits_RV, slots, positions_R, mask_RW, requests, step.drafts
+        )
         step.logprobs, step.errors = sampled.logprobs, sampled.errors
-        self._store_tokens(step, sampled.tokens_R, sampled.is_bad_R)
+        self._store_tokens(step, sampled.tokens_R, sampled.is_bad_R, sampled.counts_N)
 
     @torch.inference_mode()
     def _sample_plain(self, step: StepHandle, mask_RW: Tensor | None) -> None:
@@ -306,7 +329,7 @@ class Runner:
         assert step.logits_RV is not None
         if mask_RW is not None:
             mask_RW = mask_RW.to(self.device.where, non_blocking=True)
-        logits_RV, buffer, rows = step.logits_RV, self.buffer, step.shape.num_rows
+        logits_RV, buffer, rows = step.logits_RV, step.inputs.buffer, step.shape.num_rows
         if self._fused is not None:
             params_PR = buffer.head_FN[layout.TEMPERATURE :, :rows]
             fields = (layout.POSITION, layout.SAMPLE_SLOT)
@@ -314,23 +337,43 @@ class Runner:
             tokens_R, is_bad_R = self._fused(
                 logits_RV, params_PR, positions_R, mask_RW, self.tables.next_token, slots_R
             )
-            self._set_result(step, tokens_R, is_bad_R)
-        else:
-            tokens_R = sample_plain(logits_RV, buffer, step.shape.kinds, mask_RW)
-            found_bad_R = find_bad(logits_RV) if self._options.detect_bad else None
-            self._store_tokens(step, tokens_R, found_bad_R)
+            if step.drafts is None:
+                self._set_result(step, tokens_R, is_bad_R)
+            else:
+                self._store_tokens(step, tokens_R, is_bad_R, step.drafts.accept(tokens_R)[0])
+            return
+        tokens_R = sample_plain(logits_RV, buffer, step.shape.kinds, mask_RW)
+        found_bad_R = find_bad(logits_RV) if self._options.detect_bad else None
+        counts_N = None if step.drafts is None else step.drafts.accept(tokens_R)[0]
+        self._store_tokens(step, tokens_R, found_bad_R, counts_N)
 
-    def _store_tokens(self, step: StepHandle, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
-        """Write the tokens to the token table, and set them as the step's result."""
-        slots_R = self.buffer.field(layout.SAMPLE_SLOT, step.shape.num_rows).long()
-        self.tables.next_token.index_copy_(0, slots_R, tokens_R)
-        self._set_result(step, tokens_R, is_bad_R)
+    def _store_tokens(
+        self, step: StepHandle, tokens_R: Tensor, is_bad_R: Tensor | None, counts_N: Tensor | None
+    ) -> None:
+        """Write each sequence's last token to the token table, and set the step's result."""
+        slots_R = step.inputs.buffer.field(layout.SAMPLE_SLOT, step.shape.num_rows).long()
+        last_R = tokens_R
+        if counts_N is not None:
+            assert step.drafts is not None
+            first_N = torch.from_numpy(step.drafts.first_N1[:-1]).to(tokens_R.device)
+            slots_R, last_R = slots_R[first_N], tokens_R[first_N + counts_N - 1]
+        self.tables.next_token.index_copy_(0, slots_R, last_R)
+        self._set_result(step, tokens_R, is_bad_R, counts_N)
 
-    def _set_result(self, step: StepHandle, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
-        """Tokens and marks of bad rows as one tensor, which is copied to the host."""
+    def _set_result(
+        self,
+        step: StepHandle,
+        tokens_R: Tensor,
+        is_bad_R: Tensor | None,
+        counts_N: Tensor | None = None,
+    ) -> None:
+        """Tokens, marks of bad rows and counts as one tensor, which is copied to the host."""
         parts = [tokens_R.int()]
         if self._options.detect_bad and is_bad_R is not None:
             parts.append(is_bad_R.int())
+        if counts_N is not None:
+            parts.append(counts_N.int())
+            step.counts_N = counts_N
         step.sampled_N = torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _token_mask(
@@ -339,12 +382,13 @@ class Runner:
         """The masks as int32 [R, W], in a host tensor of this step's own."""
         if not masks:
             return None
-        order = [i for i, item in enumerate(step.items) if item.emit]
-        width = len(next(iter(masks.values())))
-        rows = np.full((len(order), width), -1, np.int32)
-        for row, index in enumerate(order):
+        shape, order = step.shape, [i for i, item in enumerate(step.items) if item.emit]
+        first = np.arange(shape.num_rows + 1) if shape.first_N1 is None else shape.first_N1
+        width = next(iter(masks.values())).shape[-1]
+        rows = np.full((shape.num_rows, width), -1, np.int32)
+        for n, index in enumerate(order):
             if index in masks:
-                rows[row] = masks[index]
+                rows[first[n] : first[n + 1]] = masks[index]
         mask = torch.from_numpy(rows)
         return mask.pin_memory() if self.device.where.type == "cuda" else mask
 
@@ -362,6 +406,14 @@ class Runner:
 
 
 _StateRows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
+def _wanted(step: StepHandle) -> list[LogprobParams | None]:
+    """What is wanted of each row of logits besides its token."""
+    wanted = [item.logprobs for item in step.items if item.emit]
+    if step.drafts is None:
+        return wanted
+    return [wanted[n] for n in step.drafts.sequence_R.tolist()]
 
 
 def _sampled(step: StepHandle) -> Tensor:

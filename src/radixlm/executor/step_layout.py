@@ -4,7 +4,11 @@ The buffer is a table [FIELDS, rows], with a column for each sequence (or row of
 tail: the token ids of chunks, and the changed entries of the page tables (index and value).
 Sampling parameters are in the table too: floats as their bits, seeds as two halves.
 
-Legend: S sequences, T tokens, R rows of logits, U changed entries of the page tables.
+A sequence that verifies drafted tokens has a row of logits for each of its tokens, others one or
+none.
+
+Legend: S sequences, N sequences with logits, T tokens, R rows of logits, U changed entries of the
+page tables.
 """
 
 from dataclasses import dataclass
@@ -17,19 +21,21 @@ from torch import Tensor
 from radixlm.base.record import Record
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.sampling.table import SlotState
-from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Items, StepPlan
+from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Items
 from radixlm.wire.media import plain_ids
 
 Ints = NDArray[np.int32]
 
 # of a sequence; ROPE_LEN: the least length that its ropes use (of decodes: exactly that);
 # FIRST_TOKEN has S + 1 entries
-SLOT, START, ROPE_LEN, COUNT, KV_LEN, IS_DECODE, FIRST_TOKEN = range(7)
-# of a row of logits: its token, its slot, the position of the sampled token, sampling parameters
-TOKEN, SAMPLE_SLOT, POSITION = range(7, 10)
+SLOT, START, ROPE_LEN, COUNT, KV_LEN, FIRST_TOKEN = range(6)
+# of a row of logits: its token, the token of the next row of its sequence (-1 for none; only where
+# tokens are verified), its slot, the position of the sampled token, sampling parameters
+TOKEN, NEXT_TOKEN, SAMPLE_SLOT, POSITION = range(6, 10)
 TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED_LOW, SEED_HIGH, IS_GREEDY = range(10, 17)
 FIELDS = 17
 NUM_PARAMS = FIELDS - TEMPERATURE
+FROM_TABLE = -1  # instead of a token id: the one in the token table
 
 
 class SamplingKinds(Record):
@@ -43,7 +49,8 @@ class SamplingKinds(Record):
 
 @dataclass(slots=True)
 class StepShape:
-    """What the host knows of a packed step. ``slots_R``: slots of the rows with logits."""
+    """What the host knows of a packed step. ``slots_R``: slots of the rows with logits.
+    ``first_N1``: with drafts, the first row of each sequence that has rows, and R."""
 
     num_sequences: int
     num_tokens: int
@@ -53,6 +60,7 @@ class StepShape:
     slots_R: NDArray[np.int64]
     kinds: SamplingKinds
     is_decode: bool  # every sequence takes its one token from the token table, and emits
+    first_N1: NDArray[np.int64] | None = None
     # what did not fit into the buffer: token ids; indices and values of the page tables
     extra_tokens: Ints | None = None
     extra_updates: tuple[Ints, Ints] | None = None
@@ -60,6 +68,11 @@ class StepShape:
     @property
     def num_rows(self) -> int:
         return len(self.slots_R)
+
+    @property
+    def num_results(self) -> int:
+        """Sequences with logits."""
+        return self.num_rows if self.first_N1 is None else len(self.first_N1) - 1
 
     @property
     def num_tail_tokens(self) -> int:
@@ -130,7 +143,7 @@ class StepPacker:
         decodes, rows of the dummy slot fill it up to ``num_padded``."""
         ints: Ints = host.numpy()
         head = ints[: self.num_head].reshape(FIELDS, -1)
-        if not items.prefills:
+        if not items.prefills and items.drafts is None:
             shape = self._pack_decodes(items, head, num_padded)
         else:
             shape = self._pack_mixed(items, head, ints)
@@ -169,7 +182,7 @@ class StepPacker:
         prompt_len = self.tables.prompt_len[slots]
         head = np.zeros((FIELDS, rows + 1), np.int32)
         head[SLOT, :rows] = head[SAMPLE_SLOT, :rows] = slots
-        head[COUNT] = head[IS_DECODE] = head[POSITION] = 1
+        head[COUNT] = head[POSITION] = 1
         head[ROPE_LEN, :rows] = np.maximum(prompt_len, 1)
         head[FIRST_TOKEN] = head[TOKEN] = np.arange(rows + 1)
         head[TEMPERATURE:, :rows] = self.params.params_PS[:, slots]
@@ -181,29 +194,36 @@ class StepPacker:
         num_decodes = count - len(others)
         slots = np.append(items.decodes.slots, [item.slot for item in others]).astype(np.int64)
         start = np.append(items.starts, [item.start for item in others]).astype(np.int32)
-        counts, emit = np.ones(count, np.int32), np.ones(count, np.bool_)
+        drafts, counts = items.drafts, np.ones(count, np.int32)
+        if drafts is not None:
+            counts[:num_decodes] += drafts.lens
+        num_rows = counts.copy()  # of logits
         counts[num_decodes:] = [item.count for item in others]
-        emit[num_decodes:] = [item.emit for item in others]
+        num_rows[num_decodes:] = [item.emit for item in others]
         first = head[FIRST_TOKEN]
         first[0] = 0
         np.cumsum(counts, out=first[1 : count + 1])
         head[SLOT, :count], head[START, :count], head[COUNT, :count] = slots, start, counts
         head[KV_LEN, :count] = start + counts
         head[ROPE_LEN, :count] = self.tables.prompt_len[slots]
-        head[IS_DECODE, :count] = 1
-        head[IS_DECODE, num_decodes:count] = [item.tokens is None for item in others]
-        sampled_slots = slots[emit]
-        rows = len(sampled_slots)
-        head[TOKEN, :rows] = first[1 : count + 1][emit] - 1
+        sequence_R = np.repeat(np.arange(count), num_rows)
+        sampled_slots, rows = slots[sequence_R], len(sequence_R)
+        first_N1 = np.append(0, np.cumsum(num_rows[num_rows > 0]))
+        # the rows of a sequence are its last tokens
+        from_end_R = np.cumsum(num_rows)[sequence_R] - np.arange(rows)
+        head[TOKEN, :rows] = token_R = first[1:][sequence_R] - from_end_R
+        head[NEXT_TOKEN, :rows] = np.where(from_end_R > 1, token_R + 1, -1)
         head[SAMPLE_SLOT, :rows] = sampled_slots
-        head[POSITION, :rows] = (start + counts)[emit]
+        head[POSITION, :rows] = (start + counts)[sequence_R] - from_end_R + 1
         head[TEMPERATURE:, :rows] = self.params.params_PS[:, sampled_slots]
         num_tokens = int(first[count])
         has_room = num_tokens <= self.max_tokens
-        values = np.zeros(num_tokens, np.int32)
-        if has_room:
-            values = ints[self.num_head :][:num_tokens]
-            values[:] = 0
+        values = ints[self.num_head :][:num_tokens] if has_room else np.empty(num_tokens, np.int32)
+        values[:] = FROM_TABLE
+        if drafts is not None:
+            is_draft = np.ones(first[num_decodes], np.bool_)
+            is_draft[first[:num_decodes]] = False
+            values[: len(is_draft)][is_draft] = drafts.tokens
         for item, begin in zip(others, first[num_decodes:count].tolist(), strict=True):
             if item.tokens is not None:
                 values[begin : begin + item.count] = plain_ids(item.tokens)
@@ -214,6 +234,7 @@ class StepPacker:
             count, num_tokens, 0, max_query_len, max_kv_len, sampled_slots, kinds, is_decode=False
         )
         shape.extra_tokens = None if has_room else values
+        shape.first_N1 = first_N1 if drafts is not None else None
         return shape
 
     def _pack_updates(self, shape: StepShape, ints: Ints, at: int) -> int:
@@ -228,11 +249,6 @@ class StepPacker:
         if count < len(places):
             shape.extra_updates = (places[count:].astype(np.int32), values[count:])
         return at + 2 * count
-
-
-def is_decode_only(plan: StepPlan) -> bool:
-    """Whether every item takes one token from the token table and emits one."""
-    return not Items.of(plan.items).prefills
 
 
 class DeviceStepBuffer:
@@ -255,7 +271,7 @@ class DeviceStepBuffer:
         return self.head_FN[field, :count].view(torch.float32)
 
     def tokens(self, shape: StepShape) -> Tensor:
-        """int32 [T]: token ids of the step's chunks, 0 for decodes."""
+        """int32 [T]: token ids, ``FROM_TABLE`` for those of the token table."""
         if shape.extra_tokens is not None:
             return torch.from_numpy(shape.extra_tokens).to(self.ints.device)
         at = self._packer.num_head

@@ -1,0 +1,65 @@
+"""Steps that verify drafted tokens in the real runner: tokens and log-probabilities are those of
+steps of one token, bit for bit, whatever is drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from radixlm.executor.device import CpuDevice
+from radixlm.wire.requests import LogprobParams
+from tests.executor.overlap_harness import OverlapHarness, workload
+from tests.executor.test_overlap import _same
+from tests.fakes.drafts import ForcedDrafts, Oracle
+
+
+def follower(plain: OverlapHarness) -> Oracle:
+    """What the plain run has produced behind these ids."""
+
+    def oracle(rid: str, ids: Sequence[int], count: int) -> list[int]:
+        out = plain.out[rid]
+        done = len(ids) - plain.prompt_len[rid]
+        return out[done : done + count]
+
+    return oracle
+
+
+@pytest.mark.parametrize("kind", ["oracle", "adversary", "mixed", "random"])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("num_pages", [30, 90])
+def test_tokens_are_those_of_the_plain_run(kind: str, seed: int, num_pages: int) -> None:
+    plain = OverlapHarness(CpuDevice(), num_pages)
+    aborted = workload(plain, seed)
+    drafts = ForcedDrafts(follower(plain), kind, most=1 + 2 * seed, varies=seed % 2 == 1, seed=seed)
+    wide = OverlapHarness(CpuDevice(), num_pages, drafts)
+    aborted |= workload(wide, seed)
+    _same(plain, wide, aborted)
+    accepted = sum(accepted for rounds in drafts.rounds.values() for _, accepted in rounds)
+    assert drafts.rounds
+    assert kind == "random" or (accepted > 0) == (kind in ("oracle", "mixed"))
+
+
+@pytest.mark.parametrize("kind", ["oracle", "mixed"])
+def test_logprobs_are_those_of_the_plain_run(kind: str) -> None:
+    def run(bench: OverlapHarness) -> OverlapHarness:
+        for i in range(4):
+            need = LogprobParams(prompt_from=-1, top=2, token_ids=[5, 9]) if i % 2 else None
+            options = {"max_new_tokens": 21, "temperature": 0.7 * i, "sampling_seed": i}
+            if i == 3:
+                options |= {"presence_penalty": 0.6, "min_new_tokens": 9}
+            bench.submit(f"r{i}", [i + 1] * (3 + i), i == 2, need, **options)
+        bench.run()
+        return bench
+
+    plain = run(OverlapHarness())
+    drafts = ForcedDrafts(follower(plain), kind, most=4)
+    wide = run(OverlapHarness(drafts=drafts))
+    assert wide.out == plain.out and wide.logprobs == plain.logprobs
+    assert {rid: got.kind for rid, got in wide.finish.items()} == {
+        rid: got.kind for rid, got in plain.finish.items()
+    }
+    assert any(plain.logprobs.values())
+    if kind == "oracle":
+        rounds = drafts.rounds["r0"]
+        assert len(rounds) == -(-(len(plain.out["r0"]) - 1) // 5)
