@@ -339,6 +339,8 @@ void bind_program_args(nb::module_& m) {
         .def_rw("ld_logits", &Step::ld_logits)
         .def_rw("hidden", &Step::hidden)
         .def_rw("ld_hidden", &Step::ld_hidden)
+        .def_rw("taps", &Step::taps)
+        .def_rw("ld_taps", &Step::ld_taps)
         .def_rw("embeds", &Step::embeds)
         .def_rw("embeds_mask", &Step::embeds_mask)
         .def_rw("runs", &Step::runs)
@@ -418,6 +420,7 @@ NB_MODULE(_cpu, m) {
              arg("scale"), arg("adds"), arg("zero_experts"), arg("zero_experts_are_identity"),
              arg("scales_input"), arg("selected"))
         .def("hidden", &Program::hidden, arg("x"), arg("dim"))
+        .def("tap", &Program::tap, arg("x"), arg("dim"), arg("offset"), arg("selected"))
         .def("logits", &Program::logits, arg("x"), arg("w"), arg("scale"), arg("softcap"))
         .def("run", &Program::run, Release())
         .def("profile", &Program::profile)

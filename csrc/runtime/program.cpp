@@ -74,6 +74,7 @@ void Program::bind(const Step& c) {
             case ATTENTION: bind_attention(op, c, n); break;
             case EMBEDS:
             case HIDDEN:
+            case TAP:
             case MIX: bind_mix(op, c, n); break;
             default: bind_state(op, c, n); break;
         }
@@ -115,6 +116,8 @@ void Program::bind_mix(Op& op, const Step& c, int64_t n) {
         a.mask = at<uint8_t>(c.embeds_mask), a.rows = c.embeds ? n : 0;
     } else if (op.kind == HIDDEN) {
         a.y = at<float>(c.hidden), a.ldy = c.ld_hidden, a.rows = c.hidden ? n : 0;
+    } else if (op.kind == TAP) {
+        a.y = at<float>(c.taps) + op.y_offset, a.ldy = c.ld_taps, a.rows = c.taps ? n : 0;
     } else if (a.kind == MixKind::SCALE_HEADS) {
         a.x = op.factors, a.index = at<int32_t>(c.positions);
     } else if (a.kind == MixKind::SOFTCAP) {
@@ -226,6 +229,7 @@ void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) {
         case HEADS: run_heads(k, op.heads, ctx); break;
         case EMBEDS:
         case HIDDEN:
+        case TAP:
         case MIX:
             if (op.mix.rows > 0) k.mix(op.mix, ctx);
             break;
@@ -282,7 +286,7 @@ void Program::run(const Step& c) {
 std::vector<std::tuple<std::string, double>> Program::profile() {
     static const char* names[] = {"embed",     "norm",   "linear", "store", "attention", "mix",
                                   "logits",    "hidden", "embeds", "moe",   "heads",     "gate",
-                                  "head norm", "conv",   "decay",  "scan"};
+                                  "head norm", "conv",   "decay",  "scan",  "tap"};
     std::vector<std::tuple<std::string, double>> out;
     for (int i = 0; i < NUM_KINDS; i++) {
         out.emplace_back(names[i], seconds[i]);

@@ -41,6 +41,8 @@ struct Step {
     int64_t num_rows = 0;
     Address logits = 0, hidden = 0;  // float [num_rows, ld]; 0: not wanted
     int64_t ld_logits = 0, ld_hidden = 0;
+    Address taps = 0;  // float [tokens, ld]: residual streams that a drafter reads; 0: not wanted
+    int64_t ld_taps = 0;
     Address embeds = 0, embeds_mask = 0;  // float [tokens, dim], bytes [tokens] or 0 for all rows
     Address tree = 0;                     // as in AttnArgs
     int64_t tree_ld = 0;
@@ -89,6 +91,7 @@ class Program {
              int zero_experts, bool zero_experts_are_identity, bool scales_input, bool selected);
     void logits(int x, const Linear& w, float scale, float softcap);
     void hidden(int x, int64_t dim);  // rows that a step may want
+    void tap(int x, int64_t dim, int64_t offset, bool selected);  // to the step's taps, from `offset` on
 
     void run(const Step& step);
     int num_ops() const { return int(ops.size()); }
@@ -113,6 +116,7 @@ class Program {
         CONV,
         DECAY,
         SCAN,
+        TAP,
         NUM_KINDS,
     };
     struct Op {

@@ -163,6 +163,11 @@ void Program::hidden(int x, int64_t dim) {
     Op& op = push(HIDDEN);
     op.x = x, op.selected = true, op.mix.kind = MixKind::COPY_ROWS, op.mix.dim = dim;
 }
+void Program::tap(int x, int64_t dim, int64_t offset, bool selected) {
+    Op& op = push(TAP);
+    op.x = x, op.y_offset = offset, op.selected = selected;
+    op.mix.kind = MixKind::COPY_ROWS, op.mix.dim = dim;
+}
 void Program::logits(int x, const Linear& w, float scale, float softcap) {
     Op& op = push(LOGITS);
     op.x = x, op.selected = true;

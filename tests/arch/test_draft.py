@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from radixlm.arch.config_defaults import defaults
-from radixlm.arch.draft import at_step
+from radixlm.arch.draft import at_step, tapped_layers
 from radixlm.arch.hf import describe, describe_draft
 from radixlm.arch.names import spellings
 from radixlm.arch.registry import DRAFTS, MTP_LAYERS
@@ -44,7 +44,7 @@ LONGCAT = {
 }
 DSA = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 8}
 DSA |= {"indexer_types": ["full", "shared"] * 2}
-NEXTN = ("eh_proj", "enorm", "hnorm", "shared_head.norm", "shared_head.head", "embed_tokens")
+NEXTN = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
 # architecture -> (config, tensors outside the blocks, one tensor of a block)
 CASES: dict[str, tuple[dict[str, Any], set[str], str]] = {
     "DeepseekV3ForCausalLM": (
@@ -92,18 +92,18 @@ CASES: dict[str, tuple[dict[str, Any], set[str], str]] = {
         LONGCAT,
         {
             *(f"model.mtp.layers.0.{part}.weight" for part in ("eh_proj", "enorm.m", "hnorm.m")),
-            *("model.mtp.norm.weight", "model.mtp.embed_tokens.weight"),
+            "model.mtp.norm.weight",
         },
         "model.mtp.layers.0.transformer_layer.mlp.down_proj.weight",
     ),
     "LlamaForCausalLMEagle": (
         {**SHAPE, "num_hidden_layers": 1},
-        {"fc.weight", "fc.bias", "embed_tokens.weight"},
+        {"fc.weight", "fc.bias"},
         "layers.0.self_attn.k_proj.weight",
     ),
     "Qwen2ForCausalLMEagle": (
         {**SHAPE, "num_hidden_layers": 1, "bias": False, "model_type": "qwen2"},
-        {"fc.weight", "embed_tokens.weight"},
+        {"fc.weight"},
         "layers.0.self_attn.k_proj.bias",
     ),
     "LlamaForCausalLMEagle3": (
@@ -115,7 +115,6 @@ CASES: dict[str, tuple[dict[str, Any], set[str], str]] = {
         "midlayer.mlp.up_proj.weight",
     ),
 }
-OWN_ENDS = {"embed": "owns_embed", "norm": "owns_norm", "head": "owns_head"}
 
 
 def _config(architecture: str, **changes: Any) -> dict[str, Any]:
@@ -128,7 +127,8 @@ def _joint(draft: Any) -> set[str]:
     """Names of the draft's own tensors outside its blocks."""
     decoder = at_step(draft, 0)
     roles = [role for role in decoder.names if role.startswith("draft.")]
-    roles += [role for role, own in OWN_ENDS.items() if getattr(draft, own)]
+    roles += ["norm"] * draft.decoder.norm.affine + ["head"] * draft.owns_head
+    roles = [role for role in roles if role != "draft.taps_norm" or draft.taps_norm]
     found = {spellings(decoder.names, role)[0].templates[0] for role in roles}
     found = {name if name == "d2t" else f"{name}.weight" for name in found}
     if draft.join_bias:
@@ -175,6 +175,36 @@ def test_the_parts_of_draft_models() -> None:
     third = found["LlamaForCausalLMEagle3"]
     assert (third.taps, third.is_projected, third.has_vocab_map) == (3, False, True)
     assert third.decoder.vocab == 40
+    assert tapped_layers(third, 32) == (1, 15, 28)
+
+
+def test_a_config_of_speculators_reads_as_the_head_s_own() -> None:
+    own = _config("LlamaForCausalLMEagle3", eagle_config=_listed(0, 2, 3))
+    layer = {k: v for k, v in own.items() if k not in ("architectures", "eagle_config")}
+    raw = {
+        "speculators_model_type": "eagle3",
+        "architectures": ["Eagle3DraftModel"],
+        "draft_vocab_size": layer.pop("draft_vocab_size"),
+        "transformer_layer_config": layer,
+        "eagle_aux_hidden_state_layer_ids": [1, 3, 4],  # the layers that the outputs lead to
+    }
+    assert describe_draft(raw) == describe_draft(own)
+    assert describe_draft({**raw, "norm_before_residual": True}).residual_is_normed
+    with pytest.raises(CheckpointError, match=r"speculators_model_type.*dflash"):
+        describe_draft({**raw, "speculators_model_type": "dflash"})
+
+
+def test_hidden_states_that_an_eagle3_head_reads() -> None:
+    without = {"use_aux_hidden_state": False}
+    assert describe_draft(_config("LlamaForCausalLMEagle3", eagle_config=without)).taps == 0
+    two = describe_draft(_config("LlamaForCausalLMEagle3", eagle_config=_listed(0, 3)))
+    assert (two.taps, two.tap_layers) == (2, (0, 3))
+    with pytest.raises(CheckpointError, match="fc_norm"):
+        describe_draft(_config("LlamaForCausalLMEagle3", fc_norm=True))
+
+
+def _listed(*layers: int) -> dict[str, Any]:
+    return {"eagle_aux_hidden_state_layer_ids": list(layers)}
 
 
 def test_each_of_several_modules_has_its_own_names() -> None:

@@ -9,7 +9,7 @@ draft's width.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from radixlm.arch.names import AnyOf, Name, Named
 from radixlm.arch.spec import Decoder, Norm
@@ -21,8 +21,10 @@ STEP = "{step}"  # in a tensor name: the number of the module; each guesses one 
 class Draft(Record):
     """One or more modules of the same shape, each with its own weights.
 
-    ``decoder`` has the blocks of a module, its last norm and its head. Further roles:
-    draft.{join embed_norm hidden_norm taps vocab}. Names may hold ``{step}``: see ``at_step``.
+    ``decoder`` has the blocks of a module, its last norm (of kind "none" where it has none) and its
+    head; the token table is always the target's, and so is the head unless ``owns_head``. Further
+    roles: draft.{join embed_norm hidden_norm taps taps_norm vocab}. Names may hold ``{step}``: see
+    ``at_step``.
     """
 
     decoder: Decoder
@@ -33,14 +35,25 @@ class Draft(Record):
     hidden_norm: Norm | None = None
     # False: the first block's attention reads the concatenation, the residual is the hidden state
     is_projected: bool = True
+    residual_is_normed: bool = False  # then: the residual is the normalized hidden state
     join_bias: bool = False
     target_dim: int = 0  # width of the target's hidden states; 0 = the draft's
-    taps: int = 1  # hidden states of this many target layers are concatenated and projected
-    owns_embed: bool = False  # else the target's token table
-    owns_norm: bool = True  # else the target's last norm
-    owns_head: bool = False  # else the target's
+    # hidden states of so many target layers are concatenated and projected; 0: it reads the
+    # target's last hidden state, after the final norm
+    taps: int = 0
+    # the target layers whose outputs they are, "-1" the embedding; () = see ``tapped_layers``
+    tap_layers: tuple[Annotated[int, "may be negative"], ...] = ()
+    taps_norm: Norm | None = None  # of the concatenated hidden states
+    passes_normed: bool = True  # its next step reads its hidden state after the last norm
+    owns_head: bool = False
     has_vocab_map: bool = False  # draft token t is target token t + map[t]
-    blanks_first: bool = False  # the embedding of position 0 is zero
+    blanks_first: bool = False  # the embedding of the second token is zero
+
+
+def tapped_layers(draft: Draft, num_layers: int) -> tuple[int, ...]:
+    """The target layers whose outputs the draft reads: those of its config, else one of the first,
+    one in the middle and one near the end, as EAGLE-3's authors chose them."""
+    return draft.tap_layers or (1, num_layers // 2 - 1, num_layers - 4) if draft.taps else ()
 
 
 def at_step(draft: Draft, step: int) -> Decoder:

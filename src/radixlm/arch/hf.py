@@ -116,7 +116,7 @@ def context_len(c: Config) -> int:
 
 
 def _complete(raw: dict[str, Any], source: str) -> Config:
-    raw = flattened(raw)
+    raw = _of_speculators(flattened(raw), source)
     architecture, model_type = _identity(raw, source)
     nested = next((raw[key] for key in _NESTED if isinstance(raw.get(key), dict)), None)
     if nested is not None:
@@ -148,6 +148,23 @@ def _complete(raw: dict[str, Any], source: str) -> Config:
     _check(values, source)
     values["rope_parameters"] = _rope(raw, of_class, values, source)
     return Config(values, source, explicit)
+
+
+def _of_speculators(raw: dict[str, Any], source: str) -> dict[str, Any]:
+    """A config of the ``speculators`` library with the keys of its layer at the top."""
+    kind = raw.get("speculators_model_type")
+    if kind is None:
+        return raw
+    if kind != "eagle3":
+        raise CheckpointError(
+            f"{source}: 'speculators_model_type' = {kind!r} is not supported (must be 'eagle3')"
+        )
+    layer = raw.get("transformer_layer_config")
+    if not isinstance(layer, dict):
+        raise CheckpointError(f"{source}: 'transformer_layer_config' must be an object")
+    model_type = layer.get("model_type") or "llama"
+    kept = {key: value for key, value in raw.items() if key != "model_type"}
+    return {**layer, **kept, "architectures": ["Eagle3Speculator"], "model_type": model_type}
 
 
 def _identity(raw: Mapping[str, Any], source: str) -> tuple[str, str]:

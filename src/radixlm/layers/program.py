@@ -136,6 +136,7 @@ class ProgramBuilder:
         self.keep: list[object] = [pools, states]
         self.num_positions = min(max_positions, MAX_POSITIONS)
         self.layer_inputs = NOWHERE  # a row holds the inputs of all layers, one after another
+        self.num_taps = 0  # hidden states that a step leaves for a drafter
         self.max_kv_len = sys.maxsize  # the longest sequence that the program can run
         self._buffers: dict[tuple[str, int], int] = {}
         self._scales: dict[LogNScaling, Tensor] = {}
@@ -211,6 +212,18 @@ class ProgramBuilder:
         target = self.buffer(name, width)
         self.ops.gather(x=source, y=target, dim=width, offset=offset)
         return target
+
+    def emit_taps(self, stream: ProgramStream, layers: Sequence[int], layer: int) -> None:
+        """The stream behind ``layer`` for a drafter, where it is one of the ``layers`` to read."""
+        self.num_taps = len(layers)
+        if layer not in layers:
+            return
+        if stream.deferred != NOWHERE:
+            raise Unsupported("taps of a stream that experts join a block later")
+        x, selected = stream.residual, stream.selected
+        for place, one in enumerate(layers):
+            if one == layer:
+                self.ops.tap(x=x, dim=self.dim, offset=place * self.dim, selected=selected)
 
     def scale_rows(self, buffer: int, scale: float, selected: bool) -> None:
         """Whole rows times a number."""

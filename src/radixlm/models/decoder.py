@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Block, CrossAttention, Decoder, Rope
+from radixlm.base.errors import ConfigError
 from radixlm.kernels import cpu
 from radixlm.kernels.cpu.checks import dtype_code
 from radixlm.kernels.ops.linear import PackedLinear, TiedTable
@@ -36,7 +37,13 @@ from radixlm.layers.shared_block import SharedBlockCaller, make_shared_blocks
 from radixlm.models.kv_groups import entry_places, kv_groups, pool_places, state_rows
 from radixlm.models.program.step import StepProgram, make_program
 from radixlm.models.recurrence import RecurrenceRunner
-from radixlm.step.batch import AttentionSite, ForwardBatch, InputEmbeds, MediaInputs
+from radixlm.step.batch import (
+    AttentionSite,
+    ForwardBatch,
+    HiddenNeeds,
+    InputEmbeds,
+    MediaInputs,
+)
 
 
 def sinusoids(rows_T: Tensor, dim: int, steps: int = 0) -> Tensor:
@@ -62,6 +69,7 @@ class DecoderModel(Module):
 
     pool: list[Module]  # layers of a pooling model's head, set by build_model
     gate: list[Module]
+    taps: HiddenNeeds | None = None  # what each step leaves for a drafter; see ``tap``
 
     def __init__(
         self,
@@ -175,6 +183,17 @@ class DecoderModel(Module):
         self.program: StepProgram | None = None
         self._program_backend: object = None
 
+    def tap(self, needs: HiddenNeeds | None) -> None:
+        """From now on each step leaves these hidden states in ``ForwardBatch.taps_TN``. ConfigError
+        for models with several residual streams."""
+        decoder = self.decoder
+        if needs and (decoder.altup or decoder.streams or decoder.gated_streams or decoder.cycles):
+            raise ConfigError(
+                "--speculative-algorithm: heads cannot read the hidden states of this model, which "
+                "has several residual streams; STANDALONE and NGRAM work"
+            )
+        self.taps, self.program, self._program_backend = needs, None, None
+
     @property
     def sites(self) -> tuple[AttentionSite, ...]:
         """The site of each layer that attends, in order; known once the weights are loaded."""
@@ -193,8 +212,11 @@ class DecoderModel(Module):
             raise Unsupported("Decoder.extra_vocab_rows of a tied table")
         stream = ProgramStream(program.buffer("residual"))
         self._emit_embedding(program, stream.residual)
-        for block in self.blocks:
+        layers = self.taps.layers if self.taps else ()
+        program.emit_taps(stream, layers, -1)
+        for index, block in enumerate(self.blocks):
             block.emit(program, stream, is_last=block is self.blocks[-1])
+            program.emit_taps(stream, layers, index)
         final = program.buffer("final")
         self.norm.emit(program, stream.residual, final, 0, stream.selected)
         program.ops.hidden(x=final, dim=decoder.dim)
@@ -233,12 +255,23 @@ class DecoderModel(Module):
         Hidden states are None unless needed: without them the last block and the head run on
         the wanted rows only. Logits are None when no row is wanted.
         """
-        rows_R = batch.logits_rows_R
-        program = self._program_for(batch)
-        if program is not None and not need_hidden and rows_R.shape[0]:
+        rows_R, needs, num_tokens = batch.logits_rows_R, self.taps, batch.num_tokens
+        # the program's last block computes the rows with logits only
+        reads_end = needs is not None and (needs.final or len(self.blocks) - 1 in needs.layers)
+        program, num_rows = self._program_for(batch), rows_R.shape[0]
+        if program is not None and not need_hidden and num_rows and not reads_end:
             return None, program.logits(batch)
-        hidden_TD = self.forward(batch)
-        logits_RV = self.logits(hidden_TD[rows_R]) if rows_R.shape[0] else None
+        hidden_TD: Tensor | None
+        logits_RV = None
+        if program is not None and num_rows == num_tokens:
+            hidden_TD, logits_RV = program.hidden_and_logits(batch)
+        else:
+            hidden_TD = self.forward(batch)
+            if num_rows:
+                logits_RV = self.logits(hidden_TD[rows_R])
+        if needs is not None and needs.final:
+            parts = [hidden_TD] if batch.taps_TN is None else [batch.taps_TN, hidden_TD]
+            batch.taps_TN = torch.cat(parts, -1)
         return (hidden_TD if need_hidden else None), logits_RV
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -278,12 +311,18 @@ class DecoderModel(Module):
             return self.cycles.run(x_TD, batch, angles, self.norm.run)
         kept: dict[int, Tensor] = {}
         pending_TD: Tensor | None = None  # yet to be added to x
+        layers = self.taps.layers if self.taps else ()
+        tapped = {-1: x_TD.clone()} if -1 in layers else {}
         for layer, block in enumerate(self.blocks):
             if self.decoder.skips:
                 x_TD, pending_TD = self._skipped(layer, added(x_TD, pending_TD), kept), None
             x_TD, pending_TD = block.run_deferred(x_TD, pending_TD, batch, angles)
             if layer in deep:
                 x_TD, pending_TD = added(x_TD, pending_TD) + deep[layer].to(x_TD.dtype), None
+            if layer in layers:  # a sum of its own: the next norm's rounding stays the same
+                tapped[layer] = x_TD.clone() if pending_TD is None else x_TD + pending_TD
+        if layers:
+            batch.taps_TN = torch.cat([tapped[layer] for layer in layers], -1)
         if has_streams:
             x_TD = self.streams.end(x_TD)
         return self.norm.add_run(self.altup.end(x_TD) if is_altup else x_TD, pending_TD)

@@ -98,6 +98,15 @@ class CrossAttentionSpan(Record):
     is_before: bool
 
 
+class HiddenNeeds(Record):
+    """The hidden states of the target model that a drafter reads: what leaves the layers with these
+    indices (-1: the embedding), and what leaves the last norm. They are concatenated in this order
+    along the width."""
+
+    layers: tuple[int, ...] = ()
+    final: bool = False
+
+
 @dataclass(slots=True)
 class InputEmbeds:
     """Rows that replace the embedding table's for the tokens of ``mask_T`` (None: for all)."""
@@ -171,6 +180,7 @@ class ForwardBatch:
     states               pools.state.StateStep of models with recurrent layers
     feature_data         what features have put into the plan (``extend`` hook)
     fused_attn           ``attn``, where it can prepare q and k in its own launch
+    taps_TN              what a drafter reads (``HiddenNeeds``); the model leaves it here
     """
 
     token_ids_T: Tensor
@@ -194,6 +204,7 @@ class ForwardBatch:
     states: Any = None
     feature_data: dict[str, Any] = field(default_factory=dict)
     fused_attn: FusedAttentionRunner | None = None
+    taps_TN: Tensor | None = None
     scratch: LayerScratch = field(default_factory=LayerScratch)
 
     @property

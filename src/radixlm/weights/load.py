@@ -8,7 +8,7 @@ file or a reused buffer, so that memory peaks near the size of the weights.
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -50,15 +50,17 @@ def load_weights(
     *,
     device: torch.device | None = None,
     progress: bool = True,
+    leaves: Callable[[str], bool] | None = None,
 ) -> LoadReport:
     """Fill and finish every layer of ``model`` from ``folder``.
 
     ``load_format``: auto, safetensors, pt, npcache, dummy or sharded_state. ``progress`` shows a
-    bar if stderr is a terminal. CheckpointError lists missing and unknown tensors, wrong shapes,
-    NaN, and damaged or missing files.
+    bar if stderr is a terminal. ``leaves``: whether the model leaves a tensor of this name alone,
+    for models that are a part of their checkpoint. CheckpointError lists missing and unknown
+    tensors, wrong shapes, NaN, and damaged or missing files.
     """
     started = time.monotonic()
-    reader = open_reader(model, Path(folder), load_format)
+    reader = open_reader(model, Path(folder), load_format, leaves)
     filler = _Filler(model, reader, device or torch.device("cpu"))
     is_hidden = not (progress and sys.stderr.isatty())
     with tqdm(
@@ -85,13 +87,18 @@ def load_weights(
     return LoadReport(filler.num_params, num_bytes, seconds, reader.ignored)
 
 
-def open_reader(model: LoadableModel, folder: Path, load_format: str) -> ParamReader:
+def open_reader(
+    model: LoadableModel,
+    folder: Path,
+    load_format: str,
+    leaves: Callable[[str], bool] | None = None,
+) -> ParamReader:
     """The reader of parameter values, by ``--load-format``."""
     if load_format == "dummy":
         return DummyReader(folder)
     if load_format == "sharded_state":
         return ShardedStateReader(model, folder)
-    return CheckpointReader(model, folder, load_format)
+    return CheckpointReader(model, folder, load_format, leaves)
 
 
 class _Filler:

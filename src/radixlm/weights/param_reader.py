@@ -1,7 +1,7 @@
 """ParamReader: gives the loader the value of each parameter of the model."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -53,7 +53,14 @@ class ParamReader(Protocol):
 class CheckpointReader:
     """Joins a checkpoint's tensors by the names and recipes of its model family."""
 
-    def __init__(self, model: LoadableModel, folder: Path, load_format: str) -> None:
+    def __init__(
+        self,
+        model: LoadableModel,
+        folder: Path,
+        load_format: str,
+        leaves: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._leaves = leaves
         self._source: TensorSource = open_folder(folder, load_format, model.weight_dtype)
         self._joiner = TensorJoiner(self._source)
         files = self._source.files()  # of a GGUF file: links to the user's own files
@@ -81,7 +88,9 @@ class CheckpointReader:
         unknown = [
             name
             for name in full
-            if not is_ignorable(name, model.decoder) and not self._source.is_zero_bias(name)
+            if not (self._leaves and self._leaves(name))
+            and not is_ignorable(name, model.decoder)
+            and not self._source.is_zero_bias(name)
         ]
         index = index_of(folder)
         weight_map = {} if index is None else read_weight_map(index)

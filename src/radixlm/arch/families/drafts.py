@@ -9,12 +9,13 @@ from radixlm.arch.draft import STEP, Draft, renamed
 from radixlm.arch.families.builders import activation, mlp, rms
 from radixlm.arch.families.deepseek import latent
 from radixlm.arch.families.llama import llama
-from radixlm.arch.families.qwen import qwen2
+from radixlm.arch.families.qwen import qwen2, qwen3
 from radixlm.arch.names import DEFAULT, LAYER, AnyOf, Name
 from radixlm.arch.registry import DRAFTS, MTP_LAYERS, family_function, find
-from radixlm.arch.spec import Attention, Block, Decoder, LatentAttention, Mlp
+from radixlm.arch.spec import Attention, Block, Decoder, LatentAttention, Mlp, Norm
 from radixlm.base.record import replace
 
+_NO_NORM = Norm(0.0, kind="none", affine=False)
 _NEXT_N = ("eh_proj", "enorm", "hnorm")  # DeepSeek's names, which others took over
 
 
@@ -76,24 +77,15 @@ def _module(decoder: Decoder, block: Block, names: dict[str, Any]) -> Decoder:
 
 
 def next_n(c: Config) -> Draft:
-    """Layers after the last one, with their own token table and head, and with their own indexer
-    where the model has indexers."""
+    """Layers after the last one, with their own indexer where the model has indexers. Their token
+    table and head (``shared_head.head``) are copies of the model's."""
     decoder, at = _target(c), f"model.layers.{STEP}."
     block = decoder.blocks[-1]
     if isinstance(block.mixer, LatentAttention) and block.mixer.indexer is not None:
         index = replace(block.mixer.indexer, is_shared=False)
         block = replace(block, mixer=replace(block.mixer, indexer=index))
-    names = _joint(
-        decoder,
-        at,
-        at,
-        _NEXT_N,
-        embed=at + "embed_tokens",
-        norm=at + "shared_head.norm",
-        head=at + "shared_head.head",
-    )
-    module = replace(_module(decoder, block, names), tied=False)
-    return _normed(c, module, _count(c), c.num_hidden_layers, owns_embed=True, owns_head=True)
+    names = _joint(decoder, at, at, _NEXT_N, norm=at + "shared_head.norm")
+    return _normed(c, _module(decoder, block, names), _count(c), c.num_hidden_layers)
 
 
 def bailing(c: Config) -> Draft:
@@ -104,13 +96,13 @@ def bailing(c: Config) -> Draft:
 
 
 def ernie(c: Config) -> Draft:
-    """A dense block; the target's final norm and head."""
+    """A dense block without a last norm."""
     decoder = _target(c)
     joint = (f"linear_proj.{STEP}", f"emb_norm.{STEP}", f"hidden_norm.{STEP}")
     names = _joint(decoder, f"model.mtp_block.{STEP}.", "model.mtp_", joint)
     block = replace(decoder.blocks[0], ffn=mlp(c, bias=c.use_bias))
-    module = _module(decoder, block, names)
-    return _normed(c, module, _count(c), join_bias=c.use_bias, owns_norm=False)
+    module = replace(_module(decoder, block, names), norm=_NO_NORM)
+    return _normed(c, module, _count(c), join_bias=c.use_bias, blanks_first=True)
 
 
 def mimo(c: Config) -> Draft:
@@ -135,7 +127,7 @@ def qwen3_next(c: Config) -> Draft:
 
 
 def longcat(c: Config) -> Draft:
-    """A dense layer with one attention, and its own token table."""
+    """A dense layer with one attention. Its token table is a copy of the model's."""
     decoder, at = _target(c), "model.mtp.layers.0."
     feed, attn, roles = at + "transformer_layer.mlp.", at + "self_attn.", dict(decoder.names)
     names = _joint(
@@ -143,7 +135,6 @@ def longcat(c: Config) -> Draft:
         at,
         at,
         ("eh_proj", "enorm.m", "hnorm.m"),
-        embed="model.mtp.embed_tokens",
         norm="model.mtp.norm",
         norm1=at + "input_layernorm",
         norm2=at + "post_attention_layernorm",
@@ -154,19 +145,20 @@ def longcat(c: Config) -> Draft:
     mixer: dict[str, Any] = {role: name for role, name in roles.items() if role.startswith("mixer")}
     names |= {role: renamed(name, old, attn) for role, name in mixer.items()}
     block = Block(latent(c, interleaved=True), Mlp(c.ffn_hidden_size, activation(c)), rms(c))
-    return _normed(c, _module(decoder, block, names), _count(c), owns_embed=True)
+    return _normed(c, _module(decoder, block, names), _count(c))
 
 
 def _eagle(c: Config, decoder: Decoder) -> Draft:
     """The first block has no norm before its attention; there is no final norm."""
-    names = _moved(decoder, "layers.{i}.", embed="embed_tokens", draft_join="fc")
+    names = _moved(decoder, "layers.{i}.", draft_join="fc")
     first, *rest = decoder.blocks
     if isinstance(first.mixer, LatentAttention):
         raise c.error("architectures", "latent attention has no published head of this kind")
     blocks = (replace(first, layout="prenorm_ffn_only"), *rest)
     before, behind = names["norm1"], names["norm2"]
-    module = replace(decoder, blocks=blocks, names={**names, "norm1": AnyOf(before, behind)})
-    return Draft(module, join_bias=c.get("bias", True), owns_embed=True, owns_norm=False)
+    names |= {"norm1": AnyOf(before, behind)}
+    module = replace(decoder, blocks=blocks, names=names, norm=_NO_NORM, tied=False)
+    return Draft(module, join_bias=c.get("bias", True))
 
 
 def llama_eagle(c: Config) -> Draft:
@@ -178,32 +170,63 @@ def qwen2_eagle(c: Config) -> Draft:
 
 
 def llama_eagle3(c: Config) -> Draft:
-    """One block that reads the concatenated inputs, hidden states of three target layers, and a
-    smaller vocabulary."""
-    decoder = llama(c)
-    at = "midlayer."
-    names = _moved(
-        decoder,
-        at,
-        embed="embed_tokens",
-        norm="norm",
-        head="lm_head",
-        norm1=at + "post_attention_layernorm",
-        draft_embed_norm=at + "input_layernorm",
-        draft_hidden_norm=at + "hidden_norm",
-        draft_taps="fc",
-        draft_vocab="d2t",
-    )
-    block = replace(decoder.blocks[0], layout="prenorm_ffn_only")
+    """A block that reads the concatenated inputs, and hidden states of some target layers. Its
+    head has a smaller vocabulary, or is the target's (``draft_vocab_size`` null)."""
+    if c.get("fc_norm"):
+        raise c.error("fc_norm", "= true is not supported: a norm of each hidden state")
+    decoder = qwen3(c) if c.get("model_type") == "qwen3" else llama(c)
+    first, *rest = decoder.blocks
+    layers, size = _eagle3_taps(c)
     vocab = c.get("draft_vocab_size", c.vocab_size)
-    module = replace(decoder, blocks=(block,), names=names, vocab=vocab, tied=False)
+    module = replace(
+        decoder,
+        blocks=(replace(first, layout="prenorm_ffn_only"), *rest),
+        names=_eagle3_names(decoder),
+        vocab=vocab,
+        tied=False,
+    )
     return Draft(
         module,
         embed_norm=rms(c),
         hidden_norm=rms(c),
         is_projected=False,
+        residual_is_normed=bool(c.get("norm_before_residual")),
         target_dim=c.get("target_hidden_size", 0),
-        taps=3,
-        owns_head=True,
+        taps=size,
+        tap_layers=layers,
+        taps_norm=rms(c) if c.get("norm_before_fc") else None,
+        passes_normed=bool(c.get("norm_output")),
+        owns_head=c.get("draft_vocab_size") is not None,
         has_vocab_map=vocab != c.vocab_size,
     )
+
+
+def _eagle3_names(decoder: Decoder) -> dict[str, Any]:
+    """The first block is called ``midlayer`` or ``layers.0``."""
+    layers, mid = (_moved(decoder, at) for at in ("layers.{i}.", "midlayer."))
+    either: dict[str, Any] = {role: AnyOf(mid[role], layers[role]) for role in layers}
+    own = {"norm": "norm", "head": "lm_head", "draft.taps": "fc", "draft.vocab": "d2t"}
+    first = {
+        "norm1": "post_attention_layernorm",
+        "draft.embed_norm": "input_layernorm",
+        "draft.hidden_norm": "hidden_norm",
+    }
+    firsts = {r: AnyOf("midlayer." + name, "layers.0." + name) for r, name in first.items()}
+    later = {"norm1": AnyOf(firsts["norm1"], layers["norm1"])} if len(decoder.blocks) > 1 else {}
+    return either | own | firsts | later | {"draft.taps_norm": "input_norm"}
+
+
+def _eagle3_taps(c: Config) -> tuple[tuple[int, ...], int]:
+    """The target layers whose outputs the head reads, and how many. SGLang's and the authors' list
+    names the layers themselves, that of ``speculators`` the layers that they lead to."""
+    own = c.get("eagle_config", {})
+    if not own.get("use_aux_hidden_state", True):
+        return (), 0
+    listed = own.get("eagle_aux_hidden_state_layer_ids")
+    if listed is None:
+        listed = c.get("eagle_aux_hidden_state_layer_ids")
+        shift = int(c.get("speculators_model_type") is not None)
+    else:
+        shift = 0
+    layers = tuple(int(layer) - shift for layer in listed or ())
+    return layers, len(layers) or int(c.get("num_aux_hidden_states", 3))

@@ -147,6 +147,16 @@ class StepProgram:
             out_RV.index_fill_(1, self._suppressed_tokens, -torch.inf)
         return out_RV
 
+    def hidden_and_logits(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """Both, of the rows that the batch asks for: [R, D] and [R, V] float32."""
+        rows_R = batch.logits_rows_R.int()
+        out_RD = torch.empty(rows_R.shape[0], self._dim)
+        out_RV = torch.empty(rows_R.shape[0], self._vocab)
+        self._run(batch, rows_R, out_RV, out_RD)
+        if len(self._suppressed_tokens):
+            out_RV.index_fill_(1, self._suppressed_tokens, -torch.inf)
+        return out_RD, out_RV
+
     def _run(
         self, batch: ForwardBatch, rows_R: Tensor, logits: Tensor | None, hidden: Tensor | None
     ) -> None:
@@ -168,6 +178,9 @@ class StepProgram:
         step.rows, step.num_rows = rows_R.data_ptr(), len(rows_R)
         step.logits, step.ld_logits = address(logits), 0 if logits is None else logits.stride(0)
         step.hidden, step.ld_hidden = address(hidden), 0 if hidden is None else hidden.stride(0)
+        if num_taps := self._builder.num_taps:
+            batch.taps_TN = torch.empty(batch.num_tokens, num_taps * self._dim)
+            step.taps, step.ld_taps = batch.taps_TN.data_ptr(), num_taps * self._dim
         step.embeds, step.embeds_mask = address(embeds), address(mask_T)
         step.runs, step.num_runs = address(runs), 0 if runs is None else len(runs)
         self._program.run(step)
