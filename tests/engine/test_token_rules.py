@@ -13,10 +13,13 @@ import radixlm
 from radixlm.base.errors import InvalidRequest
 from radixlm.engine.features.token_rules import TokenRules
 from radixlm.scheduler.hooks import Feature, Hooks
+from radixlm.step.plan import Item
 from radixlm.wire.sampling_params import SamplingParams
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 PLAIN = {"max_new_tokens": 24, "temperature": 1.0, "sampling_seed": 3, "ignore_eos": True}
+
+ITEM = Item("a", 0, 0, 1, None, True)
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +97,11 @@ def test_masks_equal_the_definition(seed: int) -> None:
         except InvalidRequest:
             assert not wanted
             continue
-        ((_, mask),) = rules.masks([SimpleNamespace(rid="a", emit=True)]).items()  # type: ignore
+        ((_, mask),) = rules.masks([ITEM]).items()
         bits = np.unpackbits(mask.view("u1"), bitorder="little")[:vocab]
         assert set(np.flatnonzero(bits).tolist()) == wanted
         rules.release(request)  # type: ignore[arg-type]
-        assert rules.masks([SimpleNamespace(rid="a", emit=True)]) == {}  # type: ignore[list-item]
+        assert rules.masks([ITEM]) == {}
 
 
 def test_masks_that_leave_nothing_together() -> None:

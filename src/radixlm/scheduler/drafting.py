@@ -159,7 +159,21 @@ class Drafting:
         is_wrong = (tokens < 0) | (tokens >= self._limits.vocab)
         if np.count_nonzero(is_wrong):  # no token of the vocabulary, or a placeholder of media
             tokens = tokens[: int(is_wrong.argmax())]
-        return Proposal(tokens, proposal.survival[: len(tokens)]) if len(tokens) else NOTHING
+        survival = proposal.survival[: len(tokens)]
+        if request.has_token_hook:
+            tokens, survival = self._guide(request, tokens, survival, most)
+        return Proposal(tokens, survival) if len(tokens) else NOTHING
+
+    def _guide(
+        self, request: Request, tokens: Int32Array, survival: Survival, most: int
+    ) -> tuple[Int32Array, Survival]:
+        """What features make of a proposal; tokens of their own are certain."""
+        guided = np.array(self._hooks.drafts(request, tokens.tolist(), most), np.int32)
+        num = min(len(guided), len(tokens))
+        is_other = guided[:num] != tokens[:num]
+        same = int(is_other.argmax()) if np.count_nonzero(is_other) else num
+        certain = np.ones(len(guided) - same, np.float32)
+        return guided, np.concatenate((survival[:same], certain))
 
     def _ask(self, request: Request, most: int) -> Proposal:
         """The proposal of the first host drafter with an idea."""

@@ -2,6 +2,7 @@
 
     arrive(request)      a request has arrived             check it, begin to compile its grammar
     ready(request)       may it be admitted now?           is the grammar compiled, adapter loaded?
+    drafts(request)      what do drafters propose?         grammar: cut it, add what is certain
     extend(items)        a step was planned                data for the executor, by name
     masks(items)         which tokens may be sampled?      grammar
     committed(request)   tokens were appended              advance the grammar
@@ -41,8 +42,16 @@ class Feature:
         """Data for the executor that travels with the step's plan, by name."""
         return {}
 
+    def drafts(self, request: Request, tokens: Sequence[int], room: int) -> Sequence[int]:
+        """What a step verifies, at most ``room`` tokens, where drafters propose ``tokens`` (maybe
+        none): drafts that cannot be accepted may be cut, and better ones put in their place. Asked
+        of requests whose ``arrive`` was True."""
+        return tokens[:room]
+
     def masks(self, items: Sequence[Item]) -> dict[int, Mask]:
-        """Index of the item -> packed bitmask [ceil(vocab / 32)] of the allowed tokens."""
+        """Index of the item -> packed bitmask [ceil(vocab / 32)] of the allowed tokens. Where the
+        item has drafts (``Items.drafts_of``): one for each place [drafts + 1, ceil(vocab / 32)];
+        those of places that cannot be reached allow something."""
         return {}
 
     def committed(self, request: Request, tokens: Sequence[int]) -> bool | None:
@@ -70,6 +79,7 @@ class Hooks:
         self.features = tuple(features)
         self._ready = overriding("ready")
         self._extend, self._masks = overriding("extend"), overriding("masks")
+        self._drafts = overriding("drafts")
         self._committed, self._release = overriding("committed"), overriding("release")
         self._forced = overriding("forced")
         self._token_features = {*self._committed, *self._forced}
@@ -91,14 +101,22 @@ class Hooks:
         return extras
 
     def masks(self, items: Sequence[Item]) -> dict[int, Mask]:
-        """The masks of all features; several masks of one item are intersected, and where that
+        """The masks of all features; several masks of one place are intersected, and where that
         leaves nothing the first holds: a grammar must go on or end."""
         masks: dict[int, Mask] = {}
         for feature in self._masks:
             for index, mask in feature.masks(items).items():
-                both = masks[index] & mask if index in masks else mask
-                masks[index] = both if both.any() else masks.get(index, mask)
+                first = masks.setdefault(index, mask)
+                if first is not mask:
+                    both = first & mask
+                    masks[index] = np.where(both.any(axis=-1, keepdims=True), both, first)
         return masks
+
+    def drafts(self, request: Request, tokens: Sequence[int], room: int) -> Sequence[int]:
+        """The drafts that every feature leaves."""
+        for feature in self._drafts:
+            tokens = feature.drafts(request, tokens, room)
+        return tokens
 
     def committed(self, request: Request, tokens: Sequence[int]) -> bool:
         """Whether any feature says that the output is complete."""

@@ -60,6 +60,7 @@ class DecodeBatch(Record, eq=False):
     hidden: frozenset[int] = frozenset()
 
 
+_NO_TOKENS = np.zeros(0, np.int32)
 EMPTY_DECODES = DecodeBatch((), np.zeros(0, np.int64))
 
 
@@ -111,6 +112,13 @@ class Items(Sequence[Item]):
     def num_tokens(self) -> int:
         num_drafted = 0 if self.drafts is None else len(self.drafts.tokens)
         return len(self.starts) + num_drafted + sum(item.count for item in self.prefills)
+
+    def drafts_of(self, index: int) -> Int32Array:
+        """The drafted tokens of an item."""
+        if self.drafts is None or index >= len(self.drafts.lens):
+            return _NO_TOKENS
+        end = int(self.drafts.lens[: index + 1].sum())
+        return self.drafts.tokens[end - int(self.drafts.lens[index]) : end]
 
     def __len__(self) -> int:
         return len(self.starts) + len(self.prefills)

@@ -9,6 +9,9 @@ A grammar may begin later than the output: after the end marker of a reasoning b
 A matcher is touched by nobody but that thread, between ``extend`` and ``masks``. Where the grammar
 forces several tokens, the first is all that the mask allows, and the rest follow it unsampled:
 what comes out depends on the tokens before it alone, so a retraction or a restart changes nothing.
+
+Drafts get a mask each: the matcher goes along them and back. What the grammar refuses is not
+drafted, and what it forces is, in place of what a drafter guessed.
 """
 
 from __future__ import annotations
@@ -25,13 +28,15 @@ from radixlm.base.lazy import load
 from radixlm.config.grammar import GrammarConfig
 from radixlm.scheduler.hooks import Feature, Mask
 from radixlm.scheduler.request import Request
-from radixlm.step.plan import Item
+from radixlm.step.plan import Item, Items
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire import requests as wire
 
 if TYPE_CHECKING:
     from radixlm.grammar.compile import GrammarCache, GrammarFuture
     from radixlm.grammar.spec import Matcher
+
+_Work = tuple[int, "_State", list[int]]  # index of the item, its state and drafts
 
 # waking the thread costs about this much; masks that take less are made in place
 _THREAD_PAYS_S = 100e-6
@@ -40,22 +45,33 @@ _THREAD_PAYS_S = 100e-6
 class _State:
     """Of one constrained request: first a ticket, then a matcher."""
 
-    __slots__ = ("after", "error", "forced", "jumps", "matcher", "pending", "tail", "ticket")
+    __slots__ = (
+        *("after", "errors", "forced", "jumps", "matcher", "num_committed", "pending", "request"),
+        *("tail", "takes_drafts", "ticket"),
+    )
 
-    def __init__(self, ticket: GrammarFuture, after: str | None, jumps: bool) -> None:
-        self.ticket = ticket
-        self.after = after.encode() if after else None  # None: the grammar has begun
-        self.jumps = jumps
+    def __init__(self, request: Request, ticket: GrammarFuture, jumps: bool) -> None:
+        self.request, self.ticket, self.jumps = request, ticket, jumps
         self.matcher: Matcher | None = None
-        self.error: RequestError | None = None  # a grammar can prove too complex while it runs
-        self.pending: list[int] = []  # known tokens that the matcher has not seen
-        self.forced: list[int] = []  # what must follow the token that is being sampled
+        self.takes_drafts = True
+        # of the step's rows: what must follow the token that is being sampled, and why it cannot
+        # be; and how many of these tokens were committed
+        self.forced: list[list[int]] = []
+        self.errors: dict[int, RequestError] = {}
+        self.num_committed = 0
+
+    def start(self) -> None:
+        """Make a matcher; InvalidRequest for a grammar that was refused."""
+        after = self.request.wire.grammar.after if self.request.wire.grammar else None
+        self.after = after.encode() if after else None  # None: the grammar has begun
         self.tail = b""  # the last bytes, in which the marker is looked for
+        self.pending: list[int] = self.request.output_ids.tolist()  # not shown to the matcher
+        self.matcher = self.ticket.matcher()
 
 
 class GrammarFeature(Feature):
-    """Hooks arrive, ready, extend, masks, committed, forced, release. The library is loaded for
-    the first request that needs it."""
+    """Hooks arrive, ready, drafts, extend, masks, committed, forced, release. The library is loaded
+    for the first request that needs it."""
 
     def __init__(
         self,
@@ -111,7 +127,7 @@ class GrammarFeature(Feature):
         if spec is not None:
             ticket = self._ticket(spec, request.wire)
             jumps = self._overlaps and not self._config.disable_jump_forward
-            self._states[request.rid] = _State(ticket, spec.after, jumps and _may_jump(request))
+            self._states[request.rid] = _State(request, ticket, jumps and _may_jump(request))
         return spec is not None
 
     def ready(self, request: Request) -> bool:
@@ -120,8 +136,7 @@ class GrammarFeature(Feature):
             return True
         if not state.ticket.is_ready:
             return False
-        state.matcher = state.ticket.matcher()  # InvalidRequest for a grammar that was refused
-        state.pending = request.output_ids.tolist()  # a continued request
+        state.start()
         return True
 
     def extend(self, items: Sequence[Item]) -> dict[str, object]:
@@ -130,7 +145,8 @@ class GrammarFeature(Feature):
             self._work = None
         if self._states and self._overlaps:
             work = self._due(items)
-            if len(work) * self._mask_s > _THREAD_PAYS_S:
+            num_rows = sum(len(drafts) + 1 for _, _, drafts in work)
+            if num_rows * self._mask_s > _THREAD_PAYS_S:
                 if self._thread is None:
                     self._thread = ThreadPoolExecutor(1, "grammar masks")
                 self._work = self._thread.submit(self._make, work)
@@ -142,46 +158,129 @@ class GrammarFeature(Feature):
             return work.result()
         return self._make(self._due(items)) if self._states else {}
 
-    def _due(self, items: Sequence[Item]) -> list[tuple[int, _State]]:
-        """The constrained ones among the items, with their index."""
-        states = self._states
+    def _due(self, items: Sequence[Item]) -> list[_Work]:
+        """The constrained ones among the items: index, state and drafts."""
+        states, items = self._states, Items.of(items)
         found = [(i, states.get(item.rid)) for i, item in enumerate(items) if item.emit]
-        return [(i, state) for i, state in found if state is not None and state.error is None]
+        return [
+            (i, state, items.drafts_of(i).tolist())
+            for i, state in found
+            if state is not None and 0 not in state.errors
+        ]
 
-    def _make(self, work: list[tuple[int, _State]]) -> dict[int, Mask]:
-        """Bring the matchers up to date and ask them. An error is kept until the step is committed:
-        the others go on."""
+    def _make(self, work: list[_Work]) -> dict[int, Mask]:
+        """Bring the matchers up to date and ask them. An error is kept until the token is
+        committed: the others go on."""
         began_s = time.perf_counter()
         found: dict[int, Mask] = {}
-        rows = np.zeros((len(work), (self._vocab + 31) // 32), np.int32)
-        for (index, state), row in zip(work, rows, strict=True):
+        num_rows = sum(len(drafts) + 1 for _, _, drafts in work)
+        rows = np.zeros((num_rows, (self._vocab + 31) // 32), np.int32)
+        for index, state, drafts in work:
+            own, rows = np.split(rows, [len(drafts) + 1])
+            state.forced, state.errors, state.num_committed = [], {}, 0
             try:
                 self._advance(state)
-                if state.after is None:
-                    self._fill(state, row)
-                    if row.any():  # else the output is complete: what this step samples is dropped
-                        found[index] = row
+                self._fill_along(state, drafts, own)
             except RequestError as error:
-                state.error = error
+                state.errors[len(state.forced)] = error
+                if state.forced:  # a matcher that failed cannot go back
+                    state.takes_drafts = False
+                    state.start()
+            # before the grammar; or unreachable, or complete: what is sampled is dropped
+            is_free = ~own.any(axis=1)
+            own[is_free] = -1
+            if not is_free.all():
+                found[index] = own if drafts else own[0]
         if work:
-            self._mask_s += 0.1 * ((time.perf_counter() - began_s) / len(work) - self._mask_s)
+            self._mask_s += 0.1 * ((time.perf_counter() - began_s) / num_rows - self._mask_s)
         return found
 
-    def _fill(self, state: _State, row: Mask) -> None:
+    def _fill_along(self, state: _State, drafts: Sequence[int], rows: Mask) -> None:
+        """Write the masks of the next token, and of those after each draft."""
+        assert state.matcher is not None
+        start, num_accepted = (state.after, state.tail), 0
+        carried: list[int] = []
+        for row, token in zip(rows, (None, *drafts), strict=True):
+            if token is not None:
+                is_accepted = self._step(state, token)
+                if is_accepted is None:
+                    break
+                num_accepted += is_accepted
+            if carried:
+                _allow_alone(row, carried[0])
+                carried = carried[1:]
+            elif state.after is None:
+                carried = self._fill(state, row)
+            state.forced.append(carried)
+        if drafts:
+            state.matcher.rollback(num_accepted)
+            state.after, state.tail = start
+
+    def _fill(self, state: _State, row: Mask) -> list[int]:
+        """Write the mask of the next token; what must follow that."""
         matcher = state.matcher
         assert matcher is not None
-        state.forced = []
         if not state.jumps or matcher.masks_forced:
             matcher.fill_mask(row)
             if not state.jumps or not _allows_one(row):
-                return
+                return []
         forced = matcher.forced_tokens()
         if forced and forced[0] < self._vocab:
-            row[:] = 0
-            row.view("u4")[forced[0] // 32] = 1 << (forced[0] % 32)
-            state.forced = forced[1:]
-        elif not matcher.masks_forced:
+            _allow_alone(row, forced[0])
+            return forced[1:]
+        if not matcher.masks_forced:
             matcher.fill_mask(row)
+        return []
+
+    def drafts(self, request: Request, tokens: Sequence[int], room: int) -> list[int]:
+        state = self._states.get(request.rid)
+        if state is None:
+            return list(tokens[:room])
+        if not state.takes_drafts or state.matcher is None or 0 in state.errors:
+            return []
+        try:
+            self._advance(state)
+            return self._path(state, tokens, room)
+        except RequestError:  # the mask tells it again, if it is so without drafts
+            state.takes_drafts = False
+            state.start()
+            return []
+
+    def _path(self, state: _State, tokens: Sequence[int], room: int) -> list[int]:
+        """The drafts that the grammar allows. Forced tokens come first, then those of ``tokens``
+        that agree with them, then what is forced behind these."""
+        assert state.matcher is not None
+        start, num_accepted = (state.after, state.tail), 0
+        path: list[int] = []
+        forced = self._forced(state)
+        while len(path) < room:
+            is_guided = list(tokens[: len(path)]) == path and len(path) < len(tokens)
+            if not forced and not is_guided:
+                forced = self._forced(state)
+            if not forced and not is_guided:
+                break
+            token = forced.pop(0) if forced else tokens[len(path)]
+            is_accepted = self._step(state, token) if token < self._vocab else None
+            if is_accepted is None:
+                break
+            num_accepted += is_accepted
+            path.append(token)
+        state.matcher.rollback(num_accepted)
+        state.after, state.tail = start
+        return path
+
+    def _forced(self, state: _State) -> list[int]:
+        assert state.matcher is not None
+        return state.matcher.forced_tokens() if state.after is None else []
+
+    def _step(self, state: _State, token: int) -> int | None:
+        """Go one draft ahead; how many tokens the matcher accepted, None if the draft is
+        refused."""
+        assert state.matcher is not None
+        if state.after is not None:
+            self._look_for_marker(state, token)
+            return 0
+        return 1 if not state.matcher.is_terminated and state.matcher.accept(token) else None
 
     def _advance(self, state: _State) -> None:
         """Show the matcher what has become known."""
@@ -197,8 +296,10 @@ class GrammarFeature(Feature):
         state = self._states.get(request.rid)
         if state is None:
             return False
-        if state.error is not None:
-            raise state.error
+        for row in range(state.num_committed, state.num_committed + len(tokens)):
+            if row in state.errors:
+                raise state.errors[row]
+        state.num_committed += len(tokens)
         state.pending.extend(tokens)
         if not self._eos_ids:
             return self._is_complete(state)
@@ -216,9 +317,9 @@ class GrammarFeature(Feature):
 
     def forced(self, request: Request) -> Sequence[int]:
         state = self._states.get(request.rid)
-        if state is None or not state.forced:
+        if state is None or not 0 < state.num_committed <= len(state.forced):
             return ()
-        tokens, state.forced = state.forced, []
+        tokens, state.forced = state.forced[state.num_committed - 1], []
         self.num_forced += len(tokens)
         return tokens
 
@@ -232,6 +333,11 @@ class GrammarFeature(Feature):
 
     def release(self, request: Request) -> None:
         self._states.pop(request.rid, None)
+
+
+def _allow_alone(row: Mask, token: int) -> None:
+    row[:] = 0
+    row.view("u4")[token // 32] = 1 << (token % 32)
 
 
 def _allows_one(row: Mask) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from radixlm.base.errors import InvalidRequest
 from radixlm.scheduler.hooks import Feature, Mask
 from radixlm.scheduler.request import Request
-from radixlm.step.plan import Item
+from radixlm.step.plan import Item, Items
 
 
 class _Rules:
@@ -34,16 +34,17 @@ class _Rules:
         if not self.first.any():
             raise InvalidRequest("bad_words forbids all of allowed_token_ids", "bad_words")
 
-    def mask(self) -> Mask:
-        """The mask of the next token."""
-        row = self.first.copy()
+    def mask(self, drafts: Sequence[int]) -> Mask:
+        """The mask of the next token; with drafts, also of those after each."""
+        rows = np.tile(self.first, (len(drafts) + 1, 1))
         if self.longer:
             most = max(map(len, self.longer)) - 1
-            tail = tuple(self.request.output_ids[-most:].tolist())
-            for *before, last in self.longer:
-                if len(before) <= len(tail) and tail[len(tail) - len(before) :] == tuple(before):
-                    _forbid(row, last)
-        return row
+            known = [*self.request.output_ids[-most:].tolist(), *drafts]
+            for row, end in zip(rows, range(len(known) - len(drafts), len(known) + 1), strict=True):
+                for *before, last in self.longer:
+                    if len(before) <= end and known[end - len(before) : end] == before:
+                        _forbid(row, last)
+        return rows if drafts else rows[0]
 
 
 class TokenRules(Feature):
@@ -61,8 +62,9 @@ class TokenRules(Feature):
     def masks(self, items: Sequence[Item]) -> dict[int, Mask]:
         if not self._rules:
             return {}
+        items = Items.of(items)
         found = ((i, self._rules.get(item.rid)) for i, item in enumerate(items) if item.emit)
-        return {i: rules.mask() for i, rules in found if rules is not None}
+        return {i: rules.mask(items.drafts_of(i).tolist()) for i, rules in found if rules}
 
     def release(self, request: Request) -> None:
         self._rules.pop(request.rid, None)
