@@ -38,7 +38,13 @@ def test_a_hostile_grammar_is_stopped_and_the_next_one_works() -> None:
             with pytest.raises(TooSlow):
                 trial.run(hostile("x"), 0.5)
             assert trial._process is process, "no other one has to start"
-        trial.run(GrammarSpec("regex", "(((("), 1)  # an error is found again by the server
+        with pytest.raises(InvalidRequest, match="invalid regex") as caught:
+            trial.run(GrammarSpec("regex", "(((("), 1)
+        assert caught.value.param == "regex"
+        with pytest.raises(InvalidRequest, match="é" * 9):
+            trial.run(GrammarSpec("json_schema", json.dumps({"$ref": "é" * 99_999})), 9)
+        trial.run(GrammarSpec("lark", "start: <[290]>"), 1)  # the server knows its token ids
+        trial.run(FINE, 1)
     finally:
         trial.close()
 

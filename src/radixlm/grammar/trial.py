@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from radixlm.base.errors import Overloaded
+from radixlm.base.errors import InvalidRequest, Overloaded
 from radixlm.base.lazy import load
 from radixlm.base.record import Record
 from radixlm.grammar.spec import GrammarBackend, GrammarOptions, GrammarSpec, Kind, refuse
@@ -35,7 +35,9 @@ _NICE = 10
 _MARGIN_S = 5.0  # for the process to say that it has stopped a grammar
 _MAIN = "from radixlm.grammar.trial import main; main()"
 # what the process answers
-_READY, _FITS, _TOO_SLOW, _TOO_LARGE, _NO_PROCESS = b".", b"f", b"t", b"m", b"p"
+_READY, _FITS, _INVALID, _TOO_SLOW, _TOO_LARGE, _NO_PROCESS = b".", b"f", b"i", b"t", b"m", b"p"
+_EXITS = {0: _FITS, 2: b"", -signal.SIGPROF: _TOO_SLOW, -signal.SIGALRM: _TOO_SLOW}
+_MAX_ERROR = 4096  # characters: less than a pipe holds
 
 
 class TrialSetup(Record):
@@ -68,8 +70,8 @@ class Trial:
         self._lock = threading.Lock()  # of ``close`` against a start
 
     def run(self, spec: GrammarSpec, cpu_s: float) -> None:
-        """Compile ``spec``, whether it is valid or not. TooSlow after ``cpu_s`` seconds of a CPU,
-        InvalidRequest if it takes too much memory, Overloaded if no process can be started."""
+        """Compile ``spec``. TooSlow after ``cpu_s`` seconds of a CPU, InvalidRequest for an invalid
+        grammar or too much memory, Overloaded if no process can be started."""
         line = json.dumps([spec.kind, spec.text, spec.is_strict, cpu_s]).encode() + b"\n"
         answer = b""
         for _ in range(2):  # the process may have been killed
@@ -82,6 +84,8 @@ class Trial:
             self.close()
         if answer == _TOO_SLOW:
             raise TooSlow
+        if answer[:1] == _INVALID:
+            raise InvalidRequest(*json.loads(answer[1:]))
         if answer == _TOO_LARGE:
             limit = f"more than {MAX_MEMORY_BYTES >> 20} MiB of memory"
             raise refuse(spec.kind, f"compiling takes {limit}; simplify it")
@@ -138,7 +142,13 @@ def _ask(process: subprocess.Popen[bytes], line: bytes, timeout_s: float) -> byt
         return b""
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN | select.POLLHUP)
-    return (process.stdout.read(1) or b"") if poll.poll(timeout_s * 1000) else b""
+    if not poll.poll(timeout_s * 1000):
+        return b""
+    answer = process.stdout.read(1) or b""
+    if answer == _INVALID:
+        answer += process.stdout.readline()
+        return answer if answer.endswith(b"\n") else b""  # it was killed meanwhile
+    return answer
 
 
 class ByteTokenizer:
@@ -202,9 +212,7 @@ def _answer(backend: GrammarBackend, kind: Kind, text: str, is_strict: bool, cpu
         signal.setitimer(signal.ITIMER_REAL, cpu_s * _WALL_PER_CPU)
         _compile(backend, GrammarSpec(kind, text, is_strict))
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code in (-signal.SIGPROF, -signal.SIGALRM):
-        return _TOO_SLOW
-    return _TOO_LARGE if code else _FITS
+    return _EXITS.get(code, _TOO_LARGE)
 
 
 def _compile(backend: GrammarBackend, spec: GrammarSpec) -> NoReturn:
@@ -212,7 +220,13 @@ def _compile(backend: GrammarBackend, spec: GrammarSpec) -> NoReturn:
     try:
         backend.compile(spec).matcher()
         code = 0
-    except Exception as error:  # the server finds the same, in words for its own tokens
+    except InvalidRequest as error:
+        code = 0
+        if "<[" not in spec.text:  # token ids, which are others here
+            error_line = json.dumps([error.message[:_MAX_ERROR], error.param])
+            os.write(1, _INVALID + error_line.encode() + b"\n")
+            code = 2
+    except Exception as error:  # the server finds the same
         code = isinstance(error, MemoryError)
     finally:
         os._exit(code)
