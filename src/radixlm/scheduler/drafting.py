@@ -8,95 +8,21 @@ leaves, and never retract a request.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from radixlm.base.record import Record
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.slot_table import Int32Array, Int64Array
+from radixlm.speculative.drafter import NOTHING, Float32Array, HostDrafter, Proposal
+from radixlm.speculative.lengths import DraftLength
 from radixlm.step.plan import DecodeBatch, Drafts, Items, StepPlan
 from radixlm.step.result import Proposals, StepResult
 
 log = logging.getLogger(__name__)
-
-Survival = NDArray[np.float32]
-
-
-class Proposal(Record, eq=False):
-    """Drafted tokens and the chance that each is accepted if those before it are."""
-
-    tokens: Int32Array
-    survival: Survival
-
-
-class HostDrafter(Protocol):
-    """A drafter without weights; it sees each request's tokens in order. Whatever it raises costs
-    the request its drafts, nothing else."""
-
-    @property
-    def name(self) -> str: ...
-
-    def start(self, rid: str, namespace: Hashable, ids: Int32Array) -> None:
-        """A request with these tokens begins to decode."""
-        ...
-
-    def append(self, rid: str, tokens: Int32Array) -> None:
-        """Tokens were appended to the request."""
-        ...
-
-    def propose(self, rid: str, max_tokens: int) -> Proposal:
-        """At most ``max_tokens`` tokens that may follow."""
-        ...
-
-    def finish(self, rid: str) -> None:
-        """The request is over."""
-        ...
-
-
-class DraftLength(Protocol):
-    """Decides how many tokens are worth verifying. ``other_tokens``: of a step's chunks."""
-
-    def room(self, num_rows: int, other_tokens: int) -> int:
-        """The most tokens that a row may draft in this step; 0: the drafters are not asked."""
-        ...
-
-    def choose(
-        self, rids: Sequence[str], proposals: Sequence[Proposal], other_tokens: int
-    ) -> Int32Array:
-        """How many of each request's proposed tokens the step verifies."""
-        ...
-
-    def lens(self, rids: Sequence[str], other_tokens: int) -> Int32Array:
-        """How many tokens the device's drafter proposes for each request."""
-        ...
-
-    def observe(self, rid: str, drafted: int, accepted: int) -> None:
-        """A step has verified drafts of a request."""
-        ...
-
-    def observe_step(
-        self, num_rows: int, num_tokens: int, seconds: float, draft_steps: int = 0
-    ) -> None:
-        """A step that only decoded has taken so long, with so many steps of the device's drafter
-        behind it."""
-        ...
-
-    def skip_step(self) -> None:
-        """A step had chunks too."""
-        ...
-
-    def forget(self, rid: str) -> None:
-        """The request is over."""
-        ...
-
-
-NOTHING = Proposal(np.zeros(0, np.int32), np.zeros(0, np.float32))
 
 
 class Drafting:
@@ -165,8 +91,8 @@ class Drafting:
         return Proposal(tokens, survival) if len(tokens) else NOTHING
 
     def _guide(
-        self, request: Request, tokens: Int32Array, survival: Survival, most: int
-    ) -> tuple[Int32Array, Survival]:
+        self, request: Request, tokens: Int32Array, survival: Float32Array, most: int
+    ) -> tuple[Int32Array, Float32Array]:
         """What features make of a proposal; tokens of their own are certain."""
         guided = np.array(self._hooks.drafts(request, tokens.tolist(), most), np.int32)
         num = min(len(guided), len(tokens))
@@ -193,11 +119,12 @@ class Drafting:
         rid, ids = request.rid, request.ids
         seen = self._num_seen.get(rid)
         self._num_seen[rid] = len(ids)
+        first = request.prompt_len if seen is None else seen
         for drafter in self.drafters:
             if seen is None:
-                drafter.start(rid, request.namespace, ids.copy())
-            elif seen < len(ids):
-                drafter.append(rid, ids[seen:].copy())
+                drafter.start(rid, request.namespace, ids[:first].copy())
+            if first < len(ids):
+                drafter.append(rid, ids[first:].copy())
 
     def _allocate(self, slots: Int64Array, computed: Int64Array, lens: Int64Array) -> None:
         """Allocate the pages of drafts, which the rows need next in any case; cut ``lens`` where

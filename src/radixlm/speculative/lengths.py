@@ -1,0 +1,220 @@
+"""DraftLength: how many drafted tokens of each row are worth verifying in a step.
+
+A step of R rows and D drafts yields R tokens and the drafts that are accepted, and costs what steps
+of R + D tokens have cost. Drafts are taken by their survival, the surest first, up to the number at
+which tokens per second are highest; none if that is not clearly better than no drafts at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from radixlm.speculative.costs import CostTable, Float64Array
+from radixlm.speculative.drafter import Proposal
+from radixlm.step.plan import Int32Array
+
+_MARGIN = 1.02  # of the rate without drafts, which drafts must pass
+_DECAY = 0.88  # of what was observed of a request, by draft: old ones count for little
+_REST = 0.97  # of it that is left after each step without drafts: bad luck is forgotten
+_PRIOR_WEIGHT = 1.0  # drafts that the expectation counts for, against those observed
+_ALPHA_RATE = 0.02
+_PROBE_TOKENS = 64  # a request without drafts for so many steps gets one draft
+_MAX_PROBE_STEPS = 128  # steps after which one of another size is run
+_SUREST = 0.97  # chance of each draft where it is not known what will be drafted
+
+
+class _History:
+    """Of one request: its drafts that were accepted and that were compared (all accepted ones and
+    the first refused one), and how many of these were expected to be accepted."""
+
+    __slots__ = ("accepted", "chances", "expected", "quiet", "tried")
+
+    def __init__(self) -> None:
+        self.accepted = self.tried = self.expected = 0.0
+        self.quiet = 0  # steps since it drafted
+        self.chances: Float64Array | None = None  # of each draft of the last choice, by itself
+
+    def rest(self, is_quiet: bool) -> None:
+        """A step was planned, with drafts or (quiet) without."""
+        self.quiet = self.quiet + 1 if is_quiet else 0
+        if is_quiet:
+            self.accepted, self.tried = _REST * self.accepted, _REST * self.tried
+            self.expected *= _REST
+
+    def calibrated(self, proposal: Proposal, count: int) -> Float64Array:
+        """The survival of the first ``count`` drafts, by what came of earlier ones."""
+        survival = proposal.survival[:count].astype(np.float64)
+        before = np.concatenate(([1.0], survival[:-1]))
+        chances: Float64Array = survival / np.maximum(before, 1e-6)
+        self.chances = chances
+        trust = (self.accepted + _PRIOR_WEIGHT) / (self.expected + _PRIOR_WEIGHT)
+        calibrated: Float64Array = np.multiply.accumulate(np.minimum(chances * trust, 0.99))
+        return calibrated
+
+
+class DraftLength:
+    """``max_drafts``: most drafts of a row. ``is_fixed``: the number was set by the user: a row
+    drafts all that is proposed, or nothing. ``always``: drafts are verified whatever they cost, to
+    measure acceptance."""
+
+    def __init__(
+        self,
+        max_drafts: int,
+        is_fixed: bool = False,
+        costs: CostTable | None = None,
+        always: bool = False,
+    ) -> None:
+        self.max_drafts, self.is_fixed, self.always = max_drafts, is_fixed, always
+        self.costs = costs or CostTable()
+        self._histories: dict[str, _History] = {}
+        self._alpha = 0.6  # chance that a draft is accepted, of all requests
+        self._num_steps = 0  # since the last probe
+        self._probe_after = 4
+        self._probes_none = False  # the next probe drafts nothing, not more
+
+    # ---- choices -----------------------------------------------------------------------------
+
+    def room(self, num_rows: int, other_tokens: int = 0) -> int:
+        """The most drafts of a row that could pay in a step of so many rows, and ``other_tokens``
+        of prompts; 0: no drafter need be asked."""
+        if self.always or self._is_probe_due:
+            return self.max_drafts
+        surest = _SUREST ** np.arange(1.0, self.max_drafts + 1)
+        lens, rate = self._best([surest] * num_rows, other_tokens)
+        return int(lens.max(initial=0)) if rate else 0
+
+    def choose(
+        self, rids: Sequence[str], proposals: Sequence[Proposal], other_tokens: int = 0
+    ) -> Int32Array:
+        """How many drafts of each row to verify, int32 [rows]."""
+        histories = [self._histories.setdefault(rid, _History()) for rid in rids]
+        rows = [
+            history.calibrated(proposal, self.max_drafts)
+            for history, proposal in zip(histories, proposals, strict=True)
+        ]
+        sizes = np.array([len(row) for row in rows], np.int32)
+        if self.always:
+            lens = sizes
+        else:
+            lens, _ = self._best(rows, other_tokens)
+            lens = self._with_probes(lens, sizes, histories)
+        for history, count in zip(histories, lens.tolist(), strict=True):
+            history.rest(is_quiet=not count)
+        return lens
+
+    def lens(self, rids: Sequence[str], other_tokens: int = 0) -> Int32Array:
+        """How many tokens the device's drafter is to propose for each row, int32 [rows]: its draft
+        steps cost time before it is known what they propose."""
+        if self.always:
+            return np.full(len(rids), self.max_drafts, np.int32)
+        none = np.zeros(len(rids), np.int32)
+        depths = np.arange(1.0, self.max_drafts + 1)
+        alphas = [self._alpha_of(rid) for rid in rids]
+        best, best_rate = none, 0.0
+        for steps in [self.max_drafts] if self.is_fixed else range(1, self.max_drafts + 1):
+            rows = [alpha ** depths[:steps] for alpha in alphas]
+            lens, rate = self._best(rows, other_tokens, steps)
+            if rate > best_rate:
+                best, best_rate = lens, rate
+        if not self._is_probe_due:
+            return best
+        self._num_steps, self._probe_after = 0, min(self._probe_after * 3 // 2, _MAX_PROBE_STEPS)
+        probe = self.max_drafts if self.is_fixed else 1
+        return none if best.any() else np.full_like(none, probe)
+
+    def _alpha_of(self, rid: str) -> float:
+        history = self._histories.get(rid) or _History()
+        accepted = history.accepted + _PRIOR_WEIGHT * self._alpha
+        return min(accepted / (history.tried + _PRIOR_WEIGHT), 0.99)
+
+    def _best(
+        self, rows: Sequence[Float64Array], other_tokens: int, draft_steps: int = 0
+    ) -> tuple[Int32Array, float]:
+        """Drafts of each row at which tokens per second are highest, and that rate over the rate
+        without drafts; (zeros, 0) if none is worth it. ``rows``: survival by depth."""
+        none = np.zeros(len(rows), np.int32)
+        sizes = np.array([len(row) for row in rows])
+        if self.is_fixed:  # a row is taken whole
+            owners = np.argsort([-float(row.mean()) if len(row) else 0.0 for row in rows])
+            gains = np.array([row.sum() for row in rows])[owners]
+            widths = sizes[owners]
+        else:  # survival falls with depth, so that a row's drafts are taken from the first on
+            flat = np.concatenate(rows) if rows else np.zeros(0)
+            order = np.argsort(-flat, kind="stable")
+            owners = np.repeat(np.arange(len(rows)), sizes)[order]
+            gains, widths = flat[order], np.ones(len(flat), np.int64)
+        counts = len(rows) + other_tokens + np.concatenate(([0], np.cumsum(widths)))
+        rates = (len(rows) + np.concatenate(([0.0], np.cumsum(gains)))) / self.costs.seconds(
+            counts, draft_steps
+        )
+        if draft_steps:
+            rates[0] = len(rows) / self.costs.seconds(counts[:1])[0]
+        best = int(rates.argmax())
+        if not best or rates[best] <= _MARGIN * rates[0]:
+            return none, 0.0
+        chosen = owners[:best]
+        if self.is_fixed:
+            none[chosen] = sizes[chosen]
+        else:
+            none += np.bincount(chosen, minlength=len(rows)).astype(np.int32)
+        return none, float(rates[best] / rates[0])
+
+    @property
+    def _is_probe_due(self) -> bool:
+        return self._num_steps >= self._probe_after
+
+    def _with_probes(
+        self, lens: Int32Array, sizes: Int32Array, histories: Sequence[_History]
+    ) -> Int32Array:
+        """The lengths with one draft for each row that has been quiet. When a probe is due, they
+        are replaced by none or by more drafts: only steps of several sizes tell their costs."""
+        if self._is_probe_due:
+            self._num_steps, self._probe_after = (
+                0,
+                min(self._probe_after * 3 // 2, _MAX_PROBE_STEPS),
+            )
+            self._probes_none = bool(lens.any()) and not self._probes_none
+            if self._probes_none:
+                return np.zeros_like(lens)
+            more = np.minimum(np.maximum(2 * lens, np.arange(len(lens)) % 4 == 0), sizes)
+            return np.where(more > 0, sizes, 0).astype(np.int32) if self.is_fixed else more
+        for row, history in enumerate(histories):
+            if history.quiet >= _PROBE_TOKENS and not lens[row]:
+                lens[row] = sizes[row] if self.is_fixed else min(1, sizes[row])
+        return lens
+
+    # ---- what came of them -------------------------------------------------------------------
+
+    def observe_step(
+        self, num_rows: int, num_tokens: int, seconds: float, draft_steps: int = 0
+    ) -> None:
+        """A step that only decoded ``num_rows`` requests computed ``num_tokens`` in ``seconds``,
+        with ``draft_steps`` of the device's drafter."""
+        self.costs.observe(num_tokens, seconds, draft_steps)
+        self._num_steps += 1
+
+    def skip_step(self) -> None:
+        """A step also computed prompts: its time says nothing about drafts."""
+        self.costs.forget_last()
+
+    def observe(self, rid: str, drafted: int, accepted: int) -> None:
+        """Of ``drafted`` tokens of a request, the first ``accepted`` were."""
+        if not drafted:
+            return
+        history = self._histories.setdefault(rid, _History())
+        tried = min(drafted, accepted + 1)
+        expected = float(tried * self._alpha)
+        if history.chances is not None and len(history.chances) >= tried:
+            expected = float(history.chances[:tried].sum())
+        kept = _DECAY**tried
+        mean = (1 - kept) / (1 - _DECAY) / tried
+        history.accepted = kept * history.accepted + mean * accepted
+        history.tried = kept * history.tried + mean * tried
+        history.expected = kept * history.expected + mean * expected
+        self._alpha += _ALPHA_RATE * (accepted - tried * self._alpha)
+
+    def forget(self, rid: str) -> None:
+        """The request is over."""
+        self._histories.pop(rid, None)

@@ -1,0 +1,197 @@
+"""DraftLength and CostTable in simulated worlds: known costs, known acceptance."""
+
+import numpy as np
+import pytest
+
+from radixlm.speculative.costs import CostTable
+from radixlm.speculative.drafter import NOTHING, Proposal
+from radixlm.speculative.lengths import DraftLength
+
+# ms of a step by its tokens, as measured on a CPU (docs/performance.md) and two extremes
+TOKENS = (1, 4, 16, 64, 256, 512)
+WORLDS = {
+    "16 bit": (38.0, 43.3, 64.1, 127.4, 390.0, 760.0),
+    "8 bit": (17.8, 23.8, 41.9, 136.1, 480.0, 960.0),
+    "4 bit": (13.5, 22.9, 62.3, 171.4, 600.0, 1200.0),
+    "GPU": (10.0, 10.0, 10.1, 10.5, 12.0, 14.0),
+    "steep": (10.0, 28.0, 100.0, 390.0, 1550.0, 3100.0),
+}
+SLOPES = {"GPU": 0.002, "steep": 0.6}
+
+
+class World:
+    """Requests whose drafts are accepted with chance ``alpha``; the drafter says ``told``."""
+
+    def __init__(self, costs: str, rows: int, alpha: float, told: float | None = None) -> None:
+        self.costs, self.rids = WORLDS[costs], [f"r{i}" for i in range(rows)]
+        self.alpha, self.told = alpha, told if told is not None else alpha
+        self.rng = np.random.default_rng(0)
+        self.tokens = self.seconds = 0.0
+
+    def cost(self, num_tokens: int) -> float:
+        return float(np.interp(num_tokens, TOKENS, self.costs)) / 1000
+
+    def accepted(self, count: int) -> int:
+        draws = self.rng.random(count) < self.alpha
+        return int(np.logical_and.accumulate(draws).sum())
+
+    def step(self, lens: list[int]) -> tuple[float, list[int]]:
+        accepted = [self.accepted(count) for count in lens]
+        seconds = self.cost(len(lens) + sum(lens)) * float(self.rng.normal(1, 0.03))
+        self.tokens += len(lens) + sum(accepted)
+        self.seconds += seconds
+        return seconds, accepted
+
+    def run(self, lengths: DraftLength, steps: int) -> float:
+        """Tokens a second of ``steps`` with the rule."""
+        self.tokens = self.seconds = 0.0
+        for _ in range(steps):
+            room = lengths.room(len(self.rids))
+            survival = (self.told ** np.arange(1.0, room + 1)).astype(np.float32)
+            proposal = Proposal(np.zeros(room, np.int32), survival)
+            lens = lengths.choose(self.rids, [proposal] * len(self.rids)).tolist()
+            seconds, accepted = self.step(lens)
+            lengths.observe_step(len(lens), len(lens) + sum(lens), seconds)
+            for rid, count, kept in zip(self.rids, lens, accepted, strict=True):
+                lengths.observe(rid, count, kept)
+        return self.tokens / self.seconds
+
+    def best_static(self, most: int) -> tuple[float, float]:
+        """Expected tokens a second without drafts, and with the best number of drafts a row."""
+        rows = len(self.rids)
+        rates = [
+            rows
+            * sum(self.alpha**depth for depth in range(count + 1))
+            / self.cost(rows + rows * count)
+            for count in range(most + 1)
+        ]
+        return rates[0], max(rates)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("rows", [1, 4, 16, 64])
+@pytest.mark.parametrize("costs", WORLDS)
+def test_close_to_the_best_static_number(costs: str, rows: int, alpha: float) -> None:
+    world = World(costs, rows, alpha)
+    plain, best = world.best_static(7)
+    lengths = DraftLength(7, costs=CostTable(SLOPES.get(costs, 0.08)))
+    assert world.run(lengths, 300) >= 0.95 * plain  # while it learns
+    rate = world.run(lengths, 400)
+    assert rate >= 0.9 * best
+    assert rate >= 0.98 * plain
+
+
+@pytest.mark.parametrize("costs", ["16 bit", "4 bit"])
+def test_corrects_a_drafter_that_is_too_sure(costs: str) -> None:
+    world = World(costs, 4, alpha=0.15, told=0.95)
+    plain, best = world.best_static(7)
+    assert world.run(DraftLength(7), 600) >= 0.93 * max(plain, best)
+
+
+def test_corrects_a_drafter_that_is_too_modest() -> None:
+    world = World("16 bit", 1, alpha=0.95, told=0.5)
+    _, best = world.best_static(7)
+    assert world.run(DraftLength(7), 600) >= 0.9 * best
+
+
+def test_follows_a_change_of_topic_within_16_rounds() -> None:
+    lengths, world = DraftLength(7), World("8 bit", 1, 0.95, told=0.9)
+    world.run(lengths, 200)
+    world.alpha = 0.0
+    world.run(lengths, 16)
+    survival = (0.9 ** np.arange(1.0, 8)).astype(np.float32)
+    proposal = Proposal(np.zeros(7, np.int32), survival)
+    assert lengths.choose(["r0"], [proposal])[0] <= 1
+    plain, _ = world.best_static(0)
+    assert world.run(lengths, 100) >= 0.92 * plain
+    world.alpha = 0.95
+    world.run(lengths, 64 + 2 * 16)  # a request that has been quiet for 64 steps is tried again
+    counts = [int(lengths.choose(["r0"], [proposal])[0]) for _ in range(3)]
+    assert max(counts) >= 3
+
+
+def test_rows_get_what_they_deserve() -> None:
+    lengths = DraftLength(7, costs=CostTable(slope=0.1))
+    sure, unsure = (
+        Proposal(np.zeros(7, np.int32), (p ** np.arange(1.0, 8)).astype(np.float32))
+        for p in (0.95, 0.2)
+    )
+    lens = lengths.choose(["a", "b", "c"], [sure, unsure, NOTHING])
+    assert lens.dtype == np.int32
+    assert lens[0] == 7
+    assert lens[1] <= 1
+    assert lens[2] == 0
+
+
+@pytest.mark.parametrize(("costs", "pays"), [("GPU", True), ("steep", False)])
+def test_a_number_that_was_set_is_kept_or_nothing(costs: str, pays: bool) -> None:
+    lengths, world, seen = DraftLength(3, is_fixed=True), World(costs, 4, 0.6), []
+    proposal = Proposal(np.zeros(3, np.int32), (0.6 ** np.arange(1.0, 4)).astype(np.float32))
+    world.run(lengths, 300)
+    for _ in range(100):
+        seen += lengths.choose(world.rids, [proposal] * 4).tolist()
+    assert set(seen) <= {0, 3}
+    assert (np.mean(seen) > 2) == pays
+
+
+def test_always_drafts_everything() -> None:
+    lengths, world = DraftLength(5, always=True), World("steep", 3, 0.0)
+    world.run(lengths, 100)
+    assert lengths.room(64) == 5
+    proposal = Proposal(np.zeros(2, np.int32), np.zeros(2, np.float32))
+    assert lengths.choose(["a", "b"], [proposal, NOTHING]).tolist() == [2, 0]
+    assert lengths.lens(["a", "b"]).tolist() == [5, 5]
+
+
+@pytest.mark.parametrize(("share", "pays"), [(0.05, True), (1.5, False)])
+def test_device_drafts_weigh_the_cost_of_drafting(share: float, pays: bool) -> None:
+    """Draft steps that cost ``share`` of a step; the table starts from a tenth."""
+    lengths = DraftLength(5, costs=CostTable(draft_share=0.1))
+    rng, world, used = np.random.default_rng(1), World("16 bit", 1, 0.8), []
+    lens = np.zeros(1, np.int32)
+    for _ in range(400):
+        planned = lengths.lens(["r0"])
+        steps, drafted = int(planned.max()), int(lens[0])
+        seconds = world.cost(1 + drafted) + steps * share * world.cost(1)
+        lengths.observe_step(1, 1 + drafted, seconds * float(rng.normal(1, 0.02)), steps)
+        lengths.observe("r0", drafted, world.accepted(drafted))
+        lens = planned
+        used.append(steps)
+    assert (np.mean(np.array(used[200:]) > 0) > 0.9) == pays
+    if pays:
+        assert lengths.costs.draft_s == pytest.approx(share * world.cost(1), rel=0.5)
+    else:
+        assert np.mean(np.array(used[200:]) > 0) < 0.05
+
+
+def test_costs_follow_contexts_without_forgetting_the_kernels() -> None:
+    """The shape stays while every step gets slower with the context."""
+    table, rng = CostTable(slope=0.5), np.random.default_rng(2)
+    world = World("16 bit", 1, 0.5)
+    for step in range(600):
+        tokens = int(rng.choice([1, 4, 8]))
+        table.observe(tokens, world.cost(tokens) * (1 + step / 300))
+    ratio = table.seconds(np.array([1, 8]))
+    assert ratio[1] / ratio[0] == pytest.approx(world.cost(8) / world.cost(1), rel=0.07)
+    assert ratio[0] == pytest.approx(3 * world.cost(1), rel=0.1)
+
+
+def test_one_disturbed_step_changes_little() -> None:
+    table = CostTable()
+    for _ in range(50):
+        table.observe(1, 0.01)
+        table.observe(4, 0.012)
+    before = table.seconds(np.array([1, 4]))
+    table.observe(4, 1.0)
+    table.forget_last()
+    table.observe(1, 0.0)  # no time: not counted
+    assert table.seconds(np.array([1, 4])) == pytest.approx(before, rel=0.12)
+
+
+def test_forgets_requests() -> None:
+    lengths = DraftLength(3)
+    lengths.observe("a", 3, 0)
+    lengths.observe("a", 0, 0)
+    lengths.forget("a")
+    lengths.forget("a")
+    assert not lengths._histories
