@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,7 @@ class GenerateRequest:
     names: dict[str, str] = field(default_factory=dict)  # of fields, as the client wrote them
     add_special_tokens: bool = True
     clamp_max_tokens: bool = False  # a limit beyond the context is the context's end
+    prediction: Sequence[int] = ()  # token ids that the output may repeat: it is faster then
     default_rid: str | None = None  # the rid if it is free; another one if it is not
 
 
@@ -63,6 +64,8 @@ class Output:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    predicted: tuple[int, int] | None = None
+    """Tokens of the request's prediction that the output holds, and those that it does not."""
     retractions: int = 0
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
@@ -87,6 +90,7 @@ class Output:
         self.prompt_tokens = later.prompt_tokens
         self.completion_tokens = later.completion_tokens
         self.cached_tokens = later.cached_tokens
+        self.predicted = later.predicted
         self.retractions = later.retractions
         self.queue_time_s = later.queue_time_s
         self.prefill_s = later.prefill_s

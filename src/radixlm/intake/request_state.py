@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from radixlm.intake.records import Output
+from radixlm.speculative.prediction import Prediction
 from radixlm.text.detokenize import Detokenizer
 from radixlm.text.stop import StopChecker
 from radixlm.wire.replies import Finish, Logprobs, TokenDelta
@@ -36,6 +37,7 @@ class RequestState:
         "num_hidden",
         "output_ids",
         "pending",
+        "prediction",
         "prompt_tokens",
         "replica",
         "skip_hidden",
@@ -70,6 +72,8 @@ class RequestState:
         self.last_token_s = 0.0
         self.finished_s = 0.0
         self.prompt_tokens = len(wire.input_ids) // 4
+        ids = np.frombuffer(wire.prediction, "<i4")
+        self.prediction = Prediction(ids) if len(ids) else None
         self.num_hidden = 0  # bytes of hidden states that have come
         self.skip_hidden = 0  # those that come a second time
 
@@ -118,6 +122,7 @@ class RequestState:
         if num_kept < len(delta.tokens):
             delta = _cut(delta, num_kept)
         self.output_ids.extend(delta.tokens)
+        predicted = self._predicted(delta) if self.prediction is not None else None
         hidden = self._hidden(delta) if self.wire.return_hidden_states else None
         finish = Finish("stop", matched=matched) if matched is not None else delta.finish
         self._put(
@@ -130,6 +135,7 @@ class RequestState:
                 prompt_tokens=delta.prompt_tokens,
                 completion_tokens=len(self.output_ids),
                 cached_tokens=delta.cached_tokens,
+                predicted=predicted,
                 retractions=delta.retractions,
                 logprobs=delta.logprobs,
                 prompt_logprobs=delta.prompt_logprobs,
@@ -140,6 +146,13 @@ class RequestState:
             )
         )
         return matched if delta.finish is None else None
+
+    def _predicted(self, delta: TokenDelta) -> tuple[int, int]:
+        """Tokens of the prediction that the output holds, and those that it does not."""
+        assert self.prediction is not None
+        self.prediction.follow(delta.tokens)
+        num_accepted = self.prediction.num_accepted
+        return num_accepted, len(self.prediction.ids) - num_accepted
 
     def _hidden(self, delta: TokenDelta) -> list[bytes] | None:
         """Hidden states of tokens that have had none; a new engine starts again at the first

@@ -283,6 +283,7 @@ class TokenizerManager:
             call_key=call.key if (call := current_call()) else None,
             stream=request.stream,
             bad_words=bad_word_ids(sampling.bad_words, self.tokenizer),
+            prediction=pack_ids(request.prediction),
         )
         if request.embeds is not None:
             ids = []

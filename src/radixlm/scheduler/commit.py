@@ -76,6 +76,8 @@ class Committer:
     def register(self, request: Request) -> None:
         """Know a request that has arrived, and set where it ends and how often it reports."""
         self.requests[request.rid] = request
+        if self._drafting is not None:
+            self._drafting.register(request)
         self._stop_counts.update(request.stop_ids)
         wire, emit_interval = request.wire, UNSTREAMED_INTERVAL
         if wire.stream:

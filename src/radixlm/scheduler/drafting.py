@@ -3,6 +3,9 @@
 A drafter is never a mode of the loop: rows without drafts decode as ever, and where no row has any
 the step's items carry none. Drafts come last: they take the tokens and pages that a step's own work
 leaves, and never retract a request.
+
+Requests with a prediction, and those whose grammar may force tokens, draft without any drafter of
+the server's.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from radixlm.scheduler.request import Request
 from radixlm.scheduler.slot_table import Int32Array, Int64Array
 from radixlm.speculative.drafter import NOTHING, Float32Array, HostDrafter, Proposal
 from radixlm.speculative.lengths import DraftLength
+from radixlm.speculative.prediction import Prediction
 from radixlm.step.plan import DecodeBatch, Drafts, Items, StepPlan
 from radixlm.step.result import Proposals, StepResult
 
@@ -43,14 +47,30 @@ class Drafting:
         self._table = kv_manager.table
         self._num_seen: dict[str, int] = {}  # tokens of a request that the host drafters have seen
         self._broken: set[str] = set()  # requests whose drafter failed
+        # requests that draft without a drafter
+        self._own: dict[str, Prediction | None] = {}
         # of the device's drafter, by slot: the request's id and number of tokens, and the proposal
         self._proposed: dict[int, tuple[str, int, Proposal]] = {}
+
+    @property
+    def _is_for_all(self) -> bool:
+        return bool(self.drafters) or self.has_device_drafter
+
+    def register(self, request: Request) -> None:
+        """A request has arrived."""
+        wire = request.wire
+        if wire.prediction:
+            self._own[request.rid] = Prediction(np.frombuffer(wire.prediction, "<i4"))
+        elif wire.grammar is not None:
+            self._own[request.rid] = None
 
     # ---- planning --------------------------------------------------------------------------
 
     def plan(self, batch: DecodeBatch, other_tokens: int) -> Drafts | None:
         """Drafts for the rows of the batch, whose next tokens count as computed; their drafts then
         count too. ``other_tokens``: tokens of the step's chunks."""
+        if not self._own and not self._is_for_all:
+            return None
         table, slots, rids = self._table, batch.slots, batch.rids
         left = self._limits.step_tokens - other_tokens - len(slots)
         most = min(self._limits.max_drafts, left, self.lengths.room(len(slots), other_tokens))
@@ -60,8 +80,9 @@ class Drafting:
         caps = np.minimum(table.end[slots] - computed, most)
         proposals = [NOTHING] * len(slots)
         for i in np.flatnonzero(caps > 0).tolist():
-            request = self._kv_manager.request_in(int(slots[i]))
-            proposals[i] = self._propose(request, int(caps[i]))
+            if self._is_for_all or rids[i] in self._own:
+                request = self._kv_manager.request_in(int(slots[i]))
+                proposals[i] = self._propose(request, int(caps[i]))
         if all(proposal is NOTHING for proposal in proposals):
             return None
         lens = self.lengths.choose(rids, proposals, other_tokens).astype(np.int64)
@@ -79,6 +100,11 @@ class Drafting:
         rid, num_tokens, proposal = self._proposed.pop(slot, ("", 0, NOTHING))
         if (rid, num_tokens) != (request.rid, request.num_tokens):
             proposal = NOTHING
+        prediction = self._own.get(request.rid)
+        if prediction is not None:
+            prediction.follow(request.output_ids[prediction.num_seen :].tolist())
+            own = prediction.propose(most)
+            proposal = own if len(own.tokens) else proposal
         if not len(proposal.tokens) and self.drafters and request.rid not in self._broken:
             proposal = self._ask(request, most)
         tokens = np.asarray(proposal.tokens)[: min(most, len(proposal.survival))]
@@ -93,12 +119,12 @@ class Drafting:
     def _guide(
         self, request: Request, tokens: Int32Array, survival: Float32Array, most: int
     ) -> tuple[Int32Array, Float32Array]:
-        """What features make of a proposal; tokens of their own are certain."""
+        """What features make of a proposal; tokens of their own are as sure as those before."""
         guided = np.array(self._hooks.drafts(request, tokens.tolist(), most), np.int32)
         num = min(len(guided), len(tokens))
         is_other = guided[:num] != tokens[:num]
         same = int(is_other.argmax()) if np.count_nonzero(is_other) else num
-        certain = np.ones(len(guided) - same, np.float32)
+        certain = np.full(len(guided) - same, survival[same - 1] if same else 1.0, np.float32)
         return guided, np.concatenate((survival[:same], certain))
 
     def _ask(self, request: Request, most: int) -> Proposal:
@@ -156,6 +182,8 @@ class Drafting:
 
     def observe_step(self, plan: StepPlan, seconds: float) -> None:
         """A step has taken so long."""
+        if not self._own and not self._is_for_all:
+            return
         items = Items.of(plan.items)
         if items.prefills or not len(items.starts):
             self.lengths.skip_step()
@@ -177,6 +205,7 @@ class Drafting:
         """The request is over."""
         rid = request.rid
         self._broken.discard(rid)
+        self._own.pop(rid, None)
         self.lengths.forget(rid)
         if self._num_seen.pop(rid, None) is None:
             return

@@ -117,6 +117,7 @@ FIELDS: tuple[Field, ...] = (
     *_works(
         ("messages", list[dict[str, Any]], "chat messages responses:input"),
         ("reasoning_effort", str | float, "chat ollama:think"),
+        ("prediction", dict[str, Any], "chat"),  # makes an answer faster, never another
         ("return_hidden_states", bool, "generate openai"),
         ("extra_key", str, "generate openai"),
         ("cache_salt", str, "generate openai"),
@@ -144,7 +145,6 @@ FIELDS: tuple[Field, ...] = (
     *_ignored("openai", Any, "length_penalty early_stopping cache_prompt id_slot n_keep"),
     *_ignored("generate", Any, "model user stream_options"),
     *_ignored("chat", Literal["low", "medium", "high"], "verbosity"),
-    *_ignored("chat", dict[str, Any], "prediction"),  # makes an answer faster, never another
     *_ignored("responses", Any, "access_programs background_options"),
     *_ignored("responses", dict[str, Any], "stream_options"),
     *_ignored(_ANTHROPIC, Any, "cache_control speed billing_policy"),

@@ -82,6 +82,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     call_key: str | None = None
     stream: bool = True
     bad_words: tuple[tuple[int, ...], ...] = ()
+    prediction: bytes = b""
     is_quarantined: bool = False
 
     def __post_init__(self) -> None:

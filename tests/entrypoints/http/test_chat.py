@@ -267,3 +267,38 @@ async def test_a_strict_schema_reaches_the_engine_as_strict(
         got = await server.post(CHAT, messages=user("x"), response_format=form)
         assert got.status_code == 200 and "X-RadixLM-Warning" not in got.headers
         assert seen[-1].is_strict is strict
+
+
+async def test_tokens_of_a_prediction_are_counted(server: ScriptedServer) -> None:
+    text = "Hello there."
+    parts = [{"type": "text", "text": text[:5]}, {"type": "text", "text": text[5:]}]
+    for content in (text, parts):
+        prediction = {"type": "content", "content": content}
+        got = await server.post(CHAT, messages=user("hi"), prediction=prediction)
+        details = got.json()["usage"]["completion_tokens_details"]
+        assert details["accepted_prediction_tokens"] == len(server.tokenizer.encode(text, False))
+        assert details["rejected_prediction_tokens"] == 0
+    prediction = {"type": "content", "content": "Quite another text"}
+    chunks = await server.events(
+        CHAT, messages=user("hi"), prediction=prediction, stream_options={"include_usage": True}
+    )
+    details = chunks[-1]["usage"]["completion_tokens_details"]
+    wanted = len(server.tokenizer.encode("Quite another text", False))
+    assert details["rejected_prediction_tokens"] + details["accepted_prediction_tokens"] == wanted
+    assert details["accepted_prediction_tokens"] < wanted
+
+
+@pytest.mark.parametrize(
+    ("prediction", "param"),
+    [
+        ({"type": "text", "content": "x"}, "prediction.type"),
+        ({"type": "content"}, "prediction.content"),
+        ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content"),
+        ({"type": "content", "content": 3}, "prediction.content"),
+    ],
+)
+async def test_a_prediction_is_a_text(
+    server: ScriptedServer, prediction: dict[str, Any], param: str
+) -> None:
+    got = await server.post(CHAT, messages=user("hi"), prediction=prediction)
+    assert got.status_code == 400 and got.json()["error"]["param"] == param

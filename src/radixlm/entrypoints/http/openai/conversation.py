@@ -127,6 +127,7 @@ async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSessio
     shown = name if body.separate_reasoning is not False else None
     request = await _request(state, body, chosen, prompt, shown)
     await _set_prompt(state, body, request, prompt, sources)
+    request.prediction = await _prediction_ids(state, body.prediction)
     _set_grammar(request, chosen, _grammar_after(state, name, prompt, variables))
     return ChatSession(
         state=state,
@@ -336,6 +337,21 @@ async def _set_prompt(
     else:
         ids = await encode(state, prompt, "messages", adds)
         request.input_ids = truncated(body, ids, state.intake.facts.context_len)
+
+
+async def _prediction_ids(state: ServerState, prediction: Mapping[str, Any] | None) -> list[int]:
+    """The token ids of {"type": "content", "content": a text, or text parts}."""
+    if prediction is None:
+        return []
+    where = "prediction.content"
+    if prediction.get("type") != "content":
+        raise InvalidRequest("prediction.type must be 'content'", "prediction.type")
+    content = prediction.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidRequest(f"{where} must be a text, or a list of text parts", where)
+    return await encode(state, "".join(map(str, texts)), where, add_special_tokens=False)
 
 
 def _logprob_need(body: ChatRequest) -> LogprobParams | None:

@@ -29,7 +29,14 @@ def usage(
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached} if shows_cached else None,
     }
+    details: dict[str, int] = {}
     if reasoning_tokens is not None:
-        shown["reasoning_tokens"] = reasoning_tokens
-        shown["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+        shown["reasoning_tokens"] = details["reasoning_tokens"] = reasoning_tokens
+    predicted = [o.predicted for o in all_outputs if o.predicted is not None]
+    if predicted:
+        accepted, rejected = map(sum, zip(*predicted, strict=True))
+        details["accepted_prediction_tokens"] = accepted
+        details["rejected_prediction_tokens"] = rejected
+    if details:
+        shown["completion_tokens_details"] = details
     return shown
