@@ -16,6 +16,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.grammar.compile import create_backend
 from radixlm.grammar.spec import GrammarSpec, Matcher
 from radixlm.text.held_schema import hold, unheld_keywords
+from radixlm.text.negated_schema import negated
 
 COLOUR = {"enum": ["red", "green", 3]}
 SHAPE = {"type": "object", "properties": {"c": COLOUR, "a": {"type": "integer"}, "b": {}}}
@@ -61,18 +62,47 @@ HELD: list[Any] = [
     {"if": {"type": "string"}, "minContains": 3, "then": True, "properties": {"not": {}}},
     {"contains": {"const": 1}, "minContains": 0},
     {"const": {"not": 1}, "default": {"if": 1}},
+    {"if": {"type": "string"}, "else": {"type": "null"}},
+    {**SHAPE, "if": {"properties": {"a": {"const": 1}}}, "then": False},
+    {**SHAPE, "if": {"required": ["a", "b"]}, "then": {"required": ["c"]}},
+    {"if": {"minimum": 4}, "then": {"const": 5}, "else": {"not": {"enum": [3, "x", None]}}},
+    {"not": {"type": ["string", "object"]}},
+    {"not": {"required": ["a"], "properties": {"b": {"const": "y"}, "c": True}}},
+    {"not": {"anyOf": [{"type": "array"}, {"enum": [True, 5.0, "re"]}]}},
+    {"not": {"allOf": [{"minProperties": 1}, {"not": {"required": ["a"]}}]}},
+    {"not": {}},
+    {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    {"oneOf": [{"type": "string"}, {"minLength": 4}, {"type": "array"}]},
+    {"type": "array", "contains": {"const": 1}, "maxItems": 4},
+    {"contains": {"const": 1}, "minContains": 2},
+    {"contains": {"const": 1}, "maxContains": 1},
+    {"contains": {"const": 1}, "maxContains": 2, "minContains": 0, "maxItems": 3},
+    {"type": "array", "items": COLOUR, "uniqueItems": True},
+    {"items": {"type": "boolean"}, "uniqueItems": True, "minItems": 1},
+    {"items": {"enum": list(range(9))}, "uniqueItems": True, "maxItems": 2},
+    {"properties": {"a": True}, "unevaluatedProperties": False},
+    {
+        "allOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]}],
+        "properties": {"k": True},
+        "unevaluatedProperties": {"const": 3},
+    },
+    {"properties": {"a": True}, "additionalProperties": True, "unevaluatedProperties": False},
+    {"prefixItems": [{"const": 1}], "unevaluatedItems": False},
+    {"propertyNames": {"pattern": "^[abc]$"}},
     True,
 ]
 UNHELD: list[tuple[Any, list[str]]] = [
-    ({"not": {"type": "string"}}, ["not"]),
-    ({"items": {"contains": {"const": 1}, "maxContains": 2}}, ["contains", "maxContains"]),
+    ({"not": {"type": "integer"}}, ["not"]),
+    ({"not": {"const": [1]}}, ["not"]),
+    ({"items": {"contains": {"const": []}, "maxContains": 2}}, ["contains", "maxContains"]),
+    ({"contains": {"const": 1}, "minContains": 5, "maxItems": 40}, ["contains", "minContains"]),
+    ({"items": {"enum": list(range(9))}, "uniqueItems": True}, ["uniqueItems"]),
     ({"uniqueItems": True}, ["uniqueItems"]),
     ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, ["oneOf"]),
-    ({"oneOf": [{"const": 1}, {"const": 1.0}]}, ["oneOf"]),
-    ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}, ["oneOf"]),
-    ({"if": {"type": "string"}, "else": {"type": "null"}}, ["else", "if"]),
-    ({**SHAPE, "if": {"properties": {"a": {"const": 1}}}, "then": False}, ["if", "then"]),
-    ({"properties": {"p": {"unevaluatedProperties": False}}}, ["unevaluatedProperties"]),
+    ({"if": {"pattern": "^a"}, "else": {"type": "null"}}, ["else", "if"]),
+    ({"anyOf": [{}], "unevaluatedProperties": False}, ["unevaluatedProperties"]),
+    ({"oneOf": [{"type": "integer"}, {"minimum": 4}]}, ["oneOf"]),
+    ({"propertyNames": {"anyOf": [{"maxLength": 1}, {"pattern": "b"}]}}, ["propertyNames"]),
     ({"items": {"type": "string", "format": "regex"}}, ["format"]),
     ({"properties": {"p": {"$dynamicRef": "#"}}}, ["$dynamicRef"]),
 ]
@@ -135,6 +165,17 @@ def _tokenizer() -> Any:
 KINDS = ("object", "object", "array", "string", "integer", "boolean", "enum", "any")
 
 
+FORMATS = ("date", "date-time", "uri-reference", "json-pointer", "uri-template", "idn-hostname")
+TESTS: list[Any] = [
+    {"const": "a"},
+    {"enum": ["ab", "b", "", 7, 8]},
+    {"minimum": 7},
+    {"maxLength": 1},
+    {"type": "object", "properties": {"p": {"const": 1}}, "required": ["p"]},
+    {"anyOf": [{"maxItems": 0}, {"not": {"required": ["q"]}}]},
+]
+
+
 def _draw(rng: random.Random, depth: int) -> Any:
     """A schema as programs write them, with the keywords that are hard to hold."""
     kind = rng.choice(KINDS)
@@ -150,10 +191,17 @@ def _draw(rng: random.Random, depth: int) -> Any:
         schema |= {"items": _draw(rng, depth - 1), "maxItems": rng.randint(0, 3)}
         if rng.random() < 0.3:
             schema["uniqueItems"] = True
+        if rng.random() < 0.3:
+            schema |= {"contains": _draw(rng, 0), "maxContains": rng.randint(1, 4)}
+            schema |= rng.choice([{}, {"minContains": rng.randint(0, 2)}])
     elif kind == "string":
-        schema |= rng.choice([{"maxLength": 4}, {"pattern": "^[ab]{1,3}$"}, {"format": "date"}])
+        schema |= rng.choice([{"maxLength": 4}, {"pattern": "^[ab]{1,3}$"}])
+        schema |= rng.choice([{}, {}, {"format": rng.choice(FORMATS)}])
     elif kind == "integer":
         schema |= {"minimum": rng.randint(-5, 5), "maximum": rng.randint(6, 30)}
+    if rng.random() < 0.2:
+        schema[rng.choice(["not", "if"])] = rng.choice(TESTS)
+        schema |= rng.choice([{"then": {"maxLength": 2, "maximum": 9}}, {"else": {"minItems": 1}}])
     return schema
 
 
@@ -171,7 +219,7 @@ def _draw_object(rng: random.Random, depth: int) -> dict[str, Any]:
         schema["properties"]["c"] = {"enum": ["u", "v"]}
         schema["if"] = {"properties": {"c": {"const": "u"}}}
         if rng.random() < 0.5:
-            schema["if"]["required"] = ["c"]
+            schema["if"] = schema["if"] | {"required": ["c"]}
         schema[rng.choice(["then", "else"])] = {"required": [names[0]]}
     if rng.random() < 0.1:
         schema["not"] = {"required": [names[0]]}
@@ -215,3 +263,63 @@ def test_outputs_of_accepted_strict_schemas_are_valid(seed: int) -> None:
                 num_written += 1
                 jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
     assert num_accepted > 40 and num_written > 80
+
+
+def test_a_complement_has_the_other_documents() -> None:
+    rng = random.Random(5)
+    num_held = 0
+    for _ in range(120):
+        schema = rng.choice([*TESTS, _draw(rng, 2)])
+        schema = {key: value for key, value in schema.items() if rng.random() < 0.6}
+        other = negated(schema)
+        num_held += other is not None
+        for document in DOCUMENTS if other is not None else ():
+            assert is_valid(document, schema) != is_valid(document, other), (schema, other)
+    assert num_held > 25
+
+
+GOOD: dict[str, list[Any]] = {
+    "date": ["2024-02-29", "2000-02-29", "1999-12-31"],
+    "date-time": ["2024-02-29T23:59:59.5+01:30"],
+    "json-pointer": ["", "/a~0/b~1"],
+    "relative-json-pointer": ["0#", "12/a/0"],
+    "uri-reference": ["a/b?c#d", "http://example.com/x%20y", "", "#z"],
+    "uri-template": ["/x{?q,r*}", "a{/b:3}"],
+    "int32": [5, -(1 << 31), "x"],
+    "binary": ["anything"],
+}
+BAD: dict[str, list[Any]] = {
+    "date": ["2023-02-29", "1900-02-29", "0000-01-01"],
+    "date-time": ["2024-02-30T00:00:00Z", "1-1-1T0:0:0Z"],
+    "json-pointer": ["a", "/a~"],
+    "relative-json-pointer": ["/a", "01#"],
+    "uri-reference": ["a b", "%1", "1:2"],
+    "uri-template": ["{", "{a b}"],
+    "int32": [1 << 31],
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_formats_allow_valid_strings_only(name: str) -> None:
+    backend = create_backend("llguidance", _tokenizer(), (299,), 300)
+    assert backend is not None
+    grammar = backend.compile(GrammarSpec("json_schema", json.dumps({"format": name}), True))
+    for document in GOOD[name] + BAD.get(name, []):
+        matcher = grammar.matcher()
+        fits = all(matcher.accept(byte) for byte in json.dumps(document).encode())
+        assert (fits and matcher.accept(299)) == (document in GOOD[name]), document
+
+
+def test_schemas_do_not_grow_without_end() -> None:
+    """Keywords that stand for several options, in each other and side by side."""
+    nests = [
+        lambda schema: {"if": schema, "then": {"minLength": 1}},
+        lambda schema: {"contains": schema},
+        lambda schema: {"oneOf": [schema, {"minLength": 3}, {"type": "string"}]},
+    ]
+    for nest in nests:
+        schema: Any = {"type": "object", "properties": {"a": {"const": 1}}}
+        for _ in range(40):
+            schema = nest(schema)
+        wide = {"properties": {str(i): schema for i in range(30)}}
+        assert len(json.dumps(hold(wide))) < 3_000_000

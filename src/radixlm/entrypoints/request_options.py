@@ -1,10 +1,14 @@
 """The options that /generate and OpenAI's routes share, as fields of intake's GenerateRequest."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.intake.records import Output
 from radixlm.intake.validation import processor_name
+from radixlm.text.answer_check import UnheldSchema, unheld_schema
+from radixlm.wire.unknown import note_warning
 
 
 def request_options(value_of: Callable[[str], Any]) -> dict[str, Any]:
@@ -25,6 +29,26 @@ def request_options(value_of: Callable[[str], Any]) -> dict[str, Any]:
         ),
         "names": names,
     }
+
+
+def unheld_of(json_schema: str | None, where: str) -> UnheldSchema | None:
+    """The keywords of a schema that are not enforced, of which the client is told."""
+    try:
+        schema = json.loads(json_schema or "{}")
+    except (ValueError, RecursionError):
+        return None  # the compiler says what is wrong, or it is "$$ANY$$"
+    unheld = unheld_schema(schema, where)
+    if unheld is not None:
+        note_warning(unheld.note)
+    return unheld
+
+
+def answer_error(unheld: UnheldSchema | None, output: Output, text: str | None = None) -> str:
+    """Why an answer does not fit its schema, of which the client is told; empty if it fits, is cut,
+    or needs no check. ``text``: of the answer, where it is not that of ``output``."""
+    if unheld is None or output.finish is None or output.finish.kind != "stop":
+        return ""
+    return unheld.error(output.text if text is None else text)
 
 
 def replica_of(data_parallel_rank: int | None, routed_dp_rank: int | None) -> int | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.multimodal.processor import Prompt
+from radixlm.text.answer_check import UnheldSchema
 from radixlm.wire.replies import Finish, Logprobs
 from radixlm.wire.requests import GrammarSpec, LogprobParams, PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
@@ -46,6 +47,7 @@ class GenerateRequest:
     add_special_tokens: bool = True
     clamp_max_tokens: bool = False  # a limit beyond the context is the context's end
     prediction: Sequence[int] = ()  # token ids that the output may repeat: it is faster then
+    unheld: UnheldSchema | None = None  # of the answer, which is checked against it
     default_rid: str | None = None  # the rid if it is free; another one if it is not
 
 

@@ -1,12 +1,18 @@
 """JSON schemas rewritten with the keywords that grammars hold, and the names of those that remain.
 
-Each rewriting is an equivalence: the new schema has exactly the valid documents of the old one.
+Each rewriting is an equivalence: the new schema has exactly the valid documents of the old one. Two
+allow less: ``contains`` without ``maxItems`` (``held_arrays.py``), and formats.
 What has no equivalent is left as it is, and ``unheld_keywords`` names it. The rules are those of
 JSON Schema, draft 2020-12.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from radixlm.text.held_arrays import contained, unique
+from radixlm.text.negated_schema import negated
+from radixlm.text.property_names import name_pattern
+from radixlm.text.string_formats import with_patterns
 
 _UNHELD = frozenset(
     "not if then else contains minContains maxContains dependentRequired dependentSchemas "
@@ -23,6 +29,11 @@ _TYPES = frozenset("string number integer boolean null array object".split())
 _FORMATS = frozenset(
     "date time date-time duration email hostname ipv4 ipv6 uuid uri unknown".split()
 )
+_EVALUATING = frozenset("anyOf oneOf if then else dependentSchemas $ref $dynamicRef".split())
+_ABOUT_PROPERTIES = frozenset("properties required type title description $comment".split())
+_MAX_EXCLUDED = 8  # options of oneOf of which each excludes the others
+_MAX_NODES = 50_000  # of all rewritings of one schema
+_MAX_LISTED = 65  # values of items that are looked at
 _MAX_PAIRS = 40_000  # of options of oneOf in one schema: a tenth of a second
 Schema = dict[str, Any]
 
@@ -48,7 +59,7 @@ class _Rewriter:
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
-        self._num_pairs = 0
+        self._num_pairs = self._num_nodes = 0
 
     def rewrite(self, schema: Any) -> Any:
         if not isinstance(schema, Mapping):
@@ -63,15 +74,63 @@ class _Rewriter:
                 new[key] = {name: self.rewrite(item) for name, item in value.items()}
             else:
                 new[key] = value
+        new = with_patterns(new)
+        _evaluate_statically(new)
         _drop_without_effect(new)
         extra = [*_dependent(new), *_condition(new)]
-        if "oneOf" in new and self._are_disjoint(new["oneOf"]):
-            extra.append({"anyOf": new.pop("oneOf")})
+        for keys, other in self._rewritings(new):
+            if self._has_room(other):
+                for key in keys:
+                    new.pop(key, None)
+                extra.append(other if isinstance(other, dict) else {"allOf": [other]})
         if len(extra) == 1 and not extra[0].keys() & new.keys():
             return new | extra[0]
         if extra:
             new["allOf"] = [*new.get("allOf", ()), *extra]
         return new
+
+    def _rewritings(self, schema: Schema) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """(keywords, the schema that says the same) for those that have one."""
+        if "contains" in schema and (options := contained(schema)) is not None:
+            yield ("contains", "minContains", "maxContains"), {"anyOf": options}
+        values = _values(schema.get("items")) if schema.get("uniqueItems") is True else None
+        if values is not None and (options := unique(schema, _distinct(values))) is not None:
+            yield ("uniqueItems",), {"anyOf": options}
+        if "not" in schema and (other := negated(schema["not"])) is not None:
+            yield ("not",), other
+        if "if" in schema and (other := negated(schema["if"])) is not None:
+            cases = [{"allOf": [schema["if"], schema.get("then", True)]}]
+            cases.append({"allOf": [other, schema.get("else", True)]})
+            yield ("if", "then", "else"), {"anyOf": cases}
+        if "oneOf" in schema and (options := self._options(schema["oneOf"])) is not None:
+            yield ("oneOf",), {"anyOf": options}
+
+    def _has_room(self, schema: Any) -> bool:
+        """Count the parts of a rewriting, unless there are too many: what stands in several
+        options, in itself in several, would not end."""
+        count, left = self._num_nodes, [schema]
+        while left:
+            one = left.pop()
+            count += 1
+            if count > _MAX_NODES:
+                return False
+            left += one.values() if isinstance(one, Mapping) else one if type(one) is list else ()
+        self._num_nodes = count
+        return True
+
+    def _options(self, one_of: Any) -> list[Any] | None:
+        """``oneOf`` as ``anyOf``: as it is, or each option with the others excluded."""
+        if self._are_disjoint(one_of):
+            return list(one_of)
+        if not isinstance(one_of, list) or len(one_of) > _MAX_EXCLUDED:
+            return None
+        others = [negated(one) for one in one_of]
+        if any(other is None for other in others):
+            return None
+        return [
+            {"allOf": [one, *(other for j, other in enumerate(others) if j != i)]}
+            for i, one in enumerate(one_of)
+        ]
 
     def _are_disjoint(self, options: Any) -> bool:
         if not isinstance(options, list):
@@ -92,6 +151,33 @@ class _Rewriter:
             name = part.replace("~1", "/").replace("~0", "~")
             found = found.get(name) if isinstance(found, Mapping) else None
         return found
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in values[:_MAX_LISTED]:
+        found += [] if _is_in(value, found) else [value]
+    return found
+
+
+def _evaluate_statically(schema: Schema) -> None:
+    """``unevaluated...`` as ``additionalProperties`` and ``items`` where it is known what else
+    applies to the same value."""
+    parts = schema.get("allOf", [])
+    if schema.keys() & _EVALUATING or not isinstance(parts, list):
+        return
+    if not all(isinstance(part, Mapping) and part.keys() <= _ABOUT_PROPERTIES for part in parts):
+        return
+    own = schema.get("properties", {})
+    names = [part.get("properties", {}) for part in parts]
+    if "unevaluatedProperties" in schema and all(isinstance(one, Mapping) for one in [own, *names]):
+        rest = schema.pop("unevaluatedProperties")
+        if "additionalProperties" not in schema:
+            declared = {name: True for one in names for name in one} | own
+            schema |= {"properties": declared, "additionalProperties": rest}
+    if "unevaluatedItems" in schema and "contains" not in schema:
+        rest = schema.pop("unevaluatedItems")
+        schema.setdefault("items", rest)
 
 
 def _drop_without_effect(schema: Schema) -> None:
@@ -263,6 +349,10 @@ def _remaining(schema: Any) -> Iterator[str]:
     yield from _UNHELD & schema.keys()
     if isinstance(schema.get("format"), str) and schema["format"] not in _FORMATS:
         yield "format"
+    if "propertyNames" in schema and (
+        name_pattern(schema["propertyNames"]) is None or "patternProperties" in schema
+    ):
+        yield "propertyNames"
     options = schema.get("oneOf")
     if isinstance(options, list) and len(options) > 1:
         yield "oneOf"

@@ -47,7 +47,10 @@ class Program:
     boundary (``boundaries``). ``late`` boundaries depend on the character after them.
     """
 
-    def __init__(self, patterns: tuple[str, ...]) -> None:
+    def __init__(self, patterns: tuple[str, ...], is_whole: bool = False) -> None:
+        """``is_whole``: the text is complete, so "$" is its end, and matches may be empty; else
+        InvalidRequest for a regex that matches the empty text."""
+        self._is_whole = is_whole
         self.tests: dict[int, tuple[Test, int]] = {}
         self.jumps: dict[int, list[int]] = {}
         self.boundaries: dict[int, tuple[Boundary, int]] = {}
@@ -60,7 +63,8 @@ class Program:
             end = self._new()
             self.jumps[0].append(self._build_all(tree, end, tree.state.flags))
             self.accepts[end] = pattern
-        self._refuse_empty()
+        if not is_whole:
+            self._refuse_empty()
 
     def _new(self) -> int:
         self._num_states += 1
@@ -141,10 +145,13 @@ class Program:
 
     def _build_boundary(self, kind: Any, end: int, flags: int) -> int:
         state = self._new()
+        test: Boundary
+        if kind in (sre.AT_END, sre.AT_END_STRING) and self._is_whole:
+            self.boundaries[state] = (lambda before, after: after == "", end)
+            return state
         if kind in (sre.AT_END, sre.AT_END_STRING):
             self.jumps[state] = [end]  # the text so far ends here
             return state
-        test: Boundary
         if kind in (sre.AT_BOUNDARY, sre.AT_NON_BOUNDARY):
             is_boundary = kind is sre.AT_BOUNDARY
             test = lambda before, after: _word_boundary(before, after) == is_boundary  # noqa: E731
@@ -207,6 +214,22 @@ def _item_test(op: Any, argument: Any, flags: int) -> Test:
     if flags & re.ASCII:
         return lambda char: (char.isascii() and test(char)) != negate
     return lambda char: test(char) != negate
+
+
+def occurs(pattern: str, text: str) -> bool:
+    """Whether the regex matches somewhere in the text. InvalidRequest if it is not supported."""
+    program = Program((pattern,), is_whole=True)
+    threads: set[int] = set()
+    for place in range(len(text) + 1):
+        around = text[place - 1 : place] if place else "", text[place : place + 1]
+        seen: set[int] = set()
+        for state in (*threads, 0):
+            program.closure(state, lambda one: program.boundaries[one][0](*around), seen)  # noqa: B023
+        if seen & program.accepts.keys():
+            return True
+        tests = (program.tests[state] for state in seen if state in program.tests)
+        threads = {after for test, after in tests if around[1] and test(around[1])}
+    return False
 
 
 class RegexFinder:

@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 POLICIES = ("ignore", "warn", "refuse")
 MAX_NAMES = 32  # in the header of one response
+MAX_WARNING_CHARS = 2000  # of all warnings of a response, apart from the last one
 MAX_WARNED = 1000  # names of clients are endless, the log is not
 _warned: set[str] = set()
 
@@ -74,7 +75,9 @@ def note_unknown(name: Any, what: str = "field", where: str = "") -> None:
 
 
 def note_warning(text: str) -> None:
-    """Answer the current request with the header ``X-RadixLM-Warning``."""
+    """Answer the current request with the header ``X-RadixLM-Warning``; several are joined."""
     ignored = _current.get()
-    if ignored is not None:
-        ignored.warning = text.encode("ascii", "backslashreplace").decode()
+    if ignored is not None and len(ignored.warning) < MAX_WARNING_CHARS:
+        shown = text.encode("ascii", "backslashreplace").decode()
+        shown = "".join(c if c.isprintable() else "?" for c in shown)
+        ignored.warning += "; " * bool(ignored.warning) + shown

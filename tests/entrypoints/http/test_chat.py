@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,13 +236,13 @@ def schema_format(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 async def test_a_strict_schema_that_cannot_be_enforced_is_refused(server: ScriptedServer) -> None:
-    schema = {"properties": {"a": {"not": {"type": "null"}, "contains": {}}}}
+    schema = {"properties": {"a": {"not": {"type": "integer"}, "uniqueItems": True}}}
     strict = schema_format(schema, strict=True)
     got = await server.post(CHAT, messages=user("x"), response_format=strict)
     assert got.status_code == 400
     error = got.json()["error"]
     assert error["param"] == "response_format.json_schema.schema"
-    assert "contains, not" in error["message"] and "strict false" in error["message"]
+    assert "not, uniqueItems" in error["message"] and "strict false" in error["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -249,10 +251,75 @@ async def test_what_is_not_enforced_is_told(server: ScriptedServer, stream: bool
     got = await server.post(CHAT, messages=user("x"), response_format=loose, stream=stream)
     assert got.status_code == 200
     told = "response_format.json_schema.schema: not enforced: uniqueItems"
-    assert got.headers["X-RadixLM-Warning"] == told
-    params = {"json_schema": json.dumps({"not": {}}), "max_new_tokens": 3}
+    assert got.headers["X-RadixLM-Warning"].startswith(told)
+    params = {"json_schema": json.dumps({"not": {"type": "integer"}}), "max_new_tokens": 3}
     got = await server.post("/generate", text="x", sampling_params=params, stream=stream)
     assert got.headers["X-RadixLM-Warning"] == "sampling_params.json_schema: not enforced: not"
+
+
+SCRIPTED = {"same": "[1, 1]", "other": "[1, 2]"}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 5}}\n</tool_call>'
+
+
+@pytest.fixture
+async def loose(toy_folder: Path) -> AsyncIterator[ScriptedServer]:
+    """A server whose model writes what it wants: no grammar holds it."""
+    async with scripted_server(toy_folder, {**SCRIPTED, "call": CALL}) as made:
+        yield made
+
+
+def last_choice(text: str) -> dict[str, Any]:
+    lines = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    ends = [c for chunk in lines for c in chunk["choices"] if c["finish_reason"]]
+    return ends[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("word", SCRIPTED)
+async def test_answers_are_checked_against_what_is_not_enforced(
+    loose: ScriptedServer, word: str, stream: bool
+) -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    error = "the answer does not fit: [1, 1] has non-unique elements" if word == "same" else ""
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        (CHAT, {"messages": user(word), "response_format": schema_format(schema)}),
+        ("/v1/completions", {"prompt": word, "response_format": schema_format(schema)}),
+    ]
+    for path, body in bodies:
+        got = await loose.post(path, **body, max_tokens=50, stream=stream)
+        choice = last_choice(got.text) if stream else got.json()["choices"][0]
+        where = "response_format.json_schema.schema"
+        assert choice.get("schema_error", "") == (f"{where}: {error}" if error else "")
+        told = got.headers["X-RadixLM-Warning"]
+        assert told.startswith(f"{where}: not enforced: uniqueItems")
+        assert ("choice 0" in told) == (bool(error) and not stream)
+    for disjoint in (False, True) if stream else (False,):
+        loose.state.config = loose.config.with_values({"stream_output": disjoint})
+        params = {"json_schema": json.dumps(schema), "max_new_tokens": 50}
+        got = await loose.post("/generate", text=word, sampling_params=params, stream=stream)
+        text = got.text.splitlines()[-4][6:] if stream else got.text
+        assert error in json.loads(text)["meta_info"].get("schema_error", "")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_forced_calls_are_checked_too(loose: ScriptedServer, strict: bool) -> None:
+    parameters = {"type": "object", "properties": {"a": {"not": {"type": "integer"}}}}
+    function = {"name": "f", "parameters": parameters, "strict": strict}
+    tool = {"type": "function", "function": function}
+    body = {"messages": user("call"), "tools": [tool], "tool_choice": "required"}
+    got = await loose.post(CHAT, **body)
+    where = "tools[0].function.parameters"
+    if strict:
+        assert got.status_code == 400 and got.json()["error"]["param"] == where
+        return
+    choice = got.json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["schema_error"].startswith(f"{where}: the answer does not fit: 5 should not")
+    assert got.headers["X-RadixLM-Warning"].startswith(f"{where}: not enforced: not; choice 0: ")
+    got = await loose.post(CHAT, **body, stream=True)
+    assert last_choice(got.text)["schema_error"] == choice["schema_error"]
+    auto = await loose.post(CHAT, **body | {"tool_choice": "auto"})
+    assert "X-RadixLM-Warning" not in auto.headers
 
 
 async def test_a_strict_schema_reaches_the_engine_as_strict(

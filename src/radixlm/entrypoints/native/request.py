@@ -1,7 +1,6 @@
 """The request of ``/generate``, over HTTP and to the offline engine: a JSON object in,
 GenerateRequests out."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,13 +23,11 @@ from radixlm.entrypoints.request_model import (
     reject_unsupported,
     with_fields,
 )
-from radixlm.entrypoints.request_options import request_options
+from radixlm.entrypoints.request_options import request_options, unheld_of
 from radixlm.intake.records import GenerateRequest
 from radixlm.multimodal.processor import Prompt
-from radixlm.text.held_schema import unheld_keywords
 from radixlm.wire.requests import LogprobParams
 from radixlm.wire.sampling_params import SamplingParams, parameter_names
-from radixlm.wire.unknown import note_warning
 
 MAX_BATCH = 4096
 _ROW = {"type": "array", "items": {"type": "number"}}
@@ -201,16 +198,6 @@ def _values(body: GenerateBody, i: int, count: int) -> dict[str, Any]:
     return values
 
 
-def _warn_of_keywords(json_schema: str | None) -> None:
-    """Tell the client which keywords of its schema are not enforced."""
-    try:
-        schema = json.loads(json_schema or "{}")
-    except (ValueError, RecursionError):
-        return  # the compiler says what is wrong, or it is "$$ANY$$"
-    if names := ", ".join(unheld_keywords(schema)):
-        note_warning(f"sampling_params.json_schema: not enforced: {names}")
-
-
 _OF_ALL = {"text", "input_ids", "input_embeds", "image_data", "video_data", "audio_data"}
 
 
@@ -219,13 +206,13 @@ def _request(
 ) -> GenerateRequest:
     """The request of one prompt. ``values``: its fields."""
     sampling = SamplingParams.from_dict(values.get("sampling_params") or {}, defaults)
-    _warn_of_keywords(sampling.json_schema)
     options = request_options(values.get)
     options["names"] |= {"max_tokens": "max_new_tokens", "prompt": kind, "text": kind}
     options["names"] |= {"top_logprobs": "top_logprobs_num"}
     request = GenerateRequest(
         sampling=sampling, rid=values.get("rid"), stream=bool(values.get("stream")), **options
     )
+    request.unheld = unheld_of(sampling.json_schema, "sampling_params.json_schema")
     if values.get("return_logprob"):
         request.logprobs = _logprobs(values, sampling.max_new_tokens == 0)
     if kind == "text":

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from radixlm.entrypoints.native.request import Batch
+from radixlm.entrypoints.request_options import answer_error
 from radixlm.intake.records import Output
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Finish, Logprob, TopLogprobs
 from radixlm.wire.requests import LogprobParams
+from radixlm.wire.unknown import note_warning
 
 MANY_LOGPROBS = 1024
 # (number of log-probabilities, work, its arguments) -> its result
@@ -31,6 +33,8 @@ class ResponseBuilder:
         self._tokenizer, self._batch, self._version = tokenizer, batch, weight_version
         self._dim = dim
         self._began_s = time.monotonic()
+        # text of disjoint answers, by prompt and sample
+        self._earlier: dict[tuple[int, int], str] = {}
         self.last_finish = Finish("abort")  # of the sample that ended last
         self.num_logprobs = 0  # of the last answer
 
@@ -58,6 +62,7 @@ class ResponseBuilder:
         if output.finish is not None:
             self.last_finish = output.finish
             meta["e2e_latency"] = time.monotonic() - self._began_s
+            self._add_check(index, output, meta)
         if self._batch.wants_logprobs[index]:
             self._add_logprobs(self._batch.requests[index].logprobs, output, meta)
         if output.hidden_states is not None:
@@ -65,6 +70,14 @@ class ResponseBuilder:
         if output.pooled is not None:
             meta["pooled"] = output.pooled
         return meta
+
+    def _add_check(self, index: int, output: Output, meta: dict[str, Any]) -> None:
+        """Tell of an answer that breaks a keyword of its schema which is not enforced."""
+        earlier = self._earlier.get((index, output.index), "")
+        error = answer_error(self._batch.requests[index].unheld, output, earlier + output.text)
+        if error:
+            meta["schema_error"] = error
+            note_warning(f"sample {output.index}: {error}")
 
     def _add_logprobs(
         self, need: LogprobParams | None, output: Output, meta: dict[str, Any]
@@ -133,6 +146,8 @@ class ResponseBuilder:
         if key in total and not self._batch.stream_disjoint:
             total[key].absorb(output)
         else:
+            if key in total and self._batch.requests[index].unheld is not None:
+                self._earlier[key] = self._earlier.get(key, "") + total[key].text
             total[key] = output
         answer = self.response(index, total[key])
         answer["output_ids"] = list(answer["output_ids"])

@@ -9,7 +9,6 @@ from typing import Any
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.lazy import require
-from radixlm.grammar.property_names import without_property_names
 from radixlm.grammar.spec import (
     GrammarOptions,
     GrammarSpec,
@@ -22,6 +21,7 @@ from radixlm.grammar.spec import (
 from radixlm.grammar.structural_tag import StructuralTagWriter
 from radixlm.text.held_schema import hold
 from radixlm.text.json_schema import close_objects
+from radixlm.text.property_names import without_property_names
 from radixlm.text.tokenizer import Tokenizer
 
 _TOO_MUCH = ("limit", "too big", "exhausted", "panic")  # a second try would cost as much

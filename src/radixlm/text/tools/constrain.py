@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.text.held_schema import hold
+from radixlm.text.held_schema import hold, unheld_keywords
 from radixlm.text.json_schema import close_objects
+from radixlm.text.property_names import without_property_names
 from radixlm.text.tools.base import ToolSpec
 from radixlm.text.tools.table import FORMATS
 
@@ -118,7 +119,10 @@ def _hermes_grammar(tools: Sequence[ToolSpec], is_single: bool) -> str:
     lines = [f"start: call{'' if is_single else ' (NEXT call)*'}", f"call: {calls}", 'NEXT: "\\n"']
     for i, tool in enumerate(tools):
         head = '<tool_call>\n{"name": ' + json.dumps(tool.name) + ', "arguments": '
-        schema = json.dumps(_arguments(tool))
+        arguments = _arguments(tool)
+        if not tool.strict and unheld_keywords(arguments):
+            arguments["x-guidance"] = {"lenient": True}  # the request is told what is left out
+        schema = json.dumps(arguments)
         lines.append(f"call{i}: {_quoted(head)} args{i} {_quoted('}' + chr(10) + '</tool_call>')}")
         lines.append(f"args{i}: %json {schema}")
     return "\n".join(lines) + "\n"
@@ -151,7 +155,7 @@ def _arguments(tool: ToolSpec) -> dict[str, Any]:
     schema = {**(tool.parameters or {"properties": {}})}
     if "$ref" not in schema:
         schema.setdefault("type", "object")
-    return dict(close_objects(hold(schema)))
+    return dict(without_property_names(close_objects(hold(schema))))
 
 
 def _result(

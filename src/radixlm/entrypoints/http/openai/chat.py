@@ -137,6 +137,8 @@ def _choice(session: ChatSession, answer: Answer) -> dict[str, Any]:
         "finish_reason": answer.finish_reason,
         "matched_stop": output.finish.matched if output.finish else None,
     }
+    if answer.schema_error:
+        choice["schema_error"] = answer.schema_error
     return choice | _extras(session, output)
 
 
@@ -253,6 +255,8 @@ def _chunks(session: ChatSession, delta: Delta, heads: set[int]) -> Iterator[dic
     last = _chunk(delta, {})
     last["finish_reason"] = delta.finish_reason
     last["matched_stop"] = delta.output.finish.matched if delta.output.finish else None
+    if delta.schema_error:
+        last["schema_error"] = delta.schema_error
     if delta.output.hidden_states is not None:
         dim = session.state.intake.facts.embed_dim
         last["delta"]["hidden_states"] = last_hidden(delta.output, dim)

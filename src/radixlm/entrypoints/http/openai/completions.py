@@ -43,9 +43,11 @@ from radixlm.entrypoints.http.transport import (
     stream_response,
 )
 from radixlm.entrypoints.native.response import last_hidden
+from radixlm.entrypoints.request_options import answer_error
 from radixlm.intake.call import check_sequences
 from radixlm.intake.records import GenerateRequest, Output, likeliest
 from radixlm.wire.requests import LogprobParams
+from radixlm.wire.unknown import note_warning
 
 router = APIRouter(tags=["openai"])
 
@@ -244,6 +246,9 @@ def _choice(call: Call, index: int, prompt: int, output: Output) -> dict[str, An
         choice["prompt_logprobs"] = prompt_rows(tokenizer, found, body.prompt_logprobs)
     if output.hidden_states is not None:
         choice["hidden_states"] = last_hidden(output, call.state.intake.facts.embed_dim)
+    if error := answer_error(call.requests[prompt].unheld, output):
+        choice["schema_error"] = error
+        note_warning(f"choice {index}: {error}")
     if body.return_token_ids:
         choice["token_ids"] = output.token_ids
         choice["prompt_token_ids"] = call.requests[prompt].input_ids
@@ -261,6 +266,7 @@ async def _events(call: Call) -> AsyncGenerator[bytes, None]:
     continuous = bool(options and options.continuous_usage_stats)
     lists: dict[int, CompletionLogprobs] = {}
     totals: dict[int, Output] = {}
+    texts: dict[int, str] = {}
     cached = call.state.config.serve.enable_cache_report
     async with aclosing(generate.stream(call.state, call.requests)) as deltas:
         async for prompt, output in deltas:
@@ -274,6 +280,10 @@ async def _events(call: Call) -> AsyncGenerator[bytes, None]:
             chunk = call.envelope
             args = call, index, prompt, output, is_first, lists.get(index)
             chunk["choices"] = [await off_loop_of(output.num_logprobs, _delta, *args)]
+            if unheld := call.requests[prompt].unheld:
+                texts[index] = texts.get(index, "") + output.text
+                error = answer_error(unheld, output, texts[index])
+                chunk["choices"][0] |= {"schema_error": error} if error else {}
             if wants_usage or continuous:
                 one = usage([output], shows_cached=cached) if continuous else None
                 chunk["usage"] = one

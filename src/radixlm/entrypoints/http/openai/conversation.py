@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.http.off_loop import off_loop
 from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openai.output_parser import OutputParser, ParsedDelta
 from radixlm.entrypoints.http.openai.protocol import (
@@ -22,6 +23,7 @@ from radixlm.entrypoints.http.openai.protocol import (
 from radixlm.entrypoints.http.openai.sampling import (
     check_sampling,
     client_names,
+    refuse_unheld,
     request_of,
     sampling_of,
     truncated,
@@ -29,11 +31,14 @@ from radixlm.entrypoints.http.openai.sampling import (
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.tokenization import encode, render
 from radixlm.entrypoints.media import MediaSource, sources_of
+from radixlm.entrypoints.request_options import answer_error
 from radixlm.intake.records import GenerateRequest, Output
+from radixlm.text.answer_check import UnheldSchema, unheld_schema
 from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tools import registry as tools
 from radixlm.text.tools.base import ToolSpec, tool_specs
 from radixlm.wire.requests import GrammarSpec, LogprobParams
+from radixlm.wire.unknown import note_warning
 
 ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -49,6 +54,7 @@ class Tools:
     specs: list[ToolSpec] = field(default_factory=list)
     format: str | None = None
     grammar: dict[str, Any] | None = None
+    unheld: dict[str, UnheldSchema] = field(default_factory=dict)  # by the function's name
 
     @property
     def is_forced(self) -> bool:
@@ -100,6 +106,7 @@ class Delta:
     parsed: ParsedDelta
     output: Output
     finish_reason: str | None = None
+    schema_error: str = ""
 
 
 @dataclass(slots=True)
@@ -110,6 +117,7 @@ class Answer:
     parsed: ParsedDelta
     output: Output
     finish_reason: str
+    schema_error: str = ""
 
 
 async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSession:
@@ -191,7 +199,25 @@ def _tools(state: ServerState, body: ChatRequest) -> Tools:
     grammar = None
     if name is not None or choice != "auto":
         grammar = tools.constraint(name or "json", specs, choice, parallel)
-    return Tools(listed, specs, grammar["parser"] if grammar else name, grammar)
+    made = Tools(listed, specs, grammar["parser"] if grammar else name, grammar)
+    _note_unheld(made, choice)
+    return made
+
+
+def _note_unheld(made: Tools, choice: str | Mapping[str, Any]) -> None:
+    """Tell of the keywords of arguments that the grammar of the calls does not enforce."""
+    for place, spec in enumerate(made.specs if made.grammar else ()):
+        is_chosen = made.is_forced and (choice == "required" or _tool_name(choice) == spec.name)
+        if not is_chosen and not spec.strict:
+            continue
+        where = f"tools[{place}].function.parameters"
+        unheld = unheld_schema(spec.parameters or {}, where)
+        if unheld is None:
+            continue
+        if spec.strict:
+            refuse_unheld(unheld)
+        note_warning(unheld.note)
+        made.unheld[spec.name] = unheld
 
 
 def _allowed(
@@ -386,8 +412,21 @@ async def collect(session: ChatSession) -> list[Answer]:
         parsed = parser.feed(output.text)
         parsed.absorb(parser.finish())
         reason = _reason(parser, output)
-        answers.append(Answer(output.index, parsed, output, reason or "stop"))
+        error = await off_loop(len(parsed.text), _schema_error, session, parsed, output)
+        if error:
+            note_warning(f"choice {output.index}: {error}")
+        answers.append(Answer(output.index, parsed, output, reason or "stop", error))
     return answers
+
+
+def _schema_error(session: ChatSession, parsed: ParsedDelta, output: Output) -> str:
+    """Why the answer does not fit its schema, or a call its function's; empty if it does."""
+    if session.request.unheld is not None and not session.tools.is_forced:
+        return answer_error(session.request.unheld, output, parsed.text)
+    schemas = session.tools.unheld
+    calls = parsed.whole_calls() if schemas else ()
+    errors = (answer_error(schemas.get(call.name), output, call.arguments) for call in calls)
+    return next(filter(None, errors), "")
 
 
 def _reason(parser: OutputParser, output: Output) -> str | None:
@@ -398,6 +437,8 @@ def _reason(parser: OutputParser, output: Output) -> str | None:
 async def stream(session: ChatSession) -> AsyncGenerator[Delta, None]:
     """The deltas of all samples as they come; the last of each has a finish reason."""
     parsers: dict[int, OutputParser] = {}
+    whole: dict[int, ParsedDelta] = {}  # only of answers that are checked
+    is_checked = session.request.unheld is not None or bool(session.tools.unheld)
     async with aclosing(generate.stream(session.state, [session.request])) as deltas:
         async for _, output in deltas:
             parser = parsers.get(output.index)
@@ -405,8 +446,12 @@ async def stream(session: ChatSession) -> AsyncGenerator[Delta, None]:
             if parser is None:
                 parser = parsers[output.index] = session.parser()
             parsed = parser.feed(output.text)
-            reason = None
+            reason, error = None, ""
             if output.finish is not None:
                 parsed.absorb(parser.finish())
                 reason = _reason(parser, output)
-            yield Delta(output.index, is_first, parsed, output, reason)
+            if is_checked:
+                whole.setdefault(output.index, ParsedDelta()).absorb(parsed)
+                if output.finish is not None:
+                    error = _schema_error(session, whole[output.index], output)
+            yield Delta(output.index, is_first, parsed, output, reason, error)

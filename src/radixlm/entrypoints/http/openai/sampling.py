@@ -10,11 +10,10 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.middleware import fair_share_key, request_id
 from radixlm.entrypoints.http.openai.protocol import Generation
 from radixlm.entrypoints.http.state import ServerState
-from radixlm.entrypoints.request_options import request_options
+from radixlm.entrypoints.request_options import request_options, unheld_of
 from radixlm.intake.records import GenerateRequest, grammar_of, in_client_words
-from radixlm.text.held_schema import unheld_keywords
+from radixlm.text.answer_check import UnheldSchema
 from radixlm.wire.sampling_params import ANY_JSON_OBJECT, SamplingParams, parameter_names
-from radixlm.wire.unknown import note_warning
 
 
 def sampling_of(
@@ -100,21 +99,17 @@ def _schema(response_format: Mapping[str, Any]) -> Any:
         return ANY_JSON_OBJECT
     if not isinstance(schema, Mapping | bool):
         raise InvalidRequest(f"{where}.schema must be an object", f"{where}.schema")
-    _check_keywords(schema, wrapper.get("strict") is True, f"{where}.schema")
     return dict(schema) if isinstance(schema, Mapping) else schema
 
 
-def _check_keywords(schema: Any, is_strict: bool, where: str) -> None:
-    """A strict schema must be enforced in full; for others the client is told what is not."""
-    names = ", ".join(unheld_keywords(schema))
-    if names and is_strict:
+def refuse_unheld(unheld: UnheldSchema | None) -> None:
+    """InvalidRequest for a strict schema that cannot be enforced in full."""
+    if unheld is not None:
         raise InvalidRequest(
-            f"{where}: with strict true, these keywords cannot be enforced: {names}. "
+            f"{unheld.where}: with strict true, these keywords cannot be enforced: {unheld.names}. "
             f"Remove them, or send strict false and check the answer",
-            where,
+            unheld.where,
         )
-    if names:
-        note_warning(f"{where}: not enforced: {names}")
 
 
 def _is_strict(response_format: Mapping[str, Any] | None) -> bool:
@@ -129,11 +124,16 @@ def request_of(
     options = request_options(lambda name: getattr(body, name))
     options["names"] |= client_names(body)
     grammar = grammar_of(sampling)
+    is_given = (body.response_format or {}).get("type") == "json_schema"
+    where = "response_format.json_schema.schema" if is_given else "json_schema"
+    unheld = unheld_of(sampling.json_schema, where)
     if grammar is not None and _is_strict(body.response_format):
         grammar = msgspec.structs.replace(grammar, is_strict=True)
+        refuse_unheld(unheld)
     return GenerateRequest(
         sampling=sampling,
         grammar=grammar,
+        unheld=unheld,
         rid=rid,
         default_rid=None if options["session"] else request_id(),
         stream=bool(body.stream),

@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.grammar.property_names import without_property_names
 from radixlm.grammar.spec import GrammarSpec, check_size, read_json
+from radixlm.text.property_names import without_property_names
 
 OBJECTS: list[Any] = [{}, {"a": 1}, {"ab": "x"}, {"abc": 1, "a": 2}, {"x": {"abc": 1}}, {"a\nb": 1}]
 

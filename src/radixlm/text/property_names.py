@@ -27,7 +27,7 @@ def without_property_names(schema: Any) -> Any:
             result[key] = {name: without_property_names(item) for name, item in value.items()}
         else:
             result[key] = value
-    pattern = _name_pattern(result.get("propertyNames"))
+    pattern = name_pattern(result.get("propertyNames"))
     if pattern is None or "patternProperties" in result:
         return result
     del result["propertyNames"]
@@ -37,7 +37,7 @@ def without_property_names(schema: Any) -> Any:
     return result | {"additionalProperties": False}
 
 
-def _name_pattern(rule: Any) -> str | None:
+def name_pattern(rule: Any) -> str | None:
     """The regex that a name must match; None if one regex cannot express the rule."""
     if not isinstance(rule, Mapping) or not rule or not rule.keys() <= _NAME_RULES:
         return None
