@@ -25,7 +25,7 @@ class HostInfo:
     num_cpus      cores that this process may use
     memory_bytes  memory that this process may use, on the host
     model         None while the model is unknown; otherwise any of context_len (tokens),
-                  is_moe, has_window, vocab (entries)
+                  is_moe, has_window, vocab (entries), architecture
     seed          what --random-seed becomes when unset
     """
 

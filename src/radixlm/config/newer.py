@@ -123,19 +123,15 @@ _NO_EFFECT: Mapping[str, str] = {
 
 _DETAILS: Mapping[str, str] = {
     "speculative_algorithm": """
-        enable_multi_layer_eagle spec_trace_dir speculative_adaptive speculative_adaptive_config
-        speculative_dflash_block_size speculative_domino_candidate_pool_size
-        speculative_draft_attention_backend speculative_draft_kv_cache_dtype
-        speculative_draft_load_format speculative_draft_model_quantization
-        speculative_draft_sink_size speculative_draft_window_size speculative_dsa_topk_backend
+        enable_multi_layer_eagle spec_trace_dir speculative_dflash_block_size
+        speculative_domino_candidate_pool_size speculative_draft_attention_backend
+        speculative_draft_kv_cache_dtype speculative_draft_load_format
+        speculative_draft_model_quantization speculative_draft_sink_size
+        speculative_draft_window_size speculative_dsa_topk_backend
         speculative_dspark_align_verify_tokens_to_graph_tier speculative_dspark_block_size
         speculative_dspark_confidence_sts_path speculative_dspark_sps_table_path
         speculative_enable_w4a4_mxfp4_megamoe speculative_moe_a2a_backend
-        speculative_moe_runner_backend speculative_ngram_capacity
-        speculative_ngram_external_corpus_max_tokens speculative_ngram_external_corpus_path
-        speculative_ngram_external_sam_budget speculative_ngram_match_type
-        speculative_ngram_max_bfs_breadth speculative_ngram_max_trie_depth
-        speculative_ngram_min_bfs_breadth speculative_skip_dp_mlp_sync
+        speculative_moe_runner_backend speculative_skip_dp_mlp_sync
         speculative_use_block_verification speculative_use_rejection_sampling uno_lora_path""",
     "enable_lora": """
         enable_lora_overlap_loading experts_shared_outer_loras lora_drain_wait_threshold

@@ -16,7 +16,14 @@ from radixlm.config.execute import BUILT_ATTENTION
 from radixlm.config.host import HostInfo
 from radixlm.config.option import options
 from radixlm.config.server_config import ServerConfig
-from radixlm.config.states import check_states, compile_notes, no_effect_notes, window_notes
+from radixlm.config.speculate import MAX_STEPS
+from radixlm.config.states import (
+    check_states,
+    compile_notes,
+    draft_notes,
+    no_effect_notes,
+    window_notes,
+)
 from radixlm.config.values import show
 
 logger = logging.getLogger(__name__)
@@ -35,6 +42,10 @@ GPU_DEFAULTS = {
     "max_running_requests": 256,
 }
 """Pages of 16 tokens keep the page tables small: CUDA graphs read them whole."""
+
+
+_DRAFT_STEPS = dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), 3)
+_DRAFT_STEPS["GptOssForCausalLM"] = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +184,28 @@ def adjust_adapters(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
         yield Change("enable_lora", True, "required by --lora-paths")
 
 
+def fill_drafts(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
+    """Lengths of drafts: of two that are set, the steps count. The automatic ones are SGLang's."""
+    s = config.speculate
+    algorithm, steps = s.speculative_algorithm, s.speculative_num_steps
+    tokens = s.speculative_num_draft_tokens
+    if algorithm is None or host.model is None:
+        return
+    if tokens is not None and (steps is None or algorithm == "NGRAM"):
+        steps = max(1, tokens - 1)
+        yield Change("speculative_num_steps", steps, "the draft tokens but the first")
+    elif steps is None:
+        table = _DRAFT_STEPS.get(host.model.get("architecture", ""), 5)
+        steps = {"STANDALONE": 3, "NGRAM": 11}.get(algorithm, table)
+        yield Change("speculative_num_steps", steps, f"where {algorithm} starts")
+        yield Change("speculative_adaptive", True, "no length of drafts is set")
+    if steps > MAX_STEPS:
+        steps = MAX_STEPS
+        yield Change("speculative_num_steps", steps, "the longest draft")
+    if tokens != steps + 1:
+        yield Change("speculative_num_draft_tokens", steps + 1, "the draft and the token before it")
+
+
 STEPS: tuple[Step, ...] = (
     fill_device,
     fill_names,
@@ -184,6 +217,7 @@ STEPS: tuple[Step, ...] = (
     adjust_order,
     adjust_unchunked,
     adjust_adapters,
+    fill_drafts,
 )
 
 
@@ -220,6 +254,6 @@ def resolve(config: ServerConfig, host: HostInfo, explicit: frozenset[str]) -> S
     check(config)
     has_window = (host.model or {}).get("has_window")
     notes = (*no_effect_notes(config, config.execute.device), *window_notes(config, has_window))
-    for note in (*notes, *compile_notes(config)):
+    for note in (*notes, *compile_notes(config), *draft_notes(config)):
         logger.info("%s", note)
     return config

@@ -71,6 +71,17 @@ def compile_notes(config: ServerConfig) -> Iterator[str]:
         yield f"{option.dashed} has no effect: it is for --enable-torch-compile"
 
 
+def draft_notes(config: ServerConfig) -> Iterator[str]:
+    """One line for each option of another drafter than the one that is used."""
+    algorithm = config.speculate.speculative_algorithm
+    for name, option in options().items() if algorithm is not None else ():
+        is_ngram = name.startswith("speculative_ngram_")
+        others = not is_ngram and name.startswith("speculative_draft_model_path")
+        is_idle_here = is_ngram if algorithm != "NGRAM" else others
+        if is_idle_here and is_set(option, config.value(name)):
+            yield f"{option.dashed} has no effect: --speculative-algorithm is {algorithm}"
+
+
 def no_effect_notes(config: ServerConfig, device: str) -> Iterator[str]:
     """One line for each option that is set and has no effect."""
     for name, option in options().items():

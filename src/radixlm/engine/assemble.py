@@ -20,6 +20,7 @@ from radixlm.base.lazy import load
 from radixlm.base.record import Record
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.drafting import corpus_commands, make_drafting, make_ngram
 from radixlm.engine.features.processors import ProcessorFeature
 from radixlm.engine.gpu import (
     graph_batch_sizes,
@@ -39,6 +40,7 @@ from radixlm.engine.parts import (
     make_kv_manager,
     make_processors,
     make_runner,
+    tokenizer_loader,
 )
 from radixlm.engine.torch_compile import compile_now, compiled_steps, for_compiling
 from radixlm.executor.controls import TensorControls
@@ -102,10 +104,12 @@ def assemble(
     profiler = Profiler(where)
     controls = TensorControls(weight, weight_bytes, pools.num_bytes, pools.num_tokens, profiler)
     processors, media = make_processors(config, info), _media(config, info, where)
+    tokenizer = tokenizer_loader(config, info)
+    ngram = make_ngram(config, info, tokenizer)
     hooks = Hooks((*make_features(config, info), ProcessorFeature(processors), *extra_features))
 
     def make() -> Scheduler:
-        commands = controls.commands()
+        commands = controls.commands() | corpus_commands(ngram, tokenizer)
         parts = EngineParts(model, attn, pools, commands, processors, media, profiler, steps)
         if steps is not None:
             compile_now(steps, partial(make_runner, config, info, parts, device), limits)
@@ -119,7 +123,8 @@ def assemble(
             controls.note_graphs(free - _free_bytes(device))
         kv_manager = make_kv_manager(config, pools, limits)
         interval = config.schedule.stream_interval
-        return Scheduler(limits, runner, channel, kv_manager, hooks, stream_interval=interval)
+        drafting = make_drafting(config, limits, kv_manager, hooks, ngram)
+        return Scheduler(limits, runner, channel, kv_manager, hooks, interval, drafting=drafting)
 
     return EngineCore(make(), _facts(info, pools, limits, weight_bytes, loaded_s - started_s), make)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from radixlm.arch.spec import Rope
 from radixlm.base.record import replace
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.drafting import max_drafts
 from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.executor.capacity import STATES_PER_REQUEST
@@ -18,7 +19,11 @@ BASE_RESERVE = 0.4
 def limits_for_pools(pools: Pools, config: ServerConfig, info: ModelInfo) -> Limits:
     """The limits, with no more running requests than the state pool has states for."""
     limits = scheduler_limits(config, info, pools.num_tokens, pools.page_size)
-    limits = replace(limits, kv_layout=f"{pools.dtype}, pages of {pools.page_size}")
+    limits = replace(
+        limits,
+        kv_layout=f"{pools.dtype}, pages of {pools.page_size}",
+        max_drafts=max_drafts(config, limits.depth, pools.states is not None),
+    )
     if pools.states is None:
         return limits
     max_running = max(1, pools.sizes.num_window // STATES_PER_REQUEST)

@@ -222,6 +222,7 @@ def resolved(config: ServerConfig, given: frozenset[str]) -> tuple[ServerConfig,
             "is_moe": any(isinstance(b.ffn, Moe) for b in decoder.blocks),
             "has_window": any(getattr(b.attention, "window", 0) for b in decoder.blocks),
             "vocab": decoder.vocab,
+            "architecture": info.architecture,
         }
     )
     return resolve(config, facts, given), info

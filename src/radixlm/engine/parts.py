@@ -85,6 +85,7 @@ def make_runner(
         limits.step_tokens,
         detect_bad=detects,
         profiler=parts.profiler,
+        max_drafts=limits.max_drafts,
     )
     return Runner(runner_parts, options)
 
@@ -137,7 +138,7 @@ def make_features(config: ServerConfig, info: ModelInfo) -> tuple[Feature, ...]:
 
 
 def _make_grammar(config: ServerConfig, info: ModelInfo) -> Feature | None:
-    tokenizer = _tokenizer_loader(config, info)
+    tokenizer = tokenizer_loader(config, info)
     if tokenizer is None or config.grammar.grammar_backend == "none":
         return None
     vocab, overlaps = info.decoder.vocab, overlap_depth(config, info) == 0
@@ -146,12 +147,12 @@ def _make_grammar(config: ServerConfig, info: ModelInfo) -> Feature | None:
 
 def make_processors(config: ServerConfig, info: ModelInfo) -> LogitProcessors:
     """The logit processors that requests can name."""
-    loader = _tokenizer_loader(config, info)
+    loader = tokenizer_loader(config, info)
     facts = ServerFacts(info.decoder.vocab, info.eos_ids, loader)
     return LogitProcessors(processor_targets(config.grammar), facts)
 
 
-def _tokenizer_loader(config: ServerConfig, info: ModelInfo) -> Callable[[], Tokenizer] | None:
+def tokenizer_loader(config: ServerConfig, info: ModelInfo) -> Callable[[], Tokenizer] | None:
     """A function that loads the tokenizer for what needs it in the engine; None without one."""
     if config.model.skip_tokenizer_init:
         return None

@@ -44,6 +44,8 @@ GAUGES: dict[str, str] = {
     "token_usage": "Part of the KV cache that is in use.",
     "gen_throughput": "Tokens generated a second.",
     "cache_hit_rate": "Part of the prompt tokens found in the prefix cache.",
+    "spec_num_steps": "Tokens of a draft where no length is chosen.",
+    "spec_num_draft_tokens": "The draft and the token before it.",
     "utilization": "Running requests over the most that may run.",
     "engine_startup_time": "Seconds from the start until ready.",
     "engine_load_weights_time": "Seconds that loading the weights took.",

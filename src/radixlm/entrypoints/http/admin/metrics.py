@@ -103,6 +103,8 @@ def gauges(state: ServerState) -> dict[str, float]:
         "token_usage": load_.num_used_tokens / max(load_.num_total_tokens, 1),
         "gen_throughput": load_.gen_throughput,
         "cache_hit_rate": load_.cache_hit_rate,
+        "spec_num_steps": state.config.speculate.speculative_num_steps or 0,
+        "spec_num_draft_tokens": state.config.speculate.speculative_num_draft_tokens or 0,
         "utilization": load_.num_running / max_running if max_running else 0.0,
         "engine_startup_time": state.ready_after_s,
         "engine_load_weights_time": float(facts.get("load_seconds", 0.0)),

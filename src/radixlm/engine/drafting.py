@@ -1,0 +1,146 @@
+"""The drafters of an engine that run on its host, their corpora, and the rule of lengths."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from radixlm.base.errors import ConfigError, InvalidRequest
+from radixlm.config.server_config import ServerConfig
+from radixlm.engine.model_info import ModelInfo
+from radixlm.scheduler.drafting import Drafting
+from radixlm.scheduler.hooks import Hooks
+from radixlm.scheduler.kv_cache_manager import KVCacheManager
+from radixlm.scheduler.limits import Limits
+from radixlm.speculative.costs import CostTable
+from radixlm.speculative.lengths import DraftLength
+from radixlm.speculative.ngram import NgramDrafter, NgramOptions
+from radixlm.speculative.text_index import SEPARATOR
+from radixlm.step.plan import Int32Array
+from radixlm.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+LoadTokenizer = Callable[[], Tokenizer] | None
+# cost of one token more in a step, over that of one token, before it was measured; and of a step of
+# a draft model
+CPU_SLOPE, GPU_SLOPE, DRAFT_SHARE = 0.08, 0.002, 0.1
+
+
+def max_drafts(config: ServerConfig, depth: int, has_states: bool) -> int:
+    """Most drafted tokens of a row; 0 where drafts cannot be verified: in overlapped steps, and by
+    recurrent layers, whose state cannot go back to the last accepted token."""
+    reason = "recurrent layers" if has_states else "steps overlap" if depth else ""
+    if config.speculate.speculative_algorithm is None:
+        return 0
+    if reason:
+        log.warning("no drafts are verified: %s", reason)
+    return 0 if reason else config.speculate.max_drafts
+
+
+def make_ngram(
+    config: ServerConfig, info: ModelInfo, tokenizer: LoadTokenizer
+) -> NgramDrafter | None:
+    """The drafter of NGRAM with its corpus, None for other algorithms."""
+    s = config.speculate
+    if s.speculative_algorithm != "NGRAM":
+        return None
+    options = NgramOptions(
+        min_match=s.speculative_ngram_min_match_window_size,
+        depth=s.speculative_ngram_max_trie_depth,
+        by_frequency=s.speculative_ngram_match_type == "PROB",
+        capacity=s.speculative_ngram_capacity,
+        max_corpus_tokens=s.speculative_ngram_external_corpus_max_tokens,
+        corpus_budget=s.speculative_ngram_external_sam_budget,
+    )
+    drafter = NgramDrafter(options, info.decoder.vocab)
+    if path := s.speculative_ngram_external_corpus_path:
+        flag = "--speculative-ngram-external-corpus-path"
+        if tokenizer is None:
+            raise ConfigError(f"{flag} needs a tokenizer: leave out --skip-tokenizer-init")
+        try:
+            count = drafter.add_corpus(path, tokens_of(read_corpus(path), tokenizer()))
+        except (OSError, ValueError, InvalidRequest) as error:
+            raise ConfigError(f"{flag} {path}: {error}") from error
+        log.info("corpus %s: %d tokens", path, count)
+    return drafter
+
+
+def read_corpus(path: str) -> list[str]:
+    """The texts of a JSONL file, a JSON string a line; ValueError that names the line."""
+    texts: list[str] = []
+    for number, line in enumerate(Path(path).expanduser().read_text("utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {number} is no JSON: {error}") from None
+        if not isinstance(text, str):
+            raise ValueError(f'line {number} is no JSON string; "a text" works')
+        texts.append(text)
+    return texts
+
+
+def tokens_of(texts: list[str], tokenizer: Tokenizer) -> Int32Array:
+    """The texts as token ids, int32, with SEPARATOR between them."""
+    ids: list[int] = []
+    for text in texts:
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        if tokens:
+            ids += [SEPARATOR, *tokens] if ids else tokens
+    return np.array(ids, np.int32)
+
+
+def corpus_commands(
+    drafter: NgramDrafter | None, tokenizer: LoadTokenizer
+) -> dict[str, Callable[[dict[str, Any]], Any]]:
+    """Operators' commands about corpora, by verb."""
+
+    def ngram() -> NgramDrafter:
+        if drafter is None:
+            raise InvalidRequest("corpora need --speculative-algorithm NGRAM")
+        return drafter
+
+    def add(args: dict[str, Any]) -> dict[str, Any]:
+        corpora = ngram()
+        if tokenizer is None:
+            raise InvalidRequest("documents: without a tokenizer no text can be read", "documents")
+        try:
+            texts = args.get("documents") or read_corpus(str(args.get("file_path")))
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(f"file_path: {error}", "file_path") from None
+        ids = tokens_of(texts, tokenizer())
+        return {"loaded_token_count": corpora.add_corpus(args["corpus_id"], ids), "found": len(ids)}
+
+    def remove(args: dict[str, Any]) -> None:
+        ngram().remove_corpus(args["corpus_id"])
+
+    def counts(args: dict[str, Any]) -> dict[str, int]:
+        return dict(ngram().corpora)
+
+    return {"add_corpus": add, "remove_corpus": remove, "list_corpora": counts}
+
+
+def make_drafting(
+    config: ServerConfig,
+    limits: Limits,
+    kv_manager: KVCacheManager,
+    hooks: Hooks,
+    drafter: NgramDrafter | None,
+) -> Drafting | None:
+    """What asks the drafters; None where no draft can be verified."""
+    if not limits.max_drafts:
+        return None
+    s = config.speculate
+    slope = GPU_SLOPE if config.execute.device == "cuda" else CPU_SLOPE
+    share = DRAFT_SHARE if s.uses_device_drafter else 0.0
+    is_fixed = s.speculative_num_steps is not None and not s.speculative_adaptive
+    lengths = DraftLength(limits.max_drafts, is_fixed, CostTable(slope, share))
+    drafters = () if drafter is None else (drafter,)
+    return Drafting(limits, kv_manager, hooks, lengths, drafters, s.uses_device_drafter)
