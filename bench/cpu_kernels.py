@@ -35,7 +35,7 @@ from radixlm.kernels.cpu.attention import PagedAttention
 from radixlm.kernels.cpu.cache import CacheShape
 from radixlm.kernels.cpu.extension import set_num_threads
 from radixlm.kernels.cpu.moe import Experts
-from radixlm.kernels.ops.lora import AdapterRows
+from radixlm.kernels.ops.lora import LoraPart
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FORMATS = ("fp32", "bf16", "fp16", "int8wo", "w8a8", "int4-128", "w4a8-128")
@@ -181,42 +181,31 @@ def _experts(experts: Experts, x: Tensor, choices: Tensor) -> Callable[[], objec
 
 
 def lora_cases(num_out: int, num_in: int, rank: int) -> Iterator[Case]:
-    """Both products of bfloat16 adapters: decode steps with one shared adapter, with one adapter
+    """What bfloat16 adapters add to a layer: decode steps with one shared adapter, with one adapter
     each and with 16 requests an adapter; and a chunk of a prompt."""
-    size, dtype = torch.bfloat16.itemsize, torch.bfloat16
-    count = max(16, _MEMORY_BYTES // (rank * (num_in + num_out) * size))
-    a = torch.full((count, 1, rank, num_in), 0.01, dtype=dtype)
-    b = torch.full((count, num_out, rank), 0.01, dtype=dtype)
-    for rows, used, length in ((1, 1, 1), (16, 16, 1), (64, 4, 1), (512, 1, 512)):
-        starts = torch.arange(0, rows + 1, length, dtype=torch.int32)
-        order = torch.arange(rows // length, dtype=torch.int32) % used
+    each = rank * (num_in + num_out)
+    count = max(16, _MEMORY_BYTES // (each * torch.bfloat16.itemsize))
+    a, b = (torch.full(s, 0.01, dtype=torch.bfloat16) for s in ((rank, num_in), (num_out, rank)))
+    adapters = [
+        cpu_lora.pack_adapter({0: (LoraPart(a.clone(), b.clone(), 1.0),)}) for _ in range(count)
+    ]
+    for rows, used in ((1, 1), (16, 16), (64, 4), (512, 1)):
+        order = torch.arange(rows, dtype=torch.int32) % used
         steps = [
-            AdapterRows(order + first, starts, length) for first in range(0, count - used + 1, used)
+            cpu_lora.lora_rows(adapters[first : first + used], order)
+            for first in range(0, count - used + 1, used)
         ]
         x, y = torch.randn(rows, num_in), torch.zeros(rows, num_out)
-        label = f"{rows} rows of {used} adapters of rank {rank}"
-        num_bytes, num_flops = used * rank * size, 2.0 * rows * rank
         yield Case(
-            f"lora shrink, {label}, {num_in}",
-            _shrink(x, a, itertools.cycle(steps)),
-            float(num_bytes * num_in + x.nbytes),
-            num_flops * num_in,
-        )
-        yield Case(
-            f"lora expand, {label}, {num_out}",
-            _expand(y, torch.zeros(rows, 1, rank), b, itertools.cycle(steps)),
-            float(num_bytes * num_out + 2 * y.nbytes),
-            num_flops * num_out,
+            f"lora, {rows} rows of {used} adapters of rank {rank}, {num_in} to {num_out}",
+            _add(x, y, itertools.cycle(steps)),
+            float(used * each * 2 + x.nbytes + 2 * y.nbytes),
+            2.0 * rows * each,
         )
 
 
-def _shrink(x: Tensor, a: Tensor, steps: Iterator[AdapterRows]) -> Callable[[], object]:
-    return lambda: cpu_lora.lora_shrink(x, a, next(steps))
-
-
-def _expand(y: Tensor, h: Tensor, b: Tensor, steps: Iterator[AdapterRows]) -> Callable[[], object]:
-    scale, widths = torch.ones(b.shape[0]), (b.shape[1],)
-    return lambda: cpu_lora.lora_expand_(y, h, b, scale, widths, next(steps))
+def _add(x: Tensor, y: Tensor, steps: Iterator[cpu_lora.NativeLoraRows]) -> Callable[[], object]:
+    return lambda: next(steps).add_(0, x, y)
 
 
 def norm_cases(width: int) -> Iterator[Case]:

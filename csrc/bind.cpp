@@ -159,28 +159,6 @@ void run_scan(int kind, const std::array<int64_t, 5>& sizes, int decays,
 }
 
 // (adapter of each sequence, first token of each, sequences, tokens, adapters, ranks or 0)
-using LoraTuple = std::tuple<Address, Address, int64_t, int64_t, int64_t, Address>;
-LoraStep lora_step(const LoraTuple& t) {
-    const auto& [adapter, starts, sequences, tokens, adapters, ranks] = t;
-    return {at<int32_t>(adapter), at<int32_t>(starts), sequences, tokens, adapters, at<int32_t>(ranks)};
-}
-void lora_shrink(const LoraTuple& step, Address x, int64_t ldx, Address weight, int dtype,
-                 const std::array<int64_t, 3>& shape, Address h, int threads) {
-    LoraArgs a;
-    a.x = at<float>(x), a.ldx = ldx, a.weight = at<void>(weight), a.dtype = dtype, a.h = at<float>(h);
-    a.parts = shape[0], a.rank = shape[1], a.inputs = shape[2];
-    run_lora_shrink(lora_step(step), a, threads);
-}
-void lora_expand(const LoraTuple& step, Address y, int64_t ldy, Address h, Address weight, int dtype,
-                 const std::array<int64_t, 2>& shape, const std::vector<int64_t>& widths, Address scale,
-                 int threads) {
-    LoraArgs a;
-    a.y = at<float>(y), a.ldy = ldy, a.weight = at<void>(weight), a.dtype = dtype, a.h = at<float>(h),
-    a.scale = at<float>(scale);
-    a.outputs = shape[0], a.rank = shape[1], a.parts = int64_t(widths.size());
-    run_lora_expand(lora_step(step), a, widths, threads);
-}
-
 void run_embed(Address ids, int64_t tokens, Address table, int dtype, int64_t vocab, int64_t dim, float scale,
                Address y, int64_t ldy) {
     EmbedArgs a;
@@ -345,6 +323,7 @@ void bind_program_args(nb::module_& m) {
         .def_rw("embeds_mask", &Step::embeds_mask)
         .def_rw("runs", &Step::runs)
         .def_rw("num_runs", &Step::num_runs)
+        .def_rw("lora", &Step::lora)
         .def_rw("threads", &Step::threads);
 }
 
@@ -385,6 +364,12 @@ NB_MODULE(_cpu, m) {
         .def(nb::init<const std::vector<const Linear*>&>())
         .def("run", &HeadLinear::run, Release());
     bind_program_args(m);
+    nb::class_<LoraAdapter>(m, "LoraAdapter").def(nb::init<>()).def("add", &LoraAdapter::add);
+    nb::class_<LoraBatch>(m, "LoraBatch")
+        .def(nb::init<std::vector<const LoraAdapter*>, Address, int64_t>(), nb::keep_alive<1, 2>())
+        .def_prop_ro("address", &LoraBatch::address)
+        .def("has", &LoraBatch::has)
+        .def("add_to", &LoraBatch::add_to, Release());
     nb::class_<Program>(m, "Program")
         .def(nb::init<>())
         .def("buffer", &Program::buffer, arg("width"), arg("rows_per_token") = 1)
@@ -392,7 +377,8 @@ NB_MODULE(_cpu, m) {
         .def("norm", &Program::norm, arg("x"), arg("y"), arg("args"), arg("offset") = 0,
              arg("selected") = false)
         .def("linear", &Program::linear, arg("x"), arg("y"), arg("w"), arg("residual") = -1,
-             arg("out_scale") = 1.0f, arg("act") = int(ACT_NONE), arg("selected") = false)
+             arg("out_scale") = 1.0f, arg("act") = int(ACT_NONE), arg("selected") = false,
+             arg("site") = -1, arg("lora_x") = -1)
         .def("store", &Program::store, arg("x"), arg("offsets"), arg("args"), arg("rope"), arg("group"),
              arg("parts"))
         .def("latent_store", &Program::latent_store, arg("q"), arg("kv"), arg("absorbed"), arg("args"),
@@ -435,8 +421,6 @@ NB_MODULE(_cpu, m) {
     m.def("activation", &run_activation, Release());
     m.def("embed", &run_embed, Release());
     m.def("scan", &run_scan, Release());
-    m.def("lora_shrink", &lora_shrink, Release());
-    m.def("lora_expand", &lora_expand, Release());
     m.def("sample", &run_sample, Release());
     m.attr("SAMPLE_ROW_BYTES") = int(sizeof(SampleRow));
 }

@@ -31,8 +31,9 @@ enum Act : int {
     ACT_RELU = 5,
     ACT_RELU2 = 6,
     ACT_TANH = 7,
-    ACT_SWIGLU_OAI = 8
-};  // the last one gated only
+    ACT_SWIGLU_OAI = 8,
+    ACT_APART = 9  // of paired weights: gate and up are stored beside each other, not activated
+};  // the last two gated only
 
 constexpr int PANEL = 32;      // output channels of one weight panel
 constexpr int MAX_SPAN = 512;  // inputs; integer sums of a span stay below 2^24, so floats hold them exactly
@@ -275,26 +276,29 @@ struct ScanArgs {
     int64_t num_runs = 0, page = 0;  // numbers of a page
 };
 
-// Low-rank adapters: see lora.cpp. Rows of a task are tokens that have one adapter.
+// Low-rank adapters: see lora.cpp. A part adds scale * (B (A x) + bias) to some outputs of a linear layer.
+struct LoraPart {
+    const void *a = nullptr, *b = nullptr;  // A [rank, inputs], B [width, rank]
+    const float* bias = nullptr;            // [width]
+    int32_t dtype = 0, rank = 0, first = 0, width = 0;  // outputs [first, first + width)
+    float scale = 1.0f;
+};
 constexpr int LORA_ROWS = 48, LORA_TASK_RANKS = 16, LORA_TASK_OUTPUTS = 128;  // at most, of a task
-struct LoraTask {
-    int32_t adapter = 0, row = 0, rows = 0;  // the first of its rows in `tokens`, and how many
-    int32_t part = 0, at = 0, count = 0;     // ranks of a part of A, or outputs of this part
+struct LoraTask {  // rows that have one adapter
+    const LoraPart* part = nullptr;
+    int64_t h = 0;                           // where A x of its first row is
+    int32_t row = 0, rows = 0;               // the first of its rows in `tokens`, and how many
+    int32_t at = 0, count = 0;               // ranks of A, or outputs of B
 };
 struct LoraArgs {
     const LoraTask* tasks = nullptr;
     int64_t num_tasks = 0;
     const int32_t* tokens = nullptr;  // ordered by adapter
-    const int32_t* ranks = nullptr;   // of each adapter; null: `rank`
-    int64_t parts = 0, rank = 0, inputs = 0, outputs = 0;
-    const void* weight =
-        nullptr;  // shrink: A [adapters, parts, rank, inputs]; expand: B [adapters, outputs, rank]
-    int dtype = 0;
+    int64_t inputs = 0, max_rank = 0;
     const float* x = nullptr;
-    float* h = nullptr;  // [tokens, parts, rank]
-    float* y = nullptr;
+    float *h = nullptr, *y = nullptr;
     int64_t ldx = 0, ldy = 0;
-    const float* scale = nullptr;  // of each adapter
+    float scale = 1.0f;  // of what is added
 };
 
 struct EmbedArgs {
@@ -377,7 +381,7 @@ struct Kernels {
     void (*gate)(const GateArgs&, const Ctx&);
     void (*lora_shrink)(const LoraArgs&, const Ctx&);
     void (*lora_expand)(const LoraArgs&, const Ctx&);
-    size_t (*lora_local)(const LoraArgs&);
+    size_t (*lora_local)(int64_t max_rank);
     void (*sample)(const SampleArgs&, const Ctx&);
     size_t (*sample_local)(const SampleArgs&);
     double (*ceiling)(int kind, const float* memory, size_t bytes, float* sink);

@@ -73,9 +73,15 @@ static __attribute__((noinline)) void finish_general(const LinearArgs& a, int64_
         finish_half(a, row, at + 16, v);
         return;
     }
+    int64_t col = panel * 16, left = a.w.n / 2 - col;
+    if (a.act == ACT_APART) {
+        float* y = a.y + row * a.ldy + col;
+        const int lanes = left < 16 ? int(left) : 16;
+        if (left > 0) store_n(y, u, lanes), store_n(y + a.w.n / 2, v, lanes);
+        return;
+    }
     vf g = gated(u, v, a.act);
     if (a.out_scale != 1.0f) g = mul(g, set1(a.out_scale));
-    int64_t col = panel * 16, left = a.w.n / 2 - col;
     if (a.streams && left >= 16)
         store_past(a.y + row * a.ldy + col, g);
     else if (left > 0)

@@ -88,8 +88,8 @@ static LoraRows rows_at(const LoraArgs& a, const LoraTask& t, int64_t first, int
     LoraRows rows{};
     for (int r = 0; r < count; r++) {
         const int64_t token = a.tokens[t.row + first + r];
-        rows.h[r] = a.h + (token * a.parts + t.part) * a.rank;
-        rows.x[r] = a.x + token * a.ldx, rows.y[r] = a.y + token * a.ldy + t.at;
+        rows.h[r] = a.h + t.h + (first + r) * t.part->rank;
+        rows.x[r] = a.x + token * a.ldx, rows.y[r] = a.y + token * a.ldy + t.part->first + t.at;
     }
     return rows;
 }
@@ -98,8 +98,7 @@ template <int DTYPE>
 static void shrink_task(const LoraArgs& a, const LoraTask& t, float* sums) {
     constexpr auto seq = std::make_integer_sequence<int, LORA_TILE>{};
     const int64_t size = dtype_size(DTYPE), depth = t.rows <= LORA_TILE ? a.inputs : LORA_DEPTH;
-    const char* weight =
-        (const char*)a.weight + (int64_t(t.adapter) * a.parts + t.part) * a.rank * a.inputs * size;
+    const char* weight = (const char*)t.part->a;
     for (int r = 0; r < t.rows; r += LORA_TILE) {
         const int count = std::min(LORA_TILE, t.rows - r);
         const LoraRows rows = rows_at(a, t, r, count);
@@ -167,8 +166,8 @@ RADIX_INLINE void transpose_32(const char* b, int64_t left, int64_t rank, int64_
 }
 
 template <int ROWS>
-static void add_tile(const LoraRows& rows, const float* wide, int64_t ranks, vf scale, int64_t at,
-                     int64_t count) {
+static void add_tile(const LoraRows& rows, const float* wide, int64_t ranks, vf scale, const float* bias,
+                     int64_t at, int64_t count) {
     vf acc[ROWS][LORA_VECS];
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < LORA_VECS; c++) acc[r][c] = zero();
@@ -184,6 +183,7 @@ static void add_tile(const LoraRows& rows, const float* wide, int64_t ranks, vf 
         for (int c = 0; c < LORA_VECS && c * 16 < count; c++) {
             float* y = rows.y[r] + at + c * 16;
             const int n = lanes_at(c * 16, count);
+            if (bias) acc[r][c] = add(acc[r][c], load_n(bias + c * 16, n));
             if (n == 16)
                 store(y, fma(acc[r][c], scale, load(y)));
             else
@@ -191,7 +191,7 @@ static void add_tile(const LoraRows& rows, const float* wide, int64_t ranks, vf 
         }
 }
 
-using AddTile = void (*)(const LoraRows&, const float*, int64_t, vf, int64_t, int64_t);
+using AddTile = void (*)(const LoraRows&, const float*, int64_t, vf, const float*, int64_t, int64_t);
 template <int... R>
 static AddTile add_for(int rows, std::integer_sequence<int, R...>) {
     static const AddTile t[] = {add_tile<R + 1>...};
@@ -200,20 +200,21 @@ static AddTile add_for(int rows, std::integer_sequence<int, R...>) {
 
 template <int DTYPE>
 static void expand_task(const LoraArgs& a, const LoraTask& t, float* wide) {
-    const int64_t ranks = a.ranks ? a.ranks[t.adapter] : a.rank;
-    const char* weight = (const char*)a.weight + int64_t(t.adapter) * a.outputs * a.rank * dtype_size(DTYPE);
-    const vf scale = set1(a.scale[t.adapter]);
+    const LoraPart& p = *t.part;
+    const int64_t rank = p.rank;
+    const vf scale = set1(p.scale * a.scale);
     for (int64_t o = 0; o < t.count; o += LORA_WIDTH) {
         const int64_t count = std::min<int64_t>(LORA_WIDTH, t.count - o);
         for (int64_t i = 0; i < count; i += 32) {
-            const int64_t at = (t.at + o + i) * a.rank;
-            transpose_32<DTYPE>(weight + at * dtype_size(DTYPE), a.outputs * a.rank - at, a.rank, ranks,
+            const int64_t at = (t.at + o + i) * rank;
+            transpose_32<DTYPE>((const char*)p.b + at * dtype_size(DTYPE), p.width * rank - at, rank, rank,
                                 count - i, wide + i);
         }
+        const float* bias = p.bias ? p.bias + t.at + o : nullptr;
         for (int r = 0; r < t.rows; r += LORA_TILE) {
             const int many = std::min(LORA_TILE, t.rows - r);
-            add_for(many, std::make_integer_sequence<int, LORA_TILE>{})(rows_at(a, t, r, many), wide, ranks,
-                                                                        scale, o, count);
+            add_for(many, std::make_integer_sequence<int, LORA_TILE>{})(rows_at(a, t, r, many), wide, rank,
+                                                                        scale, bias, o, count);
         }
     }
 }
@@ -227,19 +228,21 @@ static void each_task(const LoraArgs& a, const Ctx& ctx, F run) {
     ctx.barrier();
 }
 void lora_shrink(const LoraArgs& a, const Ctx& ctx) {
-    each_task(a, ctx,
-              a.dtype == DT_F32    ? shrink_task<DT_F32>
-              : a.dtype == DT_BF16 ? shrink_task<DT_BF16>
-                                   : shrink_task<DT_F16>);
+    each_task(a, ctx, [](const LoraArgs& args, const LoraTask& t, float* local) {
+        t.part->dtype == DT_F32    ? shrink_task<DT_F32>(args, t, local)
+        : t.part->dtype == DT_BF16 ? shrink_task<DT_BF16>(args, t, local)
+                                   : shrink_task<DT_F16>(args, t, local);
+    });
 }
 void lora_expand(const LoraArgs& a, const Ctx& ctx) {
-    each_task(a, ctx,
-              a.dtype == DT_F32    ? expand_task<DT_F32>
-              : a.dtype == DT_BF16 ? expand_task<DT_BF16>
-                                   : expand_task<DT_F16>);
+    each_task(a, ctx, [](const LoraArgs& args, const LoraTask& t, float* local) {
+        t.part->dtype == DT_F32    ? expand_task<DT_F32>(args, t, local)
+        : t.part->dtype == DT_BF16 ? expand_task<DT_BF16>(args, t, local)
+                                   : expand_task<DT_F16>(args, t, local);
+    });
 }
-size_t lora_local(const LoraArgs& a) {
-    return size_t(std::max<int64_t>(a.rank * LORA_WIDTH, LORA_TILE * LORA_TASK_RANKS * 16)) * 4;
+size_t lora_local(int64_t max_rank) {
+    return size_t(std::max<int64_t>(max_rank * LORA_WIDTH, LORA_TILE * LORA_TASK_RANKS * 16)) * 4;
 }
 
 }  // namespace RADIX_ISA

@@ -25,7 +25,7 @@ void head_norm(const HeadNormArgs&, const Ctx&);
 void gate(const GateArgs&, const Ctx&);
 void lora_shrink(const LoraArgs&, const Ctx&);
 void lora_expand(const LoraArgs&, const Ctx&);
-size_t lora_local(const LoraArgs&);
+size_t lora_local(int64_t);
 void sample(const SampleArgs&, const Ctx&);
 size_t sample_local(const SampleArgs&);
 double ceiling(int, const float*, size_t, float*);

@@ -5,86 +5,109 @@
 
 namespace radix {
 
-namespace {
+void LoraAdapter::add(int site, Address a, Address b, Address bias, int dtype, int rank, int first, int width,
+                      float scale) {
+    if (site < 0 || rank < 1 || first < 0 || width < 1)
+        throw std::invalid_argument("a part of an adapter has no size");
+    if (sites.size() <= size_t(site)) sites.resize(size_t(site) + 1);
+    sites[size_t(site)].push_back(
+        {at<void>(a), at<void>(b), at<float>(bias), dtype, rank, first, width, scale});
+}
 
-// Tokens ordered by adapter; tokens of one adapter keep their order.
-struct Grouped {
-    std::vector<int32_t> tokens, first;  // first: [adapters + 1]
-    std::vector<LoraTask> tasks;
+LoraBatch::LoraBatch(std::vector<const LoraAdapter*> them, Address adapter, int64_t tokens)
+    : adapters(std::move(them)) {
+    for (const LoraAdapter* one : adapters) num_sites = std::max(num_sites, one->sites.size());
+    const int32_t* of = at<int32_t>(adapter);
+    all.of.assign(of, of + tokens);
+    group(all);
+}
 
-    Grouped(const LoraStep& s, int64_t rank) : first(size_t(s.adapters) + 1) {
-        for (int64_t i = 0; i < s.sequences; i++) {
-            if (s.adapter[i] >= s.adapters)
-                throw std::invalid_argument("a sequence has an adapter that is not there");
-            if (s.starts[i] < 0 || s.starts[i + 1] < s.starts[i] || s.starts[i + 1] > s.tokens)
-                throw std::invalid_argument("sequences do not follow each other within the tokens");
-            if (s.adapter[i] >= 0) first[size_t(s.adapter[i]) + 1] += s.starts[i + 1] - s.starts[i];
+bool LoraBatch::has(int site) const {
+    for (size_t i = 0; i < adapters.size(); i++)
+        if (all.first[i] < all.first[i + 1] && size_t(site) < adapters[i]->sites.size() &&
+            !adapters[i]->sites[size_t(site)].empty())
+            return true;
+    return false;
+}
+
+// Rows ordered by adapter; rows of one adapter keep their order.
+void LoraBatch::group(Rows& rows) const {
+    rows.first.assign(adapters.size() + 1, 0);
+    for (int32_t adapter : rows.of) {
+        if (adapter >= int32_t(adapters.size()))
+            throw std::invalid_argument("a token has an adapter that is not there");
+        if (adapter >= 0) rows.first[size_t(adapter) + 1]++;
+    }
+    for (size_t i = 1; i < rows.first.size(); i++) rows.first[i] += rows.first[i - 1];
+    rows.tokens.resize(size_t(rows.first.back()));
+    std::vector<int32_t> next(rows.first.begin(), rows.first.end() - 1);
+    for (size_t row = 0; row < rows.of.size(); row++)
+        if (rows.of[row] >= 0) rows.tokens[size_t(next[size_t(rows.of[row])]++)] = int32_t(row);
+    rows.sites.assign(num_sites, {});
+    rows.is_made.assign(num_sites, 0);
+}
+
+void LoraBatch::select(const int32_t* rows, int64_t count) {
+    std::vector<int32_t> of;
+    for (int64_t i = 0; i < count; i++) of.push_back(all.of.at(size_t(rows[i])));
+    if (of == selected.of && selected.first.size()) return;
+    selected.of = std::move(of);
+    group(selected);
+}
+
+const LoraWork* LoraBatch::work(int site, bool is_selected) {
+    Rows& rows = is_selected ? selected : all;
+    if (site < 0 || size_t(site) >= rows.sites.size()) return nullptr;
+    LoraWork& work = rows.sites[size_t(site)];
+    if (!rows.is_made[size_t(site)]) make(rows, site, work), rows.is_made[size_t(site)] = 1;
+    return work.expand.empty() ? nullptr : &work;
+}
+
+void LoraBatch::make(const Rows& rows, int site, LoraWork& work) const {
+    work.tokens = rows.tokens.data();
+    auto split = [](std::vector<LoraTask>& to, LoraTask task, int32_t end, int32_t width) {
+        for (task.at = 0; task.at < end; task.at += width) {
+            task.count = std::min(width, end - task.at);
+            to.push_back(task);
         }
-        for (size_t i = 1; i < first.size(); i++) {
-            if (s.ranks && (s.ranks[i - 1] < 0 || s.ranks[i - 1] > rank))
-                throw std::invalid_argument("the rank of an adapter is beyond its tensor");
-            first[i] += first[i - 1];
-        }
-        tokens.resize(size_t(first.back()));
-        std::vector<int32_t> next(first.begin(), first.end() - 1);
-        for (int64_t i = 0; i < s.sequences; i++)
-            if (s.adapter[i] >= 0)
-                for (int32_t t = s.starts[i]; t < s.starts[i + 1]; t++)
-                    tokens[size_t(next[size_t(s.adapter[i])]++)] = t;
+    };
+    for (size_t i = 0; i < adapters.size(); i++) {
+        if (size_t(site) >= adapters[i]->sites.size()) continue;
+        for (const LoraPart& part : adapters[i]->sites[size_t(site)])
+            for (int32_t row = rows.first[i]; row < rows.first[i + 1]; row += LORA_ROWS) {
+                const LoraTask task{&part, work.num_h, row,
+                                    std::min<int32_t>(LORA_ROWS, rows.first[i + 1] - row)};
+                // few rows are bound by memory: many small tasks; many rows reuse what they read
+                split(work.shrink, task, part.rank, task.rows <= 12 ? LORA_TASK_RANKS / 4 : LORA_TASK_RANKS);
+                split(work.expand, task, part.width, LORA_TASK_OUTPUTS);
+                work.num_h += int64_t(task.rows) * part.rank;
+                work.max_rank = std::max<int64_t>(work.max_rank, part.rank);
+            }
     }
-    // f(adapter, first row, rows) for every block of rows
-    template <class F>
-    void blocks(F&& f) const {
-        for (size_t adapter = 0; adapter + 1 < first.size(); adapter++)
-            for (int32_t row = first[adapter]; row < first[adapter + 1]; row += LORA_ROWS)
-                f(int32_t(adapter), row, std::min<int32_t>(LORA_ROWS, first[adapter + 1] - row));
-    }
-    void add(int32_t adapter, int32_t row, int32_t rows, int64_t part, int64_t from, int64_t end,
-             int64_t width) {
-        for (; from < end; from += width)
-            tasks.push_back(
-                {adapter, row, rows, int32_t(part), int32_t(from), int32_t(std::min(width, end - from))});
-    }
-};
+}
 
-// `numbers`: of weights for each rank of an adapter that is used.
-void run(const LoraStep& s, LoraArgs& a, const Grouped& g, double numbers, size_t local,
-         void (*kernel)(const LoraArgs&, const Ctx&), int threads) {
-    if (g.tasks.empty()) return;
-    a.tasks = g.tasks.data(), a.num_tasks = int64_t(g.tasks.size()), a.tokens = g.tokens.data(),
-    a.ranks = s.ranks;
+void LoraBatch::add_to(int site, Address x, int64_t ldx, int64_t inputs, Address y, int64_t ldy,
+                       int threads) {
+    const LoraWork* w = work(site, false);
+    if (!w) return;
+    std::vector<float> h(size_t(w->num_h));
+    LoraArgs a;
+    a.tokens = w->tokens, a.inputs = inputs, a.max_rank = w->max_rank, a.h = h.data();
+    a.x = at<float>(x), a.ldx = ldx, a.y = at<float>(y), a.ldy = ldy;
     double bytes = 0, flops = 0;
-    for (int64_t i = 0; i < s.adapters; i++) {
-        const double rows = g.first[size_t(i) + 1] - g.first[size_t(i)],
-                     all = numbers * double(s.ranks ? s.ranks[i] : a.rank);
-        if (rows > 0) bytes += all * bytes_each(a.dtype), flops += 2 * rows * all;
+    for (const LoraTask& t : w->shrink) {
+        const double numbers = double(t.count) * double(inputs);
+        bytes += 2 * numbers, flops += 2 * numbers * t.rows;
     }
+    const Kernels& k = kernels();
     const int n = threads > 0 ? threads : threads_for(bytes, flops);
-    run_team(n, 0, local, [&](const Ctx& c) { kernel(a, c); });
-}
-
-}  // namespace
-
-void run_lora_shrink(const LoraStep& s, LoraArgs a, int threads) {
-    Grouped g(s, a.rank);
-    g.blocks([&](int32_t adapter, int32_t row, int32_t rows) {
-        // few rows are bound by memory: many small tasks; many rows reuse what they read
-        const int64_t width = rows <= 12 ? LORA_TASK_RANKS / 4 : LORA_TASK_RANKS,
-                      ranks = s.ranks ? s.ranks[adapter] : a.rank;
-        for (int64_t part = 0; part < a.parts; part++) g.add(adapter, row, rows, part, 0, ranks, width);
+    run_team(n, 0, k.lora_local(w->max_rank), [&](const Ctx& c) {
+        LoraArgs mine = a;
+        mine.tasks = w->shrink.data(), mine.num_tasks = int64_t(w->shrink.size());
+        k.lora_shrink(mine, c);
+        mine.tasks = w->expand.data(), mine.num_tasks = int64_t(w->expand.size());
+        k.lora_expand(mine, c);
     });
-    const Kernels& k = kernels();
-    run(s, a, g, double(a.parts) * double(a.inputs), k.lora_local(a), k.lora_shrink, threads);
-}
-
-void run_lora_expand(const LoraStep& s, LoraArgs a, const std::vector<int64_t>& widths, int threads) {
-    Grouped g(s, a.rank);
-    g.blocks([&](int32_t adapter, int32_t row, int32_t rows) {
-        for (int64_t part = 0, from = 0; part < a.parts; from += widths[size_t(part)], part++)
-            g.add(adapter, row, rows, part, from, from + widths[size_t(part)], LORA_TASK_OUTPUTS);
-    });
-    const Kernels& k = kernels();
-    run(s, a, g, double(a.outputs), k.lora_local(a), k.lora_expand, threads);
 }
 
 }  // namespace radix

@@ -1,4 +1,4 @@
-// Low-rank adapters: which rows belong together, and the work of their two products.
+// Low-rank adapters of a step: which rows belong together, and the work of their products.
 #pragma once
 #include <vector>
 
@@ -6,17 +6,44 @@
 
 namespace radix {
 
-// Adapters of a step: sequence s has tokens [starts[s], starts[s + 1]) and an adapter, or none (< 0).
-struct LoraStep {
-    const int32_t* adapter = nullptr;
-    const int32_t* starts = nullptr;
-    int64_t sequences = 0, tokens = 0, adapters = 0;
-    const int32_t* ranks = nullptr;  // of each adapter, or null
+// What one adapter adds to each of a model's linear layers, by the layer's number (site).
+struct LoraAdapter {
+    std::vector<std::vector<LoraPart>> sites;
+    void add(int site, Address a, Address b, Address bias, int dtype, int rank, int first, int width,
+             float scale);
 };
-// A: [adapters, parts, rank, inputs]; h of tokens without an adapter is left alone. Both throw
-// std::invalid_argument for a step that reaches beyond its tensors.
-void run_lora_shrink(const LoraStep& step, LoraArgs a, int threads);
-// B: [adapters, outputs, rank]; widths: outputs of each part.
-void run_lora_expand(const LoraStep& step, LoraArgs a, const std::vector<int64_t>& widths, int threads);
+
+// The products of one layer: A x of all its rows, then B.
+struct LoraWork {
+    std::vector<LoraTask> shrink, expand;
+    const int32_t* tokens = nullptr;
+    int64_t num_h = 0, max_rank = 0;
+};
+
+// The rows of a step that have adapters. What is made of them is kept, for as many steps as have the same.
+class LoraBatch {
+  public:
+    // adapter: of each token, -1 for none. std::invalid_argument for one that is not there.
+    LoraBatch(std::vector<const LoraAdapter*> adapters, Address adapter, int64_t tokens);
+    Address address() const { return Address(this); }
+    bool has(int site) const;
+    void select(const int32_t* rows, int64_t count);  // the tokens that are the rows of `selected` work
+    // null where no row of the step has an adapter that changes the layer
+    const LoraWork* work(int site, bool selected);
+    // y += what the adapters add, of all tokens
+    void add_to(int site, Address x, int64_t ldx, int64_t inputs, Address y, int64_t ldy, int threads);
+
+  private:
+    struct Rows {
+        std::vector<int32_t> of, tokens, first;  // `of`: adapter of each row; tokens ordered by adapter
+        std::vector<LoraWork> sites;
+        std::vector<char> is_made;
+    };
+    std::vector<const LoraAdapter*> adapters;
+    size_t num_sites = 0;
+    Rows all, selected;
+    void group(Rows& rows) const;
+    void make(const Rows& rows, int site, LoraWork& work) const;
+};
 
 }  // namespace radix

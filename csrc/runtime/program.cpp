@@ -32,6 +32,7 @@ void Program::grow(int64_t tokens) {
 
 // Fills this step's addresses and row counts into the ops.
 void Program::bind(const Step& c) {
+    if (c.lora) at<LoraBatch>(c.lora)->select(at<int32_t>(c.rows), c.num_rows);
     for (Op& op : ops) {
         const int64_t n = op.selected ? c.num_rows : c.tokens;
         float *x = data(op.x), *y = data(op.y);
@@ -55,6 +56,7 @@ void Program::bind(const Step& c) {
                 a.x = x, a.ldx = stride(op.x), a.m = is_logits && !c.logits ? 0 : n;
                 a.residual = data(op.residual), a.ldr = stride(op.residual);
                 a.y = is_logits ? at<float>(c.logits) : y, a.ldy = is_logits ? c.ld_logits : stride(op.y);
+                if (op.site >= 0) bind_lora(op, c);
                 break;
             }
             case HEADS: {
@@ -79,6 +81,17 @@ void Program::bind(const Step& c) {
             default: bind_state(op, c, n); break;
         }
     }
+}
+
+// With adapters, what they add comes before the activation: that is a step of its own then.
+void Program::bind_lora(Op& op, const Step& c) {
+    LinearArgs& a = op.linear;
+    op.lora = c.lora && a.m > 0 ? at<LoraBatch>(c.lora)->work(op.site, op.selected) : nullptr;
+    a.act = op.act;
+    if (!op.lora) return;
+    if (lora_h.size() < size_t(op.lora->num_h)) lora_h.resize(size_t(op.lora->num_h));
+    if (a.w.paired) a.act = ACT_APART, a.y = data(op.apart), a.ldy = stride(op.apart);
+    if (!a.w.paired) a.act = ACT_NONE;
 }
 
 void Program::bind_attention(Op& op, const Step& c, int64_t n) {
@@ -196,6 +209,25 @@ double Program::cost_flops(const Step& c, double& bytes) const {
     return flops + 200.0 * double(c.tokens) * double(ops.size());
 }
 
+void Program::execute_linear(const Op& op, const Kernels& k, const Ctx& ctx) {
+    const LinearArgs& a = op.linear;
+    if (!op.lora) return run_linear(k, a, ctx);
+    LoraArgs l;
+    l.tokens = op.lora->tokens, l.inputs = a.w.k, l.max_rank = op.lora->max_rank, l.scale = a.out_scale;
+    l.x = data(op.lora_x < 0 ? op.x : op.lora_x), l.ldx = stride(op.lora_x < 0 ? op.x : op.lora_x);
+    l.h = const_cast<float*>(lora_h.data()), l.y = a.y, l.ldy = a.ldy;
+    l.tasks = op.lora->shrink.data(), l.num_tasks = int64_t(op.lora->shrink.size());
+    k.lora_shrink(l, ctx);
+    run_linear(k, a, ctx);
+    l.tasks = op.lora->expand.data(), l.num_tasks = int64_t(op.lora->expand.size());
+    k.lora_expand(l, ctx);
+    if (op.act == ACT_NONE && !a.w.paired) return;
+    ActArgs act;
+    act.x = a.y, act.ldx = a.ldy, act.y = data(op.y), act.ldy = stride(op.y), act.rows = a.m;
+    act.gated = a.w.paired, act.dim = a.w.paired ? a.w.n / 2 : a.w.n, act.act = op.act;
+    k.activation(act, ctx);
+}
+
 void Program::execute_moe(const Op& op, const Kernels& k, const Ctx& ctx) {
     const Route& r = op.route;
     const Buffer& logits = buffers[size_t(op.logits)];
@@ -215,7 +247,7 @@ void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) {
         case EMBED: k.embed(op.embed, ctx); break;
         case NORM: k.norm(op.norm, ctx); break;
         case LINEAR:
-        case LOGITS: run_linear(k, op.linear, ctx); break;
+        case LOGITS: execute_linear(op, k, ctx); break;
         case STORE: k.store(op.store, ctx); break;
         case ATTENTION: {
             AttnArgs a = op.attention;
@@ -261,6 +293,7 @@ void Program::run(const Step& c) {
         if (op.kind == LINEAR || op.kind == LOGITS) {
             shared = std::max(shared, shared_for(k, op.linear));
             local = std::max(local, local_for(k, op.linear, n));
+            if (op.lora) local = std::max(local, k.lora_local(op.lora->max_rank));
         } else if (op.kind == MOE) {
             shared = std::max(shared, experts_shared(k, op.experts));
             local = std::max(local, experts_local(k, op.experts, n));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "heads.h"
+#include "lora.h"
 #include "moe.h"
 
 namespace radix {
@@ -48,7 +49,8 @@ struct Step {
     int64_t tree_ld = 0;
     Address runs = 0;  // StateRun [num_runs]
     int64_t num_runs = 0;
-    int threads = 0;  // 0: by the amount of work
+    Address lora = 0;  // LoraBatch: the rows with adapters, or 0
+    int threads = 0;   // 0: by the amount of work
 };
 
 // Buffers are numbers that `buffer` returned, -1 for none. `selected`: of the wanted rows only.
@@ -62,8 +64,10 @@ class Program {
     // y = rows of a table. `replaced`: the step's embeddings replace them where it has some.
     void embed(int y, const Linear* tied, EmbedArgs args, bool replaced);
     void norm(int x, int y, NormArgs args, int64_t offset, bool selected);  // offset: of x and of y
-    // y = act(x w^T + bias) * out_scale + residual
-    void linear(int x, int y, const Linear& w, int residual, float out_scale, int act, bool selected);
+    // y = act(x w^T + bias) * out_scale + residual. `site`: the layer's number among those that adapters may
+    // change, `lora_x`: their input where it is not x.
+    void linear(int x, int y, const Linear& w, int residual, float out_scale, int act, bool selected,
+                int site, int lora_x);
     // q, k and v are at `offsets` of x. `parts`: which of q and k are normed and rotated, and whether
     // k and v go to the cache.
     void store(int x, std::array<int64_t, 3> offsets, StoreArgs args, int rope, int group, int parts);
@@ -142,6 +146,9 @@ class Program {
         DecayArgs decay;
         ScanArgs scan;
         int logits = -1, hidden = -1, out = -1;
+        // of a linear layer that adapters may change; `apart`: gate and up before their activation
+        int site = -1, lora_x = -1, apart = -1, act = 0;
+        const LoraWork* lora = nullptr;
     };
     struct Buffer {
         int64_t stride;
@@ -156,6 +163,7 @@ class Program {
     char* memory = nullptr;
     double seconds[NUM_KINDS] = {0};
     Assignment assignment;  // of the layer that runs
+    std::vector<float> lora_h;
 
     Op& push(Kind kind);
     Op& push_mix(MixKind kind, int x, int y, int64_t dim, bool selected);
@@ -165,11 +173,13 @@ class Program {
     int64_t stride(int b) const { return b < 0 ? 0 : buffers[size_t(b)].stride; }
     void grow(int64_t tokens);
     void bind(const Step& step);
+    void bind_lora(Op& op, const Step& step);
     void bind_attention(Op& op, const Step& step, int64_t rows);
     void bind_mix(Op& op, const Step& step, int64_t rows);
     void bind_state(Op& op, const Step& step, int64_t rows);
     double cost_flops(const Step& step, double& bytes) const;
     void execute(const Op& op, const Kernels& k, const Ctx& ctx);
+    void execute_linear(const Op& op, const Kernels& k, const Ctx& ctx);
     void execute_moe(const Op& op, const Kernels& k, const Ctx& ctx);
 };
 

@@ -37,10 +37,19 @@ void Program::norm(int x, int y, NormArgs args, int64_t offset, bool selected) {
     Op& op = push(NORM);
     op.x = x, op.y = y, op.norm = args, op.x_offset = offset, op.selected = selected;
 }
-void Program::linear(int x, int y, const Linear& w, int residual, float out_scale, int act, bool selected) {
+void Program::linear(int x, int y, const Linear& w, int residual, float out_scale, int act, bool selected,
+                     int site, int lora_x) {
+    if (site >= 0 && (act || w.w.paired) && (residual >= 0 || out_scale != 1.0f))
+        throw std::invalid_argument("adapters need an activation without scale and residual");
     Op& op = push(LINEAR);
     op.x = x, op.y = y, op.residual = residual, op.selected = selected;
-    op.linear.w = w.w, op.linear.out_scale = out_scale, op.linear.act = act;
+    op.linear.w = w.w, op.linear.out_scale = out_scale, op.linear.act = op.act = act;
+    op.site = site, op.lora_x = lora_x;
+    if (site < 0 || !w.w.paired) return;
+    // Layers of one width share the buffer.
+    for (const Op& other : ops)
+        if (other.apart >= 0 && other.linear.w.n == w.w.n) op.apart = other.apart;
+    if (op.apart < 0) op.apart = buffer(w.w.n, 1);
 }
 void Program::store(int x, std::array<int64_t, 3> offsets, StoreArgs args, int rope, int group, int parts) {
     Op& op = push(STORE);

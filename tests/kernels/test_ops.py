@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from radixlm.arch.spec import Moe
 from radixlm.kernels.dispatch import OPS, REFERENCES, Implementation, implementations
 from radixlm.kernels.ops import activation, moe, norm, rope
-from radixlm.kernels.ops.lora import AdapterRows
+from radixlm.kernels.ops.lora import AdapterRows, LoraPart, Parts
 from radixlm.kernels.ops.quantized import FORMATS, ReferenceQuantized
 from radixlm.kernels.ops.rope import QkNorm
 
@@ -267,6 +268,22 @@ def lora_cases(op: str) -> list[Run]:
     return [case(d) for d in (torch.float32, torch.bfloat16, torch.float16)]
 
 
+def adapter_cases() -> list[Run]:
+    """Tokens with one of two adapters or none, of an op that packs adapters or makes rows."""
+    part = LoraPart(rand(6, 37), rand(20, 6), 0.5, 3, rand(20))
+    adapters: list[Parts] = [{2: (part,)}, {2: (LoraPart(rand(1, 37), rand(50, 1), 2.0),)}]
+
+    def case(op: Any) -> torch.Tensor:
+        module = sys.modules[op.__module__]
+        packed = [module.pack_adapter(parts) for parts in adapters]
+        rows = module.lora_rows(packed, torch.tensor([1, -1, 0, 0, 1], dtype=torch.int32))
+        y = rand(5, 50)
+        rows.add_(2, rand(5, 37), y)
+        return y
+
+    return [case]
+
+
 CASES: dict[str, list[Run]] = {
     **{op: norm_cases(op) for op in OPS if op.endswith("norm")},
     "rope": rope_cases(),
@@ -288,6 +305,7 @@ CASES: dict[str, list[Run]] = {
         for b, t in ((5, 1), (1, 40), (2, 7))
     ],
     **{op: lora_cases(op) for op in ("lora_shrink", "lora_expand_")},
+    **{op: adapter_cases() for op in ("pack_adapter", "lora_rows")},
     **{op: state_cases(op) for op in ("selective_scan", "decayed_attention", "delta_rule")},
 }
 

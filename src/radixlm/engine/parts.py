@@ -17,6 +17,7 @@ from radixlm.engine.limits import overlap_depth
 from radixlm.engine.logit_processors import processor_targets
 from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo
+from radixlm.executor.adapters import AdapterTable
 from radixlm.executor.device import Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.media import EncoderCache
@@ -52,6 +53,7 @@ class EngineParts(Record):
     media: EncoderCache | None
     profiler: Profiler | None
     steps: StepModel | None = None
+    adapters: AdapterTable | None = None
 
 
 def make_runner(
@@ -76,6 +78,7 @@ def make_runner(
         _pooler(model, parts.media),
         parts.media,
         pools.states,
+        parts.adapters,
         parts.commands,
     )
     options = RunnerOptions(

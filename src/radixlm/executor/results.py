@@ -20,6 +20,7 @@ from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.step_inputs import StepInputs
 from radixlm.executor.step_layout import StepShape
+from radixlm.kernels.ops.lora import LoraRows
 from radixlm.sampling import logprobs as lp
 from radixlm.sampling.cuda import DeviceLogprobs
 from radixlm.sampling.drafts import DraftRows
@@ -55,6 +56,7 @@ class StepHandle:
     items: Items  # of the plan
     shape: StepShape
     inputs: StepInputs
+    lora: LoraRows | None = None  # tokens with adapters
     batch: ForwardBatch | None = None  # for the drafter
     drafts: DraftRows | None = None
     counts_N: Tensor | None = None

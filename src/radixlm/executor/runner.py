@@ -22,6 +22,7 @@ from torch import Tensor
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.record import Record, field
 from radixlm.executor import step_layout as layout
+from radixlm.executor.adapters import AdapterTable
 from radixlm.executor.batch_builder import add_optional_inputs
 from radixlm.executor.device import AsyncCopy, CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
@@ -79,6 +80,7 @@ class RunnerParts(Record):
     pooler: Pooler = field(default_factory=Pooler)
     media: EncoderCache | None = None
     states: StatePool | None = None
+    adapters: AdapterTable | None = None
     commands: Mapping[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
     drafter: DeviceDrafter | None = None
 
@@ -111,6 +113,9 @@ class Runner:
         self.device, self.states, self.media = parts.device, parts.states, parts.media
         self.sampling, self.processors, self.pooler = parts.sampling, parts.processors, parts.pooler
         self._options, self._commands = options, parts.commands
+        self.adapters = parts.adapters
+        if self.adapters is not None:
+            self.adapters.reset(self.tables.num_slots)
         self.sampler = Sampler(self.sampling, detect_bad=options.detect_bad, defers=True)
         num_slots = self.tables.num_slots
         self.params = SamplingParamTable(num_slots, self.sampling.vocab_size)
@@ -161,6 +166,8 @@ class Runner:
             return 0
         if self.states is not None or self.tables.num_with_extras or feature_data:
             return 0
+        if self.adapters is not None and self.adapters.is_used(items):
+            return 0
         return self.graphs.size_for(len(items))
 
     # ---- one step --------------------------------------------------------------------------
@@ -179,7 +186,8 @@ class Runner:
         if items.drafts is not None:
             assert self._draft_inputs is not None, "drafts in a runner of max_drafts 0"
             inputs = self._draft_inputs
-        step = StepHandle(plan, items, inputs.fill(items, size), inputs)
+        lora = None if self.adapters is None else self.adapters.rows(items)
+        step = StepHandle(plan, items, inputs.fill(items, size), inputs, lora)
         if plan.copies:
             self.device.launch(partial(self._copy_pages, plan.copies))
         if size:
@@ -200,9 +208,13 @@ class Runner:
             self.sampling.clear(slot)
             if self._tail is not None:
                 self._tail.drafter.release(slot)
+            if self.adapters is not None:
+                self.adapters.assign(slot, -1)
         for admission in plan.admissions:
             self.tables.admit(admission)
             slot, name = admission.slot, admission.processor
+            if self.adapters is not None:
+                self.adapters.assign(slot, admission.adapter)
             self.sampling.set(
                 slot,
                 admission.sampling,
@@ -251,6 +263,7 @@ class Runner:
             step.drafts = builder.draft_rows(shape, batch)
         if self._tail is not None:
             step.batch = batch
+        batch.lora = step.lora
         add_optional_inputs(step.plan, self.tables, batch)
         if self.media is not None:
             step.failed = self.media.put(step.plan, self.tables, batch)

@@ -276,7 +276,6 @@ class TokenizerManager:
             embeds=request.embeds,
             media=of_tenant(media.media, tenant) if media is not None else (),
             rope_ids=media.packed_rope_ids() if media is not None else None,
-            adapter=request.adapter,
             processor=request.processor,
             pooling=request.pooling,
             fair_key=request.fair_key,

@@ -71,6 +71,8 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "delta_rule": state.delta_rule,
     "lora_shrink": lora.lora_shrink,
     "lora_expand_": lora.lora_expand_,
+    "pack_adapter": lora.pack_adapter,
+    "lora_rows": lora.lora_rows,
 }
 OPS = tuple(REFERENCES)
 
@@ -102,6 +104,8 @@ class Kernels(Record):
     delta_rule: Callable[..., tuple[Tensor, Tensor]]
     lora_shrink: Callable[..., Tensor]
     lora_expand_: Callable[..., None]
+    pack_adapter: Callable[..., lora.PackedAdapter]
+    lora_rows: Callable[..., lora.LoraRows]
     chosen: Mapping[str, str]
 
     @property

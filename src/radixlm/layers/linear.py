@@ -1,21 +1,32 @@
 """Linear layers: the scheme decides how weights are stored, the kernels how they run."""
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
+from radixlm.base.errors import ConfigError
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.linear import PackedLinear
+from radixlm.kernels.ops.lora import LoraRows
 from radixlm.layers.module import Module
 from radixlm.quant.param import Param, Shard
 from radixlm.quant.scheme import Scheme
 
 
+class StepAdapters:
+    """The adapters of the step that runs: the model sets ``rows`` before its layers run."""
+
+    rows: LoraRows | None = None
+
+
 class Linear(Module):
-    """y = x W^T + b. ``run`` is bound to the packed weight's by ``finish``."""
+    """y = x W^T + b. ``run`` is bound to the packed weight's by ``finish``. ``site``: its number
+    among the layers that adapters may change, -1 for none."""
 
     run: Callable[[Tensor], Tensor]
     packed: PackedLinear
+    site = -1
 
     def __init__(
         self,
@@ -39,4 +50,24 @@ class Linear(Module):
 
     def finish(self) -> None:
         self.packed = self.scheme.pack(self._kernels, self._params, self._gate_act)
-        self.run = self.packed.run
+        self.run = self.packed.run if self.site < 0 else self._run_adapted
+
+    def adapt(self, site: int, step: StepAdapters) -> None:
+        """Let adapters change the layer, which is loaded. ConfigError if its kernels cannot."""
+        if self._gate_act and not hasattr(self.packed, "run_changed"):
+            raise ConfigError(
+                f"--enable-lora: {type(self.packed).__name__} takes no adapters; choose another "
+                "--quantization"
+            )
+        self.site, self._step, self.run = site, step, self._run_adapted
+
+    def _run_adapted(self, x_TI: Tensor) -> Tensor:
+        rows, packed = self._step.rows, self.packed
+        if rows is None or not rows.has(self.site):
+            return packed.run(x_TI)
+        if self._gate_act:
+            changed: Callable[..., Tensor] = packed.run_changed  # type: ignore[attr-defined]
+            return changed(x_TI, partial(rows.add_, self.site, x_TI))
+        y_TO = packed.run(x_TI)
+        rows.add_(self.site, x_TI, y_TO)
+        return y_TO

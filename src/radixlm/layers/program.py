@@ -10,7 +10,7 @@ alone whose logits are wanted: the last block gathers them.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -129,8 +129,11 @@ class ProgramBuilder:
         pools: Sequence[CachePool] | None,
         states: StatePool | None,
         max_positions: int,
+        sites: Mapping[int, int] | None = None,
     ) -> None:
-        """Without ``pools`` the program cannot run: it only shows whether all can be emitted."""
+        """Without ``pools`` the program cannot run: it only shows whether all can be emitted.
+        ``sites``: the number among the layers that adapters may change, by the ``id`` of what is
+        packed."""
         self.ops: Any = native().Program()
         self.dim, self._pools, self._states = dim, pools, states
         self.keep: list[object] = [pools, states]
@@ -140,6 +143,8 @@ class ProgramBuilder:
         self.max_kv_len = sys.maxsize  # the longest sequence that the program can run
         self._buffers: dict[tuple[str, int], int] = {}
         self._scales: dict[LogNScaling, Tensor] = {}
+        self._sites = dict(sites or {})
+        self.sites_left = set(self._sites.values())  # that no operation has been emitted for
 
     def buffer(self, name: str, width: int = 0) -> int:
         """The buffer of a name and width, ``dim`` by default."""
@@ -173,11 +178,14 @@ class ProgramBuilder:
         act: int = 0,
     ) -> int:
         """``target = act(linear(source)) * scale + residual``; the target."""
-        handle = self.packed(linear).handle
-        source = self.reordered(linear, source, selected)
+        handle, site = self.packed(linear).handle, self._sites.get(id(linear), NOWHERE)
+        if site >= 0 and (act or self.packed(linear).is_paired) and (residual >= 0 or scale != 1.0):
+            raise Unsupported("adapters of a layer with activation and residual")
+        self.sites_left.discard(site)
+        ordered = self.reordered(linear, source, selected)
         self.ops.linear(
-            x=source, y=target, w=handle, residual=residual, out_scale=scale, act=act,
-            selected=selected,
+            x=ordered, y=target, w=handle, residual=residual, out_scale=scale, act=act,
+            selected=selected, site=site, lora_x=source,
         )  # fmt: skip
         return target
 

@@ -7,6 +7,7 @@ Legend: I input channels, O output channels, N outputs of the module in the chec
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
@@ -17,8 +18,12 @@ from radixlm.arch.names import PREFIXES, spellings
 from radixlm.arch.recipes import Recipe
 from radixlm.base.record import Record
 from radixlm.layers.linear import Linear
+from radixlm.layers.modality_moe import ModalityMoeLayer
 from radixlm.quant.param import Shard
 from radixlm.weights.mapper import LoadableModel, ParamMapping, WeightsMapper
+
+# layers that do not run on the rows of the step's tokens: media's, or a segment's
+_NOT_BY_TOKEN = re.compile(r"\.(cross\.kv|x_projs?(\.\d+)?|dt_projs?(\.\d+)?)$")
 
 
 class Target(Record):
@@ -56,12 +61,16 @@ class AdapterTargets:
         self.sites: dict[str, Linear] = {}
         self._targets: dict[str, list[Target]] = {}
         self._others: set[str] = set()  # modules that the model has, but not as such a layer
+        by_media = [path for path, one in model.layers() if isinstance(one, ModalityMoeLayer)]
         for path, layer in model.layers():
-            if isinstance(layer, Linear) and path.startswith("blocks."):
+            if not path.startswith("blocks.") or not layer.own_params():
+                continue
+            is_by_token = not (_NOT_BY_TOKEN.search(path) or _is_inside(path, by_media))
+            if isinstance(layer, Linear) and is_by_token:
                 self.sites[path] = layer
                 for mapping in mapper.spellings(path):
                     self._add(path, layer, mapping)
-            elif path.startswith("blocks."):
+            else:
                 for param in layer.own_params():
                     names = (
                         n for mapping in mapper.spellings(path, param) for n in mapping.names()
@@ -101,6 +110,10 @@ class AdapterTargets:
             if module.startswith(prefix):
                 yield local + module.removeprefix(prefix)
         yield module
+
+
+def _is_inside(path: str, parents: Iterable[str]) -> bool:
+    return any(path.startswith(f"{parent}.") for parent in parents)
 
 
 def place(target: Target, widths: tuple[int, ...]) -> Placement | None:

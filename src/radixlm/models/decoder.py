@@ -6,6 +6,7 @@ Legend: T packed tokens, D model channels, R rows whose logits are wanted, V voc
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from copy import copy
 
 import torch
@@ -28,6 +29,7 @@ from radixlm.layers.gated_hyper_connections import (
     GatedHyperConnectionEnds,
 )
 from radixlm.layers.hyper_connections import HyperConnectionBlock, HyperConnectionEnds
+from radixlm.layers.linear import Linear, StepAdapters
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.program import ProgramBuilder, ProgramStream, Unsupported, handles, struct
@@ -79,6 +81,8 @@ class DecoderModel(Module):
         merge_windows: bool,
     ) -> None:
         self.decoder, self.context, self.weight_dtype = decoder, context, weight_dtype
+        self.adapted: tuple[Linear, ...] = ()
+        self._step_adapters = StepAdapters()
         is_cpu = cpu.available and context.device.type == "cpu"
         self.use_program = is_cpu
         # states and windows would share the second page space: then windows keep all tokens
@@ -249,6 +253,13 @@ class DecoderModel(Module):
         model.ropes = ropes
         return model
 
+    def adapt(self, linears: Sequence[Linear]) -> None:
+        """Let adapters change these layers, numbered in this order; once the weights are loaded."""
+        for site, linear in enumerate(linears):
+            linear.adapt(site, self._step_adapters)
+        self.adapted = tuple(linears)
+        self._program_backend = None  # an older program knows nothing of adapters
+
     def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
         """One step: (hidden states of all tokens [T, D], logits of ``logits_rows_R`` [R, V]).
 
@@ -276,6 +287,7 @@ class DecoderModel(Module):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states of the step's tokens after the final norm: [T, D]."""
+        self._step_adapters.rows = batch.lora
         program = self._program_for(batch)
         return self._run_layers(batch) if program is None else program.hidden(batch)
 

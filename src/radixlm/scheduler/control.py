@@ -3,6 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from radixlm.base.errors import RadixError
@@ -58,6 +59,7 @@ class ControlHandler:
     def __init__(self, scheduler: ControlledScheduler) -> None:
         self._scheduler = scheduler
         self.num_breaches = 0
+        self._pending: list[tuple[str, Future[Callable[[], Any]]]] = []
         self._verbs = {
             "flush_cache": self._flush,
             "pause": self._pause,
@@ -68,16 +70,37 @@ class ControlHandler:
             "ping": self._ping,
         }
 
-    def answer(self, control: Control) -> ControlReply:
-        """The reply to a command; an error becomes a reply that is not ok."""
+    @property
+    def num_pending(self) -> int:
+        """Commands whose work goes on in another thread."""
+        return len(self._pending)
+
+    def answer(self, control: Control) -> ControlReply | None:
+        """The reply to a command; an error becomes a reply that is not ok. None: the work goes on
+        in another thread, and ``finished`` has the reply."""
         verb = self._verbs.get(control.verb)
         try:
             if verb is not None:
                 return verb(control)
             data = self._scheduler.executor.control(control.verb, control.args)
+            if isinstance(data, Future):
+                self._pending.append((control.call_id, data))
+                return None
             return ControlReply(control.call_id, True, data=data)
         except (RadixError, TypeError, ValueError, OverflowError) as error:
             return ControlReply(control.call_id, False, str(error))
+
+    def finished(self) -> list[ControlReply]:
+        """Replies to commands whose work another thread has done. Its result is called here, in
+        between two steps, to make what it has prepared take effect."""
+        replies = []
+        for call_id, future in [one for one in self._pending if one[1].done()]:
+            self._pending.remove((call_id, future))
+            try:
+                replies.append(ControlReply(call_id, True, data=future.result()()))
+            except (RadixError, TypeError, ValueError, OverflowError, OSError) as error:
+                replies.append(ControlReply(call_id, False, str(error)))
+        return replies
 
     def _flush(self, control: Control) -> ControlReply:
         s = self._scheduler

@@ -150,7 +150,8 @@ class Scheduler:
         """How long the loop may wait on its channel, in seconds."""
         if self.inflight or self.deltas:
             return 0
-        if self.is_paused or not (self.planner.running or self.queue):
+        is_waiting = self.planner.running or self.queue or self.controls.num_pending
+        if self.is_paused or not is_waiting:
             return BEAT_S
         return GATE_POLL_S if self._was_idle else 0
 
@@ -182,9 +183,13 @@ class Scheduler:
             elif isinstance(message, AbortRequest):
                 self.abort(message)
             elif isinstance(message, Control):
-                self.channel.send(self.controls.answer(message))
+                reply = self.controls.answer(message)
+                if reply is not None:
+                    self.channel.send(reply)
             elif isinstance(message, Shutdown):
                 self.is_stopped = True
+        for reply in self.controls.finished():
+            self.channel.send(reply)
 
     def _add_request(self, wire: TokenizedRequest) -> None:
         eos = () if wire.sampling.ignore_eos else self.limits.eos_ids
@@ -207,7 +212,7 @@ class Scheduler:
         namespace = CacheNamespace(
             weights_version=self.limits.weights_version,
             kv_layout=self.limits.kv_layout,
-            adapter=wire.adapter,
+            adapter=wire.adapter.digest if wire.adapter is not None else None,
             tenant=wire.tenant,
             cache_salt=wire.cache_salt,
             extra_key=wire.extra_key,

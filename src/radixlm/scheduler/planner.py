@@ -474,6 +474,7 @@ def _make_admission(request: Request) -> Admission:
         media=wire.media,
         rope_ids=rope_ids,
         processor=wire.processor,
+        adapter=wire.adapter.number if wire.adapter is not None else -1,
     )
 
 

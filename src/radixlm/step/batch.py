@@ -178,6 +178,7 @@ class ForwardBatch:
                          span then starts its sequence
     token_types_T        bool: tokens of the second text of a pair
     states               pools.state.StateStep of models with recurrent layers
+    lora                 kernels.ops.lora.LoraRows of tokens that have adapters
     feature_data         what features have put into the plan (``extend`` hook)
     fused_attn           ``attn``, where it can prepare q and k in its own launch
     taps_TN              what a drafter reads (``HiddenNeeds``); the model leaves it here
@@ -202,6 +203,7 @@ class ForwardBatch:
     mrope: MRopeIds | None = None
     token_types_T: Tensor | None = None
     states: Any = None
+    lora: Any = None
     feature_data: dict[str, Any] = field(default_factory=dict)
     fused_attn: FusedAttentionRunner | None = None
     taps_TN: Tensor | None = None

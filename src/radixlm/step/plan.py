@@ -155,7 +155,8 @@ def _is_decode(item: Item) -> bool:
 class Admission(Record):
     """A request that enters ``slot`` in this step. ``output_ids``: tokens it has produced before
     (a retraction or a restart). ``embeds``: float32 [prompt, dim] instead of the table's rows.
-    ``media`` and ``rope_ids`` [3, prompt]: as in the request."""
+    ``media`` and ``rope_ids`` [3, prompt]: as in the request. ``adapter``: number of the loaded
+    LoRA adapter, -1 for none."""
 
     rid: str
     slot: int
@@ -166,6 +167,7 @@ class Admission(Record):
     media: tuple[Media, ...] = ()
     rope_ids: Int32Array | None = None
     processor: str | None = None
+    adapter: int = -1
 
 
 class PageUpdate(msgspec.Struct, frozen=True, gc=False):

@@ -42,6 +42,15 @@ class PoolingParams(msgspec.Struct, frozen=True):
     is_whole: bool = True
 
 
+class AdapterRef(msgspec.Struct, frozen=True):
+    """A LoRA adapter that intake has had loaded. ``number``: of this load, never used again;
+    ``digest``: of its content, 32 hex digits (lora/adapter.py)."""
+
+    name: str
+    number: int
+    digest: str
+
+
 class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     """One sequence to continue (or to pool, with ``pooling``).
 
@@ -75,7 +84,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     embeds: bytes | None = None
     media: tuple[Media, ...] = ()
     rope_ids: bytes | None = None
-    adapter: str | None = None
+    adapter: AdapterRef | None = None
     processor: str | None = None
     pooling: PoolingParams | None = None
     fair_key: str | None = None

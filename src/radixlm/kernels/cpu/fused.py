@@ -5,6 +5,8 @@ They take float32 only; other dtypes, and shapes without a kernel, go to the tor
 Legend: T tokens, H heads, K KV heads or chosen experts, D channels, I inner channels.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -79,7 +81,7 @@ class FusedGated:
         self.packed, self._dtype = packed, dtype
         self.out_features = packed.out_features
         self._run = self.packed.handle.run
-        self._act = cpu_linear.act_code(f"{act}_mul", True)
+        self._act_name, self._act = act, cpu_linear.act_code(f"{act}_mul", True)
 
     def run(self, x_TI: Tensor) -> Tensor:
         """[T, O / 2], float32."""
@@ -91,6 +93,17 @@ class FusedGated:
             x_TI.data_ptr(), x_TI.stride(0), rows, out.data_ptr(), width, 0, 0, 1.0, self._act, 0, 0
         )
         return out
+
+    def run_changed(self, x_TI: Tensor, change: Callable[[Tensor], None]) -> Tensor:
+        """See Gated."""
+        x_TI, (rows, width) = x_TI.contiguous(), (x_TI.shape[0], 2 * self.out_features)
+        h = torch.empty(rows, width)
+        self._run(
+            x_TI.data_ptr(), x_TI.stride(0), rows, h.data_ptr(), width, 0, 0, 1.0,
+            cpu_linear.APART, 0, 0,
+        )  # fmt: skip
+        change(h)
+        return cpu_activation.act_mul(h, f"{self._act_name}_mul")
 
     def unpack(self) -> Tensor:
         """[gate; up] again."""

@@ -27,6 +27,7 @@ ACT_CODE = {
     "silu": 1, "gelu": 2, "gelu_tanh": 3, "gelu_quick": 4, "relu": 5, "relu2": 6, "tanh": 7,
 }  # fmt: skip
 GATED_CODE = {**ACT_CODE, "swiglu_oai": 8}
+APART = 9  # gate and up beside each other, before their activation
 BYTE_TILES = (FORMAT_CODE["w8a8"], W8A16)
 BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8wo": 8, "w8a8": 8, "int4": 4, "w4a8": 4}
 ZeroPoints = Literal["eight", "stored"]

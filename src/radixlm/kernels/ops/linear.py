@@ -1,6 +1,7 @@
 """Linear maps y = x W^T + b as objects, so that an implementation may store W in its own layout.
 Legend: T tokens, I inputs, O outputs."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -74,6 +75,12 @@ class Gated:
 
     def run(self, x_TI: Tensor) -> Tensor:
         return activate_gated(self._packed.run(x_TI), self._act)
+
+    def run_changed(self, x_TI: Tensor, change: Callable[[Tensor], None]) -> Tensor:
+        """As ``run``, with ``change`` called on [gate, up] before the activation."""
+        h_T2O = self._packed.run(x_TI)
+        change(h_T2O)
+        return activate_gated(h_T2O, self._act)
 
     def unpack(self) -> Tensor:
         return self._packed.unpack()

@@ -19,6 +19,7 @@ from torch import Tensor
 from radixlm.arch.spec import Decoder
 from radixlm.attention.cpu import CpuBackend, CpuPool
 from radixlm.kernels.cpu.extension import address, native
+from radixlm.layers.linear import Linear
 from radixlm.layers.program import CachePool, ProgramBuilder, Unsupported
 from radixlm.layers.rope import LengthRope, RopeTables, StaticRope
 from radixlm.pools.state import StatePool, StateStep
@@ -32,6 +33,11 @@ class EmittedModel(Protocol):
 
     decoder: Decoder
     ropes: RopeTables
+
+    @property
+    def adapted(self) -> Sequence[Linear]:
+        """The layers that adapters may change."""
+        ...
 
     def emit(self, program: ProgramBuilder) -> None:
         """Append the operations of a step. Unsupported where there is none for a part."""
@@ -64,9 +70,12 @@ def why_no_program(model: EmittedModel) -> str:
 def _emitted(
     model: EmittedModel, pools: Sequence[CachePool] | None, states: StatePool | None
 ) -> ProgramBuilder:
-    builder = ProgramBuilder(model.decoder.dim, pools, states, model.decoder.max_positions)
+    sites = {id(linear.packed): linear.site for linear in model.adapted}
+    builder = ProgramBuilder(model.decoder.dim, pools, states, model.decoder.max_positions, sites)
     builder.keep.append(model)
     model.emit(builder)
+    if builder.sites_left:
+        raise Unsupported("adapters of every layer")
     return builder
 
 
@@ -127,6 +136,8 @@ class StepProgram:
         is_plain = batch.mrope is None and not batch.feature_data and not batch.bidirectional_spans
         if not is_plain or batch.max_kv_len > self._builder.max_kv_len:
             return False
+        if batch.lora is not None and not hasattr(batch.lora, "address"):
+            return False
         if batch.media is not None and batch.media.deepstack_LTD is not None:
             return False
         return batch.embeds is None or self._takes_embeds
@@ -183,6 +194,7 @@ class StepProgram:
             step.taps, step.ld_taps = batch.taps_TN.data_ptr(), num_taps * self._dim
         step.embeds, step.embeds_mask = address(embeds), address(mask_T)
         step.runs, step.num_runs = address(runs), 0 if runs is None else len(runs)
+        step.lora = 0 if batch.lora is None else batch.lora.address
         self._program.run(step)
 
 
