@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -10,7 +11,8 @@ from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.media import EncoderCache
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Admission, Item, StepPlan
-from radixlm.wire.media import Media
+from radixlm.step.result import ItemResult
+from radixlm.wire.media import Array, Media
 from radixlm.wire.sampling_params import SamplingParams
 
 DIM = 3
@@ -40,7 +42,7 @@ def step(
     rows: EncoderCache,
     given: tuple[Media, ...],
     *chunks: tuple[int, int],
-    failed: dict[str, str] | None = None,
+    failed: dict[str, ItemResult] | None = None,
 ) -> ForwardBatch:
     """Chunks (start, count) of slots 0, 1, ... that all have the media `given`."""
     tables = DeviceTables(4, 4, 1, CPU)
@@ -105,15 +107,24 @@ def test_an_encoder_error_fails_its_requests_alone() -> None:
             return super().encode(media)[:, : -(media.digest[0] == 3) or None]
 
     rows = EncoderCache(Picky())
-    failed: dict[str, str] = {}
+    failed: dict[str, ItemResult] = {}
     for number in (1, 2, 3):
         step(rows, (media(number, (2, 3)),), (0, 6), (6, 2), failed=failed)
-        expected = {
-            1: {},
-            2: {"r0": "the image cannot be read by its encoder: no such shape"},
-            3: {
-                "r0": "the image cannot be read by its encoder: the encoder made 2 rows of image "
-                "for 3 placeholders"
-            },
-        }[number]
+        reason = {2: "", 3: ": the encoder made 2 rows of image for 3 placeholders"}.get(number)
+        text = f"the image cannot be read by its encoder{reason}"
+        expected = {} if reason is None else {"r0": ItemResult(error=text)}
         assert failed == expected
+
+
+def test_arrays_of_the_client_are_its_fault() -> None:
+    class Picky(MultimodalEncoder):
+        def encode(self, media: Media) -> torch.Tensor:
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    sent = {"pixel_values": Array.of(np.zeros((3, 4), np.float32))}
+    image = msgspec.structs.replace(media(1, (0, 4)), inputs=sent, is_preprocessed=True)
+    failed: dict[str, ItemResult] = {}
+    step(EncoderCache(Picky()), (image,), (0, 6), failed=failed)
+    error = failed["r0"].error
+    assert failed["r0"].status == 400 and error is not None
+    assert "pixel_values [3, 4]" in error and "mat1" not in error

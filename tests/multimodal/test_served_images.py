@@ -18,6 +18,7 @@ pytest.importorskip("PIL")
 pytest.importorskip("transformers")
 
 from safetensors.torch import save as safetensors_of
+from transformers import Qwen2VLProcessor
 
 from radixlm.models.encoders.transformers_encoder import TransformersEncoder
 from radixlm.wire.media import Media
@@ -81,6 +82,22 @@ async def odd(case: Case) -> None:
         assert await case.text(part(uri(data)), "tell")
     plain = await case.text(part(uri(file_of(noise()))), "tell")
     assert plain == await case.text(part(uri(file_of(noise(), "BMP"), "text/html")), "tell")
+
+
+async def broken(case: Case) -> None:
+    """What a library raises inside of its processor is no text for a client."""
+
+    def call(self: Any, **arguments: Any) -> Any:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Qwen2VLProcessor, "__call__", call)
+        for count, why in ((1, "cannot read them"), (3, "3 placeholders")):
+            answer = await case.server.post(
+                "/generate", text=case.tiny.placeholder * count, image_data=uri(file_of(noise()))
+            )
+            assert answer.status_code == 400 and why in answer.text, answer.text
+            assert "mat1" not in answer.text
 
 
 async def much(case: Case) -> None:
@@ -216,11 +233,12 @@ async def bad_features(case: Case) -> None:
         image_data=misfit,
         sampling_params={"max_new_tokens": 1},
     )
-    assert answer.status_code == 500 and "cannot be read by its encoder" in answer.text
+    assert answer.status_code == 400 and "pixel_values [36, 5]" in answer.text
+    assert "shape" not in answer.text, "no words of torch"
 
 
 CASES: tuple[Callable[[Case], Awaitable[None]], ...] = (
-    hostile, odd, much, too_long, cancelled, wrong_rows, features, bad_features,
+    hostile, odd, broken, much, too_long, cancelled, wrong_rows, features, bad_features,
 )  # fmt: skip
 
 

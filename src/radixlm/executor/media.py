@@ -19,6 +19,7 @@ from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.encoder_outputs import EncoderOutputs
 from radixlm.step.batch import ForwardBatch, MediaInputs
 from radixlm.step.plan import Item, StepPlan
+from radixlm.step.result import ItemResult
 from radixlm.wire.media import ROWS, Media
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,10 @@ log = logging.getLogger(__name__)
 CACHE_BYTES = 256 << 20
 # what an encoder raises for inputs that do not fit it
 _ENCODER_ERRORS = (ValueError, RuntimeError, IndexError, KeyError, TypeError, AssertionError)
+
+
+class _Misfit(ValueError):
+    """An output that does not fit its placeholders, in words for the client."""
 
 
 class MultimodalEncoder(Protocol):
@@ -60,7 +65,7 @@ class EncoderCache:
         rows = self.output(media)
         if rows.shape[1] != media.num_placeholders:
             self._num_bytes -= self._cache.pop(media.digest).nbytes
-            raise ValueError(
+            raise _Misfit(
                 f"the encoder made {rows.shape[1]} rows of {media.kind} for "
                 f"{media.num_placeholders} placeholders"
             )
@@ -81,10 +86,12 @@ class EncoderCache:
             self._num_bytes -= old.nbytes
         return rows
 
-    def put(self, plan: StepPlan, tables: DeviceTables, batch: ForwardBatch) -> dict[str, str]:
+    def put(
+        self, plan: StepPlan, tables: DeviceTables, batch: ForwardBatch
+    ) -> dict[str, ItemResult]:
         """Write the embeddings of this step's placeholders into the batch. Returns request id ->
         error for the requests whose media failed; the others go on."""
-        failed: dict[str, str] = {}
+        failed: dict[str, ItemResult] = {}
         at, spans = 0, []
         for item in plan.items:
             for media in tables.state(item.slot).media if item.tokens is not None else ():
@@ -121,15 +128,20 @@ class EncoderCache:
 
 
 @contextmanager
-def caught(media: Media, rid: str, failed: dict[str, str]) -> Iterator[None]:
+def caught(media: Media, rid: str, failed: dict[str, ItemResult]) -> Iterator[None]:
     """Put an encoder's errors into ``failed``; those of the device are raised."""
     try:
         yield
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except _ENCODER_ERRORS as error:
-        log.warning("request %s: %s", rid, error)
-        failed[rid] = f"the {media.kind} cannot be read by its encoder: {error}"
+        log.warning("request %s: %s: %s", rid, type(error).__name__, error)
+        reason = f": {error}" if isinstance(error, _Misfit) else ""
+        text, status = f"the {media.kind} cannot be read by its encoder{reason}", 500
+        if media.is_preprocessed:
+            sent = ", ".join(f"{name} {list(a.shape)}" for name, a in media.inputs.items())
+            text, status = f"{text}: send what the model's processor makes, not {sent}", 400
+        failed[rid] = ItemResult(error=text, status=status)
 
 
 def _write(batch: ForwardBatch, tokens: slice, rows: Tensor) -> None:

@@ -11,6 +11,7 @@ from radixlm.executor.media import EncoderCache, MultimodalEncoder, caught
 from radixlm.executor.pooling import Head, Pooler
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Item, StepPlan
+from radixlm.step.result import ItemResult
 
 
 class ImageVectors(EncoderCache):
@@ -20,9 +21,11 @@ class ImageVectors(EncoderCache):
         super().__init__(encoder)
         self._vectors: dict[str, Tensor] = {}
 
-    def put(self, plan: StepPlan, tables: DeviceTables, batch: ForwardBatch) -> dict[str, str]:
+    def put(
+        self, plan: StepPlan, tables: DeviceTables, batch: ForwardBatch
+    ) -> dict[str, ItemResult]:
         """Run the encoder; the batch does not change. Returns request id -> error."""
-        failed: dict[str, str] = {}
+        failed: dict[str, ItemResult] = {}
         for item in plan.items:
             for media in tables.state(item.slot).media if item.tokens is not None else ():
                 with caught(media, item.rid, failed):

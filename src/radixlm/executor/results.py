@@ -65,7 +65,7 @@ class StepHandle:
     sampled_N: Tensor | None = None
     logprobs: lp.Logprobs | DeviceLogprobs | None = None
     errors: dict[int, str] = field(default_factory=dict)  # by row of logits
-    failed: dict[str, str] = field(default_factory=dict)  # by request id
+    failed: dict[str, ItemResult] = field(default_factory=dict)  # by request id
     token_copy: AsyncCopy | None = None  # of sampled_N to the host
     done: Event | None = None  # behind the hidden states, where an item wants them
 
@@ -169,7 +169,7 @@ class ResultReader:
             if item.targets is not None or item.hidden_states or item.pooling:
                 self._set_extras(step, item, token_index, count, result)
             if item.rid in step.failed:
-                result = ItemResult(error=step.failed[item.rid])
+                result = step.failed[item.rid]
             token_index += item.count
             results.append(result)
         return results

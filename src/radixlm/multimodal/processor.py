@@ -42,6 +42,8 @@ _TEXT_OUTPUTS = frozenset(
     " moe_mm_token_type_ids".split()
 )
 _TYPE_OF_FRAMES = 2  # in mm_token_type_ids
+# what a processor raises for input that it cannot read
+_PROCESSOR_ERRORS = (ValueError, IndexError, TypeError, KeyError, StopIteration, RuntimeError)
 _ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
 _TOKENS = {
     "image": ("image_placeholder_token", "image_token", "boi_token"),
@@ -205,7 +207,8 @@ class MediaProcessor:
                 if one.rows is not None:
                     arrays[ROWS] = one.rows.copy()
                     arrays[ROWS][0] *= self._spec.embed_scale
-                media.append(self._one(kind, arrays, places[at : at + count], ids))
+                one_media = self._one(kind, arrays, places[at : at + count], ids)
+                media.append(msgspec.structs.replace(one_media, is_preprocessed=True))
                 at += count
         return self._prompt(ids, tuple(sorted(media, key=lambda one: one.spans[0])))
 
@@ -230,8 +233,9 @@ class MediaProcessor:
         with self._lock:
             try:
                 outputs = self._processor(images=[image], return_tensors="np")
-            except (ValueError, IndexError, TypeError, KeyError) as error:
-                message = f"{media.where}: cannot be read here: {error}"
+            except _PROCESSOR_ERRORS as error:
+                why = _reason(error) or "this model's processor cannot read it"
+                message = f"{media.where}: cannot be read here: {why}"
                 raise InvalidRequest(message, media.where) from None
         ids, places = np.zeros(1, np.int32), np.zeros(1, np.int64)
         pixels = {"pixel_values": _array(outputs["pixel_values"])}
@@ -324,9 +328,18 @@ class MediaProcessor:
                 outputs = self._processor(return_tensors="pt", **arguments)
         except ImportError as error:
             raise InvalidRequest(f"{where}: cannot be read here: {error}", where) from None
-        except (ValueError, IndexError, TypeError, KeyError, StopIteration) as error:
-            raise InvalidRequest(f"{where}: text and media do not fit: {error}", where) from None
+        except _PROCESSOR_ERRORS as error:
+            why = _reason(error) or self._misfit(text, pieces)
+            raise InvalidRequest(f"{where}: text and media do not fit: {why}", where) from None
         return {name: _array(value) for name, value in outputs.items()}
+
+    def _misfit(self, text: str, pieces: Sequence[_Piece]) -> str:
+        """Why the processor may have refused ``text`` with ``pieces``."""
+        for kind in self.kinds:
+            token, count = self.token(kind), sum(piece.kind == kind for piece in pieces)
+            if text.count(token) != count:
+                return f"{text.count(token)} placeholders {token} for media of kind {kind}: {count}"
+        return "this model's processor cannot read them"
 
     def _media(
         self, outputs: dict[str, Any], pieces: Sequence[_Piece], ids: Ids, where: str
@@ -467,6 +480,14 @@ def _metadata(video: Video) -> dict[str, Any]:
         "height": video.frames.shape[1],
         "width": video.frames.shape[2],
     }
+
+
+def _reason(error: Exception) -> str:
+    """What a processor says about its input; "" for an error inside of it, which is logged."""
+    if isinstance(error, ValueError) and not isinstance(error, UnicodeError):
+        return str(error)
+    log.warning("the processor raised %s: %s", type(error).__name__, error)
+    return ""
 
 
 def _with_bidirectional_spans(

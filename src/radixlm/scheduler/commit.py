@@ -33,9 +33,9 @@ def merge_logprobs(parts: Iterable[Logprobs | None]) -> Logprobs | None:
     return merged
 
 
-def _failure(message: str) -> Finish:
+def _failure(result: ItemResult) -> Finish:
     """The end of a request whose item failed."""
-    return Finish("error", message=message, status=500)
+    return Finish("error", message=result.error, status=result.status)
 
 
 class BufferedOutputs:
@@ -245,7 +245,7 @@ class Committer:
         """Apply the result of a chunk of a prefill, or of an item that failed."""
         if result.error is not None:
             request.num_committed = item.start  # what this step wrote is not shared
-            return self.end(request, _failure(result.error))
+            return self.end(request, _failure(result))
         request.num_committed = item.start + item.count
         self._kv_manager.insert(request)
         self._kv_manager.free_out_of_window(request)
@@ -267,7 +267,7 @@ class Committer:
             self._kv_manager.free_out_of_window(request)
         self._buffer_outputs(request, item, result, num_kept)
         if finish is None and result.error is not None:
-            finish = _failure(result.error)
+            finish = _failure(result)
         return self._emit(request, finish)
 
     def _emit(self, request: Request, finish: Finish | None) -> TokenDelta | None:

@@ -16,7 +16,8 @@ from radixlm.wire.replies import Logprobs
 class ItemResult(msgspec.Struct, gc=False):
     """Of one item. ``tokens``: sampled tokens (one, and one more for each drafted token that was
     accepted; none for a chunk that does not end its prompt). ``hidden_states``: float32 bytes
-    [places, dim]; refused drafts have none. ``error``: this request alone has failed."""
+    [places, dim]; refused drafts have none. ``error``: this request alone has failed, with
+    the HTTP ``status``."""
 
     tokens: tuple[int, ...] = ()
     logprobs: Logprobs | None = None
@@ -24,6 +25,7 @@ class ItemResult(msgspec.Struct, gc=False):
     hidden_states: bytes | None = None
     pooled: list[float] | None = None
     error: str | None = None
+    status: int = 500
 
     @property
     def is_only_tokens(self) -> bool:

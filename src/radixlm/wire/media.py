@@ -58,6 +58,8 @@ class Media(msgspec.Struct, frozen=True):
     spans_ignore_window: bool = False
     # tokens before the media attend to it: only a prompt with the same media may share their cache
     affects_earlier_tokens: bool = False
+    # the client sent the arrays: where the encoder cannot read them, they are its fault
+    is_preprocessed: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("image", "video", "audio") or len(self.digest) != 32:
