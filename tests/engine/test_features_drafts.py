@@ -72,7 +72,8 @@ class Walk:
 
 
 class Unmasked(Walk):
-    """Forced text may be spelt otherwise: its masks allow a second token, which ends nowhere."""
+    """Forced text may be spelt otherwise: its masks allow a second token. The last forced token is
+    not told, as it may be longer, and some forced text is not known as such."""
 
     masks_forced = False
 
@@ -86,6 +87,9 @@ class Unmasked(Walk):
             self.seen.append(token)
             return True
         return super().accept(token)
+
+    def forced_tokens(self) -> list[int]:
+        return super().forced_tokens()[:-1] if len(self.seen) % 2 else []
 
 
 MATCHERS = {"masks": Walk, "unmasked": Unmasked}

@@ -1,0 +1,160 @@
+"""Features together, drawn at random: each request gets the tokens that it gets alone, in a plain
+scheduler without a drafter, chunks or company.
+
+A case draws a world (pages, windows, budget, cache, drafter) and requests of all kinds; requests
+come, end and are aborted at drawn times."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from radixlm.config.grammar import GrammarConfig
+from radixlm.engine.features.grammar import GrammarFeature
+from radixlm.engine.features.token_rules import TokenRules
+from radixlm.scheduler.drafting import Drafting
+from radixlm.scheduler.hooks import Feature, Hooks
+from radixlm.scheduler.kv_cache_manager import KVCacheManager
+from radixlm.scheduler.limits import Limits
+from radixlm.wire.requests import AbortRequest, GrammarSpec, LogprobParams, pack_ids
+from tests.engine.test_features import _Marked
+from tests.engine.test_features_drafts import MATCHERS
+from tests.fakes.drafts import ForcedDrafts
+from tests.fakes.executor import EOS, VOCAB
+from tests.fakes.scheduler_harness import SchedulerHarness
+
+KINDS = ("none", "own", "oracle", "mixed", "adversary", "random", "broken")
+
+
+class Drafts(ForcedDrafts):
+    """ "own": no drafter, only predictions and what grammars force."""
+
+    def drafting(self, limits: Limits, kv_manager: KVCacheManager, hooks: Hooks) -> Drafting:
+        drafters = [] if self.kind == "own" else [self]
+        return Drafting(limits, kv_manager, hooks, self, drafters)  # type: ignore[arg-type]
+
+
+def features(matcher: str, jump: bool, depth: int = 0) -> tuple[Feature, ...]:
+    """A grammar feature whose grammars are seeds of a scripted matcher, and token rules."""
+    config = GrammarConfig(disable_jump_forward=not jump)
+    grammar = GrammarFeature(config, lambda: None, VOCAB, (EOS,), depth == 0)  # type: ignore[arg-type,return-value]
+    make = MATCHERS[matcher]
+    grammar._ticket = lambda spec, client: SimpleNamespace(  # type: ignore[assignment,method-assign,return-value]
+        is_ready=True, matcher=lambda: make(int(spec.value), 18)
+    )
+    grammar._tokenizer = _Marked({7: b"<", 11: b"/>"})  # type: ignore[assignment]
+    return grammar, TokenRules(VOCAB)
+
+
+def draw_request(rng: random.Random, family: Sequence[int]) -> dict[str, Any]:
+    """The fields of a request; prompts share beginnings."""
+    prompt = [*family[: rng.randint(0, len(family))], rng.randint(1, VOCAB - 1)]
+    fields: dict[str, Any] = {"prompt": prompt, "max_new": rng.choice([1, 2, 3, 7, 25, 40])}
+    fields["ignore_eos"] = rng.random() < 0.5
+    fields["stream"] = rng.random() < 0.5
+    if rng.random() < 0.4:
+        after = rng.choice([None, ".", "/>"])
+        fields["grammar"] = GrammarSpec("regex", str(rng.randint(0, 99)), after=after)
+    if rng.random() < 0.3:
+        words = [[rng.randint(1, 9) for _ in range(rng.randint(1, 3))] for _ in range(6)]
+        fields["bad_words"] = tuple(tuple(word) for word in words)
+    if rng.random() < 0.2:
+        fields["logprobs"] = LogprobParams()
+    return fields
+
+
+def draw_world(rng: random.Random) -> dict[str, Any]:
+    page_size = rng.choice([1, 4, 16])
+    world: dict[str, Any] = {
+        "page_size": page_size,
+        "num_pages": rng.choice([80, 160, 640]) // page_size,
+        "step_tokens": rng.choice([8, 16, 64, 256]),
+        "mixed": rng.random() < 0.8,
+        "radix": rng.random() < 0.8,
+        "reserve": rng.choice([0.0, 0.4]),
+        "max_running": rng.choice([2, 8]),
+    }
+    if rng.random() < 0.3:
+        world |= {"window": rng.choice([3, 9]), "num_window": 640 // page_size}
+    return world
+
+
+def alone(world: dict[str, Any], request: dict[str, Any]) -> tuple[list[int], Any]:
+    """The tokens and the end of a request that has the engine for itself."""
+    fields = {**request}
+    harness = SchedulerHarness(features=features(world["matcher"], world["jump"]), step_tokens=512)
+    harness.submit("r", fields.pop("prompt"), fields.pop("max_new"), **fields)
+    harness.run()
+    end = harness.finish["r"]
+    return harness.out["r"], (end.kind, end.matched, end.status)
+
+
+def oracle_of(wanted: dict[str, list[int]], prompts: dict[str, list[int]]) -> Any:
+    def oracle(rid: str, ids: Sequence[int], count: int) -> list[int]:
+        done = len(ids) - len(prompts[rid])
+        return wanted[rid][done : done + count]
+
+    return oracle
+
+
+def predicted(rng: random.Random, output: list[int]) -> bytes:
+    """The output with some tokens changed, left out or doubled."""
+    text = [rng.choice([[t], [t], [t], [t], [], [t, t], [rng.randint(1, 9)]]) for t in output]
+    return pack_ids([token for part in text for token in part])
+
+
+def play(seed: int) -> tuple[int, int]:
+    """One case; how many tokens were drafted and accepted."""
+    rng = random.Random(seed)
+    world, kind = draw_world(rng), rng.choice(KINDS)
+    meant = {"matcher": rng.choice(sorted(MATCHERS)), "jump": rng.random() < 0.7}
+    family = [rng.randint(1, VOCAB - 1) for _ in range(24)]
+    requests = {f"r{i}": draw_request(rng, family) for i in range(rng.randint(1, 6))}
+    answers = {rid: alone(meant, request) for rid, request in requests.items()}
+    outputs = {rid: tokens for rid, (tokens, _) in answers.items()}
+    prompts = {rid: request["prompt"] for rid, request in requests.items()}
+    drafts = None
+    if kind != "none":
+        most = rng.choice([1, 2, 3, 7])
+        oracle = oracle_of(outputs, prompts)
+        drafts = Drafts(oracle, kind, most, varies=rng.random() < 0.5, seed=seed)
+        for rid, request in requests.items():
+            if rng.random() < 0.4 and outputs[rid]:
+                request["prediction"] = predicted(rng, outputs[rid])
+    harness = SchedulerHarness(
+        features=features(meant["matcher"], meant["jump"]), drafts=drafts, **world
+    )
+    for rid, request in requests.items():
+        harness.submit(rid, request.pop("prompt"), request.pop("max_new"), **request)
+        for _ in range(rng.choice([0, 0, 1, 4])):
+            harness.tick()
+        if rng.random() < 0.1:
+            harness.mine.send(AbortRequest(rids=(rng.choice(sorted(requests)),)))
+    harness.run()
+    for rid, (tokens, end) in answers.items():
+        got = harness.finish[rid]
+        if got.kind == "abort":
+            assert harness.out[rid] == tokens[: len(harness.out[rid])], seed
+        else:
+            assert harness.out[rid] == tokens, (seed, rid)
+            assert (got.kind, got.matched, got.status) == end, (seed, rid)
+    rounds = [one for each in drafts.rounds.values() for one in each] if drafts else []
+    drafted, accepted = np.array(rounds, np.int64).reshape(-1, 2).sum(0).tolist()
+    return drafted, accepted
+
+
+@pytest.mark.parametrize("first", range(0, 240, 40))
+def test_drawn_cases(first: int) -> None:
+    drafted, accepted = np.sum([play(seed) for seed in range(first, first + 40)], axis=0)
+    assert drafted > accepted > 50
+
+
+@pytest.mark.slow
+def test_many_drawn_cases() -> None:
+    for seed in range(240, 2240):
+        play(seed)
