@@ -21,13 +21,18 @@ RADIX_INLINE vi vi_load(const void* p) { return {_mm512_loadu_si512(p)}; }
 RADIX_INLINE vi vi_set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
 RADIX_INLINE vi vi_sub(vi a, vi b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 RADIX_INLINE vf to_float(vi a) { return {_mm512_cvtepi32_ps(a.v)}; }
-RADIX_INLINE vi dot_xw(vi acc, vi x, vi w) { return {_mm512_dpbusd_epi32(acc.v, x.v, w.v)}; }  // x unsigned
-RADIX_INLINE vi dot_wx(vi acc, vi w, vi x) { return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)}; }  // w unsigned
+// As assembly: GCC 12 copies accumulators around the intrinsic, and spills where there are many.
+RADIX_INLINE vi dot_bytes(vi acc, vi unsigned_bytes, vi signed_bytes) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(acc.v) : "v"(unsigned_bytes.v), "v"(signed_bytes.v));
+    return acc;
+}
+RADIX_INLINE vi dot_xw(vi acc, vi x, vi w) { return dot_bytes(acc, x, w); }
+RADIX_INLINE vi dot_wx(vi acc, vi w, vi x) { return dot_bytes(acc, w, x); }
 RADIX_INLINE void split_nibbles(vi a, vi& even, vi& odd) {
     __m512i m = _mm512_set1_epi8(15);
     even.v = _mm512_and_si512(a.v, m), odd.v = _mm512_and_si512(_mm512_srli_epi32(a.v, 4), m);
 }
-constexpr int INT8_ROWS = 12, INT4_ROWS = 6, WIDE8 = 4, WIDE4 = 2;
+constexpr int INT8_ROWS = 12, INT4_ROWS = 12, WIDE8 = 4, WIDE4 = 2;
 #elif defined(__AVX2__)
 struct vi {
     __m256i a, b;
@@ -219,17 +224,29 @@ RADIX_INLINE float group_extra(const LinearArgs& a, float scale, float sum) {
     return a.w.offset ? scale * sum : bits_to_float(uint32_t(int32_t(-8.0f * sum)));
 }
 
+// The even ones of eight bytes, then the odd ones, twice.
+RADIX_INLINE void even_first(const int8_t* b, int32_t* out) {
+#if defined(__AVX2__)
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    _mm_store_si128((__m128i*)out, _mm_shuffle_epi8(_mm_load_si128((const __m128i*)b), order));
+#else
+    int8_t* to = (int8_t*)out;
+    for (int i = 0; i < 16; i++) to[i] = b[i / 8 * 8 + i % 4 * 2 + i / 4 % 2];
+#endif
+}
+
 static void quantise_row(const LinearArgs& a, const Quantised& q, int64_t row) {
     const bool four = a.w.format == W_W4A8;
     const float* x = a.x + (a.rows ? a.rows[row] : row) * a.ldx;
     const int64_t t = row / q.rows, r = row % q.rows, width = q.size(t);
     const int64_t span = four ? a.w.span : a.w.k, group = four ? a.w.group : a.w.k;
     int32_t* out = q.tile(t);
+    // sixteen bytes as four dwords; `places` of them from one to the next
     auto put_bytes = [&](int64_t k, const int8_t* b, int n, int64_t place, int64_t places) {
         uint32_t d[4];
         std::memcpy(d, b, 16);
-        for (int i = 0; i < (n + 3) / 4; i++)
-            out[(k / 4 + i) * places + place] = int32_t(BIASED ? d[i] ^ 0x80808080u : d[i]);
+        int32_t* to = out + k / 4 * places + place;
+        for (int i = 0; i < (n + 3) / 4; i++, to += places) *to = int32_t(BIASED ? d[i] ^ 0x80808080u : d[i]);
     };
     if (q.planes == 2) {
         const float top = largest(x, a.w.k);
@@ -239,14 +256,11 @@ static void quantise_row(const LinearArgs& a, const Quantised& q, int64_t row) {
         });
     }
     auto put = [&](int64_t k, const int8_t* b, int n) {
-        const int64_t step = k / 4;
         if (!four) return put_bytes(k, b, n, r, width);
-        for (int i = 0; i < n; i += 8) {
-            int8_t even[4] = {b[i], b[i + 2], b[i + 4], b[i + 6]},
-                   odd[4] = {b[i + 1], b[i + 3], b[i + 5], b[i + 7]};
-            std::memcpy(&out[(step + i / 4) * width + r], even, 4);
-            std::memcpy(&out[(step + i / 4 + 1) * width + r], odd, 4);
-        }
+        alignas(16) int32_t apart[4];
+        even_first(b, apart);
+        int32_t* to = out + k / 4 * width + r;
+        for (int i = 0; i < n / 4; i++, to += width) *to = apart[i];
     };
     for (int64_t s = 0; s < q.spans; s++) {
         const int64_t k0 = s * span, k1 = k0 + span < a.w.k ? k0 + span : a.w.k;
@@ -259,21 +273,36 @@ static void quantise_row(const LinearArgs& a, const Quantised& q, int64_t row) {
     }
 }
 
+// What a pass over a panel prefetches at each step of 128 bytes: into second-level cache what it reads 8 KB
+// later, or its share of the next panel where several passes read one; into first-level cache 1 KB ahead.
+struct PanelAhead {
+    int64_t offset = 8192, stride = 128;
+    PanelAhead(int64_t steps, int64_t pass, int64_t passes) {
+        if (passes > 1) stride = 128 / passes, offset = steps * (128 + pass * stride);
+    }
+    RADIX_INLINE void prefetch(const void* panel, int64_t step) const {
+        const char *far = (const char*)panel + offset + step * stride,
+                   *near = (const char*)panel + step * 128;
+        __builtin_prefetch(far, 0, 2), __builtin_prefetch(far + stride / 2, 0, 2);
+        __builtin_prefetch(near + 1024), __builtin_prefetch(near + 1088);
+    }
+};
+
 template <int ROWS, int NP, int PLANES>
-static void tile_bytes(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel) {
+static void tile_bytes(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel,
+                       const PanelAhead& ahead) {
     const int8_t* w = (const int8_t*)a.w.data + panel * q.steps * 128;
     const int32_t* x = q.tile(t);
     const int64_t next = q.steps * 128;
     vi acc[ROWS * PLANES][2 * NP];
     for (int r = 0; r < ROWS * PLANES; r++)
         for (int c = 0; c < 2 * NP; c++) acc[r][c] = vi_zero();
-    RADIX_UNROLL(4)
     for (int64_t s = 0; s < q.steps; s++) {
         vi b[2 * NP];
         for (int p = 0; p < NP; p++) {
             const int8_t* from = w + p * next + s * 128;
             b[2 * p] = vi_load(from), b[2 * p + 1] = vi_load(from + 64);
-            if (ROWS <= 4) __builtin_prefetch(from + 4096), __builtin_prefetch(from + 4160);
+            ahead.prefetch(w + p * next, s);
         }
         RADIX_UNROLL(12)
         for (int r = 0; r < ROWS * PLANES; r++) {
@@ -300,16 +329,13 @@ static void tile_bytes(const LinearArgs& a, const Quantised& q, int64_t t, int64
 // acc += x * w of steps [s0, s1), eight k each.
 template <int ROWS, int NP>
 RADIX_INLINE void nibble_products(const uint32_t* w, int64_t k8, const int32_t* x, int64_t s0, int64_t s1,
-                                  vi (&acc)[ROWS][2 * NP]) {
-    RADIX_UNROLL(2)
+                                  const PanelAhead& ahead, vi (&acc)[ROWS][2 * NP]) {
     for (int64_t s = s0; s < s1; s++) {
         vi even[2 * NP], odd[2 * NP];
-        for (int c = 0; c < 2 * NP; c++) {
-            const uint32_t* from = w + (c / 2 * k8 + s) * PANEL + c % 2 * 16;
-            split_nibbles(vi_load(from), even[c], odd[c]);
-            if (ROWS <= 4) __builtin_prefetch(from + 1024);  // 4 KB
-        }
-        RADIX_UNROLL(6)
+        for (int c = 0; c < 2 * NP; c++)
+            split_nibbles(vi_load(w + (c / 2 * k8 + s) * PANEL + c % 2 * 16), even[c], odd[c]);
+        for (int p = 0; p < NP; p++) ahead.prefetch(w + p * k8 * PANEL, s);
+        RADIX_UNROLL(12)
         for (int r = 0; r < ROWS; r++) {
             vi x0 = vi_set1(x[2 * s * ROWS + r]), x1 = vi_set1(x[(2 * s + 1) * ROWS + r]);
             for (int c = 0; c < 2 * NP; c++) acc[r][c] = dot_wx(dot_wx(acc[r][c], even[c], x0), odd[c], x1);
@@ -319,7 +345,8 @@ RADIX_INLINE void nibble_products(const uint32_t* w, int64_t k8, const int32_t* 
 
 // Scales and offsets of any value: those of a group are those of its span.
 template <int ROWS, int NP>
-static void tile_grids(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel) {
+static void tile_grids(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel,
+                       const PanelAhead& ahead) {
     const int64_t k8 = a.w.k / 8, per = a.w.group / 8;
     const uint32_t* w = (const uint32_t*)a.w.data + panel * k8 * PANEL;
     const int32_t* x = q.tile(t);
@@ -334,7 +361,7 @@ static void tile_grids(const LinearArgs& a, const Quantised& q, int64_t t, int64
             const vi start = a.w.offset ? vi_zero() : vi_set1(int32_t(float_to_bits(xe[r])));
             for (int c = 0; c < 2 * NP; c++) acc[r][c] = start;
         }
-        nibble_products<ROWS, NP>(w, k8, x, g * per, (g + 1) * per, acc);
+        nibble_products<ROWS, NP>(w, k8, x, g * per, (g + 1) * per, ahead, acc);
         for (int c = 0; c < 2 * NP; c++) {
             const int64_t at = ((panel + c / 2) * q.groups + g) * PANEL + c % 2 * 16;
             const vf scale = load(a.w.scale + at);
@@ -352,7 +379,8 @@ static void tile_grids(const LinearArgs& a, const Quantised& q, int64_t t, int64
 // Scales that are multiples of their span's: whole numbers are summed over a span, in floats that hold
 // them exactly, so tiles that sum them as integers give the same bits.
 template <int ROWS, int NP>
-static void tile_multiples(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel) {
+static void tile_multiples(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel,
+                           const PanelAhead& ahead) {
     const int64_t k8 = a.w.k / 8, per = a.w.group / 8, per_span = a.w.span / a.w.group;
     const uint32_t* w = (const uint32_t*)a.w.data + panel * k8 * PANEL;
     const int32_t* x = q.tile(t);
@@ -369,7 +397,7 @@ static void tile_multiples(const LinearArgs& a, const Quantised& q, int64_t t, i
             vi acc[ROWS][2 * NP];
             for (int r = 0; r < ROWS; r++)
                 for (int c = 0; c < 2 * NP; c++) acc[r][c] = vi_zero();
-            nibble_products<ROWS, NP>(w, k8, x, g * per, (g + 1) * per, acc);
+            nibble_products<ROWS, NP>(w, k8, x, g * per, (g + 1) * per, ahead, acc);
             for (int c = 0; c < 2 * NP; c++) {
                 const int8_t* m = a.w.multiple + ((panel + c / 2) * q.groups + g) * 2 * PANEL + c % 2 * 16;
                 const vf times = load_i8(m), less = load_i8(m + PANEL);
@@ -387,7 +415,7 @@ static void tile_multiples(const LinearArgs& a, const Quantised& q, int64_t t, i
         for (int p = 0; p < NP; p++) finish(a, t * q.rows + r, panel + p, out[r][2 * p], out[r][2 * p + 1]);
 }
 
-using Int8Tile = void (*)(const LinearArgs&, const Quantised&, int64_t, int64_t);
+using Int8Tile = void (*)(const LinearArgs&, const Quantised&, int64_t, int64_t, const PanelAhead&);
 constexpr int width8(int rows) { return WIDE8 == 1 ? 1 : rows <= 2 ? 4 : rows <= 5 ? 2 : 1; }
 constexpr int width4(int rows) { return WIDE4 == 1 ? 1 : rows <= 2 ? 2 : 1; }
 
@@ -443,6 +471,7 @@ void linear_int8(const LinearArgs& a, const Ctx& ctx) {
     per_block = per_block < 1 ? 1 : per_block;
     const int64_t blocks = (q.count + per_block - 1) / per_block;
     const int64_t chunks = (panels + 3) / 4;
+    const int64_t panel_steps = a.w.format == W_W4A8 ? a.w.k / 8 : q.steps;
     ctx.each(blocks * chunks, 1, [&](int64_t i0, int64_t i1) {
         for (int64_t i = i0; i < i1; i++) {
             int64_t t0 = i / chunks * per_block, t1 = t0 + per_block < q.count ? t0 + per_block : q.count;
@@ -451,10 +480,12 @@ void linear_int8(const LinearArgs& a, const Ctx& ctx) {
                 bool wide = p + width <= p1;
                 for (int64_t t = t0; t < t1; t++) {
                     int64_t rows = q.size(t);
+                    const PanelAhead ahead(panel_steps, t - t0, t1 - t0);
                     if (wide && table.width[rows] == width)
-                        table.many[rows](a, q, t, p);
+                        table.many[rows](a, q, t, p, ahead);
                     else
-                        for (int64_t j = p; j < (wide ? p + width : p + 1); j++) table.one[rows](a, q, t, j);
+                        for (int64_t j = p; j < (wide ? p + width : p + 1); j++)
+                            table.one[rows](a, q, t, j, ahead);
                 }
                 p += wide ? width : 1;
             }
