@@ -87,6 +87,7 @@ def make_runner(
         info.eos_ids,
         limits.step_tokens,
         detect_bad=detects,
+        max_drafts=limits.max_drafts,
         profiler=parts.profiler,
         max_drafts=limits.max_drafts,
     )

@@ -10,24 +10,15 @@ Legend: S sequences, T tokens, R rows (items that emit), K drafted tokens, N hid
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from radixlm.base.record import Record
 from radixlm.pools.pool import KvPool
 from radixlm.sampling.table import SamplingTable
-from radixlm.step.batch import ForwardBatch
+from radixlm.step.batch import ForwardBatch, HiddenNeeds
 from radixlm.step.plan import Int32Array, Items
-
-
-class HiddenNeeds(Record):
-    """The hidden states of the target model that a drafter reads: what leaves the layers with these
-    indices (-1: the embedding), and what enters or leaves the last norm. They are concatenated in
-    this order along the width."""
-
-    layers: tuple[int, ...] = ()
-    final: Literal["before_norm", "after_norm"] | None = None
 
 
 class StepTail(Record, eq=False):

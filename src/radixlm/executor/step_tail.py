@@ -64,7 +64,7 @@ class DraftTail:
             positions_R=positions_R,
             num_accepted_R=accepted_R,
             next_tokens_R=self._tables.next_token[slots_R],
-            hidden_TD=getattr(step.batch, "taps_TN", None),
+            hidden_TD=step.batch.taps_TN,
             sampling=self._sampling,
         )
 

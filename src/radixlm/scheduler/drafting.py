@@ -45,6 +45,12 @@ class Drafting:
         self.has_device_drafter = has_device_drafter
         self._limits, self._kv_manager, self._hooks = limits, kv_manager, hooks
         self._table = kv_manager.table
+        self._most = limits.max_drafts
+        if kv_manager.window is not None and kv_manager.window.is_state:
+            # a state cannot go back to the token before a refused draft
+            if self._is_for_all:
+                log.info("no speculative decoding: the model has recurrent layers")
+            self._most, self.has_device_drafter = 0, False
         self._num_seen: dict[str, int] = {}  # tokens of a request that the host drafters have seen
         self._broken: set[str] = set()  # requests whose drafter failed
         # requests that draft without a drafter
@@ -69,11 +75,11 @@ class Drafting:
     def plan(self, batch: DecodeBatch, other_tokens: int) -> Drafts | None:
         """Drafts for the rows of the batch, whose next tokens count as computed; their drafts then
         count too. ``other_tokens``: tokens of the step's chunks."""
-        if not self._own and not self._is_for_all:
+        if not self._most or not (self._own or self._is_for_all):
             return None
         table, slots, rids = self._table, batch.slots, batch.rids
         left = self._limits.step_tokens - other_tokens - len(slots)
-        most = min(self._limits.max_drafts, left, self.lengths.room(len(slots), other_tokens))
+        most = min(self._most, left, self.lengths.room(len(slots), other_tokens))
         if most <= 0:
             return None
         computed = table.num_computed[slots]
@@ -153,22 +159,29 @@ class Drafting:
                 drafter.append(rid, ids[first:].copy())
 
     def _allocate(self, slots: Int64Array, computed: Int64Array, lens: Int64Array) -> None:
-        """Allocate the pages of drafts, which the rows need next in any case; cut ``lens`` where
-        there are not enough."""
+        """Allocate the pages of ``lens`` tokens more than those computed, which the rows need next
+        in any case; cut the lengths where there are not enough."""
         missing = computed + lens - self._table.num_allocated[slots]
         for i in np.flatnonzero((missing > 0) & (lens > 0)).tolist():
             request = self._kv_manager.request_in(int(slots[i]))
             if not self._kv_manager.allocate(request, int(computed[i] + lens[i])):
-                lens[i] = request.num_allocated - computed[i]
+                lens[i] = max(0, request.num_allocated - computed[i])
 
     def device_lens(self, items: Items) -> Int32Array | None:
-        """How many tokens the device's drafter proposes after a step, by item that emits."""
+        """How many tokens the device's drafter proposes after a step, by item that emits. It writes
+        its KV as far behind the known tokens: the pages are allocated."""
         if not self.has_device_drafter:
             return None
-        rids = [*items.decodes.rids, *(item.rid for item in items.prefills if item.emit)]
+        last = [item for item in items.prefills if item.emit]
+        rids = [*items.decodes.rids, *(item.rid for item in last)]
+        slots = np.append(items.decodes.slots, [item.slot for item in last]).astype(np.int64)
+        known = np.append(items.starts + 1, [item.start + item.count for item in last])
         other_tokens = sum(item.count for item in items.prefills)
-        lens = np.minimum(self.lengths.lens(rids, other_tokens), self._limits.max_drafts)
-        return lens.astype(np.int32) if np.count_nonzero(lens > 0) else None
+        lens = np.minimum(self.lengths.lens(rids, other_tokens), self._most).astype(np.int64)
+        lens = np.clip(lens, 0, np.maximum(self._table.end[slots] - known - 1, 0))
+        if np.count_nonzero(lens):
+            self._allocate(slots, self._table.num_computed[slots], lens)
+        return lens.astype(np.int32) if np.count_nonzero(lens) else None
 
     # ---- results ---------------------------------------------------------------------------
 

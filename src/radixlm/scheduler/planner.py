@@ -82,6 +82,7 @@ class Planner:
         return self._make_plan(self._make_items(slots, prefills))
 
     def _make_plan(self, items: Items) -> StepPlan:
+        draft_lens = self._drafting.device_lens(items) if self._drafting else None
         plan = StepPlan(
             index=self._index,
             items=items,
@@ -91,12 +92,11 @@ class Planner:
             feature_data=self.hooks.extend(items),
             new_pages=self.kv_manager.new_pages,
             copies=tuple(self.kv_manager.copies),
-            draft_lens=self._drafting.device_lens(items) if self._drafting else None,
+            draft_lens=draft_lens,
         )
         self._index += 1
         self._admissions, self.releases, self.kv_manager.updates = [], [], []
-        self.kv_manager.copies = []
-        self.kv_manager.new_pages = None
+        self.kv_manager.copies, self.kv_manager.new_pages = [], None
         return plan
 
     def _make_items(self, slots: Int64Array, prefills: list[Item]) -> Items:

@@ -1,0 +1,67 @@
+"""An engine whose drafter a test chooses, and a workload that uses all that sampling has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import radixlm
+from radixlm.base.record import replace
+from radixlm.engine import assemble as assembly
+from radixlm.scheduler.loop import Scheduler
+from tests.fakes.drafts import ForcedDrafts
+
+
+@contextmanager
+def drafted_engine(drafts: ForcedDrafts | None, **options: Any) -> Iterator[radixlm.Engine]:
+    """An engine with this drafter."""
+    with pytest.MonkeyPatch.context() as patch:
+        if drafts is not None:
+            limits_of = assembly.limits_for_pools
+
+            def limits_for_pools(*args: Any) -> Any:
+                return replace(limits_of(*args), max_drafts=drafts.most)
+
+            def scheduler(
+                limits: Any, runner: Any, channel: Any, kv_manager: Any, hooks: Any, **more: Any
+            ) -> Scheduler:
+                more["drafting"] = drafts.drafting(limits, kv_manager, hooks)
+                return Scheduler(limits, runner, channel, kv_manager, hooks, **more)
+
+            patch.setattr(assembly, "limits_for_pools", limits_for_pools)
+            patch.setattr(assembly, "Scheduler", scheduler)
+        settings = {"cpu_threads": 1, "log_level": "error", "random_seed": 1, **options}
+        with radixlm.Engine(**settings) as engine:
+            yield engine
+
+
+def follower(sequences: Sequence[Sequence[int]]) -> Any:
+    """What some sequence of the plain run has behind these ids; none may begin so."""
+
+    def oracle(rid: str, ids: Sequence[int], count: int) -> list[int]:
+        known = len(ids)
+        for one in sequences:
+            if len(one) > known and list(one[:known]) == list(ids):
+                return list(one[known : known + count])
+        return []
+
+    return oracle
+
+
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.3, "sampling_seed": 1},
+    {"temperature": 1.0, "sampling_seed": 2, "top_k": 20, "top_p": 0.9},
+    {"temperature": 2.0, "sampling_seed": 3, "min_p": 0.05},
+    {"temperature": 1.0, "sampling_seed": 4, "frequency_penalty": 0.8, "presence_penalty": 0.4},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "min_new_tokens": 12},
+    {"temperature": 1.0, "sampling_seed": 5, "logit_bias": {"11": 4.0, "300": -50.0}},
+    {"temperature": 0.0, "ignore_eos": True},
+    {"temperature": 1.0, "sampling_seed": 6, "stop": [" the", "."]},
+    {"temperature": 1.0, "sampling_seed": 7, "stop_regex": "[aeiou]{2}"},
+    {"temperature": 1.2, "sampling_seed": 8, "stop_token_ids": list(range(40, 80))},
+    {"temperature": 1.0, "sampling_seed": 9, "stop": ["e"], "no_stop_trim": True},
+]

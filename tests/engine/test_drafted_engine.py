@@ -1,0 +1,91 @@
+"""Whole engines with drafters of every quality: answers are those of the engine without one, in
+text, token ids, log-probabilities, hidden states and reasons to end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import radixlm
+from tests.engine.drafted_engine import SAMPLING, drafted_engine, follower
+from tests.fakes.drafts import ForcedDrafts
+from tests.fakes.tiny_checkpoint import cached_tiny
+
+TEXTS = ("The capital of France is", "Q: 12 + 30 = ?\nA:", "Once upon a time, in a small house")
+SCHEMA = '{"type": "object", "properties": {"a": {"enum": [1, 22]}, "b": {"type": "string"}}}'
+FIELDS = ("text", "output_ids", "hidden_states")
+META = ("finish_reason", "output_token_logprobs", "output_top_logprobs", "completion_tokens")
+
+
+def ask(engine: radixlm.Engine, prompts: list[list[int]]) -> list[Any]:
+    """Every kind of sampling at once, each with another prompt, then a grammar and samples."""
+    ids = [prompts[i % len(prompts)] for i in range(len(SAMPLING))]
+    new = [{"max_new_tokens": 9 + 3 * i, **one} for i, one in enumerate(SAMPLING)]
+    first = engine.generate(input_ids=ids, sampling_params=new)
+    some = [{"max_new_tokens": n, "temperature": 0.8, "sampling_seed": n} for n in (1, 2, 4, 5)]
+    wanted = {"return_logprob": True, "top_logprobs_num": 2, "return_hidden_states": True}
+    second = engine.generate(input_ids=ids[:4], sampling_params=some, **wanted)
+    json = {"max_new_tokens": 24, "temperature": 1.0, "sampling_seed": 5, "json_schema": SCHEMA}
+    several = {"n": 2, "max_new_tokens": 11, "temperature": 1.0, "sampling_seed": 6}
+    third = engine.generate(input_ids=ids[0], sampling_params=json)
+    return [*first, *second, third, *engine.generate(input_ids=ids[1], sampling_params=several)]
+
+
+def facts(answer: Any) -> dict[str, Any]:
+    meta = answer["meta_info"]
+    found = {name: answer.get(name) for name in FIELDS}
+    found["hidden_states"] = meta.get("hidden_states", found["hidden_states"])
+    return found | {name: meta.get(name) for name in META}
+
+
+def compare(kind: str, most: int, **options: Any) -> ForcedDrafts:
+    """Ask an engine with the drafter and one without; the drafter."""
+    options["enable_return_hidden_states"] = True
+    with drafted_engine(None, **options) as engine:
+        assert engine.tokenizer is not None
+        prompts = [engine.tokenizer.encode(text) for text in TEXTS]
+        plain = ask(engine, prompts)
+    sequences = [[*prompt, *answer["output_ids"]] for answer in plain for prompt in prompts]
+    drafts = ForcedDrafts(follower(sequences), kind, most=most, varies=kind == "mixed")
+    with drafted_engine(drafts, **options) as engine:
+        wide = ask(engine, prompts)
+    for ours, theirs in zip(wide, plain, strict=True):
+        assert facts(ours) == facts(theirs)
+    assert any(facts(answer)["hidden_states"] for answer in plain)
+    return drafts
+
+
+@pytest.mark.parametrize("kind", ["oracle", "mixed", "adversary"])
+def test_answers_of_the_bundled_model(kind: str) -> None:
+    drafts = compare(kind, 5, model_path="radix-tiny")
+    assert drafts.rounds
+    accepted = sum(got for rounds in drafts.rounds.values() for _, got in rounds)
+    assert (accepted > 0) == (kind != "adversary")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"page_size": 1},
+        {"page_size": 16, "chunked_prefill_size": 8},
+        {"page_size": 64, "kv_cache_dtype": "fp8_e5m2"},
+        {"quantization": "w8a8_int8", "max_running_requests": 3},
+        {"quantization": "int4wo-64", "disable_radix_cache": True},
+        {"max_total_tokens": 320, "page_size": 4},
+    ],
+    ids=str,
+)
+def test_answers_with_options(options: dict[str, Any]) -> None:
+    assert compare("mixed", 7, model_path="radix-tiny", **options).rounds
+
+
+@pytest.mark.parametrize(
+    ("architecture", "drafts"),
+    [("Gemma3ForCausalLM", True), ("DeepseekV3ForCausalLM", True), ("Qwen3NextForCausalLM", False)],
+)
+def test_answers_of_other_models(architecture: str, drafts: bool) -> None:
+    """Windows and latent attention verify drafts; recurrent layers cannot go back, so that such a
+    model decodes as ever."""
+    options = {"model_path": str(cached_tiny(architecture)), "page_size": 4}
+    assert bool(compare("mixed", 4, **options).rounds) == drafts
