@@ -15,6 +15,7 @@ from torch import Tensor
 from radixlm.base.record import replace
 from radixlm.executor.device import CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
+from radixlm.executor.drafter import DeviceProposals, StepTail
 from radixlm.executor.graphs import DecodeGraphs
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.memory.pages import PageAllocator
@@ -26,7 +27,7 @@ from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.loop import Scheduler
 from radixlm.scheduler.request import Request
 from radixlm.step.batch import ForwardBatch
-from radixlm.step.plan import Item, Items
+from radixlm.step.plan import Int32Array, Item, Items
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.replies import Finish, StepReply
 from radixlm.wire.requests import (
@@ -80,6 +81,47 @@ class PagedHash:
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         raise AssertionError("no prompt log-probabilities here")
+
+
+class HashDrafter:
+    """A drafter that is the model itself, greedy, with pages of its own: it is right where the
+    request is greedy, if each token and position that it is told is."""
+
+    hidden = None
+
+    def __init__(self, model: PagedHash, tables: DeviceTables) -> None:
+        self.model, self.tables = PagedHash(len(model.kv) // PAGE), tables
+        self.pools = (self,)
+
+    def copy_pages(self, sources: list[int], targets: list[int]) -> None:
+        pages = self.model.kv.view(-1, PAGE)
+        pages[targets] = pages[sources].clone()
+
+    def extend(self, batch: ForwardBatch, tail: StepTail) -> None:
+        self.model.kv[batch.store_GT[0]] = batch.token_ids_T
+        rows = tail.sequences_R
+        first_R, last_R = batch.query_start_S1[rows], tail.last_R
+        assert (last_R >= first_R).all() and (last_R < batch.query_start_S1[rows + 1]).all()
+        assert (batch.positions_T[last_R] + 1 == tail.positions_R).all()
+        assert torch.equal(batch.page_table_GSP[0][rows][:, 0].int(), self._pages(tail)[:, 0])
+
+    def _pages(self, tail: StepTail) -> Tensor:
+        return self.tables.device_pages[0][tail.slots_R]
+
+    def propose(self, tail: StepTail, lens_R: Int32Array) -> DeviceProposals:
+        tokens_RK = torch.full((len(lens_R), int(lens_R.max())), -1)
+        rows = zip(self._pages(tail), tail.positions_R, tail.next_tokens_R, lens_R, strict=True)
+        for row, (pages_P, position, token, count) in enumerate(rows):
+            for j in range(int(count)):
+                place = int(position) + j
+                page = int(pages_P[place // PAGE])
+                assert page, "a place of a draft has no page"
+                self.model.kv[page * PAGE + place % PAGE] = token
+                token = tokens_RK[row, j] = self.model._logits(pages_P, place + 1).argmax()
+        return DeviceProposals(tokens_RK, torch.full(tokens_RK.shape, 0.5))
+
+    def release(self, slot: int) -> None:
+        pass
 
 
 class Countdown(Feature):
@@ -136,9 +178,17 @@ class OverlapHarness:
         self.model = PagedHash(num_pages + 1)
         max_pages = -(-self.limits.context_len // PAGE) + 1
         tables = DeviceTables(slots, max_pages, 1, self.device.where, self.device.is_synchronous)
+        self.drafter = None
+        if drafts is not None and drafts.kind == "device":
+            self.drafter = HashDrafter(self.model, tables)
         self.runner = Runner(
             RunnerParts(
-                self.model, self.model, tables, SamplingTable(slots, VOCAB), device=self.device
+                self.model,
+                self.model,
+                tables,
+                SamplingTable(slots, VOCAB),
+                device=self.device,
+                drafter=self.drafter,
             ),
             runner_options,
         )

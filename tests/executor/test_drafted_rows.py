@@ -63,3 +63,32 @@ def test_logprobs_are_those_of_the_plain_run(kind: str) -> None:
     if kind == "oracle":
         rounds = drafts.rounds["r0"]
         assert len(rounds) == -(-(len(plain.out["r0"]) - 1) // 5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("num_pages", [30, 90])
+def test_a_drafter_on_the_device(seed: int, num_pages: int) -> None:
+    plain = OverlapHarness(CpuDevice(), num_pages)
+    aborted = workload(plain, seed)
+    drafts = ForcedDrafts(follower(plain), "device", most=1 + seed, varies=seed % 2 == 1)
+    wide = OverlapHarness(CpuDevice(), num_pages, drafts)
+    aborted |= workload(wide, seed)
+    _same(plain, wide, aborted)
+    assert sum(map(len, drafts.rounds.values()))
+
+
+def test_a_drafter_that_is_the_model_is_always_right() -> None:
+    drafts = ForcedDrafts(lambda *_: [], "device", most=3)
+    bench = OverlapHarness(drafts=drafts)
+    for i in range(5):
+        bench.submit(f"r{i}", [i + 1] * (2 + 5 * i), False, max_new_tokens=22, temperature=0.0)
+    bench.run()
+    plain = OverlapHarness()
+    for i in range(5):
+        plain.submit(f"r{i}", [i + 1] * (2 + 5 * i), False, max_new_tokens=22, temperature=0.0)
+    plain.run()
+    assert bench.out == plain.out
+    for rid, rounds in drafts.rounds.items():
+        ended = [accepted == drafted for drafted, accepted in rounds]
+        assert all(ended), rid
+        assert len(rounds) <= -(-(len(plain.out[rid]) - 1) // 4)

@@ -22,7 +22,8 @@ class ForcedDrafts:
     the plain run behind `ids`.
 
     kind   oracle (always right), adversary (always wrong), mixed (each right or wrong by chance),
-           random (any number at all, also outside of the vocabulary), broken (raises)
+           random (any number at all, also outside of the vocabulary), broken (raises), device (the
+           device's drafter proposes)
     most   drafted tokens of a row; `varies`: any number up to it, by row and step
     """
 
@@ -44,6 +45,8 @@ class ForcedDrafts:
         self.num_skipped = 0
 
     def drafting(self, limits: Limits, kv_manager: KVCacheManager, hooks: Hooks) -> Drafting:
+        if self.kind == "device":
+            return Drafting(limits, kv_manager, hooks, self, has_device_drafter=True)
         return Drafting(limits, kv_manager, hooks, self, [self])
 
     # ---- as a drafter
@@ -82,7 +85,9 @@ class ForcedDrafts:
         return np.array([len(one.tokens) for one in proposals], np.int32)
 
     def lens(self, rids: Sequence[str], other_tokens: int) -> Any:
-        return np.full(len(rids), self.most, np.int32)
+        if not self.varies:
+            return np.full(len(rids), self.most, np.int32)
+        return np.array([self.random.randint(0, self.most) for _ in rids], np.int32)
 
     def observe(self, rid: str, drafted: int, accepted: int) -> None:
         assert 0 <= accepted <= drafted <= self.most
