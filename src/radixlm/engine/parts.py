@@ -89,7 +89,6 @@ def make_runner(
         detect_bad=detects,
         max_drafts=limits.max_drafts,
         profiler=parts.profiler,
-        max_drafts=limits.max_drafts,
     )
     return Runner(runner_parts, options)
 
