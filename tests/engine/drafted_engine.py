@@ -25,11 +25,10 @@ def drafted_engine(drafts: ForcedDrafts | None, **options: Any) -> Iterator[radi
             def limits_for_pools(*args: Any) -> Any:
                 return replace(limits_of(*args), max_drafts=drafts.most)
 
-            def scheduler(
-                limits: Any, runner: Any, channel: Any, kv_manager: Any, hooks: Any, **more: Any
-            ) -> Scheduler:
+            def scheduler(limits: Any, *args: Any, **more: Any) -> Scheduler:
+                runner, channel, kv_manager, hooks, *rest = args
                 more["drafting"] = drafts.drafting(limits, kv_manager, hooks)
-                return Scheduler(limits, runner, channel, kv_manager, hooks, **more)
+                return Scheduler(limits, runner, channel, kv_manager, hooks, *rest, **more)
 
             patch.setattr(assembly, "limits_for_pools", limits_for_pools)
             patch.setattr(assembly, "Scheduler", scheduler)
