@@ -80,21 +80,29 @@ def test_every_term_names_options_and_choices() -> None:
         ),
         ({"bucket_inter_token_latency": [1, 1]}, {"bucket_inter_token_latency": [1]}, "must rise"),
         ({"lora_paths": ["a", "a"]}, {"lora_paths": ["a", "b"]}, "'a' twice"),
-        (
-            {"enable_lora": True},
-            {"max_lora_rank": 8, "lora_target_modules": ["q_proj"]},
-            "--enable-lora without --lora-paths",
-        ),
         ({"lora_target_modules": ["all", "q_proj"]}, {"lora_target_modules": ["all"]}, "alone"),
         (
-            {"lora_paths": ["a=x"], "max_loaded_loras": 7},
-            {"lora_paths": ["a=x"], "max_loaded_loras": 8},
+            {"lora_paths": ["a=x"], "max_loaded_loras": 7, "max_loras_per_batch": 8},
+            {"lora_paths": ["a=x"], "max_loaded_loras": 8, "max_loras_per_batch": 8},
             "7 is below --max-loras-per-batch 8",
         ),
         (
             {"max_loaded_loras": 1, "max_loras_per_batch": 1, "lora_paths": ["a", "b"]},
             {"max_loaded_loras": 2},
             "lists 2 adapters",
+        ),
+        (
+            {
+                "lora_paths": [{"lora_name": "a", "lora_path": "x", "pinned": True}],
+                "max_loras_per_batch": 1,
+            },
+            {"max_loras_per_batch": 2},
+            "pins 1 adapters, --max-loras-per-batch 1 allows 0",
+        ),
+        (
+            {"enable_lora": True, "enable_torch_compile": True},
+            {"enable_torch_compile": False},
+            "leave out --enable-torch-compile",
         ),
         ({"kernel": ["rms_norm"]}, {"kernel": ["rms_norm=reference"]}, "not NAME=VALUE"),
         ({"kernel": ["a=b", "a=c"]}, {"kernel": ["a=b", "c=c"]}, "--kernel sets a twice"),

@@ -31,6 +31,7 @@ OUR_DEFAULTS = {
     "--cuda-graph-bs": None,
     "--numa-node": None,
     "--enable-multimodal": None,
+    "--max-loras-per-batch": None,
 }
 """Where we differ on purpose, or where the reference's tables disagree with each other."""
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from radixlm.intake.facts import IntakeFacts
+from radixlm.intake.observer import Observer
 from radixlm.intake.records import GenerateRequest
-from radixlm.intake.tokenizer_manager import Observer, TokenizerManager
+from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.codec import intake_codec, scheduler_codec
 from radixlm.wire.replies import Finish, Heartbeat, LoadReport, StepReply, TokenDelta

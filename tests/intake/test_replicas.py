@@ -10,8 +10,9 @@ import pytest
 from radixlm.base.errors import InvalidRequest, Overloaded
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.identity import Identity, set_identity
+from radixlm.intake.observer import Observer
 from radixlm.intake.records import GenerateRequest
-from radixlm.intake.tokenizer_manager import Observer, TokenizerManager
+from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.wire.replies import (
     ControlReply,
     Failed,

@@ -7,23 +7,6 @@ from typing import Annotated
 from radixlm.base.errors import ConfigError
 from radixlm.config.flag import POSITIVE, Flag, Group
 
-_LORA = "adapters in the executor"
-
-LORA_TARGETS = (
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-    "qkv_proj",
-    "gate_up_proj",
-    "embed_tokens",
-    "lm_head",
-    "all",
-)
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AdapterConfig(Group):
@@ -32,43 +15,38 @@ class AdapterConfig(Group):
     enable_lora: Annotated[
         bool,
         "Serve LoRA adapters; follows from --lora-paths.",
-        Flag(state="planned", needs=_LORA),
     ] = False
     lora_paths: Annotated[
         tuple[str, ...] | None,
         'Adapters to load: PATH, NAME=PATH or {"lora_name": .., "lora_path": .., "pinned": ..}.',
-        Flag(state="planned", needs=_LORA),
     ] = None
     max_lora_rank: Annotated[
         int | None,
-        "Maximum rank to serve; from --lora-paths when unset.",
-        Flag(within=POSITIVE, state="planned", needs=_LORA, part_of=("enable_lora", "lora_paths")),
+        "Maximum rank of an adapter; any when unset.",
+        Flag(within=POSITIVE, part_of=("enable_lora", "lora_paths")),
     ] = None
     lora_target_modules: Annotated[
         tuple[str, ...] | None,
-        "Modules that adapters may change; from --lora-paths when unset.",
-        Flag(
-            choices=LORA_TARGETS,
-            state="planned",
-            needs=_LORA,
-            part_of=("enable_lora", "lora_paths"),
-        ),
+        "Modules that adapters may change; any when unset.",
+        Flag(part_of=("enable_lora", "lora_paths")),
     ] = None
     max_loras_per_batch: Annotated[
-        int,
-        "Maximum number of adapters in a batch, the base model included.",
-        Flag(within=POSITIVE, state="planned", needs=_LORA, part_of=("enable_lora", "lora_paths")),
-    ] = 8
+        int | None,
+        "Maximum number of adapters in a batch; unset: 8 on a GPU, any on a CPU.",
+        Flag(within=POSITIVE, part_of=("enable_lora", "lora_paths")),
+    ] = None
     max_loaded_loras: Annotated[
         int | None,
-        "Maximum number of adapters in host memory; unlimited when unset.",
-        Flag(within=POSITIVE, state="planned", needs=_LORA, part_of=("enable_lora", "lora_paths")),
+        "Maximum number of loaded adapters; unlimited when unset.",
+        Flag(within=POSITIVE, part_of=("enable_lora", "lora_paths")),
     ] = None
     lora_backend: Annotated[
         str,
         "Kernels for adapters.",
         Flag(
-            choices=("triton", "csgmv", "torch_native"), state="no-op", why="no adapter is served"
+            choices=("triton", "csgmv", "torch_native"),
+            state="no-op",
+            why="there is one implementation for each device",
         ),
     ] = "triton"
 

@@ -164,13 +164,19 @@ def adapter_problems(config: ServerConfig) -> Iterator[str]:
     names = [read_lora_path(text).name for text in a.lora_paths or ()]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"--lora-paths names the adapter {name!r} twice"
-    if a.enable_lora and not names and not (a.max_lora_rank and a.lora_target_modules):
-        yield "--enable-lora without --lora-paths needs --max-lora-rank and --lora-target-modules"
     if "all" in (a.lora_target_modules or ()) and len(a.lora_target_modules or ()) > 1:
         yield "--lora-target-modules all stands alone"
     limit = a.max_loaded_loras if a.enable_lora or names else None  # else it bounds nothing
-    if limit is not None and limit < a.max_loras_per_batch:
-        yield f"--max-loaded-loras {limit} is below --max-loras-per-batch {a.max_loras_per_batch}"
+    most = a.max_loras_per_batch
+    if limit is not None and most is not None and limit < most:
+        yield f"--max-loaded-loras {limit} is below --max-loras-per-batch {most}"
+    pinned = sum(read_lora_path(text).is_pinned for text in a.lora_paths or ())
+    if most is not None and pinned > most - 1:
+        yield (
+            f"--lora-paths pins {pinned} adapters, --max-loras-per-batch {most} allows {most - 1}"
+        )
+    if a.enable_lora and config.execute.enable_torch_compile:
+        yield "--enable-lora: compiled steps have no adapters; leave out --enable-torch-compile"
     if limit is not None and len(names) > limit:
         yield f"--lora-paths lists {len(names)} adapters, --max-loaded-loras allows {limit}"
 

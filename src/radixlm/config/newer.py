@@ -60,6 +60,8 @@ _MAPPED: Mapping[str, tuple[str, Mapping[str, Any] | None]] = {
 }
 
 _NO_EFFECT: Mapping[str, str] = {
+    "adapters are loaded beside the steps, checked strictly, and dropped by last use": """
+        enable_lora_overlap_loading lora_eviction_policy lora_strict_loading max_lora_chunk_size""",
     "it tunes communication between GPUs, and there is one rank": """
         boundary_reduction cp_strategy dcp_comm_backend dcp_replicate_q_proj
         disable_aiter_allreduce_fusion_in_decode disable_aiter_allreduce_fusion_in_prefill
@@ -134,8 +136,7 @@ _DETAILS: Mapping[str, str] = {
         speculative_moe_runner_backend speculative_skip_dp_mlp_sync
         speculative_use_block_verification speculative_use_rejection_sampling uno_lora_path""",
     "enable_lora": """
-        enable_lora_overlap_loading experts_shared_outer_loras lora_drain_wait_threshold
-        lora_eviction_policy lora_strict_loading lora_use_virtual_experts max_lora_chunk_size""",
+        experts_shared_outer_loras lora_drain_wait_threshold lora_use_virtual_experts""",
     "enable_hierarchical_cache": """
         hicache_host_memory_fraction hicache_host_memory_mode
         hicache_storage_prefetch_retry_max_attempts hicache_storage_prefetch_retry_poll_interval

@@ -20,6 +20,7 @@ from radixlm.base.lazy import load
 from radixlm.base.record import Record
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.drafting import corpus_commands, make_drafting, make_ngram
 from radixlm.engine.features.processors import ProcessorFeature
 from radixlm.engine.gpu import (
@@ -101,16 +102,21 @@ def assemble(
         pools = make_pools(config, info, model, attn, memory)
     limits = limits_for_pools(pools, config, info)
     weight = partial(read_weight, model, info.folder, config.model.load_format)
+    loader = AdapterLoader(config, model, where) if config.adapters.enable_lora else None
     profiler = Profiler(where)
     controls = TensorControls(weight, weight_bytes, pools.num_bytes, pools.num_tokens, profiler)
     processors, media = make_processors(config, info), _media(config, info, where)
     tokenizer = tokenizer_loader(config, info)
     ngram = make_ngram(config, info, tokenizer)
-    hooks = Hooks((*make_features(config, info), ProcessorFeature(processors), *extra_features))
+    features = (*make_features(config, info, loader), ProcessorFeature(processors))
+    hooks = Hooks((*features, *extra_features))
 
     def make() -> Scheduler:
         commands = controls.commands() | corpus_commands(ngram, tokenizer)
-        parts = EngineParts(model, attn, pools, commands, processors, media, profiler, steps)
+        if loader is not None:
+            commands |= loader.commands()
+        table = None if loader is None else loader.table
+        parts = EngineParts(model, attn, pools, commands, processors, media, profiler, steps, table)
         if steps is not None:
             compile_now(steps, partial(make_runner, config, info, parts, device), limits)
         if isinstance(device, CudaDevice) and _can_profile(info, model):

@@ -24,8 +24,8 @@ import msgspec
 from radixlm import __version__
 from radixlm.base.record import Record
 from radixlm.config.server_config import ServerConfig, flat
+from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
-from radixlm.intake.tokenizer_manager import Observer
 from radixlm.wire.replies import Finish
 from radixlm.wire.requests import TokenizedRequest
 

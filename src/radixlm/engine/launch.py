@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from radixlm.base.errors import CheckpointError, ConfigError, RadixError
 from radixlm.base.lazy import load
+from radixlm.config.adapters import read_lora_path
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.engine.logit_processors import processor_targets
 from radixlm.engine.model_info import ModelInfo, refuse_special_files
 from radixlm.engine.supervisor import EngineListener, EngineSupervisor
+from radixlm.intake.adapters import AdapterOptions
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import ThreadLink, ZmqLink
-from radixlm.intake.tokenizer_manager import Observer, TokenizerManager
+from radixlm.intake.observer import Observer
+from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 from radixlm.wire.channel import MemoryChannel, ZmqChannel
 from radixlm.wire.codec import intake_codec
@@ -59,6 +62,21 @@ def intake_facts(config: ServerConfig, info: ModelInfo) -> IntakeFacts:
         max_logprobs=config.serve.max_logprobs,
         stall_timeout_s=config.serve.stall_timeout_s,
         is_generation=info.is_generation,
+        adapters=adapter_options(config),
+    )
+
+
+def adapter_options(config: ServerConfig) -> AdapterOptions:
+    """What intake knows of adapters when it starts."""
+    adapters, most = config.adapters, config.adapters.max_loras_per_batch
+    given = [read_lora_path(text) for text in adapters.lora_paths or ()]
+    return AdapterOptions(
+        is_enabled=adapters.enable_lora,
+        initial=tuple((one.name, one.path, one.is_pinned) for one in given),
+        max_loaded=adapters.max_loaded_loras,
+        max_pinned=None if most is None else most - 1,
+        served_name=config.serve.served_model_name or "",
+        is_shared=config.serve.tokenizer_worker_num > 1,
     )
 
 

@@ -11,7 +11,9 @@ from radixlm.attention.base import AttentionBackend
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.features.grammar import GrammarFeature
+from radixlm.engine.features.lora import LoraFeature
 from radixlm.engine.features.token_rules import TokenRules
 from radixlm.engine.limits import overlap_depth
 from radixlm.engine.logit_processors import processor_targets
@@ -133,11 +135,14 @@ def _make_prefix_cache(
     return RadixCache(allocator, page_size, eviction, window=window)
 
 
-def make_features(config: ServerConfig, info: ModelInfo) -> tuple[Feature, ...]:
+def make_features(
+    config: ServerConfig, info: ModelInfo, loader: AdapterLoader | None
+) -> tuple[Feature, ...]:
     """The features, in the order in which their hooks are called."""
+    lora = LoraFeature(loader, config.adapters.max_loras_per_batch)
     grammar = _make_grammar(config, info)
     rules = TokenRules(info.decoder.vocab)
-    return (grammar, rules) if grammar is not None else (rules,)
+    return (lora, grammar, rules) if grammar is not None else (lora, rules)
 
 
 def _make_grammar(config: ServerConfig, info: ModelInfo) -> Feature | None:

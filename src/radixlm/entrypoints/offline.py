@@ -287,6 +287,21 @@ class Engine:
         )
         return reply.data if reply.ok else None
 
+    def load_lora_adapter(
+        self, lora_name: str, lora_path: str, pinned: bool = False
+    ) -> dict[str, Any]:
+        """Load an adapter from a folder, as ``/load_lora_adapter`` does; requests name it as
+        ``lora_path``. InvalidRequest if it cannot be."""
+        adapters = self._engine.intake.adapters
+        self._wait(adapters.load(lora_name, lora_path, pinned))
+        return {"success": True, "error_message": "", "loaded_adapters": adapters.loaded}
+
+    def unload_lora_adapter(self, lora_name: str) -> dict[str, Any]:
+        """Unload an adapter; returns when its last request is over."""
+        adapters = self._engine.intake.adapters
+        self._wait(adapters.unload(lora_name))
+        return {"success": True, "error_message": "", "loaded_adapters": adapters.loaded}
+
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         """End one request, or all."""
         intake = self._engine.intake

@@ -24,6 +24,7 @@ def request_options(value_of: Callable[[str], Any]) -> dict[str, Any]:
         "replica": replica_of(value_of("data_parallel_rank"), value_of("routed_dp_rank")),
         "timeout_s": value_of("timeout"),
         "session": value_of("session_params"),
+        "adapter": value_of("lora_path") or None,
         "processor": processor_name(
             value_of("custom_logit_processor"), value_of("logit_processor")
         ),

@@ -1,6 +1,7 @@
 """What intake knows of the model and the server, to check requests."""
 
 from radixlm.base.record import Record, field
+from radixlm.intake.adapters import AdapterOptions
 
 
 class IntakeFacts(Record):
@@ -15,7 +16,7 @@ class IntakeFacts(Record):
     request_timeout_s: float | None = None
     max_queue_time_s: float | None = None
     hidden_states_enabled: bool = False
-    adapters: tuple[str, ...] = ()
+    adapters: AdapterOptions = AdapterOptions()
     processors: tuple[str, ...] = ()
     eos_ids: tuple[int, ...] = ()
     default_sampling: dict[str, object] = field(default_factory=dict)

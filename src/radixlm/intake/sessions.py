@@ -17,9 +17,9 @@ from typing import Any
 
 from radixlm.base.errors import InvalidRequest, TooManyRequests
 from radixlm.intake.identity import identity
+from radixlm.intake.observer import Observer
 from radixlm.intake.records import GenerateRequest
 from radixlm.intake.request_state import RequestState
-from radixlm.intake.tokenizer_manager import Observer
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Finish
 from radixlm.wire.unknown import note_unknown

@@ -20,10 +20,12 @@ from radixlm.base.errors import (
     Overloaded,
 )
 from radixlm.base.record import replace
+from radixlm.intake.adapters import AdapterRegistry
 from radixlm.intake.call import Call, current_call
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.identity import identity
 from radixlm.intake.link import Link
+from radixlm.intake.observer import Observer
 from radixlm.intake.records import (
     GenerateRequest,
     Output,
@@ -65,18 +67,6 @@ MAX_CRASHES = 2
 MAX_SWEEP_S = 2.0
 
 
-class Observer:
-    """Callbacks on what happens to requests, for metrics, the request log and sessions."""
-
-    def submitted(self, state: RequestState) -> None: ...
-
-    def progressed(self, state: RequestState, num_tokens: int) -> None: ...
-
-    def ended(self, state: RequestState, finish: Finish) -> None: ...
-
-    def engine_lost(self, reason: str) -> None: ...
-
-
 class TokenizerManager:
     """One for each HTTP process or offline engine; ``requests`` holds the unfinished ones by id."""
 
@@ -99,6 +89,7 @@ class TokenizerManager:
         self.is_accepting = True
         self.is_paused = False
         self.ready = asyncio.Event()
+        self.adapters = AdapterRegistry(self, facts.adapters)
         self.failure: Failed | None = None
         self.on_failed: Callable[[Failed], None] | None = None
         self._calls: dict[str, tuple[Replica, asyncio.Future[ControlReply]]] = {}
@@ -171,6 +162,7 @@ class TokenizerManager:
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Output]:
         """Outputs of all samples as they come; leaving early aborts what still runs."""
         call, count = current_call() or Call(), max(1, request.sampling.n)
+        await self.adapters.prepare(request.adapter)
         async with call.turn(count, self.facts.slice_size):
             states = self.submit(request)
             try:
@@ -276,6 +268,7 @@ class TokenizerManager:
             embeds=request.embeds,
             media=of_tenant(media.media, tenant) if media is not None else (),
             rope_ids=media.packed_rope_ids() if media is not None else None,
+            adapter=self.adapters.ref(request.adapter),
             processor=request.processor,
             pooling=request.pooling,
             fair_key=request.fair_key,
@@ -318,7 +311,7 @@ class TokenizerManager:
         ready = self.replicas.ready
         if not ready:
             raise Overloaded("no engine serves yet", retry_after_s=2.0)
-        calls = [self._call(replica, verb, args) for replica in ready]
+        calls = [self.ask(replica, verb, args) for replica in ready]
         try:
             return await asyncio.wait_for(asyncio.gather(*calls), CONTROL_TIMEOUT_S)
         except TimeoutError as error:
@@ -327,9 +320,10 @@ class TokenizerManager:
             for call in calls:
                 call.cancel()
 
-    def _call(
+    def ask(
         self, replica: Replica, verb: str, args: dict[str, Any]
     ) -> asyncio.Future[ControlReply]:
+        """Send a command to one engine; its answer to come. Overloaded if the engine dies."""
         call_id = secrets.token_hex(8)
         future: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = (replica, future)
@@ -386,7 +380,7 @@ class TokenizerManager:
         )
         replica.facts, replica.beat_s = facts, time.monotonic()
         replica.is_ready, replica.is_gone = True, False
-        self.ready.set()
+        self.adapters.restore(replica)
         if self.is_paused:
             replica.link.send(Control("pause again", "pause", {"mode": "in_place"}))
         self.replicas.orphans(replica)

@@ -202,15 +202,12 @@ class RequestValidator(Record):
 
     def _check_choices(self, request: GenerateRequest) -> None:
         """What a request names must be there: the engine takes it for granted."""
-        for field, name, known, hint in (
-            (PROCESSOR, request.processor, self.facts.processors, f". {SAFE_WAY}"),
-            ("lora_path", request.adapter, self.facts.adapters, ""),
-        ):
-            if name is not None and name not in known:
-                has = ", ".join(known) or "none"
-                raise InvalidRequest(
-                    f"{field}: {name!r:.80} is not known here; known: {has}{hint}", field
-                )
+        name, known = request.processor, self.facts.processors
+        if name is not None and name not in known:
+            has = ", ".join(known) or "none"
+            raise InvalidRequest(
+                f"{PROCESSOR}: {name!r:.80} is not known here; known: {has}. {SAFE_WAY}", PROCESSOR
+            )
 
 
 def processor_name(custom: Any, plain: Any = None) -> str | None:

@@ -47,6 +47,11 @@ GAUGES: dict[str, str] = {
     "spec_num_steps": "Tokens of a draft where no length is chosen.",
     "spec_num_draft_tokens": "The draft and the token before it.",
     "utilization": "Running requests over the most that may run.",
+    "lora_pool_slots_used": "Adapters that are loaded.",
+    "lora_pool_slots_total": "Adapters that may be loaded (--max-loaded-loras; 0: any number).",
+    "lora_num_loads": "Adapters that were loaded since the start.",
+    "lora_num_failed_loads": "Loads of adapters that failed.",
+    "lora_num_evictions": "Adapters that were dropped to make room for others.",
     "engine_startup_time": "Seconds from the start until ready.",
     "engine_load_weights_time": "Seconds that loading the weights took.",
 }

@@ -106,7 +106,6 @@ def _unsupported(
     )
 
 
-_NO_ADAPTERS = "adapters are not supported yet (--enable-lora)"
 _NO_DISAGGREGATION = "disaggregation is not supported yet (--disaggregation-mode)"
 _NO_EXPERTS = "routed experts are not recorded"
 _NO_PROCESSOR_OPTIONS = "a request cannot set options of the media processor"
@@ -129,6 +128,7 @@ FIELDS: tuple[Field, ...] = (
         ("data_parallel_rank", int, "generate openai"),
         ("routed_dp_rank", int, "generate openai"),
         ("session_params", dict[str, Any], "generate openai"),
+        ("lora_path", str, "generate openai"),
         ("logit_processor", str, "generate openai"),
         ("custom_logit_processor", Any, "generate openai"),
     ),
@@ -171,8 +171,7 @@ FIELDS: tuple[Field, ...] = (
     *_ignored("encode", bool, "log_metrics background"),
     *_ignored("encode", Any, "sampling_params modalities"),
     # unsupported
-    *_unsupported("generate openai", _NO_ADAPTERS, "lora_path"),
-    *_unsupported("generate", _NO_ADAPTERS, "lora_id"),
+    *_unsupported("generate", "send lora_path, the name of the adapter", "lora_id"),
     *_unsupported("encode", "a model that gives vectors has no adapters", "lora_path"),
     *_unsupported(
         "generate openai", _NO_DISAGGREGATION, "bootstrap_host bootstrap_port bootstrap_room"

@@ -26,8 +26,8 @@ from radixlm.entrypoints.http.off_loop import (
     off_loop,
 )
 from radixlm.entrypoints.http.responses.store import MemoryStore, Stored
+from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
-from radixlm.intake.tokenizer_manager import Observer
 
 
 def _error(got: Any) -> dict[str, Any]:

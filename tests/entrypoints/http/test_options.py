@@ -12,8 +12,8 @@ from tests.fakes.http_server import ScriptedServer, scripted_server
 
 from radixlm.base.errors import ConfigError
 from radixlm.config.option import options
+from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
-from radixlm.intake.tokenizer_manager import Observer
 from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tools import registry as tools
 

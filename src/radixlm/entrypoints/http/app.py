@@ -16,7 +16,14 @@ from radixlm.config.serve import ServeConfig
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
 from radixlm.entrypoints.http import anthropic, not_implemented, ollama, tokenization
-from radixlm.entrypoints.http.admin import control, health, info, metrics, request_log
+from radixlm.entrypoints.http.admin import (
+    adapters,
+    control,
+    health,
+    info,
+    metrics,
+    request_log,
+)
 from radixlm.entrypoints.http.batches import files
 from radixlm.entrypoints.http.batches import routes as batches
 from radixlm.entrypoints.http.batches.runner import Batches
@@ -55,6 +62,7 @@ _ROUTERS = (
     info.router,
     generate.router,
     control.router,
+    adapters.router,
     request_log.router,
     tokenization.router,
     completions.router,

@@ -50,6 +50,7 @@ ADMIN_PATHS = frozenset(
     "/destroy_weights_update_group /update_weights_from_tensor /update_weights_from_distributed "
     "/update_weight_version /release_memory_occupation /resume_memory_occupation /start_profile "
     "/stop_profile /load_lora_adapter /unload_lora_adapter /get_weights_by_name "
+    "/v1/load_lora_adapter /v1/unload_lora_adapter "
     "/start_expert_distribution_record /stop_expert_distribution_record "
     "/dump_expert_distribution_record /clear_hicache_storage_backend "
     "/hicache/storage-backend/clear /hicache/storage-backend /update_weights_from_ipc "

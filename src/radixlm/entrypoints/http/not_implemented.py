@@ -12,7 +12,7 @@ from radixlm.base.errors import NotSupported
 router = APIRouter(tags=["not implemented"])
 
 _WEIGHTS = "replacing weights while the server runs is not implemented; restart with --model-path"
-_LORA = "adapters are not implemented (--enable-lora)"
+_LORA = "adapters are read from folders: POST /load_lora_adapter"
 _EXPERTS = "recording expert distributions is not implemented (--expert-distribution-recorder-mode)"
 _HICACHE = "the hierarchical cache is not implemented (--enable-hierarchical-cache)"
 _MEMORY = "releasing memory is not implemented (--enable-memory-saver)"
@@ -45,9 +45,7 @@ NOT_IMPLEMENTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("/get_remote_instance_transfer_engine_info", ("GET",), _WEIGHTS),
     ("/release_memory_occupation", _GET_POST, _MEMORY),
     ("/resume_memory_occupation", _GET_POST, _MEMORY),
-    ("/load_lora_adapter", _POST, _LORA),
     ("/load_lora_adapter_from_tensors", _POST, _LORA),
-    ("/unload_lora_adapter", _POST, _LORA),
     ("/pd_role_switch", _POST, _PD),
     ("/add_external_corpus", _POST, _CORPUS),
     ("/remove_external_corpus", _POST, _CORPUS),

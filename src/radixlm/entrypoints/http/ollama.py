@@ -193,7 +193,7 @@ def _chat(
     body: OllamaBase, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
 ) -> ChatRequest:
     """The same request in OpenAI's form."""
-    values: dict[str, Any] = {"messages": messages, "tools": tools or None}
+    values: dict[str, Any] = {"model": body.model, "messages": messages, "tools": tools or None}
     values |= _options(body.options or {})
     if body.format == "json":
         values["response_format"] = {"type": "json_object"}
@@ -310,7 +310,7 @@ def _details(state: ServerState) -> dict[str, Any]:
 @router.get("/api/tags")
 @router.get("/api/ps")
 async def tags(request: Request) -> Response:
-    """The one model."""
+    """The model and its adapters."""
     state = state_of(request)
     weights = state.intake.engine_facts.get("weight_bytes", 0)
     modified = datetime.fromtimestamp(state.started_s, UTC).isoformat()
@@ -324,7 +324,12 @@ async def tags(request: Request) -> Response:
         "details": _details(state),
         "context_length": state.intake.facts.context_len,
     }
-    return json_response({"models": [model]})
+    details = model["details"] | {"parent_model": state.model_name}
+    adapters = [
+        model | {"name": one.name, "model": one.name, "size": one.num_bytes, "details": details}
+        for one in state.intake.adapters.entries
+    ]
+    return json_response({"models": [model, *adapters]})
 
 
 @router.post("/api/show", openapi_extra=documented(OllamaShow))

@@ -62,16 +62,43 @@ class ServerState:
         with --strict-model-name ModelNotFound unless it is served, "default" or empty."""
         if not name or name == "default":
             return self.model_name
+        if self.adapter_of(name):
+            return name
         if self.config.serve.strict_model_name and not self.has_model(name):
             raise self.no_model(name)
         folder = self.info.folder
         paths = (self.config.model.model_path, str(folder), folder.name)
         return name if name in paths else self.model_name
 
+    def adapter_of(self, model: str | None, lora_path: str | None = None) -> str | None:
+        """The adapter that a request asks for: ``model`` is its name or "base:adapter", or
+        ``lora_path`` its name. ModelNotFound for an adapter of our model that is not loaded;
+        InvalidRequest if the two differ."""
+        adapters, name = self.intake.adapters, None
+        if model and not self.has_model(model):
+            model = model.removesuffix(":latest")
+            base, rest = model.partition(":")[::2]
+            if model.startswith(f"{self.model_name}:"):
+                base, rest = self.model_name, model.removeprefix(f"{self.model_name}:")
+            name = model if model in adapters else rest.strip() or None
+            if name is not None and name not in adapters:
+                if base.strip() == self.model_name:
+                    raise self.no_model(model)
+                name = None  # a foreign model's name, which has a colon
+        if name is not None and lora_path not in (None, name):
+            raise InvalidRequest(
+                f"model asks for the adapter {name!r:.80}, lora_path for {lora_path!r:.80}: send "
+                "one of them",
+                "lora_path",
+            )
+        return name or lora_path
+
     def no_model(self, name: str) -> ModelNotFound:
         """The error for a model that is not served."""
+        hint = "" if self.intake.adapters.options.is_enabled else "; adapters need --enable-lora"
+        served = ", ".join(map(repr, (self.model_name, *self.intake.adapters.loaded)))
         return ModelNotFound(
-            f"the model {name!r:.200} does not exist; this server has {self.model_name!r}",
+            f"the model {name!r:.200} does not exist; this server has {served:.400}{hint}",
             param="model",
         )
 

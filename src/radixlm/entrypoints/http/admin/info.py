@@ -14,6 +14,7 @@ from radixlm.base.errors import InvalidRequest, RequestError
 from radixlm.config.server_config import flat
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.state import ServerState, state_of
+from radixlm.intake.adapters import Loaded
 from radixlm.wire.replies import LoadReport
 
 router = APIRouter(tags=["info"])
@@ -185,24 +186,25 @@ def _parts(load: LoadReport, parts: set[str]) -> dict[str, float]:
     return {name: value for part in chosen.values() for name, value in part.items()}
 
 
-def _card(state: ServerState) -> dict[str, Any]:
+def _card(state: ServerState, adapter: Loaded | None = None) -> dict[str, Any]:
     return {
-        "id": state.model_name,
+        "id": adapter.name if adapter else state.model_name,
         "object": "model",
         "created": int(state.started_s),
         "owned_by": OWNER,
-        "root": state.model_name,
-        "parent": None,
-        "max_model_len": state.intake.facts.context_len,
+        "root": adapter.path if adapter else state.model_name,
+        "parent": state.model_name if adapter else None,
+        "max_model_len": None if adapter else state.intake.facts.context_len,
     }
 
 
-def _anthropic_card(state: ServerState) -> dict[str, Any]:
+def _anthropic_card(state: ServerState, adapter: Loaded | None = None) -> dict[str, Any]:
     created = datetime.fromtimestamp(int(state.started_s), UTC)
+    name = adapter.name if adapter else state.model_name
     return {
-        "id": state.model_name,
+        "id": name,
         "type": "model",
-        "display_name": state.model_name,
+        "display_name": name,
         "created_at": created.isoformat().replace("+00:00", "Z"),
         "max_input_tokens": state.intake.facts.context_len,
     }
@@ -215,19 +217,25 @@ def _is_anthropic(request: Request) -> bool:
 
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
-    """The models that are served."""
+    """The models that are served: the base model, then its adapters."""
     state = state_of(request)
+    make = _anthropic_card if _is_anthropic(request) else _card
+    cards = [make(state, one) for one in (None, *state.intake.adapters.entries)]
     if _is_anthropic(request):
-        card = _anthropic_card(state)
-        ends = {"first_id": card["id"], "last_id": card["id"], "has_more": False}
-        return json_response({"data": [card]} | ends)
-    return json_response({"object": "list", "data": [_card(state)]})
+        ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
+        return json_response({"data": cards} | ends)
+    return json_response({"object": "list", "data": cards})
 
 
 @router.get("/v1/models/{model:path}")
 async def model(request: Request, model: str) -> Response:
-    """One model; 404 model_not_found."""
+    """One model or adapter; 404 model_not_found."""
     state = state_of(request)
+    adapter = None
     if not state.has_model(model):
-        raise state.no_model(model)
-    return json_response(_anthropic_card(state) if _is_anthropic(request) else _card(state))
+        name = state.adapter_of(model)
+        adapter = next((one for one in state.intake.adapters.entries if one.name == name), None)
+        if adapter is None:
+            raise state.no_model(model)
+    make = _anthropic_card if _is_anthropic(request) else _card
+    return json_response(make(state, adapter))

@@ -11,8 +11,8 @@ from radixlm.base.lazy import load
 from radixlm.config.observe import ObserveConfig, bucket_values
 from radixlm.entrypoints.http.admin.health import PROBE_PREFIX
 from radixlm.entrypoints.http.state import ServerState
+from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
-from radixlm.intake.tokenizer_manager import Observer
 from radixlm.wire.replies import Finish
 
 if TYPE_CHECKING:
@@ -106,6 +106,11 @@ def gauges(state: ServerState) -> dict[str, float]:
         "spec_num_steps": state.config.speculate.speculative_num_steps or 0,
         "spec_num_draft_tokens": state.config.speculate.speculative_num_draft_tokens or 0,
         "utilization": load_.num_running / max_running if max_running else 0.0,
+        "lora_pool_slots_used": len(state.intake.adapters.loaded),
+        "lora_pool_slots_total": state.intake.adapters.options.max_loaded or 0,
+        "lora_num_loads": state.intake.adapters.num_loads,
+        "lora_num_failed_loads": state.intake.adapters.num_failed,
+        "lora_num_evictions": state.intake.adapters.num_evicted,
         "engine_startup_time": state.ready_after_s,
         "engine_load_weights_time": float(facts.get("load_seconds", 0.0)),
     }

@@ -17,8 +17,8 @@ from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import read_body
 from radixlm.entrypoints.request_model import Body, Int
+from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
-from radixlm.intake.tokenizer_manager import Observer
 from radixlm.observe.requestlog import LEVELS, finished, received
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Finish

@@ -123,6 +123,7 @@ def request_of(
     """A request for intake, without prompt and log-probabilities."""
     options = request_options(lambda name: getattr(body, name))
     options["names"] |= client_names(body)
+    options["adapter"] = state.adapter_of(body.model, options["adapter"])
     grammar = grammar_of(sampling)
     is_given = (body.response_format or {}).get("type") == "json_schema"
     where = "response_format.json_schema.schema" if is_given else "json_schema"

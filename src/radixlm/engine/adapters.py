@@ -1,0 +1,112 @@
+"""AdapterLoader: reads adapters in a thread beside the steps, and hands them over between two."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from radixlm.base.errors import ConfigError, InvalidRequest, RadixError
+from radixlm.base.units import format_bytes, format_seconds
+from radixlm.config.server_config import ServerConfig
+from radixlm.executor.adapters import AdapterTable
+from radixlm.kernels.ops.lora import PackedAdapter
+from radixlm.lora.adapter import Adapter, LoraLimits, read_adapter
+from radixlm.lora.targets import AdapterTargets
+from radixlm.models.build import Model
+from radixlm.models.decoder import DecoderModel
+
+log = logging.getLogger(__name__)
+
+
+class AdapterLoader:
+    """The adapters of one engine, by the numbers that intake has given them. Outlives the
+    schedulers of the engine."""
+
+    def __init__(self, config: ServerConfig, model: Model, device: torch.device) -> None:
+        """ConfigError for a model that takes no adapters."""
+        if not isinstance(model, DecoderModel):
+            raise ConfigError(
+                "--enable-lora: this model takes no adapters; native decoders do (--model-impl "
+                "radixlm)"
+            )
+        options = config.adapters
+        self._targets = AdapterTargets(model)
+        self._sites = {path: number for number, path in enumerate(self._targets.sites)}
+        model.adapt(tuple(self._targets.sites.values()))
+        self.table = AdapterTable(model.context.kernels, device)
+        self._limits = LoraLimits(options.max_lora_rank, options.lora_target_modules)
+        self._thread = ThreadPoolExecutor(1, "load adapters")
+        self._loading: set[int] = set()
+        self._failed: dict[int, str] = {}
+        self._facts: dict[int, dict[str, Any]] = {}  # of those that are loaded
+
+    def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+        """What intake asks of it."""
+        return {"load_lora_adapter": self._load, "unload_lora_adapter": self._unload}
+
+    def is_ready(self, number: int) -> bool:
+        """Whether requests may use the adapter now. InvalidRequest if they never may."""
+        if number in self._facts:
+            return True
+        if number not in self._loading:
+            why = self._failed.get(number, "it is not loaded")
+            raise InvalidRequest(f"lora_path: the adapter cannot be used: {why}", "lora_path")
+        return False
+
+    def _load(self, args: dict[str, Any]) -> Any:
+        """Read ``path`` as adapter ``number``. With a ``digest``, no other content will do."""
+        number = int(args["number"])
+        if number in self._facts:
+            return self._facts[number]
+        self._loading.add(number)
+        self._failed.pop(number, None)
+        return self._thread.submit(self._read, number, str(args["path"]), args.get("digest"))
+
+    def _read(self, number: int, path: str, digest: str | None) -> Callable[[], dict[str, Any]]:
+        started_s = time.perf_counter()
+        try:
+            adapter = read_adapter(Path(path), self._targets, self._limits)
+            if digest not in (None, adapter.digest):
+                raise InvalidRequest(
+                    f"{path}: the files have changed since the adapter was loaded (digest "
+                    f"{adapter.digest[:8]}, then {str(digest)[:8]}); load it again"
+                )
+            by_site = {self._sites[where]: parts for where, parts in adapter.parts.items()}
+            packed = self.table.pack(by_site)
+        except (RadixError, OSError, RuntimeError, MemoryError) as error:
+            return partial(self._fail, number, str(error))
+        return partial(self._publish, number, adapter, packed, time.perf_counter() - started_s)
+
+    def _fail(self, number: int, why: str) -> dict[str, Any]:
+        self._loading.discard(number)
+        self._failed[number] = why
+        raise InvalidRequest(why, "lora_path")
+
+    def _publish(
+        self, number: int, adapter: Adapter, packed: PackedAdapter, seconds: float
+    ) -> dict[str, Any]:
+        self._loading.discard(number)
+        self.table.put(number, packed)
+        size, took = format_bytes(adapter.num_bytes), format_seconds(seconds)
+        log.info("adapter %s: rank %d, %s, in %s", adapter.path, adapter.max_rank, size, took)
+        self._facts[number] = {
+            "digest": adapter.digest,
+            "num_bytes": adapter.num_bytes,
+            "rank": adapter.max_rank,
+            "seconds": seconds,
+        }
+        return self._facts[number]
+
+    def _unload(self, args: dict[str, Any]) -> None:
+        """Forget adapter ``number``, which no request uses."""
+        number = int(args["number"])
+        self._facts.pop(number, None)
+        self._failed.pop(number, None)
+        self.table.drop(number)

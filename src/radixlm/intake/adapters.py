@@ -1,0 +1,340 @@
+"""AdapterRegistry: the LoRA adapters of a server by name. It outlives engines: a new one gets them
+before the requests.
+
+Every load has a number of its own, which requests carry: an adapter that is replaced under its name
+stays until its last request is over. A request counts as a user while intake has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from radixlm.base.errors import InvalidRequest, Overloaded, RadixError, RequestError
+from radixlm.base.record import Record
+from radixlm.intake.replicas import Replica, Replicas
+from radixlm.intake.request_state import RequestState
+from radixlm.wire.replies import ControlReply, Failed
+from radixlm.wire.requests import AdapterRef
+
+log = logging.getLogger(__name__)
+
+MAX_NAME = 256
+USER_POLL_S = 0.05
+LOAD, UNLOAD = "load_lora_adapter", "unload_lora_adapter"
+
+
+class AdapterOptions(Record):
+    """``initial``: (name, path, is_pinned) of --lora-paths. ``is_shared``: other processes serve
+    with adapters of their own, so that none can be loaded while they run."""
+
+    is_enabled: bool = False
+    initial: tuple[tuple[str, str, bool], ...] = ()
+    max_loaded: int | None = None
+    max_pinned: int | None = None
+    served_name: str = ""
+    is_shared: bool = False
+
+
+class Intake(Protocol):
+    """What the registry needs of intake."""
+
+    requests: dict[str, RequestState]
+    replicas: Replicas
+    ready: asyncio.Event
+
+    async def control_each(self, verb: str, **args: Any) -> list[ControlReply]: ...
+
+    def ask(
+        self, replica: Replica, verb: str, args: dict[str, Any]
+    ) -> asyncio.Future[ControlReply]: ...
+
+    def give_up(self, failure: Failed, index: int = 0) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Loaded:
+    """One load of an adapter. ``task``: while it is read."""
+
+    name: str
+    path: str
+    is_pinned: bool
+    number: int
+    digest: str = ""
+    num_bytes: int = 0
+    rank: int = 0
+    used_s: float = 0.0
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """The arguments of its load."""
+        return {"number": self.number, "path": self.path, "digest": self.digest or None}
+
+
+class AdapterRegistry:
+    """Names, loads and users of adapters."""
+
+    def __init__(self, intake: Intake, options: AdapterOptions) -> None:
+        self._intake, self.options = intake, options
+        self._by_name: dict[str, Loaded] = {}
+        self._leaving: dict[int, Loaded] = {}
+        self._dropped: dict[str, Loaded] = {}  # for want of room: come back when asked for
+        self._numbers = itertools.count()
+        self._start: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.num_loads, self.num_failed, self.num_evicted = 0, 0, 0
+
+    @property
+    def loaded(self) -> dict[str, str]:
+        """Name -> path of every adapter that requests may ask for."""
+        return {name: one.path for name, one in self._by_name.items()}
+
+    @property
+    def entries(self) -> list[Loaded]:
+        return list(self._by_name.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name or name in self._dropped
+
+    def num_users(self, adapter: Loaded) -> int:
+        """Unfinished requests that use this load."""
+        wires = (state.wire.adapter for state in self._intake.requests.values())
+        return sum(wire is not None and wire.number == adapter.number for wire in wires)
+
+    # ---- requests --------------------------------------------------------------------------
+
+    async def prepare(self, name: str | None) -> None:
+        """Wait until the adapter is loaded. InvalidRequest if it is not known or cannot be."""
+        if name is None:
+            return
+        dropped = self._dropped.get(name)
+        if dropped is not None and name not in self._by_name:
+            await self.load(name, dropped.path, dropped.is_pinned)
+        adapter = self._find(name)
+        if adapter.task is not None:
+            await asyncio.shield(adapter.task)
+
+    def ref(self, name: str | None) -> AdapterRef | None:
+        """What a request for this adapter carries; InvalidRequest if it is not loaded."""
+        if name is None:
+            return None
+        adapter = self._find(name)
+        if not adapter.digest:
+            raise InvalidRequest(f"lora_path: {name!r:.80} is being loaded", "lora_path")
+        adapter.used_s = time.monotonic()
+        return AdapterRef(name, adapter.number, adapter.digest)
+
+    def _find(self, name: str) -> Loaded:
+        self._require_enabled(f"lora_path: {name!r:.80}")
+        found = self._by_name.get(name)
+        if found is None:
+            known = ", ".join(self._by_name) or "none"
+            raise InvalidRequest(
+                f"lora_path: the adapter {name!r:.80} is not loaded (it has never been loaded, or "
+                f"was unloaded); loaded: {known:.400}",
+                "lora_path",
+            )
+        return found
+
+    def _require_enabled(self, what: str) -> None:
+        if not self.options.is_enabled:
+            raise InvalidRequest(f"{what}: start the server with --enable-lora", "lora_path")
+
+    # ---- loading ---------------------------------------------------------------------------
+
+    async def load(
+        self, name: str, path: str, is_pinned: bool = False, replaces: bool = False
+    ) -> None:
+        """Load an adapter; InvalidRequest if it cannot be. ``replaces``: a loaded one of this name
+        serves its requests to their end, and new ones get this."""
+        self._require_enabled("load_lora_adapter")
+        if self.options.is_shared:
+            raise InvalidRequest("load_lora_adapter: leave --tokenizer-worker-num at 1")
+        self._check(name, path, is_pinned, replaces)
+        old = self._by_name.get(name)
+        adapter = Loaded(name, path, is_pinned, next(self._numbers), used_s=time.monotonic())
+        if old is None:
+            await self._make_room()
+            self._by_name[name] = adapter
+        await self._finish(adapter)
+        self._by_name[name] = adapter
+        self._dropped.pop(name, None)
+        if old is not None:
+            self._spawn(self._retire(old))
+
+    def _check(self, name: str, path: str, is_pinned: bool, replaces: bool) -> None:
+        is_named = 0 < len(name) <= MAX_NAME and name.isprintable() and not name.startswith(":")
+        if not is_named or name == self.options.served_name:
+            raise InvalidRequest(
+                f"lora_name: {name!r:.80} is no name of an adapter; what works: 1 to {MAX_NAME} "
+                "visible characters that do not begin with a colon and are not the model's name",
+                "lora_name",
+            )
+        if not path:
+            raise InvalidRequest("lora_path: give the folder of the adapter", "lora_path")
+        old = self._by_name.get(name)
+        if old is not None and not replaces:
+            raise InvalidRequest(
+                f"lora_name: the adapter {name!r:.80} already exists: it is already loaded from "
+                f"{old.path}; unload it first, or send load_inplace",
+                "lora_name",
+            )
+        others = sum(one.is_pinned for one in self._by_name.values() if one is not old)
+        most = self.options.max_pinned
+        if is_pinned and most is not None and others + 1 > most:
+            raise InvalidRequest(
+                f"pinned: not allowed to pin all slots, to prevent starvation: {others} are "
+                f"pinned, at most {most} may be (--max-loras-per-batch {most + 2} allows one more)",
+                "pinned",
+            )
+
+    async def _make_room(self) -> None:
+        """Drop the idle adapter that was used longest ago, where there are too many."""
+        most = self.options.max_loaded
+        while most is not None and len(self._by_name) >= most:
+            idle = [
+                one
+                for one in self._by_name.values()
+                if not (one.is_pinned or one.task or self.num_users(one))
+            ]
+            if not idle:
+                pinned = [one.name for one in self._by_name.values() if one.is_pinned]
+                busy = [one.name for one in self._by_name.values() if not one.is_pinned]
+                raise InvalidRequest(
+                    f"load_lora_adapter: {most} adapters are loaded (--max-loaded-loras), pinned: "
+                    f"{', '.join(pinned) or 'none'}; busy: {', '.join(busy) or 'none'}"
+                )
+            oldest = min(idle, key=lambda one: one.used_s)
+            log.info("adapter %s is dropped for want of room", oldest.name)
+            self.num_evicted += 1
+            del self._by_name[oldest.name]
+            self._dropped[oldest.name] = oldest
+            await self._tell(UNLOAD, number=oldest.number)
+
+    async def _finish(self, adapter: Loaded) -> None:
+        """Wait until the adapter is read, even if the caller leaves."""
+        adapter.task = asyncio.ensure_future(self._read(adapter))
+        self._tasks.add(adapter.task)
+        adapter.task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(adapter.task)
+
+    async def _read(self, adapter: Loaded) -> None:
+        """By all engines, or by none."""
+        try:
+            facts = await self._read_once(adapter)
+        except RadixError as error:
+            self.num_failed += 1
+            if self._by_name.get(adapter.name) is adapter:
+                del self._by_name[adapter.name]
+            await self._tell(UNLOAD, number=adapter.number)
+            if isinstance(error, RequestError):
+                raise
+            raise InvalidRequest(str(error), "lora_path") from error
+        finally:
+            adapter.task = None
+        self.num_loads += 1
+        adapter.digest, adapter.rank = facts["digest"], facts["rank"]
+        adapter.num_bytes = facts["num_bytes"]
+
+    async def _read_once(self, adapter: Loaded) -> dict[str, Any]:
+        try:
+            replies = await self._intake.control_each(LOAD, **adapter.args)
+        except Overloaded:  # the engine died: the next one reads it
+            await self._intake.ready.wait()
+            replies = await self._intake.control_each(LOAD, **adapter.args)
+        failed = next((reply for reply in replies if not reply.ok), None)
+        if failed is not None:
+            raise InvalidRequest(failed.message, "lora_path")
+        if len({reply.data["digest"] for reply in replies}) > 1:
+            raise InvalidRequest(f"{adapter.path}: the engines read different files", "lora_path")
+        facts: dict[str, Any] = replies[0].data
+        return facts
+
+    async def unload(self, name: str) -> None:
+        """Refuse new requests for the adapter at once, and wait until its last one is over.
+        InvalidRequest if it is not loaded."""
+        self._require_enabled("unload_lora_adapter")
+        if self.options.is_shared:
+            raise InvalidRequest("unload_lora_adapter: leave --tokenizer-worker-num at 1")
+        dropped = self._dropped.pop(name, None)
+        adapter = self._by_name.get(name)
+        if adapter is None and dropped is None:
+            known = ", ".join(self._by_name) or "none"
+            raise InvalidRequest(
+                f"lora_name: the adapter {name!r:.80} does not exist; loaded: {known:.400}",
+                "lora_name",
+            )
+        if adapter is not None:
+            if adapter.task is not None:
+                await asyncio.shield(adapter.task)
+            self._by_name.pop(name, None)
+            await asyncio.shield(self._spawn(self._retire(adapter)))
+
+    async def _retire(self, adapter: Loaded) -> None:
+        """Wait for the users, then free the memory."""
+        self._leaving[adapter.number] = adapter
+        while self.num_users(adapter):
+            await asyncio.sleep(USER_POLL_S)
+        del self._leaving[adapter.number]
+        await self._tell(UNLOAD, number=adapter.number)
+
+    async def _tell(self, verb: str, **args: Any) -> None:
+        try:
+            await self._intake.control_each(verb, **args)
+        except Overloaded:
+            log.debug("no engine to tell: %s", verb)  # the next one will not know the adapter
+
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ---- engines ---------------------------------------------------------------------------
+
+    def restore(self, replica: Replica) -> None:
+        """An engine is ready: it gets the adapters, before it gets requests. The first one reads
+        those of --lora-paths, and intake is ready after that."""
+        for adapter in (*self._by_name.values(), *self._leaving.values()):
+            if adapter.digest:
+                asked = self._intake.ask(replica, LOAD, adapter.args)
+                asked.add_done_callback(self._restored(adapter))
+        if self._start is None and self.options.initial:
+            self._start = self._spawn(self._load_initial())
+        elif self._start is None or self._start.done():
+            self._intake.ready.set()
+
+    def _restored(self, adapter: Loaded) -> Callable[[asyncio.Future[ControlReply]], None]:
+        def check(asked: asyncio.Future[ControlReply]) -> None:
+            if asked.cancelled() or asked.exception() is not None or asked.result().ok:
+                return
+            log.warning("adapter %s after a restart: %s", adapter.name, asked.result().message)
+            if self._by_name.get(adapter.name) is adapter:
+                self._spawn(self._renew(adapter))
+
+        return check
+
+    async def _renew(self, adapter: Loaded) -> None:
+        """Its files have changed: new requests get what they hold now."""
+        del self._by_name[adapter.name]
+        try:
+            await self.load(adapter.name, adapter.path, adapter.is_pinned)
+        except RadixError as error:
+            log.warning("adapter %s is gone: %s", adapter.name, error)
+
+    async def _load_initial(self) -> None:
+        for name, path, is_pinned in self.options.initial:
+            adapter = Loaded(name, path, is_pinned, next(self._numbers), used_s=time.monotonic())
+            self._by_name[name] = adapter
+            try:
+                await self._finish(adapter)
+            except RadixError as error:
+                self._intake.give_up(Failed("CheckpointError", f"--lora-paths {name}: {error}"))
+                return
+        self._intake.ready.set()
