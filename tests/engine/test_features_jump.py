@@ -106,6 +106,15 @@ def test_same_tokens_in_fewer_steps(world: dict[str, Any]) -> None:
         assert computed[0] < computed[1]
 
 
+def test_a_jump_takes_no_step_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step for the prompt, and one for each token that is chosen."""
+    script = [[1, 2], [3], [4], [1, 2], [1, 2], [5], [6], [7], [1, 2, 9], [4], [5]]
+    monkeypatch.setattr(f"{__name__}.SCRIPTS", [SCRIPTS[0], SCRIPTS[1], script])
+    steps = [[i.rid for i in plan.items] for plan in play(True).executor.steps]
+    # the first choice comes with the prompt, and EOS is sampled
+    assert sum("g2" in rids for rids in steps) == 1 + sum(len(t) > 1 for t in script)
+
+
 def test_tokens_with_logprobs_are_sampled() -> None:
     need = LogprobParams()
     steps = [len(play(jump, logprobs=need).executor.steps) for jump in (True, False)]

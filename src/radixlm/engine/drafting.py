@@ -30,6 +30,7 @@ LoadTokenizer = Callable[[], Tokenizer] | None
 # cost of one token more in a step, over that of one token, before it was measured; and of a step of
 # a draft model
 CPU_SLOPE, GPU_SLOPE, DRAFT_SHARE = 0.08, 0.002, 0.1
+OWN_DRAFTS = 7  # of requests that draft by themselves (a prediction, a grammar)
 
 
 def max_drafts(config: ServerConfig, depth: int, has_states: bool) -> int:
@@ -37,7 +38,7 @@ def max_drafts(config: ServerConfig, depth: int, has_states: bool) -> int:
     recurrent layers, whose state cannot go back to the last accepted token."""
     reason = "recurrent layers" if has_states else "steps overlap" if depth else ""
     if config.speculate.speculative_algorithm is None:
-        return 0
+        return 0 if reason else OWN_DRAFTS
     if reason:
         log.warning("no drafts are verified: %s", reason)
     return 0 if reason else config.speculate.max_drafts

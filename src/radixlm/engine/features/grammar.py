@@ -7,8 +7,9 @@ A grammar may begin later than the output: after the end marker of a reasoning b
               └─ a thread: advance, mask ──────┘
 
 A matcher is touched by nobody but that thread, between ``extend`` and ``masks``. Where the grammar
-forces several tokens, the first is all that the mask allows, and the rest follow it unsampled:
-what comes out depends on the tokens before it alone, so a retraction or a restart changes nothing.
+forces tokens, they follow the committed ones unsampled; where there is no room, the first is all
+that the mask allows. So what comes out depends on the tokens before it alone, and a retraction or a
+restart changes nothing.
 
 Drafts get a mask each: the matcher goes along them and back. What the grammar refuses is not
 drafted, and what it forces is, in place of what a drafter guessed.
@@ -46,7 +47,17 @@ class _State:
     """Of one constrained request: first a ticket, then a matcher."""
 
     __slots__ = (
-        *("after", "errors", "forced", "jumps", "matcher", "num_committed", "pending", "request"),
+        *(
+            "after",
+            "error",
+            "errors",
+            "forced",
+            "jumps",
+            "matcher",
+            "num_committed",
+            "pending",
+            "request",
+        ),
         *("tail", "takes_drafts", "ticket"),
     )
 
@@ -54,8 +65,9 @@ class _State:
         self.request, self.ticket, self.jumps = request, ticket, jumps
         self.matcher: Matcher | None = None
         self.takes_drafts = True
+        self.error: RequestError | None = None  # a grammar can prove too complex while it runs
         # of the step's rows: what must follow the token that is being sampled, and why it cannot
-        # be; and how many of these tokens were committed
+        # be sampled (the first row's is ``error``); and how many of these tokens were committed
         self.forced: list[list[int]] = []
         self.errors: dict[int, RequestError] = {}
         self.num_committed = 0
@@ -165,7 +177,7 @@ class GrammarFeature(Feature):
         return [
             (i, state, items.drafts_of(i).tolist())
             for i, state in found
-            if state is not None and 0 not in state.errors
+            if state is not None and state.error is None
         ]
 
     def _make(self, work: list[_Work]) -> dict[int, Mask]:
@@ -182,8 +194,10 @@ class GrammarFeature(Feature):
                 self._advance(state)
                 self._fill_along(state, drafts, own)
             except RequestError as error:
-                state.errors[len(state.forced)] = error
-                if state.forced:  # a matcher that failed cannot go back
+                if not state.forced:
+                    state.error = error
+                else:  # a matcher that failed cannot go back
+                    state.errors[len(state.forced)] = error
                     state.takes_drafts = False
                     state.start()
             # before the grammar; or unreachable, or complete: what is sampled is dropped
@@ -236,7 +250,7 @@ class GrammarFeature(Feature):
         state = self._states.get(request.rid)
         if state is None:
             return list(tokens[:room])
-        if not state.takes_drafts or state.matcher is None or 0 in state.errors:
+        if not state.takes_drafts or state.matcher is None or state.error is not None:
             return []
         try:
             self._advance(state)
@@ -296,6 +310,8 @@ class GrammarFeature(Feature):
         state = self._states.get(request.rid)
         if state is None:
             return False
+        if state.error is not None:
+            raise state.error
         for row in range(state.num_committed, state.num_committed + len(tokens)):
             if row in state.errors:
                 raise state.errors[row]
@@ -317,11 +333,31 @@ class GrammarFeature(Feature):
 
     def forced(self, request: Request) -> Sequence[int]:
         state = self._states.get(request.rid)
-        if state is None or not 0 < state.num_committed <= len(state.forced):
+        if state is None:
             return ()
-        tokens, state.forced = state.forced[state.num_committed - 1], []
+        tokens: list[int] = []
+        if 0 < state.num_committed <= len(state.forced):
+            tokens = state.forced[state.num_committed - 1]
+        state.forced = []
+        tokens = tokens or self._forced_now(state)
         self.num_forced += len(tokens)
         return tokens
+
+    def _forced_now(self, state: _State) -> list[int]:
+        """What must follow the committed tokens."""
+        if not state.jumps or state.error is not None:
+            return []
+        try:
+            self._advance(state)
+            if not self._forced(state):
+                return []
+            row = np.zeros((self._vocab + 31) // 32, np.int32)
+            rest = self._fill(state, row)  # forced is what the next step's mask would force
+        except RequestError as error:
+            state.error = error
+            return []
+        bits = np.unpackbits(row.view("u1"), bitorder="little") if _allows_one(row) else row[:0]
+        return [int(bits.argmax()), *rest] if len(bits) else []
 
     def _look_for_marker(self, state: _State, token: int) -> None:
         assert state.after is not None and self._tokenizer is not None
