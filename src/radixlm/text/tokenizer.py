@@ -8,7 +8,8 @@ tokens, the special flag of named tokens, and BOS / EOS around a prompt.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from tokenizers import AddedToken
 
 from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest
 from radixlm.base.lazy import require_transformers
+from radixlm.text.normalizer import MAX_GROWTH, growth, has_repeated_groups
 from radixlm.text.token_bytes import Decoder
 
 _NAMED = (
@@ -95,6 +97,14 @@ class Tokenizer:
         self.bytes_by_id = _TokenTable(self)
 
     @cached_property
+    def may_be_slow(self) -> bool:
+        """Whether a short text may take long: a pattern repeats a group."""
+        if not isinstance(self.backend, tokenizers.Tokenizer):
+            return False
+        parts = (self.backend.normalizer, self.backend.pre_tokenizer)
+        return has_repeated_groups(*(json.loads(p.__getstate__()) for p in parts if p is not None))
+
+    @cached_property
     def vocab_size(self) -> int:
         """One more than the highest token id."""
         size = max(self.backend.get_vocab_size(), *(i + 1 for i in self.added_ids), 0)
@@ -114,14 +124,16 @@ class Tokenizer:
     ) -> list[list[int]]:
         """``encode`` of each text, in parallel."""
         clean = [clean_text(text) for text in texts]
-        encodings = self.backend.encode_batch_fast(clean, add_special_tokens=add_special_tokens)
+        with _panics_as_errors():
+            encodings = self.backend.encode_batch_fast(clean, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
         """(token ids of two texts joined as the model expects, number of ids before the first with
         token type 1: 0 if there is none)."""
         pair = (clean_text(first), clean_text(second))
-        encoding = self.backend.encode_batch_fast([pair], add_special_tokens=True)[0]
+        with _panics_as_errors():
+            encoding = self.backend.encode_batch_fast([pair], add_special_tokens=True)[0]
         types = encoding.type_ids
         return encoding.ids, types.index(1) if 1 in types else 0
 
@@ -184,6 +196,18 @@ class Tokenizer:
     def _named_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return self.backend.token_to_id(token) if token is not None else None
+
+
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """The library panics where a regular expression exceeds its limit of steps."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        message = f"text: the tokenizer cannot read it: {str(error)[:200]}"
+        raise InvalidRequest(message, "text") from None
 
 
 def clean_text(text: Any) -> str:
@@ -288,6 +312,12 @@ def _read_backend(file: Path) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception for a file it cannot read
         raise CheckpointError(f"cannot read {file}: {error}") from error
+    state = backend.normalizer.__getstate__() if backend.normalizer is not None else b"{}"
+    if (factor := growth(json.loads(state))) > MAX_GROWTH:
+        raise CheckpointError(
+            f"{file}: its normalizer may make a text {factor:.0f} times longer; the limit is "
+            f"{MAX_GROWTH}"
+        )
     backend.no_truncation()
     backend.no_padding()
     return backend

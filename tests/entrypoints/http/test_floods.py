@@ -15,6 +15,7 @@ from tests.fakes.http_server import CONTEXT, ScriptedServer
 from radixlm.base.errors import PayloadTooLarge
 from radixlm.base.record import replace
 from radixlm.entrypoints.http import off_loop as off_loop_module
+from radixlm.entrypoints.http import tokenization
 from radixlm.entrypoints.http.off_loop import (
     LARGE_LIST,
     MAX_CONTAINERS,
@@ -123,6 +124,29 @@ async def test_long_texts_within_the_context_are_tokenized(server: ScriptedServe
     got = (await server.post("/tokenize", prompt=[text, "hi"] * 70)).json()
     one = (await server.post("/tokenize", prompt=text)).json()
     assert got["tokens"][0] == one["tokens"] and got["count"][1] < 5 and len(got["count"]) == 140
+
+
+async def test_a_tokenizer_that_is_slow_blocks_nobody(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, is_over = server.engine.intake.tokenizer, threading.Event()
+    encode = tokenizer.encode_batch
+
+    def slow(texts: Any, adds: bool = True) -> Any:
+        if "bomb" in texts:
+            is_over.wait(60)
+        return encode(texts, adds)
+
+    monkeypatch.setattr(tokenizer, "may_be_slow", True)
+    monkeypatch.setattr(tokenizer, "encode_batch", slow)
+    monkeypatch.setattr(tokenization, "SLOW_LIMIT_S", 0.01)
+    for _ in range(4):
+        answers = [await server.post("/tokenize", prompt=p) for p in ("bomb", ["bomb"])]
+        answers.append(await server.post("/generate", text="bomb"))
+        assert all("more than 0.01 s" in _error(got)["message"] for got in answers)
+    is_over.set()
+    monkeypatch.setattr(tokenization, "SLOW_LIMIT_S", 60)
+    assert (await server.post("/tokenize", prompt="bomb")).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest, PromptTooLong
+from radixlm.base.thread_pool import FairThreadPool
+from radixlm.entrypoints.client import run_in
 from radixlm.entrypoints.http.errors import json_answer, json_response
 from radixlm.entrypoints.http.off_loop import SMALL_BYTES, off_loop
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import read_body
 from radixlm.entrypoints.request_model import Body, Ints, Objects
+from radixlm.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["admin"])
 
@@ -24,6 +27,13 @@ LONG_TEXT_CHARS = SMALL_BYTES
 MESSAGE_BYTES = 128  # what a message weighs besides its text
 ROWS_AT_ONCE = 64
 MAX_ROWS = 4096  # texts, or lists of ids, of one call
+SLOW_LIMIT_S = 10.0
+_slow = FairThreadPool("texts to tokenize", 4, (2,))
+
+
+def is_slow(tokenizer: Tokenizer | None, text: str) -> bool:
+    """Whether a text is tokenized in a thread."""
+    return len(text) > LONG_TEXT_CHARS or (tokenizer is not None and tokenizer.may_be_slow)
 
 
 async def encode(
@@ -33,11 +43,26 @@ async def encode(
     tokenized in a thread."""
     tokenizer = state.require_tokenizer()
     await asyncio.sleep(0)  # a call may have thousands of texts
-    if len(text) <= LONG_TEXT_CHARS:
+    if not is_slow(tokenizer, text):
         return tokenizer.encode(text, add_special_tokens)
     if not state.intake.facts.allow_auto_truncate:
         await _check_chars(state, text, param)
-    return await off_loop(len(text), tokenizer.encode, text, add_special_tokens)
+    return (await _encoded(tokenizer, [text], param, add_special_tokens))[0]
+
+
+async def _encoded(
+    tokenizer: Tokenizer, texts: list[str], param: str, adds: bool
+) -> list[list[int]]:
+    """Token ids of texts, made in threads: apart from others, within a time limit, where the
+    patterns of the tokenizer may need long for a short text."""
+    if not tokenizer.may_be_slow:
+        return await off_loop(sum(map(len, texts)), tokenizer.encode_batch, texts, adds)
+    try:
+        async with asyncio.timeout(SLOW_LIMIT_S):
+            return await run_in(_slow, tokenizer.encode_batch, texts, adds)
+    except TimeoutError:
+        message = f"{param}: the tokenizer needs more than {SLOW_LIMIT_S:g} s for it; shorten it"
+        raise InvalidRequest(message, param) from None
 
 
 async def _check_chars(state: ServerState, text: str, param: str) -> None:
@@ -140,7 +165,7 @@ async def tokenize(request: Request) -> Response:
     length = state.intake.facts.context_len
     if isinstance(prompt, str):
         await _check_chars(state, prompt, "prompt")
-        ids = await off_loop(len(prompt), tokenizer.encode, prompt, adds)
+        [ids] = await _encoded(tokenizer, [prompt], "prompt", adds)
         body: dict[str, Any] = {"tokens": ids, "count": len(ids)}
     else:
         rows = await _encode_rows(state, prompt, adds)
@@ -157,8 +182,7 @@ async def _encode_rows(state: ServerState, texts: list[str], adds: bool) -> list
         some = texts[place : place + ROWS_AT_ONCE]
         for text in some:
             await _check_chars(state, text, "prompt")
-        size = sum(map(len, some))
-        rows += await off_loop(size, tokenizer.encode_batch, some, adds)
+        rows += await _encoded(tokenizer, some, "prompt", adds)
     return rows
 
 

@@ -16,7 +16,7 @@ from radixlm.entrypoints.http.middleware import fair_share_key, request_id
 from radixlm.entrypoints.http.off_loop import BYTES_A_LOGPROB, off_loop, off_loop_of
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
-from radixlm.entrypoints.http.tokenization import LONG_TEXT_CHARS, encode
+from radixlm.entrypoints.http.tokenization import encode, is_slow
 from radixlm.entrypoints.http.transport import (
     DONE,
     cancel_on_disconnect,
@@ -81,8 +81,9 @@ async def _prepare(state: ServerState, batch: Batch) -> None:
     for index, request in enumerate(batch.requests):
         if name is not None and request.session is None:
             request.default_rid = name if len(batch.requests) == 1 else f"{name}_{index}"
-        if request.text is not None and len(request.text) > LONG_TEXT_CHARS:
-            request.input_ids = await encode(state, request.text, "text")
+        if request.text is not None and is_slow(state.tokenizer, request.text):
+            adds = request.add_special_tokens
+            request.input_ids = await encode(state, request.text, "text", adds)
             request.text = None
         request.fair_key = fair_share_key()
         state.sessions.extend(request)
