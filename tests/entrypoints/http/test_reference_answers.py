@@ -147,7 +147,9 @@ async def test_routes_that_clients_ask_for(server: ScriptedServer, toy_folder: P
     back = (await server.post("/detokenize", tokens=ids)).json()
     assert back["prompt"] == back["text"] == "a b"
     join = {"src_rids": ["a", "b"], "dst_rid": "c"}
-    assert (await server.post("/concate_and_append_request", **join)).status_code == 200
+    joined = await server.post("/concate_and_append_request", **join)
+    assert joined.status_code == 200 and joined.json()["copied_tokens"] == 0
+    assert "no KV cache is copied" in joined.headers["X-RadixLM-Warning"]
     model = (await server.client.get("/get_model_info")).json()
     assert Path(model["model_path"]).is_dir() and Path(model["tokenizer_path"]).is_dir()
 

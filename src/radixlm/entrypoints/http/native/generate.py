@@ -32,6 +32,7 @@ from radixlm.intake.call import check_sequences
 from radixlm.intake.identity import identity
 from radixlm.intake.records import Output, likeliest
 from radixlm.wire.requests import AbortRequest
+from radixlm.wire.unknown import note_warning
 
 router = APIRouter(tags=["native"])
 
@@ -166,10 +167,12 @@ class ConcatenateBody(Body):
 
 @router.post("/concate_and_append_request", openapi_extra=documented(ConcatenateBody))
 async def concatenate_and_append(request: Request) -> Response:
-    """SGLang's frontend announces joined branches. Nothing needs to be done: its next request has
-    the whole text, whose known prefixes come from the cache."""
+    """SGLang's frontend announces joined branches. Its next request has the whole text, so nothing
+    is copied: keys and values of a branch belong to its own positions. The answer says so."""
     await read_body(request, ConcatenateBody, any_type=True)
-    return json_response({"success": True})
+    reason = "no KV cache is copied: the next request computes what the prefix cache does not hold"
+    note_warning(f"/concate_and_append_request: {reason}")
+    return json_response({"success": True, "copied_tokens": 0, "message": reason})
 
 
 class AbortBody(Body):

@@ -190,7 +190,7 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/v1/detokenize": {JSON: TEXTS},
     "/tokenizer_info": {JSON: DICT},
     "/version": {JSON: _object(version=STR)},
-    "/concate_and_append_request": {JSON: _object(success=BOOL)},
+    "/concate_and_append_request": {JSON: _object(success=BOOL, copied_tokens=INT, message=STR)},
     "/parse_function_call": {JSON: PARSED},
     "/separate_reasoning": {JSON: _object(reasoning_text=STR, text=STR)},
     "/v1/completions": {JSON: COMPLETION, SSE: STR},
