@@ -11,8 +11,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from radixlm.base.errors import InvalidRequest, Overloaded, RadixError, RequestError
@@ -116,9 +115,8 @@ class AdapterRegistry:
         dropped = self._dropped.get(name)
         if dropped is not None and name not in self._by_name:
             await self.load(name, dropped.path, dropped.is_pinned)
-        adapter = self._find(name)
-        if adapter.task is not None:
-            await asyncio.shield(adapter.task)
+        while (task := self._find(name).task) is not None:  # or of what has replaced it
+            await asyncio.shield(task)
 
     def ref(self, name: str | None) -> AdapterRef | None:
         """What a request for this adapter carries; InvalidRequest if it is not loaded."""
@@ -304,27 +302,28 @@ class AdapterRegistry:
         for adapter in (*self._by_name.values(), *self._leaving.values()):
             if adapter.digest:
                 asked = self._intake.ask(replica, LOAD, adapter.args)
-                asked.add_done_callback(self._restored(adapter))
+                adapter.task = self._spawn(self._confirm(adapter, asked))
         if self._start is None and self.options.initial:
             self._start = self._spawn(self._load_initial())
         elif self._start is None or self._start.done():
             self._intake.ready.set()
 
-    def _restored(self, adapter: Loaded) -> Callable[[asyncio.Future[ControlReply]], None]:
-        def check(asked: asyncio.Future[ControlReply]) -> None:
-            if asked.cancelled() or asked.exception() is not None or asked.result().ok:
-                return
-            log.warning("adapter %s after a restart: %s", adapter.name, asked.result().message)
-            if self._by_name.get(adapter.name) is adapter:
-                self._spawn(self._renew(adapter))
-
-        return check
-
-    async def _renew(self, adapter: Loaded) -> None:
-        """Its files have changed: new requests get what they hold now."""
-        del self._by_name[adapter.name]
+    async def _confirm(self, adapter: Loaded, asked: asyncio.Future[ControlReply]) -> None:
+        """An engine has read an adapter again. If its files have changed, new requests get what
+        they hold now; requests that run with the old content fail."""
         try:
-            await self.load(adapter.name, adapter.path, adapter.is_pinned)
+            reply = await asked
+        except RadixError:  # that engine has died too
+            return
+        finally:
+            adapter.task = None
+        if reply.ok or self._by_name.get(adapter.name) is not adapter:
+            return
+        log.warning("adapter %s after a restart: %s", adapter.name, reply.message)
+        renewed = replace(adapter, number=next(self._numbers), digest="")
+        self._by_name[adapter.name] = renewed
+        try:
+            await self._finish(renewed)
         except RadixError as error:
             log.warning("adapter %s is gone: %s", adapter.name, error)
 
