@@ -27,9 +27,10 @@ Models with recurrent layers (`hybrid.py`, `linear.py`) share prefixes by snapsh
 taken at the last whole page of each prompt chunk and at the end of a request. A prompt that differs
 from a cached one between two snapshots starts from the earlier one.
 
-Architectures of `drafts.py` are EAGLE heads and predictors of further tokens. They are described
-(`radixlm.arch.hf.describe_draft`) and not served by themselves; a target's checkpoint that contains
-some loads without them.
+Architectures of `drafts.py` are EAGLE heads and prediction layers (MTP, NextN). They draft for the
+model they were made for (`--speculative-algorithm`) and are not served by themselves. EAGLE-3 heads
+are read in SGLang's layout and in that of the `speculators` library. Of several prediction layers
+the first drafts all tokens; models with recurrent layers draft nothing.
 
 Architectures of `encoder.py` and `heads.py` give vectors or scores and no text.
 `tests/models/test_pooling*.py` compares each with Hugging Face through the engine (1e-4 per number,

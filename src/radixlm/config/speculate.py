@@ -6,7 +6,7 @@ from typing import Annotated
 from radixlm.config.flag import NON_NEGATIVE, POSITIVE, Flag, Group
 
 ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
-BUILT = ("NGRAM",)
+BUILT = ALGORITHMS
 """Algorithms that work. All but NGRAM have a draft model, on the device of the model."""
 
 MAX_STEPS = 31
@@ -30,13 +30,9 @@ class SpeculateConfig(Group):
     ] = None
     speculative_draft_model_path: Annotated[
         str | None,
-        "Folder of the draft model; of NEXTN the model's own by default.",
-        Flag(
-            ("--speculative-draft-model",),
-            state="planned",
-            needs="draft models",
-            part_of=_ALGORITHM,
-        ),
+        "Folder of the draft model. Default: prediction layers of the model's own checkpoint, or "
+        "the drafts that are bundled with it.",
+        Flag(("--speculative-draft-model",), part_of=_ALGORITHM),
     ] = None
     speculative_draft_model_revision: Annotated[
         str | None,

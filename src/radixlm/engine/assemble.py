@@ -21,6 +21,7 @@ from radixlm.base.record import Record
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.adapters import AdapterLoader
+from radixlm.engine.draft_model import LoadedDraft, load_draft
 from radixlm.engine.drafting import corpus_commands, make_drafting, make_ngram
 from radixlm.engine.features.processors import ProcessorFeature
 from radixlm.engine.gpu import (
@@ -91,15 +92,19 @@ def assemble(
     kernels = for_compiling(bind(where.type, overrides), config)
     with needs_memory("the weights", "choose a smaller model or --quantization"):
         model, weight_bytes = load_model(config, info, where, kernels)
+        draft = load_draft(config, info, model, where, kernels)
+        weight_bytes += draft.num_bytes if draft else 0
     loaded_s = time.perf_counter()
     attn = _attention(config, model, kernels, where)
     sizes = _graph_sizes(config, info, model, attn, kernels)
     steps = compiled_steps(config, model, attn)
     memory = MemoryNow(free_bytes, weight_bytes)
     if isinstance(device, CudaDevice):
-        memory = _measure_memory(config, info, (model, steps), attn, device, free_bytes, sizes)
+        memory = _measure_memory(
+            config, info, (model, steps), attn, device, free_bytes, sizes, draft
+        )
     with needs_memory("the KV cache", "lower --max-total-tokens or --mem-fraction-static"):
-        pools = make_pools(config, info, model, attn, memory)
+        pools = make_pools(config, info, model, attn, memory, draft)
     limits = limits_for_pools(pools, config, info)
     weight = partial(read_weight, model, info.folder, config.model.load_format)
     loader = AdapterLoader(config, model, where) if config.adapters.enable_lora else None
@@ -116,7 +121,9 @@ def assemble(
         if loader is not None:
             commands |= loader.commands()
         table = None if loader is None else loader.table
-        parts = EngineParts(model, attn, pools, commands, processors, media, profiler, steps, table)
+        parts = EngineParts(
+            model, attn, pools, commands, processors, media, profiler, steps, table, draft
+        )
         if steps is not None:
             compile_now(steps, partial(make_runner, config, info, parts, device), limits)
         if isinstance(device, CudaDevice) and _can_profile(info, model):
@@ -213,6 +220,7 @@ def _measure_memory(
     device: CudaDevice,
     free_bytes: int,
     sizes: tuple[int, ...],
+    draft: LoadedDraft | None,
 ) -> MemoryNow:
     """The memory of a GPU after the weights are loaded, and what the largest steps need of it."""
     model, steps = models
@@ -222,7 +230,7 @@ def _measure_memory(
         return MemoryNow(free_bytes, weight_bytes)
     if not _can_profile(info, model):
         return MemoryNow(free_bytes, weight_bytes, int(free_bytes * (1 - UNPROFILED_SHARE)))
-    pools = trial_pools(config, info, model, attn)
+    pools = trial_pools(config, info, model, attn, draft)
     limits = scheduler_limits(config, info, info.context_len, pools.page_size)
     processors = LogitProcessors()
     parts = EngineParts(model, attn, pools, {}, processors, None, None, steps)

@@ -64,9 +64,11 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
 
 def overlap_depth(config: ServerConfig, info: ModelInfo) -> int:
     """Steps in flight while the next is planned: 0 on a CPU, which has computed a step when its
-    launch returns, and for recurrent layers, whose overlap is not tested."""
+    launch returns, for recurrent layers, whose overlap is not tested, and with drafts, whose
+    acceptance the next plan must know."""
     has_states = any(block.state is not None for block in info.decoder.blocks)
-    is_ahead = config.execute.device == "cuda" and not has_states
+    has_drafts = config.speculate.speculative_algorithm is not None
+    is_ahead = config.execute.device == "cuda" and not has_states and not has_drafts
     return int(is_ahead and not config.schedule.disable_overlap_schedule)
 
 

@@ -9,6 +9,7 @@ from radixlm.attention.base import AttentionBackend
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import Record, replace
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.model_info import ModelInfo
 from radixlm.executor.capacity import (
     MemoryFacts,
@@ -60,12 +61,17 @@ class Pools(Record):
 
 
 def trial_pools(
-    config: ServerConfig, info: ModelInfo, model: Model, attn: AttentionBackend
+    config: ServerConfig,
+    info: ModelInfo,
+    model: Model,
+    attn: AttentionBackend,
+    draft: LoadedDraft | None = None,
 ) -> Pools:
     """Pools of page 0 and one more, to profile steps before the memory is divided."""
     page_size, dtype = page_size_and_dtype(config, info, attn)
     for group in model.kv_groups:
         attn.make_pool(group, 2, page_size, dtype)
+    _make_draft_pools(draft, 2, page_size, dtype)
     has_windows = _window_share(config, info, model, page_size) is not None
     return Pools(PoolSizes(1), page_size, dtype, 0, window_tokens=int(has_windows))
 
@@ -91,9 +97,14 @@ def page_size_and_dtype(
 
 
 def make_pools(
-    config: ServerConfig, info: ModelInfo, model: Model, attn: AttentionBackend, memory: MemoryNow
+    config: ServerConfig,
+    info: ModelInfo,
+    model: Model,
+    attn: AttentionBackend,
+    memory: MemoryNow,
+    draft: LoadedDraft | None = None,
 ) -> Pools:
-    """Divide the memory and allocate the pools."""
+    """Divide the memory and allocate the pools, those of a draft model too."""
     page_size, dtype = page_size_and_dtype(config, info, attn)
     facts = MemoryFacts(
         free_bytes=memory.free_bytes,
@@ -112,6 +123,8 @@ def make_pools(
     page_bytes = {"full": 0, "window": 0}
     for group in model.kv_groups:
         page_bytes[group.name] += attn.page_nbytes(group, page_size, dtype)
+    for group in draft.net.kv_groups if draft else ():  # its pages are those of the full groups
+        page_bytes["full"] += attn.page_nbytes(group, page_size, dtype)
     if model.kv_groups:
         sizes = pool_sizes(facts, page_bytes["full"], page_bytes["window"], page_size, share)
     else:  # without keys and values, pages take no memory
@@ -123,6 +136,7 @@ def make_pools(
         count = sizes.num_window if in_window else sizes.num_full
         pool = attn.make_pool(group, count + 1, page_size, dtype)
         num_bytes += pool.nbytes_per_page * count
+    num_bytes += _make_draft_pools(draft, sizes.num_full + 1, page_size, dtype)
     window = max(g.window for g in model.kv_groups) if share is not None else 0
     if states is not None:
         sizes = PoolSizes(sizes.num_full, states.num_pages - 1)
@@ -131,6 +145,16 @@ def make_pools(
     is_whole = states is not None or any(group.compress_ratio for group in model.kv_groups)
     min_tail = None if is_whole else min(MIN_TAIL, config.memory.page_size or 1)
     return Pools(sizes, page_size, dtype, num_bytes, window, states, min_tail)
+
+
+def _make_draft_pools(
+    draft: LoadedDraft | None, num_pages: int, page_size: int, dtype: torch.dtype
+) -> int:
+    """Allocate the pools of a draft model; their bytes."""
+    if draft is None:
+        return 0
+    pools = [draft.attn.make_pool(g, num_pages, page_size, dtype) for g in draft.net.kv_groups]
+    return sum(pool.nbytes_per_page * num_pages for pool in pools)
 
 
 def _make_states(

@@ -12,6 +12,7 @@ from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.adapters import AdapterLoader
+from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.features.lora import LoraFeature
 from radixlm.engine.features.token_rules import TokenRules
@@ -24,6 +25,7 @@ from radixlm.executor.device import Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.media_embeddings import ImageVectors, VectorPooler
+from radixlm.executor.model_drafter import ModelDrafter
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
 from radixlm.executor.runner import Model as StepModel
@@ -45,7 +47,7 @@ from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 
 class EngineParts(Record):
     """What stays when a scheduler is replaced. ``steps`` runs the model's steps, if not the
-    model."""
+    model; ``draft`` drafts for it."""
 
     model: Model
     attn: AttentionBackend
@@ -56,6 +58,7 @@ class EngineParts(Record):
     profiler: Profiler | None
     steps: StepModel | None = None
     adapters: AdapterTable | None = None
+    draft: LoadedDraft | None = None
 
 
 def make_runner(
@@ -82,6 +85,7 @@ def make_runner(
         pools.states,
         parts.adapters,
         parts.commands,
+        _drafter(parts.draft, tables, limits),
     )
     options = RunnerOptions(
         limits.page_size,
@@ -93,6 +97,14 @@ def make_runner(
         profiler=parts.profiler,
     )
     return Runner(runner_parts, options)
+
+
+def _drafter(
+    draft: LoadedDraft | None, tables: DeviceTables, limits: Limits
+) -> ModelDrafter | None:
+    if draft is None or not limits.max_drafts:
+        return None
+    return ModelDrafter(draft.net, draft.attn, tables, limits.page_size, draft.num_ids)
 
 
 def _pooler(model: Model, media: EncoderCache | None) -> Pooler:

@@ -6,6 +6,8 @@ Legend: T tokens, R rows (items that emit), K drafted tokens.
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,9 +15,12 @@ from torch import Tensor
 
 from radixlm.executor import step_layout as layout
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.drafter import DeviceDrafter, StepTail
+from radixlm.executor.drafter import DeviceDrafter, DeviceProposals, StepTail
 from radixlm.executor.results import StepHandle
 from radixlm.sampling.table import SamplingTable
+from radixlm.step.plan import Int32Array
+
+log = logging.getLogger(__name__)
 
 
 class DraftTail:
@@ -31,13 +36,27 @@ class DraftTail:
         """Launch the drafter's work of a step that was sampled."""
         assert step.batch is not None
         tail, lens = self._tail(step), step.plan.draft_lens
-        self.drafter.extend(step.batch, tail)
-        if lens is None:
+        try:
+            self.drafter.extend(step.batch, tail)
+            found = None if lens is None else self.drafter.propose(tail, lens)
+        except Exception:  # a drafter can only cost speed
+            log.exception("a step goes on without drafts: the drafter failed")
+            found = self._none(tail, lens)
+        if found is None:
             return
         assert step.sampled_N is not None
-        found = self.drafter.propose(tail, lens)
         bits = found.survival_RK.float().contiguous().view(torch.int32).flatten()
         step.sampled_N = torch.cat((step.sampled_N, found.tokens_RK.int().flatten(), bits))
+
+    def _none(self, tail: StepTail, lens_R: Int32Array | None) -> DeviceProposals | None:
+        """Proposals of nothing, after which the drafter knows of no request any more."""
+        for slot in range(self._tables.num_slots):
+            self.drafter.release(slot)
+        if lens_R is None:
+            return None
+        shape, where = (len(lens_R), int(lens_R.max())), tail.slots_R.device
+        none_RK = torch.full(shape, -1, dtype=torch.int64, device=where)
+        return DeviceProposals(none_RK, torch.zeros(shape, device=where))
 
     def _tail(self, step: StepHandle) -> StepTail:
         shape, buffer, count = step.shape, step.inputs.buffer, step.shape.num_results

@@ -128,6 +128,8 @@ class DraftModel(DecoderModel):
     """A module of a ``Draft`` record; ``bind`` lends it the token table and the head of its target
     once both are loaded."""
 
+    needs: HiddenNeeds | None
+
     def __init__(self, spec: Draft, context: LayerContext, weight_dtype: torch.dtype | None):
         decoder = at_step(spec, 0)
         self.spec = spec
@@ -244,8 +246,8 @@ class DraftModel(DecoderModel):
 class StandaloneDraft:
     """A causal language model that drafts by itself."""
 
-    needs = None
-    target_ids_V = None
+    needs: HiddenNeeds | None = None
+    target_ids_V: Tensor | None = None
 
     def __init__(self, model: DecoderModel) -> None:
         self.model, self.decoder, self.kv_groups = model, model.decoder, model.kv_groups

@@ -1,0 +1,270 @@
+"""Load the draft model of an engine: find it, check that it fits the target, fill it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from radixlm.arch.draft import Draft, tapped_layers
+from radixlm.arch.hf import describe, describe_draft, load_config
+from radixlm.arch.quant_methods import ONLINE_FORMATS
+from radixlm.arch.registry import DRAFTS
+from radixlm.arch.spec import Decoder
+from radixlm.attention.base import AttentionBackend
+from radixlm.attention.select import make_backend
+from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.base.record import Record, replace
+from radixlm.base.units import format_bytes
+from radixlm.config.server_config import ServerConfig
+from radixlm.engine.model_info import ASSETS, ZOO, ModelInfo, find_model
+from radixlm.kernels.dispatch import Kernels
+from radixlm.layers.context import LayerContext
+from radixlm.models.build import Model, build_model
+from radixlm.models.decoder import DecoderModel
+from radixlm.models.drafts import DraftModel, StandaloneDraft
+from radixlm.models.dtype import resolve_dtypes
+from radixlm.quant.checkpoint import checkpoint_quant
+from radixlm.quant.load_time import make_scheme
+from radixlm.text.tokenizer import load_tokenizer
+from radixlm.weights.dummy import checkpoint_dtype
+from radixlm.weights.folder import open_folder
+from radixlm.weights.load import load_weights
+
+log = logging.getLogger(__name__)
+
+FLAG = "--speculative-draft-model-path"
+MIN_AGREEMENT = 0.99  # of the token texts of a draft model and its target
+# the drafts of bundled models, by algorithm: what follows the model's name
+_BUNDLED = {"STANDALONE": "-draft", "EAGLE": "-eagle3", "EAGLE3": "-eagle3"}
+
+
+class LoadedDraft(Record, eq=False):
+    """``num_ids``: target tokens from this id on are never drafted. ``attn`` gets pools of its own,
+    with the pages of the target's full KV group."""
+
+    net: DraftModel | StandaloneDraft
+    attn: AttentionBackend
+    num_ids: int
+    num_bytes: int
+
+
+def load_draft(
+    config: ServerConfig, info: ModelInfo, target: Model, device: torch.device, kernels: Kernels
+) -> LoadedDraft | None:
+    """The draft model of --speculative-algorithm, bound to ``target``; None for none and for
+    drafters on the host. ConfigError if it does not fit."""
+    algorithm = config.speculate.speculative_algorithm
+    has_states = any(block.state is not None for block in info.decoder.blocks)
+    if algorithm in (None, "NGRAM") or has_states:  # states cannot go back to an accepted token
+        return None
+    folder = find_draft(config, info)
+    net: DraftModel | StandaloneDraft
+    if algorithm == "STANDALONE":
+        net, num_bytes = _load_standalone(config, info, folder, device, kernels)
+    else:
+        if not isinstance(target, DecoderModel):
+            raise ConfigError(
+                f"--speculative-algorithm {algorithm}: {info.architecture} runs by transformers, "
+                "which shows no hidden states; STANDALONE and NGRAM work"
+            )
+        net, num_bytes = _load_head(config, info, target, folder, device, kernels)
+    execute = config.execute
+    phases = (execute.prefill_attention_backend, execute.decode_attention_backend)
+    name = execute.attention_backend or "torch_native"
+    attn = make_backend(name, net.kv_groups, kernels, device, *phases)
+    log.info("drafts of %s (%s): weights %s", folder.name, algorithm, format_bytes(num_bytes))
+    num_ids = min(net.decoder.vocab, info.decoder.vocab) if net.needs is None else 0
+    return LoadedDraft(net, attn, num_ids or info.decoder.vocab, num_bytes)
+
+
+def find_draft(config: ServerConfig, info: ModelInfo) -> Path:
+    """The folder of the draft model: --speculative-draft-model-path, else prediction layers of the
+    model's own checkpoint, else the draft that is bundled with it."""
+    s = config.speculate
+    algorithm, path = s.speculative_algorithm or "", s.speculative_draft_model_path
+    if path is not None:
+        try:
+            return find_model(path)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("--model-path", FLAG)) from error
+    if algorithm in ("EAGLE", "NEXTN") and describe_draft(info.folder) is not None:
+        return info.folder
+    if info.folder.parent in (ASSETS, ZOO) and algorithm in _BUNDLED:
+        name = info.folder.name + _BUNDLED[algorithm]
+        for root in (ASSETS, ZOO):
+            if (root / name / "config.json").is_file():
+                return root / name
+    kind = "draft model" if algorithm == "STANDALONE" else "head"
+    has_none = f"{info.folder} has no prediction layers of its own, "
+    raise ConfigError(
+        f"--speculative-algorithm {algorithm}: "
+        f"{has_none if algorithm in ('EAGLE', 'NEXTN') else ''}"
+        f"name the folder of a {kind} for this model with {FLAG}; NGRAM works without"
+    )
+
+
+def _load_standalone(
+    config: ServerConfig, info: ModelInfo, folder: Path, device: torch.device, kernels: Kernels
+) -> tuple[StandaloneDraft, int]:
+    c = load_config(folder)
+    if c.architecture in DRAFTS:
+        raise ConfigError(
+            f"--speculative-algorithm STANDALONE: {folder} holds a head ({c.architecture}), which "
+            f"cannot draft by itself; {algorithm_of(describe_draft(c))} works"
+        )
+    decoder = describe(c)
+    has_states = any(block.state is not None for block in decoder.blocks)
+    if decoder.pool is not None or decoder.encoder is not None or has_states:
+        why = "has recurrent layers" if has_states else "does not generate text"
+        raise ConfigError(
+            f"{FLAG} {folder}: {c.architecture} {why}; a model with attention works that writes "
+            "text"
+        )
+    check_vocabulary(config, info, folder, decoder)
+    compute, weight = _dtypes(config, device, folder)
+    model = build_model(
+        decoder, device, compute, kernels, weight_dtype=weight, merge_windows=True,
+        scheme=_scheme(config, folder),
+    )  # fmt: skip
+    assert isinstance(model, DecoderModel)
+    num_bytes = load_weights(model, folder, config.model.load_format, device=device).num_bytes
+    return StandaloneDraft(model), num_bytes
+
+
+def _load_head(
+    config: ServerConfig,
+    info: ModelInfo,
+    target: DecoderModel,
+    folder: Path,
+    device: torch.device,
+    kernels: Kernels,
+) -> tuple[DraftModel, int]:
+    algorithm = config.speculate.speculative_algorithm
+    spec = describe_draft(folder)
+    if spec is None:
+        raise ConfigError(
+            f"{FLAG} {folder}: holds a model, not a head; --speculative-algorithm STANDALONE works"
+        )
+    own = algorithm_of(spec)
+    if algorithm == "EAGLE3" != own:
+        raise ConfigError(
+            f"--speculative-algorithm EAGLE3: {folder} holds a head of kind {own}; {own} works"
+        )
+    if own == "EAGLE3" != algorithm:
+        log.warning("%s holds an EAGLE3 head: it is used as one, not as %s", folder, algorithm)
+    present = frozenset(open_folder(folder, config.model.load_format).sizes())
+    if config.model.load_format != "dummy":
+        spec = completed(spec, folder, present)
+    check_fit(spec, folder, target.decoder, info.architecture)
+    compute, weight = _dtypes(config, device, folder)
+    net = DraftModel(spec, LayerContext(kernels, device, compute, _scheme(config, folder)), weight)
+    if spec.modules > 1:
+        log.info("of %d prediction layers the first drafts all tokens", spec.modules)
+    is_part = folder == info.folder
+    report = load_weights(
+        net,
+        folder,
+        config.model.load_format,
+        device=device,
+        leaves=lambda name: is_part or name.endswith(("t2d", "d2t", "embed_tokens.weight")),
+    )
+    _check_map(net, folder, target.decoder.vocab)
+    net.bind(target)
+    target.tap(net.needs)
+    return net, report.num_bytes
+
+
+def algorithm_of(spec: Draft | None) -> str:
+    """The algorithm of a head."""
+    if spec is not None and not spec.is_projected:
+        return "EAGLE3"
+    return "NEXTN" if spec is not None and spec.embed_norm is not None else "EAGLE"
+
+
+def completed(spec: Draft, folder: Path, present: frozenset[str]) -> Draft:
+    """A head of EAGLE-3 with the parts that its files have: configs say too little. ConfigError if
+    a smaller vocabulary has no map to the target's."""
+    if spec.is_projected:
+        return spec
+    if spec.has_vocab_map and "d2t" not in present:
+        raise ConfigError(
+            f"{FLAG} {folder}: its head has {spec.decoder.vocab} tokens and no tensor 'd2t' that "
+            "says which tokens of the model they are; a checkpoint with d2t works"
+        )
+    has_head = any(name.endswith("lm_head.weight") for name in present)
+    if spec.has_vocab_map and not has_head:
+        raise ConfigError(f"{FLAG} {folder}: a smaller vocabulary needs a tensor 'lm_head.weight'")
+    return replace(spec, has_vocab_map="d2t" in present and has_head, owns_head=has_head)
+
+
+def check_fit(spec: Draft, folder: Path, target: Decoder, architecture: str) -> None:
+    """ConfigError, with both numbers, where sizes of a head and its target differ."""
+    dim = spec.decoder.dim
+    sizes: list[tuple[str, int, int]] = [
+        ("hidden states of {} channels", spec.target_dim or dim, target.dim),
+        ("token embeddings of {} channels", dim, target.embed_dim or target.dim),
+    ]
+    if spec.owns_head and not spec.has_vocab_map:
+        sizes.append(("a vocabulary of {} tokens", spec.decoder.vocab, target.vocab))
+    for what, own, others in sizes:
+        if own != others:
+            raise ConfigError(
+                f"{FLAG} {folder}: made for a model with {what.format(own)}, {architecture} has "
+                f"{others}; a head that was made for this model works"
+            )
+    count = len(target.blocks)
+    layers = tapped_layers(spec, count)
+    if any(not -1 <= layer < count for layer in layers):
+        raise ConfigError(
+            f"{FLAG} {folder}: reads the hidden states behind layers {list(layers)}, "
+            f"{architecture} has {count} layers; a head that was made for this model works"
+        )
+
+
+def _check_map(net: DraftModel, folder: Path, vocab: int) -> None:
+    ids_V: Any = net.target_ids_V
+    if ids_V is not None and not 0 <= int(ids_V.min()) <= int(ids_V.max()) < vocab:
+        raise ConfigError(
+            f"{FLAG} {folder}: d2t leads to tokens {int(ids_V.min())} to {int(ids_V.max())}, the "
+            f"model has {vocab}; a head that was made for this model works"
+        )
+
+
+def check_vocabulary(config: ServerConfig, info: ModelInfo, folder: Path, draft: Decoder) -> None:
+    """ConfigError if the tokens of the draft model have other texts than the target's."""
+    try:
+        path = config.model.tokenizer_path or info.folder
+        path = info.folder if path == config.model.model_path else path
+        ours, theirs = (load_tokenizer(one).backend for one in (path, folder))
+    except (CheckpointError, ConfigError) as error:
+        log.warning("the vocabulary of %s cannot be compared with the model's: %s", folder, error)
+        return
+    count = min(draft.vocab, info.decoder.vocab, *(b.get_vocab_size() for b in (ours, theirs)))
+    same = sum(ours.id_to_token(i) == theirs.id_to_token(i) for i in range(count))
+    if same < MIN_AGREEMENT * count:
+        raise ConfigError(
+            f"{FLAG} {folder}: only {same} of its first {count} tokens have the texts of the "
+            "model's; a draft model with the same tokenizer works"
+        )
+
+
+def _dtypes(
+    config: ServerConfig, device: torch.device, folder: Path
+) -> tuple[torch.dtype, torch.dtype | None]:
+    return resolve_dtypes(config.model.dtype, device, checkpoint_dtype(folder))
+
+
+def _scheme(config: ServerConfig, folder: Path) -> Any:
+    """The draft's own quantization, else --quantization where floats can be quantized."""
+    model, stored = config.model, checkpoint_quant(folder)
+    if stored is not None:
+        return stored.scheme()
+    return make_scheme(None if _is_stored(model.quantization) else model.quantization)
+
+
+def _is_stored(name: str | None) -> bool:
+    """Whether a --quantization only names the format of the target's checkpoint."""
+    return name is not None and name not in ONLINE_FORMATS
