@@ -12,8 +12,9 @@ import pytest
 
 from radixlm.base.errors import ConfigError, InvalidRequest, NotFound
 from radixlm.config.server_config import ServerConfig
-from radixlm.engine.drafting import corpus_commands, make_ngram, max_drafts, read_corpus, tokens_of
+from radixlm.engine.drafting import corpus_commands, make_ngram, max_drafts
 from radixlm.engine.model_info import ModelInfo
+from radixlm.speculative.corpus import read_corpus, tokens_of
 from radixlm.speculative.text_index import SEPARATOR
 from radixlm.text.tokenizer import Tokenizer
 
@@ -90,28 +91,22 @@ def test_a_corpus_needs_a_tokenizer(tmp_path: Path) -> None:
         make_ngram(ngram_config(external_corpus_path=corpus(tmp_path, "a")), INFO, None)
 
 
-def test_commands(tmp_path: Path) -> None:
-    commands = corpus_commands(make_ngram(ngram_config(), INFO, letters), letters)
-    added = commands["add_corpus"]({"corpus_id": "a", "documents": ["abc", "d"]})
-    assert added == {"loaded_token_count": 5, "found": 5}
-    file = {"corpus_id": "b", "file_path": corpus(tmp_path, "xy")}
-    assert commands["add_corpus"](file)["loaded_token_count"] == 2
+def test_commands() -> None:
+    commands = corpus_commands(make_ngram(ngram_config(), INFO, letters))
+    ids = tokens_of(["abc", "d"], letters()).tobytes()
+    assert commands["add_corpus"]({"corpus_id": "a", "ids": ids}) == 5
+    assert commands["add_corpus"]({"corpus_id": "b", "ids": ids[:8]}) == 2
     assert commands["list_corpora"]({}) == {"a": 5, "b": 2}
     commands["remove_corpus"]({"corpus_id": "a"})
     assert commands["list_corpora"]({}) == {"b": 2}
     with pytest.raises(NotFound, match="'a' is not loaded"):
         commands["remove_corpus"]({"corpus_id": "a"})
-    with pytest.raises(InvalidRequest, match="file_path"):
-        commands["add_corpus"]({"corpus_id": "c", "file_path": str(tmp_path / "none")})
 
 
-def test_commands_without_ngram_or_tokenizer() -> None:
+def test_commands_without_ngram() -> None:
     for verb in ("add_corpus", "remove_corpus", "list_corpora"):
         with pytest.raises(InvalidRequest, match="--speculative-algorithm NGRAM"):
-            corpus_commands(None, letters)[verb]({"corpus_id": "a", "documents": ["b"]})
-    commands = corpus_commands(make_ngram(ngram_config(), INFO, None), None)
-    with pytest.raises(InvalidRequest, match="without a tokenizer"):
-        commands["add_corpus"]({"corpus_id": "a", "documents": ["b"]})
+            corpus_commands(None)[verb]({"corpus_id": "a", "ids": b""})
 
 
 @pytest.mark.parametrize(
@@ -124,4 +119,4 @@ def test_where_no_draft_is_verified(
     caplog.set_level(logging.WARNING)
     assert max_drafts(ngram_config(), depth, has_states) == expected
     assert caplog.messages == ([f"no drafts are verified: {reason}"] if reason else [])
-    assert max_drafts(ServerConfig(), 0, False) == 0
+    assert max_drafts(ServerConfig(), depth, has_states) == min(expected, 7)

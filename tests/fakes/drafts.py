@@ -73,6 +73,9 @@ class ForcedDrafts:
         }[self.kind]()
         return Proposal(np.array(tokens, np.int32), np.full(len(tokens), 0.5, np.float32))
 
+    def flush(self) -> None:
+        """There is nothing of requests that are over."""
+
     def finish(self, rid: str) -> None:
         del self.ids[rid]
 

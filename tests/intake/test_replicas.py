@@ -15,6 +15,7 @@ from radixlm.intake.records import GenerateRequest
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.wire.replies import (
     ControlReply,
+    DraftTotals,
     Failed,
     Finish,
     Heartbeat,
@@ -165,6 +166,19 @@ async def test_the_load_is_that_of_all() -> None:
     assert (load.num_running, load.cache_hit_rate, load.num_total_tokens) == (5, 0.5, 20)
     two.intake.lose_engine(None, 0)
     assert two.intake.load.num_running == 3
+
+
+async def test_drafts_of_all_are_counted_together() -> None:
+    two = Two()
+    two.links[0].say(Heartbeat(LoadReport()))
+    assert two.intake.load.drafts is None
+    for link, rounds in zip(two.links, (3, 5), strict=True):
+        totals = DraftTotals(num_rounds=rounds, num_drafted=9, num_accepted=4)
+        link.say(Heartbeat(LoadReport(spec_accept_length=rounds / 2, drafts=totals)))
+    load = two.intake.load
+    assert load.drafts == DraftTotals(num_rounds=8, num_drafted=18, num_accepted=8)
+    assert load.spec_accept_length == 2.0
+
 
 
 async def test_one_replica_may_be_lost_but_not_at_the_start() -> None:

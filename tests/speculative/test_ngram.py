@@ -85,7 +85,7 @@ def test_texts_are_shared_within_a_namespace_only() -> None:
     assert tokens(d, "c") == []
     d.append("c", QUOTE[:5])
     assert tokens(d, "c") == []
-    d.clear()
+    d.flush()
     assert tokens(d, "b") == []
 
 

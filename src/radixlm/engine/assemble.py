@@ -111,13 +111,12 @@ def assemble(
     profiler = Profiler(where)
     controls = TensorControls(weight, weight_bytes, pools.num_bytes, pools.num_tokens, profiler)
     processors, media = make_processors(config, info), _media(config, info, where)
-    tokenizer = tokenizer_loader(config, info)
-    ngram = make_ngram(config, info, tokenizer)
+    ngram = make_ngram(config, info, tokenizer_loader(config, info))
     features = (*make_features(config, info, loader), ProcessorFeature(processors))
     hooks = Hooks((*features, *extra_features))
 
     def make() -> Scheduler:
-        commands = controls.commands() | corpus_commands(ngram, tokenizer)
+        commands = controls.commands() | corpus_commands(ngram)
         if loader is not None:
             commands |= loader.commands()
         table = None if loader is None else loader.table

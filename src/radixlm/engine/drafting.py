@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +15,10 @@ from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
+from radixlm.speculative.corpus import read_corpus, tokens_of
 from radixlm.speculative.costs import CostTable
 from radixlm.speculative.lengths import DraftLength
 from radixlm.speculative.ngram import NgramDrafter, NgramOptions
-from radixlm.speculative.text_index import SEPARATOR
-from radixlm.step.plan import Int32Array
 from radixlm.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -72,52 +69,16 @@ def make_ngram(
     return drafter
 
 
-def read_corpus(path: str) -> list[str]:
-    """The texts of a JSONL file, a JSON string a line; ValueError that names the line."""
-    texts: list[str] = []
-    for number, line in enumerate(Path(path).expanduser().read_text("utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            text = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"line {number} is no JSON: {error}") from None
-        if not isinstance(text, str):
-            raise ValueError(f'line {number} is no JSON string; "a text" works')
-        texts.append(text)
-    return texts
-
-
-def tokens_of(texts: list[str], tokenizer: Tokenizer) -> Int32Array:
-    """The texts as token ids, int32, with SEPARATOR between them."""
-    ids: list[int] = []
-    for text in texts:
-        tokens = tokenizer.encode(text, add_special_tokens=False)
-        if tokens:
-            ids += [SEPARATOR, *tokens] if ids else tokens
-    return np.array(ids, np.int32)
-
-
-def corpus_commands(
-    drafter: NgramDrafter | None, tokenizer: LoadTokenizer
-) -> dict[str, Callable[[dict[str, Any]], Any]]:
-    """Operators' commands about corpora, by verb."""
+def corpus_commands(drafter: NgramDrafter | None) -> dict[str, Callable[[dict[str, Any]], Any]]:
+    """Operators' commands about corpora, by verb; ``ids`` of a corpus are int32 bytes."""
 
     def ngram() -> NgramDrafter:
         if drafter is None:
             raise InvalidRequest("corpora need --speculative-algorithm NGRAM")
         return drafter
 
-    def add(args: dict[str, Any]) -> dict[str, Any]:
-        corpora = ngram()
-        if tokenizer is None:
-            raise InvalidRequest("documents: without a tokenizer no text can be read", "documents")
-        try:
-            texts = args.get("documents") or read_corpus(str(args.get("file_path")))
-        except (OSError, ValueError) as error:
-            raise InvalidRequest(f"file_path: {error}", "file_path") from None
-        ids = tokens_of(texts, tokenizer())
-        return {"loaded_token_count": corpora.add_corpus(args["corpus_id"], ids), "found": len(ids)}
+    def add(args: dict[str, Any]) -> int:
+        return ngram().add_corpus(args["corpus_id"], np.frombuffer(args["ids"], "<i4"))
 
     def remove(args: dict[str, Any]) -> None:
         ngram().remove_corpus(args["corpus_id"])
@@ -135,7 +96,8 @@ def make_drafting(
     hooks: Hooks,
     drafter: NgramDrafter | None,
 ) -> Drafting | None:
-    """What asks the drafters; None where no draft can be verified."""
+    """What asks the drafters; without an algorithm only predictions and grammars draft. None where
+    no draft can be verified."""
     if not limits.max_drafts:
         return None
     s = config.speculate

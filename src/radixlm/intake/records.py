@@ -74,6 +74,8 @@ class Output:
     hidden_states: list[bytes] | None = None
     pooled: list[float] | None = None
     queue_time_s: float = 0.0
+    draft_rounds: list[int] | None = None
+    num_drafted: int = 0
     prefill_s: float = 0.0
     """Seconds from the arrival to the first token; 0 before it."""
 
@@ -93,6 +95,7 @@ class Output:
         self.completion_tokens = later.completion_tokens
         self.cached_tokens = later.cached_tokens
         self.predicted = later.predicted
+        self.draft_rounds, self.num_drafted = later.draft_rounds, later.num_drafted
         self.retractions = later.retractions
         self.queue_time_s = later.queue_time_s
         self.prefill_s = later.prefill_s

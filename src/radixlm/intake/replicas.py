@@ -12,7 +12,7 @@ import msgspec
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.intake.link import Link
-from radixlm.wire.replies import LoadReport
+from radixlm.wire.replies import DraftTotals, LoadReport
 from radixlm.wire.requests import AbortRequest, Control, TokenizedRequest
 
 
@@ -145,9 +145,15 @@ class Replicas:
             return self._all[0].load
         loads = [replica.load for replica in self.ready]
         total = LoadReport()
+        total.drafts = DraftTotals() if any(load.drafts for load in loads) else None
         for name in LoadReport.__struct_fields__:
-            setattr(total, name, sum(getattr(load, name) for load in loads))
+            if name != "drafts":
+                setattr(total, name, sum(getattr(load, name) for load in loads))
+        for name in DraftTotals.__struct_fields__ if total.drafts else ():
+            each = [getattr(load.drafts, name) for load in loads if load.drafts]
+            setattr(total.drafts, name, sum(each))
         total.cache_hit_rate /= max(1, len(loads))
+        total.spec_accept_length /= max(1, sum(load.spec_accept_length > 0 for load in loads))
         return total
 
 

@@ -107,6 +107,8 @@ class RequestState:
             cached_tokens=last.cached_tokens,
             retractions=last.retractions,
             queue_time_s=last.queue_time_s,
+            draft_rounds=last.draft_rounds,
+            num_drafted=last.num_drafted,
         )
 
     def apply_delta(self, delta: TokenDelta) -> str | None:
@@ -142,6 +144,8 @@ class RequestState:
                 hidden_states=hidden,
                 pooled=delta.pooled,
                 queue_time_s=delta.queue_time_s,
+                draft_rounds=delta.draft_rounds,
+                num_drafted=delta.num_drafted,
                 prefill_s=max(0.0, self.first_token_s - self.arrival_s),
             )
         )

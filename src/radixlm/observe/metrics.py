@@ -5,10 +5,12 @@ module defines names, labels and buckets.
 """
 
 from collections.abc import Mapping
+from copy import copy
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from radixlm.base.record import Record
+from radixlm.wire.replies import DraftTotals
 
 FIRST_TOKEN_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
 INTER_TOKEN_S = (
@@ -44,6 +46,8 @@ GAUGES: dict[str, str] = {
     "token_usage": "Part of the KV cache that is in use.",
     "gen_throughput": "Tokens generated a second.",
     "cache_hit_rate": "Part of the prompt tokens found in the prefix cache.",
+    "spec_accept_length": "Mean tokens of a step that verified drafts, by request.",
+    "spec_accept_rate": "Part of the drafted tokens that was accepted.",
     "spec_num_steps": "Tokens of a draft where no length is chosen.",
     "spec_num_draft_tokens": "The draft and the token before it.",
     "utilization": "Running requests over the most that may run.",
@@ -55,6 +59,14 @@ GAUGES: dict[str, str] = {
     "engine_startup_time": "Seconds from the start until ready.",
     "engine_load_weights_time": "Seconds that loading the weights took.",
 }
+DRAFT_COUNTERS: dict[str, tuple[str, str]] = {
+    "num_rounds": ("sglang:spec_verify_calls", "Verifications of a request's drafts."),
+    "num_drafted": ("radixlm:spec_drafted_tokens", "Tokens drafted."),
+    "num_accepted": ("radixlm:spec_accepted_tokens", "Drafted tokens that were accepted."),
+    "num_steps": ("radixlm:spec_draft_steps", "Steps that verified drafts."),
+    "seconds": ("radixlm:spec_draft_seconds", "Seconds of drafting on the host."),
+}
+"""Field of ``DraftTotals`` -> its counter."""
 
 
 class Buckets(Record):
@@ -80,6 +92,11 @@ class Metrics:
         self._cached = self._counter("cached_tokens", "Prompt tokens found in the prefix cache.")
         self._requests = self._counter("num_requests", "Requests that ended.")
         self._aborted = self._counter("num_aborted_requests", "Requests that were aborted.")
+        self._drafts = {
+            field: Counter(name, text, self._names, registry=self.registry).labels(**self._labels)
+            for field, (name, text) in DRAFT_COUNTERS.items()
+        }
+        self._draft_totals = DraftTotals()
         self._first = self._histogram(
             "time_to_first_token_seconds", "Time to the first token.", buckets.first_token_s
         )
@@ -142,6 +159,13 @@ class Metrics:
             self._prompt_hist.observe(prompt_tokens)
         if self._output_hist:
             self._output_hist.observe(output_tokens)
+
+    def drafts(self, totals: DraftTotals) -> None:
+        """The counts of drafts so far; those of an engine that was restarted begin again."""
+        for name, counter in self._drafts.items():
+            now, before = getattr(totals, name), getattr(self._draft_totals, name)
+            counter.inc(now - before if now >= before else now)
+        self._draft_totals = copy(totals)
 
     def exposition(self, gauges: Mapping[str, float]) -> bytes:
         """The text that Prometheus reads, with ``gauges`` (names of GAUGES) set first."""

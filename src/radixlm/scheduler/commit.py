@@ -358,6 +358,9 @@ class Committer:
         """All that is new since the last delta."""
         tokens = request.take_unsent()
         buffered = self._buffered.pop(request.rid, None) if self._buffered else None
+        draft_rounds, num_drafted = None, 0
+        if self._drafting is not None:
+            draft_rounds, num_drafted = self._drafting.counts.of(request.rid)
         return TokenDelta(
             rid=request.rid,
             tokens=tokens,
@@ -370,6 +373,8 @@ class Committer:
             hidden_states=buffered.hidden or None if buffered else None,
             pooled=pooled,
             queue_time_s=max(0.0, request.started_s - request.queued_s),
+            draft_rounds=draft_rounds,
+            num_drafted=num_drafted,
         )
 
     def end(

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from radixlm.base.errors import RadixError
 from radixlm.memory.check import repair
+from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.queue import WaitingQueue
@@ -33,6 +34,7 @@ class ControlledScheduler(Protocol):
     planner: Planner
     queue: WaitingQueue
     kv_manager: KVCacheManager
+    drafting: Drafting | None
     clock: Callable[[], float]
     is_paused: bool
     sleep_s: float
@@ -109,6 +111,8 @@ class ControlHandler:
             message = f"not flushed: {running} requests run and {waiting} wait"
             return ControlReply(control.call_id, False, message)
         s.kv_manager.prefix_cache.reset()
+        if s.drafting is not None:
+            s.drafting.flush()
         self.check_invariants()
         return ControlReply(control.call_id, True, "Cache flushed.")
 
@@ -158,6 +162,7 @@ class ControlHandler:
             "cache_hit_rate": load.cache_hit_rate,
             "num_steps": load.steps,
             "num_breaches": load.num_breaches,
+            "avg_spec_accept_length": load.spec_accept_length,
             "memory_usage": s.executor.control("memory_usage", {}),
         }
         return ControlReply(control.call_id, True, data=data)

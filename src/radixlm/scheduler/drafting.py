@@ -11,10 +11,12 @@ the server's.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 import numpy as np
 
+from radixlm.scheduler.draft_counts import DraftCounts
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
@@ -57,6 +59,7 @@ class Drafting:
         self._own: dict[str, Prediction | None] = {}
         # of the device's drafter, by slot: the request's id and number of tokens, and the proposal
         self._proposed: dict[int, tuple[str, int, Proposal]] = {}
+        self.counts = DraftCounts(self._is_for_all)
 
     @property
     def _is_for_all(self) -> bool:
@@ -82,6 +85,7 @@ class Drafting:
         most = min(self._most, left, self.lengths.room(len(slots), other_tokens))
         if most <= 0:
             return None
+        began_s = time.perf_counter()
         computed = table.num_computed[slots]
         caps = np.minimum(table.end[slots] - computed, most)
         proposals = [NOTHING] * len(slots)
@@ -89,6 +93,7 @@ class Drafting:
             if self._is_for_all or rids[i] in self._own:
                 request = self._kv_manager.request_in(int(slots[i]))
                 proposals[i] = self._propose(request, int(caps[i]))
+        self.counts.totals.seconds += time.perf_counter() - began_s
         if all(proposal is NOTHING for proposal in proposals):
             return None
         lens = self.lengths.choose(rids, proposals, other_tokens).astype(np.int64)
@@ -192,6 +197,8 @@ class Drafting:
         for rid, drafted, produced in zip(rids, lens, result.counts.tolist(), strict=True):
             if drafted:
                 self.lengths.observe(rid, drafted, produced - 1)
+                self.counts.add(rid, drafted, produced - 1)
+        self.counts.totals.num_steps += 1
 
     def observe_step(self, plan: StepPlan, seconds: float) -> None:
         """A step has taken so long."""
@@ -214,12 +221,19 @@ class Drafting:
                 proposal = Proposal(proposals.tokens[begin:end], proposals.survival[begin:end])
                 self._proposed[slot] = (request.rid, request.num_tokens, proposal)
 
+    def flush(self) -> None:
+        """Forget what requests have written that are over, and begin the means again."""
+        self.counts.flush()
+        for drafter in self.drafters:
+            drafter.flush()
+
     def forget(self, request: Request) -> None:
         """The request is over."""
         rid = request.rid
         self._broken.discard(rid)
         self._own.pop(rid, None)
         self.lengths.forget(rid)
+        self.counts.forget(rid)
         if self._num_seen.pop(rid, None) is None:
             return
         for drafter in self.drafters:

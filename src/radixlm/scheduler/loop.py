@@ -306,9 +306,10 @@ class Scheduler:
         rate = (generated - counted) / max(now_s - since_s, 1e-9)
         self._log_start = (now_s, generated)
         share = 100 * load.num_used_tokens / max(1, load.num_total_tokens)
+        accepts = f", accept len: {load.spec_accept_length:.2f}" if load.spec_accept_length else ""
         log.info(
             "step %d: %d running, %d waiting, %d tokens held (%.0f %%), %.0f tokens/s, "
-            "%.0f %% of prompts cached",
+            "%.0f %% of prompts cached%s",
             load.steps,
             load.num_running,
             load.num_waiting,
@@ -316,6 +317,7 @@ class Scheduler:
             share,
             rate,
             100 * load.cache_hit_rate,
+            accepts,
         )
 
     # ---- figures ---------------------------------------------------------------------------
@@ -341,4 +343,6 @@ class Scheduler:
             num_paused=len(self.planner.running) if self.is_paused else 0,
             steps=self.num_steps,
             num_breaches=self.controls.num_breaches,
+            spec_accept_length=self.drafting.counts.accept_len if self.drafting else 0.0,
+            drafts=self.drafting.counts.totals if self.drafting else None,
         )

@@ -44,5 +44,9 @@ class HostDrafter(Protocol):
         ...
 
     def finish(self, rid: str) -> None:
-        """The request is over, or gave its slot back."""
+        """The request is over."""
+        ...
+
+    def flush(self) -> None:
+        """Forget what requests have written that are over."""
         ...

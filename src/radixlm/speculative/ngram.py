@@ -210,6 +210,6 @@ class NgramDrafter:
             known = ", ".join(self._corpora) or "none"
             raise NotFound(f"corpus_id: {name!r} is not loaded; loaded are: {known}")
 
-    def clear(self) -> None:
-        """Forget what finished requests have written; corpora stay."""
+    def flush(self) -> None:
+        """Forget what requests have written that are over; corpora stay."""
         self._shared.clear()

@@ -15,6 +15,7 @@ MAX_MATCH = 32
 MAX_CANDIDATES = 32
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _MIN_BITS = 10
+_MAX_INDEXED = 1 << 16
 
 
 class Matches(Record, eq=False):
@@ -29,19 +30,14 @@ class Chains:
     """The places at which n tokens occurred, by their hash: a head for each hash, and for each
     place the one before with the same hash (as in LZ77). Other tokens may share a hash."""
 
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self._bits = _MIN_BITS
-        self._heads = np.full(1 << self._bits, -1, np.int32)
-        self._previous = np.full(1 << self._bits, -1, np.int32)
+    def __init__(self, n: int, bits: int) -> None:
+        """For at most 2 ** bits places."""
+        self.n, self._bits = n, bits
+        self._heads = np.full(1 << bits, -1, np.int32)
+        self._previous = np.full(1 << bits, -1, np.int32)
 
     def insert(self, ids: Int32Array, first: int, end: int) -> None:
         """Add the places [first, end), each the last of n tokens of ``ids``."""
-        if end > 1 << self._bits:
-            self._bits = max(end.bit_length(), self._bits + 1)
-            self._heads = np.full(1 << self._bits, -1, np.int32)
-            self._previous = np.full(1 << self._bits, -1, np.int32)
-            first = 0
         first = max(first, self.n - 1)
         if first >= end:
             return
@@ -86,7 +82,8 @@ class TextIndex:
         self._ids = np.zeros(64, np.int32)
         self.num_tokens = 0
         self._num_indexed = 0
-        self._chains = (Chains(6), Chains(2))
+        self._bits = 0
+        self._chains: tuple[Chains, ...] = ()
         if ids is not None:
             self.extend(ids)
 
@@ -108,11 +105,7 @@ class TextIndex:
     def find(self, tail: Int32Array, min_match: int = 2, lag: int = 16) -> Matches | None:
         """Where the end of ``tail`` occurs, at least ``min_match`` tokens of it and with a token
         behind it; None if nowhere. The last ``lag`` tokens may not be indexed yet."""
-        end = self.num_tokens - 1  # the last place has nothing behind it
-        if end - self._num_indexed >= (lag if self._num_indexed else 1):
-            for chains in self._chains:
-                chains.insert(self._ids, self._num_indexed, end)
-            self._num_indexed = end
+        self._index(lag)
         for chains in self._chains:
             places = chains.places(tail)
             if not places:
@@ -123,6 +116,20 @@ class TextIndex:
             if is_match.any():
                 return Matches(ends[is_match], lengths[is_match])
         return None
+
+    def _index(self, lag: int) -> None:
+        """Index tokens that are not, at most _MAX_INDEXED at once: a step waits for it."""
+        end = self.num_tokens - 1  # the last place has nothing behind it
+        if end - self._num_indexed < (lag if self._num_indexed else 1):
+            return
+        if end > 1 << self._bits or not self._bits:
+            self._bits = max(_MIN_BITS, self.num_tokens.bit_length())
+            self._chains = (Chains(6, self._bits), Chains(2, self._bits))
+            self._num_indexed = 0
+        end = min(end, self._num_indexed + _MAX_INDEXED)
+        for chains in self._chains:
+            chains.insert(self._ids, self._num_indexed, end)
+        self._num_indexed = end
 
     def _match_lengths(self, ends: NDArray[np.int64], tail: Int32Array) -> NDArray[np.int64]:
         back = np.arange(min(len(tail), MAX_MATCH))

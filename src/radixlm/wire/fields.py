@@ -136,7 +136,7 @@ FIELDS: tuple[Field, ...] = (
     *_ignored("openai responses", str, "user service_tier safety_identifier prompt_cache_key"),
     *_ignored("openai responses", str, "prompt_cache_retention"),
     *_ignored("openai responses", Any, "prompt_cache_options"),
-    *_ignored("openai", bool, "store return_spec_tokens_details"),
+    *_ignored("openai", bool, "store"),
     *_ignored("openai messages", dict[str, Any], "metadata"),
     *_ignored("openai", dict[str, str], "custom_labels"),
     *_ignored(

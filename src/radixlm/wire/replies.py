@@ -46,6 +46,20 @@ class TokenDelta(msgspec.Struct, omit_defaults=True, gc=False):
     hidden_states: list[bytes] | None = None
     pooled: list[float] | None = None
     queue_time_s: float = 0.0
+    # steps that verified drafts of it, by the number that was accepted; and drafted tokens
+    draft_rounds: list[int] | None = None
+    num_drafted: int = 0
+
+
+class DraftTotals(msgspec.Struct, omit_defaults=True):
+    """Of all requests since the start: ``num_rounds`` counts each request of a step with drafts;
+    ``num_steps`` steps with drafts; ``seconds`` what drafting on the host took."""
+
+    num_rounds: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_steps: int = 0
+    seconds: float = 0.0
 
 
 class LoadReport(msgspec.Struct, omit_defaults=True):
@@ -63,6 +77,8 @@ class LoadReport(msgspec.Struct, omit_defaults=True):
     steps: int = 0
     num_breaches: int = 0
     num_dropped: int = 0
+    spec_accept_length: float = 0.0
+    drafts: DraftTotals | None = None
 
 
 class StepReply(msgspec.Struct, tag="step", omit_defaults=True):

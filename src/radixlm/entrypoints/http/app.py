@@ -19,6 +19,7 @@ from radixlm.entrypoints.http import anthropic, not_implemented, ollama, tokeniz
 from radixlm.entrypoints.http.admin import (
     adapters,
     control,
+    corpora,
     health,
     info,
     metrics,
@@ -63,6 +64,7 @@ _ROUTERS = (
     generate.router,
     control.router,
     adapters.router,
+    corpora.router,
     request_log.router,
     tokenization.router,
     completions.router,

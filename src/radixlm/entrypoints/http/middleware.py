@@ -56,6 +56,7 @@ ADMIN_PATHS = frozenset(
     "/hicache/storage-backend/clear /hicache/storage-backend /update_weights_from_ipc "
     "/begin_weight_update /end_weight_update /weights_checker /set_trace_level /pd_role_switch "
     "/load_lora_adapter_from_tensors /add_external_corpus /remove_external_corpus "
+    "/list_external_corpora "
     "/init_weights_send_group_for_remote_instance /send_weights_to_remote_instance".split()
 )
 MAX_REQUEST_ID = 128

@@ -17,7 +17,6 @@ _EXPERTS = "recording expert distributions is not implemented (--expert-distribu
 _HICACHE = "the hierarchical cache is not implemented (--enable-hierarchical-cache)"
 _MEMORY = "releasing memory is not implemented (--enable-memory-saver)"
 _PD = "disaggregation is not implemented (--disaggregation-mode)"
-_CORPUS = "n-gram speculation is not implemented (--speculative-algorithm)"
 _TRACE = "traces are not implemented (--enable-trace)"
 _GET_POST = ("GET", "POST")
 _POST = ("POST",)
@@ -47,9 +46,6 @@ NOT_IMPLEMENTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("/resume_memory_occupation", _GET_POST, _MEMORY),
     ("/load_lora_adapter_from_tensors", _POST, _LORA),
     ("/pd_role_switch", _POST, _PD),
-    ("/add_external_corpus", _POST, _CORPUS),
-    ("/remove_external_corpus", _POST, _CORPUS),
-    ("/list_external_corpora", ("GET",), _CORPUS),
     ("/set_trace_level", _GET_POST, _TRACE),
     ("/v1/audio/speech", _POST, "text-to-speech models are not supported"),
     ("/v1/realtime", ("GET",), "live audio is not supported: POST /v1/audio/transcriptions"),

@@ -62,6 +62,7 @@ class ResponseBuilder:
         if output.finish is not None:
             self.last_finish = output.finish
             meta["e2e_latency"] = time.monotonic() - self._began_s
+            meta |= spec_fields(output)
             self._add_check(index, output, meta)
         if self._batch.wants_logprobs[index]:
             self._add_logprobs(self._batch.requests[index].logprobs, output, meta)
@@ -169,6 +170,23 @@ def finish_reason(finish: Finish | None, length: int) -> dict[str, Any] | None:
         "message": finish.message or "aborted",
         "status_code": finish.status or None,
         "err_type": None if finish.kind == "abort" else "EngineError",
+    }
+
+
+def spec_fields(output: Output) -> dict[str, Any]:
+    """What became of a sample's drafts, under SGLang's names; {} where nothing drafts. A round is
+    a step that verified drafts: steps without are not counted."""
+    if output.draft_rounds is None:
+        return {}
+    rounds = sum(output.draft_rounds)
+    accepted = sum(count * times for count, times in enumerate(output.draft_rounds))
+    return {
+        "spec_verify_ct": rounds,
+        "spec_accept_length": 1 + accepted / rounds if rounds else 0.0,
+        "spec_accept_rate": accepted / output.num_drafted if rounds else 0.0,
+        "spec_num_correct_drafts": accepted,
+        "spec_num_proposed_drafts": output.num_drafted,
+        "spec_correct_drafts_histogram": output.draft_rounds,
     }
 
 

@@ -15,7 +15,7 @@ from radixlm.config.server_config import flat
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.intake.adapters import Loaded
-from radixlm.wire.replies import LoadReport
+from radixlm.wire.replies import DraftTotals, LoadReport
 
 router = APIRouter(tags=["info"])
 OWNER = "sglang"  # clients of the reference check it
@@ -161,6 +161,12 @@ async def loads(
     return json_response(body | {"loads": shown, "aggregate": total})
 
 
+def accept_rate(load: LoadReport) -> float:
+    """The share of drafted tokens that was accepted, since the start."""
+    drafts = load.drafts or DraftTotals()
+    return drafts.num_accepted / max(1, drafts.num_drafted)
+
+
 def _parts(load: LoadReport, parts: set[str]) -> dict[str, float]:
     total = max(load.num_total_tokens, 1)
     by_part: dict[str, dict[str, float]] = {
@@ -175,6 +181,10 @@ def _parts(load: LoadReport, parts: set[str]) -> dict[str, float]:
             "num_used_tokens": load.num_used_tokens,
             "max_total_num_tokens": load.num_total_tokens,
             "token_usage": load.num_used_tokens / total,
+        },
+        "spec": {
+            "spec_accept_length": load.spec_accept_length,
+            "spec_accept_rate": accept_rate(load),
         },
         "queues": {
             "num_retracted_reqs": load.num_retracted,

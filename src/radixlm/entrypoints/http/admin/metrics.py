@@ -10,10 +10,11 @@ from fastapi.responses import Response
 from radixlm.base.lazy import load
 from radixlm.config.observe import ObserveConfig, bucket_values
 from radixlm.entrypoints.http.admin.health import PROBE_PREFIX
+from radixlm.entrypoints.http.admin.info import accept_rate
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
-from radixlm.wire.replies import Finish
+from radixlm.wire.replies import DraftTotals, Finish
 
 if TYPE_CHECKING:
     from radixlm.observe.metrics import Buckets, Metrics
@@ -60,6 +61,7 @@ def install(app: FastAPI, state: ServerState) -> None:
 
     async def metrics() -> Response:
         """Prometheus metrics."""
+        made.drafts(state.intake.load.drafts or DraftTotals())
         return Response(made.exposition(gauges(state)), media_type=CONTENT_TYPE)
 
     app.add_api_route("/metrics", metrics, methods=["GET"], tags=["info"])
@@ -103,6 +105,8 @@ def gauges(state: ServerState) -> dict[str, float]:
         "token_usage": load_.num_used_tokens / max(load_.num_total_tokens, 1),
         "gen_throughput": load_.gen_throughput,
         "cache_hit_rate": load_.cache_hit_rate,
+        "spec_accept_length": load_.spec_accept_length,
+        "spec_accept_rate": accept_rate(load_),
         "spec_num_steps": state.config.speculate.speculative_num_steps or 0,
         "spec_num_draft_tokens": state.config.speculate.speculative_num_draft_tokens or 0,
         "utilization": load_.num_running / max_running if max_running else 0.0,

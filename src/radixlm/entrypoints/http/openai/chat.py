@@ -22,7 +22,7 @@ from radixlm.entrypoints.http.openai.conversation import (
 )
 from radixlm.entrypoints.http.openai.logprobs import chat_logprobs
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
-from radixlm.entrypoints.http.openai.usage import usage
+from radixlm.entrypoints.http.openai.usage import spec_details, usage
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import (
@@ -33,7 +33,7 @@ from radixlm.entrypoints.http.transport import (
     stream_response,
 )
 from radixlm.entrypoints.native.response import finish_reason as native_reason
-from radixlm.entrypoints.native.response import last_hidden
+from radixlm.entrypoints.native.response import last_hidden, spec_fields
 from radixlm.intake.records import Output
 from radixlm.text.tools.base import ToolCallDelta
 
@@ -106,6 +106,7 @@ async def complete(chat: Chat) -> dict[str, Any]:
         ],
         "usage": counted,
         "metadata": {"weight_version": session.state.weight_version},
+        **spec_details(session.body, [answer.output for answer in answers]),
     }
 
 
@@ -169,6 +170,7 @@ def _extras(session: ChatSession, output: Output) -> dict[str, Any]:
             "completion_tokens": output.completion_tokens,
             "cached_tokens": output.cached_tokens,
             "weight_version": session.state.weight_version,
+            **spec_fields(output),
         }
     return extras
 
@@ -197,6 +199,11 @@ class _Counter:
         self._last[delta.index] = delta.output
         reasoning = self._reasoning.get(delta.index, "")
         self._reasoning[delta.index] = reasoning + delta.parsed.reasoning
+
+    @property
+    def outputs(self) -> list[Output]:
+        """The last of each sample."""
+        return [self._last[index] for index in sorted(self._last)]
 
     def usage(self, index: int | None = None) -> dict[str, Any]:
         """Of all samples, or of one."""
@@ -228,6 +235,8 @@ async def _events(chat: Chat) -> AsyncGenerator[bytes, None]:
                 if wants_usage or continuous:
                     chunk["usage"] = counter.usage(delta.index) if continuous else None
                 yield event(chunk)
+    if details := spec_details(chat.session.body, counter.outputs):
+        yield event(chat.envelope("chat.completion.chunk") | {"choices": []} | details)
     if wants_usage:
         last = chat.envelope("chat.completion.chunk")
         yield event(last | {"choices": [], "usage": counter.usage()})

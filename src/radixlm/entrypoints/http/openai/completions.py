@@ -31,7 +31,7 @@ from radixlm.entrypoints.http.openai.sampling import (
     sampling_of,
     truncated,
 )
-from radixlm.entrypoints.http.openai.usage import usage
+from radixlm.entrypoints.http.openai.usage import spec_details, usage
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.tokenization import encode
@@ -224,7 +224,8 @@ async def complete(call: Call) -> dict[str, Any]:
     cached = call.state.config.serve.enable_cache_report
     counted = usage(every, shows_cached=cached, num_prompts=len(results))
     metadata = {"weight_version": call.state.weight_version}
-    return call.envelope | {"choices": choices, "usage": counted, "metadata": metadata}
+    answer = call.envelope | {"choices": choices, "usage": counted, "metadata": metadata}
+    return answer | spec_details(call.body, [output for outputs in shown for output in outputs])
 
 
 def _choice(call: Call, index: int, prompt: int, output: Output) -> dict[str, Any]:
@@ -288,8 +289,10 @@ async def _events(call: Call) -> AsyncGenerator[bytes, None]:
                 one = usage([output], shows_cached=cached) if continuous else None
                 chunk["usage"] = one
             yield await off_loop_of(output.num_logprobs, event, chunk)
+    last = [totals[i] for i in sorted(totals)]
+    if details := spec_details(call.body, last):
+        yield event(call.envelope | {"choices": []} | details)
     if wants_usage:
-        last = [totals[i] for i in sorted(totals)]
         counted = usage(last, shows_cached=cached, num_prompts=len(call.requests))
         yield event(call.envelope | {"choices": [], "usage": counted})
     yield DONE

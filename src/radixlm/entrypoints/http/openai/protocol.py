@@ -47,6 +47,7 @@ class Generation(Body):
     service_tier: str | None = None
     return_token_ids: bool | None = False
     return_cached_tokens_details: bool | None = False
+    return_spec_tokens_details: bool | None = False
     # of vLLM
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[Int, Field(ge=-1)] | None = None

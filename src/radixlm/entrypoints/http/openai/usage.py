@@ -1,8 +1,11 @@
-"""Usage records."""
+"""Usage records, and what became of drafts."""
 
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import Any
 
+from radixlm.entrypoints.http.openai.protocol import Generation
+from radixlm.entrypoints.native.response import spec_fields
 from radixlm.intake.records import Output
 
 
@@ -40,3 +43,15 @@ def usage(
     if details:
         shown["completion_tokens_details"] = details
     return shown
+
+
+def spec_details(body: Generation, outputs: Iterable[Output]) -> dict[str, Any]:
+    """``sglext`` with ``spec_tokens_details`` of all samples together, if the client asks for it
+    and anything drafts."""
+    drafted = [o for o in outputs if o.draft_rounds is not None]
+    if not body.return_spec_tokens_details or not drafted:
+        return {}
+    total = Output(num_drafted=sum(output.num_drafted for output in drafted))
+    columns = zip_longest(*(output.draft_rounds or () for output in drafted), fillvalue=0)
+    total.draft_rounds = [sum(column) for column in columns]
+    return {"sglext": {"spec_tokens_details": spec_fields(total)}}

@@ -180,6 +180,11 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/pause_generation": {JSON: _object(message=STR, status=STR)},
     "/continue_generation": {JSON: _object(message=STR, status=STR)},
     "/get_weights_by_name": {JSON: {}},
+    "/add_external_corpus": {
+        JSON: _object(success=BOOL, corpus_id=STR, message=STR, loaded_token_count=INT)
+    },
+    "/remove_external_corpus": {JSON: _object(success=BOOL, message=STR)},
+    "/list_external_corpora": {JSON: _object(success=BOOL, corpus_token_counts=DICT)},
     "/update_weight_version": {JSON: _object(success=BOOL, message=STR, new_version=STR)},
     "/set_internal_state": {JSON: _object(updated=BOOL, server_args=DICT)},
     "/configure_logging": {JSON: DICT},
