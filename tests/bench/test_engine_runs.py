@@ -69,6 +69,18 @@ def test_one_batch_measures_every_shape(server_flags, tmp_path: Path, capsys) ->
     assert "4 x 40 + 5" in capsys.readouterr().out
 
 
+def test_one_batch_compares_a_drafter_with_none(server_flags, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "out.jsonl"
+    flags = "--batch-size 1 2 --input-len 16 --output-len 40 --speculative-algorithm NGRAM".split()
+    assert main(["one-batch", *flags, *server_flags, "--output-file", str(out)]) == 0
+    for row in map(json.loads, out.read_text().splitlines()):
+        assert row["accept_length"] >= 1
+        assert row["speedup"] > 0
+        expected = row["batch_size"] * row["accept_length"] / row["median_decode_latency"]
+        assert row["median_decode_throughput"] == pytest.approx(expected)
+    assert "accept len  speed-up" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [

@@ -180,7 +180,6 @@ async def test_drafts_of_all_are_counted_together() -> None:
     assert load.spec_accept_length == 2.0
 
 
-
 async def test_one_replica_may_be_lost_but_not_at_the_start() -> None:
     two = Two()
     state = two.ask("a")

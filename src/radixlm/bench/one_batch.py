@@ -1,7 +1,8 @@
 """`radixlm bench one-batch`: one static batch through scheduler and executor, without intake.
 
-All prompts are computed in one step (prefill), then each step gives every request one token
-(decode). Other options are those of the server (`radixlm serve --help`).
+All prompts are computed in one step (prefill), then each step gives every request one token, or
+with --speculative-algorithm some (decode). Other options are those of the server (`radixlm serve
+--help`).
 """
 
 import argparse
@@ -44,7 +45,9 @@ class Shape:
 @dataclass(frozen=True, slots=True)
 class Result:
     """Figures of one shape: latencies in seconds, throughput in tokens a second. Those of decode
-    are of one step, and None if the answers have one token."""
+    are of one step, and None if the answers have one token. ``accept_length``: tokens of a request
+    in a decode step; ``speedup``: of all decode steps over those of a run without drafts. Both are
+    None without a drafter."""
 
     run_name: str
     batch_size: int
@@ -57,6 +60,8 @@ class Result:
     best_decode_latency: float | None
     total_latency: float
     overall_throughput: float
+    accept_length: float | None = None
+    speedup: float | None = None
 
 
 def build_parser() -> Parser:
@@ -142,13 +147,23 @@ class Batch:
         self._draw = np.random.default_rng(seed)
         self._vocab = info.decoder.vocab
         self._num_runs = 0
+        # of the last run: requests of all decode steps, and requests that have not ended
+        self._num_rows = self._num_left = 0
 
     def measure(self, shape: Shape, run_name: str) -> Result:
-        """One run of a shape."""
+        """One run of a shape; with a drafter a second one without drafts."""
+        drafting = self.replica.scheduler.drafting
+        has_drafter = drafting is not None and drafting.has_drafter
+        plain_s = 0.0
+        if drafting is not None and has_drafter:
+            drafting.lengths.is_off = True
+            plain_s = sum(self.run(shape)[1])
+            drafting.lengths.is_off = False
         prefill_s, decodes_s = self.run(shape)
         total_s = prefill_s + sum(decodes_s)
         size, tokens = shape.batch_size, shape.input_len + shape.output_len
         median_s = statistics.median(decodes_s) if decodes_s else None
+        accept_len = size * (shape.output_len - 1) / max(1, self._num_rows)
         return Result(
             run_name,
             size,
@@ -157,10 +172,12 @@ class Batch:
             prefill_latency=prefill_s,
             prefill_throughput=size * shape.input_len / prefill_s,
             median_decode_latency=median_s,
-            median_decode_throughput=size / median_s if median_s is not None else None,
+            median_decode_throughput=size * accept_len / median_s if median_s else None,
             best_decode_latency=min(decodes_s, default=None),
             total_latency=total_s,
             overall_throughput=size * tokens / total_s,
+            accept_length=accept_len if has_drafter and decodes_s else None,
+            speedup=plain_s / sum(decodes_s) if has_drafter and decodes_s else None,
         )
 
     def run(self, shape: Shape) -> tuple[float, list[float]]:
@@ -168,10 +185,13 @@ class Batch:
         prefix cache. EngineError if requests still run afterwards."""
         self._flush()
         self._num_runs += 1
+        self._num_rows, self._num_left = 0, shape.batch_size
         for index in range(shape.batch_size):
             self._mine.send(self._request(f"{self._num_runs}-{index}", shape))
         prefill_s = self._timed_step(shape, is_prefill=True)
-        decodes_s = [self._timed_step(shape, is_prefill=False) for _ in range(shape.output_len - 1)]
+        decodes_s: list[float] = []
+        while self._num_left and len(decodes_s) < shape.output_len:
+            decodes_s.append(self._timed_step(shape, is_prefill=False))
         if self.replica.scheduler.planner.running:
             raise EngineError("requests still run after the last step of the batch")
         return prefill_s, decodes_s
@@ -182,7 +202,9 @@ class Batch:
         return TokenizedRequest(rid=rid, input_ids=pack_ids(ids), sampling=sampling)
 
     def _timed_step(self, shape: Shape, is_prefill: bool) -> float:
-        """Seconds of one tick. Every request must get one token in it."""
+        """Seconds of one tick. Every request must get a token in it."""
+        num_rows = self._num_left
+        self._num_rows += 0 if is_prefill else num_rows
         start_s = time.perf_counter()
         self.replica.scheduler.tick(wait=False)
         elapsed_s = time.perf_counter() - start_s
@@ -192,8 +214,9 @@ class Batch:
                 count += len(reply.tokens)
                 for delta in reply.deltas:
                     count += len(delta.tokens)
+                    self._num_left -= delta.finish is not None
                     _check_finish(delta.finish)
-        if count != shape.batch_size:
+        if count < num_rows or (is_prefill and count > num_rows):
             facts = self.replica.facts
             raise ConfigError(
                 f"--batch-size {shape.batch_size} with {shape.input_len} + {shape.output_len} "
@@ -228,6 +251,7 @@ def _print(results: Sequence[Result], args: argparse.Namespace) -> None:
 
 def render(results: Sequence[Result]) -> str:
     """The table."""
+    has_drafter = any(result.speedup is not None for result in results)
     headings = (
         "batch x in + out",
         "prefill ms",
@@ -237,11 +261,13 @@ def render(results: Sequence[Result]) -> str:
         "decode tok/s",
         "total s",
         "tok/s",
+        *(("accept len", "speed-up") if has_drafter else ()),
     )
-    return report.table(headings, [_row(result) for result in results]) + "\n"
+    return report.table(headings, [_row(result, has_drafter) for result in results]) + "\n"
 
 
-def _row(result: Result) -> tuple[str, ...]:
+def _row(result: Result, has_drafter: bool) -> tuple[str, ...]:
+    drafted = (result.accept_length, result.speedup) if has_drafter else ()
     return (
         f"{result.batch_size} x {result.input_len} + {result.output_len}",
         f"{result.prefill_latency * 1e3:.2f}",
@@ -253,6 +279,7 @@ def _row(result: Result) -> tuple[str, ...]:
         else f"{result.median_decode_throughput:.1f}",
         f"{result.total_latency:.3f}",
         f"{result.overall_throughput:.1f}",
+        *("-" if value is None else f"{value:.2f}" for value in drafted),
     )
 
 

@@ -35,6 +35,7 @@ TOTALS = (
     ("Output token throughput (tok/s):", "output_throughput"),
     ("Total token throughput (tok/s):", "total_throughput"),
     ("Concurrency:", "concurrency"),
+    ("Accept length:", "accept_length"),
     ("CPU time of this client (s):", "client_cpu_seconds"),
 )
 

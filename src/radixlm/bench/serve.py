@@ -156,7 +156,10 @@ class Run:
         result = self._arguments() | metrics.summarise(outcomes, duration_s)
         result |= metrics.retokenized(outcomes, tokenizer, duration_s)
         result["client_cpu_seconds"] = cpu_s  # if near the duration, the client is the bottleneck
-        result["server_info"] = await self._server_info()
+        result["server_info"] = info = await self._server_info()
+        states = info.get("internal_states") if isinstance(info, dict) else None
+        if accept_len := states and states[0].get("avg_spec_accept_length"):
+            result["accept_length"] = accept_len
         self._report(result, outcomes)
         return int(result["failed"] > 0)
 

@@ -50,7 +50,7 @@ class Drafting:
         self._most = limits.max_drafts
         if kv_manager.window is not None and kv_manager.window.is_state:
             # a state cannot go back to the token before a refused draft
-            if self._is_for_all:
+            if self.has_drafter:
                 log.info("no speculative decoding: the model has recurrent layers")
             self._most, self.has_device_drafter = 0, False
         self._num_seen: dict[str, int] = {}  # tokens of a request that the host drafters have seen
@@ -59,10 +59,11 @@ class Drafting:
         self._own: dict[str, Prediction | None] = {}
         # of the device's drafter, by slot: the request's id and number of tokens, and the proposal
         self._proposed: dict[int, tuple[str, int, Proposal]] = {}
-        self.counts = DraftCounts(self._is_for_all)
+        self.counts = DraftCounts(self.has_drafter)
 
     @property
-    def _is_for_all(self) -> bool:
+    def has_drafter(self) -> bool:
+        """Whether all requests may draft, not only those with a prediction or a grammar."""
         return bool(self.drafters) or self.has_device_drafter
 
     def register(self, request: Request) -> None:
@@ -78,7 +79,7 @@ class Drafting:
     def plan(self, batch: DecodeBatch, other_tokens: int) -> Drafts | None:
         """Drafts for the rows of the batch, whose next tokens count as computed; their drafts then
         count too. ``other_tokens``: tokens of the step's chunks."""
-        if not self._most or not (self._own or self._is_for_all):
+        if not self._most or not (self._own or self.has_drafter):
             return None
         table, slots, rids = self._table, batch.slots, batch.rids
         left = self._limits.step_tokens - other_tokens - len(slots)
@@ -90,7 +91,7 @@ class Drafting:
         caps = np.minimum(table.end[slots] - computed, most)
         proposals = [NOTHING] * len(slots)
         for i in np.flatnonzero(caps > 0).tolist():
-            if self._is_for_all or rids[i] in self._own:
+            if self.has_drafter or rids[i] in self._own:
                 request = self._kv_manager.request_in(int(slots[i]))
                 proposals[i] = self._propose(request, int(caps[i]))
         self.counts.totals.seconds += time.perf_counter() - began_s
@@ -202,7 +203,7 @@ class Drafting:
 
     def observe_step(self, plan: StepPlan, seconds: float) -> None:
         """A step has taken so long."""
-        if not self._own and not self._is_for_all:
+        if not self._own and not self.has_drafter:
             return
         items = Items.of(plan.items)
         if items.prefills or not len(items.starts):

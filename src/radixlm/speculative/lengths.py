@@ -68,6 +68,7 @@ class DraftLength:
     ) -> None:
         self.max_drafts, self.is_fixed, self.always = max_drafts, is_fixed, always
         self.costs = costs or CostTable()
+        self.is_off = False  # draft nothing, to measure what a plain run costs
         self._histories: dict[str, _History] = {}
         self._alpha = 0.6  # chance that a draft is accepted, of all requests
         self._num_steps = 0  # since the last probe
@@ -79,6 +80,8 @@ class DraftLength:
     def room(self, num_rows: int, other_tokens: int = 0) -> int:
         """The most drafts of a row that could pay in a step of so many rows, and ``other_tokens``
         of prompts; 0: no drafter need be asked."""
+        if self.is_off:
+            return 0
         if self.always or self._is_probe_due:
             return self.max_drafts
         surest = _SUREST ** np.arange(1.0, self.max_drafts + 1)
@@ -107,9 +110,11 @@ class DraftLength:
     def lens(self, rids: Sequence[str], other_tokens: int = 0) -> Int32Array:
         """How many tokens the device's drafter is to propose for each row, int32 [rows]: its draft
         steps cost time before it is known what they propose."""
-        if self.always:
+        if self.always and not self.is_off:
             return np.full(len(rids), self.max_drafts, np.int32)
         none = np.zeros(len(rids), np.int32)
+        if self.is_off:
+            return none
         depths = np.arange(1.0, self.max_drafts + 1)
         alphas = [self._alpha_of(rid) for rid in rids]
         best, best_rate = none, 0.0
