@@ -131,6 +131,7 @@ def test_a_number_that_was_set_is_kept_or_nothing(costs: str, pays: bool) -> Non
     for _ in range(100):
         seen += lengths.choose(world.rids, [proposal] * 4).tolist()
     assert set(seen) <= {0, 3}
+    assert {lengths.room(rows) for rows in (1, 4, 64, 512)} <= {0, 3}
     assert (np.mean(seen) > 2) == pays
 
 

@@ -77,7 +77,9 @@ class CostTable:
     def _forward_s(self, num_tokens: int) -> float:
         return math.exp(self._log(num_tokens) + (self._level or 0.0))
 
-    def seconds(self, num_tokens: NDArray[np.int64], draft_steps: int = 0) -> Float64Array:
+    def seconds(
+        self, num_tokens: NDArray[np.int64] | Float64Array, draft_steps: int = 0
+    ) -> Float64Array:
         """Seconds of steps of so many tokens, more for more of them; relative to a step of one
         token before any was measured."""
         log_s = np.maximum.accumulate(np.interp(num_tokens, self._nodes, self._shape))

@@ -84,9 +84,18 @@ class DraftLength:
             return 0
         if self.always or self._is_probe_due:
             return self.max_drafts
-        surest = _SUREST ** np.arange(1.0, self.max_drafts + 1)
-        lens, rate = self._best([surest] * num_rows, other_tokens)
-        return int(lens.max(initial=0)) if rate else 0
+        depths = np.array(
+            [0, *range(1 + self.is_fixed * (self.max_drafts - 1), self.max_drafts + 1)]
+        )
+        gains = num_rows * _SUREST * (1 - _SUREST**depths) / (1 - _SUREST)
+        # rows that are all alike; or a quarter or half of them, with the shortest draft
+        counts = num_rows * np.array([0, 0.25 * depths[1], 0.5 * depths[1], *depths[1:]])
+        gains = np.interp(counts, num_rows * depths, gains)
+        rates = (num_rows + gains) / self.costs.seconds(counts + (num_rows + other_tokens))
+        best = int(rates.argmax())
+        if rates[best] <= _MARGIN * rates[0]:
+            return 0
+        return int(depths[max(1, best - 2)])
 
     def choose(
         self, rids: Sequence[str], proposals: Sequence[Proposal], other_tokens: int = 0

@@ -13,7 +13,8 @@ SEPARATOR = -1
 MAX_MATCH = 32
 """Longest match that is told apart, in tokens."""
 MAX_CANDIDATES = 32
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+MAX_CHAIN = 6
+_MULTIPLIER, _WORD = 0x9E3779B97F4A7C15, (1 << 64) - 1
 _MIN_BITS = 10
 _MAX_INDEXED = 1 << 16
 
@@ -59,14 +60,17 @@ class Chains:
         count = len(ids) - self.n + 1
         mixed = np.zeros(count, np.uint64)
         for offset in range(self.n):
-            mixed = (mixed ^ values[offset : offset + count]) * _MULTIPLIER
+            mixed = (mixed ^ values[offset : offset + count]) * np.uint64(_MULTIPLIER)
         return (mixed >> np.uint64(64 - self._bits)).astype(np.intp)
 
-    def places(self, tail: Int32Array) -> list[int]:
+    def places(self, tail: list[int]) -> list[int]:
         """The latest places whose n tokens have the hash of the end of ``tail``."""
         if len(tail) < self.n:
             return []
-        place = self._heads.item(self._hash(tail[-self.n :]).item(0))
+        mixed = 0
+        for token in tail[-self.n :]:  # as in _hash: numpy is slow for so few
+            mixed = (mixed ^ token) * _MULTIPLIER & _WORD
+        place = self._heads.item(mixed >> (64 - self._bits))
         found: list[int] = []
         while place >= 0 and len(found) < MAX_CANDIDATES:
             found.append(place)
@@ -106,8 +110,9 @@ class TextIndex:
         """Where the end of ``tail`` occurs, at least ``min_match`` tokens of it and with a token
         behind it; None if nowhere. The last ``lag`` tokens may not be indexed yet."""
         self._index(lag)
+        last = tail[-MAX_CHAIN:].tolist()
         for chains in self._chains:
-            places = chains.places(tail)
+            places = chains.places(last)
             if not places:
                 continue
             ends = np.array(places, np.int64)
@@ -124,7 +129,7 @@ class TextIndex:
             return
         if end > 1 << self._bits or not self._bits:
             self._bits = max(_MIN_BITS, self.num_tokens.bit_length())
-            self._chains = (Chains(6, self._bits), Chains(2, self._bits))
+            self._chains = (Chains(MAX_CHAIN, self._bits), Chains(2, self._bits))
             self._num_indexed = 0
         end = min(end, self._num_indexed + _MAX_INDEXED)
         for chains in self._chains:
