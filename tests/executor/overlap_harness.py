@@ -177,7 +177,9 @@ class OverlapHarness:
         self.device = device or CpuDevice()
         self.model = PagedHash(num_pages + 1)
         max_pages = -(-self.limits.context_len // PAGE) + 1
-        tables = DeviceTables(slots, max_pages, 1, self.device.where, self.device.is_synchronous)
+        tables = DeviceTables(
+            slots, max_pages, 1, self.device.where, self.device.is_synchronous, most
+        )
         self.drafter = None
         if drafts is not None and drafts.kind == "device":
             self.drafter = HashDrafter(self.model, tables)
@@ -193,7 +195,10 @@ class OverlapHarness:
             runner_options,
         )
         if sizes:
-            self.runner.capture(DecodeGraphs(self.device, sizes))
+            graphs = DecodeGraphs(self.device, sizes)
+            self.runner.capture(graphs)
+            for width in range(2, most + 2):
+                self.runner.capture(DecodeGraphs(self.device, sizes), width)
         pages = PageAllocator(num_pages, PAGE)
         self.kv_manager = KVCacheManager(pages, SlotAllocator(slots), RadixCache(pages, PAGE), PAGE)
         hooks = Hooks((Countdown(),))

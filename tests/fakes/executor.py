@@ -39,9 +39,9 @@ def reference(prompt: list[int], max_new: int, ignore_eos: bool = False) -> list
 
 
 def with_drafts(items: Items) -> list[tuple[Item, list[int]]]:
-    """Each item with its drafted tokens."""
+    """Each item with its drafted tokens, as far as the host knows them."""
     parts: list[list[int]] = [[]] * len(items)
-    if items.drafts is not None:
+    if items.drafts is not None and items.drafts.tokens is not None:
         ends = np.cumsum(items.drafts.lens).tolist()
         tokens = items.drafts.tokens.tolist()
         assert len(tokens) == ends[-1], "flat drafts are as long as their lengths say"

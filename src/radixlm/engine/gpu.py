@@ -168,10 +168,19 @@ def warm_up(make_runner: Callable[[], Runner], limits: Limits) -> None:
     log.info("warmed up every kind of step in %s", format_seconds(time.perf_counter() - started_s))
 
 
+def draft_widths(max_drafts: int) -> tuple[int, ...]:
+    """Tokens of the rows that get graphs: each power of two, and the most."""
+    most = 1 + max_drafts
+    return tuple(sorted({w for w in (2, 4, 8, 16, most) if 1 < w <= most}))
+
+
 def record_graphs(runner: Runner, sizes: tuple[int, ...], pads: bool) -> None:
-    """Record decode steps; if that fails, steps run without graphs."""
+    """Record decode steps, with and without drafts; if that fails, steps run without graphs."""
+    graphs = DecodeGraphs(runner.device, sizes, pads)
     try:
-        runner.capture(DecodeGraphs(runner.device, sizes, pads))
+        runner.capture(graphs)
+        for width in draft_widths(runner.max_drafts):
+            runner.capture(graphs.fitting(width), width)
     except (RuntimeError, InvariantError) as error:
         if is_out_of_memory(error):
             raise ConfigError(

@@ -70,7 +70,8 @@ def make_runner(
     max_pages = -(-limits.context_len // limits.page_size) + 1
     spaces = tuple(int(has_windows and g.name == "window") for g in model.kv_groups)
     where, is_shared = device.where, device.is_synchronous
-    tables = DeviceTables(num_slots, max_pages, 1 + has_windows, where, is_shared)
+    num_spaces = 1 + has_windows
+    tables = DeviceTables(num_slots, max_pages, num_spaces, where, is_shared, limits.max_drafts)
     sampling = SamplingTable(num_slots, info.decoder.vocab, where)
     detects = is_shared or config.execute.enable_nan_detection
     runner_parts = RunnerParts(

@@ -70,6 +70,8 @@ class BatchBuilder:
     def mixed(self, shape: StepShape) -> ForwardBatch:
         """Any step, of chunks and decodes, with or without drafts."""
         buffer, count, device = self._buffer, shape.num_sequences, self._tables.device
+        if shape.has_late:
+            self._settle(count, shape.num_rows)
         columns_4S = buffer.head_FN[layout.SLOT : layout.COUNT + 1, :count].long()
         slots_S, start_S, rope_len_S, counts_S = columns_4S.unbind(0)
         first_S1 = buffer.field(layout.FIRST_TOKEN, count + 1)
@@ -82,7 +84,7 @@ class BatchBuilder:
         ids_T = buffer.tokens(shape).long()
         pages, store = self._locate(slots_S, slots_T, positions_T, shape.max_kv_len)
         return ForwardBatch(
-            token_ids_T=torch.where(ids_T < 0, self._tables.next_token[slots_T], ids_T),
+            token_ids_T=self._known(ids_T, slots_T),
             positions_T=positions_T,
             # prompt tokens are rotated as at the end of the prompt, output tokens as when they were
             # sampled: the same whether a token is computed first, in chunks, or again
@@ -97,12 +99,58 @@ class BatchBuilder:
             max_kv_len=shape.max_kv_len,
         )
 
-    def draft_rows(self, shape: StepShape, batch: ForwardBatch) -> DraftRows | None:
+    def drafted(self, count: int, width: int, max_kv_len: int) -> ForwardBatch:
+        """A step of ``count`` decodes of ``width`` tokens each, as ``StepPacker`` packs them for a
+        graph. It depends on nothing but the arguments."""
+        buffer, device = self._buffer, self._tables.device
+        self._settle(count, count * width)
+        columns_4S = buffer.head_FN[layout.SLOT : layout.COUNT + 1, :count].long()
+        slots_S, start_S, rope_len_S, counts_S = columns_4S.unbind(0)
+        offset_W = torch.arange(width, device=device)
+        positions_T = (start_S[:, None] + offset_W).flatten()
+        slots_T = slots_S.repeat_interleave(width)
+        is_void_T = (offset_W >= counts_S[:, None]).flatten()
+        ids_T = buffer.tail(count * width).long()
+        pages, store = self._locate(slots_S, slots_T, positions_T, max_kv_len)
+        return ForwardBatch(
+            token_ids_T=self._known(ids_T, slots_T),
+            positions_T=positions_T,
+            rope_len_T=torch.maximum(positions_T + 1, rope_len_S.repeat_interleave(width)),
+            query_start_S1=(self._rows[: count + 1] * width).int(),
+            kv_len_S=(start_S + width).int(),
+            page_table_GSP=pages,
+            store_GT=tuple(one.masked_fill(is_void_T, 0) for one in store),
+            logits_rows_R=self._rows[: count * width],
+            attn=self._attn,
+            max_query_len=width,
+            max_kv_len=max_kv_len,
+        )
+
+    def _known(self, ids_T: Tensor, slots_T: Tensor) -> Tensor:
+        """Token ids; the negative ones are read from the token table."""
+        row_T = (layout.FROM_TABLE - ids_T).clamp_(min=0)
+        return torch.where(ids_T < 0, self._tables.known[row_T, slots_T], ids_T)
+
+    def _settle(self, count: int, rows: int) -> None:
+        """Subtract refused drafts from the places of late sequences."""
+        head, buffer = self._buffer.head_FN, self._buffer
+        slots_S = buffer.field(layout.SLOT, count).long()
+        shift_S = buffer.field(layout.IS_LATE, count) * self._tables.num_refused[slots_S]
+        head[layout.START, :count] -= shift_S
+        head[layout.KV_LEN, :count] -= shift_S
+        shift_of = torch.zeros_like(self._tables.num_refused).index_copy_(0, slots_S, shift_S)
+        head[layout.POSITION, :rows] -= shift_of[buffer.field(layout.SAMPLE_SLOT, rows).long()]
+
+    def draft_rows(self, shape: StepShape) -> DraftRows | None:
         """The rows of logits of a step with drafts."""
         if shape.first_N1 is None:
             return None
-        next_R = self._buffer.field(layout.NEXT_TOKEN, shape.num_rows).long()
-        return DraftRows(shape.first_N1, torch.where(next_R < 0, -1, batch.token_ids_T[next_R]))
+        rows, buffer = shape.num_rows, self._buffer
+        next_R, slots_R = (
+            buffer.field(one, rows).long() for one in (layout.NEXT_TOKEN, layout.SAMPLE_SLOT)
+        )
+        ids_R = self._known(buffer.tokens(shape)[next_R.clamp(min=0)].long(), slots_R)
+        return DraftRows(shape.first_N1, torch.where(next_R < 0, -1, ids_R))
 
     def _locate(
         self, slots_S: Tensor, slots_T: Tensor, positions_T: Tensor, max_kv_len: int

@@ -33,7 +33,9 @@ class SlotInputs:
 
 
 class DeviceTables:
-    """Page tables [spaces][slots, pages] and the token table [slots].
+    """Page tables [spaces][slots, pages] and the token table: ``known[0]`` (``next_token``) has the
+    sampled token of each slot, ``known[j]`` the j-th draft behind it of the device's drafter.
+    ``num_refused``: drafts of the slot's last step with drafts that were refused.
 
     One slot more than ``num_slots``, the dummy slot, is for rows that pad a step to the size of a
     graph. Its pages are all page 0, which no request uses: its rows write there and read nothing.
@@ -46,6 +48,7 @@ class DeviceTables:
         num_spaces: int,
         device: torch.device,
         is_shared: bool = True,
+        max_drafts: int = 0,
     ) -> None:
         """``is_shared``: the device is the host, and reads the host's tables."""
         self.device, self.is_shared = device, is_shared
@@ -56,7 +59,10 @@ class DeviceTables:
             self.device_pages = torch.from_numpy(self.pages)
         else:
             self.device_pages = torch.zeros(self.pages.shape, dtype=torch.int32, device=device)
-        self.next_token = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
+        shape = 1 + max_drafts, num_slots + 1
+        self.known = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.next_token = self.known[0]
+        self.num_refused = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
         self.states: list[SlotInputs | None] = [None] * num_slots
         self.num_with_extras = 0  # slots with inputs besides token ids
         self._changed: list[NDArray[np.int64]] = []

@@ -7,6 +7,8 @@ leaves its logits in one buffer that all graphs share, as they run one after ano
 Legend: B rows of a graph, V vocabulary.
 """
 
+from __future__ import annotations
+
 import bisect
 import logging
 import time
@@ -49,6 +51,7 @@ class DecodeGraphs:
         self.sizes = tuple(sorted(sizes))
         self._graphs: dict[int, Graph] = {}
         self._logits_BV: Tensor | None = None
+        self._num_rows: dict[int, int] = {}  # of logits
 
     @property
     def largest(self) -> int:
@@ -77,16 +80,22 @@ class DecodeGraphs:
                     format_seconds(now_s - began_s),
                 )
 
+    def fitting(self, width: int) -> DecodeGraphs:
+        """Graphs of rows of ``width`` tokens, none with more tokens than the largest of these."""
+        sizes = tuple(size for size in self.sizes if size * width <= self.largest)
+        return DecodeGraphs(self._device, sizes, self._pads)
+
     def _run_and_store(self, run: Callable[[int], Tensor], size: int) -> None:
         logits_BV = run(size)
         if self._logits_BV is None or size == self.largest:
             # the largest graph's own result is the buffer
             self._logits_BV = logits_BV
         else:
-            self._logits_BV[:size].copy_(logits_BV)
+            self._logits_BV[: len(logits_BV)].copy_(logits_BV)
+        self._num_rows[size] = len(logits_BV)
 
     def replay(self, size: int) -> Tensor:
-        """Launch the graph; its logits [size, V], valid until the next graph is launched."""
+        """Launch the graph; its logits, valid until the next graph is launched."""
         self._graphs[size].replay()
         assert self._logits_BV is not None
-        return self._logits_BV[:size]
+        return self._logits_BV[: self._num_rows[size]]

@@ -23,7 +23,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.base.record import Record, field
 from radixlm.executor import step_layout as layout
 from radixlm.executor.adapters import AdapterTable
-from radixlm.executor.batch_builder import add_optional_inputs
+from radixlm.executor.batch_builder import BatchBuilder, add_optional_inputs
 from radixlm.executor.device import AsyncCopy, CpuDevice, Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.drafter import DeviceDrafter
@@ -116,6 +116,7 @@ class Runner:
         self.adapters = parts.adapters
         if self.adapters is not None:
             self.adapters.reset(self.tables.num_slots)
+        self.max_drafts = options.max_drafts
         self.sampler = Sampler(self.sampling, detect_bad=options.detect_bad, defers=True)
         num_slots = self.tables.num_slots
         self.params = SamplingParamTable(num_slots, self.sampling.vocab_size)
@@ -128,6 +129,8 @@ class Runner:
         self._num_sampled_steps = 0
         self._reader = ResultReader(self.model, self.tables, self.sampling, self.pooler)
         self.graphs = DecodeGraphs(self.device, ())
+        self.draft_graphs: dict[int, DecodeGraphs] = {}  # by tokens of a row
+        self._graph_batches: dict[tuple[int, int], ForwardBatch] = {}
         self._fused = fused_sampler(self.device.where)
         self._tail = None
         if parts.drafter is not None:
@@ -143,32 +146,58 @@ class Runner:
     # ---- graphs ----------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def capture(self, graphs: DecodeGraphs) -> None:
-        """Record the graphs and use them from now on; no step may be in flight."""
-        self._inputs.fill_dummies(graphs.largest)
-        graphs.capture(self._decode_logits)
-        self.graphs = graphs
+    def capture(self, graphs: DecodeGraphs, width: int = 1) -> None:
+        """Record the graphs and use them from now on; no step may be in flight. ``width``: tokens
+        of a row, with its drafts."""
+        inputs = self._inputs if width == 1 else self._draft_inputs
+        assert inputs is not None, "graphs of drafts in a runner of max_drafts 0"
+        inputs.fill_dummies(graphs.largest)
+        graphs.capture(partial(self._decode_logits, inputs.builder, width))
+        if width == 1:
+            self.graphs = graphs
+        else:
+            self.draft_graphs[width] = graphs
 
-    def _decode_logits(self, size: int) -> Tensor:
-        """What a graph computes: the logits of ``size`` decode rows."""
-        max_kv_len = self.tables.max_pages * self._options.page_size
-        batch = self._inputs.builder.decodes(size, max_kv_len)
+    def _decode_logits(self, builder: BatchBuilder, width: int, size: int) -> Tensor:
+        """What a graph computes: the logits of ``size`` decode rows of ``width`` tokens."""
+        max_kv_len = self._max_kv_len
+        if width == 1:
+            batch = builder.decodes(size, max_kv_len)
+        else:
+            batch = builder.drafted(size, width, max_kv_len)
         self.attn.begin(batch)
         logits_RV = self.model.step(batch, False)[1]
         assert logits_RV is not None
+        if self._tail is not None:
+            self._graph_batches[size, width] = batch
         return logits_RV
 
-    def _graph_size(self, items: Items, feature_data: Mapping[str, Any], need_hidden: bool) -> int:
-        """The size of the graph that runs this step, 0 for none."""
-        if items.prefills or items.drafts is not None or need_hidden or not self.graphs.sizes:
-            return 0
-        if self._tail is not None:
-            return 0
+    @property
+    def _max_kv_len(self) -> int:
+        return self.tables.max_pages * self._options.page_size
+
+    def _graph_of(
+        self, items: Items, feature_data: Mapping[str, Any], need_hidden: bool
+    ) -> tuple[int, int]:
+        """Rows of the graph that runs this step, and tokens of each; (0, 1) for none."""
+        if items.prefills or need_hidden or not self.graphs.sizes:
+            return 0, 1
         if self.states is not None or self.tables.num_with_extras or feature_data:
-            return 0
+            return 0, 1
         if self.adapters is not None and self.adapters.is_used(items):
-            return 0
-        return self.graphs.size_for(len(items))
+            return 0, 1
+        if items.drafts is None:
+            return self.graphs.size_for(len(items)), 1
+        lens, decodes = items.drafts.lens, items.decodes
+        width = min((w for w in self.draft_graphs if w > lens.max()), default=0)
+        is_even = bool((lens == width - 1).all())
+        # void tokens are drawn too, which only plain sampling takes
+        is_plain = not decodes.logprobs and self.params.kinds(decodes.slots).all_plain
+        if not width or not (is_even or is_plain):
+            return 0, 1
+        if items.starts.max() + width > self._max_kv_len:
+            return 0, 1
+        return self.draft_graphs[width].size_for(len(items)), width
 
     # ---- one step --------------------------------------------------------------------------
 
@@ -181,17 +210,17 @@ class Runner:
         need_hidden = bool(items.decodes.hidden) or any(
             i.targets is not None or i.hidden_states or i.pooling for i in items.prefills
         )
-        size = self._graph_size(items, plan.feature_data, need_hidden)
+        size, width = self._graph_of(items, plan.feature_data, need_hidden)
         inputs = self._inputs
         if items.drafts is not None:
             assert self._draft_inputs is not None, "drafts in a runner of max_drafts 0"
             inputs = self._draft_inputs
         lora = None if self.adapters is None else self.adapters.rows(items)
-        step = StepHandle(plan, items, inputs.fill(items, size), inputs, lora)
+        step = StepHandle(plan, items, inputs.fill(items, size, width), inputs, lora)
         if plan.copies:
             self.device.launch(partial(self._copy_pages, plan.copies))
         if size:
-            self.device.launch(partial(self._replay, step, size))
+            self.device.launch(partial(self._replay, step, size, width))
         else:
             self.device.launch(partial(self._run, step, need_hidden, self._state_rows(plan)))
         if need_hidden:
@@ -243,9 +272,12 @@ class Runner:
                 pool.copy_pages(*map(list, zip(*pairs, strict=True)))
 
     @torch.inference_mode()
-    def _replay(self, step: StepHandle, size: int) -> None:
+    def _replay(self, step: StepHandle, size: int, width: int) -> None:
         step.inputs.builder.update_tables(step.shape)
-        step.logits_RV = self.graphs.replay(size)[: step.shape.num_rows]
+        graphs = self.graphs if width == 1 else self.draft_graphs[width]
+        step.logits_RV = graphs.replay(size)[: step.shape.num_rows]
+        step.drafts = step.inputs.builder.draft_rows(step.shape)
+        step.batch = self._graph_batches.get((size, width))
 
     @torch.inference_mode()
     def _run(self, step: StepHandle, need_hidden: bool, states: _StateRows | None) -> None:
@@ -254,13 +286,13 @@ class Runner:
         builder.update_tables(shape)
         if shape.is_decode:
             # as in a graph on devices that have them, so that the results are bitwise the same
-            max_kv_len = self.tables.max_pages * self._options.page_size
+            max_kv_len = self._max_kv_len
             if self.device.is_synchronous:
                 max_kv_len = shape.max_kv_len
             batch = builder.decodes(shape.num_sequences, max_kv_len)
         else:
             batch = builder.mixed(shape)
-            step.drafts = builder.draft_rows(shape, batch)
+            step.drafts = builder.draft_rows(shape)
         if self._tail is not None:
             step.batch = batch
         batch.lora = step.lora
@@ -370,6 +402,9 @@ class Runner:
             assert step.drafts is not None
             first_N = torch.from_numpy(step.drafts.first_N1[:-1]).to(tokens_R.device)
             slots_R, last_R = slots_R[first_N], tokens_R[first_N + counts_N - 1]
+            num = step.shape.num_decodes
+            refused = step.inputs.buffer.field(layout.COUNT, num) - counts_N[:num].int()
+            self.tables.num_refused.index_copy_(0, slots_R[:num], refused)
         self.tables.next_token.index_copy_(0, slots_R, last_R)
         self._set_result(step, tokens_R, is_bad_R, counts_N)
 
@@ -401,7 +436,9 @@ class Runner:
         rows = np.full((shape.num_rows, width), -1, np.int32)
         for n, index in enumerate(order):
             if index in masks:
-                rows[first[n] : first[n + 1]] = masks[index]
+                mask_KW = np.atleast_2d(masks[index])  # of each place, or one for all
+                end = first[n] + len(mask_KW) if len(mask_KW) > 1 else first[n + 1]
+                rows[first[n] : end] = mask_KW
         mask = torch.from_numpy(rows)
         return mask.pin_memory() if self.device.where.type == "cuda" else mask
 

@@ -32,10 +32,10 @@ class StepInputs:
         self.buffer = DeviceStepBuffer(ints, packer)
         self.builder = BatchBuilder(packer.tables, self.buffer, spaces, page_size, attn)
 
-    def fill(self, items: Items, num_padded: int) -> StepShape:
-        """Launch the copy of a step's inputs; ``num_padded`` as in ``StepPacker.pack``."""
+    def fill(self, items: Items, num_padded: int, width: int) -> StepShape:
+        """Launch the copy of a step's inputs; ``num_padded`` and ``width``: see StepPacker.pack."""
         host = self._ring.take()
-        shape, num = self.packer.pack(items, host, num_padded)
+        shape, num = self.packer.pack(items, host, num_padded, width)
         self._device.upload(host[:num], self.buffer.ints[:num])
         self._ring.mark(self._device.record())
         return shape

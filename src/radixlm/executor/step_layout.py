@@ -21,21 +21,22 @@ from torch import Tensor
 from radixlm.base.record import Record
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.sampling.table import SlotState
-from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Items
+from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Drafts, Items
 from radixlm.wire.media import plain_ids
 
 Ints = NDArray[np.int32]
 
 # of a sequence; ROPE_LEN: the least length that its ropes use (of decodes: exactly that);
+# IS_LATE: START and KV_LEN count drafts that the device may have refused;
 # FIRST_TOKEN has S + 1 entries
-SLOT, START, ROPE_LEN, COUNT, KV_LEN, FIRST_TOKEN = range(6)
+SLOT, START, ROPE_LEN, COUNT, KV_LEN, IS_LATE, FIRST_TOKEN = range(7)
 # of a row of logits: its token, the token of the next row of its sequence (-1 for none; only where
 # tokens are verified), its slot, the position of the sampled token, sampling parameters
-TOKEN, NEXT_TOKEN, SAMPLE_SLOT, POSITION = range(6, 10)
-TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED_LOW, SEED_HIGH, IS_GREEDY = range(10, 17)
-FIELDS = 17
+TOKEN, NEXT_TOKEN, SAMPLE_SLOT, POSITION = range(7, 11)
+TEMPERATURE, TOP_P, MIN_P, TOP_K, SEED_LOW, SEED_HIGH, IS_GREEDY = range(11, 18)
+FIELDS = 18
 NUM_PARAMS = FIELDS - TEMPERATURE
-FROM_TABLE = -1  # instead of a token id: the one in the token table
+FROM_TABLE = -1  # instead of a token id: the one in the token table; -1 - j: its j-th draft
 
 
 class SamplingKinds(Record):
@@ -61,6 +62,9 @@ class StepShape:
     kinds: SamplingKinds
     is_decode: bool  # every sequence takes its one token from the token table, and emits
     first_N1: NDArray[np.int64] | None = None
+    num_decodes: int = 0  # of the sequences of a step with drafts
+    num_padded: int = 0  # tokens of its graph
+    has_late: bool = False
     # what did not fit into the buffer: token ids; indices and values of the page tables
     extra_tokens: Ints | None = None
     extra_updates: tuple[Ints, Ints] | None = None
@@ -77,7 +81,9 @@ class StepShape:
     @property
     def num_tail_tokens(self) -> int:
         """Token ids in the buffer."""
-        return 0 if self.is_decode or self.extra_tokens is not None else self.num_tokens
+        if self.is_decode or self.extra_tokens is not None:
+            return 0
+        return max(self.num_tokens, self.num_padded)
 
 
 class SamplingParamTable:
@@ -138,12 +144,17 @@ class StepPacker:
         self.num_ints = self.num_head + max_tokens + 2 * max_updates
         self._template: _DecodeTemplate | None = None
 
-    def pack(self, items: Items, host: Tensor, num_padded: int = 0) -> tuple[StepShape, int]:
+    def pack(
+        self, items: Items, host: Tensor, num_padded: int = 0, width: int = 1
+    ) -> tuple[StepShape, int]:
         """Fill ``host``; the step's shape, and how many of the integers are used. If all items are
-        decodes, rows of the dummy slot fill it up to ``num_padded``."""
+        decodes, rows of the dummy slot fill it up to ``num_padded``; with drafts then, each row has
+        ``width`` tokens, of which the last may be void."""
         ints: Ints = host.numpy()
         head = ints[: self.num_head].reshape(FIELDS, -1)
-        if not items.prefills and items.drafts is None:
+        if num_padded and items.drafts is not None:
+            shape = self._pack_even(items, head, ints, num_padded, width)
+        elif not items.prefills and items.drafts is None:
             shape = self._pack_decodes(items, head, num_padded)
         else:
             shape = self._pack_mixed(items, head, ints)
@@ -221,9 +232,10 @@ class StepPacker:
         values = ints[self.num_head :][:num_tokens] if has_room else np.empty(num_tokens, np.int32)
         values[:] = FROM_TABLE
         if drafts is not None:
-            is_draft = np.ones(first[num_decodes], np.bool_)
-            is_draft[first[:num_decodes]] = False
-            values[: len(is_draft)][is_draft] = drafts.tokens
+            offsets = np.arange(first[num_decodes]) - np.repeat(
+                first[:num_decodes], counts[:num_decodes]
+            )
+            self._put_drafts(values[: len(offsets)], offsets, drafts)
         for item, begin in zip(others, first[num_decodes:count].tolist(), strict=True):
             if item.tokens is not None:
                 values[begin : begin + item.count] = plain_ids(item.tokens)
@@ -234,7 +246,57 @@ class StepPacker:
             count, num_tokens, 0, max_query_len, max_kv_len, sampled_slots, kinds, is_decode=False
         )
         shape.extra_tokens = None if has_room else values
-        shape.first_N1 = first_N1 if drafts is not None else None
+        head[IS_LATE, :count] = 0
+        if drafts is not None:
+            shape.first_N1, shape.num_decodes = first_N1, num_decodes
+            if drafts.is_late is not None:
+                head[IS_LATE, :num_decodes], shape.has_late = drafts.is_late, True
+        return shape
+
+    @staticmethod
+    def _put_drafts(values: Ints, offsets: NDArray[np.int64], drafts: Drafts) -> None:
+        """Write the token ids of decode rows; ``offsets``: each one's place in its row."""
+        values[:] = FROM_TABLE - offsets
+        if drafts.tokens is not None:
+            values[offsets > 0] = drafts.tokens
+
+    def _pack_even(self, items: Items, head: Ints, ints: Ints, size: int, width: int) -> StepShape:
+        """Decodes with drafts, ``width`` tokens each, for a graph of ``size`` rows. Tokens behind
+        COUNT are void: they are stored in page 0, and no draft is compared with what they draw."""
+        drafts, decodes, starts = items.drafts, items.decodes, items.starts
+        assert drafts is not None
+        count = len(starts)
+        slots = np.full(size, self.tables.dummy, np.int64)
+        slots[:count] = decodes.slots
+        offsets = np.arange(width)
+        slots_R = np.repeat(slots[:count], width)
+        rows = len(slots_R)
+        head[SLOT, :size], head[ROPE_LEN, :size] = slots, self.tables.prompt_len[slots]
+        head[START, :size] = head[COUNT, :size] = head[IS_LATE, :size] = 0
+        head[START, :count], head[COUNT, :count] = starts, drafts.lens + 1
+        head[IS_LATE, :count] = 0 if drafts.is_late is None else drafts.is_late
+        head[SAMPLE_SLOT, :rows] = slots_R
+        head[TOKEN, :rows] = token_R = np.arange(rows)
+        is_draft_NW = offsets[1:] <= drafts.lens[:, None]
+        next_NW = np.full((count, width), -1)
+        next_NW[:, :-1] = np.where(is_draft_NW, token_R.reshape(count, width)[:, 1:], -1)
+        head[NEXT_TOKEN, :rows] = next_NW.ravel()
+        head[POSITION, :rows] = (starts[:, None] + offsets + 1).ravel()
+        head[TEMPERATURE:, :rows] = self.params.params_PS[:, slots_R]
+        values = ints[self.num_head :][: size * width].reshape(size, width)
+        values[:] = 0
+        values[:, 0] = FROM_TABLE
+        values[:count, 1:][is_draft_NW] = (
+            np.broadcast_to(FROM_TABLE - offsets[1:], is_draft_NW.shape)[is_draft_NW]
+            if drafts.tokens is None
+            else drafts.tokens
+        )
+        kinds, num_tokens = self.params.kinds(decodes.slots), count * width
+        shape = StepShape(
+            count, num_tokens, 0, width, int(starts.max()) + width, slots_R, kinds, False
+        )
+        shape.first_N1 = np.arange(count + 1) * width
+        shape.num_decodes, shape.num_padded = count, size * width
         return shape
 
     def _pack_updates(self, shape: StepShape, ints: Ints, at: int) -> int:
@@ -276,6 +338,11 @@ class DeviceStepBuffer:
             return torch.from_numpy(shape.extra_tokens).to(self.ints.device)
         at = self._packer.num_head
         return self.ints[at : at + shape.num_tokens]
+
+    def tail(self, count: int) -> Tensor:
+        """int32 [count]: the first numbers behind the table."""
+        at = self._packer.num_head
+        return self.ints[at : at + count]
 
     def updates(self, shape: StepShape) -> tuple[Tensor, Tensor]:
         """Indices into the flat page tables, and the new values there."""

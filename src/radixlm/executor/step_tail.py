@@ -45,6 +45,8 @@ class DraftTail:
         if found is None:
             return
         assert step.sampled_N is not None
+        num_drafts = found.tokens_RK.shape[1]
+        self._tables.known[1 : 1 + num_drafts, tail.slots_R] = found.tokens_RK.T.clamp(min=0)
         bits = found.survival_RK.float().contiguous().view(torch.int32).flatten()
         step.sampled_N = torch.cat((step.sampled_N, found.tokens_RK.int().flatten(), bits))
 

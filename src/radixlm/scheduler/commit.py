@@ -161,6 +161,7 @@ class Committer:
         table.num_computed[slots] -= items.drafts.lens + 1 - counts  # the refused ones
         if self._drafting is not None:
             self._drafting.observe(items, result)
+        committed = table.num_committed[slots]  # where the rows began, as the device knows too
         first = np.cumsum(counts) - counts
         is_fast = table.is_fast_path[slots] & (
             table.num_tokens[slots] + counts < table.check_at[slots]
@@ -170,7 +171,7 @@ class Committer:
         is_fast &= ~np.logical_or.reduceat(is_stop, first)
         fast = np.flatnonzero(is_fast)
         if len(fast):
-            its_slots, its_counts, starts = slots[fast], counts[fast], items.starts[fast]
+            its_slots, its_counts, starts = slots[fast], counts[fast], committed[fast]
             num_tokens = table.append_runs(
                 its_slots, its_counts, tokens[np.repeat(is_fast, counts)]
             )
@@ -244,7 +245,8 @@ class Committer:
     def _commit_chunk(self, request: Request, item: Item, result: ItemResult) -> TokenDelta | None:
         """Apply the result of a chunk of a prefill, or of an item that failed."""
         if result.error is not None:
-            request.num_committed = item.start  # what this step wrote is not shared
+            if item.tokens is not None:
+                request.num_committed = item.start  # what this step wrote is not shared
             return self.end(request, _failure(result))
         request.num_committed = item.start + item.count
         self._kv_manager.insert(request)
@@ -262,8 +264,9 @@ class Committer:
     def _commit_decode(self, request: Request, item: Item, result: ItemResult) -> TokenDelta | None:
         """Append the tokens of a decode item, up to the one that ends the request."""
         num_kept, finish = self._append(request, result.tokens)
-        request.num_committed = end = item.start + num_kept
-        if self._has_window and end // self.limits.page_size > item.start // self.limits.page_size:
+        start, page_size = request.num_committed, self.limits.page_size
+        request.num_committed = end = start + num_kept
+        if self._has_window and end // page_size > start // page_size:
             self._kv_manager.free_out_of_window(request)
         self._buffer_outputs(request, item, result, num_kept)
         if finish is None and result.error is not None:
@@ -339,11 +342,14 @@ class Committer:
         buffered.prompt_logprobs.append(result.prompt_logprobs)
         if hidden is not None:
             # a retracted request computes tokens again whose states were buffered or sent before
-            first = max(item.start, self._num_hidden.get(request.rid, 0))
-            count = item.count if num_kept is None else num_kept
-            self._num_hidden[request.rid] = max(first, item.start + count)
-            row_bytes = len(hidden) // (item.count if num_kept is None else len(result.tokens))
-            new = hidden[(first - item.start) * row_bytes : count * row_bytes]
+            start, count, rows = item.start, item.count, item.count
+            if num_kept is not None:
+                start, count = request.num_committed - num_kept, num_kept
+                rows = len(result.tokens)
+            first = max(start, self._num_hidden.get(request.rid, 0))
+            self._num_hidden[request.rid] = max(first, start + count)
+            row_bytes = len(hidden) // rows
+            new = hidden[(first - start) * row_bytes : count * row_bytes]
             # tokens that were sampled have a part each, a chunk has one
             part = row_bytes if num_kept is not None else max(1, len(new))
             buffered.hidden.extend(new[i : i + part] for i in range(0, len(new), part))

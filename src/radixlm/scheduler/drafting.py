@@ -59,6 +59,10 @@ class Drafting:
         self._own: dict[str, Prediction | None] = {}
         # of the device's drafter, by slot: the request's id and number of tokens, and the proposal
         self._proposed: dict[int, tuple[str, int, Proposal]] = {}
+        # by slot, of the last plan: drafts that it verifies, drafts that its drafter proposes
+        num_slots = len(self._table.num_computed)
+        self._num_verified: Int64Array = np.zeros(num_slots, np.int64)
+        self._num_proposed: Int64Array = np.zeros(num_slots, np.int64)
         self.counts = DraftCounts(self.has_drafter)
 
     @property
@@ -81,6 +85,8 @@ class Drafting:
         count too. ``other_tokens``: tokens of the step's chunks."""
         if not self._most or not (self._own or self.has_drafter):
             return None
+        if self._limits.depth:
+            return self._plan_ahead(batch, other_tokens) if self.has_device_drafter else None
         table, slots, rids = self._table, batch.slots, batch.rids
         left = self._limits.step_tokens - other_tokens - len(slots)
         most = min(self._most, left, self.lengths.room(len(slots), other_tokens))
@@ -105,6 +111,29 @@ class Drafting:
         table.num_computed[slots] += lens
         drafted = [one.tokens[:n] for one, n in zip(proposals, lens.tolist(), strict=True)]
         return Drafts(lens.astype(np.int32), np.concatenate(drafted).astype(np.int32))
+
+    def _plan_ahead(self, batch: DecodeBatch, other_tokens: int) -> Drafts | None:
+        """The same while the last step is in flight: what its drafter proposes and how many of its
+        own drafts are refused is known to the device only. Rows of which the host must know that
+        have no drafts: those with grammars, and with positions of media."""
+        table, slots = self._table, batch.slots
+        is_ahead = table.inflight[slots] > 1  # with this step
+        lens = np.where(is_ahead, self._num_proposed[slots], 0)
+        is_late = is_ahead & (self._num_verified[slots] > 0)
+        for i in np.flatnonzero((lens > 0) & ~table.is_fast_path[slots]).tolist():
+            request = self._kv_manager.request_in(int(slots[i]))
+            lens[i] *= not (request.has_token_hook or request.wire.media)
+        computed = table.num_computed[slots]
+        lens = np.minimum(lens, np.maximum(table.end[slots] - computed, 0))
+        left = self._limits.step_tokens - other_tokens - len(slots)
+        lens = np.diff(np.minimum(np.cumsum(lens), max(left, 0)), prepend=0)
+        self._allocate(slots, computed, lens)
+        self._num_verified[:] = 0
+        if not np.count_nonzero(lens) and not np.count_nonzero(is_late):
+            return None
+        self._num_verified[slots] = lens
+        table.num_computed[slots] += lens
+        return Drafts(lens.astype(np.int32), None, is_late)
 
     def _propose(self, request: Request, most: int) -> Proposal:
         """What a row may verify of what the first drafter with an idea proposes."""
@@ -184,9 +213,11 @@ class Drafting:
         known = np.append(items.starts + 1, [item.start + item.count for item in last])
         other_tokens = sum(item.count for item in items.prefills)
         lens = np.minimum(self.lengths.lens(rids, other_tokens), self._most).astype(np.int64)
+        self._num_proposed[:] = 0
         lens = np.clip(lens, 0, np.maximum(self._table.end[slots] - known - 1, 0))
         if np.count_nonzero(lens):
             self._allocate(slots, self._table.num_computed[slots], lens)
+        self._num_proposed[slots] = lens
         return lens.astype(np.int32) if np.count_nonzero(lens) else None
 
     # ---- results ---------------------------------------------------------------------------

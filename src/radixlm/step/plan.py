@@ -66,10 +66,15 @@ EMPTY_DECODES = DecodeBatch((), np.zeros(0, np.int64))
 
 class Drafts(Record, eq=False):
     """Drafted tokens of the rows of a DecodeBatch, in order. Row n verifies ``lens[n]`` of them (0:
-    none), which stand one row after another in ``tokens``."""
+    none), which stand one row after another in ``tokens``; None: those that the device's drafter
+    has proposed last, which the host does not know yet.
+
+    ``is_late``: rows of which a step with drafts is still in flight. Their starts count all of its
+    drafts as accepted, and the device subtracts those that it has refused."""
 
     lens: Int32Array
-    tokens: Int32Array
+    tokens: Int32Array | None
+    is_late: NDArray[np.bool_] | None = None
 
 
 class Items(Sequence[Item]):
@@ -110,12 +115,12 @@ class Items(Sequence[Item]):
 
     @property
     def num_tokens(self) -> int:
-        num_drafted = 0 if self.drafts is None else len(self.drafts.tokens)
+        num_drafted = 0 if self.drafts is None else int(self.drafts.lens.sum())
         return len(self.starts) + num_drafted + sum(item.count for item in self.prefills)
 
     def drafts_of(self, index: int) -> Int32Array:
-        """The drafted tokens of an item."""
-        if self.drafts is None or index >= len(self.drafts.lens):
+        """The drafted tokens of an item, as far as the host knows them."""
+        if self.drafts is None or self.drafts.tokens is None or index >= len(self.drafts.lens):
             return _NO_TOKENS
         end = int(self.drafts.lens[: index + 1].sum())
         return self.drafts.tokens[end - int(self.drafts.lens[index]) : end]
