@@ -14,7 +14,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.memory import is_out_of_memory
 from radixlm.executor.device import CpuDevice, CudaDevice, Device
 from radixlm.executor.dummy_run import DummyRun
-from radixlm.executor.graphs import DecodeGraphs, graph_sizes
+from radixlm.executor.graphs import DecodeGraphs, draft_widths, graph_sizes
 from radixlm.executor.runner import Runner
 from radixlm.kernels.dispatch import REFERENCE, Kernels
 from radixlm.models.build import Model
@@ -128,11 +128,12 @@ def profile_steps(
             f"--chunked-prefill-size or --max-running-requests ({limits.max_running})"
         ) from error
     device.empty_cache()
-    graphs = decodes + GRAPH_BYTES * len(sizes)
+    num_graphs = len(sizes) * (1 + len(draft_widths(limits.max_drafts)))
+    graphs = decodes + GRAPH_BYTES * num_graphs
     log.info(
-        "the largest step needs %s, %d graphs %s",
+        "the largest step needs %s, at most %d graphs %s",
         format_bytes(prompts),
-        len(sizes),
+        num_graphs,
         format_bytes(graphs),
     )
     return StepProfile(prompts, graphs)
@@ -168,18 +169,12 @@ def warm_up(make_runner: Callable[[], Runner], limits: Limits) -> None:
     log.info("warmed up every kind of step in %s", format_seconds(time.perf_counter() - started_s))
 
 
-def draft_widths(max_drafts: int) -> tuple[int, ...]:
-    """Tokens of the rows that get graphs: each power of two, and the most."""
-    most = 1 + max_drafts
-    return tuple(sorted({w for w in (2, 4, 8, 16, most) if 1 < w <= most}))
-
-
 def record_graphs(runner: Runner, sizes: tuple[int, ...], pads: bool) -> None:
     """Record decode steps, with and without drafts; if that fails, steps run without graphs."""
     graphs = DecodeGraphs(runner.device, sizes, pads)
     try:
         runner.capture(graphs)
-        for width in draft_widths(runner.max_drafts):
+        for width in runner.draft_widths:
             runner.capture(graphs.fitting(width), width)
     except (RuntimeError, InvariantError) as error:
         if is_out_of_memory(error):

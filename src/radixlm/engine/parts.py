@@ -23,6 +23,7 @@ from radixlm.engine.model_info import ModelInfo
 from radixlm.executor.adapters import AdapterTable
 from radixlm.executor.device import Device
 from radixlm.executor.device_tables import DeviceTables
+from radixlm.executor.graphs import draft_widths
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.media_embeddings import ImageVectors, VectorPooler
 from radixlm.executor.model_drafter import ModelDrafter
@@ -88,6 +89,7 @@ def make_runner(
         parts.commands,
         _drafter(parts.draft, tables, limits),
     )
+    has_drafter = config.speculate.speculative_algorithm is not None
     options = RunnerOptions(
         limits.page_size,
         spaces,
@@ -95,6 +97,7 @@ def make_runner(
         limits.step_tokens,
         detect_bad=detects,
         max_drafts=limits.max_drafts,
+        draft_widths=draft_widths(limits.max_drafts) if has_drafter else (),
         profiler=parts.profiler,
     )
     return Runner(runner_parts, options)

@@ -43,6 +43,12 @@ def graph_sizes(
     return tuple(sorted(size for size in sizes if size <= top))
 
 
+def draft_widths(max_drafts: int) -> tuple[int, ...]:
+    """Tokens of the decode rows with drafts that get graphs: powers of two, and the most."""
+    most = 1 + max_drafts
+    return tuple(sorted({width for width in (2, 4, 8, 16, most) if 1 < width <= most}))
+
+
 class DecodeGraphs:
     """Graphs by size."""
 

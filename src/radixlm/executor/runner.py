@@ -93,6 +93,7 @@ class RunnerOptions(Record):
     max_updates     likewise, changed entries of the page tables
     detect_bad      fail rows whose logits are not finite
     max_drafts      drafted tokens of a sequence that a step verifies at most
+    draft_widths    tokens of the decode rows with drafts that get graphs
     """
 
     page_size: int
@@ -102,6 +103,7 @@ class RunnerOptions(Record):
     max_updates: int = 4096
     detect_bad: bool = True
     max_drafts: int = 0
+    draft_widths: tuple[int, ...] = ()
     profiler: Profiler | None = None
 
 
@@ -116,7 +118,7 @@ class Runner:
         self.adapters = parts.adapters
         if self.adapters is not None:
             self.adapters.reset(self.tables.num_slots)
-        self.max_drafts = options.max_drafts
+        self.draft_widths = options.draft_widths
         self.sampler = Sampler(self.sampling, detect_bad=options.detect_bad, defers=True)
         num_slots = self.tables.num_slots
         self.params = SamplingParamTable(num_slots, self.sampling.vocab_size)
