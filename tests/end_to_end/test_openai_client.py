@@ -104,6 +104,30 @@ def test_a_seed_gives_the_same_samples(client: openai.OpenAI) -> None:
     assert first == sample(7) and len(set(first)) > 1
 
 
+def test_a_prediction_changes_the_steps_and_no_character(client: openai.OpenAI, url: str) -> None:
+    story: Any = [{"role": "user", "content": "Write a short story about a cat."}]
+    fixed: Any = {"model": DEFAULT_MODEL, "messages": story, "seed": 3, "max_tokens": 120}
+
+    def ask(text: str | None) -> tuple[str, Any, int]:
+        before = json.loads(get(url, "/get_server_info"))["internal_states"][0]["num_steps"]
+        more: Any = {} if text is None else {"prediction": {"type": "content", "content": text}}
+        got = client.chat.completions.create(**fixed, **more)
+        assert got.usage is not None
+        after = json.loads(get(url, "/get_server_info"))["internal_states"][0]["num_steps"]
+        return got.choices[0].message.content or "", got.usage, after - before
+
+    text, usage, num_plain = ask(None)
+    again, counted, num_steps = ask(text)
+    assert again == text and num_steps < 0.7 * num_plain
+    assert counted.completion_tokens == usage.completion_tokens
+    details = counted.completion_tokens_details
+    assert details.accepted_prediction_tokens > 0.8 * usage.completion_tokens
+    edited = text[: len(text) // 3] + " But no." + text[len(text) // 2 :]
+    again, counted, num_steps = ask(edited)
+    assert again == text and num_steps < num_plain
+    assert counted.completion_tokens_details.rejected_prediction_tokens > 0
+
+
 def test_logprobs_belong_to_the_text(client: openai.OpenAI) -> None:
     got = client.chat.completions.create(
         model=DEFAULT_MODEL, messages=SUM, logprobs=True, top_logprobs=3, temperature=0

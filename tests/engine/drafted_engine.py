@@ -17,8 +17,9 @@ from tests.fakes.drafts import ForcedDrafts
 
 @contextmanager
 def drafted_engine(drafts: ForcedDrafts | None, **options: Any) -> Iterator[radixlm.Engine]:
-    """An engine with this drafter."""
+    """An engine with this drafter; without one, not even requests of their own draft."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("radixlm.engine.drafting.OWN_DRAFTS", 0)
         if drafts is not None:
             limits_of = assembly.limits_for_pools
 
