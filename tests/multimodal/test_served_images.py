@@ -24,7 +24,7 @@ from radixlm.models.encoders.transformers_encoder import TransformersEncoder
 from radixlm.wire.media import Media
 from tests.multimodal.app_server import PARTS, PLACE, Served, make_image, part, served, uri, user
 from tests.multimodal.test_image import FILES, file_of, header, noise
-from tests.multimodal.tiny import qwen2_vl, save
+from tests.multimodal.tiny import image_processor, qwen2_vl, save
 
 IMAGE = make_image(42, 42)
 
@@ -237,8 +237,42 @@ async def bad_features(case: Case) -> None:
     assert "shape" not in answer.text, "no words of torch"
 
 
+async def options(case: Case) -> None:
+    """mm_processor_kwargs bound the pixels as in a processor that is made with them."""
+    picture, few = make_image(112, 84, seed=9), 42 * 42
+    whole = await case.text(part(picture), "tell")
+    body: dict[str, Any] = {
+        "text": case.tiny.placeholder + "tell",
+        "image_data": uri(file_of(picture)),
+    }
+    body["sampling_params"] = {"max_new_tokens": 4, "temperature": 0}
+    counts = {}
+    for most in (None, 112 * 84, few):
+        given = {"min_pixels": 28 * 28, "max_pixels": most} if most else None
+        answer = await case.server.post("/generate", **body, mm_processor_kwargs=given)
+        counts[most] = answer.json()["meta_info"]["prompt_tokens"]
+    assert counts[few] < counts[112 * 84] == counts[None]
+    size = {"shortest_edge": 28 * 28, "longest_edge": few}
+    bounded = image_processor(
+        "Qwen2VL", patch_size=7, merge_size=2, temporal_patch_size=2, size=size
+    )
+    grids = [
+        r(images=[picture])["image_grid_thw"]
+        for r in (case.tiny.processor.image_processor, bounded)
+    ]
+    merged = [int(np.prod(grid)) // 4 for grid in grids]
+    assert counts[None] - counts[few] == merged[0] - merged[1]
+    small = {"max_pixels": few, "min_pixels": 28 * 28}
+    assert (await case.say(part(picture), "tell", mm_processor_kwargs=small)).status_code == 200
+    assert await case.text(part(picture), "tell") == whole
+    for bad in ({"max_pixels": 0}, {"size": {"height": 9}}, {"max_pixels": 1 << 40}, {"x": 1}):
+        answer = await case.say(part(picture), "tell", mm_processor_kwargs=bad)
+        assert answer.status_code == 400 and "mm_processor_kwargs" in answer.text
+
+
 CASES: tuple[Callable[[Case], Awaitable[None]], ...] = (
     hostile, odd, broken, much, too_long, cancelled, wrong_rows, features, bad_features,
+    options,
 )  # fmt: skip
 
 

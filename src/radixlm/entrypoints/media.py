@@ -45,6 +45,19 @@ class MediaSource:
     value: str | bytes | tuple[str | bytes, ...] | Mapping[str, Any]
     where: str
     kind: Modality = "image"
+    options: Mapping[str, Any] | None = None  # of the processor
+
+
+def with_options(
+    sources: list[MediaSource], options: Mapping[str, Any] | None
+) -> list[MediaSource]:
+    """The sources with ``mm_processor_kwargs``. InvalidRequest for preprocessed media."""
+    done = next((one.where for one in sources if isinstance(one.value, Mapping)), None)
+    if options and done is not None:
+        raise InvalidRequest(
+            f"mm_processor_kwargs: {done} is preprocessed already", "mm_processor_kwargs"
+        )
+    return [replace(one, options=options) for one in sources] if options else sources
 
 
 class MediaReader:
@@ -81,7 +94,7 @@ class MediaReader:
             text = prompt
         else:
             text, add_special_tokens = self._processor.text_of(prompt), False
-        media = [RawMedia(one.kind, self._bytes(one), one.where) for one in sources]
+        media = [RawMedia(one.kind, self._bytes(one), one.where, one.options) for one in sources]
         where = sources[0].where if sources else "text"
         return self._processor.read(text, media, add_special_tokens, where)
 

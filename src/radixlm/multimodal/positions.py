@@ -4,12 +4,13 @@ Text counts on in all three; an image's placeholders have its corner plus their 
 the text behind goes on from the largest.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.record import Record
+from radixlm.wire.media import Media
 
 
 class Grid(Record):
@@ -48,3 +49,29 @@ def numbered_ids(num_tokens: int, grids: Iterable[Grid]) -> NDArray[np.int32]:
         box[0] = number
         ids[:, grid.start : grid.start + box.shape[1]] = box
     return ids
+
+
+def boxes(media: Media, merge: int, rate: float) -> Iterator[Grid]:
+    """A box for each image and video; for each frame of videos whose frames stand apart. ``rate``:
+    units of time a second."""
+    grid_thw = media.inputs.get(f"{media.kind}_grid_thw")
+    places = [place for start, count in media.spans for place in range(start, start + count)]
+    seconds = media.inputs.get("second_per_grid_ts")
+    steps = (seconds.read().reshape(-1) * rate).tolist() if seconds is not None and rate else []
+    at = 0
+    grids = grid_thw.read().reshape(-1, 3).tolist() if grid_thw is not None else []
+    for index, (times, rows, columns) in enumerate(grids):
+        size = rows * columns // merge**2
+        apart = places[at + times * size - 1] - places[at] != times * size - 1
+        step = steps[index] if index < len(steps) else 1.0
+        for _ in range(times if apart else 1):
+            yield Grid(places[at], 1 if apart else times, rows // merge, columns // merge, step)
+            at += size if apart else times * size
+
+
+def without_boundaries(media: Media, merge: int) -> Iterator[Grid]:
+    """Each image's placeholders without the boundary token before and the one behind; a newline
+    token ends each row."""
+    grids = media.inputs["image_grid_thw"].read().reshape(-1, 3).tolist()
+    for (start, _), (_, rows, columns) in zip(media.spans, grids, strict=True):
+        yield Grid(start + 1, 1, rows // merge, columns // merge + 1)

@@ -8,7 +8,7 @@ its content.
 import logging
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from radixlm.multimodal.canvas import Crop, canvas_ids
 from radixlm.multimodal.checkpoint import load_image_processor, load_processor
 from radixlm.multimodal.features import Features, shared_out, spread
 from radixlm.multimodal.image import open_image
-from radixlm.multimodal.positions import Grid, numbered_ids, rope_ids
+from radixlm.multimodal.options import checked_options
+from radixlm.multimodal.positions import boxes, numbered_ids, rope_ids, without_boundaries
 from radixlm.multimodal.video import Video, read_frames, read_video
 from radixlm.wire.media import ROWS, Array, Media, content_digest, media_ids
 
@@ -60,6 +61,8 @@ class RawMedia(Record):
     data: bytes | tuple[bytes, ...] | Samples
     # the request's field, for error messages
     where: str
+    # ``mm_processor_kwargs`` of the request
+    options: Mapping[str, Any] | None = None
 
 
 class Prompt(Record):
@@ -101,6 +104,7 @@ class MediaProcessor:
         self._merge = spec.spatial_merge_size if has_sections else 0
         self._folder, self._spec = folder, spec
         self._lock = threading.Lock()
+        self._options: dict[str, int] = {}  # of the prompt that is read
 
     def warm(self) -> None:
         """Load the processor; errors are logged, and raised by the first request that needs it."""
@@ -173,7 +177,9 @@ class MediaProcessor:
             pixels_left -= pieces[-1].num_pixels
             if pixels_left < 0:
                 raise InvalidRequest(f"{one.where}: more than {MAX_PIXELS} pixels in all", where)
+        options = next((one.options for one in media if one.options), None)
         with self._lock:
+            self._options = checked_options(self._processor, options)
             outputs = self._call(text, pieces, add_special_tokens, where)
             ids = outputs["input_ids"].reshape(-1).astype(np.int32)
             processed = self._media(outputs, self._in_order(text, pieces), ids, where)
@@ -318,7 +324,7 @@ class MediaProcessor:
             arguments |= {"do_sample_frames": False, "return_metadata": True}
         if "image" in self.kinds:
             arguments.setdefault("images", None)
-        arguments |= {"text": [text], "add_special_tokens": add_special_tokens}
+        arguments |= {"text": [text], "add_special_tokens": add_special_tokens} | self._options
         try:
             try:
                 outputs = self._processor(return_tensors="np", **arguments)
@@ -414,11 +420,11 @@ class MediaProcessor:
             return None
         canvas = self._spec.canvas
         if self._spec.rope_by_image_index:
-            grids = (g for one in media for g in _without_boundaries(one, self._merge))
+            grids = (g for one in media for g in without_boundaries(one, self._merge))
             return numbered_ids(len(ids), grids)
         if canvas is None:
             rate = self._spec.tokens_per_second
-            return rope_ids(len(ids), (g for one in media for g in _boxes(one, self._merge, rate)))
+            return rope_ids(len(ids), (g for one in media for g in boxes(one, self._merge, rate)))
         crops = []
         for one in media:
             sizes = one.inputs[self._size_name(one.kind)].read().reshape(-1, 2).tolist()
@@ -434,32 +440,6 @@ class MediaProcessor:
                     raise InvalidRequest(f"messages: {message}", "messages")
                 crops.append(Crop(start, start + count, size))
         return canvas_ids(ids, crops, canvas)
-
-
-def _boxes(media: Media, merge: int, rate: float) -> Iterator[Grid]:
-    """A box for each image and video; for each frame of videos whose frames stand apart. ``rate``:
-    units of time a second."""
-    grid_thw = media.inputs.get(f"{media.kind}_grid_thw")
-    places = [place for start, count in media.spans for place in range(start, start + count)]
-    seconds = media.inputs.get("second_per_grid_ts")
-    steps = (seconds.read().reshape(-1) * rate).tolist() if seconds is not None and rate else []
-    at = 0
-    grids = grid_thw.read().reshape(-1, 3).tolist() if grid_thw is not None else []
-    for index, (times, rows, columns) in enumerate(grids):
-        size = rows * columns // merge**2
-        apart = places[at + times * size - 1] - places[at] != times * size - 1
-        step = steps[index] if index < len(steps) else 1.0
-        for _ in range(times if apart else 1):
-            yield Grid(places[at], 1 if apart else times, rows // merge, columns // merge, step)
-            at += size if apart else times * size
-
-
-def _without_boundaries(media: Media, merge: int) -> Iterator[Grid]:
-    """Each image's placeholders without the boundary token before and the one behind; a newline
-    token ends each row."""
-    grids = media.inputs["image_grid_thw"].read().reshape(-1, 3).tolist()
-    for (start, _), (_, rows, columns) in zip(media.spans, grids, strict=True):
-        yield Grid(start + 1, 1, rows // merge, columns // merge + 1)
 
 
 def _array(value: Any) -> NDArray[Any]:

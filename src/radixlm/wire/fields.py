@@ -130,6 +130,7 @@ FIELDS: tuple[Field, ...] = (
         ("session_params", dict[str, Any], "generate openai"),
         ("lora_path", str, "generate openai"),
         ("logit_processor", str, "generate openai"),
+        ("mm_processor_kwargs", dict[str, Any], "generate openai"),
         ("custom_logit_processor", Any, "generate openai"),
     ),
     # ignored: they have no effect on the answer by their meaning
@@ -205,7 +206,7 @@ FIELDS: tuple[Field, ...] = (
     *_unsupported(
         "generate", "the length of the thinking is not bounded", "max_thinking_tokens", (None,)
     ),
-    *_unsupported("generate openai", _NO_PROCESSOR_OPTIONS, "images_config mm_processor_kwargs"),
+    *_unsupported("generate openai", _NO_PROCESSOR_OPTIONS, "images_config"),
     *_unsupported(
         "generate chat",
         _NO_PROCESSOR_OPTIONS,

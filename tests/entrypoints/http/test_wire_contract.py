@@ -341,7 +341,6 @@ ROWS = [
         for name, value in {
             "watermark": {"a": 1},
             "return_routed_experts": True,
-            "mm_processor_kwargs": {"a": 1},
             "session_id": "s",
             "images_config": {"a": 1},
         }.items()

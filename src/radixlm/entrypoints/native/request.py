@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, WithJsonSchema
 
 from radixlm.base.errors import InvalidRequest
-from radixlm.entrypoints.media import MediaReader, MediaSource, media_of
+from radixlm.entrypoints.media import MediaReader, MediaSource, media_of, with_options
 from radixlm.entrypoints.request_model import (
     Body,
     Int,
@@ -111,8 +111,9 @@ def read_generate(body: Mapping[str, Any], defaults: SamplingParams | None = Non
     reject_unsupported(checked)
     kind, prompts, is_list = _prompts(checked)
     count = len(prompts)
+    values = [_values(checked, i, count) for i in range(count)]
     requests = [
-        _request(_values(checked, i, count), kind, prompt, defaults or SamplingParams())
+        _request(values[i], kind, prompt, defaults or SamplingParams())
         for i, prompt in enumerate(prompts)
     ]
     counts = {(r.sampling.n, r.sampling.best_of) for r in requests}
@@ -128,7 +129,10 @@ def read_generate(body: Mapping[str, Any], defaults: SamplingParams | None = Non
         is_list=is_list or num_shown != 1,
         stream=bool(checked.stream),
         wants_logprobs=wants_logprobs,
-        media=[media_of(checked, i, is_list) for i in range(count)],
+        media=[
+            with_options(media_of(checked, i, is_list), values[i].get("mm_processor_kwargs"))
+            for i in range(count)
+        ],
         logprob_text=bool(checked.return_text_in_logprobs),
     )
 

@@ -30,7 +30,7 @@ from radixlm.entrypoints.http.openai.sampling import (
 )
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.tokenization import encode, render
-from radixlm.entrypoints.media import MediaSource, sources_of
+from radixlm.entrypoints.media import MediaSource, sources_of, with_options
 from radixlm.entrypoints.request_options import answer_error
 from radixlm.intake.records import GenerateRequest, Output
 from radixlm.text.answer_check import UnheldSchema, unheld_schema
@@ -125,7 +125,7 @@ async def make_chat_session(state: ServerState, body: ChatRequest) -> ChatSessio
     check_request(body)
     model = state.check_model(body.model)
     check_messages(body.messages)
-    sources = sources_of(body.messages, state.media)
+    sources = with_options(sources_of(body.messages, state.media), body.mm_processor_kwargs)
     if sources and state.media is not None:
         await state.media.ready()  # the prompt has its placeholders
     chosen = _tools(state, body)

@@ -88,6 +88,7 @@ class ChatRequest(Generation):
     return_meta_info: bool | None = False
     return_prompt_token_ids: bool | None = False
     input_ids: Ints | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
     modalities: list[Literal["text", "audio", "image"]] | None = None
 
