@@ -6,11 +6,15 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import pytest
 
 import radixlm
 from radixlm.engine import assemble as assembly
 from radixlm.engine import gpu
+from radixlm.speculative.drafter import Proposal
+from radixlm.speculative.lengths import DraftLength
+from radixlm.speculative.ngram import NgramDrafter
 from tests.fakes.device import SimulatedDevice
 from tests.fakes.tiny_checkpoint import cached_tiny
 
@@ -72,3 +76,37 @@ def test_an_engine_ahead_of_its_device_gives_the_same_tokens(
     assert _answers(folder, is_quick, attention_backend="triton") == want
     assert replayed and set(sizes) >= set(replayed)
     assert device.most_waiting > 1
+
+
+def test_graphs_of_drafted_rows_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """N-gram drafts are verified in graphs of two widths; the device does its work late."""
+    folder = cached_tiny("Qwen3ForCausalLM", num_hidden_layers=2)
+    wanted = _answers(folder, True, attention_backend="torch_native")
+    device, replayed = SimulatedDevice(2, eagerness=0.3), list[tuple[int, int]]()
+
+    def record(runner: Any, sizes: tuple[int, ...], pads: bool) -> None:
+        gpu.record_graphs(runner, sizes, pads)
+        for width, graphs in {1: runner.graphs, **runner.draft_graphs}.items():
+            _note_replays(graphs, width, replayed)
+
+    monkeypatch.setattr(assembly, "open_device", lambda config: device)
+    monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: (1, 4))
+    monkeypatch.setattr(assembly, "record_graphs", record)
+    monkeypatch.setattr(DraftLength, "room", lambda self, rows, tokens: self.max_drafts)
+    monkeypatch.setattr(NgramDrafter, "propose", _propose)
+    options = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}
+    assert _answers(folder, True, attention_backend="triton", **options) == wanted
+    assert {width for _, width in replayed} > {1}
+
+
+def _note_replays(graphs: Any, width: int, replayed: list[tuple[int, int]]) -> None:
+    replay = graphs.replay
+    graphs.replay = lambda size: (replayed.append((size, width)), replay(size))[1]
+
+
+def _propose(drafter: Any, rid: str, max_tokens: int) -> Proposal:
+    """Any tokens, another number of them each time, of which few are right."""
+    count = (len(rid) + len(drafter.__dict__.setdefault("calls", []))) % (max_tokens + 1)
+    drafter.calls.append(count)
+    tokens = np.array([7, 81, 3, 5][:count], np.int32)
+    return Proposal(tokens, np.full(len(tokens), 0.99, np.float32))

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from radixlm.executor.device import CpuDevice
+from radixlm.executor.dummy_run import DummyRun
+from radixlm.executor.results import StepHandle
+from radixlm.step.plan import Items, StepPlan
 from radixlm.wire.requests import LogprobParams
 from tests.executor.overlap_harness import OverlapHarness, workload
 from tests.executor.test_overlap import _same
@@ -107,3 +110,20 @@ def test_a_late_device(seed: int, graphs: tuple[int, ...], depth: int) -> None:
     _same(plain, late, aborted)
     accepted = [got for rounds in drafts.rounds.values() for _, got in rounds]
     assert sum(accepted) and any(rounds for rounds in drafts.rounds.values())
+
+
+def test_the_largest_step_with_drafts_can_be_tried_before_there_are_requests() -> None:
+    bench = OverlapHarness(drafts=ForcedDrafts(lambda *_: [], most=3))
+    seen: list[list[int]] = []
+    forward = bench.runner.forward
+
+    def watch(plan: StepPlan) -> StepHandle:
+        drafts = Items.of(plan.items).drafts
+        assert drafts is not None
+        seen.append((drafts.lens + 1).tolist())
+        return forward(plan)
+
+    bench.runner.forward = watch  # type: ignore[method-assign]
+    DummyRun(bench.runner, 8, 40).drafts(3, 17)
+    DummyRun(bench.runner, 8, 40).drafts(1, 17)
+    assert seen == [[4] * 4, [2] * 8]

@@ -17,12 +17,12 @@ import torch
 from radixlm.attention.base import AttentionBackend
 from radixlm.attention.select import make_backend
 from radixlm.base.lazy import load
-from radixlm.base.record import Record
+from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.draft_model import LoadedDraft, load_draft
-from radixlm.engine.drafting import corpus_commands, make_drafting, make_ngram
+from radixlm.engine.drafting import corpus_commands, make_drafting, make_ngram, max_drafts
 from radixlm.engine.features.processors import ProcessorFeature
 from radixlm.engine.gpu import (
     graph_batch_sizes,
@@ -231,6 +231,7 @@ def _measure_memory(
         return MemoryNow(free_bytes, weight_bytes, int(free_bytes * (1 - UNPROFILED_SHARE)))
     pools = trial_pools(config, info, model, attn, draft)
     limits = scheduler_limits(config, info, info.context_len, pools.page_size)
+    limits = replace(limits, max_drafts=max_drafts(config, limits.depth, has_states=False))
     processors = LogitProcessors()
     parts = EngineParts(model, attn, pools, {}, processors, None, None, steps)
     make = partial(make_runner, config, info, parts, device, limits)

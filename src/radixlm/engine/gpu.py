@@ -142,9 +142,13 @@ def profile_steps(
 def _peaks(
     device: CudaDevice, dummy: DummyRun, limits: Limits, sizes: tuple[int, ...]
 ) -> tuple[int, int]:
-    """Peak bytes of a step full of prompt tokens, and of the largest recorded decode step."""
+    """Peak bytes of a step full of prompt tokens or drafts, and of the largest recorded decode
+    step."""
     dummy.decodes(1)  # compiles kernels and initialises libraries
     prompts = device.peak_bytes(partial(dummy.prompts, limits.step_tokens))
+    if limits.max_drafts:
+        drafts = partial(dummy.drafts, limits.max_drafts, limits.step_tokens)
+        prompts = max(prompts, device.peak_bytes(drafts))
     decodes = device.peak_bytes(partial(dummy.decodes, max(sizes))) if sizes else 0
     return prompts, decodes
 
@@ -158,6 +162,8 @@ def warm_up(make_runner: Callable[[], Runner], limits: Limits) -> None:
         dummy.sizes(limits.step_tokens)
         dummy.sampling()
         dummy.page_copies()
+        for count in range(1, 1 + limits.max_drafts):
+            dummy.drafts(count, limits.step_tokens)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

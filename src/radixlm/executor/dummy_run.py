@@ -3,14 +3,14 @@ measure the memory that they need; one of every kind runs at start, so that no r
 compiler. All pages of requests are page 0, so the results mean nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.executor.runner import Runner
-from radixlm.step.plan import Admission, Item, PageCopy, StepPlan
+from radixlm.step.plan import Admission, Drafts, Item, Items, PageCopy, StepPlan
 from radixlm.wire.requests import LogprobParams
 from radixlm.wire.sampling_params import SamplingParams
 
@@ -44,6 +44,14 @@ class DummyRun:
     def decodes(self, count: int) -> None:
         """A step that decodes ``count`` requests at full context."""
         self._run(tuple(self._decode(slot) for slot in range(count)))
+
+    def drafts(self, max_drafts: int, step_tokens: int) -> None:
+        """A step of as many requests as possible that verify ``max_drafts`` tokens each."""
+        count = max(1, min(self._num_slots, step_tokens // (1 + max_drafts)))
+        batch = Items.of([self._decode(slot) for slot in range(count)])
+        lens = np.full(count, min(max_drafts, self._context_len - 2), np.int32)
+        tokens = np.zeros(int(lens.sum()), np.int32)
+        self._run(Items(batch.decodes, batch.starts - lens, (), Drafts(lens, tokens)))
 
     def sizes(self, step_tokens: int) -> None:
         """Chunks at the end of the context, and decodes, of every number of tokens that kernels
@@ -89,7 +97,7 @@ class DummyRun:
 
     def _run(
         self,
-        items: tuple[Item, ...],
+        items: Sequence[Item],
         masks: Mapping[int, NDArray[np.int32]] = _NO_MASKS,
         admissions: tuple[Admission, ...] = (),
         copies: tuple[PageCopy, ...] = (),

@@ -23,6 +23,7 @@ from radixlm.executor.device import Device, Graph
 log = logging.getLogger(__name__)
 
 SIZE_STEP = 16  # between the sizes of large batches
+DRAFT_TOKENS = 64  # of a graph with drafts, whatever the batch sizes are
 REPORT_S = 5.0  # between two log lines about a long recording
 
 
@@ -87,8 +88,10 @@ class DecodeGraphs:
                 )
 
     def fitting(self, width: int) -> DecodeGraphs:
-        """Graphs of rows of ``width`` tokens, none with more tokens than the largest of these."""
-        sizes = tuple(size for size in self.sizes if size * width <= self.largest)
+        """Graphs of rows of ``width`` tokens, none with more tokens than the largest of these, or
+        than ``DRAFT_TOKENS``."""
+        most = max(self.largest, DRAFT_TOKENS)
+        sizes = tuple(size for size in self.sizes if size * width <= most)
         return DecodeGraphs(self._device, sizes, self._pads)
 
     def _run_and_store(self, run: Callable[[int], Tensor], size: int) -> None:
