@@ -158,6 +158,16 @@ async def test_controls_go_to_every_replica_and_refusals_count() -> None:
         await call
 
 
+async def test_an_answered_call_outlives_its_replica() -> None:
+    two = Two()
+    call = asyncio.create_task(two.intake.control("info"))
+    await asyncio.sleep(0)
+    two.links[0].say(ControlReply(two.links[0].controls[-1].call_id, True, data=1))
+    two.intake.lose_engine(None, 0)
+    two.links[1].say(ControlReply(two.links[1].controls[-1].call_id, True, data=2))
+    assert (await call).data == 1
+
+
 async def test_the_load_is_that_of_all() -> None:
     two = Two()
     for link, count in zip(two.links, (2, 3), strict=True):
@@ -165,7 +175,9 @@ async def test_the_load_is_that_of_all() -> None:
     load = two.intake.load
     assert (load.num_running, load.cache_hit_rate, load.num_total_tokens) == (5, 0.5, 20)
     two.intake.lose_engine(None, 0)
-    assert two.intake.load.num_running == 3
+    assert (two.intake.load.num_running, two.intake.load.cache_hit_rate) == (3, 0.5)
+    two.intake.lose_engine(None, 1)
+    assert (two.intake.load.num_running, two.intake.load.cache_hit_rate) == (0, 0)
 
 
 async def test_drafts_of_all_are_counted_together() -> None:
