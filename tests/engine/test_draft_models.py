@@ -18,7 +18,7 @@ from radixlm.arch.hf import describe, describe_draft
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import replace
 from radixlm.config.server_config import ServerConfig
-from radixlm.engine.draft_model import check_fit, check_vocabulary, completed, find_draft
+from radixlm.engine.draft_model import check_fit, check_vocabulary, completed, find_draft, kept_ids
 from radixlm.engine.model_info import ASSETS, ZOO, read_model
 from radixlm.speculative.lengths import DraftLength
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
@@ -227,6 +227,25 @@ def test_the_vocabularies_are_compared(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(data))
     with pytest.raises(ConfigError, match=r"only 1928 of its first 2048 tokens .* same tokenizer"):
         check_vocabulary(config, info, tmp_path, decoder)
+
+
+@NEEDS_MODELS
+@pytest.mark.parametrize(("ids", "expected"), [([5, 9999], "5 to 9999"), ([], "none")])
+def test_token_maps(ids: list[int], expected: str, tmp_path: Path) -> None:
+    config = json.loads((HEAD / "config.json").read_text())
+    shared = describe_draft({**config, "draft_vocab_size": None})
+    assert shared is not None
+    target, path = describe(TARGET), str(tmp_path / "map.pt")
+    flag = config_of("EAGLE", speculative_token_map=path)
+    torch.save([7, 3, 2047], path)
+    found = kept_ids(flag, shared, target, torch.device("cpu"))
+    assert found is not None and found.tolist() == [7, 3, 2047]
+    torch.save(ids, path)
+    with pytest.raises(ConfigError, match=f"token-map .* token ids {expected}, the model has 2048"):
+        kept_ids(flag, shared, target, torch.device("cpu"))
+    (tmp_path / "map.pt").write_text("no torch file")
+    with pytest.raises(ConfigError, match="not a file of torch with token ids"):
+        kept_ids(flag, shared, target, torch.device("cpu"))
 
 
 @NEEDS_MODELS

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.drafter import StepTail
-from radixlm.executor.model_drafter import LAZY_TOKENS, ModelDrafter, sharpness
+from radixlm.executor.model_drafter import LAZY_TOKENS, MIN_ROUNDS, ModelDrafter, sharpness
 from radixlm.pools.group import KvGroup
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.table import SamplingTable
 from radixlm.step.batch import ForwardBatch, HiddenNeeds
-from radixlm.step.plan import DecodeBatch, Item, Items
+from radixlm.step.plan import DecodeBatch, Drafts, Item, Items
 from radixlm.wire.sampling_params import SamplingParams
 
 PAGE, SLOTS, COLUMNS, VOCAB = 4, 3, 80, 50
@@ -227,6 +227,21 @@ def test_a_prefix_hit_goes_on_behind_the_shared_entries() -> None:
     entries = {p: world.net.entries[world.place(0, p)] for p in range(21)}
     assert entries.pop(9)[1] == 0  # the state before the first own token is not known
     assert all(entries[p] == world.entry(0, p) for p in entries)
+
+
+def test_a_draft_model_that_does_not_fit_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    drafter = World(0, is_head=False).drafter
+    for accepted in (1, 0):
+        for _ in range(MIN_ROUNDS):
+            lens = np.array([3, 0, 3], np.int32)
+            drafts = Drafts(lens, np.zeros(6, np.int32))
+            tail: Any = SimpleNamespace(items=SimpleNamespace(drafts=drafts))
+            drafter._count(tail, [accepted, 0, 0])
+        assert not caplog.records  # one accepted token a step is enough
+    drafter._num_rounds = drafter._num_accepted = 0
+    for _ in range(2 * MIN_ROUNDS):
+        drafter._count(tail, [0, 0, 0])
+    assert [r.message[:36] for r in caplog.records] == ["the draft model does not fit: 0 draf"]
 
 
 # ---- draws -------------------------------------------------------------------------------------

@@ -134,6 +134,45 @@ def test_an_eagle3_head(prefix: str, normed: bool, backend: str, tmp_path: Path)
     assert relative_error(passed, expected[1]) < 1e-4
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_an_eagle_head(is_cut: bool, backend: str, tmp_path: Path) -> None:
+    """The block of EAGLE-1 with the target's head, or with some of its rows."""
+    target = load_model(cached_tiny("LlamaForCausalLM"), kernels_of(backend))
+    shapes = {
+        name.replace("midlayer", "layers.0"): shape[:1] + tuple(s // 2 for s in shape[1:])
+        if "self_attn" in name and "o_proj" not in name
+        else shape
+        for name, shape in EAGLE3_SHAPES.items()
+        if name.startswith("midlayer") and "input_layernorm" not in name and "hidden" not in name
+    }
+    shapes |= {"fc.weight": (DIM, 2 * DIM), "fc.bias": (DIM,)}
+    config = {**EAGLE3, "architectures": ["LlamaForCausalLMEagle"], "draft_vocab_size": None}
+    w = checkpoint(tmp_path, config, shapes)
+    model = loaded(tmp_path, target, backend)
+    kept = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(4))[:50]
+    if is_cut:
+        model.bind(target, kept)
+    assert model.needs == HiddenNeeds((), True)
+    ids, hidden = ids_and_hidden()
+    logits, passed = run(model, backend, ids, model.combine(hidden))
+    w = {name.removeprefix("layers.0."): t for name, t in w.items()}
+    joined = torch.cat((target.embed.run(torch.tensor(ids)), hidden), -1)
+    x = joined @ w["fc.weight"].T + w["fc.bias"]
+    q, k, v = (
+        (x @ w[f"self_attn.{n}_proj.weight"].T).unflatten(-1, (-1, WIDTH)) for n in ("q", "k", "v")
+    )
+    heads = attention(rotated(q), rotated(k), v, WIDTH**-0.5)
+    x = x + heads @ w["self_attn.o_proj.weight"].T
+    y = rms(x, w["post_attention_layernorm.weight"])
+    inner = F.silu(y @ w["mlp.gate_proj.weight"].T) * (y @ w["mlp.up_proj.weight"].T)
+    x = x + inner @ w["mlp.down_proj.weight"].T
+    assert relative_error(passed, x) < 1e-4
+    expected = target.logits(x)
+    assert relative_error(logits, expected[:, kept] if is_cut else expected) < 1e-4
+    assert model.target_ids_V is (kept if is_cut else None)
+
+
 # architecture -> the block that is copied, where its names go, projection, norms, last norm
 MTP: dict[str, tuple[int, str, str, tuple[str, str], str]] = {
     "DeepseekV3ForCausalLM": (

@@ -67,8 +67,9 @@ class SpeculateConfig(Group):
     ] = 1.0
     speculative_token_map: Annotated[
         str | None,
-        "File with the reduced vocabulary of the draft model.",
-        Flag(state="planned", needs="a draft model whose head is cut", part_of=_ALGORITHM),
+        "File of torch with a list of token ids: EAGLE and NEXTN draft these alone, with the head "
+        "cut to their rows.",
+        Flag(part_of=_ALGORITHM),
     ] = None
     speculative_attention_mode: Annotated[
         str,

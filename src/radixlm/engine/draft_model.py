@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +172,8 @@ def _load_head(
         device=device,
         leaves=lambda name: is_part or name.endswith(("t2d", "d2t", "embed_tokens.weight")),
     )
+    net.bind(target, kept_ids(config, spec, target.decoder, device))
     _check_map(net, folder, target.decoder.vocab)
-    net.bind(target)
     target.tap(net.needs)
     return net, report.num_bytes
 
@@ -231,6 +232,30 @@ def _check_map(net: DraftModel, folder: Path, vocab: int) -> None:
             f"{FLAG} {folder}: d2t leads to tokens {int(ids_V.min())} to {int(ids_V.max())}, the "
             f"model has {vocab}; a head that was made for this model works"
         )
+
+
+def kept_ids(
+    config: ServerConfig, spec: Draft, target: Decoder, device: torch.device
+) -> torch.Tensor | None:
+    """The tokens of --speculative-token-map, to which a head is cut that it shares with the model:
+    int64."""
+    path, flag = config.speculate.speculative_token_map, "--speculative-token-map"
+    if path is None:
+        return None
+    if spec.owns_head or target.head_bias:
+        log.info("%s has no effect: the draft has a head of its own vocabulary", flag)
+        return None
+    try:
+        ids = torch.as_tensor(torch.load(path, weights_only=True)).long().flatten()
+    except (OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        why = str(error).partition("\n")[0]
+        raise ConfigError(f"{flag} {path}: not a file of torch with token ids ({why})") from error
+    if not len(ids) or not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab:
+        span = f"{int(ids.min())} to {int(ids.max())}" if len(ids) else "none"
+        raise ConfigError(
+            f"{flag} {path}: token ids {span}, the model has {target.vocab}; ids below that work"
+        )
+    return ids.to(device)
 
 
 def check_vocabulary(config: ServerConfig, info: ModelInfo, folder: Path, draft: Decoder) -> None:

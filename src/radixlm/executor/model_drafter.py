@@ -12,6 +12,7 @@ Legend: S sequences, T tokens, R rows that emit, K drafted tokens, D draft chann
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -29,7 +30,10 @@ from radixlm.sampling.table import SlotState
 from radixlm.step.batch import ForwardBatch, HiddenNeeds
 from radixlm.step.plan import Int32Array
 
+log = logging.getLogger(__name__)
+
 LAZY_TOKENS = 64
+MIN_ROUNDS = 256  # verifications after which a draft model is judged
 
 
 class DraftOutput(Protocol):
@@ -93,6 +97,7 @@ class ModelDrafter:
         self.hidden = net.needs
         self.pools: Sequence[KvPool] = attn.pools
         self._feeds: dict[int, _Feed] = {}
+        self._num_rounds = self._num_accepted = 0
 
     def release(self, slot: int) -> None:
         """The request of this slot is over."""
@@ -126,6 +131,7 @@ class ModelDrafter:
                     hidden = None if hidden_TD is None else hidden_TD[first:end]
                     self._append_chunk(item.slot, item.start, ids[first:end], hidden, then)
                     chunks[item.slot] = len(then)
+        self._count(tail, accepted)
         # others may share the pages of a prompt from now on; drafts follow the last token
         waiting = chunks | {
             slot: 1 for slot, feed in self._feeds.items() if len(feed.tokens) > LAZY_TOKENS
@@ -133,6 +139,21 @@ class ModelDrafter:
         waiting = {n: kept for n, kept in waiting.items() if len(self._feeds[n].tokens) > kept}
         if waiting:
             self._write(list(waiting), list(waiting.values()))
+
+    def _count(self, tail: StepTail, accepted: list[int]) -> None:
+        """Warn once of a draft model that does not fit its target."""
+        drafts = tail.items.drafts
+        if drafts is None or self._num_rounds > MIN_ROUNDS:
+            return
+        self._num_rounds += int(np.count_nonzero(drafts.lens))
+        self._num_accepted += sum(accepted)
+        if self._num_rounds > MIN_ROUNDS > 10 * self._num_accepted:
+            log.warning(
+                "the draft model does not fit: %d drafted tokens were accepted in %d steps; one "
+                "that was made for this model is right more often",
+                self._num_accepted,
+                self._num_rounds,
+            )
 
     def _append_chunk(
         self, slot: int, start: int, ids: list[int], hidden_TD: Tensor | None, then: list[int]

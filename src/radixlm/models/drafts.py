@@ -129,6 +129,7 @@ class DraftModel(DecoderModel):
     once both are loaded."""
 
     needs: HiddenNeeds | None
+    target_ids_V: Tensor | None  # int64: the target's token of each of the draft's; None: the same
 
     def __init__(self, spec: Draft, context: LayerContext, weight_dtype: torch.dtype | None):
         decoder = at_step(spec, 0)
@@ -159,20 +160,33 @@ class DraftModel(DecoderModel):
             self.packed_head, self._run_head = self.head.packed, self.head.packed.run
         self.program, self._program_backend = None, None
 
-    def bind(self, target: DecoderModel) -> None:
-        """Use the token table of ``target``, and its head where the draft has none."""
-        self._embed_tokens, self._of_target = target.embed.run, target.logits
+    def bind(self, target: DecoderModel, kept_ids_K: Tensor | None = None) -> None:
+        """Use the token table of ``target``, and its head where the draft has none: all of it, or
+        the rows of the tokens ``kept_ids_K`` (int64)."""
+        self._embed_tokens, self._make_logits = target.embed.run, self.logits
+        self.target_ids_V, head = kept_ids_K, target.decoder
+        if self.spec.has_vocab_map:
+            self.target_ids_V = self.draft.vocab.targets_V
         if not self.spec.owns_head:
-            self.packed_head, self._head_decoder = target.packed_head, target.decoder
-            self.decoder = replace(self.decoder, vocab=target.decoder.vocab)
-        num_layers = len(target.decoder.blocks)
-        layers = tapped_layers(self.spec, num_layers)
+            vocab = head.vocab if kept_ids_K is None else len(kept_ids_K)
+            self.decoder = replace(
+                self.decoder,
+                vocab=vocab,
+                logit_scale=head.logit_scale,
+                logit_softcap=head.logit_softcap,
+            )
+            self._share_head(target, kept_ids_K)
+        layers = tapped_layers(self.spec, len(head.blocks))
         self.needs = HiddenNeeds(layers, not layers)
 
-    @property
-    def target_ids_V(self) -> Tensor | None:
-        """int64: the target's token of each of the draft's; None where they are the same."""
-        return self.draft.vocab.targets_V if self.spec.has_vocab_map else None
+    def _share_head(self, target: DecoderModel, kept_ids_K: Tensor | None) -> None:
+        self.packed_head, self._target_decoder = target.packed_head, target.decoder
+        if kept_ids_K is None:
+            self._make_logits = target.logits
+            return
+        rows_KD = target.packed_head.unpack()[kept_ids_K].contiguous()
+        packed = self.context.kernels.pack_linear(rows_KD, None, self.context.scheme.head_fmt)
+        self.packed_head, self._run_head, self._target_decoder = packed, packed.run, self.decoder
 
     def combine(self, hidden_TN: Tensor) -> Tensor:
         """The target's hidden states as the module reads them: [T, D]."""
@@ -198,8 +212,9 @@ class DraftModel(DecoderModel):
             x_TD, pending_TD = block.run_deferred(x_TD, pending_TD, batch, angles)
         x_RD = added(x_TD, pending_TD)[batch.logits_rows_R]
         normed_RD = self.norm.run(x_RD) if self.spec.decoder.norm.affine else x_RD
-        logits = self.logits if self.spec.owns_head else self._of_target
-        return DraftOutput(logits(normed_RD), normed_RD if self.spec.passes_normed else x_RD)
+        return DraftOutput(
+            self._make_logits(normed_RD), normed_RD if self.spec.passes_normed else x_RD
+        )
 
     def _inputs(self, batch: ForwardBatch, hidden_TD: Tensor) -> Tensor:
         """What the first block reads: [T, D], or [T, 3 D] of a ``JointBlock``."""
@@ -220,7 +235,7 @@ class DraftModel(DecoderModel):
     def emit(self, program: ProgramBuilder) -> None:
         """A step as operations of a C++ program; its inputs are the step's embeddings."""
         dim, spec = self.decoder.dim, self.spec
-        head = self.decoder if spec.owns_head else self._head_decoder
+        head = self.decoder if spec.owns_head else self._target_decoder
         handles(
             head, "vocab", "dim", "blocks", "norm", "max_positions", "tied", "embed_scale",
             "positions", "logit_scale", "logit_softcap", "head_bias", "embed_norm",
