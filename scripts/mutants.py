@@ -114,13 +114,15 @@ def _mutants(path: Path) -> list[Any]:
 
 
 def _without_effect(path: Path) -> list[tuple[Position, Position]]:
-    """Where a change has no effect: annotations."""
-    found: list[ast.expr] = []
+    """Where a change has no effect: annotations, and protocols."""
+    found: list[ast.expr | ast.stmt] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
             found.append(node.returns)
         elif isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None:
             found.append(node.annotation)
+        elif isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases):
+            found += node.body
     return [
         ((n.lineno, n.col_offset), (n.end_lineno or n.lineno, n.end_col_offset or 0)) for n in found
     ]

@@ -190,6 +190,13 @@ BAD = [
 ]
 
 
+async def test_embeddings_of_any_width_where_the_width_is_not_known() -> None:
+    stage = IntakeHarness(None)
+    stage.intake.submit(stage.ask(embeds=b"\0" * 48, num_embeds=3))
+    (sent,) = stage.link.requests
+    assert len(sent.ids()) == 3 and sent.embeds == b"\0" * 48
+
+
 @pytest.mark.parametrize(("fields", "error", "param"), BAD)
 async def test_a_bad_request_is_named_and_leaves_nothing(
     tokenizer: Tokenizer, fields: dict[str, object], error: type[InvalidRequest], param: str

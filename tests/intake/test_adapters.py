@@ -1,0 +1,112 @@
+"""The registry of adapters, with engines that answer at once."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from radixlm.base.errors import InvalidRequest, Overloaded
+from radixlm.intake.adapters import LOAD, MAX_NAME, UNLOAD, AdapterOptions, AdapterRegistry
+from radixlm.wire.replies import ControlReply
+
+
+class Engines:
+    """What the registry needs of intake. ``refused``: paths that cannot be read."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Any] = {}
+        self.calls: list[tuple[str, int]] = []
+        self.refused: set[str] = set()
+        self.deaths = 0
+        self.ready = asyncio.Event()
+        self.ready.set()
+
+    async def control_each(self, verb: str, **args: Any) -> list[ControlReply]:
+        if self.deaths:
+            self.deaths -= 1
+            raise Overloaded("the engine restarts")
+        self.calls.append((verb, args["number"]))
+        facts = {"digest": f"d{args['number']}", "rank": 8, "num_bytes": 64}
+        return [ControlReply("c", args.get("path") not in self.refused, "no such file", facts)]
+
+    def use(self, rid: str, registry: AdapterRegistry, name: str) -> None:
+        self.requests[rid] = SimpleNamespace(wire=SimpleNamespace(adapter=registry.ref(name)))
+
+
+def registry_of(engines: Engines, **options: Any) -> AdapterRegistry:
+    given: Any = engines
+    return AdapterRegistry(given, AdapterOptions(is_enabled=True, served_name="m", **options))
+
+
+@pytest.mark.parametrize("name", ["", "m", ":a", "a\n", "a" * (MAX_NAME + 1)])
+async def test_names_of_no_adapter(name: str) -> None:
+    registry = registry_of(Engines())
+    with pytest.raises(InvalidRequest) as caught:
+        await registry.load(name, "/a")
+    assert caught.value.param == "lora_name" and not registry.loaded
+    await registry.load("a" * MAX_NAME, "/a")
+    with pytest.raises(InvalidRequest, match="give the folder"):
+        await registry.load("b", "")
+
+
+async def test_a_name_is_replaced_only_on_demand_and_serves_to_the_end() -> None:
+    engines = Engines()
+    registry = registry_of(engines)
+    await registry.load("a", "/1")
+    with pytest.raises(InvalidRequest, match="already loaded from /1"):
+        await registry.load("a", "/2")
+    engines.use("r", registry, "a")
+    await registry.load("a", "/2", replaces=True)
+    assert registry.loaded == {"a": "/2"} and engines.calls == [(LOAD, 0), (LOAD, 1)]
+    new = registry.ref("a")
+    assert new is not None and (new.number, new.digest) == (1, "d1")
+    engines.requests.clear()
+    await asyncio.gather(*registry._tasks)
+    assert engines.calls[2:] == [(UNLOAD, 0)]
+    await registry.unload("a")
+    assert not registry.loaded and engines.calls[3:] == [(UNLOAD, 1)]
+    with pytest.raises(InvalidRequest, match="does not exist"):
+        await registry.unload("a")
+    with pytest.raises(InvalidRequest, match="not loaded"):
+        registry.ref("a")
+
+
+async def test_the_idle_one_that_was_used_longest_ago_makes_room_and_comes_back() -> None:
+    engines = Engines()
+    registry = registry_of(engines, max_loaded=3, max_pinned=1)
+    for name in "abc":
+        await registry.load(name, f"/{name}", is_pinned=name == "a")
+        registry.entries[-1].used_s = float(ord(name))
+    with pytest.raises(InvalidRequest, match="1 are pinned, at most 1"):
+        await registry.load("d", "/d", is_pinned=True)
+    engines.use("r", registry, "b")
+    await registry.load("d", "/d")
+    assert list(registry.loaded) == ["a", "b", "d"] and "c" in registry
+    engines.use("s", registry, "d")
+    with pytest.raises(InvalidRequest, match="pinned: a; busy: b, d"):
+        await registry.prepare("c")
+    del engines.requests["r"]
+    await registry.prepare("c")
+    assert list(registry.loaded) == ["a", "d", "c"]
+    assert (registry.num_loads, registry.num_evicted) == (5, 2)
+
+
+async def test_one_that_cannot_be_read_leaves_nothing() -> None:
+    engines = Engines()
+    engines.refused = {"/bad"}
+    registry = registry_of(engines)
+    with pytest.raises(InvalidRequest, match="no such file"):
+        await registry.load("a", "/bad")
+    assert not registry.loaded and registry.num_failed == 1
+    assert engines.calls == [(LOAD, 0), (UNLOAD, 0)]
+    engines.deaths = 1  # the next engine reads it
+    await registry.load("a", "/good")
+    assert registry.loaded == {"a": "/good"}
+    off = AdapterRegistry(engines, AdapterOptions())  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="--enable-lora"):
+        await off.load("a", "/good")
+    with pytest.raises(InvalidRequest, match="--tokenizer-worker-num"):
+        await registry_of(engines, is_shared=True).load("a", "/good")
