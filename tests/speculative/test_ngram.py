@@ -30,10 +30,31 @@ def test_copies_from_its_own_prompt() -> None:
     assert found.tokens.dtype == np.int32
     assert found.survival.dtype == np.float32
     assert (np.diff(found.survival) <= 0).all()
-    d.append("a", [*QUOTE[3:11], 103])
-    assert tokens(d, "a") == []  # QUOTE[10], 103 is new
+    d.append("a", [*QUOTE[3:11], 103])  # QUOTE[10], 103 is new: it may replace QUOTE[11]
+    assert tokens(d, "a", 2) == QUOTE[12:14]
     d.append("a", [104, 105])
     assert tokens(d, "a") == QUOTE[6:14]
+
+
+def test_goes_on_behind_a_token_that_was_replaced() -> None:
+    d = drafter()
+    d.start("a", None, ids(QUOTE, [1, 2], QUOTE[:4]))
+    assert tokens(d, "a", 3) == QUOTE[4:7]
+    d.append("a", [QUOTE[4], 77])
+    assert tokens(d, "a", 3) == QUOTE[6:9]
+    d.append("a", [78])  # nor that: the copy is over
+    assert tokens(d, "a", 3) == []
+    d.append("a", QUOTE[20:22])
+    assert tokens(d, "a", 3) == QUOTE[22:25]
+
+
+def test_no_copy_beyond_the_end_of_its_source() -> None:
+    d = drafter()
+    d.add_corpus("c", ids([5, 6, 7]))
+    d.start("a", None, ids([1, 5, 6]))
+    assert tokens(d, "a", 1) == [7]
+    d.append("a", [8])
+    assert tokens(d, "a") == []
 
 
 def test_no_draft_without_a_match_of_two_tokens() -> None:

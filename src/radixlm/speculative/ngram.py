@@ -82,9 +82,19 @@ class SharedTexts:
 
 
 class _Text:
-    """A running request: its tokens, and what was proposed last with the length of its match."""
+    """A running request: its tokens; what was proposed last with the length of its match; and the
+    place of ``source`` that its last token stands for, if it goes on copying from there."""
 
-    __slots__ = ("index", "last", "match_len", "namespace", "prompt_len", "ratios")
+    __slots__ = (
+        "index",
+        "last",
+        "match_len",
+        "namespace",
+        "place",
+        "prompt_len",
+        "ratios",
+        "source",
+    )
 
     def __init__(self, namespace: Hashable, ids: Int32Array) -> None:
         self.namespace, self.prompt_len = namespace, len(ids)
@@ -92,6 +102,8 @@ class _Text:
         self.last: Int32Array = NOTHING.tokens
         self.match_len = 0
         self.ratios: list[float] = []
+        self.source: TextIndex | None = None
+        self.place = 0
 
 
 class NgramDrafter:
@@ -121,10 +133,14 @@ class NgramDrafter:
             return
         if len(text.last):
             self._learn(text, np.asarray(tokens).tolist())
+        text.place += len(tokens)
         text.index.extend(np.asarray(tokens, np.int32))
 
     def _learn(self, text: _Text, tokens: Sequence[int]) -> None:
-        """What the last proposal would have been worth, verified or not."""
+        """What the last proposal would have been worth, verified or not. After a wrong guess that
+        one token was replaced, the copy is over."""
+        if text.match_len == 1 and text.last[0] != tokens[0]:
+            text.source = None
         rows = zip(text.last.tolist(), tokens, text.ratios, strict=False)
         for depth, (draft, token, ratio) in enumerate(rows):
             place = min(text.match_len + depth, MAX_MATCH) - 1
@@ -154,7 +170,11 @@ class NgramDrafter:
             if found is not None:
                 best, source, limit = found, index, most
         if best is None:
-            return NOTHING
+            # a token that differs from a source may have replaced the one there
+            if text.source is None or text.place >= text.source.num_tokens - 1:
+                return NOTHING
+            source = text.source
+            best = Matches(np.array([text.place]), np.array([1]))
         return self._draft(text, source, best, limit)
 
     def _draft(self, text: _Text, source: TextIndex, found: Matches, count: int) -> Proposal:
@@ -162,11 +182,12 @@ class NgramDrafter:
         is_longest = found.lengths == found.lengths.max()
         ends, match_len = found.ends[is_longest], int(found.lengths.max())
         branches = source.following(ends, count)
-        chosen = branches[0]
+        chosen, text.source, text.place = branches[0], source, int(ends[0])
         if self.options.by_frequency and len(ends) > 2:
             # the branch with which the others agree longest
             alike = np.logical_and.accumulate(branches[:, None] == branches[None], axis=2)
-            chosen = branches[alike.sum(axis=(1, 2)).argmax()]
+            best = int(alike.sum(axis=(1, 2)).argmax())
+            chosen, text.place = branches[best], int(ends[best])
         is_bad = (chosen < 0) | (chosen >= self.vocab_size) | np.isin(chosen, self._never)
         if is_bad.any():
             chosen = chosen[: int(is_bad.argmax())]
@@ -209,7 +230,13 @@ class NgramDrafter:
         if self._corpora.pop(name, None) is None:
             known = ", ".join(self._corpora) or "none"
             raise NotFound(f"corpus_id: {name!r} is not loaded; loaded are: {known}")
+        self._end_copies()
 
     def flush(self) -> None:
         """Forget what requests have written that are over; corpora stay."""
         self._shared.clear()
+        self._end_copies()
+
+    def _end_copies(self) -> None:
+        for text in self._texts.values():
+            text.source = None
