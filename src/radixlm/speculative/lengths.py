@@ -15,7 +15,7 @@ from radixlm.speculative.costs import CostTable, Float64Array
 from radixlm.speculative.drafter import Proposal
 from radixlm.step.plan import Int32Array
 
-_MARGIN = 1.02  # of the rate without drafts, which drafts must pass
+_MARGIN = 1.04  # of the rate without drafts, which drafts must pass
 _DECAY = 0.88  # of what was observed of a request, by draft: old ones count for little
 _REST = 0.97  # of it that is left after each step without drafts: bad luck is forgotten
 _PRIOR_WEIGHT = 1.0  # drafts that the expectation counts for, against those observed
