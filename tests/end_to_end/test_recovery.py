@@ -270,3 +270,15 @@ def test_an_engine_that_dies_while_connections_hold_all_descriptors_is_replaced(
                 connection.close()
         assert any("file descriptors are left" in line for line in server.log)
         assert server.terminate() == 0
+
+
+async def test_an_engine_that_verifies_drafts_dies(wanted: list[list[int]]) -> None:
+    """Drafts are not part of a request: a new engine goes on behind the tokens that were sent."""
+    flags = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4")
+    with RunningServer(*flags, model=str(cached_tiny("Qwen3ForCausalLM"))) as server:
+        async with _crowd(server) as crowd:
+            await asyncio.wait_for(crowd.until(8), 120)
+            server.engine().kill()
+        assert [crowd.ids[i] for i in range(len(BODIES))] == wanted
+        assert any(one["meta_info"].get("spec_verify_ct") for one in crowd.last.values())
+        _check_idle(server)

@@ -3,11 +3,15 @@ text, token ids, log-probabilities, hidden states and reasons to end."""
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 import radixlm
+from radixlm.base.errors import RadixError
 from tests.engine.drafted_engine import SAMPLING, drafted_engine, follower
 from tests.fakes.drafts import ForcedDrafts
 from tests.fakes.tiny_checkpoint import cached_tiny
@@ -89,3 +93,48 @@ def test_answers_of_other_models(architecture: str, drafts: bool) -> None:
     model decodes as ever."""
     options = {"model_path": str(cached_tiny(architecture)), "page_size": 4}
     assert bool(compare("mixed", 4, **options).rounds) == drafts
+
+
+class Evens:
+    """Even tokens only; {"raise": n} fails where the output has n tokens."""
+
+    def __call__(self, logits: torch.Tensor, params: Any, rows: Any) -> torch.Tensor:
+        for row, given, info in zip(logits, params, rows, strict=True):
+            if (given or {}).get("raise") == len(info.output_ids):
+                raise RuntimeError("broken")
+            row[1::2] = float("-inf")
+        return logits
+
+
+def test_a_processor_sees_each_place_and_fails_where_it_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = ModuleType("drafted_processors")
+    module.Evens = Evens  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "drafted_processors", module)
+    options = {"model_path": "radix-tiny", "logit_processor": ("evens=drafted_processors:Evens",)}
+
+    def answers(drafts: ForcedDrafts | None) -> list[list[int]]:
+        with drafted_engine(drafts, **options) as engine:
+            got = []
+            for place in (None, 1, 2, 5, 6, 9):
+                sampling = {"max_new_tokens": 12, "temperature": 0.0, "ignore_eos": True}
+                fields = {"custom_logit_processor": "evens", "stream": True}
+                if place is not None:
+                    sampling["custom_params"] = {"raise": place}
+                ids: list[int] = []
+                try:
+                    for part in engine.generate(
+                        input_ids=[398, 626, 325], sampling_params=sampling, **fields
+                    ):
+                        ids = part["output_ids"]
+                except RadixError as error:
+                    assert "broken" in str(error)
+                got.append(ids)
+            return got
+
+    plain = answers(None)
+    assert [len(ids) for ids in plain] == [12, 1, 2, 5, 6, 9]
+    drafts = ForcedDrafts(follower([[398, 626, 325, *plain[0]]]), "oracle", most=3)
+    assert answers(drafts) == plain
+    assert max(got for rounds in drafts.rounds.values() for _, got in rounds) == 3
