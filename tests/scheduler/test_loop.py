@@ -13,7 +13,7 @@ from radixlm.scheduler.limits import RopeLengths
 from radixlm.step.result import StepResult
 from radixlm.wire.media import Media
 from radixlm.wire.replies import ControlReply, Logprobs, StepReply
-from radixlm.wire.requests import Control, LogprobParams
+from radixlm.wire.requests import AdapterRef, Control, LogprobParams
 from tests.fakes.executor import EOS, FakeStep, reference
 from tests.fakes.scheduler_harness import SchedulerHarness
 
@@ -123,7 +123,7 @@ NAMESPACES: list[dict[str, Any]] = [
     {"extra_key": "A"},
     {"cache_salt": "A"},
     {"tenant": "A"},
-    {"adapter": "A"},
+    {"adapter": AdapterRef("a", 1, "A")},
     {"extra_key": "A\0B"},
     {"extra_key": "A", "cache_salt": "B"},
     {"cache_salt": "\0B", "extra_key": "A"},
