@@ -54,7 +54,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
 def generate(prompts: list[list[int]], **options: Any) -> list[list[int]]:
     sampling = options.pop("sampling", {"temperature": 0, "max_new_tokens": 96})
     params = [{**sampling, "sampling_seed": n} for n in range(len(prompts))]
-    with Engine(max_total_tokens=16384, cpu_threads=1, **options) as engine:
+    with Engine(**{"max_total_tokens": 16384, "cpu_threads": 1} | options) as engine:
         answers = engine.generate(input_ids=prompts, sampling_params=params)
     return [answer["output_ids"] for answer in answers]
 
@@ -116,6 +116,26 @@ def test_sampled_tokens_are_those_without_drafts(
     drafted = {"speculative_algorithm": algorithm, "speculative_num_steps": 3}
     assert generate(prompts[:12], **drafted, **options) == plain
     assert tokens_a_round(rounds) > least
+
+
+@NEEDS_MODELS
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kv_cache_dtype": "int8", "page_size": 64},
+        {"quantization": "int4wo-32", "max_total_tokens": 700},
+        {"attention_backend": "torch_native", "page_size": 1, "disable_radix_cache": True},
+    ],
+)
+def test_formats_and_pages(
+    options: dict[str, Any], prompts: list[list[int]], rounds: list[tuple[int, int]]
+) -> None:
+    plain = generate(prompts[:16], **options)
+    for algorithm, least in (("STANDALONE", 2.4), ("EAGLE3", 2.0)):
+        rounds.clear()
+        drafted = {"speculative_algorithm": algorithm, "speculative_num_steps": 3}
+        assert generate(prompts[:16], **drafted, **options) == plain
+        assert tokens_a_round(rounds) > least, algorithm
 
 
 @NEEDS_MODELS

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.arch.test_draft import CASES
 from tests.fakes.paged_runner import CPU, PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
 from tests.models.reference_math import attention, checkpoint, rms, rotated
@@ -16,10 +17,13 @@ from tests.models.test_decoder import relative_error
 from torch import Tensor
 from torch.nn import functional as F
 
-from radixlm.arch.hf import describe_draft
+from radixlm.arch.hf import describe, describe_draft
+from radixlm.arch.registry import MTP_LAYERS
 from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.layers.context import LayerContext
+from radixlm.models.build import build_model
+from radixlm.models.decoder import DecoderModel
 from radixlm.models.drafts import DraftModel
 from radixlm.models.program.step import why_no_program
 from radixlm.step.batch import HiddenNeeds, InputEmbeds
@@ -242,6 +246,35 @@ def test_multi_token_prediction(architecture: str, backend: str, tmp_path: Path)
         again = rms(passed, tensors["model.norm.weight"], eps)
         assert relative_error(again, normed) < 1e-4
         assert relative_error(logits, target.logits(passed)) < 1e-5
+
+
+@pytest.mark.parametrize("architecture", sorted(set(CASES) & set(MTP_LAYERS)))
+def test_every_described_family_drafts(architecture: str, tmp_path: Path) -> None:
+    """Random weights: the target leaves what its prediction layer reads, in chunks as at once."""
+    raw = {"architectures": [architecture], **CASES[architecture][0]}
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "num_nextn_predict_layers": 1}))
+    target = build_model(describe(tmp_path), CPU, torch.float32, kernels_of("torch_native"))
+    load_weights(target, tmp_path, "dummy", progress=False)
+    spec = describe_draft(tmp_path)
+    assert spec is not None and isinstance(target, DecoderModel)
+    model = DraftModel(spec, LayerContext(kernels_of("torch_native"), CPU, torch.float32), None)
+    load_weights(model, tmp_path, "dummy", progress=False)
+    model.bind(target)
+    target.tap(model.needs)
+    ids = [3 + 5 * n % 100 for n in range(COUNT)]
+    runner = PagedRunner(target, "torch_native", 16, 32)
+    batch = runner.batch({0: ids})
+    with torch.inference_mode():
+        runner.backend.begin(batch)
+        target.step(batch, False)
+        assert batch.taps_TN is not None
+        hidden_TD = model.combine(batch.taps_TN)
+        whole = model.draft_step(
+            PagedRunner(model, "torch_native", 16, 32).batch({0: ids}), hidden_TD
+        )
+    logits, _ = run(model, "torch_native", ids, hidden_TD)
+    assert logits.shape == (COUNT, target.decoder.vocab) and logits.isfinite().all()
+    assert relative_error(logits, whole.logits_RV) < 1e-4
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
