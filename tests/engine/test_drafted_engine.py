@@ -4,6 +4,8 @@ text, token ids, log-probabilities, hidden states and reasons to end."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +16,7 @@ import radixlm
 from radixlm.base.errors import RadixError
 from tests.engine.drafted_engine import SAMPLING, drafted_engine, follower
 from tests.fakes.drafts import ForcedDrafts
+from tests.fakes.lora_adapters import write_adapter
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 TEXTS = ("The capital of France is", "Q: 12 + 30 = ?\nA:", "Once upon a time, in a small house")
@@ -138,3 +141,52 @@ def test_a_processor_sees_each_place_and_fails_where_it_would(
     drafts = ForcedDrafts(follower([[398, 626, 325, *plain[0]]]), "oracle", most=3)
     assert answers(drafts) == plain
     assert max(got for rounds in drafts.rounds.values() for _, got in rounds) == 3
+
+
+def test_rows_of_several_adapters(tmp_path: Path) -> None:
+    base = cached_tiny("Qwen3ForCausalLM")
+    folders = [write_adapter(base, tmp_path / f"a{i}", 2 + 3 * i, seed=i) for i in range(2)]
+    options = {"model_path": str(base), "enable_lora": True, "random_seed": 0}
+    options["lora_paths"] = [f"a{i}={folder}" for i, folder in enumerate(folders)]
+    ids = [[5 + (seed * 11 + i * 7) % 300 for i in range(9 + seed)] for seed in range(3)]
+    sampling = {"temperature": 0.0, "max_new_tokens": 16, "ignore_eos": True}
+
+    def answers(drafts: ForcedDrafts | None) -> list[list[int]]:
+        with drafted_engine(drafts, **options) as engine:
+            names = ["a0", None, "a1"]
+            found = engine.generate(input_ids=ids, sampling_params=sampling, lora_path=names)
+        return [one["output_ids"] for one in found]
+
+    plain = answers(None)
+    sequences = [[*prompt, *output] for prompt, output in zip(ids, plain, strict=True)]
+    drafts = ForcedDrafts(follower(sequences), "mixed", most=4, varies=True)
+    assert answers(drafts) == plain and len(drafts.rounds) == 3
+    assert sum(got for rounds in drafts.rounds.values() for _, got in rounds)
+
+
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
+def test_output_behind_an_image(tmp_path: Path) -> None:
+    """Positions of the tokens behind an image are not their places (M-RoPE)."""
+    families = pytest.importorskip("tests.multimodal.test_families")
+    tiny = families.FAMILIES["qwen2_5_vl"]()
+    families.save(tiny, tmp_path)
+    options = {"model_path": str(tmp_path), "dtype": "float32", "max_total_tokens": 2048}
+    sampling = {"temperature": 1.0, "sampling_seed": 3, "max_new_tokens": 20, "ignore_eos": True}
+
+    def answer(drafts: ForcedDrafts | None) -> Any:
+        with drafted_engine(drafts, **options) as engine:
+            image = families.encoded(families.IMAGES[0])
+            text = f"look {tiny.placeholder} now tell"
+            return engine.generate(text, sampling, image_data=[image], return_logprob=True)
+
+    plain = answer(None)
+    output, prompt_len = plain["output_ids"], plain["meta_info"]["prompt_tokens"]
+
+    def oracle(rid: str, ids: Sequence[int], count: int) -> list[int]:
+        done = len(ids) - prompt_len
+        found: list[int] = output[done : done + count]
+        return found
+
+    drafts = ForcedDrafts(oracle, "oracle", most=4)
+    assert facts(answer(drafts)) == facts(plain)
+    assert sum(got for rounds in drafts.rounds.values() for _, got in rounds) >= 14

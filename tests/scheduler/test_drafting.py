@@ -101,6 +101,18 @@ def test_cache_holds_no_guess(kind: str) -> None:
     assert hits[0] == hits[1] > 0
 
 
+@pytest.mark.parametrize("length", range(30, 36))
+def test_the_end_of_the_context(length: int) -> None:
+    """A run of drafts ends at the last place of the context."""
+    drafts = ForcedDrafts(oracle, most=8)
+    harness = SchedulerHarness(drafts=drafts, context_len=40)
+    prompt = [(3 * i) % 29 + 1 for i in range(length)]
+    harness.submit("r", prompt, 50, ignore_eos=True)
+    harness.run()
+    assert harness.out["r"] == reference(prompt, 40 - length, ignore_eos=True)
+    assert harness.finish["r"].kind == "length"
+
+
 def test_drafts_take_what_chunks_leave() -> None:
     drafts = ForcedDrafts(oracle, most=8)
     harness = SchedulerHarness(drafts=drafts, step_tokens=16)
