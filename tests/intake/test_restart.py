@@ -8,7 +8,7 @@ import pytest
 
 from radixlm.base.errors import Overloaded
 from radixlm.text.tokenizer import Tokenizer
-from radixlm.wire.replies import Failed, Finish, Ready
+from radixlm.wire.replies import Failed, Finish, Heartbeat, LoadReport, Ready
 from tests.intake.scripted_engine import IntakeHarness
 
 LENGTH = Finish("length")
@@ -136,6 +136,17 @@ async def test_abort_all_while_there_is_no_engine(tokenizer: Tokenizer) -> None:
     assert all(state.ended for state in states) and not stage.intake.requests
     stage.ready()
     assert not stage.link.requests
+
+
+async def test_what_another_http_process_has_paused_stays_paused(tokenizer: Tokenizer) -> None:
+    stage = IntakeHarness(tokenizer)
+    for is_paused in (True, False):
+        stage.link.say(Heartbeat(LoadReport(is_paused=is_paused)))
+        assert stage.intake.is_paused == is_paused
+        stage.intake.lose_engine()
+        before = len(stage.link.controls)
+        stage.ready()
+        assert [control.verb for control in stage.link.controls[before:]] == ["pause"] * is_paused
 
 
 async def test_a_paused_server_stays_paused(tokenizer: Tokenizer) -> None:

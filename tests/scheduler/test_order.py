@@ -200,11 +200,13 @@ def test_pause_and_continue_change_nothing(mode: str) -> None:
     for _ in range(5):
         bench.tick()
     assert _control(bench, "pause", mode=mode).ok
+    assert bench.scheduler.load(0.0).is_paused
     before = len(bench.out["r"])
     for _ in range(5):
         bench.tick()
     assert len(bench.out["r"]) == before
     assert _control(bench, "continue").ok
+    assert not bench.scheduler.load(0.0).is_paused
     bench.run()
     assert bench.out["r"] == reference([4, 5, 6], 20, True)
 

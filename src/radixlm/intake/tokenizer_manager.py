@@ -353,6 +353,8 @@ class TokenizerManager:
             self._apply_step(message, replica)
         elif isinstance(message, Heartbeat):
             replica.load, replica.beat_s = message.load, time.monotonic()
+            # another HTTP process may have paused it
+            self.is_paused = any(replica.load.is_paused for replica in self.replicas.ready)
             self._sweep(replica.beat_s)
         elif isinstance(message, Ready):
             if replica.is_ready:  # it has lost its state, not its process

@@ -341,6 +341,7 @@ class Scheduler:
             cache_hit_rate=kv_manager.num_hit_tokens / max(1, kv_manager.num_queried_tokens),
             num_retracted=self.planner.num_retracted,
             num_paused=len(self.planner.running) if self.is_paused else 0,
+            is_paused=self.is_paused,
             steps=self.num_steps,
             num_breaches=self.controls.num_breaches,
             spec_accept_length=self.drafting.counts.accept_len if self.drafting else 0.0,

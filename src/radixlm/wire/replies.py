@@ -63,7 +63,7 @@ class DraftTotals(msgspec.Struct, omit_defaults=True):
 
 
 class LoadReport(msgspec.Struct, omit_defaults=True):
-    """The load of a scheduler."""
+    """The load of a scheduler. ``is_paused``: an operator has paused it."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -73,6 +73,7 @@ class LoadReport(msgspec.Struct, omit_defaults=True):
     cache_hit_rate: float = 0.0
     num_retracted: int = 0
     num_paused: int = 0
+    is_paused: bool = False
     num_grammar_queue: int = 0
     steps: int = 0
     num_breaches: int = 0

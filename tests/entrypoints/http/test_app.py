@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -132,6 +133,16 @@ async def test_administration(server: ScriptedServer) -> None:
     assert version.json()["success"] is True
     assert (await server.client.get("/get_weight_version")).json() == {"weight_version": "v2"}
     assert (await server.post(CHAT, **PLAIN)).json()["metadata"] == {"weight_version": "v2"}
+
+
+async def test_what_one_of_several_processes_cannot_do_is_refused(toy_folder: Path) -> None:
+    async with scripted_server(toy_folder, {}, tokenizer_worker_num=2) as made:
+        for path, body in (
+            ("/update_weight_version", {"new_version": "v2"}),
+            ("/open_session", {"capacity_of_str_len": 9}),
+        ):
+            got = await made.post(path, **body)
+            assert got.status_code == 400 and "--tokenizer-worker-num at 1" in got.text
 
 
 async def test_flush_is_refused_while_a_request_runs(server: ScriptedServer) -> None:

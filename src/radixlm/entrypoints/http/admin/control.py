@@ -201,6 +201,8 @@ async def update_weight_version(request: Request) -> Response:
     """Change the label that every answer carries."""
     args = await read_body(request, WeightVersion, any_type=True)
     state = state_of(request)
+    if state.config.serve.tokenizer_worker_num > 1:
+        raise InvalidRequest("update_weight_version: leave --tokenizer-worker-num at 1")
     if args.abort_all_requests:
         state.intake.abort_all("the weight version changed")
     state.weight_version = args.new_version
