@@ -11,25 +11,39 @@ constexpr int MAX_ROWS = 12;  // 12 x 32 outputs fill 24 of the 32 registers
 #else
 constexpr int MAX_ROWS = 3;
 #endif
-constexpr int64_t KC = 256;          // of a widened panel: 32 KB, first-level cache
-constexpr int64_t BLOCK_TILES = 32;  // row tiles that share a widened panel
-constexpr int64_t GROUP = 4;         // panels that share a slice of x in second-level cache
-constexpr int64_t PREFETCH = 1024;   // bytes ahead of each weight stream
+constexpr int64_t KC = 256;                 // of a widened panel: 32 KB, first-level cache
+constexpr int64_t BLOCK_TILES = 32;         // row tiles that share a widened panel
+constexpr int64_t GROUP = 4;                // panels that share a slice of x in second-level cache
+constexpr int64_t NEAR = 1024, FAR = 8192;  // bytes ahead of a weight stream: into first-, second-level cache
+
+// What a pass over a panel brings into second-level cache: of the same stream, or its share of the next panel
+// where several passes read one.
+struct FarLines {
+    int64_t offset = FAR;
+    int shift = 0;
+    FarLines(int64_t pass, int64_t passes, int64_t panel_bytes) {
+        while (int64_t(1) << shift < passes) shift++;
+        if (shift) offset = panel_bytes + pass * (panel_bytes >> shift);
+    }
+    RADIX_INLINE const char* of(const char* begin, const char* now) const {
+        return begin + offset + ((now - begin) >> shift);
+    }
+};
 
 // acc[row][2 * panel + half] += x[k][row] * w[panel][k]; x is packed [k][ROWS].
 template <class W, int ROWS, int NP>
-RADIX_INLINE void chain(const Weight& w, W* reader, int64_t panel, int64_t k0, int64_t k1, const float* x,
+RADIX_INLINE void chain(const Weight& w, W* reader, int64_t panel, const FarLines& far, const float* x,
                         vf (&acc)[ROWS][2 * NP]) {
-    const int64_t step = W::FORMAT == W_INT4 ? w.group : k1 - k0;
-    for (int64_t g = k0; g < k1; g += step) {
-        int64_t end = g + step < k1 ? g + step : k1;
-        if (W::FORMAT == W_INT4 && g != k0)
+    const int64_t step = W::FORMAT == W_INT4 ? w.group : w.k;
+    for (int64_t g = 0; g < w.k; g += step) {
+        const int64_t end = g + step;
+        if (W::FORMAT == W_INT4 && g != 0)
             for (int p = 0; p < NP; p++) reader[p].group(w, panel + p, g);
         auto one = [&](int64_t k) __attribute__((always_inline)) {
             vf a[NP], b[NP];
-            for (int p = 0; p < NP; p++) reader[p].at(k - k0, a[p], b[p]);
+            for (int p = 0; p < NP; p++) reader[p].at(k, a[p], b[p]);
             for (int r = 0; r < ROWS; r++) {
-                vf xv = set1(x[(k - k0) * ROWS + r]);
+                vf xv = set1(x[k * ROWS + r]);
                 for (int p = 0; p < NP; p++) {
                     acc[r][2 * p] = fma(xv, a[p], acc[r][2 * p]);
                     acc[r][2 * p + 1] = fma(xv, b[p], acc[r][2 * p + 1]);
@@ -38,10 +52,14 @@ RADIX_INLINE void chain(const Weight& w, W* reader, int64_t panel, int64_t k0, i
         };
         int64_t k = g;
         for (; k + 8 <= end; k += 8) {
-            for (int p = 0; p < NP; p++)
-                for (int64_t line = 0; line < 8 * 32 * 4; line += 64)
-                    if (reader[p].address(k - k0) + line < reader[p].address(k - k0 + 8))
-                        __builtin_prefetch(reader[p].address(k - k0) + line + PREFETCH);
+            for (int p = 0; p < NP; p++) {
+                const char *now = reader[p].address(k), *begin = reader[p].address(0);
+                const int64_t each = reader[p].address(k + 8) - now;
+                for (int64_t line = 0; line < 8 * 32 * 4 && line < each; line += 64) {
+                    __builtin_prefetch(now + line + NEAR);
+                    __builtin_prefetch(far.of(begin, now + line), 0, 2);
+                }
+            }
             RADIX_UNROLL(8)
             for (int j = 0; j < 8; j++) one(k + j);
         }
@@ -50,13 +68,15 @@ RADIX_INLINE void chain(const Weight& w, W* reader, int64_t panel, int64_t k0, i
 }
 
 template <class W, int ROWS, int NP>
-static void direct_tile(const LinearArgs& a, const float* x, int64_t row0, int64_t panel) {
+static void direct_tile(const LinearArgs& a, const float* x, int64_t row0, int64_t panel, int64_t pass,
+                        int64_t passes) {
     W reader[NP];
     for (int p = 0; p < NP; p++) reader[p].open(a.w, panel + p, 0);
     vf acc[ROWS][2 * NP];
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < 2 * NP; c++) acc[r][c] = zero();
-    chain<W, ROWS, NP>(a.w, reader, panel, 0, a.w.k, x, acc);
+    const FarLines far(pass, passes, reader[0].address(a.w.k) - reader[0].address(0));
+    chain<W, ROWS, NP>(a.w, reader, panel, far, x, acc);
     for (int r = 0; r < ROWS; r++)
         for (int p = 0; p < NP; p++) finish(a, row0 + r, panel + p, acc[r][2 * p], acc[r][2 * p + 1]);
 }
@@ -88,7 +108,7 @@ static void block_tile(const LinearArgs& a, const float* wide, int64_t kn, const
     }
 }
 
-using DirectTile = void (*)(const LinearArgs&, const float*, int64_t, int64_t);
+using DirectTile = void (*)(const LinearArgs&, const float*, int64_t, int64_t, int64_t, int64_t);
 using BlockTile = void (*)(const LinearArgs&, const float*, int64_t, const float*, float*, bool, bool,
                            int64_t, int64_t);
 
@@ -147,7 +167,7 @@ static void pack_rows(const LinearArgs& a, const RowTiles& rt, int64_t t, float*
     }
 }
 
-// Few rows: weights are read once, straight from memory.
+// Not many rows: weights are read once, straight from memory.
 template <class W>
 static void run_direct(const LinearArgs& a, const RowTiles& rt, const float* x, const Ctx& ctx) {
     const Tiles<W>& table = tiles<W>();
@@ -159,13 +179,13 @@ static void run_direct(const LinearArgs& a, const RowTiles& rt, const float* x, 
                 int rows = int(rt.size(t));
                 const float* xt = x + t * rt.rows * a.w.k;
                 if (table.width[rows] == width)
-                    table.many[rows](a, xt, t * rt.rows, p);
+                    table.many[rows](a, xt, t * rt.rows, p, t, rt.count);
                 else
-                    for (int i = 0; i < width; i++) table.one[rows](a, xt, t * rt.rows, p + i);
+                    for (int i = 0; i < width; i++) table.one[rows](a, xt, t * rt.rows, p + i, t, rt.count);
             }
         for (; p < p1; p++)
             for (int64_t t = 0; t < rt.count; t++)
-                table.one[rt.size(t)](a, x + t * rt.rows * a.w.k, t * rt.rows, p);
+                table.one[rt.size(t)](a, x + t * rt.rows * a.w.k, t * rt.rows, p, t, rt.count);
     });
 }
 
@@ -222,7 +242,9 @@ static void run_blocked(const LinearArgs& a, const RowTiles& rt, const float* x,
 
 template <class W>
 static void run_format(const LinearArgs& a, const RowTiles& rt, const float* x, const Ctx& ctx) {
-    if (rt.count <= 2)
+    // Widening for each tile of rows again costs less than partial sums, until x leaves second-level cache.
+    constexpr int64_t direct = MAX_ROWS == 12 && W::FORMAT <= W_F16 ? 8 : 2;
+    if (rt.count <= direct)
         run_direct<W>(a, rt, x, ctx);
     else
         run_blocked<W>(a, rt, x, ctx);
