@@ -121,13 +121,16 @@ struct StoreArgs {  // q/k norm, rope and cache store; the parts that are null a
 struct AttnTask {
     int32_t seq, q0, qn, kv_head, split0, split1, partial;  // partial < 0: write the output
     int32_t from = 0;      // the first block; inside a split, the rows' states are in `partials`
-    int32_t readers = -1;  // shared: the first of `qn` readers, which see blocks [from, end)
+    int32_t readers = -1;  // shared: the first of `qn` readers, which see all of blocks [from, end)
     int32_t end = 0;
 };
-// A sequence that shares reading. Row i of a split of a KV head: base + (kv_head * splits + split) * group +
+// A sequence that shares reading. Row i of a split of a KV head: base + (kv_head * splits + split) * rows +
 // i.
 struct AttnMember {
-    int32_t seq, base, splits;
+    int32_t seq, base, splits, rows;
+};
+struct AttnReader {  // a new token of a member
+    int32_t member, token;
 };
 
 struct AttnArgs {
@@ -151,7 +154,7 @@ struct AttnArgs {
     const AttnTask* tasks = nullptr;
     int num_shared = 0, num_tasks = 0, num_merges = 0;  // tasks: shared ones, then others, then merges
     const AttnMember* members = nullptr;
-    const int32_t* readers = nullptr;  // of members
+    const AttnReader* readers = nullptr;
     float* partials = nullptr;
 };
 

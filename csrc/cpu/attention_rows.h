@@ -62,9 +62,11 @@ static Rows open_rows(const AttnArgs& a, const Shape& s, const AttnTask& task, f
     return r;
 }
 inline const float* query_of(const AttnArgs& a, const Shape& s, const AttnTask& task, const Rows& r, int i) {
-    const int64_t token = task.readers < 0
-                              ? r.token0 + i / s.group
-                              : a.query_start[a.members[a.readers[task.readers + i / s.group]].seq];
+    int64_t token = r.token0 + i / s.group;
+    if (task.readers >= 0) {
+        const AttnReader& reader = a.readers[task.readers + i / s.group];
+        token = a.query_start[a.members[reader.member].seq] + reader.token;
+    }
     return a.q + token * a.ldq + int64_t(task.kv_head * s.group + i % s.group) * a.q_head;
 }
 
@@ -83,8 +85,10 @@ inline void softmax_row(const AttnArgs& a, const Shape& s, const Rows& r, int kv
 inline float* kept_row(const AttnArgs& a, const Shape& s, const AttnTask& task, int count, int split, int i) {
     int64_t row = task.partial + int64_t(split - task.split0) * count + i;
     if (task.readers >= 0) {
-        const AttnMember& m = a.members[a.readers[task.readers + i / s.group]];
-        row = m.base + (int64_t(task.kv_head) * m.splits + split) * s.group + i % s.group;
+        const AttnReader& reader = a.readers[task.readers + i / s.group];
+        const AttnMember& m = a.members[reader.member];
+        row = m.base + (int64_t(task.kv_head) * m.splits + split) * m.rows + reader.token * s.group +
+              i % s.group;
     }
     return a.partials + row * s.state;
 }

@@ -12,8 +12,8 @@ static double bytes_of_token(const Cache& c) {
                            : 2);
 }
 
-// Sequences with one new token whose first pages are the same, read together: a block of keys is
-// loaded once for the rows of all. A row's arithmetic does not depend on other rows.
+// Sequences with few new tokens (one, and drafts) whose first pages are the same, read together: a block of
+// keys is loaded once for the rows of all. A row's arithmetic does not depend on other rows.
 class Sharing {
   public:
     Sharing(AttnPlan& plan, const AttnArgs& args)
@@ -22,8 +22,7 @@ class Sharing {
         const bool plain = a.causal && !a.tree && !a.alibi_slopes && a.window == 0 && a.chunk == 0;
         if (!plain || per_task < 2) return;
         for (int s = 0; s < a.num_seqs; s++)
-            if (a.query_start[s + 1] - a.query_start[s] == 1 && blocks_before(s) >= MIN_BLOCKS)
-                order.push_back(s);
+            if (tokens(s) >= 1 && tokens(s) <= per_task && blocks_before(s) >= MIN_BLOCKS) order.push_back(s);
         if (order.size() < 2) return;
         std::sort(order.begin(), order.end(), [&](int s, int t) {
             const int32_t *x = pages(s), *y = pages(t);
@@ -33,9 +32,10 @@ class Sharing {
         for (size_t i = 1; i < order.size(); i++) same[i] = common(order[i - 1], order[i]);
         choose(0, order.size(), 0);
         for (const Range& r : ranges) {
+            const int at = int(p.readers.size());
             for (size_t m = r.first; m < r.last; m++) join(order[m], r.end);
-            for (size_t m = r.first; m < r.last; m += size_t(per_task))
-                read(m, std::min(r.last, m + size_t(per_task)), r.from, r.end);
+            read(order[r.first], at, r.from, r.end);
+            p.bytes -= bytes_of_token(a.cache) * double(r.last - r.first) * (r.end - r.from) * ATTN_BLOCK;
         }
     }
     std::vector<int> from;       // of a sequence: the block where its own work begins
@@ -54,7 +54,8 @@ class Sharing {
     std::vector<int> order, same;  // sequences sorted by their pages; blocks shared with the one before
 
     const int32_t* pages(int s) const { return a.page_table + int64_t(s) * a.ldp; }
-    int num_pages(int s) const { return (a.kv_len[s] - 1) / a.cache.page_size; }  // full before the new token
+    int tokens(int s) const { return a.query_start[s + 1] - a.query_start[s]; }           // new ones
+    int num_pages(int s) const { return (a.kv_len[s] - tokens(s)) / a.cache.page_size; }  // full before them
     int blocks_before(int s) const { return num_pages(s) * a.cache.page_size / ATTN_BLOCK; }
     int common(int s, int t) const {
         const int32_t* x = pages(s);
@@ -85,22 +86,26 @@ class Sharing {
     }
     void join(int s, int blocks) {
         from[size_t(s)] = blocks;
-        if (member_of[size_t(s)] >= 0) return;
-        const int splits = (a.kv_len[s] + SPLIT - 1) / SPLIT;
-        member_of[size_t(s)] = int(p.members.size());
-        p.members.push_back({s, int32_t(p.partial_rows), splits});
-        p.partial_rows += int64_t(a.cache.kv_heads) * splits * group;
+        if (member_of[size_t(s)] < 0) {
+            const int splits = (a.kv_len[s] + SPLIT - 1) / SPLIT, rows = tokens(s) * group;
+            member_of[size_t(s)] = int(p.members.size());
+            p.members.push_back({s, int32_t(p.partial_rows), splits, rows});
+            p.partial_rows += int64_t(a.cache.kv_heads) * splits * rows;
+        }
+        for (int t = 0; t < tokens(s); t++) p.readers.push_back({member_of[size_t(s)], t});
     }
-    void read(size_t i, size_t j, int first, int end) {
-        const int at = int(p.readers.size());
-        for (size_t m = i; m < j; m++) p.readers.push_back(member_of[size_t(order[m])]);
-        for (int b = first; b < end; b = b / IN_SPLIT * IN_SPLIT + IN_SPLIT)
-            for (int h = 0; h < a.cache.kv_heads; h++) {
-                AttnTask t{order[i], 0, int32_t(j - i), h, b / IN_SPLIT, b / IN_SPLIT + 1, 0};
-                t.readers = at, t.from = b, t.end = std::min(end, b / IN_SPLIT * IN_SPLIT + IN_SPLIT);
-                p.tasks.push_back(t);
-            }
-        p.bytes -= bytes_of_token(a.cache) * double(j - i - 1) * (end - first) * ATTN_BLOCK;
+    // All readers from `at` on read the pages of sequence s.
+    void read(int s, int at, int first, int end) {
+        for (; at < int(p.readers.size()); at += per_task) {
+            const int count = std::min(per_task, int(p.readers.size()) - at);
+            for (int b = first; b < end; b = b / IN_SPLIT * IN_SPLIT + IN_SPLIT)
+                for (int h = 0; h < a.cache.kv_heads; h++) {
+                    AttnTask t{s, 0, count, h, b / IN_SPLIT, b / IN_SPLIT + 1, 0};
+                    t.readers = at, t.from = b, t.end = std::min(end, b / IN_SPLIT * IN_SPLIT + IN_SPLIT);
+                    p.tasks.push_back(t);
+                }
+            p.bytes += bytes_of_token(a.cache) * double(end - first) * ATTN_BLOCK;
+        }
     }
 };
 

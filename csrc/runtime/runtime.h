@@ -45,7 +45,7 @@ void run_team(int threads, size_t shared_bytes, size_t local_bytes, F&& body) {
 struct AttnPlan {
     std::vector<AttnTask> tasks;
     std::vector<AttnMember> members;
-    std::vector<int32_t> readers;
+    std::vector<AttnReader> readers;
     int num_shared = 0, num_tasks = 0, num_merges = 0;
     int64_t partial_rows = 0;
     size_t partial_floats = 0;

@@ -1,4 +1,5 @@
-"""Sequences that read a common prefix together get the same bits as each of them alone."""
+"""Sequences that read a common prefix together get the same bits as each of them alone, also with
+several new tokens (drafts) each."""
 
 from dataclasses import replace
 
@@ -55,11 +56,23 @@ def test_a_prefix_for_all(case: Case, threads: int) -> None:
     assert_same(world, list(world.case.lens), threads)
 
 
+@pytest.mark.parametrize("case", SHAPES)
+def test_drafts_behind_a_prefix(case: Case) -> None:
+    """Up to eight new tokens a sequence, more rows than one task holds, tails of several splits."""
+    forks = [(1300, 0, 0), *((600 + 70 * s, 0, 75 + s % 4 * 8) for s in range(1, 14))]
+    world = forked(case, forks, seed=4)
+    assert_same(world, [(1 + 3 * s % 8, total) for s, (total, _, _) in enumerate(forks)], 2)
+
+
 def test_shared_prefixes_next_to_chunks_of_prompts() -> None:
     world = forked(
         Case((), dtype=torch.bfloat16), [(900, 0, 0), (900, 0, 99), (900, 0, 99)], seed=2
     )
-    for lens in ([(1, 900), (40, 900), (1, 899)], [(200, 900), (1, 900), (1, 900)]):
+    for lens in (
+        [(1, 900), (40, 900), (1, 899)],
+        [(200, 900), (1, 900), (1, 900)],
+        [(4, 900), (90, 900), (7, 899)],
+    ):
         assert_same(world, lens, 2)
 
 
@@ -70,8 +83,12 @@ def test_shared_prefixes_next_to_chunks_of_prompts() -> None:
         st.tuples(st.integers(1, 1200), st.integers(0, 20), st.integers(0, 100)),
         min_size=2, max_size=9,
     ),
+    most_new=st.integers(1, 9),
     threads=st.integers(1, 2),
 )  # fmt: skip
-def test_any_tree_of_prefixes(case: Case, forks: list[tuple[int, int, int]], threads: int) -> None:
+def test_any_tree_of_prefixes(
+    case: Case, forks: list[tuple[int, int, int]], most_new: int, threads: int
+) -> None:
     world = forked(case, forks, seed=3)
-    assert_same(world, list(world.case.lens), threads)
+    lens = [(min(total, 1 + s % most_new), total) for s, (total, _, _) in enumerate(forks)]
+    assert_same(world, lens, threads)
