@@ -4,12 +4,15 @@
 namespace radix {
 namespace RADIX_ISA {
 
-constexpr int MAX_GROUP = 6;
+// Rows at a time, and tiles of keys or vectors of values that meet them: sums fill 24 of 32 registers.
 #if defined(__AVX512F__)
-constexpr int TILES_AT_ONCE = 4, V_AT_ONCE = 4;
+constexpr int MAX_GROUP = 12;
+constexpr int at_once(int rows) { return rows > 6 ? 2 : 4; }
 #else
-constexpr int TILES_AT_ONCE = 1, V_AT_ONCE = 1;
+constexpr int MAX_GROUP = 6;
+constexpr int at_once(int) { return 1; }
 #endif
+constexpr int RAW_ROWS = 48;  // of a task; for more a block is widened once
 
 struct BlockPointers {     // float32, or bfloat16 straight from the cache
     const void* k[TILES];  // [k_dim][16]
@@ -29,7 +32,7 @@ static void upcast_tile(const Shape& s, const Tile& t, int width, float* k, floa
 // p[row][64] = q . k, one chain over d for each token
 template <int R, int DTYPE>
 static void scores(const float* q, int k_dim, const BlockPointers& bp, float* p) {
-    constexpr int LINE = 4 / dtype_size(DTYPE);  // of K: as many channels
+    constexpr int LINE = 4 / dtype_size(DTYPE), TILES_AT_ONCE = at_once(R);  // of K: as many channels
     for (int t0 = 0; t0 < TILES; t0 += TILES_AT_ONCE) {
         vf acc[R][TILES_AT_ONCE];
         for (int r = 0; r < R; r++)
@@ -40,7 +43,7 @@ static void scores(const float* q, int k_dim, const BlockPointers& bp, float* p)
             for (int t = 0; t < TILES_AT_ONCE; t++) k[t] = load_kv<DTYPE>(bp.k[t0 + t], d * 16);
             if (d % LINE == 0)
                 for (int t = 0; t < TILES_AT_ONCE; t++) prefetch_line<DTYPE>(bp.next_k[t0 + t], d * 16);
-            RADIX_UNROLL(6)
+            RADIX_UNROLL(12)
             for (int r = 0; r < R; r++) {
                 vf qv = set1(q[r * k_dim + d]);
                 for (int t = 0; t < TILES_AT_ONCE; t++) acc[r][t] = fma(qv, k[t], acc[r][t]);
@@ -66,7 +69,7 @@ static void weighted_part(float* state, int stride, const float* p, const BlockP
             for (int c = 0; c < NV; c++) x[c] = load_kv<DTYPE>(v, t * bp.v_stride + at + c * 16);
             for (int c = 0; c < NV * 16; c += 64 / dtype_size(DTYPE))
                 prefetch_line<DTYPE>(bp.next_v[tile], t * bp.v_stride + at + c);
-            RADIX_UNROLL(6)
+            RADIX_UNROLL(12)
             for (int r = 0; r < R; r++) {
                 vf w = set1(p[r * BLOCK + tile * 16 + t]);
                 for (int c = 0; c < NV; c++) acc[r][c] = fma(w, x[c], acc[r][c]);
@@ -79,6 +82,7 @@ static void weighted_part(float* state, int stride, const float* p, const BlockP
 
 template <int R, int DTYPE>
 static void weighted(float* state, const Shape& s, const float* p, const BlockPointers& bp, int t0, int t1) {
+    constexpr int V_AT_ONCE = at_once(R);
     int at = 0;
     for (; at + V_AT_ONCE * 16 <= s.v_pad; at += V_AT_ONCE * 16)
         weighted_part<R, DTYPE, V_AT_ONCE>(state, s.state, p, bp, t0, t1, at);
@@ -87,13 +91,22 @@ static void weighted(float* state, const Shape& s, const float* p, const BlockPo
 
 using ScoreFn = void (*)(const float*, int, const BlockPointers&, float*);
 using WeightFn = void (*)(float*, const Shape&, const float*, const BlockPointers&, int, int);
-#define RADIX_GROUPS(f, dtype) {f<1, dtype>, f<2, dtype>, f<3, dtype>, f<4, dtype>, f<5, dtype>, f<6, dtype>}
+template <int DTYPE, int... R>
+static const ScoreFn* score_of(std::integer_sequence<int, R...>) {
+    static const ScoreFn of[] = {scores<R + 1, DTYPE>...};
+    return of;
+}
+template <int DTYPE, int... R>
+static const WeightFn* weight_of(std::integer_sequence<int, R...>) {
+    static const WeightFn of[] = {weighted<R + 1, DTYPE>...};
+    return of;
+}
+using Groups = std::make_integer_sequence<int, MAX_GROUP>;
 // [0 widened, 1 straight from bfloat16, 2 from int8][rows - 1]
-static const ScoreFn SCORE[3][MAX_GROUP] = {RADIX_GROUPS(scores, DT_F32), RADIX_GROUPS(scores, DT_BF16),
-                                            RADIX_GROUPS(scores, DT_I8)};
-static const WeightFn WEIGHT[3][MAX_GROUP] = {RADIX_GROUPS(weighted, DT_F32), RADIX_GROUPS(weighted, DT_BF16),
-                                              RADIX_GROUPS(weighted, DT_I8)};
-#undef RADIX_GROUPS
+static const ScoreFn* const SCORE[] = {score_of<DT_F32>(Groups{}), score_of<DT_BF16>(Groups{}),
+                                       score_of<DT_I8>(Groups{})};
+static const WeightFn* const WEIGHT[] = {weight_of<DT_F32>(Groups{}), weight_of<DT_BF16>(Groups{}),
+                                         weight_of<DT_I8>(Groups{})};
 
 // The task's queries times the scale of scores, [rows][k_dim]
 static void scale_queries(const AttnArgs& a, const Shape& s, const AttnTask& task, const Rows& rows,
@@ -126,8 +139,8 @@ class VectorBlock {
         scale = p + MAX_GROUP * BLOCK;
         q = scale + 2 * BLOCK;
         scale_queries(a, s, task, rows, q);
-        // Widening a block pays when several groups of rows read it; both ways give the same bits.
-        const bool may = s.v_dim % 16 == 0 && rows.count <= MAX_GROUP;
+        // Both ways give the same bits.
+        const bool may = s.v_dim % 16 == 0 && rows.count <= RAW_ROWS;
         raw = !may ? 0 : a.cache.dtype == DT_BF16 ? 1 : a.cache.dtype == DT_I8 ? 2 : 0;
     }
     static int slots(const Shape&, int rows) { return rows; }
@@ -194,8 +207,9 @@ void VectorBlock::run_block(int block0) {
               start = rows.lo > block0 ? rows.lo : block0;
     BlockPointers bp;
     open(start / TILE, (end - 1) / TILE, bp);
-    for (int r0 = 0; r0 < rows.count; r0 += MAX_GROUP) {
-        const int n = rows.count - r0 < MAX_GROUP ? rows.count - r0 : MAX_GROUP;
+    const int groups = (rows.count + MAX_GROUP - 1) / MAX_GROUP, each = (rows.count + groups - 1) / groups;
+    for (int r0 = 0; r0 < rows.count; r0 += each) {
+        const int n = rows.count - r0 < each ? rows.count - r0 : each;
         const int lo = rows.row_lo[r0], hi = rows.row_hi[r0 + n - 1];  // both grow with the row
         if (hi <= block0 || lo >= block0 + BLOCK) continue;
         SCORE[raw][n - 1](q + int64_t(r0) * s.k_dim, s.k_dim, bp, p);
@@ -246,7 +260,7 @@ class LatentBlock {
             default: return run_of<DT_E5M2>(block0);
         }
     }
-    static constexpr int STRIP = 64;  // channels
+    static constexpr int STRIP = 64, GROUP = 6, TILES_AT_ONCE = at_once(GROUP);  // channels, rows
     const AttnArgs& a;
     const Shape& s;
     const Rows& rows;
@@ -266,8 +280,8 @@ class LatentBlock {
     void prefetch_next(int block0, int d, int n) const;
     template <class F>
     void each_group(int block0, F&& f) const {
-        for (int r0 = 0; r0 < rows.count; r0 += MAX_GROUP) {
-            const int n = rows.count - r0 < MAX_GROUP ? rows.count - r0 : MAX_GROUP;
+        for (int r0 = 0; r0 < rows.count; r0 += GROUP) {
+            const int n = rows.count - r0 < GROUP ? rows.count - r0 : GROUP;
             if (rows.row_hi[r0 + n - 1] > block0 && rows.row_lo[r0] < block0 + BLOCK)
                 f(r0, n);  // both grow with the row
         }
@@ -326,7 +340,7 @@ void LatentBlock::prefetch_next(int block0, int d, int n) const {
 template <int DTYPE>
 void LatentBlock::run_of(int block0) {
     using Fn = void (*)(const float*, int, int, const float*, float*, int, int, bool);
-    static const Fn SCORES[MAX_GROUP] = {scores<1>, scores<2>, scores<3>, scores<4>, scores<5>, scores<6>};
+    static const Fn SCORES[GROUP] = {scores<1>, scores<2>, scores<3>, scores<4>, scores<5>, scores<6>};
     open(block0);
     for (int d = 0; d < s.k_dim; d += STRIP) {
         const int n = s.k_dim - d < STRIP ? s.k_dim - d : STRIP;
