@@ -92,12 +92,12 @@ def arithmetic_of(packed: cpu_linear.PackedLinear) -> str:
 
 
 def linear_cases(num_out: int, num_in: int, formats: Sequence[str]) -> Iterator[Case]:
-    """A decode step of one request, of a batch, and a chunk of a prompt."""
+    """A decode step of one request, of a few rows (drafts), of a batch, and a chunk of a prompt."""
     torch.manual_seed(0)
     weight = torch.randn(num_out, num_in) * 0.02
     for fmt in formats:
         packed = cpu_linear.pack(weight, None, fmt)
-        for rows in (1, 16, 512):
+        for rows in (1, 4, 8, 16, 512):
             x, out = torch.randn(rows, num_in), torch.empty(rows, num_out)
             yield Case(
                 f"linear {fmt}, {rows} rows, {num_in} -> {num_out}",
@@ -113,10 +113,11 @@ def _linear(packed: cpu_linear.PackedLinear, x: Tensor, out: Tensor) -> Callable
 
 
 def attention_cases(shape: CacheShape, num_heads: int) -> Iterator[Case]:
-    """Decodes of 1 and 64 sequences, whole prompts, and a chunk behind a long prefix."""
+    """Decodes of 1 and 64 sequences, drafts, whole prompts, and a chunk behind a long prefix."""
     for label, num_sequences, num_new, kv_len in (
         ("decode", 1, 1, 16384),
         ("decode", 64, 1, 1024),
+        ("decode", 1, 4, 2048),
         ("extend", 1, 512, 512),
         ("extend", 1, 2048, 2048),
         ("extend", 1, 256, 4096),
