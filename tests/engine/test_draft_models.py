@@ -124,13 +124,16 @@ def test_sampled_tokens_are_those_without_drafts(
     [
         {"kv_cache_dtype": "int8", "page_size": 64},
         {"quantization": "int4wo-32", "max_total_tokens": 700},
+        {"quantization": "int8wo", "speculative_draft_model_quantization": "unquant"},
+        {"speculative_draft_model_quantization": "int8wo"},
         {"attention_backend": "torch_native", "page_size": 1, "disable_radix_cache": True},
     ],
 )
 def test_formats_and_pages(
     options: dict[str, Any], prompts: list[list[int]], rounds: list[tuple[int, int]]
 ) -> None:
-    plain = generate(prompts[:16], **options)
+    own = {name: value for name, value in options.items() if "speculative" not in name}
+    plain = generate(prompts[:16], **own)
     for algorithm, least in (("STANDALONE", 2.4), ("EAGLE3", 2.0)):
         rounds.clear()
         drafted = {"speculative_algorithm": algorithm, "speculative_num_steps": 3}
@@ -199,6 +202,12 @@ def config_of(algorithm: str, **options: Any) -> ServerConfig:
 def test_wrong_folders(algorithm: str, path: str | None, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         Engine(speculative_algorithm=algorithm, speculative_draft_model_path=path)
+
+
+@NEEDS_MODELS
+def test_an_unknown_quantization_of_the_draft() -> None:
+    with pytest.raises(ConfigError, match=r"draft-model-quantization int3 is not .*, unquant"):
+        Engine(speculative_algorithm="EAGLE3", speculative_draft_model_quantization="int3")
 
 
 @NEEDS_MODELS

@@ -127,8 +127,7 @@ _DETAILS: Mapping[str, str] = {
     "speculative_algorithm": """
         enable_multi_layer_eagle spec_trace_dir speculative_dflash_block_size
         speculative_domino_candidate_pool_size speculative_draft_attention_backend
-        speculative_draft_kv_cache_dtype speculative_draft_load_format
-        speculative_draft_model_quantization speculative_draft_sink_size
+        speculative_draft_kv_cache_dtype speculative_draft_sink_size
         speculative_draft_window_size speculative_dsa_topk_backend
         speculative_dspark_align_verify_tokens_to_graph_tier speculative_dspark_block_size
         speculative_dspark_confidence_sts_path speculative_dspark_sps_table_path

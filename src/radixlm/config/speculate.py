@@ -34,6 +34,17 @@ class SpeculateConfig(Group):
         "the drafts that are bundled with it.",
         Flag(("--speculative-draft-model",), part_of=_ALGORITHM),
     ] = None
+    speculative_draft_model_quantization: Annotated[
+        str | None,
+        "Quantization of a draft model whose checkpoint has floats: a value of --quantization, or "
+        "unquant. Default: --quantization.",
+        Flag(part_of=_ALGORITHM),
+    ] = None
+    speculative_draft_load_format: Annotated[
+        str | None,
+        "--load-format of the draft model. Default: --load-format.",
+        Flag(part_of=_ALGORITHM),
+    ] = None
     speculative_draft_model_revision: Annotated[
         str | None,
         "Branch, tag or commit of the draft model.",

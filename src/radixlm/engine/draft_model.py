@@ -29,6 +29,7 @@ from radixlm.models.drafts import DraftModel, StandaloneDraft
 from radixlm.models.dtype import resolve_dtypes
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
+from radixlm.quant.scheme import Scheme
 from radixlm.text.tokenizer import load_tokenizer
 from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.folder import open_folder
@@ -131,7 +132,7 @@ def _load_standalone(
         scheme=_scheme(config, folder),
     )  # fmt: skip
     assert isinstance(model, DecoderModel)
-    num_bytes = load_weights(model, folder, config.model.load_format, device=device).num_bytes
+    num_bytes = load_weights(model, folder, _load_format(config), device=device).num_bytes
     return StandaloneDraft(model), num_bytes
 
 
@@ -156,9 +157,8 @@ def _load_head(
         )
     if own == "EAGLE3" != algorithm:
         log.warning("%s holds an EAGLE3 head: it is used as one, not as %s", folder, algorithm)
-    present = frozenset(open_folder(folder, config.model.load_format).sizes())
-    if config.model.load_format != "dummy":
-        spec = completed(spec, folder, present)
+    if _load_format(config) != "dummy":
+        spec = completed(spec, folder, frozenset(open_folder(folder, _load_format(config)).sizes()))
     check_fit(spec, folder, target.decoder, info.architecture)
     compute, weight = _dtypes(config, device, folder)
     net = DraftModel(spec, LayerContext(kernels, device, compute, _scheme(config, folder)), weight)
@@ -168,7 +168,7 @@ def _load_head(
     report = load_weights(
         net,
         folder,
-        config.model.load_format,
+        _load_format(config),
         device=device,
         leaves=lambda name: is_part or name.endswith(("t2d", "d2t", "embed_tokens.weight")),
     )
@@ -282,14 +282,19 @@ def _dtypes(
     return resolve_dtypes(config.model.dtype, device, checkpoint_dtype(folder))
 
 
-def _scheme(config: ServerConfig, folder: Path) -> Any:
-    """The draft's own quantization, else --quantization where floats can be quantized."""
-    model, stored = config.model, checkpoint_quant(folder)
+def _scheme(config: ServerConfig, folder: Path) -> Scheme:
+    """The draft's own quantization, else the one that is asked for where it has floats."""
+    asked, stored = config.speculate.speculative_draft_model_quantization, checkpoint_quant(folder)
     if stored is not None:
         return stored.scheme()
-    return make_scheme(None if _is_stored(model.quantization) else model.quantization)
+    name = asked or config.model.quantization
+    is_of_target = asked is None and name not in ONLINE_FORMATS  # the format of its checkpoint
+    try:
+        return make_scheme(None if is_of_target or name == "unquant" else name)
+    except ConfigError as error:
+        flag = "--speculative-draft-model-quantization"
+        raise ConfigError(str(error).replace("--quantization", flag) + ", unquant") from error
 
 
-def _is_stored(name: str | None) -> bool:
-    """Whether a --quantization only names the format of the target's checkpoint."""
-    return name is not None and name not in ONLINE_FORMATS
+def _load_format(config: ServerConfig) -> str:
+    return config.speculate.speculative_draft_load_format or config.model.load_format
