@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from radixlm.scheduler import loop as loop_module
+from radixlm.scheduler.control import MAX_SLEEP_S
 from radixlm.scheduler.limits import RopeLengths
 from radixlm.step.result import StepResult
 from radixlm.wire.media import Media
@@ -156,6 +158,31 @@ def test_a_sleep_that_cannot_be_is_refused(sleep_s: Any) -> None:
     bench.submit("r", [1, 2], 2)
     bench.run()
     assert "r" in bench.finish
+
+
+def test_a_sleep_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, slept = SchedulerHarness(), list[float]()
+    monkeypatch.setattr(loop_module.time, "sleep", slept.append)
+    for sleep_s in (0.5, MAX_SLEEP_S, 0):
+        bench.mine.send(Control("c", "slow_down", {"forward_sleep_time": sleep_s}))
+        bench.tick()
+        answers = [reply for reply in bench.replies if isinstance(reply, ControlReply)]
+        assert answers[-1].ok and bench.scheduler.sleep_s == sleep_s
+        slept.clear()
+        bench.submit(f"r{sleep_s}", [1, 2], 2)
+        bench.run()
+        assert set(slept) == ({sleep_s} if sleep_s else set())
+
+
+def test_room_is_kept_for_prompts_and_a_share_of_outputs() -> None:
+    """Four tokens of a prompt of 12 have pages; outputs of 20 and 7 may follow."""
+    bench = SchedulerHarness(step_tokens=4, reserve=0.5)
+    bench.submit("a", [1] * 12, 20, ignore_eos=True)
+    bench.tick()
+    planner, table = bench.scheduler.planner, bench.scheduler.planner._table
+    slots = planner._running_slots()
+    left = int((table.prefill_len - table.num_allocated)[slots].sum())
+    assert left > 0 and planner._spare_pages() == bench.kv_manager.pages_for(left + 10)
 
 
 def test_a_rope_variant_is_no_extra_key() -> None:

@@ -166,6 +166,19 @@ def test_deadlines() -> None:
     assert 0 < len(bench.out["slow"]) < 400
 
 
+def test_a_deadline_is_seen_beside_a_request_that_has_just_ended() -> None:
+    bench, _ = _bench(max_running=2)
+    end_s = bench.now_s + 1
+    bench.submit("ends", [1, 2], 2, ignore_eos=True, deadline_s=end_s)
+    bench.submit("late", [1, 3], 400, ignore_eos=True, deadline_s=end_s)
+    while "ends" not in bench.finish:
+        bench.tick()
+    bench.now_s = end_s + 1
+    bench.scheduler._expire(bench.now_s)
+    bench.tick()
+    assert bench.finish["ends"].kind == "length" and bench.finish["late"].status == 408
+
+
 def test_prompt_larger_than_the_cache_is_refused() -> None:
     bench, _ = _bench(num_pages=8)
     bench.submit("big", [1] * 60, 5)
