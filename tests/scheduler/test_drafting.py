@@ -111,6 +111,23 @@ def test_the_end_of_the_context(length: int) -> None:
     harness.run()
     assert harness.out["r"] == reference(prompt, 40 - length, ignore_eos=True)
     assert harness.finish["r"].kind == "length"
+    ends = [item.start + item.count for plan in harness.executor.steps for item in plan.items]
+    assert max(ends) == 39  # nothing is sampled behind the last token
+
+
+@pytest.mark.parametrize("drafter", [None, "adversary", "mixed"])
+@pytest.mark.parametrize("radix", [True, False])
+def test_pages_ahead_are_given_back_before_a_request_is_retracted(
+    drafter: str | None, radix: bool
+) -> None:
+    """The pages fit the tokens of both requests, but not those of refused drafts too."""
+    drafts = ForcedDrafts(oracle, drafter, most=8) if drafter else None
+    harness = SchedulerHarness(25, drafts=drafts, page_size=1, reserve=0.0, radix=radix)
+    harness.submit("long", [1, 2, 3], 20, ignore_eos=True)
+    harness.submit("short", [4, 5, 6], 10, ignore_eos=True)
+    harness.run()
+    assert harness.out["long"] == reference([1, 2, 3], 20, ignore_eos=True)
+    assert harness.scheduler.planner.num_retracted == 0
 
 
 def test_drafts_take_what_chunks_leave() -> None:

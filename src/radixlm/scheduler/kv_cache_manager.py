@@ -1,8 +1,8 @@
 """KVCacheManager: which request holds which pages and slot, and what the prefix cache holds.
 
-Pages and slots change owner only in ``admit``, ``allocate``, ``insert``, ``free_out_of_window``
-and ``free``. A request's pages are first those of the cached prefix that it has locked, then its
-own; ``insert`` moves whole computed pages from the second part to the first. Models with
+Pages and slots change owner only in ``admit``, ``allocate``, ``insert``, ``free_out_of_window``,
+``trim`` and ``free``. A request's pages are first those of the cached prefix that it has locked,
+then its own; ``insert`` moves whole computed pages from the second part to the first. Models with
 sliding-window layers or recurrent states have a second page table.
 
 A hit goes on behind whole pages: where a page of the prefix cache or of a running request has the
@@ -256,6 +256,21 @@ class KVCacheManager:
         columns = self.table.add_pages(slots, pages, self.page_size)
         self.new_pages = NewPages(slots, columns, pages)
         return True
+
+    def trim(self, slots: Int64Array) -> None:
+        """Free the pages that requests which decode hold for more than their next token: refused
+        drafts were there."""
+        for slot in slots.tolist():
+            request = self.request_in(slot)
+            keep, have = self.pages_for(request.num_computed + 1), self._num_pages(request)
+            if keep >= have or request.inflight:
+                continue
+            self.pages.free(request.pages[keep:have].copy())
+            if self.window is not None:
+                row = request.window[keep:have]
+                self.window.pages.free(row[row != NULL_PAGE])
+                row[:] = NULL_PAGE
+            request.num_allocated = keep * self.page_size
 
     def _num_pages(self, request: Request) -> int:
         return request.num_allocated // self.page_size

@@ -189,6 +189,7 @@ class Planner:
         """Where there are not enough pages for all rows: allocate for one after the other, and
         retract later requests if need be. The slots that can decode."""
         table = self._table
+        self.kv_manager.trim(slots)
         chosen: list[int] = []
         for slot in slots.tolist():
             request = self.kv_manager.requests[slot]
@@ -219,13 +220,10 @@ class Planner:
         return self._least_important([r for r in self.running if not r.inflight and not r.finish])
 
     def _least_important(self, candidates: list[Request]) -> Request | None:
-        if not candidates:
-            return None
+        if not candidates or not self.limits.priorities:
+            return candidates[-1] if candidates else None
         sign = -1 if self.limits.low_values_first else 1
-        return min(
-            reversed(candidates),
-            key=lambda r: sign * r.wire.priority if self.limits.priorities else 0,
-        )
+        return min(reversed(candidates), key=lambda r: sign * r.wire.priority)
 
     def release(self, request: Request) -> None:
         """Take slot and pages back from a running request, after its computed pages were put into
