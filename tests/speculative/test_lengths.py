@@ -165,6 +165,26 @@ def test_device_drafts_weigh_the_cost_of_drafting(share: float, pays: bool) -> N
         assert np.mean(np.array(used[200:]) > 0) < 0.05
 
 
+def test_device_drafts_are_for_rows_that_accept_them() -> None:
+    lengths = DraftLength(5, costs=CostTable(slope=0.1, draft_share=0.02))
+    for _ in range(30):
+        lengths.observe("good", 5, 5)
+        lengths.observe("bad", 5, 0)
+    lens = lengths.lens(["bad", "good"])
+    assert lens.dtype == np.int32
+    assert lens.tolist() == [0, 5]
+    assert lengths.lens(["bad"] * 3).tolist() == [0, 0, 0]
+
+
+def test_the_first_steps_tell_what_a_draft_step_costs() -> None:
+    """Whatever share of a step was assumed before."""
+    for true_s in (0.0005, 0.01, 0.05):
+        table = CostTable(draft_share=0.1)
+        for steps in (0, 3, 0, 3, 1, 0):
+            table.observe(1, 0.02 + steps * true_s, steps)
+        assert table.draft_s == pytest.approx(true_s, rel=0.15)
+
+
 def test_costs_follow_contexts_without_forgetting_the_kernels() -> None:
     """The shape stays while every step gets slower with the context."""
     table, rng = CostTable(slope=0.5), np.random.default_rng(2)

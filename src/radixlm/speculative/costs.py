@@ -30,7 +30,7 @@ class CostTable:
         self._draft_share = draft_share
         self.draft_s = 0.0
         self._last: tuple[int, int, float] | None = None  # tokens, draft steps, seconds
-        self._num_contrasts = 0
+        self._num_contrasts = self._num_draft_contrasts = 0
 
     def observe(self, num_tokens: int, seconds: float, draft_steps: int = 0) -> None:
         """A step of ``num_tokens`` and ``draft_steps`` of the device's drafter took so long."""
@@ -56,9 +56,12 @@ class CostTable:
         if steps != new_steps:
             expected = self._forward_s(new_tokens) - self._forward_s(tokens)
             found = (new_s - seconds - expected) / (new_steps - steps)
-            most = _MAX_ERROR * max(self._forward_s(1), self.draft_s)
+            # drafts may cost much more or less than a share of a step: the first ones tell
+            self._num_draft_contrasts += 1
+            rate = max(_SHAPE_RATE, 1 / self._num_draft_contrasts)
+            most = _MAX_ERROR * rate / _SHAPE_RATE * max(self._forward_s(1), self.draft_s)
             error = min(max(found - self.draft_s, -most), most)
-            self.draft_s = max(0.0, self.draft_s + _SHAPE_RATE * error)
+            self.draft_s = max(0.0, self.draft_s + rate * error)
         elif tokens != new_tokens:
             drafts_s = self.draft_s * steps
             old_s, now_s = max(seconds - drafts_s, 1e-9), max(new_s - drafts_s, 1e-9)
@@ -77,10 +80,8 @@ class CostTable:
     def _forward_s(self, num_tokens: int) -> float:
         return math.exp(self._log(num_tokens) + (self._level or 0.0))
 
-    def seconds(
-        self, num_tokens: NDArray[np.int64] | Float64Array, draft_steps: int = 0
-    ) -> Float64Array:
+    def seconds(self, num_tokens: NDArray[np.int64] | Float64Array) -> Float64Array:
         """Seconds of steps of so many tokens, more for more of them; relative to a step of one
         token before any was measured."""
         log_s = np.maximum.accumulate(np.interp(num_tokens, self._nodes, self._shape))
-        return np.exp(log_s + (self._level or 0.0)) + self.draft_s * draft_steps
+        return np.exp(log_s + (self._level or 0.0))

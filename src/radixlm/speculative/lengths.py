@@ -22,6 +22,7 @@ _PRIOR_WEIGHT = 1.0  # drafts that the expectation counts for, against those obs
 _ALPHA_RATE = 0.02
 _PROBE_TOKENS = 64  # a request without drafts for so many steps gets one draft
 _MAX_PROBE_STEPS = 128  # steps after which one of another size is run
+_HELD_STEPS = 3
 _SUREST = 0.97  # chance of each draft where it is not known what will be drafted
 
 
@@ -71,6 +72,7 @@ class DraftLength:
         self.is_off = False  # draft nothing, to measure what a plain run costs
         self._histories: dict[str, _History] = {}
         self._alpha = 0.6  # chance that a draft is accepted, of all requests
+        self._num_held = 0  # steps for which the last choice stands
         self._num_steps = 0  # since the last probe
         self._probe_after = 4
         self._probes_none = False  # the next probe drafts nothing, not more
@@ -84,6 +86,8 @@ class DraftLength:
             return 0
         if self.always or self._is_probe_due:
             return self.max_drafts
+        if self._holds():
+            return 0
         depths = np.array(
             [0, *range(1 + self.is_fixed * (self.max_drafts - 1), self.max_drafts + 1)]
         )
@@ -93,9 +97,8 @@ class DraftLength:
         gains = np.interp(counts, num_rows * depths, gains)
         rates = (num_rows + gains) / self.costs.seconds(counts + (num_rows + other_tokens))
         best = int(rates.argmax())
-        if rates[best] <= _MARGIN * rates[0]:
-            return 0
-        return int(depths[max(1, best - 2)])
+        self._hold(is_none := rates[best] <= _MARGIN * rates[0])
+        return 0 if is_none else int(depths[max(1, best - 2)])
 
     def choose(
         self, rids: Sequence[str], proposals: Sequence[Proposal], other_tokens: int = 0
@@ -124,14 +127,10 @@ class DraftLength:
         none = np.zeros(len(rids), np.int32)
         if self.is_off:
             return none
-        depths = np.arange(1.0, self.max_drafts + 1)
-        alphas = [self._alpha_of(rid) for rid in rids]
-        best, best_rate = none, 0.0
-        for steps in [self.max_drafts] if self.is_fixed else range(1, self.max_drafts + 1):
-            rows = [alpha ** depths[:steps] for alpha in alphas]
-            lens, rate = self._best(rows, other_tokens, steps)
-            if rate > best_rate:
-                best, best_rate = lens, rate
+        if self._holds():
+            return none
+        best = self._best_lens([self._alpha_of(rid) for rid in rids], other_tokens)
+        self._hold(not best.any())
         if not self._is_probe_due:
             return best
         self._num_steps, self._probe_after = 0, min(self._probe_after * 3 // 2, _MAX_PROBE_STEPS)
@@ -143,9 +142,34 @@ class DraftLength:
         accepted = history.accepted + _PRIOR_WEIGHT * self._alpha
         return min(accepted / (history.tried + _PRIOR_WEIGHT), 0.99)
 
-    def _best(
-        self, rows: Sequence[Float64Array], other_tokens: int, draft_steps: int = 0
-    ) -> tuple[Int32Array, float]:
+    def _best_lens(self, alphas: Sequence[float], other_tokens: int) -> Int32Array:
+        """Drafts of each row at which tokens per second are highest, draft steps included, where
+        each draft is accepted with the row's chance."""
+        rows, most = len(alphas), self.max_drafts
+        survival = np.array(alphas)[:, None] ** np.arange(1.0, most + 1)
+        steps = np.array([0, most]) if self.is_fixed else np.arange(most + 1)
+        plain_s, twice_s = self.costs.seconds(rows * np.array([1, 2]) + other_tokens)
+        # a draft must gain more than its place in the step costs
+        is_taken = survival >= (0.0 if self.is_fixed else (twice_s - plain_s) / plain_s)
+        gains = np.append(0.0, np.cumsum((survival * is_taken).sum(axis=0)))[steps]
+        counts = np.append(0, np.cumsum(is_taken.sum(axis=0)))[steps]
+        forward_s = self.costs.seconds(counts + (rows + other_tokens))
+        rates = (rows + gains) / (forward_s + self.costs.draft_s * steps)
+        best = int(rates.argmax())
+        if rates[best] <= _MARGIN * rates[0]:
+            return np.zeros(rows, np.int32)
+        lens: Int32Array = is_taken[:, : steps[best]].sum(axis=1, dtype=np.int32)
+        return lens
+
+    def _holds(self) -> bool:
+        """Whether the last choice of no drafts stands for this step: it is made every few steps."""
+        self._num_held -= 1
+        return self._num_held >= 0 and not self._is_probe_due
+
+    def _hold(self, is_none: bool) -> None:
+        self._num_held = _HELD_STEPS if is_none else 0
+
+    def _best(self, rows: Sequence[Float64Array], other_tokens: int) -> tuple[Int32Array, float]:
         """Drafts of each row at which tokens per second are highest, and that rate over the rate
         without drafts; (zeros, 0) if none is worth it. ``rows``: survival by depth."""
         none = np.zeros(len(rows), np.int32)
@@ -160,11 +184,8 @@ class DraftLength:
             owners = np.repeat(np.arange(len(rows)), sizes)[order]
             gains, widths = flat[order], np.ones(len(flat), np.int64)
         counts = len(rows) + other_tokens + np.concatenate(([0], np.cumsum(widths)))
-        rates = (len(rows) + np.concatenate(([0.0], np.cumsum(gains)))) / self.costs.seconds(
-            counts, draft_steps
-        )
-        if draft_steps:
-            rates[0] = len(rows) / self.costs.seconds(counts[:1])[0]
+        gains = np.concatenate(([0.0], np.cumsum(gains)))
+        rates = (len(rows) + gains) / self.costs.seconds(counts)
         best = int(rates.argmax())
         if not best or rates[best] <= _MARGIN * rates[0]:
             return none, 0.0
