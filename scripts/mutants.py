@@ -114,13 +114,15 @@ def _mutants(path: Path) -> list[Any]:
 
 
 def _without_effect(path: Path) -> list[tuple[Position, Position]]:
-    """Where a change has no effect: annotations, and protocols."""
+    """Where a change has no effect: annotations, protocols, strict zips."""
     found: list[ast.expr | ast.stmt] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
             found.append(node.returns)
         elif isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None:
             found.append(node.annotation)
+        elif isinstance(node, ast.keyword) and node.arg == "strict":  # of zip: an assertion
+            found.append(node.value)
         elif isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases):
             found += node.body
     return [

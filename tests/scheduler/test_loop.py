@@ -185,6 +185,22 @@ def test_room_is_kept_for_prompts_and_a_share_of_outputs() -> None:
     assert left > 0 and planner._spare_pages() == bench.kv_manager.pages_for(left + 10)
 
 
+@pytest.mark.parametrize("prompt", [2, 40])
+def test_a_window_of_pages_must_be_free(prompt: int) -> None:
+    """The pages of the prompt and its next token, or of a window, and two more."""
+    bench = SchedulerHarness(window=8, num_window=9, page_size=4, radix=False)
+    assert bench.kv_manager.window is not None
+    window, manager = bench.kv_manager.window, bench.kv_manager
+    need = -(-min(prompt + 1, window.table.window_tokens) // 4) + 2
+    bench.submit("r", [1] * prompt, 4)
+    bench.scheduler._receive(0)
+    (request,) = bench.scheduler.queue
+    window.pages.alloc(window.pages.num_free - need)
+    assert manager._window_fits(request)
+    window.pages.alloc(1)
+    assert not manager._window_fits(request)
+
+
 def test_a_rope_variant_is_no_extra_key() -> None:
     bench = SchedulerHarness(rope=RopeLengths(8, is_dynamic=True))
     bench.submit("short", [3] * 8, 2, extra_key="A\0rope20")

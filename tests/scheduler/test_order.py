@@ -173,10 +173,11 @@ def test_a_deadline_is_seen_beside_a_request_that_has_just_ended() -> None:
     bench.submit("late", [1, 3], 400, ignore_eos=True, deadline_s=end_s)
     while "ends" not in bench.finish:
         bench.tick()
-    bench.now_s = end_s + 1
-    bench.scheduler._expire(bench.now_s)
-    bench.tick()
-    assert bench.finish["ends"].kind == "length" and bench.finish["late"].status == 408
+    late = bench.scheduler._timed["late"]
+    assert list(bench.scheduler._timed) == ["ends", "late"]
+    bench.scheduler._expire(end_s + 1)
+    assert bench.finish["ends"].kind == "length"
+    assert late.finish is not None and late.finish.status == 408
 
 
 def test_prompt_larger_than_the_cache_is_refused() -> None:
