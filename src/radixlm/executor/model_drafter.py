@@ -7,7 +7,8 @@ token's entry is written when drafts are asked for, or once ``LAZY_TOKENS`` of t
 that does not draft costs one short step now and then. Heads have no entry for token 0, whose place
 holds zeros.
 
-Legend: S sequences, T tokens, R rows that emit, K drafted tokens, D draft channels, V vocabulary.
+Legend: S sequences, T tokens, R rows that emit, K drafted tokens, N channels of the target's hidden
+states, D of the draft's, V vocabulary.
 """
 
 from __future__ import annotations
@@ -80,9 +81,9 @@ class _Feed:
         self.at += count
         if not self.hidden:
             return tokens, None
-        hidden_TD = torch.cat(self.hidden) if len(self.hidden) > 1 else self.hidden[0]
-        self.hidden = [hidden_TD[count:]] if kept else []
-        return tokens, hidden_TD[:count]
+        hidden_TN = torch.cat(self.hidden) if len(self.hidden) > 1 else self.hidden[0]
+        self.hidden = [hidden_TN[count:]] if kept else []
+        return tokens, hidden_TN[:count]
 
 
 class ModelDrafter:
@@ -107,10 +108,8 @@ class ModelDrafter:
 
     def extend(self, batch: ForwardBatch, tail: StepTail) -> None:
         """Note the tokens that the step made known; write entries where many wait."""
-        hidden_TD = None
-        if self.hidden is not None:
-            assert tail.hidden_TD is not None, "the target leaves no hidden states"
-            hidden_TD = self.net.combine(tail.hidden_TD)
+        hidden_TN = None if self.hidden is None else tail.hidden_TD
+        assert hidden_TN is not None or self.hidden is None, "the target leaves no hidden states"
         rows = {sequence: row for row, sequence in enumerate(tail.sequences_R.tolist())}
         ids, firsts = batch.token_ids_T.tolist(), batch.query_start_S1.tolist()
         accepted, next_tokens = tail.num_accepted_R.tolist(), tail.next_tokens_R.tolist()
@@ -123,12 +122,12 @@ class ModelDrafter:
                 slot, start = int(items.decodes.slots[sequence]), int(items.starts[sequence])
                 end = first + accepted[row] + 1
                 known = ids[first + 1 : end] + then
-                hidden = None if hidden_TD is None else hidden_TD[first:end]
+                hidden = None if hidden_TN is None else hidden_TN[first:end]
                 self._append(slot, start + 1, known, hidden)
             else:
                 item = items.prefills[sequence - decodes]
                 if item.pooling is None:
-                    hidden = None if hidden_TD is None else hidden_TD[first:end]
+                    hidden = None if hidden_TN is None else hidden_TN[first:end]
                     self._append_chunk(item.slot, item.start, ids[first:end], hidden, then)
                     chunks[item.slot] = len(then)
         self._count(tail, accepted)
@@ -156,22 +155,22 @@ class ModelDrafter:
             )
 
     def _append_chunk(
-        self, slot: int, start: int, ids: list[int], hidden_TD: Tensor | None, then: list[int]
+        self, slot: int, start: int, ids: list[int], hidden_TN: Tensor | None, then: list[int]
     ) -> None:
         """A part of a prompt, and the token behind it where that was sampled."""
         feed = self._feeds.get(slot)
         if feed is None or feed.end != start:
             feed = self._feeds[slot] = _Feed(start)
-        if hidden_TD is not None:
-            before = hidden_TD.new_zeros(1, hidden_TD.shape[1]) if feed.last is None else feed.last
-            feed.last = hidden_TD[-1:]
-            hidden_TD = torch.cat((before, hidden_TD[: len(ids) - 1 + len(then)]))
+        if hidden_TN is not None:
+            before = hidden_TN.new_zeros(1, hidden_TN.shape[1]) if feed.last is None else feed.last
+            feed.last = hidden_TN[-1:]
+            hidden_TN = torch.cat((before, hidden_TN[: len(ids) - 1 + len(then)]))
             if start == 0:
                 self._write_hole(slot)
-                feed.at, ids, hidden_TD = 1, ids[1:], hidden_TD[1:]
-        self._append(slot, feed.end, ids + then, hidden_TD)
+                feed.at, ids, hidden_TN = 1, ids[1:], hidden_TN[1:]
+        self._append(slot, feed.end, ids + then, hidden_TN)
 
-    def _append(self, slot: int, start: int, ids: list[int], hidden_TD: Tensor | None) -> None:
+    def _append(self, slot: int, start: int, ids: list[int], hidden_TN: Tensor | None) -> None:
         feed = self._feeds.get(slot)
         if feed is None or feed.end != start:
             feed = self._feeds[slot] = _Feed(start)
@@ -181,8 +180,8 @@ class ModelDrafter:
                 same += 1
             feed.at, ids, feed.drafts = feed.at + same, ids[same:], []
         feed.tokens += ids
-        if hidden_TD is not None and len(ids):
-            feed.hidden.append(hidden_TD)
+        if hidden_TN is not None and len(ids):
+            feed.hidden.append(hidden_TN)
 
     def _write_hole(self, slot: int) -> None:
         """Zeros in the place of token 0, of which heads have no entry."""
@@ -206,8 +205,9 @@ class ModelDrafter:
         batch = self._batch(np.array(slots), starts, counts, tokens_T)
         if kept is not None:
             batch.logits_rows_R = batch.logits_rows_R[:0]
-        hidden = [part_TD for _, part_TD in taken if part_TD is not None]
-        return self.net.draft_step(batch, torch.cat(hidden) if hidden else None)
+        hidden = [part_TN for _, part_TN in taken if part_TN is not None]
+        hidden_TD = self.net.combine(torch.cat(hidden)) if hidden else None
+        return self.net.draft_step(batch, hidden_TD)
 
     def _batch(self, slots_S: Any, starts_S: Any, counts_S: Any, tokens_T: Tensor) -> ForwardBatch:
         """Tokens [starts, starts + counts) of these slots (numpy int64); a row of logits each."""
