@@ -407,7 +407,8 @@ NB_MODULE(_cpu, m) {
              arg("scales_input"), arg("selected"))
         .def("hidden", &Program::hidden, arg("x"), arg("dim"))
         .def("tap", &Program::tap, arg("x"), arg("dim"), arg("offset"), arg("selected"))
-        .def("logits", &Program::logits, arg("x"), arg("w"), arg("scale"), arg("softcap"))
+        .def("logits", &Program::logits, arg("x"), arg("w"), arg("scale"), arg("softcap"),
+             arg("site") = -1, arg("lora_x") = -1)
         .def("run", &Program::run, Release())
         .def("profile", &Program::profile)
         .def_rw("profiling", &Program::profiling)

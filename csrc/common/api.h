@@ -279,10 +279,11 @@ struct ScanArgs {
     int64_t num_runs = 0, page = 0;  // numbers of a page
 };
 
-// Low-rank adapters: see lora.cpp. A part adds scale * (B (A x) + bias) to some outputs of a linear layer.
+// Low-rank adapters: see lora.cpp. A part adds scale * (B (A x) + bias) to some outputs y of a linear layer.
+// With a gain (DoRA) it makes gain * (y - own + what it adds) + own of them.
 struct LoraPart {
     const void *a = nullptr, *b = nullptr;  // A [rank, inputs], B [width, rank]
-    const float* bias = nullptr;            // [width]
+    const float *bias = nullptr, *gain = nullptr, *own = nullptr;  // [width]; own: the layer's bias
     int32_t dtype = 0, rank = 0, first = 0, width = 0;  // outputs [first, first + width)
     float scale = 1.0f;
 };

@@ -166,8 +166,10 @@ RADIX_INLINE void transpose_32(const char* b, int64_t left, int64_t rank, int64_
 }
 
 template <int ROWS>
-static void add_tile(const LoraRows& rows, const float* wide, int64_t ranks, vf scale, const float* bias,
+static void add_tile(const LoraRows& rows, const float* wide, const LoraPart& part, vf scale, int64_t first,
                      int64_t at, int64_t count) {
+    const int64_t ranks = part.rank;
+    auto of = [&](const float* p, int c, int n) { return load_n(p + first + at + c * 16, n); };
     vf acc[ROWS][LORA_VECS];
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < LORA_VECS; c++) acc[r][c] = zero();
@@ -183,15 +185,20 @@ static void add_tile(const LoraRows& rows, const float* wide, int64_t ranks, vf 
         for (int c = 0; c < LORA_VECS && c * 16 < count; c++) {
             float* y = rows.y[r] + at + c * 16;
             const int n = lanes_at(c * 16, count);
-            if (bias) acc[r][c] = add(acc[r][c], load_n(bias + c * 16, n));
+            vf v = n == 16 ? load(y) : load_n(y, n);
+            if (part.bias) acc[r][c] = add(acc[r][c], of(part.bias, c, n));
+            if (part.own) v = sub(v, of(part.own, c, n));
+            v = fma(acc[r][c], scale, v);
+            if (part.gain) v = mul(v, of(part.gain, c, n));
+            if (part.own) v = add(v, of(part.own, c, n));
             if (n == 16)
-                store(y, fma(acc[r][c], scale, load(y)));
+                store(y, v);
             else
-                store_n(y, fma(acc[r][c], scale, load_n(y, n)), n);
+                store_n(y, v, n);
         }
 }
 
-using AddTile = void (*)(const LoraRows&, const float*, int64_t, vf, const float*, int64_t, int64_t);
+using AddTile = void (*)(const LoraRows&, const float*, const LoraPart&, vf, int64_t, int64_t, int64_t);
 template <int... R>
 static AddTile add_for(int rows, std::integer_sequence<int, R...>) {
     static const AddTile t[] = {add_tile<R + 1>...};
@@ -210,11 +217,10 @@ static void expand_task(const LoraArgs& a, const LoraTask& t, float* wide) {
             transpose_32<DTYPE>((const char*)p.b + at * dtype_size(DTYPE), p.width * rank - at, rank, rank,
                                 count - i, wide + i);
         }
-        const float* bias = p.bias ? p.bias + t.at + o : nullptr;
         for (int r = 0; r < t.rows; r += LORA_TILE) {
             const int many = std::min(LORA_TILE, t.rows - r);
-            add_for(many, std::make_integer_sequence<int, LORA_TILE>{})(rows_at(a, t, r, many), wide, rank,
-                                                                        scale, bias, o, count);
+            add_for(many, std::make_integer_sequence<int, LORA_TILE>{})(rows_at(a, t, r, many), wide, p, scale,
+                                                                        t.at, o, count);
         }
     }
 }

@@ -5,13 +5,13 @@
 
 namespace radix {
 
-void LoraAdapter::add(int site, Address a, Address b, Address bias, int dtype, int rank, int first, int width,
-                      float scale) {
+void LoraAdapter::add(int site, Address a, Address b, const std::array<Address, 3>& vectors, int dtype,
+                      int rank, int first, int width, float scale) {
     if (site < 0 || rank < 1 || first < 0 || width < 1)
         throw std::invalid_argument("a part of an adapter has no size");
     if (sites.size() <= size_t(site)) sites.resize(size_t(site) + 1);
-    sites[size_t(site)].push_back(
-        {at<void>(a), at<void>(b), at<float>(bias), dtype, rank, first, width, scale});
+    sites[size_t(site)].push_back({at<void>(a), at<void>(b), at<float>(vectors[0]), at<float>(vectors[1]),
+                                   at<float>(vectors[2]), dtype, rank, first, width, scale});
 }
 
 LoraBatch::LoraBatch(std::vector<const LoraAdapter*> them, Address adapter, int64_t tokens)
@@ -73,16 +73,19 @@ void LoraBatch::make(const Rows& rows, int site, LoraWork& work) const {
     };
     for (size_t i = 0; i < adapters.size(); i++) {
         if (size_t(site) >= adapters[i]->sites.size()) continue;
-        for (const LoraPart& part : adapters[i]->sites[size_t(site)])
+        const bool has_few_rows = rows.first[i + 1] - rows.first[i] <= LORA_ROWS;
+        for (const LoraPart& part : adapters[i]->sites[size_t(site)]) {
+            work.has_gain |= part.gain && rows.first[i] < rows.first[i + 1];
             for (int32_t row = rows.first[i]; row < rows.first[i + 1]; row += LORA_ROWS) {
                 const LoraTask task{&part, work.num_h, row,
                                     std::min<int32_t>(LORA_ROWS, rows.first[i + 1] - row)};
-                // few rows are bound by memory: many small tasks; many rows reuse what they read
-                split(work.shrink, task, part.rank, task.rows <= 12 ? LORA_TASK_RANKS / 4 : LORA_TASK_RANKS);
+                // few rows make few tasks, which all threads must share; many rows reuse what they read
+                split(work.shrink, task, part.rank, has_few_rows ? LORA_TASK_RANKS / 4 : LORA_TASK_RANKS);
                 split(work.expand, task, part.width, LORA_TASK_OUTPUTS);
                 work.num_h += int64_t(task.rows) * part.rank;
                 work.max_rank = std::max<int64_t>(work.max_rank, part.rank);
             }
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 // Low-rank adapters of a step: which rows belong together, and the work of their products.
 #pragma once
+#include <array>
 #include <vector>
 
 #include "linear.h"
@@ -9,8 +10,9 @@ namespace radix {
 // What one adapter adds to each of a model's linear layers, by the layer's number (site).
 struct LoraAdapter {
     std::vector<std::vector<LoraPart>> sites;
-    void add(int site, Address a, Address b, Address bias, int dtype, int rank, int first, int width,
-             float scale);
+    // vectors: bias, gain, own; 0 for none
+    void add(int site, Address a, Address b, const std::array<Address, 3>& vectors, int dtype, int rank,
+             int first, int width, float scale);
 };
 
 // The products of one layer: A x of all its rows, then B.
@@ -18,6 +20,7 @@ struct LoraWork {
     std::vector<LoraTask> shrink, expand;
     const int32_t* tokens = nullptr;
     int64_t num_h = 0, max_rank = 0;
+    bool has_gain = false;  // so that outputs are needed apart from what they are added to
 };
 
 // The rows of a step that have adapters. What is made of them is kept, for as many steps as have the same.

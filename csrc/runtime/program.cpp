@@ -83,15 +83,22 @@ void Program::bind(const Step& c) {
     }
 }
 
-// With adapters, what they add comes before the activation: that is a step of its own then.
+// What adapters add comes before the activation; with a gain, before scale and residual too. These are then
+// steps of their own, from a buffer apart.
 void Program::bind_lora(Op& op, const Step& c) {
     LinearArgs& a = op.linear;
     op.lora = c.lora && a.m > 0 ? at<LoraBatch>(c.lora)->work(op.site, op.selected) : nullptr;
-    a.act = op.act;
+    a.act = op.act, a.out_scale = op.out_scale;
     if (!op.lora) return;
     if (lora_h.size() < size_t(op.lora->num_h)) lora_h.resize(size_t(op.lora->num_h));
-    if (a.w.paired) a.act = ACT_APART, a.y = data(op.apart), a.ldy = stride(op.apart);
-    if (!a.w.paired) a.act = ACT_NONE;
+    a.act = a.w.paired ? ACT_APART : ACT_NONE;
+    if (!is_apart(op)) return;
+    a.y = data(op.apart), a.ldy = stride(op.apart), a.residual = nullptr, a.out_scale = 1.0f;
+}
+
+bool Program::is_apart(const Op& op) {
+    const bool is_sum = op.residual >= 0 || op.out_scale != 1.0f;
+    return op.apart >= 0 && (op.linear.w.paired || (op.lora->has_gain && is_sum));
 }
 
 void Program::bind_attention(Op& op, const Step& c, int64_t n) {
@@ -221,11 +228,21 @@ void Program::execute_linear(const Op& op, const Kernels& k, const Ctx& ctx) {
     run_linear(k, a, ctx);
     l.tasks = op.lora->expand.data(), l.num_tasks = int64_t(op.lora->expand.size());
     k.lora_expand(l, ctx);
-    if (op.act == ACT_NONE && !a.w.paired) return;
-    ActArgs act;
-    act.x = a.y, act.ldx = a.ldy, act.y = data(op.y), act.ldy = stride(op.y), act.rows = a.m;
-    act.gated = a.w.paired, act.dim = a.w.paired ? a.w.n / 2 : a.w.n, act.act = op.act;
-    k.activation(act, ctx);
+    float* y = data(op.y);
+    if (a.w.paired || op.act != ACT_NONE) {
+        ActArgs act;
+        act.x = a.y, act.ldx = a.ldy, act.y = y, act.ldy = stride(op.y), act.rows = a.m, act.act = op.act;
+        act.gated = a.w.paired, act.dim = a.w.paired ? a.w.n / 2 : a.w.n;
+        return k.activation(act, ctx);
+    }
+    if (!is_apart(op)) return;
+    MixArgs mix;
+    mix.kind = MixKind::SCALE, mix.rows = a.m, mix.dim = a.w.n, mix.x_scale = op.out_scale;
+    mix.y = a.y, mix.ldy = a.ldy;
+    if (op.out_scale != 1.0f) k.mix(mix, ctx);
+    mix.kind = op.residual >= 0 ? MixKind::ADD : MixKind::COPY_ROWS, mix.x_scale = 1.0f;
+    mix.x = a.y, mix.ldx = a.ldy, mix.y = y, mix.ldy = stride(op.y);
+    k.mix(mix, ctx);
 }
 
 void Program::execute_moe(const Op& op, const Kernels& k, const Ctx& ctx) {

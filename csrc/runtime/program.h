@@ -93,7 +93,7 @@ class Program {
     // no weights: they return x, or nothing. `scales_input`: an expert's weight multiplies its input.
     void moe(int x, int logits, int y, const Experts& experts, Route route, float scale, bool adds,
              int zero_experts, bool zero_experts_are_identity, bool scales_input, bool selected);
-    void logits(int x, const Linear& w, float scale, float softcap);
+    void logits(int x, const Linear& w, float scale, float softcap, int site, int lora_x);
     void hidden(int x, int64_t dim);  // rows that a step may want
     void tap(int x, int64_t dim, int64_t offset, bool selected);  // to the step's taps, from `offset` on
 
@@ -146,8 +146,9 @@ class Program {
         DecayArgs decay;
         ScanArgs scan;
         int logits = -1, hidden = -1, out = -1;
-        // of a linear layer that adapters may change; `apart`: gate and up before their activation
+        // of a linear layer that adapters may change; `apart`: its outcome before what follows
         int site = -1, lora_x = -1, apart = -1, act = 0;
+        float out_scale = 1.0f;
         const LoraWork* lora = nullptr;
     };
     struct Buffer {
@@ -174,6 +175,7 @@ class Program {
     void grow(int64_t tokens);
     void bind(const Step& step);
     void bind_lora(Op& op, const Step& step);
+    static bool is_apart(const Op& op);
     void bind_attention(Op& op, const Step& step, int64_t rows);
     void bind_mix(Op& op, const Step& step, int64_t rows);
     void bind_state(Op& op, const Step& step, int64_t rows);

@@ -41,11 +41,13 @@ void Program::linear(int x, int y, const Linear& w, int residual, float out_scal
                      int site, int lora_x) {
     if (site >= 0 && (act || w.w.paired) && (residual >= 0 || out_scale != 1.0f))
         throw std::invalid_argument("adapters need an activation without scale and residual");
+    if (site >= 0 && residual >= 0 && residual != y)
+        throw std::invalid_argument("adapters need the residual in the place of the outcome");
     Op& op = push(LINEAR);
     op.x = x, op.y = y, op.residual = residual, op.selected = selected;
-    op.linear.w = w.w, op.linear.out_scale = out_scale, op.linear.act = op.act = act;
+    op.linear.w = w.w, op.linear.out_scale = op.out_scale = out_scale, op.linear.act = op.act = act;
     op.site = site, op.lora_x = lora_x;
-    if (site < 0 || !w.w.paired) return;
+    if (site < 0) return;
     // Layers of one width share the buffer.
     for (const Op& other : ops)
         if (other.apart >= 0 && other.linear.w.n == w.w.n) op.apart = other.apart;
@@ -177,10 +179,11 @@ void Program::tap(int x, int64_t dim, int64_t offset, bool selected) {
     op.x = x, op.y_offset = offset, op.selected = selected;
     op.mix.kind = MixKind::COPY_ROWS, op.mix.dim = dim;
 }
-void Program::logits(int x, const Linear& w, float scale, float softcap) {
+void Program::logits(int x, const Linear& w, float scale, float softcap, int site, int lora_x) {
     Op& op = push(LOGITS);
+    op.site = site, op.lora_x = lora_x;
     op.x = x, op.selected = true;
-    op.linear.w = w.w, op.linear.out_scale = softcap != 0.0f ? 1.0f : scale;
+    op.linear.w = w.w, op.linear.out_scale = op.out_scale = softcap != 0.0f ? 1.0f : scale;
     if (softcap == 0.0f) return;
     Op& cap = push_mix(MixKind::SOFTCAP, -1, -1, w.w.n, true);
     cap.mix.x_scale = scale, cap.mix.cap = softcap;

@@ -39,7 +39,7 @@ class FakeModel:
             rows
         ) else None
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
+    def logits(self, hidden_RD: Tensor, lora: object = None) -> Tensor:
         self.rows.append(len(hidden_RD))
         ids = torch.arange(VOCAB)
         wanted = (hidden_RD[:, :1].long() + 1) % VOCAB

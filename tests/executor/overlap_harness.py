@@ -79,7 +79,7 @@ class PagedHash:
         draws = np.random.default_rng(seed).standard_normal(VOCAB)
         return torch.from_numpy(draws).float() * 3
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
+    def logits(self, hidden_RD: Tensor, lora: object = None) -> Tensor:
         raise AssertionError("no prompt log-probabilities here")
 
 

@@ -50,6 +50,9 @@ def write_adapter(
         for half, shape in (("A", (r, num_in)), ("B", (num_out, r))):
             values = torch.randn(shape, generator=generator) * size
             tensors[f"{prefix}{name}.lora_{half}.weight"] = values.to(dtype)
+        if config.get("use_dora"):
+            lengths = torch.rand(num_out, generator=generator) + 0.5
+            tensors[f"{prefix}{name}.lora_magnitude_vector"] = lengths
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, **config}
     return write_folder(folder, settings, tensors)
 
@@ -69,7 +72,8 @@ def merged(
     scale: float | Callable[[str], float] = 2.0,
     prefix: str = "base_model.model.",
 ) -> Path:
-    """The checkpoint with ``W + scale * B A`` for every module of the adapter."""
+    """The checkpoint with ``W + scale * B A`` for every module of the adapter; of DoRA, with its
+    rows brought to the lengths of the magnitude vector."""
     model = reference_model(base)
     tensors = load_file(adapter / "adapter_model.safetensors")
     with torch.no_grad():
@@ -78,8 +82,12 @@ def merged(
             b_OR = tensors[key.replace("lora_A", "lora_B")].double()
             delta = b_OR @ tensors[key].double() * (scale(name) if callable(scale) else scale)
             module = model.get_submodule(name)
-            weight = module.weight
-            weight.copy_(weight + (delta.T if isinstance(module, Conv1D) else delta))
+            is_conv = isinstance(module, Conv1D)
+            weight_OI = (module.weight.T if is_conv else module.weight).double() + delta
+            lengths = tensors.get(f"{key.partition('.lora_A.')[0]}.lora_magnitude_vector")
+            if lengths is not None:  # DoRA
+                weight_OI *= (lengths.double() / weight_OI.norm(dim=1))[:, None]
+            module.weight.copy_(weight_OI.T if is_conv else weight_OI)
     model.save_pretrained(folder)
     write_tokenizer(folder)
     return folder

@@ -77,7 +77,8 @@ class PagedRunner:
             setattr(batch, name, value)
         with torch.inference_mode():
             self.backend.begin(batch)
-            logits = self.model.logits(self.model.forward(batch))
+            lora = () if batch.lora is None else (batch.lora,)
+            logits = self.model.logits(self.model.forward(batch), *lora)
         counts = [len(t) for t in tokens.values()]
         return dict(zip(tokens, logits.split(counts), strict=True))
 

@@ -174,7 +174,6 @@ def refusal(folder: Path, base: Path, limits: LoraLimits | None = None) -> str:
     ("config", "words"),
     [
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; only 'LORA'"),
-        ({"use_dora": True}, "use_dora = True is not supported; what works: .*use_dora false"),
         ({"bias": "lora_only"}, "bias = 'lora_only' .* what works: 'none'"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save = \['lm_head'\] .* what works"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa' changes the base .* works"),
@@ -194,6 +193,13 @@ def refusal(folder: Path, base: Path, limits: LoraLimits | None = None) -> str:
 def test_configs_that_are_refused(config: dict[str, object], words: str, tmp_path: Path) -> None:
     base = cached_tiny(LLAMA)
     assert re.search(words, refusal(write_adapter(base, tmp_path / "a", **config), base))
+
+
+def test_dora_and_its_vectors_come_together(tmp_path: Path) -> None:
+    base = cached_tiny(LLAMA)
+    folder = write_adapter(base, tmp_path / "a", use_dora=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 4}))
+    assert "use_dora is False, its magnitude vector says other" in refusal(folder, base)
 
 
 @pytest.mark.parametrize(
@@ -291,8 +297,8 @@ def test_inspect_tells_what_an_adapter_changes(tmp_path: Path) -> None:
         assert words in text
     assert "not checked" in inspect(folder, None)
     config = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
-    with pytest.raises(CheckpointError, match="use_dora"):
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "bias": "all"}))
+    with pytest.raises(CheckpointError, match="bias = 'all'"):
         inspect(folder, None)
 
 

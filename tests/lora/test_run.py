@@ -13,11 +13,11 @@ from torch import Tensor
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.lora.adapter import read_adapter
-from radixlm.lora.targets import AdapterTargets
+from radixlm.lora.targets import EMBED, HEAD, AdapterTargets
 from radixlm.models.build import Model
-from tests.fakes.lora_adapters import merged, write_adapter
+from tests.fakes.lora_adapters import merged, write_adapter, write_folder
 from tests.fakes.paged_runner import PagedRunner, load_model
-from tests.fakes.tiny_checkpoint import cached_tiny
+from tests.fakes.tiny_checkpoint import VOCAB, cached_tiny, reference_model
 
 PROMPT = [5, 9, 33, 7, 101, 54, 3, 8, 200, 17]
 ARCHITECTURES = [
@@ -39,6 +39,7 @@ class Adapted:
         targets = AdapterTargets(self.model)
         self.model.adapt(tuple(targets.sites.values()))
         site = {path: number for number, path in enumerate(targets.sites)}
+        site |= {HEAD: self.model.head_site, EMBED: self.model.embed_site}
         self.packed = [
             self.kernels.pack_adapter(
                 {site[path]: parts for path, parts in read_adapter(one, targets).parts.items()}
@@ -77,6 +78,63 @@ def test_logits_are_those_of_merged_weights(arch: str, tmp_path: Path) -> None:
         plain = Adapted(checkpoint, []).run({sequence: -1})[sequence]
         assert (got[sequence] - plain).abs().max() < 1e-4, sequence
     assert (got[0] - got[1]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kernels", ["", "reference"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("arch", ["LlamaForCausalLM", "Gemma2ForCausalLM", "GraniteForCausalLM"])
+def test_the_head_and_the_token_table(arch: str, tied: bool, kernels: str, tmp_path: Path) -> None:
+    """Of a model with one table for both, each has its own part."""
+    base = cached_tiny(arch, tie_word_embeddings=tied)
+    generator = torch.Generator().manual_seed(1)
+    a_RV, b_DR, a_RD, b_VR = (
+        torch.randn(shape, generator=generator) * 0.2
+        for shape in ((4, VOCAB), (64, 4), (4, 64), (VOCAB, 4))
+    )
+    table, head = "base_model.model.model.embed_tokens", "base_model.model.lm_head"
+    tensors = {
+        f"{table}.lora_embedding_A": a_RV, f"{table}.lora_embedding_B": b_DR,
+        f"{head}.lora_A.weight": a_RD, f"{head}.lora_B.weight": b_VR,
+    }  # fmt: skip
+    folder = write_folder(tmp_path / "a", {"r": 4, "lora_alpha": 6}, tensors)
+    adapted = Adapted(base, [folder], kernels)
+    got = adapted.run({0: 0, 1: -1})
+    model = reference_model(base)
+    with torch.no_grad():
+        table_VD, head_VD = model.model.embed_tokens.weight.clone(), model.lm_head.weight.clone()
+        model.config.tie_word_embeddings = False
+        model.lm_head.weight = torch.nn.Parameter(head_VD + 1.5 * (b_VR @ a_RD))
+        model.model.embed_tokens.weight = torch.nn.Parameter(table_VD + 1.5 * (b_DR @ a_RV).T)
+    model.save_pretrained(tmp_path / "m")
+    wanted = Adapted(tmp_path / "m", [], kernels).run({0: -1})[0]
+    assert (got[0] - wanted).abs().max() < 1e-4
+    if not kernels:
+        assert torch.equal(got[1], Adapted(base, []).run({1: -1})[1])
+        assert torch.equal(adapted.run({0: 0}, 3)[0], got[0])
+
+
+DORA = [
+    "LlamaForCausalLM", "Qwen2ForCausalLM", "GPT2LMHeadModel", "Phi3ForCausalLM",
+    "GraniteForCausalLM", "CohereForCausalLM",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kernels", ["", "reference"])
+@pytest.mark.parametrize("arch", DORA)
+def test_dora(arch: str, kernels: str, tmp_path: Path) -> None:
+    """Layers with and without biases and residual scales; base rows keep their bits."""
+    base = cached_tiny(arch)
+    dora = write_adapter(base, tmp_path / "a", 3, PATTERN, size=0.1, use_dora=True)
+    plain = write_adapter(base, tmp_path / "b", 5, PATTERN, seed=1, size=0.1)
+    adapted = Adapted(base, [dora, plain], kernels)
+    got = adapted.run({0: 0, 1: -1, 2: 1})
+    for sequence, folder in ((0, dora), (2, plain)):
+        whole = Adapted(merged(base, folder, tmp_path / f"m{sequence}"), [], kernels)
+        wanted = whole.run({sequence: -1})[sequence]
+        assert (got[sequence] - wanted).abs().max() < 1e-4, sequence
+    if not kernels:
+        assert torch.equal(Adapted(base, []).run({1: -1})[1], got[1])
+        assert torch.equal(adapted.run({0: 0}, 3)[0], got[0])
 
 
 @pytest.mark.parametrize("kernels", ["", "reference"])

@@ -18,7 +18,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.executor.adapters import AdapterTable
 from radixlm.kernels.ops.lora import PackedAdapter
 from radixlm.lora.adapter import Adapter, LoraLimits, read_adapter
-from radixlm.lora.targets import AdapterTargets
+from radixlm.lora.targets import EMBED, HEAD, AdapterTargets
 from radixlm.models.build import Model
 from radixlm.models.decoder import DecoderModel
 
@@ -38,8 +38,9 @@ class AdapterLoader:
             )
         options = config.adapters
         self._targets = AdapterTargets(model)
-        self._sites = {path: number for number, path in enumerate(self._targets.sites)}
         model.adapt(tuple(self._targets.sites.values()))
+        self._sites = {path: number for number, path in enumerate(self._targets.sites)}
+        self._sites |= {HEAD: model.head_site, EMBED: model.embed_site}
         self.table = AdapterTable(model.context.kernels, device)
         self._limits = LoraLimits(options.max_lora_rank, options.lora_target_modules)
         self._thread = ThreadPoolExecutor(1, "load adapters")
@@ -49,7 +50,11 @@ class AdapterLoader:
 
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         """What intake asks of it."""
-        return {"load_lora_adapter": self._load, "unload_lora_adapter": self._unload}
+        return {
+            "load_lora_adapter": self._load,
+            "unload_lora_adapter": self._unload,
+            "keep_lora_adapters": self._keep,
+        }
 
     def is_ready(self, number: int) -> bool:
         """Whether requests may use the adapter now. InvalidRequest if they never may."""
@@ -110,3 +115,8 @@ class AdapterLoader:
         self._facts.pop(number, None)
         self._failed.pop(number, None)
         self.table.drop(number)
+
+    def _keep(self, args: dict[str, Any]) -> None:
+        """Forget all adapters but ``numbers``: an unload may have been lost with a scheduler."""
+        for number in set(self._facts) - set(args["numbers"]):
+            self._unload({"number": number})

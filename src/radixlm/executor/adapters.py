@@ -37,8 +37,8 @@ class AdapterTable:
         self._adapters.pop(number, None)
         self._kept = (EMPTY_DECODES, None)
 
-    def __contains__(self, number: int) -> bool:
-        return number in self._adapters
+    def __len__(self) -> int:
+        return len(self._adapters)
 
     def reset(self, num_slots: int) -> None:
         """No slot uses any."""

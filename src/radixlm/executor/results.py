@@ -41,7 +41,7 @@ NOT_FINITE = "the model produced numbers that are not finite (NaN)"
 class Head(Protocol):
     """The part of a model that turns hidden states into logits."""
 
-    def logits(self, hidden_RD: Tensor) -> Tensor: ...
+    def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor: ...
 
 
 @dataclass(slots=True)
@@ -202,7 +202,9 @@ class ResultReader:
         assert step.hidden_TD is not None
         hidden = step.hidden_TD[first : first + count]
         if item.targets is not None:
-            result.prompt_logprobs = self._prompt_logprobs(hidden, item)
+            tokens_N = torch.arange(first, first + count)
+            lora = None if step.lora is None else step.lora.select(tokens_N.to(hidden.device))
+            result.prompt_logprobs = self._prompt_logprobs(hidden, item, lora)
         if item.hidden_states:
             result.hidden_states = hidden.float().cpu().numpy().tobytes()
         if item.pooling:
@@ -211,7 +213,7 @@ class ResultReader:
             if result.pooled is not None and not all(map(math.isfinite, result.pooled)):
                 result.error = NOT_FINITE
 
-    def _prompt_logprobs(self, hidden: Tensor, item: Item) -> Logprobs:
+    def _prompt_logprobs(self, hidden: Tensor, item: Item, lora: LoraRows | None) -> Logprobs:
         assert item.targets is not None and item.logprobs is not None
         whole = Logprobs(chosen=[], top=[], asked=[])
         if item.start + item.targets_at == 0 and item.logprobs.prompt_from == 0:
@@ -224,7 +226,11 @@ class ResultReader:
         for first in range(0, len(targets), PROMPT_ROWS):
             part = targets[first : first + PROMPT_ROWS]
             begin = item.targets_at + first
-            logits = self._model.logits(hidden[begin : begin + len(part)])
+            rows = hidden[begin : begin + len(part)]
+            of_rows = None
+            if lora is not None:
+                of_rows = lora.select(torch.arange(begin, begin + len(part), device=rows.device))
+            logits = self._model.logits(rows, of_rows)
             found = lp.compute_logprobs(logits, part, [request] * len(part))
             for row, token in enumerate(part.tolist()):
                 _append(whole, found, row, token, item.logprobs)

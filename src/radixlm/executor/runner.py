@@ -36,6 +36,7 @@ from radixlm.executor.results import ResultReader, StepHandle, logprob_request
 from radixlm.executor.step_inputs import RING, StepInputs
 from radixlm.executor.step_layout import SamplingParamTable, StepPacker
 from radixlm.executor.step_tail import DraftTail
+from radixlm.kernels.ops.lora import LoraRows
 from radixlm.pools.state import StatePool
 from radixlm.sampling.processors import LogitProcessors
 from radixlm.sampling.sampler import Sampler, find_bad
@@ -58,7 +59,7 @@ class Model(Protocol):
         self, batch: ForwardBatch, need_hidden: bool
     ) -> tuple[Tensor | None, Tensor | None]: ...
 
-    def logits(self, hidden_RD: Tensor) -> Tensor: ...
+    def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor: ...
 
 
 class Attention(AttentionRunner, Protocol):

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 MAX_NAME = 256
 USER_POLL_S = 0.05
-LOAD, UNLOAD = "load_lora_adapter", "unload_lora_adapter"
+LOAD, UNLOAD, KEEP = "load_lora_adapter", "unload_lora_adapter", "keep_lora_adapters"
 
 
 class AdapterOptions(Record):
@@ -299,7 +299,11 @@ class AdapterRegistry:
     def restore(self, replica: Replica) -> None:
         """An engine is ready: it gets the adapters, before it gets requests. The first one reads
         those of --lora-paths, and intake is ready after that."""
-        for adapter in (*self._by_name.values(), *self._leaving.values()):
+        known = (*self._by_name.values(), *self._leaving.values())
+        if self.options.is_enabled:
+            kept = self._intake.ask(replica, KEEP, {"numbers": [one.number for one in known]})
+            kept.add_done_callback(lambda one: one.cancelled() or one.exception())
+        for adapter in known:
             if adapter.digest:
                 asked = self._intake.ask(replica, LOAD, adapter.args)
                 adapter.task = self._spawn(self._confirm(adapter, asked))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from radixlm.base.errors import ConfigError
@@ -60,6 +61,20 @@ class Linear(Module):
                 "--quantization"
             )
         self.site, self._step, self.run = site, step, self._run_adapted
+
+    def own_bias(self) -> Tensor | None:
+        """The bias of the loaded layer, float32 [O], which is what it makes of zeros; None without
+        one."""
+        if "bias" not in self._params:
+            return None
+        found: list[Tensor] = []
+        zeros_1I = torch.zeros(1, self.in_features)
+        if self._gate_act:
+            changed: Callable[..., Tensor] = self.packed.run_changed  # type: ignore[attr-defined]
+            changed(zeros_1I, lambda h: found.append(h.clone()))
+        else:
+            found.append(self.packed.run(zeros_1I))
+        return found[0][0].float()
 
     def _run_adapted(self, x_TI: Tensor) -> Tensor:
         rows, packed = self._step.rows, self.packed

@@ -20,8 +20,9 @@ from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
 from radixlm.base.units import format_bytes
 from radixlm.kernels.ops.lora import LoraPart
+from radixlm.layers.linear import Linear
 from radixlm.lora.config import LoraConfig, read_lora_config
-from radixlm.lora.targets import AdapterTargets, Target, place
+from radixlm.lora.targets import EMBED, HEAD, AdapterTargets, Target, place
 from radixlm.weights.origin import non_finite_kind
 from radixlm.weights.pickle_file import PickleSource
 from radixlm.weights.safetensors_file import SafetensorsSource
@@ -34,7 +35,9 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_LISTED = 3
 MEMORY_SHARE = 0.8  # of the free memory that one adapter may take
 _TENSOR = re.compile(
-    r"(?:base_model\.model\.)?(?P<module>.+?)\.(?:base_layer\.)?lora_(?P<half>[AB])(?:\.(?!weight|bias)\w+)?\.(?P<kind>weight|bias)$"
+    r"(?:base_model\.model\.)?(?P<module>.+?)\.(?:base_layer\.)?"
+    r"(?:lora_(?P<half>[AB])(?:\.(?!weight|bias)\w+)?\.(?P<kind>weight|bias)"
+    r"|lora_magnitude_vector(?:\.\w+)*|lora_embedding_(?P<table>[AB])(?:\.\w+)?)$"
 )
 
 
@@ -60,11 +63,13 @@ class Adapter(Record, eq=False):
 
 @dataclass(slots=True)
 class _Halves:
-    """The tensors of one module; those of the output side may have a bias."""
+    """The names of one module's tensors; the output side may have a bias, and a magnitude."""
 
     a: str = ""
     b: str = ""
     bias: str = ""
+    magnitude: str = ""
+    is_table: bool = False  # of tokens
     targets: list[Target] = field(default_factory=list)
 
 
@@ -89,17 +94,24 @@ def open_adapter(folder: Path) -> TensorSource:
     return PickleSource([file])
 
 
+_BASE_COPY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+?)\.base_layer\.weight$")
+
+
 def group_tensors(source: TensorSource, where: Path) -> dict[str, _Halves]:
     """The tensors by module; CheckpointError for one that is none of plain LoRA."""
     modules: dict[str, _Halves] = {}
     unknown = []
     for name in source.sizes():
+        if _BASE_COPY.match(name):
+            continue  # PEFT saves the table that an adapter changes; see _check_copies
         found = _TENSOR.match(name)
         if found is None or (found["half"], found["kind"]) == ("A", "bias"):
             unknown.append(name)
             continue
         halves = modules.setdefault(found["module"], _Halves())
-        kind = "bias" if found["kind"] == "bias" else found["half"].lower()
+        half = found["half"] or found["table"]
+        halves.is_table |= found["table"] is not None
+        kind = "bias" if found["kind"] == "bias" else (half or "magnitude").lower()
         if getattr(halves, kind):
             raise CheckpointError(f"{where}: {name} and {getattr(halves, kind)} are of one module")
         setattr(halves, kind, name)
@@ -138,7 +150,8 @@ def read_adapter(
             f"{targets.why_not(missing[0])}"
         )
     _check_limits(where, modules, config, limits or LoraLimits())
-    reader = _PartReader(source, where, config, modules)
+    _check_copies(where, source, targets)
+    reader = _PartReader(source, where, config, modules, targets.sites)
     parts: dict[str, list[LoraPart]] = {}
     for module in sorted(modules):
         try:
@@ -163,10 +176,15 @@ class _PartReader:
     """Reads and places the halves of modules."""
 
     def __init__(
-        self, source: TensorSource, where: Path, config: LoraConfig, modules: Mapping[str, _Halves]
+        self,
+        source: TensorSource,
+        where: Path,
+        config: LoraConfig,
+        modules: Mapping[str, _Halves],
+        layers: Mapping[str, Linear],
     ) -> None:
         self._source, self._where, self._config = source, where, config
-        self._modules = modules
+        self._modules, self._layers = modules, layers
         self._widths: dict[str, dict[int, int]] = {}  # rows of a layer's modules in the adapter
         for halves in modules.values():
             for target in (t for t in halves.targets if not t.widths):
@@ -182,44 +200,66 @@ class _PartReader:
             raise ValueError(f"lora_A is {list(a_RI.shape)}, lora_B {list(b_OR.shape)}")
         if rank != wanted:
             raise ValueError(f"its tensors have rank {rank}, adapter_config.json says {wanted}")
-        bias_O = self._read(halves.bias, 1).float() if halves.bias else None
-        scale = self._config.scale_of(module)
-        if bias_O is not None and bias_O.shape[0] != b_OR.shape[0]:
-            raise ValueError(f"lora_B.bias has {bias_O.shape[0]} numbers, not {b_OR.shape[0]}")
+        scale, num_out = self._config.scale_of(module), b_OR.shape[0]
+        ends = [target.path for target in halves.targets if target.path in (HEAD, EMBED)]
+        if halves.is_table != (ends == [EMBED]):
+            raise ValueError("lora_embedding_A is of token tables, lora_A of linear layers")
+        if ends and (halves.magnitude or halves.bias):
+            raise ValueError("DoRA and biases of the head and the token table are not supported")
+        bias_O, magnitude_O = (
+            self._vector(one, num_out) for one in (halves.bias, halves.magnitude)
+        )
+        if (magnitude_O is not None) != self._config.is_dora:
+            raise ValueError(f"use_dora is {self._config.is_dora}, its magnitude vector says other")
         found = []
         covered = torch.zeros(b_OR.shape[0], dtype=torch.bool)
         for target in halves.targets:
-            part = self._placed(target, LoraPart(a_RI, b_OR, scale, 0, bias_O), covered)
+            whole = LoraPart(a_RI, b_OR, scale, 0, bias_O, magnitude_O)
+            part = self._placed(target, whole, covered)
             if part is not None:
                 found.append((target.path, part))
         if not covered.all():
             raise ValueError("a part of its outputs is in a layer that takes no adapter")
         return found
 
+    def _vector(self, name: str, num_out: int) -> Tensor | None:
+        """float32 [O]; None without a name."""
+        if not name:
+            return None
+        vector_O = self._read(name).float().reshape(-1)
+        if len(vector_O) != num_out:
+            raise ValueError(f"{name} has {len(vector_O)} numbers, not {num_out}")
+        return vector_O
+
     def _placed(self, target: Target, part: LoraPart, covered: Tensor) -> LoraPart | None:
-        a_RI, b_OR, bias_O = part.a_RI, part.b_OR, part.bias_O
+        a_RI, b_OR, vectors = part.a_RI, part.b_OR, [part.bias_O, part.gain_O]
         if a_RI.shape[1] != target.in_features:
             raise ValueError(
                 f"lora_A is {list(a_RI.shape)}, the layer has {target.in_features} inputs"
             )
-        place_ = place(target, self._widths_of(target, b_OR.shape[0]))
-        if place_ is None:
+        where = place(target, self._widths_of(target, b_OR.shape[0]))
+        if where is None:
             return None
-        if place_.rows_O is None:
+        is_mine = torch.ones(b_OR.shape[0], dtype=torch.bool)
+        if where.rows_O is None:
             covered[:] = True
         else:
-            rows_O = place_.rows_O
-            covered[rows_O[rows_O >= 0]] = True
-            is_mine = (rows_O >= 0)[:, None]
-            b_OR = b_OR[rows_O.clamp(min=0)] * is_mine
-            bias_O = None if bias_O is None else bias_O[rows_O.clamp(min=0)] * is_mine[:, 0]
-        if place_.columns_I is not None:
-            a_RI = a_RI[:, place_.columns_I]
-        if place_.factors_O is not None:
-            b_OR = b_OR.float() * place_.factors_O.float()[:, None]
-            bias_O = None if bias_O is None else bias_O * place_.factors_O.float()
+            is_mine = where.rows_O >= 0
+            rows_O = where.rows_O.clamp(min=0)
+            covered[rows_O[is_mine]] = True
+            b_OR = b_OR[rows_O] * is_mine[:, None]
+            vectors = [None if v is None else v[rows_O] * is_mine for v in vectors]
+        if where.columns_I is not None:
+            a_RI = a_RI[:, where.columns_I]
+        if where.factors_O is not None:
+            factors_O = where.factors_O.float()
+            b_OR = b_OR.float() * factors_O[:, None]
+            vectors = [None if v is None else v * factors_O for v in vectors]
         own = [t.clone(memory_format=torch.contiguous_format) for t in (a_RI, b_OR)]
-        return LoraPart(own[0], own[1], part.scale, place_.first, bias_O)
+        placed = LoraPart(own[0], own[1], part.scale, where.first, vectors[0])
+        if vectors[1] is None:
+            return placed
+        return _with_gain(placed, vectors[1].abs(), is_mine, self._layers[target.path])
 
     def _widths_of(self, target: Target, num_rows: int) -> tuple[int, ...]:
         """Outputs of all modules of the layer; ValueError if this module's do not fit in."""
@@ -235,17 +275,49 @@ class _PartReader:
             raise ValueError(f"lora_B has {num_rows} outputs, the layer {target.out_features}")
         return widths
 
-    def _read(self, name: str, num_dims: int) -> Tensor:
+    def _read(self, name: str, num_dims: int = 0) -> Tensor:
         tensor = self._source.read(name)
         if tensor.dtype not in DTYPES:
             raise CheckpointError(
                 f"{self._where}: {name} is {_dtype(tensor)}; what works: bfloat16, float16, float32"
             )
-        if tensor.ndim != num_dims or tensor.numel() == 0:
+        if num_dims not in (0, tensor.ndim) or tensor.numel() == 0:
             raise CheckpointError(f"{self._where}: {name} has the shape {list(tensor.shape)}")
         if kind := non_finite_kind(tensor):
             raise CheckpointError(f"{self._where}: {name} holds {kind}")
         return tensor
+
+
+def _with_gain(part: LoraPart, magnitude_O: Tensor, is_mine: Tensor, layer: Linear) -> LoraPart:
+    """DoRA: each row of W + scale * B A gets the length ``magnitude``. Other modules' rows stay."""
+    if not hasattr(layer, "packed"):
+        return part  # the model has no weights: an adapter is only inspected
+    outputs = slice(part.first, part.first + len(magnitude_O))
+    whole_OI = layer.packed.unpack()[outputs].float()
+    whole_OI = whole_OI + part.scale * (part.b_OR.float() @ part.a_RI.float())
+    gain_O = torch.where(is_mine, magnitude_O / whole_OI.norm(dim=1).cpu(), 1.0)
+    own_O = layer.own_bias()
+    own_O = None if own_O is None else own_O[outputs].cpu().contiguous()
+    return LoraPart(
+        part.a_RI, part.b_OR, part.scale, part.first, part.bias_O, gain_O.contiguous(), own_O
+    )
+
+
+def _check_copies(where: Path, source: TensorSource, targets: AdapterTargets) -> None:
+    """Weights of the base model in the adapter's file must be those of the model."""
+    for name in source.sizes():
+        found = _BASE_COPY.match(name)
+        if found is None:
+            continue
+        paths = [target.path for target in targets.find(found["module"])]
+        mine, copied = targets.end_weight(paths[0]) if len(paths) == 1 else None, source.read(name)
+        if mine is None:
+            log.warning("%s: %s is not compared with the model", where, name)
+        elif mine.shape != copied.shape or not torch.equal(mine, copied.to(mine.dtype)):
+            raise CheckpointError(
+                f"{where}: {name} {list(copied.shape)} is not the model's {list(mine.shape)}; what "
+                "works: an adapter that adds no tokens and changes no whole table"
+            )
 
 
 def _check_limits(
@@ -271,7 +343,7 @@ def _digest(parts: Mapping[str, Sequence[LoraPart]]) -> str:
     total = blake2b(digest_size=16)
     for path, of_layer in parts.items():
         for part in of_layer:
-            tensors = [t for t in (part.a_RI, part.b_OR, part.bias_O) if t is not None]
+            tensors = [t for t in (part.a_RI, part.b_OR, *part.vectors[:2]) if t is not None]
             shapes = [(_dtype(t), *t.shape) for t in tensors]
             total.update(repr((path, part.first, part.scale.hex(), shapes)).encode())
             for tensor in tensors:  # hashlib lets other threads run

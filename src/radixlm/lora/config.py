@@ -19,7 +19,6 @@ MAX_RANK = 4096  # a larger one is no adapter but a damaged config
 
 # key -> what works instead; any other value than null, false, "", [] and {} is refused
 _REFUSED = {
-    "use_dora": "adapters without magnitude vectors (use_dora false)",
     "modules_to_save": "adapters of linear layers alone (modules_to_save null)",
     "target_parameters": "adapters of linear layers (target_modules)",
     "trainable_token_indices": "adapters without trained tokens (null)",
@@ -33,7 +32,16 @@ _REFUSED = {
 }
 # what the tensors say themselves, what concerns training alone, and where files came from
 _WITHOUT_EFFECT = {
-    *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"),
+    *(
+        "peft_type",
+        "r",
+        "lora_alpha",
+        "use_rslora",
+        "use_dora",
+        "rank_pattern",
+        "alpha_pattern",
+        "bias",
+    ),
     *("task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode"),
     *("lora_dropout", "target_modules", "exclude_modules", "layers_to_transform"),
     *("layers_pattern", "fan_in_fan_out", "init_lora_weights", "lora_bias", "loftq_config"),
@@ -46,7 +54,7 @@ _WITHOUT_EFFECT = {
         "peft_version",
     ),
     *("megatron_core", "qalora_group_size", "ensure_weight_tying", "architectures", "model_type"),
-    *("auto_map", "enable_lora", "merge_weights", "save_embedding_layers"),
+    *("bias", "auto_map", "enable_lora", "merge_weights", "save_embedding_layers"),
 }
 # initialisations that leave the base model's weights as they are
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
@@ -62,6 +70,7 @@ class LoraConfig(Record):
     ranks: tuple[tuple[str, int], ...]
     alphas: tuple[tuple[str, float], ...]
     has_lora_bias: bool
+    is_dora: bool  # arXiv:2402.09353
     base_model: str
 
     def rank_of(self, module: str) -> int:
@@ -94,6 +103,7 @@ def read_lora_config(folder: Path) -> LoraConfig:
                 (k, _number(f"alpha_pattern[{k!r}]", v)) for k, v in _pattern(config, "alpha")
             ),
             has_lora_bias=bool(config.get("lora_bias")),
+            is_dora=bool(config.get("use_dora")),
             base_model=str(config.get("base_model_name_or_path") or ""),
         )
     except ValueError as error:

@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ from radixlm.weights.mapper import LoadableModel, ParamMapping, WeightsMapper
 
 # layers that do not run on the rows of the step's tokens: media's, or a segment's
 _NOT_BY_TOKEN = re.compile(r"\.(cross\.kv|x_projs?(\.\d+)?|dt_projs?(\.\d+)?)$")
+
+
+HEAD, EMBED = "head", "embed"  # paths
 
 
 class Target(Record):
@@ -58,9 +62,11 @@ class AdapterTargets:
     def __init__(self, model: LoadableModel) -> None:
         mapper = WeightsMapper(model.decoder, ())
         self._prefix = spellings(model.decoder.names, "embed")[0].templates[0].partition(".")[0]
+        self._model = model
         self.sites: dict[str, Linear] = {}
         self._targets: dict[str, list[Target]] = {}
         self._others: set[str] = set()  # modules that the model has, but not as such a layer
+        self._add_ends(model, mapper)
         by_media = [path for path, one in model.layers() if isinstance(one, ModalityMoeLayer)]
         for path, layer in model.layers():
             if not path.startswith("blocks.") or not layer.own_params():
@@ -77,6 +83,19 @@ class AdapterTargets:
                     )
                     self._others.update(name.removesuffix(".weight") for name in names)
 
+    def _add_ends(self, model: LoadableModel, mapper: WeightsMapper) -> None:
+        """The output head, and the token table, which are no linear layers of the decoder."""
+        decoder = model.decoder
+        if decoder.embed_dim or decoder.head_layer is not None or decoder.pool is not None:
+            return
+        ends = {HEAD: (decoder.dim, decoder.vocab), EMBED: (decoder.vocab, decoder.dim)}
+        for path, (num_in, num_out) in ends.items():
+            for mapping in mapper.spellings(path):
+                name = mapping.tensors[0][0].removesuffix(".weight")
+                if mapping.recipe is None and len(mapping.tensors) == 1:
+                    target = Target(path, num_in, num_out, 0, 1, (num_out,), None)
+                    self._targets.setdefault(name, [target])
+
     def _add(self, path: str, layer: Linear, mapping: ParamMapping) -> None:
         names = [row[0].removesuffix(".weight") for row in mapping.tensors]
         shard = layer.own_params()["weight"].shard or Shard(0)
@@ -91,6 +110,16 @@ class AdapterTargets:
             targets = self._targets.setdefault(name, [])
             if all(other.path != path for other in targets):  # else another spelling of the same
                 targets.append(target)
+
+    def end_weight(self, path: str) -> Tensor | None:
+        """The weight of the token table or the head, as the checkpoint has it; None where it is not
+        loaded, or quantized."""
+        model: Any = self._model
+        if path not in (HEAD, EMBED) or not hasattr(model, "packed_head"):
+            return None
+        is_head = path == HEAD and not model.decoder.tied
+        weight: Tensor = (model.packed_head if is_head else model.embed).unpack()
+        return weight if not model.context.scheme.head_fmt else None
 
     def find(self, module: str) -> list[Target]:
         """The places of a module of the base model, whatever prefix its wrapper has put before the

@@ -36,6 +36,7 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from radixlm.base.units import format_seconds
 from radixlm.kernels.custom_ops import OPS, FunctionHandle, flat_norm, norm_of
+from radixlm.kernels.ops.lora import LoraRows
 from radixlm.kernels.ops.rope import QkNorm
 from radixlm.layers.rope import Angles, RopeTables
 from radixlm.models.decoder import DecoderModel
@@ -168,9 +169,9 @@ class CompiledSteps:
                 log.warning("--enable-torch-compile: steps run as they are: %s", _cause(error))
         return self._model.step(batch, need_hidden)
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
+    def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor:
         """As the model's."""
-        return self._model.logits(hidden_RD)
+        return self._model.logits(hidden_RD, lora)
 
     def _takes(self, batch: ForwardBatch) -> bool:
         if not batch.is_decode or batch.num_tokens > self.max_rows:

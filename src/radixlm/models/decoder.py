@@ -18,6 +18,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.kernels import cpu
 from radixlm.kernels.cpu.checks import dtype_code
 from radixlm.kernels.ops.linear import PackedLinear, TiedTable
+from radixlm.kernels.ops.lora import LoraRows
 from radixlm.layers.altup import AltUpBlock, AltUpEnds, PerLayerInputsMaker
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.compressed_attention import CompressedSparseAttentionLayer
@@ -82,6 +83,7 @@ class DecoderModel(Module):
     ) -> None:
         self.decoder, self.context, self.weight_dtype = decoder, context, weight_dtype
         self.adapted: tuple[Linear, ...] = ()
+        self.head_site = self.embed_site = -1
         self._step_adapters = StepAdapters()
         is_cpu = cpu.available and context.device.type == "cpu"
         self.use_program = is_cpu
@@ -225,9 +227,11 @@ class DecoderModel(Module):
         self.norm.emit(program, stream.residual, final, 0, stream.selected)
         program.ops.hidden(x=final, dim=decoder.dim)
         head = program.packed(self.packed_head).handle
-        final = program.reordered(self.packed_head, final, stream.selected)
+        ordered = program.reordered(self.packed_head, final, stream.selected)
         scale, softcap = decoder.logit_scale, decoder.logit_softcap
-        program.ops.logits(x=final, w=head, scale=scale, softcap=softcap)
+        program.ops.logits(
+            x=ordered, w=head, scale=scale, softcap=softcap, site=self.head_site, lora_x=final
+        )
 
     def _emit_embedding(self, program: ProgramBuilder, target: int) -> None:
         decoder, table = self.decoder, self.embed.plain_table
@@ -254,10 +258,12 @@ class DecoderModel(Module):
         return model
 
     def adapt(self, linears: Sequence[Linear]) -> None:
-        """Let adapters change these layers, numbered in this order; once the weights are loaded."""
+        """Let adapters change these layers, numbered in this order, then the head and the token
+        table; once the weights are loaded."""
         for site, linear in enumerate(linears):
             linear.adapt(site, self._step_adapters)
         self.adapted = tuple(linears)
+        self.head_site, self.embed_site = len(linears), len(linears) + 1
         self._program_backend = None  # an older program knows nothing of adapters
 
     def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
@@ -279,7 +285,8 @@ class DecoderModel(Module):
         else:
             hidden_TD = self.forward(batch)
             if num_rows:
-                logits_RV = self.logits(hidden_TD[rows_R])
+                lora = None if batch.lora is None else batch.lora.select(rows_R)
+                logits_RV = self.logits(hidden_TD[rows_R], lora)
         if needs is not None and needs.final:
             parts = [hidden_TD] if batch.taps_TN is None else [batch.taps_TN, hidden_TD]
             batch.taps_TN = torch.cat(parts, -1)
@@ -288,8 +295,25 @@ class DecoderModel(Module):
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states of the step's tokens after the final norm: [T, D]."""
         self._step_adapters.rows = batch.lora
+        self._adapt_embeds(batch)
         program = self._program_for(batch)
         return self._run_layers(batch) if program is None else program.hidden(batch)
+
+    def _adapt_embeds(self, batch: ForwardBatch) -> None:
+        """Embeddings of tokens whose adapters change the token table take the table's place, except
+        where others do already."""
+        lora, site = batch.lora, self.embed_site
+        if lora is None or not lora.has(site):
+            return
+        embeds = batch.add_embeds(self.decoder.dim)
+        if embeds.mask_T is None:
+            return
+        rows_M = (lora.changed_T(site) & ~embeds.mask_T).nonzero()[:, 0]
+        ids_M = batch.token_ids_T[rows_M]
+        x_MD = self.embed.run(ids_M)
+        lora.select(rows_M).add_embeds_(site, ids_M, x_MD, self.embed.scale)
+        embeds.rows_TD[rows_M] = x_MD.to(embeds.rows_TD.dtype)
+        embeds.mask_T[rows_M] = True
 
     def _program_for(self, batch: ForwardBatch) -> StepProgram | None:
         """The program of the batch's backend, made when the backend or its pools are new."""
@@ -379,8 +403,8 @@ class DecoderModel(Module):
             return sinusoids(rows_T, self.decoder.dim, self.decoder.sinusoid_steps)
         return self.positions.run(rows_T)
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        """float32 [R, V], scaled and capped; a new tensor."""
+    def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor:
+        """float32 [R, V], scaled and capped; a new tensor. ``lora``: the rows' adapters."""
         decoder = self.decoder
         if decoder.head_layer is not None:
             dense_RD = self.head_dense.run(hidden_RD)
@@ -389,6 +413,8 @@ class DecoderModel(Module):
         if decoder.embed_dim:
             hidden_RD = self.embed_out.run(hidden_RD)
         logits_RV = self._run_head(hidden_RD).float()
+        if lora is not None and lora.has(self.head_site):
+            lora.add_(self.head_site, hidden_RD, logits_RV)
         if decoder.logit_scale != 1.0:
             logits_RV = logits_RV * decoder.logit_scale
         if decoder.logit_softcap:

@@ -30,7 +30,10 @@ class Case:
                 r = 1 + (rank + number) % (rank + 1)
                 a, b = self.rand(r, num_in) / num_in**0.5, self.rand(width, r) / r**0.5
                 bias = self.rand(width) if (adapter + number) % 3 == 0 else None
-                part = LoraPart(a.to(dtype), b.to(dtype), float(self.rand(1)), first, bias)
+                has_gain = (adapter + number) % 2 == 1
+                gain, own = (self.rand(width) if has_gain else None for _ in range(2))
+                scale = float(self.rand(1))
+                part = LoraPart(a.to(dtype), b.to(dtype), scale, first, bias, gain, own)
                 if (adapter + number) % 4 != 3:  # a module that was not trained
                     parts.append(part)
                 first += width
@@ -56,7 +59,10 @@ class Case:
             for part in self.adapters[adapter][SITE] if adapter >= 0 else ():
                 delta = part.b_OR.double() @ (part.a_RI.double() @ self.x[token].double())
                 delta += 0 if part.bias_O is None else part.bias_O
-                y[token, part.first : part.first + len(delta)] += delta * part.scale
+                own = 0 if part.own_O is None else part.own_O
+                outputs = slice(part.first, part.first + len(delta))
+                changed = y[token, outputs] - own + delta * part.scale
+                y[token, outputs] = changed * (1 if part.gain_O is None else part.gain_O) + own
         return y
 
 

@@ -21,27 +21,25 @@ class NativeAdapter:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.handle: Any = native().LoraAdapter()
-        self._keep = []  # the extension knows addresses alone
+        self._keep: list[tuple[Tensor | None, ...]] = []  # the extension knows addresses alone
         for site, of_site in parts.items():
             for part in of_site:
                 a_RI, b_OR = part.a_RI.contiguous(), part.b_OR.contiguous()
-                bias_O = None if part.bias_O is None else part.bias_O.float().contiguous()
-                self._keep.append((a_RI, b_OR, bias_O))
                 if a_RI.dtype != b_OR.dtype:
                     a_RI, b_OR = a_RI.float(), b_OR.float()
-                    self._keep.append((a_RI, b_OR, bias_O))
+                vectors = [None if v is None else v.float().contiguous() for v in part.vectors]
+                self._keep.append((a_RI, b_OR, *vectors))
                 self.handle.add(
-                    site, a_RI.data_ptr(), b_OR.data_ptr(), address(bias_O),
+                    site, a_RI.data_ptr(), b_OR.data_ptr(), [address(v) for v in vectors],
                     DTYPE_CODE[a_RI.dtype], part.rank, part.first, b_OR.shape[0], part.scale,
                 )  # fmt: skip
 
 
-class NativeLoraRows:
+class NativeLoraRows(ReferenceLoraRows):
     """Rows grouped by adapter; tasks are made once for each layer and kept."""
 
     def __init__(self, adapters: Sequence[PackedAdapter], adapter_T: Tensor) -> None:
-        self.num_tokens = int(adapter_T.shape[0])
-        self._adapters, self._adapter_T = adapters, adapter_T
+        super().__init__(adapters, adapter_T)
         self._numbers = int32(adapter_T, "adapter_T")
         handles = [cast(NativeAdapter, adapter).handle for adapter in adapters]
         self._batch = native().LoraBatch(handles, self._numbers.data_ptr(), self.num_tokens)
@@ -59,7 +57,7 @@ class NativeLoraRows:
         if len(x_TI) != self.num_tokens or len(y_TO) != self.num_tokens:
             raise ValueError(f"expected {self.num_tokens} rows, got {len(x_TI)} and {len(y_TO)}")
         if x_TI.dtype != torch.float32 or y_TO.dtype != torch.float32 or x_TI.stride(1) != 1:
-            ReferenceLoraRows(self._adapters, self._adapter_T).add_(site, x_TI, y_TO)
+            super().add_(site, x_TI, y_TO)
             return
         x, ldx = rows_of(x_TI, "x")
         y, ldy = rows_of(y_TO, "y")

@@ -8,7 +8,7 @@ N merged outputs, R rank (the largest; smaller ones are padded with zeros).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -20,14 +20,19 @@ Parts = Mapping[int, Sequence["LoraPart"]]  # of one adapter, by the number of t
 
 
 class LoraPart(Record, eq=False):
-    """What an adapter adds to some outputs of a linear layer, from ``first`` on: ``scale * (B (A x)
-    + bias)``. A is [R, I], B [O, R], in bfloat16, float16 or float32, the bias float32 [O]."""
+    """What an adapter adds to some outputs y of a linear layer, from ``first`` on: ``scale * (B (A
+    x) + bias)``. A is [R, I], B [O, R], in bfloat16, float16 or float32.
+
+    With ``gain_O`` (DoRA, arXiv:2402.09353) they become ``gain * (y - own + that) + own``, where
+    ``own_O`` is the layer's own bias. The vectors are float32 [O]."""
 
     a_RI: Tensor
     b_OR: Tensor
     scale: float
     first: int = 0
     bias_O: Tensor | None = None
+    gain_O: Tensor | None = None
+    own_O: Tensor | None = None
 
     @property
     def rank(self) -> int:
@@ -36,13 +41,21 @@ class LoraPart(Record, eq=False):
     @property
     def num_bytes(self) -> int:
         """Bytes of its tensors."""
-        bias = 0 if self.bias_O is None else self.bias_O.nbytes
-        return self.a_RI.nbytes + self.b_OR.nbytes + bias
+        return sum(
+            tensor.nbytes for tensor in (self.a_RI, self.b_OR, *self.vectors) if tensor is not None
+        )
+
+    @property
+    def vectors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Bias, gain and the layer's own bias."""
+        return self.bias_O, self.gain_O, self.own_O
 
     def to(self, device: torch.device) -> LoraPart:
         """The part on another device."""
-        bias_O = None if self.bias_O is None else self.bias_O.to(device)
-        return LoraPart(self.a_RI.to(device), self.b_OR.to(device), self.scale, self.first, bias_O)
+        vectors = [None if one is None else one.to(device) for one in self.vectors]
+        return LoraPart(
+            self.a_RI.to(device), self.b_OR.to(device), self.scale, self.first, *vectors
+        )
 
 
 class PackedAdapter(Protocol):
@@ -60,9 +73,21 @@ class LoraRows(Protocol):
         """Whether an adapter of the step changes this layer."""
         ...
 
+    def changed_T(self, site: int) -> Tensor:
+        """Which tokens have an adapter that changes this layer, bool [T]."""
+        ...
+
+    def select(self, rows_R: Tensor) -> LoraRows:
+        """These tokens alone."""
+        ...
+
     def add_(self, site: int, x_TI: Tensor, y_TO: Tensor) -> None:
         """Add to the layer's outcome y what the adapters give of its input x. Tokens without an
         adapter keep their y."""
+        ...
+
+    def add_embeds_(self, site: int, ids_T: Tensor, y_TD: Tensor, scale: float) -> None:
+        """The same of a token table, whose input are rows of the identity: A's columns ``ids``."""
         ...
 
 
@@ -78,21 +103,50 @@ class ReferenceLoraRows:
 
     def __init__(self, adapters: Sequence[PackedAdapter], adapter_T: Tensor) -> None:
         self.num_tokens = int(adapter_T.shape[0])
-        self._rows = [(one, (adapter_T == i).nonzero()[:, 0]) for i, one in enumerate(adapters)]
+        self._adapters, self._adapter_T = adapters, adapter_T
 
     def has(self, site: int) -> bool:
-        return any(site in adapter.parts for adapter, _ in self._rows)
+        return any(site in adapter.parts for adapter in self._adapters)
+
+    def changed_T(self, site: int) -> Tensor:
+        having = [i for i, adapter in enumerate(self._adapters) if site in adapter.parts]
+        return torch.isin(self._adapter_T, torch.tensor(having, device=self._adapter_T.device))
+
+    def select(self, rows_R: Tensor) -> LoraRows:
+        return type(self)(self._adapters, self._adapter_T[rows_R].contiguous())
 
     def add_(self, site: int, x_TI: Tensor, y_TO: Tensor) -> None:
-        for adapter, rows_M in self._rows:
-            x_MI = x_TI[rows_M].float()
-            for part in adapter.parts.get(site, ()):
-                delta_MO = x_MI @ part.a_RI.float().T @ part.b_OR.float().T
-                if part.bias_O is not None:
-                    delta_MO += part.bias_O
-                outputs = slice(part.first, part.first + delta_MO.shape[1])
-                y_MO = y_TO[rows_M, outputs].float() + delta_MO * part.scale
-                y_TO[rows_M, outputs] = y_MO.to(y_TO.dtype)
+        for part, rows_M in self._parts(site):
+            delta_MO = x_TI[rows_M].float() @ part.a_RI.float().T @ part.b_OR.float().T
+            if part.bias_O is not None:
+                delta_MO += part.bias_O
+            outputs = slice(part.first, part.first + delta_MO.shape[1])
+            y_MO = y_TO[rows_M, outputs].float()
+            if part.own_O is not None:
+                y_MO = y_MO - part.own_O
+            y_MO = y_MO + delta_MO * part.scale
+            if part.gain_O is not None:
+                y_MO = y_MO * part.gain_O
+            if part.own_O is not None:
+                y_MO = y_MO + part.own_O
+            y_TO[rows_M, outputs] = y_MO.to(y_TO.dtype)
+
+    def add_embeds_(self, site: int, ids_T: Tensor, y_TD: Tensor, scale: float) -> None:
+        for part, rows_M in self._parts(site):
+            h_RM = part.a_RI[:, ids_T[rows_M]].float()
+            delta_MD = torch.zeros(len(rows_M), y_TD.shape[1], device=y_TD.device)
+            for h_M, b_O in zip(h_RM, part.b_OR.float().T, strict=True):
+                delta_MD += h_M[:, None] * b_O  # in this order, whatever the number of rows
+            y_MD = y_TD[rows_M].float() + delta_MD * (part.scale * scale)
+            y_TD[rows_M] = y_MD.to(y_TD.dtype)
+
+    def _parts(self, site: int) -> Iterator[tuple[LoraPart, Tensor]]:
+        for index, adapter in enumerate(self._adapters):
+            parts = adapter.parts.get(site, ())
+            rows_M = (self._adapter_T == index).nonzero()[:, 0] if parts else None
+            for part in parts:
+                assert rows_M is not None
+                yield part, rows_M
 
 
 def pack_adapter(parts: Parts) -> PackedAdapter:

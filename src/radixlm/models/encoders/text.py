@@ -11,6 +11,7 @@ from torch import Tensor
 
 from radixlm.arch.spec import Attention, Block, Decoder, Disentangled, Encoder
 from radixlm.attention.ragged import RaggedAttention, Tables
+from radixlm.kernels.ops.lora import LoraRows
 from radixlm.layers.altup import PerLayerInputsMaker
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.block import BlockLayer
@@ -135,7 +136,7 @@ class EncoderModel(Module):
             batch.attn = before
         return self.norm.run(x_TD) if self.spec.has_final_norm else x_TD
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
+    def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor:
         """An encoder has no logits; requests for them are refused before."""
         raise AssertionError("an encoder gives no logits")
 

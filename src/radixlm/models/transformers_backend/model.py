@@ -22,6 +22,7 @@ from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
 from radixlm.base.lazy import require_transformers
 from radixlm.kernels.dispatch import Kernels
+from radixlm.kernels.ops.lora import LoraRows
 from radixlm.models.kv_groups import kv_groups
 from radixlm.models.transformers_backend import trial
 from radixlm.models.transformers_backend.calls import remove_overhead
@@ -125,8 +126,8 @@ class TransformersModel:
         hidden: Tensor = (output.logits if self._is_whole else output.last_hidden_state)[0]
         return hidden
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        """float32 [R, V]."""
+    def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor:
+        """float32 [R, V]; no adapter changes this model."""
         if self._is_whole:
             return hidden_RD.float()
         head = self._head
