@@ -323,3 +323,15 @@ def test_schemas_do_not_grow_without_end() -> None:
             schema = nest(schema)
         wide = {"properties": {str(i): schema for i in range(30)}}
         assert len(json.dumps(hold(wide))) < 3_000_000
+
+
+def test_the_number_of_rewritings_is_bounded() -> None:
+    """Schemas come from clients, and are read on the event loop."""
+    tried = [{"contains": {"const": 1}, "maxContains": 2, "maxItems": 9}, {"not": {"enum": ["a"]}}]
+    apart = {"oneOf": [{"type": "integer"}, {"type": "string"}]}
+    for schema in tried:
+        wide = {"properties": {str(i): schema for i in range(1000)}}
+        held = hold(wide)["properties"].values()
+        assert 10 <= sum(one.keys().isdisjoint(("contains", "not")) for one in held) <= 200
+    many = {"properties": {str(i): apart for i in range(1000)}}
+    assert unheld_keywords(many) == []

@@ -32,6 +32,9 @@ _FORMATS = frozenset(
 _EVALUATING = frozenset("anyOf oneOf if then else dependentSchemas $ref $dynamicRef".split())
 _ABOUT_PROPERTIES = frozenset("properties required type title description $comment".split())
 _MAX_EXCLUDED = 8  # options of oneOf of which each excludes the others
+_REWRITTEN = frozenset("contains uniqueItems not if oneOf".split())
+_MAX_TRIES = 200  # schemas with such keywords in one schema
+_MAX_NEGATED = 2_000  # parts of a schema whose complement is written
 _MAX_NODES = 50_000  # of all rewritings of one schema
 _MAX_LISTED = 65  # values of items that are looked at
 _MAX_PAIRS = 40_000  # of options of oneOf in one schema: a tenth of a second
@@ -59,7 +62,7 @@ class _Rewriter:
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
-        self._num_pairs = self._num_nodes = 0
+        self._num_pairs = self._num_nodes = self._num_tries = 0
 
     def rewrite(self, schema: Any) -> Any:
         if not isinstance(schema, Mapping):
@@ -77,17 +80,27 @@ class _Rewriter:
         new = with_patterns(new)
         _evaluate_statically(new)
         _drop_without_effect(new)
-        extra = [*_dependent(new), *_condition(new)]
-        for keys, other in self._rewritings(new):
-            if self._has_room(other):
-                for key in keys:
-                    new.pop(key, None)
-                extra.append(other if isinstance(other, dict) else {"allOf": [other]})
+        extra = list(self._extra(new))
         if len(extra) == 1 and not extra[0].keys() & new.keys():
             return new | extra[0]
         if extra:
             new["allOf"] = [*new.get("allOf", ()), *extra]
         return new
+
+    def _extra(self, schema: Schema) -> Iterator[Schema]:
+        """Take keywords out of ``schema``, and give the schemas that say the same."""
+        yield from _dependent(schema)
+        yield from _condition(schema)
+        if "oneOf" in schema and self._are_disjoint(schema["oneOf"]):
+            yield {"anyOf": schema.pop("oneOf")}
+        if self._num_tries >= _MAX_TRIES or not schema.keys() & _REWRITTEN:
+            return
+        self._num_tries += 1
+        for keys, other in self._rewritings(schema):
+            if self._has_room(other):
+                for key in keys:
+                    schema.pop(key, None)
+                yield other if isinstance(other, dict) else {"allOf": [other]}
 
     def _rewritings(self, schema: Schema) -> Iterator[tuple[tuple[str, ...], Any]]:
         """(keywords, the schema that says the same) for those that have one."""
@@ -96,9 +109,9 @@ class _Rewriter:
         values = _values(schema.get("items")) if schema.get("uniqueItems") is True else None
         if values is not None and (options := unique(schema, _distinct(values))) is not None:
             yield ("uniqueItems",), {"anyOf": options}
-        if "not" in schema and (other := negated(schema["not"])) is not None:
+        if "not" in schema and (other := _complement(schema["not"])) is not None:
             yield ("not",), other
-        if "if" in schema and (other := negated(schema["if"])) is not None:
+        if "if" in schema and (other := _complement(schema["if"])) is not None:
             cases = [{"allOf": [schema["if"], schema.get("then", True)]}]
             cases.append({"allOf": [other, schema.get("else", True)]})
             yield ("if", "then", "else"), {"anyOf": cases}
@@ -108,23 +121,15 @@ class _Rewriter:
     def _has_room(self, schema: Any) -> bool:
         """Count the parts of a rewriting, unless there are too many: what stands in several
         options, in itself in several, would not end."""
-        count, left = self._num_nodes, [schema]
-        while left:
-            one = left.pop()
-            count += 1
-            if count > _MAX_NODES:
-                return False
-            left += one.values() if isinstance(one, Mapping) else one if type(one) is list else ()
-        self._num_nodes = count
-        return True
+        size = _num_nodes(schema, _MAX_NODES - self._num_nodes)
+        self._num_nodes += size or 0
+        return size is not None
 
     def _options(self, one_of: Any) -> list[Any] | None:
-        """``oneOf`` as ``anyOf``: as it is, or each option with the others excluded."""
-        if self._are_disjoint(one_of):
-            return list(one_of)
+        """``oneOf`` as ``anyOf``: each option with the others excluded."""
         if not isinstance(one_of, list) or len(one_of) > _MAX_EXCLUDED:
             return None
-        others = [negated(one) for one in one_of]
+        others = [_complement(one) for one in one_of]
         if any(other is None for other in others):
             return None
         return [
@@ -151,6 +156,23 @@ class _Rewriter:
             name = part.replace("~1", "/").replace("~0", "~")
             found = found.get(name) if isinstance(found, Mapping) else None
         return found
+
+
+def _num_nodes(schema: Any, most: int) -> int | None:
+    """The number of parts of a schema; None if there are more than ``most``."""
+    count, left = 0, [schema]
+    while left:
+        one = left.pop()
+        count += 1
+        if count > most:
+            return None
+        left += one.values() if isinstance(one, Mapping) else one if type(one) is list else ()
+    return count
+
+
+def _complement(schema: Any) -> Any | None:
+    """``negated`` of a schema that is not too large."""
+    return None if _num_nodes(schema, _MAX_NEGATED) is None else negated(schema)
 
 
 def _distinct(values: list[Any]) -> list[Any]:
