@@ -32,7 +32,7 @@ MAX_MEMORY_BYTES = 1 << 30
 _START_S = 120.0  # xgrammar imports torch
 _WALL_PER_CPU = 3  # other work may slow the process
 _NICE = 10
-_MARGIN_S = 5.0  # for the process to say that it has stopped a grammar
+_MARGIN_S = 5.0  # a busy machine may let a process wait so long
 _MAIN = "from radixlm.grammar.trial import main; main()"
 # what the process answers
 _READY, _FITS, _INVALID, _TOO_SLOW, _TOO_LARGE, _NO_PROCESS = b".", b"f", b"i", b"t", b"m", b"p"
@@ -78,7 +78,7 @@ class Trial:
             process = self._process
             if process is None or process.poll() is not None:
                 process = self._start()
-            answer = _ask(process, line, cpu_s * _WALL_PER_CPU + _MARGIN_S)
+            answer = _ask(process, line, cpu_s * _WALL_PER_CPU + 2 * _MARGIN_S)
             if answer:
                 break
             self.close()
@@ -209,7 +209,7 @@ def _answer(backend: GrammarBackend, kind: Kind, text: str, is_strict: bool, cpu
         if cpu_s > 1:
             os.nice(_NICE)  # what takes long gives way to the model
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        signal.setitimer(signal.ITIMER_REAL, cpu_s * _WALL_PER_CPU)
+        signal.setitimer(signal.ITIMER_REAL, cpu_s * _WALL_PER_CPU + _MARGIN_S)
         _compile(backend, GrammarSpec(kind, text, is_strict))
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return _EXITS.get(code, _TOO_LARGE)
