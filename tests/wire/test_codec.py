@@ -251,6 +251,7 @@ def test_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         {"num_emitted": -1},
         {"rid": ""},
         {"embeds": b"abcde"},
+        {"prediction": b"abcde"},
     ],
 )
 def test_a_request_that_contradicts_itself_is_refused(fields: dict[str, Any]) -> None:

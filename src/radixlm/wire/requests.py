@@ -63,7 +63,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     held the request, so its prompt is computed in steps of its own. Only requests whose
     ``cache_salt``, ``extra_key`` and ``tenant`` are equal share cached prefixes. ``owner``: whose
     request it is (``intake/identity.py``). ``bad_words``: token ids of each; the last token of one
-    never follows the others in the output.
+    never follows the others in the output. ``prediction``: int32 ids that the output may repeat.
     """
 
     rid: str
@@ -101,6 +101,8 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
             raise ValueError(
                 f"{size} bytes of token ids with {self.num_emitted} emitted, rid {self.rid!r:.80}"
             )
+        if len(self.prediction) % 4:
+            raise ValueError(f"{len(self.prediction)} bytes of predicted token ids")
         if self.embeds is not None and len(self.embeds) % 4:
             raise ValueError(f"{len(self.embeds)} bytes of embeddings")
         num_prompt = size // 4 - self.num_emitted
