@@ -10,7 +10,6 @@ namespace radix {
 namespace RADIX_ISA {
 
 constexpr int BUCKET_SHIFT = 17, BUCKETS = (0x3f800000 >> BUCKET_SHIFT) + 1;  // of floats in [0, 1]
-constexpr double MAX_NOISE = 22.3;                                            // no noise is greater
 
 static float lowest_float() { return -INFINITY; }
 
@@ -76,27 +75,48 @@ static uint32_t mixed32(uint32_t x) {
     x = (x ^ (x >> 15)) * 0x846ca68bu;
     return x ^ (x >> 16);
 }
+static uint32_t random_bits(uint64_t key, uint32_t token) {
+    return mixed32(mixed32(token ^ uint32_t(key)) + uint32_t(key >> 32)) & 0x7fffffffu;
+}
 static double noise_of(uint64_t key, uint32_t token) {
-    const uint32_t bits = mixed32(mixed32(token ^ uint32_t(key)) + uint32_t(key >> 32)) & 0x7fffffffu;
-    return -std::log(-std::log(1.0 - (double(bits) + 0.5) * 0x1p-31));
+    return -std::log(-std::log(1.0 - (double(random_bits(key, token)) + 0.5) * 0x1p-31));
 }
 
-// The token with the highest score of those whose `measure` is not below `lowest`.
-static int32_t draw_from(const float* measure, float lowest, const float* scaled, uint64_t key,
-                         int64_t vocab) {
-    int32_t best = 0;
-    double highest = -INFINITY;
-    bool found = false;
-    for (int64_t i = 0; i < vocab; i += 16) {
-        const int n = lanes_at(i, vocab);
-        if (lane_max(keep_lanes(load_n(measure + i, n), 0, n, set1(lowest_float()))) < lowest) continue;
-        for (int64_t j = i; j < i + n; j++) {
-            if (!(measure[j] >= lowest)) continue;
-            const double score = noise_of(key, uint32_t(j)) + double(scaled[j]);
-            if (!found || score > highest) best = int32_t(j), highest = score, found = true;
+// The token with the highest score of those whose `measure` is not below `lowest`, which `likeliest`
+// is not. Noise above g takes v < 1 - exp(-exp(-g)), less than exp(-g), where v are the random bits as a
+// number in (0, 1): so few tokens pass a comparison of bits, and only they need logarithms.
+static int32_t draw_from(const float* measure, float lowest, const float* scaled, int64_t likeliest,
+                         uint64_t key, int64_t vocab) {
+    constexpr int BLOCK = 64;
+    constexpr float BITS = 2147483648.0f * 1.001f;  // what rounding may lose, and more
+    int64_t best = likeliest;
+    double highest = noise_of(key, uint32_t(best)) + double(scaled[best]);
+    for (int64_t i = 0; i < vocab; i += BLOCK) {
+        alignas(64) float limit[BLOCK];
+        const int n = int(std::min<int64_t>(BLOCK, vocab - i));
+        vf most = set1(lowest_float());
+        for (int j = 0; j < n; j += 16) {
+            const int lanes = std::min(16, n - j);
+            most = vmax(most, keep_lanes(load_n(measure + i + j, lanes), 0, lanes, most));
+        }
+        if (lane_max(most) < lowest) continue;
+        float top = float(highest);
+        if (double(top) > highest) top = std::nextafterf(top, lowest_float());
+        for (int j = 0; j < BLOCK; j += 16) {
+            const int lanes = std::max(0, std::min(16, n - j));
+            const vf gap = sub(load_n(scaled + i + j, lanes), set1(top));
+            store(limit + j, keep_lanes(mul(vexp(gap), set1(BITS)), 0, lanes, zero()));
+        }
+        int32_t any = 0, passes[BLOCK];
+        for (int j = 0; j < BLOCK; j++)
+            any |= passes[j] = float(int32_t(random_bits(key, uint32_t(i + j)))) + 0.5f < limit[j];
+        for (int j = 0; any && j < n; j++) {
+            if (!passes[j] || !(measure[i + j] >= lowest)) continue;
+            const double score = noise_of(key, uint32_t(i + j)) + double(scaled[i + j]);
+            if (score > highest || (score == highest && i + j < best)) best = i + j, highest = score;
         }
     }
-    return best;
+    return int32_t(best);
 }
 
 struct Histogram {
@@ -148,9 +168,8 @@ static int32_t draw(const SampleRow& r, int64_t vocab, float* room, Histogram& h
     if (best.value != best.value) return 0;
     const bool filtered = r.top_k < vocab || r.top_p < 1.0f;
     if (!filtered) {
-        double lowest = double(best.value) + noise_of(r.key, uint32_t(best.index)) - MAX_NOISE;
-        if (r.min_p > 0.0f) lowest = std::max(lowest, double(best.value) + std::log(double(r.min_p)));
-        return draw_from(scaled, float(lowest), scaled, r.key, vocab);
+        const double lowest = double(best.value) + std::log(double(r.min_p));  // of 0: -inf
+        return draw_from(scaled, float(lowest), scaled, best.index, r.key, vocab);
     }
     if (std::fabs(best.value) == INFINITY) return 0;
     double sum = 0;
@@ -173,7 +192,7 @@ static int32_t draw(const SampleRow& r, int64_t vocab, float* room, Histogram& h
     const float smallest = r.top_k < vocab ? 0.0f : float((1.0 - top_p) / double(2 * vocab));
     float lowest = threshold(p, vocab, r.top_k, top_p, smallest, h, rest);
     lowest = std::max(lowest, p[best.index] * r.min_p);
-    return draw_from(p, lowest, scaled, r.key, vocab);
+    return draw_from(p, lowest, scaled, best.index, r.key, vocab);
 }
 
 static void sample_row(const SampleArgs& a, int64_t i, char* local) {

@@ -379,6 +379,35 @@ WILD = st.builds(
 
 
 @pytest.mark.skipif(not cpu.available, reason=cpu.reason)
+@pytest.mark.parametrize("vocab_size", [5, 4096, 4097, 40_000])
+def test_the_kernel_draws_what_numpy_draws_from_flat_and_peaked_rows(vocab_size: int) -> None:
+    """Every token may win a flat row, few a peaked one; ties and rows of -inf are the hard cases."""
+    generator = torch.Generator().manual_seed(vocab_size)
+    spreads = [0.0, 0.2, 3.0, 40.0, 1e5]
+    logits = torch.cat(
+        [torch.randn(6, vocab_size, generator=generator) * spread for spread in spreads]
+    )
+    logits[1::7] = logits[1::7].round()
+    logits[2::9, vocab_size // 3 :] = -torch.inf
+    logits[11] = -torch.inf
+    params = [
+        SamplingParams(
+            temperature=(1.0, 0.0, 0.2, 1e30)[i % 4],
+            top_p=(1.0, 1.0, 0.8)[i % 3],
+            min_p=(0.0, 0.3)[i % 5 == 0],
+            sampling_seed=i,
+        )
+        for i in range(len(logits))
+    ]
+    rows, found = list(range(len(logits))), []
+    for is_native in (True, False):
+        sampler = make(params, vocab_size)
+        sampler._is_native = is_native
+        found.append(sampler.sample(logits.clone(), rows, rows).tokens_R)
+    assert torch.equal(*found)
+
+
+@pytest.mark.skipif(not cpu.available, reason=cpu.reason)
 @QUICK
 @given(
     params=st.lists(WILD, min_size=1, max_size=6),

@@ -52,6 +52,7 @@ from radixlm.sampling.table import (
 
 LogprobsMode = Literal["raw", "processed"]
 _NEG_INF = float("-inf")
+SMALL_VOCAB = 4096
 
 
 class SampleResult(Record):
@@ -278,7 +279,8 @@ class Sampler:
     ) -> Tensor:
         """Steps 2 to 9 in C++, in place."""
         table, index_R = self._table, np.asarray(slots, np.intp)
-        if mask_RW is None and (table.is_plain_S & table.is_greedy_S)[index_R].all():
+        is_small = logits_RV.shape[1] <= SMALL_VOCAB  # torch is quicker there
+        if is_small and mask_RW is None and self._is_all_greedy(index_R):
             return logits_RV.argmax(dim=-1)
         rows, positions = table.rows_S[index_R], positions_R.numpy()
         rows["key"] = cpu.draw_keys(table.seeds_S[index_R], positions)
@@ -295,6 +297,9 @@ class Sampler:
             mask_RW = mask_RW.to(torch.int32).contiguous()
             rows["mask"] = mask_RW.data_ptr() + np.arange(len(rows)) * (4 * mask_RW.shape[1])
         return native.sample(logits_RV, rows)
+
+    def _is_all_greedy(self, index_R: NDArray[np.intp]) -> bool:
+        return bool((self._table.is_plain_S & self._table.is_greedy_S)[index_R].all())
 
     def _draw_free(
         self, scaled_FV: Tensor, keys_F: Tensor, floats_F3: Tensor, ints_F2: Tensor
