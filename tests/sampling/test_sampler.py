@@ -381,7 +381,7 @@ WILD = st.builds(
 @pytest.mark.skipif(not cpu.available, reason=cpu.reason)
 @pytest.mark.parametrize("vocab_size", [5, 4096, 4097, 40_000])
 def test_the_kernel_draws_what_numpy_draws_from_flat_and_peaked_rows(vocab_size: int) -> None:
-    """Every token may win a flat row, few a peaked one; ties and rows of -inf are the hard cases."""
+    """Every token may win a flat row, few a peaked one; ties and rows of -inf are hard."""
     generator = torch.Generator().manual_seed(vocab_size)
     spreads = [0.0, 0.2, 3.0, 40.0, 1e5]
     logits = torch.cat(
