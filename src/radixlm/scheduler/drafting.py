@@ -208,15 +208,16 @@ class Drafting:
         if not self.has_device_drafter:
             return None
         last = [item for item in items.prefills if item.emit]
-        rids = [*items.decodes.rids, *(item.rid for item in last)]
-        slots = np.append(items.decodes.slots, [item.slot for item in last]).astype(np.int64)
-        known = np.append(items.starts + 1, [item.start + item.count for item in last])
+        rids = (*items.decodes.rids, *(item.rid for item in last)) if last else items.decodes.rids
         other_tokens = sum(item.count for item in items.prefills)
         lens = np.minimum(self.lengths.lens(rids, other_tokens), self._most).astype(np.int64)
         self._num_proposed[:] = 0
+        if not np.count_nonzero(lens):
+            return None
+        slots = np.append(items.decodes.slots, [item.slot for item in last]).astype(np.int64)
+        known = np.append(items.starts + 1, [item.start + item.count for item in last])
         lens = np.clip(lens, 0, np.maximum(self._table.end[slots] - known - 1, 0))
-        if np.count_nonzero(lens):
-            self._allocate(slots, self._table.num_computed[slots], lens)
+        self._allocate(slots, self._table.num_computed[slots], lens)
         self._num_proposed[slots] = lens
         return lens.astype(np.int32) if np.count_nonzero(lens) else None
 

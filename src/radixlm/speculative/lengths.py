@@ -22,7 +22,7 @@ _PRIOR_WEIGHT = 1.0  # drafts that the expectation counts for, against those obs
 _ALPHA_RATE = 0.02
 _PROBE_TOKENS = 64  # a request without drafts for so many steps gets one draft
 _MAX_PROBE_STEPS = 128  # steps after which one of another size is run
-_HELD_STEPS = 3
+_HELD_STEPS = 8
 _SUREST = 0.97  # chance of each draft where it is not known what will be drafted
 
 
