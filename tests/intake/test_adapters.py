@@ -29,6 +29,7 @@ class Engines:
             self.deaths -= 1
             raise Overloaded("the engine restarts")
         self.calls.append((verb, args["number"]))
+        await asyncio.sleep(0)
         facts = {"digest": f"d{args['number']}", "rank": 8, "num_bytes": 64}
         return [ControlReply("c", args.get("path") not in self.refused, "no such file", facts)]
 
@@ -110,3 +111,47 @@ async def test_one_that_cannot_be_read_leaves_nothing() -> None:
         await off.load("a", "/good")
     with pytest.raises(InvalidRequest, match="--tokenizer-worker-num"):
         await registry_of(engines, is_shared=True).load("a", "/good")
+
+
+async def outcomes(*work: Any) -> list[str]:
+    """What each of these loads ends with, run side by side."""
+    found = await asyncio.gather(*work, return_exceptions=True)
+    return ["" if one is None else str(one) for one in found]
+
+
+async def test_loads_side_by_side() -> None:
+    """As if one came after the other: a name has one load, nothing is above a limit or kept."""
+    engines = Engines()
+    registry = registry_of(engines, max_loaded=2, max_pinned=1)
+    await registry.load("a", "/a")
+    await registry.load("b", "/b")
+    first, second = await outcomes(registry.load("x", "/1"), registry.load("x", "/2"))
+    assert not first and "already loaded from /1" in second
+    assert list(registry.loaded) == ["b", "x"] and engines.calls[2:] == [(UNLOAD, 0), (LOAD, 2)]
+    found = await outcomes(registry.load("y", "/y", True), registry.load("z", "/z", True))
+    assert "" in found and "1 are pinned" in max(found)
+    assert await outcomes(registry.prepare("a"), registry.prepare("a")) == ["", ""]
+    assert len(registry.loaded) == 2 and registry.ref("a")
+    numbers = [n for verb, n in engines.calls if verb == LOAD]
+    engines.calls.clear()
+    await outcomes(registry.load("a", "/3", replaces=True), registry.load("a", "/4", replaces=True))
+    await asyncio.gather(*registry._tasks)
+    new = registry.ref("a")
+    assert registry.loaded["a"] == "/4" and new is not None
+    gone = {n for verb, n in engines.calls if verb == UNLOAD}
+    assert gone == {numbers[-1], new.number - 1} and len(numbers) == len(set(numbers))
+
+
+async def test_a_caller_who_leaves_and_an_unload_on_the_way() -> None:
+    engines = Engines()
+    registry = registry_of(engines)
+    await registry.load("a", "/1")
+    assert not registry.was_unloaded("a")
+    leaving = asyncio.ensure_future(registry.load("a", "/2", replaces=True))
+    while (LOAD, 1) not in engines.calls:
+        await asyncio.sleep(0)
+    leaving.cancel()
+    await registry.unload("a")
+    await asyncio.gather(*registry._tasks)
+    assert not registry.loaded and registry.was_unloaded("a") and not registry.was_unloaded("b")
+    assert sorted(engines.calls) == [(LOAD, 0), (LOAD, 1), (UNLOAD, 0), (UNLOAD, 1)]

@@ -228,6 +228,12 @@ async def test_names_of_models(folders: list[Path]) -> None:
         ]  # fmt: skip
         assert (await served.client.get("/v1/models/fr")).json()["root"] == str(folders[0])
         assert (await served.client.get("/v1/models/nothing")).status_code == 404
+        assert (await served.unload("fr"))["success"] and (await served.unload("größe:2"))[
+            "success"
+        ]
+        for model in ("fr", "other:fr", "größe:2", "fr:latest"):  # not answered by the base
+            gone = await served.post("/v1/chat/completions", model=model, **chat)
+            assert gone.status_code == 404 and gone.json()["error"]["code"] == "model_not_found"
 
 
 async def test_loads_that_are_refused(folders: list[Path], tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import asyncio
 import itertools
 import logging
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from radixlm.base.errors import InvalidRequest, Overloaded, RadixError, RequestError
 from radixlm.base.record import Record
@@ -24,6 +26,7 @@ from radixlm.wire.requests import AdapterRef
 log = logging.getLogger(__name__)
 
 MAX_NAME = 256
+MAX_REMEMBERED = 10_000  # names that were loaded once
 USER_POLL_S = 0.05
 LOAD, UNLOAD, KEEP = "load_lora_adapter", "unload_lora_adapter", "keep_lora_adapters"
 
@@ -84,6 +87,8 @@ class AdapterRegistry:
         self._by_name: dict[str, Loaded] = {}
         self._leaving: dict[int, Loaded] = {}
         self._dropped: dict[str, Loaded] = {}  # for want of room: come back when asked for
+        self._known: dict[str, None] = {}  # names that were loaded once, the latest last
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by name
         self._numbers = itertools.count()
         self._start: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,6 +106,10 @@ class AdapterRegistry:
     def __contains__(self, name: str) -> bool:
         return name in self._by_name or name in self._dropped
 
+    def was_unloaded(self, name: str) -> bool:
+        """Whether requests could ask for an adapter of this name, and cannot now."""
+        return name in self._known and name not in self
+
     def num_users(self, adapter: Loaded) -> int:
         """Unfinished requests that use this load."""
         wires = (state.wire.adapter for state in self._intake.requests.values())
@@ -112,9 +121,8 @@ class AdapterRegistry:
         """Wait until the adapter is loaded. InvalidRequest if it is not known or cannot be."""
         if name is None:
             return
-        dropped = self._dropped.get(name)
-        if dropped is not None and name not in self._by_name:
-            await self.load(name, dropped.path, dropped.is_pinned)
+        if name in self._dropped and name not in self._by_name:
+            await self._whole(self._come_back(name))
         while (task := self._find(name).task) is not None:  # or of what has replaced it
             await asyncio.shield(task)
 
@@ -154,17 +162,44 @@ class AdapterRegistry:
         self._require_enabled("load_lora_adapter")
         if self.options.is_shared:
             raise InvalidRequest("load_lora_adapter: leave --tokenizer-worker-num at 1")
+        await self._whole(self._load(name, path, is_pinned, replaces))
+
+    async def _whole(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it to its end, even if the caller leaves."""
+        task = self._spawn(work)
+        task.add_done_callback(lambda one: one.cancelled() or one.exception())
+        await asyncio.shield(task)
+
+    async def _come_back(self, name: str) -> None:
+        async with self._lock(name):
+            dropped = self._dropped.get(name)
+            if dropped is not None and name not in self._by_name:
+                await self._add(Loaded(name, dropped.path, dropped.is_pinned, next(self._numbers)))
+
+    async def _load(self, name: str, path: str, is_pinned: bool, replaces: bool) -> None:
         self._check(name, path, is_pinned, replaces)
-        old = self._by_name.get(name)
-        adapter = Loaded(name, path, is_pinned, next(self._numbers), used_s=time.monotonic())
-        if old is None:
-            await self._make_room()
+        async with self._lock(name):
+            self._check(name, path, is_pinned, replaces)  # a load of this name may have ended
+            adapter = Loaded(name, path, is_pinned, next(self._numbers))
+            if name not in self._by_name:
+                await self._add(adapter)
+                return
+            await self._finish(adapter)
+            old = self._by_name.get(name)  # that may have been dropped
             self._by_name[name] = adapter
+            if old is not None:
+                self._spawn(self._retire(old))
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        """Held by the load that a name has at a time."""
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    async def _add(self, adapter: Loaded) -> None:
+        await self._make_room()
+        self._check(adapter.name, adapter.path, adapter.is_pinned, replaces=False)
+        self._by_name[adapter.name] = adapter
         await self._finish(adapter)
-        self._by_name[name] = adapter
-        self._dropped.pop(name, None)
-        if old is not None:
-            self._spawn(self._retire(old))
+        self._dropped.pop(adapter.name, None)
 
     def _check(self, name: str, path: str, is_pinned: bool, replaces: bool) -> None:
         is_named = 0 < len(name) <= MAX_NAME and name.isprintable() and not name.startswith(":")
@@ -217,6 +252,7 @@ class AdapterRegistry:
 
     async def _finish(self, adapter: Loaded) -> None:
         """Wait until the adapter is read, even if the caller leaves."""
+        adapter.used_s = time.monotonic()
         adapter.task = asyncio.ensure_future(self._read(adapter))
         self._tasks.add(adapter.task)
         adapter.task.add_done_callback(self._tasks.discard)
@@ -239,6 +275,10 @@ class AdapterRegistry:
         self.num_loads += 1
         adapter.digest, adapter.rank = facts["digest"], facts["rank"]
         adapter.num_bytes = facts["num_bytes"]
+        self._known.pop(adapter.name, None)
+        self._known[adapter.name] = None
+        if len(self._known) > MAX_REMEMBERED:
+            del self._known[next(iter(self._known))]
 
     async def _read_once(self, adapter: Loaded) -> dict[str, Any]:
         try:
@@ -260,18 +300,19 @@ class AdapterRegistry:
         self._require_enabled("unload_lora_adapter")
         if self.options.is_shared:
             raise InvalidRequest("unload_lora_adapter: leave --tokenizer-worker-num at 1")
-        dropped = self._dropped.pop(name, None)
-        adapter = self._by_name.get(name)
-        if adapter is None and dropped is None:
-            known = ", ".join(self._by_name) or "none"
-            raise InvalidRequest(
-                f"lora_name: the adapter {name!r:.80} does not exist; loaded: {known:.400}",
-                "lora_name",
-            )
-        if adapter is not None:
-            if adapter.task is not None:
+        async with self._lock(name):
+            dropped = self._dropped.pop(name, None)
+            adapter = self._by_name.get(name)
+            if adapter is None and dropped is None:
+                known = ", ".join(self._by_name) or "none"
+                raise InvalidRequest(
+                    f"lora_name: the adapter {name!r:.80} does not exist; loaded: {known:.400}",
+                    "lora_name",
+                )
+            if adapter is not None and adapter.task is not None:
                 await asyncio.shield(adapter.task)
             self._by_name.pop(name, None)
+        if adapter is not None:
             await asyncio.shield(self._spawn(self._retire(adapter)))
 
     async def _retire(self, adapter: Loaded) -> None:
@@ -333,7 +374,7 @@ class AdapterRegistry:
 
     async def _load_initial(self) -> None:
         for name, path, is_pinned in self.options.initial:
-            adapter = Loaded(name, path, is_pinned, next(self._numbers), used_s=time.monotonic())
+            adapter = Loaded(name, path, is_pinned, next(self._numbers))
             self._by_name[name] = adapter
             try:
                 await self._finish(adapter)

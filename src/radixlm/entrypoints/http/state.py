@@ -72,17 +72,18 @@ class ServerState:
 
     def adapter_of(self, model: str | None, lora_path: str | None = None) -> str | None:
         """The adapter that a request asks for: ``model`` is its name or "base:adapter", or
-        ``lora_path`` its name. ModelNotFound for an adapter of our model that is not loaded;
-        InvalidRequest if the two differ."""
+        ``lora_path`` its name. ModelNotFound for an adapter of our model that is not loaded, and
+        for one that is loaded no more; InvalidRequest if the two differ."""
         adapters, name = self.intake.adapters, None
         if model and not self.has_model(model):
             model = model.removesuffix(":latest")
             base, rest = model.partition(":")[::2]
             if model.startswith(f"{self.model_name}:"):
                 base, rest = self.model_name, model.removeprefix(f"{self.model_name}:")
-            name = model if model in adapters else rest.strip() or None
+            is_whole = model in adapters or adapters.was_unloaded(model)
+            name = model if is_whole else rest.strip() or None
             if name is not None and name not in adapters:
-                if base.strip() == self.model_name:
+                if base.strip() == self.model_name or adapters.was_unloaded(name):
                     raise self.no_model(model)
                 name = None  # a foreign model's name, which has a colon
         if name is not None and lora_path not in (None, name):
