@@ -91,22 +91,21 @@ static void weighted(float* state, const Shape& s, const float* p, const BlockPo
 
 using ScoreFn = void (*)(const float*, int, const BlockPointers&, float*);
 using WeightFn = void (*)(float*, const Shape&, const float*, const BlockPointers&, int, int);
+template <int DTYPE, class Rows>
+struct GroupFns;
 template <int DTYPE, int... R>
-static const ScoreFn* score_of(std::integer_sequence<int, R...>) {
-    static const ScoreFn of[] = {scores<R + 1, DTYPE>...};
-    return of;
-}
-template <int DTYPE, int... R>
-static const WeightFn* weight_of(std::integer_sequence<int, R...>) {
-    static const WeightFn of[] = {weighted<R + 1, DTYPE>...};
-    return of;
-}
-using Groups = std::make_integer_sequence<int, MAX_GROUP>;
-// [0 widened, 1 straight from bfloat16, 2 from int8][rows - 1]
-static const ScoreFn* const SCORE[] = {score_of<DT_F32>(Groups{}), score_of<DT_BF16>(Groups{}),
-                                       score_of<DT_I8>(Groups{})};
-static const WeightFn* const WEIGHT[] = {weight_of<DT_F32>(Groups{}), weight_of<DT_BF16>(Groups{}),
-                                         weight_of<DT_I8>(Groups{})};
+struct GroupFns<DTYPE, std::integer_sequence<int, R...>> {
+    static constexpr ScoreFn score[] = {scores<R + 1, DTYPE>...};
+    static constexpr WeightFn weight[] = {weighted<R + 1, DTYPE>...};
+};
+template <int DTYPE>
+using OfType = GroupFns<DTYPE, std::make_integer_sequence<int, MAX_GROUP>>;
+// [0 widened, 1 straight from bfloat16, 2 from int8][rows - 1]; constexpr: no code of this instruction set
+// may run before it is chosen
+static constexpr const ScoreFn* SCORE[] = {OfType<DT_F32>::score, OfType<DT_BF16>::score,
+                                           OfType<DT_I8>::score};
+static constexpr const WeightFn* WEIGHT[] = {OfType<DT_F32>::weight, OfType<DT_BF16>::weight,
+                                             OfType<DT_I8>::weight};
 
 // The task's queries times the scale of scores, [rows][k_dim]
 static void scale_queries(const AttnArgs& a, const Shape& s, const AttnTask& task, const Rows& rows,

@@ -419,12 +419,12 @@ using Int8Tile = void (*)(const LinearArgs&, const Quantised&, int64_t, int64_t,
 constexpr int width8(int rows) { return WIDE8 == 1 ? 1 : rows <= 2 ? 4 : rows <= 5 ? 2 : 1; }
 constexpr int width4(int rows) { return WIDE4 == 1 ? 1 : rows <= 2 ? 2 : 1; }
 
-struct Int8Tiles {
+struct Int8Tiles {  // constexpr: no code of this instruction set may run before it is chosen
     Int8Tile one[13], many[13];
     int width[13];
 };
 template <int PLANES, int... R>
-static Int8Tiles make_bytes(std::integer_sequence<int, R...>) {
+static constexpr Int8Tiles make_bytes(std::integer_sequence<int, R...>) {
     Int8Tiles t{};
     constexpr auto width = [](int rows) { return width8(rows * PLANES); };
     ((t.one[R + 1] = tile_bytes<R + 1, 1, PLANES>, t.many[R + 1] = tile_bytes<R + 1, width(R + 1), PLANES>,
@@ -433,7 +433,7 @@ static Int8Tiles make_bytes(std::integer_sequence<int, R...>) {
     return t;
 }
 template <int... R>
-static Int8Tiles make_grids(std::integer_sequence<int, R...>) {
+static constexpr Int8Tiles make_grids(std::integer_sequence<int, R...>) {
     Int8Tiles t{};
     ((t.one[R + 1] = tile_grids<R + 1, 1>, t.many[R + 1] = tile_grids<R + 1, width4(R + 1)>,
       t.width[R + 1] = width4(R + 1)),
@@ -441,17 +441,17 @@ static Int8Tiles make_grids(std::integer_sequence<int, R...>) {
     return t;
 }
 template <int... R>
-static Int8Tiles make_multiples(std::integer_sequence<int, R...>) {
+static constexpr Int8Tiles make_multiples(std::integer_sequence<int, R...>) {
     Int8Tiles t{};
     ((t.one[R + 1] = tile_multiples<R + 1, 1>, t.many[R + 1] = tile_multiples<R + 1, width4(R + 1)>,
       t.width[R + 1] = width4(R + 1)),
      ...);
     return t;
 }
-static const Int8Tiles W8A8 = make_bytes<1>(std::make_integer_sequence<int, INT8_ROWS>{});
-static const Int8Tiles W8A16 = make_bytes<2>(std::make_integer_sequence<int, INT8_ROWS / 2>{});
-static const Int8Tiles GRIDS = make_grids(std::make_integer_sequence<int, INT4_ROWS>{});
-static const Int8Tiles MULTIPLES = make_multiples(std::make_integer_sequence<int, INT4_ROWS>{});
+static constexpr Int8Tiles W8A8 = make_bytes<1>(std::make_integer_sequence<int, INT8_ROWS>{});
+static constexpr Int8Tiles W8A16 = make_bytes<2>(std::make_integer_sequence<int, INT8_ROWS / 2>{});
+static constexpr Int8Tiles GRIDS = make_grids(std::make_integer_sequence<int, INT4_ROWS>{});
+static constexpr Int8Tiles MULTIPLES = make_multiples(std::make_integer_sequence<int, INT4_ROWS>{});
 
 void linear_int8(const LinearArgs& a, const Ctx& ctx) {
     if (a.m <= 0) return;
