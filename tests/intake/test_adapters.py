@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from radixlm.base.errors import InvalidRequest, Overloaded
-from radixlm.intake.adapters import LOAD, MAX_NAME, UNLOAD, AdapterOptions, AdapterRegistry
+from radixlm.intake.adapters import KEEP, LOAD, MAX_NAME, UNLOAD, AdapterOptions, AdapterRegistry
 from radixlm.wire.replies import ControlReply
 
 
@@ -32,6 +32,15 @@ class Engines:
         await asyncio.sleep(0)
         facts = {"digest": f"d{args['number']}", "rank": 8, "num_bytes": 64}
         return [ControlReply("c", args.get("path") not in self.refused, "no such file", facts)]
+
+    def ask(self, replica: Any, verb: str, args: dict[str, Any]) -> asyncio.Future[ControlReply]:
+        if verb == KEEP:
+            self.kept = args["numbers"]
+            return asyncio.ensure_future(asyncio.sleep(0, ControlReply("c", True)))
+        return asyncio.ensure_future(self._replied(args))
+
+    async def _replied(self, args: dict[str, Any]) -> ControlReply:
+        return (await self.control_each(LOAD, **args))[0]
 
     def use(self, rid: str, registry: AdapterRegistry, name: str) -> None:
         self.requests[rid] = SimpleNamespace(wire=SimpleNamespace(adapter=registry.ref(name)))
@@ -155,3 +164,22 @@ async def test_a_caller_who_leaves_and_an_unload_on_the_way() -> None:
     await asyncio.gather(*registry._tasks)
     assert not registry.loaded and registry.was_unloaded("a") and not registry.was_unloaded("b")
     assert sorted(engines.calls) == [(LOAD, 0), (LOAD, 1), (UNLOAD, 0), (UNLOAD, 1)]
+
+
+async def test_an_engine_that_starts_while_an_adapter_is_read_reads_it_too() -> None:
+    engines = Engines()
+    registry = registry_of(engines)
+    await registry.load("a", "/a")
+    loading = [
+        asyncio.ensure_future(registry.load("b", "/b")),
+        asyncio.ensure_future(registry.load("a", "/2", replaces=True)),
+    ]
+    while len(engines.calls) < 3:
+        await asyncio.sleep(0)
+    replica: Any = SimpleNamespace()
+    registry.restore(replica)
+    await asyncio.gather(*loading)
+    await asyncio.gather(*registry._tasks)
+    assert sorted(engines.kept) == [0, 1, 2] and registry.loaded == {"a": "/2", "b": "/b"}
+    assert sorted(engines.calls[:6]) == sorted([(LOAD, n) for n in (0, 1, 2)] * 2)
+    assert engines.calls[6:] == [(UNLOAD, 0)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class AdapterLoader:
         self.table = AdapterTable(model.context.kernels, device)
         self._limits = LoraLimits(options.max_lora_rank, options.lora_target_modules)
         self._thread = ThreadPoolExecutor(1, "load adapters")
-        self._loading: set[int] = set()
+        self._loading: dict[int, Future[Callable[[], dict[str, Any]]]] = {}
         self._failed: dict[int, str] = {}
         self._facts: dict[int, dict[str, Any]] = {}  # of those that are loaded
 
@@ -70,9 +70,11 @@ class AdapterLoader:
         number = int(args["number"])
         if number in self._facts:
             return self._facts[number]
-        self._loading.add(number)
         self._failed.pop(number, None)
-        return self._thread.submit(self._read, number, str(args["path"]), args.get("digest"))
+        if number not in self._loading:
+            wanted = (number, str(args["path"]), args.get("digest"))
+            self._loading[number] = self._thread.submit(self._read, *wanted)
+        return self._loading[number]
 
     def _read(self, number: int, path: str, digest: str | None) -> Callable[[], dict[str, Any]]:
         started_s = time.perf_counter()
@@ -90,14 +92,14 @@ class AdapterLoader:
         return partial(self._publish, number, adapter, packed, time.perf_counter() - started_s)
 
     def _fail(self, number: int, why: str) -> dict[str, Any]:
-        self._loading.discard(number)
+        self._loading.pop(number, None)
         self._failed[number] = why
         raise InvalidRequest(why, "lora_path")
 
     def _publish(
         self, number: int, adapter: Adapter, packed: PackedAdapter, seconds: float
     ) -> dict[str, Any]:
-        self._loading.discard(number)
+        self._loading.pop(number, None)
         self.table.put(number, packed)
         size, took = format_bytes(adapter.num_bytes), format_seconds(seconds)
         log.info("adapter %s: rank %d, %s, in %s", adapter.path, adapter.max_rank, size, took)

@@ -86,6 +86,7 @@ class AdapterRegistry:
         self._intake, self.options = intake, options
         self._by_name: dict[str, Loaded] = {}
         self._leaving: dict[int, Loaded] = {}
+        self._reading: dict[int, Loaded] = {}
         self._dropped: dict[str, Loaded] = {}  # for want of room: come back when asked for
         self._known: dict[str, None] = {}  # names that were loaded once, the latest last
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by name
@@ -253,6 +254,7 @@ class AdapterRegistry:
     async def _finish(self, adapter: Loaded) -> None:
         """Wait until the adapter is read, even if the caller leaves."""
         adapter.used_s = time.monotonic()
+        self._reading[adapter.number] = adapter
         adapter.task = asyncio.ensure_future(self._read(adapter))
         self._tasks.add(adapter.task)
         adapter.task.add_done_callback(self._tasks.discard)
@@ -272,6 +274,7 @@ class AdapterRegistry:
             raise InvalidRequest(str(error), "lora_path") from error
         finally:
             adapter.task = None
+            self._reading.pop(adapter.number, None)
         self.num_loads += 1
         adapter.digest, adapter.rank = facts["digest"], facts["rank"]
         adapter.num_bytes = facts["num_bytes"]
@@ -340,29 +343,41 @@ class AdapterRegistry:
     def restore(self, replica: Replica) -> None:
         """An engine is ready: it gets the adapters, before it gets requests. The first one reads
         those of --lora-paths, and intake is ready after that."""
-        known = (*self._by_name.values(), *self._leaving.values())
+        loads = (*self._by_name.values(), *self._leaving.values(), *self._reading.values())
+        known = {adapter.number: adapter for adapter in loads}
         if self.options.is_enabled:
-            kept = self._intake.ask(replica, KEEP, {"numbers": [one.number for one in known]})
+            kept = self._intake.ask(replica, KEEP, {"numbers": list(known)})
             kept.add_done_callback(lambda one: one.cancelled() or one.exception())
-        for adapter in known:
-            if adapter.digest:
-                asked = self._intake.ask(replica, LOAD, adapter.args)
-                adapter.task = self._spawn(self._confirm(adapter, asked))
+        for adapter in known.values():
+            asked = self._intake.ask(replica, LOAD, adapter.args)
+            task = self._spawn(self._confirm(adapter, asked, adapter.task))
+            if adapter.task is None:
+                adapter.task = task
         if self._start is None and self.options.initial:
             self._start = self._spawn(self._load_initial())
         elif self._start is None or self._start.done():
             self._intake.ready.set()
 
-    async def _confirm(self, adapter: Loaded, asked: asyncio.Future[ControlReply]) -> None:
-        """An engine has read an adapter again. If its files have changed, new requests get what
-        they hold now; requests that run with the old content fail."""
+    async def _confirm(
+        self,
+        adapter: Loaded,
+        asked: asyncio.Future[ControlReply],
+        reading: asyncio.Task[None] | None,
+    ) -> None:
+        """An engine has read an adapter again, or later than others (``reading``). If its files
+        have changed, new requests get what they hold now; requests that run with the old content
+        fail."""
         try:
             reply = await asked
         except RadixError:  # that engine has died too
             return
         finally:
-            adapter.task = None
-        if reply.ok or self._by_name.get(adapter.name) is not adapter:
+            if adapter.task is asyncio.current_task():
+                adapter.task = None
+        if reading is not None:
+            await asyncio.wait([reading])
+        is_same = reply.ok and reply.data["digest"] == adapter.digest
+        if is_same or self._by_name.get(adapter.name) is not adapter:
             return
         log.warning("adapter %s after a restart: %s", adapter.name, reply.message)
         renewed = replace(adapter, number=next(self._numbers), digest="")
