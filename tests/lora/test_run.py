@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,9 +34,11 @@ PATTERN = r"\.\d+\.(?!.*(experts|router|mlp\.gate$|kv_b_proj|x_proj|dt_proj|in_p
 class Adapted:
     """A model with adapters 0, 1, ..."""
 
-    def __init__(self, base: Path, adapters: Sequence[Path], kernels: str = "") -> None:
+    def __init__(
+        self, base: Path, adapters: Sequence[Path], kernels: str = "", **build: Any
+    ) -> None:
         self.kernels = bind("cpu", {"all": kernels} if kernels else None)
-        self.model: Model = load_model(base, self.kernels)
+        self.model: Model = load_model(base, self.kernels, **build)
         targets = AdapterTargets(self.model)
         self.model.adapt(tuple(targets.sites.values()))
         site = {path: number for number, path in enumerate(targets.sites)}
