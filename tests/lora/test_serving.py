@@ -105,16 +105,27 @@ async def serving(**options: Any) -> AsyncIterator[Served]:
 
 
 async def test_a_batch_of_several_adapters(
-    folders: list[Path], wanted: dict[str | None, list[list[int]]]
+    folders: list[Path],
+    wanted: dict[str | None, list[list[int]]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO")
     paths = [f"a{i}={folder}" for i, folder in enumerate(folders)]
-    async with serving(lora_paths=paths) as served:
+    async with serving(lora_paths=paths, log_requests=True) as served:
         names = [None, "a0", "a1", "a2"]
         for _ in range(2):  # computed, then from the cache
             for prompt in range(2):
                 body = {"input_ids": [IDS[prompt]] * 4, "sampling_params": GREEDY}
                 rows = (await served.post("/generate", lora_path=names, **body)).json()
                 assert [r["output_ids"] for r in rows] == [wanted[n][prompt] for n in names]
+        named = [
+            (row["meta_info"].get("lora_name"), row["meta_info"].get("lora_digest", ""))
+            for row in rows
+        ]
+        assert [name for name, _ in named] == names
+        entries = served.engine.intake.adapters.entries
+        assert [digest for _, digest in named] == ["", *(one.digest[:8] for one in entries)]
+        assert caplog.text.count(f"adapter a1 {named[2][1]}") == 4
         hits = [row["meta_info"]["cached_tokens"] for row in rows]
         assert len(set(hits)) == 1 and hits[0] > 0
         one = await served.post("/generate", lora_path="a1", **body)
@@ -171,6 +182,11 @@ async def test_unloading_waits_for_users_and_refuses_new_ones(
         running = asyncio.ensure_future(served.tokens(0, "a0", **long))
         while not served.engine.intake.requests:
             await asyncio.sleep(0)
+        loads = (await served.client.get("/v1/loads?include=lora")).json()["loads"]
+        assert loads == [
+            {"dp_rank": 0, "lora_num_loaded": 1, "lora_num_pinned": 0, "lora_num_loading": 0,
+             "lora_num_reqs": 1, "lora_num_waiting_reqs": 1},
+        ]  # fmt: skip
         unloading = asyncio.ensure_future(served.unload("a0"))
         await asyncio.sleep(0)
         while "a0" in served.engine.intake.adapters:

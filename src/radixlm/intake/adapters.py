@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -115,6 +115,17 @@ class AdapterRegistry:
         """Unfinished requests that use this load."""
         wires = (state.wire.adapter for state in self._intake.requests.values())
         return sum(wire is not None and wire.number == adapter.number for wire in wires)
+
+    def counts(self, rids: Iterable[str]) -> dict[str, float]:
+        """Adapters, and those of these requests that have one; "waiting" have no token yet."""
+        states = [s for rid in rids if (s := self._intake.requests.get(rid)) and s.wire.adapter]
+        return {
+            "lora_num_loaded": len(self._by_name),
+            "lora_num_pinned": sum(one.is_pinned for one in self._by_name.values()),
+            "lora_num_loading": len(self._reading),
+            "lora_num_reqs": len(states),
+            "lora_num_waiting_reqs": sum(not state.first_token_s for state in states),
+        }
 
     # ---- requests --------------------------------------------------------------------------
 

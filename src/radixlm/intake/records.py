@@ -10,7 +10,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.multimodal.processor import Prompt
 from radixlm.text.answer_check import UnheldSchema
 from radixlm.wire.replies import Finish, Logprobs
-from radixlm.wire.requests import GrammarSpec, LogprobParams, PoolingParams
+from radixlm.wire.requests import AdapterRef, GrammarSpec, LogprobParams, PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
 
 MAX_ID_BYTES = 512  # must fit into the engine's inflight log
@@ -78,6 +78,7 @@ class Output:
     num_drafted: int = 0
     prefill_s: float = 0.0
     """Seconds from the arrival to the first token; 0 before it."""
+    adapter: AdapterRef | None = None
 
     @property
     def num_logprobs(self) -> int:

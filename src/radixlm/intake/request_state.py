@@ -212,6 +212,7 @@ class RequestState:
         if output.finish is not None:
             self.ended = True
             self.finished_s = time.monotonic()
+        output.adapter = self.wire.adapter
         if self.pending is None:
             self.pending = output
         else:

@@ -19,6 +19,7 @@ from radixlm.wire.requests import LogprobParams
 from radixlm.wire.unknown import note_warning
 
 MANY_LOGPROBS = 1024
+DIGEST_DIGITS = 8  # of an adapter, enough to tell versions apart
 # (number of log-probabilities, work, its arguments) -> its result
 InThread = Callable[..., Awaitable[Any]]
 
@@ -59,6 +60,9 @@ class ResponseBuilder:
             "num_retractions": output.retractions,
             "queue_time": output.queue_time_s,
         }
+        if output.adapter is not None:
+            meta["lora_name"] = output.adapter.name
+            meta["lora_digest"] = output.adapter.digest[:DIGEST_DIGITS]
         if output.finish is not None:
             self.last_finish = output.finish
             meta["e2e_latency"] = time.monotonic() - self._began_s

@@ -137,12 +137,17 @@ async def loads(
     unknown = parts - set(_PARTS)
     if unknown:
         raise InvalidRequest(f"include: {sorted(unknown)[0]!r:.80} is none of {_PARTS}", "include")
-    replicas = state_of(request).intake.replicas
+    intake = state_of(request).intake
+    replicas = intake.replicas
     if dp_rank is not None and not 0 <= dp_rank < len(replicas):
         raise InvalidRequest(f"dp_rank must be below --dp-size {len(replicas)}", "dp_rank")
     if format not in ("json", "prometheus"):
         raise InvalidRequest("format must be json or prometheus", "format")
-    by_rank = {r.index: _parts(r.load, parts) for r in replicas if dp_rank in (None, r.index)}
+    by_rank = {
+        r.index: _parts(r.load, parts, intake.adapters.counts(r.rids))
+        for r in replicas
+        if dp_rank in (None, r.index)
+    }
     if format == "prometheus":
         lines = [
             f'sglang:load_{name}{{dp_rank="{rank}"}} {float(value):g}'
@@ -150,7 +155,7 @@ async def loads(
             for name, value in values.items()
         ]
         return PlainTextResponse("\n".join(lines) + "\n")
-    report = state_of(request).intake.load
+    report = intake.load
     total = {
         "total_running_reqs": report.num_running,
         "total_waiting_reqs": report.num_waiting,
@@ -167,7 +172,7 @@ def accept_rate(load: LoadReport) -> float:
     return drafts.num_accepted / max(1, drafts.num_drafted)
 
 
-def _parts(load: LoadReport, parts: set[str]) -> dict[str, float]:
+def _parts(load: LoadReport, parts: set[str], lora: dict[str, float]) -> dict[str, float]:
     total = max(load.num_total_tokens, 1)
     by_part: dict[str, dict[str, float]] = {
         "core": {
@@ -186,6 +191,7 @@ def _parts(load: LoadReport, parts: set[str]) -> dict[str, float]:
             "spec_accept_length": load.spec_accept_length,
             "spec_accept_rate": accept_rate(load),
         },
+        "lora": lora,
         "queues": {
             "num_retracted_reqs": load.num_retracted,
             "num_paused_reqs": load.num_paused,

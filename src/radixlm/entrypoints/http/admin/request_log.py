@@ -56,9 +56,10 @@ class RequestLog(Observer):
     def ended(self, state: RequestState, finish: Finish) -> None:
         if not self.is_on:
             return
-        end = state.pending
+        end, adapter = state.pending, state.wire.adapter
         facts = {
             "reason": finish.kind if finish.message is None else f"{finish.kind}: {finish.message}",
+            **({"adapter": f"{adapter.name} {adapter.digest[:8]}"} if adapter else {}),
             "prompt": state.prompt_tokens,
             "cached": end.cached_tokens if end else 0,
             "output": len(state.output_ids),
