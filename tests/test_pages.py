@@ -77,3 +77,11 @@ def test_files_and_names_that_are_mentioned_exist(page: Path) -> None:
         if name and found[0].is_file():
             text = found[0].read_text(encoding="utf-8")
             assert re.search(rf"\b{name}\b", text), f"no {name} in {path}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_curl_commands_send_json(page: Path) -> None:
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = re.findall(r"^\W*curl .*", text, re.M)
+    wrong = [c for c in commands if re.search(r" (-d|--data) ", c) and "application/json" not in c]
+    assert not wrong, "curl's -d sends a form: write --json"
