@@ -87,15 +87,11 @@ def test_answers_with_options(options: dict[str, Any]) -> None:
     assert compare("mixed", 7, model_path="radix-tiny", **options).rounds
 
 
-@pytest.mark.parametrize(
-    ("architecture", "drafts"),
-    [("Gemma3ForCausalLM", True), ("DeepseekV3ForCausalLM", True), ("Qwen3NextForCausalLM", False)],
-)
-def test_answers_of_other_models(architecture: str, drafts: bool) -> None:
-    """Windows and latent attention verify drafts; recurrent layers cannot go back, so that such a
-    model decodes as ever."""
+@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "DeepseekV3ForCausalLM"])
+def test_answers_of_other_models(architecture: str) -> None:
+    """Windows and latent attention."""
     options = {"model_path": str(cached_tiny(architecture)), "page_size": 4}
-    assert bool(compare("mixed", 4, **options).rounds) == drafts
+    assert compare("mixed", 4, **options).rounds
 
 
 class Evens:

@@ -13,10 +13,11 @@ import pytest
 from radixlm.base.errors import ConfigError, InvalidRequest, NotFound
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.drafting import corpus_commands, make_ngram, max_drafts
-from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.model_info import ModelInfo, read_model
 from radixlm.speculative.corpus import read_corpus, tokens_of
 from radixlm.speculative.text_index import SEPARATOR
 from radixlm.text.tokenizer import Tokenizer
+from tests.fakes.tiny_checkpoint import cached_tiny
 
 INFO = cast(ModelInfo, SimpleNamespace(decoder=SimpleNamespace(vocab=300)))
 
@@ -110,13 +111,21 @@ def test_commands_without_ngram() -> None:
 
 
 @pytest.mark.parametrize(
-    ("depth", "has_states", "expected", "reason"),
-    [(0, False, 15, ""), (1, False, 0, "steps overlap"), (0, True, 0, "recurrent layers")],
+    ("depth", "architecture", "expected", "reason"),
+    [
+        (0, "Qwen3ForCausalLM", 15, ""),
+        (0, "Qwen3NextForCausalLM", 15, ""),
+        (1, "Qwen3ForCausalLM", 0, "steps overlap"),
+        (0, "RwkvForCausalLM", 0, "recurrent layers"),
+        (0, "xLSTMForCausalLM", 0, "recurrent layers"),
+    ],
 )
 def test_where_no_draft_is_verified(
-    depth: int, has_states: bool, expected: int, reason: str, caplog: pytest.LogCaptureFixture
+    depth: int, architecture: str, expected: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    tiny = ServerConfig.from_kwargs(model_path=str(cached_tiny(architecture)))
+    decoder = read_model(tiny)[0].decoder
     caplog.set_level(logging.WARNING)
-    assert max_drafts(ngram_config(), depth, has_states) == expected
+    assert max_drafts(ngram_config(), depth, decoder) == expected
     assert caplog.messages == ([f"no drafts are verified: {reason}"] if reason else [])
-    assert max_drafts(ServerConfig(), depth, has_states) == min(expected, 7)
+    assert max_drafts(ServerConfig(), depth, decoder) == min(expected, 7)

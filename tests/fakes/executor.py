@@ -141,3 +141,26 @@ class FakeExecutor:
 
     def control(self, verb: str, args: dict[str, Any]) -> Any:
         return {}
+
+
+class StateExecutor(FakeExecutor):
+    """Of a recurrent model. A state is a hash of all tokens that went into it; each step must start
+    from that of the tokens before it."""
+
+    def forward(self, plan: StepPlan) -> FakeStep:
+        step = super().forward(plan)
+        for item in plan.items:
+            table, size = self.window_table[item.slot], self.page_size
+            if item.start:
+                state = self.window_kv[table[(item.start - 1) // size], 0]
+                assert state == self._state(item.slot, item.start), "a state of other tokens"
+            end = item.start + item.count
+            for place in (end // size * size, end):
+                if place > item.start:
+                    page = table[(place - 1) // size]
+                    assert page != 0, "a state has no page"
+                    self.window_kv[page, 0] = self._state(item.slot, place)
+        return step
+
+    def _state(self, slot: int, length: int) -> int:
+        return zlib.crc32(self.prefix(slot, length).tobytes())

@@ -19,7 +19,7 @@ from radixlm.wire.replies import Finish, StepReply
 from radixlm.wire.requests import TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
 from tests.fakes.drafts import ForcedDrafts
-from tests.fakes.executor import EOS, VOCAB, FakeExecutor
+from tests.fakes.executor import EOS, VOCAB, FakeExecutor, StateExecutor
 
 LIMITS = Limits(
     max_running=8,
@@ -45,8 +45,11 @@ class SchedulerHarness:
         num_window: int = 0,
         min_tail: int | None = 1,
         drafts: ForcedDrafts | None = None,
+        states: bool = False,
         **limits: Any,
     ) -> None:
+        if states:  # of a recurrent model, in `num_window` pages
+            window, min_tail = 1, None
         if drafts is not None:
             limits["max_drafts"] = drafts.most
         self.limits = replace(LIMITS, **limits)
@@ -56,12 +59,13 @@ class SchedulerHarness:
         group = None
         if window:
             second = PageAllocator(num_window, size)
-            window_pages = WindowPages(second, WindowTable(window, size))
+            window_pages = WindowPages(second, WindowTable(window, size), states)
             group = WindowGroup(second, window)
         cache = (
             RadixCache(allocator, size, window=group) if radix else ChunkCache(size, bool(window))
         )
-        self.executor = FakeExecutor(num_pages + 1, size, slots + 1, num_window, window)
+        sizes = num_pages + 1, size, slots + 1, num_window
+        self.executor = StateExecutor(*sizes) if states else FakeExecutor(*sizes, window)
         self.kv_manager = KVCacheManager(
             allocator, SlotAllocator(slots), cache, size, window_pages, min_tail
         )

@@ -169,3 +169,69 @@ def test_random_life() -> None:
                 assert harness.out[rid] == tokens[: len(harness.out[rid])]
             else:
                 assert harness.out[rid] == tokens
+
+
+@pytest.mark.parametrize("num_states", [9, 24, 64])
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_states_go_back(page_size: int, num_states: int) -> None:
+    """Recurrent models: each step starts from the state of the known tokens, in steps behind
+    refused drafts, in prefix hits and after retractions too."""
+    rng = random.Random(page_size)
+    for seed, kind in enumerate(("mixed", "adversary", "oracle", "random")):
+        drafts = ForcedDrafts(oracle, kind, most=(2, 7)[seed % 2], varies=True, seed=seed)
+        harness = SchedulerHarness(
+            num_pages=160 // page_size, num_window=num_states, drafts=drafts, states=True,
+            reserve=0.1, page_size=page_size, max_running=num_states // 4,
+        )  # fmt: skip
+        wanted: dict[str, list[int]] = {}
+        last: list[int] = []
+        for i in range(16):
+            prompt = [rng.randint(1, 2) for _ in range(rng.randint(1, 20))]
+            if wanted and rng.random() < 0.4:  # goes on behind an earlier answer
+                prompt = last + harness.out[f"r{i - 1}"] + prompt[:3]
+            last = prompt
+            max_new, ignore = rng.randint(1, 40), rng.random() < 0.7
+            harness.submit(f"r{i}", prompt, max_new, ignore_eos=ignore, stream=rng.random() < 0.5)
+            wanted[f"r{i}"] = reference(prompt, max_new, ignore)
+            for _ in range(rng.choice([0, 1, 3, 60])):
+                harness.tick()
+            if rng.random() < 0.1:
+                harness.mine.send(AbortRequest(rids=(f"r{rng.randint(0, i)}",)))
+        harness.run()
+        for rid, tokens in wanted.items():
+            if harness.finish[rid].kind == "abort":
+                tokens = tokens[: len(harness.out[rid])]
+            assert harness.out[rid] == tokens
+        rounds = [one for rounds in drafts.rounds.values() for one in rounds]
+        assert sum(drafted for drafted, _ in rounds) > 50
+
+
+def test_a_refusal_costs_no_step() -> None:
+    """The step behind a refused draft computes the known tokens again and gives the next one."""
+    harness = SchedulerHarness(
+        drafts=ForcedDrafts(oracle, "adversary"), num_window=16, states=True, step_tokens=64
+    )
+    harness.submit("r", [1, 2, 3], 41, ignore_eos=True)
+    harness.run()
+    assert len(harness.executor.steps) == 41
+    assert harness.out["r"] == reference([1, 2, 3], 41, ignore_eos=True)
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4])
+def test_an_end_inside_a_run_leaves_no_wrong_state(page_size: int) -> None:
+    """Drafts behind the end token are accepted too, and the state has gone over them."""
+    drafts = ForcedDrafts(oracle, most=9, varies=True)
+    harness = SchedulerHarness(
+        num_pages=2048, num_window=512, drafts=drafts, states=True, page_size=page_size
+    )
+    rng, num_cached = random.Random(2), 0
+    for i in range(60):
+        prompt = [rng.randint(1, 30) for _ in range(rng.randint(4, 12))]
+        harness.submit(f"a{i}", prompt, 40)
+        harness.run()
+        follow = [*prompt, *harness.out[f"a{i}"], 7, 7]
+        harness.submit(f"b{i}", follow, 3, ignore_eos=True)
+        harness.run()
+        assert harness.out[f"b{i}"] == reference(follow, 3, ignore_eos=True)
+        num_cached += harness.cached[f"b{i}"] > len(prompt)
+    assert num_cached > 30

@@ -231,7 +231,7 @@ def _measure_memory(
         return MemoryNow(free_bytes, weight_bytes, int(free_bytes * (1 - UNPROFILED_SHARE)))
     pools = trial_pools(config, info, model, attn, draft)
     limits = scheduler_limits(config, info, info.context_len, pools.page_size)
-    limits = replace(limits, max_drafts=max_drafts(config, limits.depth, has_states=False))
+    limits = replace(limits, max_drafts=max_drafts(config, limits.depth, info.decoder))
     processors = LogitProcessors()
     parts = EngineParts(model, attn, pools, {}, processors, None, None, steps)
     make = partial(make_runner, config, info, parts, device, limits)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from radixlm.arch.spec import Decoder, MatrixLstm, RwkvTime
 from radixlm.base.errors import ConfigError, InvalidRequest
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
@@ -30,10 +31,13 @@ CPU_SLOPE, GPU_SLOPE, DRAFT_SHARE = 0.08, 0.002, 0.1
 OWN_DRAFTS = 7  # of requests that draft by themselves (a prediction, a grammar)
 
 
-def max_drafts(config: ServerConfig, depth: int, has_states: bool) -> int:
-    """Most drafted tokens of a row; 0 where drafts cannot be verified: in overlapped steps, and by
-    recurrent layers, whose state cannot go back to the last accepted token."""
-    reason = "recurrent layers" if has_states else "steps overlap" if depth else ""
+def max_drafts(config: ServerConfig, depth: int, decoder: Decoder) -> int:
+    """Most drafted tokens of a row; 0 where a step of several tokens of a row gives other numbers
+    than as many steps, or is not built: some recurrent layers, and overlapped steps."""
+    states = [block.state for block in decoder.blocks if block.state is not None]
+    is_cuda = config.execute.device == "cuda"
+    is_inexact = any(isinstance(one, RwkvTime | MatrixLstm) or is_cuda for one in states)
+    reason = "recurrent layers" if is_inexact else "steps overlap" if depth else ""
     if config.speculate.speculative_algorithm is None:
         return 0 if reason else OWN_DRAFTS
     if reason:

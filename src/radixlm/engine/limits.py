@@ -22,7 +22,7 @@ def limits_for_pools(pools: Pools, config: ServerConfig, info: ModelInfo) -> Lim
     limits = replace(
         limits,
         kv_layout=f"{pools.dtype}, pages of {pools.page_size}",
-        max_drafts=max_drafts(config, limits.depth, pools.states is not None),
+        max_drafts=max_drafts(config, limits.depth, info.decoder),
     )
     if pools.states is None:
         return limits

@@ -269,6 +269,8 @@ class Runner:
         pools = list(zip(self._options.space_of_group, self.attn.pools, strict=True))
         if self._tail is not None:
             pools += [(0, pool) for pool in self._tail.drafter.pools]
+        if self.states is not None:
+            pools.append((STATE_SPACE, self.states))
         for space, pool in pools:
             pairs = [(copy.source, copy.target) for copy in copies if copy.group == space]
             if pairs and pool is not None:

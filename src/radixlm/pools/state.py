@@ -72,6 +72,12 @@ class StatePool:
         for tensor, state in zip(self.layers[layer], states, strict=False):
             tensor[pages] = state.to(tensor.dtype)
 
+    def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copy the states of whole pages, all layers; all reads happen before any write."""
+        for tensors in self.layers:
+            for tensor in tensors:
+                tensor[list(target)] = tensor[list(source)]
+
     def begin(self, table_SP: Ids, starts_S: Ids, counts_S: Ids) -> StateStep:
         """How the step's sequences advance: ``starts`` tokens were computed, ``counts`` are new,
         ``table`` are their pages."""

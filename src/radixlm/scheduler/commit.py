@@ -71,7 +71,8 @@ class Committer:
         self.num_generated = 0
         self._kv_manager = planner.kv_manager
         self._table = planner.kv_manager.table
-        self._has_window = planner.kv_manager.window is not None
+        window = planner.kv_manager.window
+        self._has_window, self._has_states = window is not None, bool(window and window.is_state)
 
     def register(self, request: Request) -> None:
         """Know a request that has arrived, and set where it ends and how often it reports."""
@@ -96,6 +97,8 @@ class Committer:
             request = self.requests[item.rid]
             request.inflight -= 1
             self._commit_item(request, item, item_result, reply)
+        if self._has_states:
+            self._kv_manager.free_saved()
         if self._drafting is not None and result.proposals is not None:
             self._drafting.keep(items, result.proposals)
         return reply
@@ -167,6 +170,8 @@ class Committer:
             table.num_tokens[slots] + counts < table.check_at[slots]
         )
         is_fast[list(result.detailed)] = False
+        if self._has_states:
+            is_fast &= counts > items.drafts.lens  # with a refused draft, the row is undone
         is_stop = np.isin(tokens, list(self._stop_counts)) if self._stop_counts else tokens < 0
         is_fast &= ~np.logical_or.reduceat(is_stop, first)
         fast = np.flatnonzero(is_fast)
@@ -266,12 +271,27 @@ class Committer:
         num_kept, finish = self._append(request, result.tokens)
         start, page_size = request.num_committed, self.limits.page_size
         request.num_committed = end = start + num_kept
-        if self._has_window and end // page_size > start // page_size:
-            self._kv_manager.free_out_of_window(request)
         self._buffer_outputs(request, item, result, num_kept)
         if finish is None and result.error is not None:
             finish = _failure(result)
+        if self._has_states and num_kept < item.count:
+            self._undo(request, start, start + item.count, is_over=finish is not None)
+        elif self._has_window and end // page_size > start // page_size:
+            self._kv_manager.free_out_of_window(request)
         return self._emit(request, finish)
+
+    def _undo(self, request: Request, start: int, end: int, is_over: bool) -> None:
+        """The states of a row have gone from ``start`` to ``end``, beyond its known tokens. They go
+        back to ``start``, and the next step computes the known tokens behind it as a chunk, which
+        gives the next token. What is over may leave its last snapshot, if that is of known tokens.
+        """
+        if not is_over:
+            self._kv_manager.restore_state(request, start)
+            request.prefill_all()
+            return
+        page_size = self.limits.page_size
+        if request.num_committed // page_size not in (start // page_size, end // page_size):
+            request.num_committed = start
 
     def _emit(self, request: Request, finish: Finish | None) -> TokenDelta | None:
         """A delta if the request ended or one is due."""

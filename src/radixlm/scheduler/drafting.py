@@ -48,11 +48,12 @@ class Drafting:
         self._limits, self._kv_manager, self._hooks = limits, kv_manager, hooks
         self._table = kv_manager.table
         self._most = limits.max_drafts
-        if kv_manager.window is not None and kv_manager.window.is_state:
-            # a state cannot go back to the token before a refused draft
-            if self.has_drafter:
-                log.info("no speculative decoding: the model has recurrent layers")
-            self._most, self.has_device_drafter = 0, False
+        self._has_states = kv_manager.window is not None and kv_manager.window.is_state
+        if self._has_states:
+            # a draft model has no KV of tokens that a step computes again
+            if has_device_drafter:
+                log.warning("the draft model does not run: the target has recurrent layers")
+            self.has_device_drafter = False
         self._num_seen: dict[str, int] = {}  # tokens of a request that the host drafters have seen
         self._broken: set[str] = set()  # requests whose drafter failed
         # requests that draft without a drafter
@@ -105,6 +106,8 @@ class Drafting:
             return None
         lens = self.lengths.choose(rids, proposals, other_tokens).astype(np.int64)
         lens = np.diff(np.minimum(np.cumsum(lens), left), prepend=0)
+        if self._has_states:
+            self._save_states(slots, computed - 1, lens)
         self._allocate(slots, computed, lens)
         if not np.count_nonzero(lens):
             return None
@@ -192,6 +195,12 @@ class Drafting:
                 drafter.start(rid, request.namespace, ids[:first].copy())
             if first < len(ids):
                 drafter.append(rid, ids[first:].copy())
+
+    def _save_states(self, slots: Int64Array, starts: Int64Array, lens: Int64Array) -> None:
+        """Save the states that a refused draft takes back; rows without a page draft nothing."""
+        for i in np.flatnonzero(lens).tolist():
+            request = self._kv_manager.request_in(int(slots[i]))
+            lens[i] *= self._kv_manager.save_state(request, int(starts[i]))
 
     def _allocate(self, slots: Int64Array, computed: Int64Array, lens: Int64Array) -> None:
         """Allocate the pages of ``lens`` tokens more than those computed, which the rows need next

@@ -60,6 +60,8 @@ class KVCacheManager:
         self.updates: list[PageUpdate] = []
         self.new_pages: NewPages | None = None
         self.copies: list[PageCopy] = []
+        # by slot: a copy of the state from before a step that verifies drafts
+        self._saved: dict[int, Int32Array] = {}
         self.min_tail = min_tail
         self.num_hit_tokens = 0
         self.num_queried_tokens = 0
@@ -262,15 +264,56 @@ class KVCacheManager:
         drafts were there."""
         for slot in slots.tolist():
             request = self.request_in(slot)
-            keep, have = self.pages_for(request.num_computed + 1), self._num_pages(request)
-            if keep >= have or request.inflight:
-                continue
-            self.pages.free(request.pages[keep:have].copy())
-            if self.window is not None:
-                row = request.window[keep:have]
-                self.window.pages.free(row[row != NULL_PAGE])
-                row[:] = NULL_PAGE
-            request.num_allocated = keep * self.page_size
+            if not request.inflight:
+                self._trim_to(request, request.num_computed + 1)
+
+    def _trim_to(self, request: Request, num_tokens: int) -> None:
+        keep, have = self.pages_for(num_tokens), self._num_pages(request)
+        if keep >= have:
+            return
+        self.pages.free(request.pages[keep:have].copy())
+        if self.window is not None:
+            row = request.window[keep:have]
+            self.window.pages.free(row[row != NULL_PAGE])
+            row[:] = NULL_PAGE
+        request.num_allocated = keep * self.page_size
+
+    # ---- states and drafts -----------------------------------------------------------------
+
+    def save_state(self, request: Request, start: int) -> bool:
+        """Have the next step save the state after ``start`` tokens, where it would write over it;
+        False without a page for the copy. Other models need none."""
+        window = self.window
+        if window is None or not window.is_state or start % self.page_size == 0:
+            return True
+        if not window.pages.num_free:
+            self.prefix_cache.evict_window(1)
+        page = window.pages.alloc(1)
+        if page is None:
+            return False
+        source = int(request.window[start // self.page_size])
+        self.copies.append(PageCopy(WINDOW, request.slot, source, int(page[0])))
+        self._saved[request.slot] = page
+        return True
+
+    def restore_state(self, request: Request, start: int) -> None:
+        """Undo a step that has taken the state beyond the known tokens: ``start`` tokens count as
+        computed, as before it."""
+        assert self.window is not None
+        saved, column = self._saved.pop(request.slot, None), start // self.page_size
+        if saved is not None:
+            self.window.pages.free(request.window[column : column + 1].copy())
+            request.window[column] = saved[0]
+            self.updates.append(PageUpdate(WINDOW, request.slot, column, saved))
+        self._trim_to(request, start)
+        request.num_computed = request.num_committed = start
+
+    def free_saved(self) -> None:
+        """Free the saved states; no step is in flight that may be undone."""
+        for page in self._saved.values():
+            assert self.window is not None
+            self.window.pages.free(page)
+        self._saved.clear()
 
     def _num_pages(self, request: Request) -> int:
         return request.num_allocated // self.page_size
@@ -361,6 +404,9 @@ class KVCacheManager:
         if self.window is not None:
             row = request.window[own]
             self.window.pages.free(row[row != NULL_PAGE])
+            saved = self._saved.pop(request.slot, None)
+            if saved is not None:
+                self.window.pages.free(saved)
         self.slots.free(request.slot)
         self.requests[request.slot] = None
         request.release_slot()
@@ -372,6 +418,8 @@ class KVCacheManager:
     def _holding(self, r: Request) -> Holding:
         own = slice(r.num_inserted // self.page_size, self._num_pages(r))
         row = r.window[own] if self.window is not None else None
+        if row is not None and r.slot in self._saved:
+            row = np.append(row, self._saved[r.slot])
         return Holding(r.slot, r.pages[own], r.handle, row, r.is_window_locked)
 
     def find_violations(self, running: Iterable[Request]) -> list[str]:
