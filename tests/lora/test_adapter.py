@@ -174,7 +174,8 @@ def refusal(folder: Path, base: Path, limits: LoraLimits | None = None) -> str:
     ("config", "words"),
     [
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; only 'LORA'"),
-        ({"bias": "lora_only"}, "bias = 'lora_only' .* what works: 'none'"),
+        ({"bias": "some"}, "bias = 'some' must be 'none', 'lora_only' or 'all'"),
+        ({"bias": "all", "use_dora": True}, "bias = 'all' with use_dora .* what works: 'none'"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save = \['lm_head'\] .* what works"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa' changes the base .* works"),
         ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters .* what works"),
@@ -297,8 +298,8 @@ def test_inspect_tells_what_an_adapter_changes(tmp_path: Path) -> None:
         assert words in text
     assert "not checked" in inspect(folder, None)
     config = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps({**config, "bias": "all"}))
-    with pytest.raises(CheckpointError, match="bias = 'all'"):
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "bias": "some"}))
+    with pytest.raises(CheckpointError, match="bias = 'some'"):
         inspect(folder, None)
 
 

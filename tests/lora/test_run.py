@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from radixlm.base.errors import CheckpointError
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.lora.adapter import read_adapter
@@ -138,6 +140,43 @@ def test_dora(arch: str, kernels: str, tmp_path: Path) -> None:
     if not kernels:
         assert torch.equal(Adapted(base, []).run({1: -1})[1], got[1])
         assert torch.equal(adapted.run({0: 0}, 3)[0], got[0])
+
+
+@pytest.mark.parametrize("kernels", ["", "reference"])
+@pytest.mark.parametrize("arch", ["Qwen2ForCausalLM", "GPT2LMHeadModel", "Phi3ForCausalLM"])
+def test_trained_biases(arch: str, kernels: str, tmp_path: Path) -> None:
+    """They take the place of the layer's own; Phi-3 has none."""
+    base, prefix = cached_tiny(arch), "base_model.model."
+    folder = write_adapter(base, tmp_path / "a", 3, PATTERN, size=0.1, bias="all")
+    whole = merged(base, folder, tmp_path / "m")
+    tensors, weights = (
+        load_file(f) for f in (folder / "adapter_model.safetensors", whole / "model.safetensors")
+    )
+    modules = {name.removeprefix(prefix).partition(".lora_A.")[0] for name in tensors}
+    biases = [f"{one}.bias" for one in sorted(modules) if f"{one}.bias" in weights]
+    for number, name in enumerate(biases):
+        weights[name] = torch.linspace(-0.5, 0.3, len(weights[name])) * (1 + number % 3)
+        saved = name if number % 2 else name.replace(".bias", ".base_layer.bias")
+        tensors[prefix + saved] = weights[name]
+    save_file(tensors, folder / "adapter_model.safetensors")
+    save_file(weights, whole / "model.safetensors", {"format": "pt"})
+    adapted = Adapted(base, [folder], kernels)
+    got = adapted.run({0: 0, 1: -1})
+    assert (got[0] - Adapted(whole, [], kernels).run({0: -1})[0]).abs().max() < 1e-4
+    assert bool(biases) == (arch != "Phi3ForCausalLM")
+    if biases:  # they have an effect, and need a bias
+        plain = Adapted(merged(base, folder, tmp_path / "n"), [], kernels).run({0: -1})[0]
+        assert (got[0] - plain).abs().max() > 1e-2
+        return
+    name = next(name for name in tensors if "o_proj.lora_B" in name)
+    tensors[name.replace("lora_B.weight", "base_layer.bias")] = torch.ones(64)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match="its bias was trained, the model's layer has none"):
+        Adapted(base, [folder], kernels)
+    tensors[f"{prefix}model.norm.bias"] = torch.ones(64)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match="a trained bias alone is not supported"):
+        Adapted(base, [folder], kernels)
 
 
 @pytest.mark.parametrize("kernels", ["", "reference"])

@@ -63,11 +63,13 @@ class Adapter(Record, eq=False):
 
 @dataclass(slots=True)
 class _Halves:
-    """The names of one module's tensors; the output side may have a bias, and a magnitude."""
+    """The names of one module's tensors; the output side may have a bias, and a magnitude.
+    ``whole_bias`` takes the place of the layer's own."""
 
     a: str = ""
     b: str = ""
     bias: str = ""
+    whole_bias: str = ""
     magnitude: str = ""
     is_table: bool = False  # of tokens
     targets: list[Target] = field(default_factory=list)
@@ -94,17 +96,23 @@ def open_adapter(folder: Path) -> TensorSource:
     return PickleSource([file])
 
 
+_TRAINED_BIAS = re.compile(r"(?:base_model\.model\.)?(?P<module>.+?)(?:\.base_layer)?\.bias$")
 _BASE_COPY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+?)\.base_layer\.weight$")
 
 
-def group_tensors(source: TensorSource, where: Path) -> dict[str, _Halves]:
-    """The tensors by module; CheckpointError for one that is none of plain LoRA."""
+def group_tensors(source: TensorSource, where: Path, has_biases: bool) -> dict[str, _Halves]:
+    """The tensors by module; CheckpointError for one that is none of plain LoRA. ``has_biases``:
+    the layers' own may be there."""
     modules: dict[str, _Halves] = {}
     unknown = []
     for name in source.sizes():
         if _BASE_COPY.match(name):
             continue  # PEFT saves the table that an adapter changes; see _check_copies
         found = _TENSOR.match(name)
+        trained = _TRAINED_BIAS.match(name) if has_biases and found is None else None
+        if trained is not None:
+            modules.setdefault(trained["module"], _Halves()).whole_bias = name
+            continue
         if found is None or (found["half"], found["kind"]) == ("A", "bias"):
             unknown.append(name)
             continue
@@ -122,7 +130,10 @@ def group_tensors(source: TensorSource, where: Path) -> dict[str, _Halves]:
         )
     halved = [m for m, h in modules.items() if not (h.a and h.b)]
     if halved:
-        raise CheckpointError(f"{where}: lora_A or lora_B is missing of: {_some(halved)}")
+        raise CheckpointError(
+            f"{where}: lora_A or lora_B is missing of: {_some(halved)} (a trained bias alone is "
+            "not supported)"
+        )
     if not modules:
         raise CheckpointError(f"{where}: holds no tensors of an adapter")
     return modules
@@ -137,7 +148,7 @@ def read_adapter(
     config = read_lora_config(folder)
     where = find_file(folder)
     source = open_adapter(folder)
-    modules = group_tensors(source, where)
+    modules = group_tensors(source, where, config.has_biases)
     missing = []
     for module, halves in modules.items():
         halves.targets = targets.find(module)
@@ -204,17 +215,16 @@ class _PartReader:
         ends = [target.path for target in halves.targets if target.path in (HEAD, EMBED)]
         if halves.is_table != (ends == [EMBED]):
             raise ValueError("lora_embedding_A is of token tables, lora_A of linear layers")
-        if ends and (halves.magnitude or halves.bias):
+        if ends and (halves.magnitude or halves.bias or halves.whole_bias):
             raise ValueError("DoRA and biases of the head and the token table are not supported")
-        bias_O, magnitude_O = (
-            self._vector(one, num_out) for one in (halves.bias, halves.magnitude)
-        )
+        names = (halves.bias, halves.magnitude, halves.whole_bias)
+        bias_O, magnitude_O, whole_O = (self._vector(name, num_out) for name in names)
         if (magnitude_O is not None) != self._config.is_dora:
             raise ValueError(f"use_dora is {self._config.is_dora}, its magnitude vector says other")
         found = []
         covered = torch.zeros(b_OR.shape[0], dtype=torch.bool)
         for target in halves.targets:
-            whole = LoraPart(a_RI, b_OR, scale, 0, bias_O, magnitude_O)
+            whole = LoraPart(a_RI, b_OR, scale, 0, bias_O, magnitude_O, whole_O)
             part = self._placed(target, whole, covered)
             if part is not None:
                 found.append((target.path, part))
@@ -232,7 +242,9 @@ class _PartReader:
         return vector_O
 
     def _placed(self, target: Target, part: LoraPart, covered: Tensor) -> LoraPart | None:
-        a_RI, b_OR, vectors = part.a_RI, part.b_OR, [part.bias_O, part.gain_O]
+        """The module's rows in the layer. ``part``: gain is its magnitude, own the bias that takes
+        the place of the layer's."""
+        a_RI, b_OR, vectors = part.a_RI, part.b_OR, list(part.vectors)
         if a_RI.shape[1] != target.in_features:
             raise ValueError(
                 f"lora_A is {list(a_RI.shape)}, the layer has {target.in_features} inputs"
@@ -256,7 +268,14 @@ class _PartReader:
             b_OR = b_OR.float() * factors_O[:, None]
             vectors = [None if v is None else v * factors_O for v in vectors]
         own = [t.clone(memory_format=torch.contiguous_format) for t in (a_RI, b_OR)]
-        placed = LoraPart(own[0], own[1], part.scale, where.first, vectors[0])
+        layer = self._layers.get(target.path)
+        bias_O = vectors[0]
+        if vectors[2] is not None and layer is not None:
+            if not part.scale:
+                raise ValueError("a trained bias needs a lora_alpha other than 0")
+            change_O = _bias_change(layer, vectors[2], where.first) * is_mine / part.scale
+            bias_O = change_O if bias_O is None else bias_O + change_O
+        placed = LoraPart(own[0], own[1], part.scale, where.first, bias_O)
         if vectors[1] is None:
             return placed
         return _with_gain(placed, vectors[1].abs(), is_mine, self._layers[target.path])
@@ -286,6 +305,17 @@ class _PartReader:
         if kind := non_finite_kind(tensor):
             raise CheckpointError(f"{self._where}: {name} holds {kind}")
         return tensor
+
+
+def _bias_change(layer: Linear, whole_O: Tensor, first: int) -> Tensor:
+    """What a trained bias adds to the layer's own, from output ``first`` on. ValueError if it has
+    none."""
+    if not hasattr(layer, "packed"):
+        return whole_O  # the model has no weights: an adapter is only inspected
+    own_O = layer.own_bias()
+    if own_O is None:
+        raise ValueError("its bias was trained, the model's layer has none")
+    return whole_O - own_O[first : first + len(whole_O)].cpu()
 
 
 def _with_gain(part: LoraPart, magnitude_O: Tensor, is_mine: Tensor, layer: Linear) -> LoraPart:

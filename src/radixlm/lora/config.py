@@ -71,6 +71,7 @@ class LoraConfig(Record):
     alphas: tuple[tuple[str, float], ...]
     has_lora_bias: bool
     is_dora: bool  # arXiv:2402.09353
+    has_biases: bool  # the layers' own biases were trained too
     base_model: str
 
     def rank_of(self, module: str) -> int:
@@ -104,6 +105,7 @@ def read_lora_config(folder: Path) -> LoraConfig:
             ),
             has_lora_bias=bool(config.get("lora_bias")),
             is_dora=bool(config.get("use_dora")),
+            has_biases=config.get("bias") in ("lora_only", "all"),
             base_model=str(config.get("base_model_name_or_path") or ""),
         )
     except ValueError as error:
@@ -118,8 +120,10 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
         if config.get(key):
             raise ValueError(f"{key} = {config[key]!r:.80} is not supported; what works: {works}")
     bias = config.get("bias", "none")
-    if bias not in ("none", None):
-        raise ValueError(f"bias = {bias!r:.40} is not supported; what works: 'none'")
+    if bias not in ("none", "lora_only", "all", None):
+        raise ValueError(f"bias = {bias!r:.40} must be 'none', 'lora_only' or 'all'")
+    if bias not in ("none", None) and config.get("use_dora"):
+        raise ValueError(f"bias = {bias!r:.40} with use_dora is not supported; what works: 'none'")
     init = config.get("init_lora_weights", True)
     if init not in _PLAIN_INITS:
         raise ValueError(

@@ -36,7 +36,7 @@ def inspect(folder: Path, model: Path | None) -> str:
     ``model`` it is not known whether every tensor has a place in the base model."""
     config = read_lora_config(folder)
     source = open_adapter(folder)
-    modules = group_tensors(source, find_file(folder))
+    modules = group_tensors(source, find_file(folder), config.has_biases)
     ranks = Counter(config.rank_of(module) for module in modules)
     scales = sorted({config.scale_of(module) for module in modules})
     lines = [
