@@ -8,6 +8,8 @@ import random
 import numpy as np
 import pytest
 
+from radixlm.scheduler.hooks import Feature
+from radixlm.scheduler.request import Request
 from radixlm.wire.requests import AbortRequest
 from tests.fakes.drafts import ForcedDrafts
 from tests.fakes.executor import next_token, reference
@@ -235,3 +237,25 @@ def test_an_end_inside_a_run_leaves_no_wrong_state(page_size: int) -> None:
         assert harness.out[f"b{i}"] == reference(follow, 3, ignore_eos=True)
         num_cached += harness.cached[f"b{i}"] > len(prompt)
     assert num_cached > 30
+
+
+class _Forces(Feature):
+    """Forces 41 tokens once a request has three."""
+
+    def arrive(self, request: Request) -> bool:
+        return True
+
+    def forced(self, request: Request) -> list[int]:
+        return [9] * 41 if request.num_output == 3 else []
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_forced_tokens_in_several_chunks_have_their_states(page_size: int) -> None:
+    """Pages up to the last forced token are given at once, but a step computes 16 of them."""
+    harness = SchedulerHarness(
+        num_pages=256, num_window=32, states=True, page_size=page_size, features=(_Forces(),)
+    )
+    harness.submit("r", [1, 2, 3], 60, ignore_eos=True)
+    harness.run()
+    prompt = [1, 2, 3, *reference([1, 2, 3], 3, ignore_eos=True), *[9] * 41]
+    assert harness.out["r"] == [*prompt[3:], *reference(prompt, 16, ignore_eos=True)]

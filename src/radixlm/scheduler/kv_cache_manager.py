@@ -231,7 +231,7 @@ class KVCacheManager:
         first = self._num_pages(request)
         need = self.pages_for(num_tokens) - first
         if need <= 0:
-            return True
+            return self._add_states(request, num_tokens)
         if need > self.pages.num_free:
             self.prefix_cache.evict(need - self.pages.num_free)
         rows = self._alloc(first, need, num_tokens)
@@ -279,6 +279,25 @@ class KVCacheManager:
         request.num_allocated = keep * self.page_size
 
     # ---- states and drafts -----------------------------------------------------------------
+
+    def _add_states(self, request: Request, num_tokens: int) -> bool:
+        """Allocate the pages of states that a step up to ``num_tokens`` writes, in a row that has
+        pages further ahead; False if there are not enough."""
+        window, size = self.window, self.page_size
+        if window is None or not window.is_state:
+            return True
+        for end in (num_tokens // size * size, num_tokens):
+            column = (end - 1) // size
+            if end <= request.num_computed or request.window[column] != NULL_PAGE:
+                continue
+            if not window.pages.num_free:
+                self.prefix_cache.evict_window(1)
+            page = window.pages.alloc(1)
+            if page is None:
+                return False
+            request.window[column] = page[0]
+            self.updates.append(PageUpdate(WINDOW, request.slot, column, page))
+        return True
 
     def save_state(self, request: Request, start: int) -> bool:
         """Have the next step save the state after ``start`` tokens, where it would write over it;
