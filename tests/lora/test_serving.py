@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 import radixlm
@@ -19,6 +20,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.launch import ThreadEngine, intake_tokenizer
 from radixlm.engine.model_info import resolved
 from radixlm.entrypoints.http.app import create_app
+from radixlm.entrypoints.http.openapi.response_schemas import ANSWERS
 from tests.fakes.lora_adapters import merged, write_adapter
 from tests.fakes.tiny_checkpoint import cached_tiny
 
@@ -238,7 +240,9 @@ async def test_names_of_models(folders: list[Path]) -> None:
         assert lost.status_code == 404 and lost.json()["error"]["code"] == "model_not_found"
         both = await served.post("/v1/chat/completions", model="fr", lora_path="größe:2", **chat)
         assert both.status_code == 400 and "'fr'" in both.text and "send one of them" in both.text
-        cards = (await served.client.get("/v1/models")).json()["data"]
+        models = (await served.client.get("/v1/models")).json()
+        jsonschema.validate(models, ANSWERS["/v1/models"]["application/json"])
+        cards = models["data"]
         assert [(c["id"], c["parent"]) for c in cards] == [
             ("base", None), ("fr", "base"), ("größe:2", "base"),
         ]  # fmt: skip

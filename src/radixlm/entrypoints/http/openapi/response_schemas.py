@@ -41,6 +41,7 @@ BOOL: Schema = {"type": "boolean"}
 DICT: Schema = {"type": "object"}
 NULL: Schema = {"type": "null"}
 MAYBE_STR = _or_null(STR)
+MAYBE_INT = _or_null(INT)
 MAYBE_NUM = _or_null(NUM)
 VECTOR = _list(NUM)
 USAGE = _object(prompt_tokens=INT, total_tokens=INT)
@@ -95,7 +96,7 @@ VECTORS = _object(
     usage=USAGE,
 )  # fmt: skip
 POOLED = _object(embedding=ANY, meta_info=DICT)
-CARD = _object(id=STR, object=_kind("model"), created=INT, owned_by=STR, max_model_len=INT)
+CARD = _object(id=STR, object=_kind("model"), created=INT, owned_by=STR, max_model_len=MAYBE_INT)
 STATUSES = ("queued", "in_progress", "completed", "failed", "cancelled", "incomplete")
 RESPONSE = _object(
     id=STR,
