@@ -33,6 +33,7 @@ PROMPTS = (
 )  # fmt: skip
 ROWS = [(prompt, name) for prompt in PROMPTS for name in (None, "upper", "spanish")]
 GREEDY = {"temperature": 0.0, "max_new_tokens": 32, "ignore_eos": True}
+TIGHT = {"max_total_tokens": 160, "page_size": 4, "schedule_conservativeness": 0.0}
 DRAWN = {**GREEDY, "temperature": 0.8, "sampling_seed": 5}
 
 
@@ -103,7 +104,9 @@ def test_drafts_of_any_length(kind: str, algorithm: str | None, plain: Asked) ->
     [
         {"page_size": 1},
         {"page_size": 16, "chunked_prefill_size": 16},
-        {"max_total_tokens": 160, "page_size": 4, "schedule_conservativeness": 0.0},
+        TIGHT,
+        {**TIGHT, "max_loras_per_batch": 1},
+        {**TIGHT, "speculative_algorithm": "EAGLE3"},
         {"max_loras_per_batch": 1},
         {"disable_radix_cache": True, "disable_overlap_schedule": True},
     ],
