@@ -18,8 +18,7 @@ from gpu.requests import BenchRequest
 from gpu.session import Mark
 from radixlm.base.errors import EngineError
 from radixlm.executor.runner import Runner
-from radixlm.executor.step_layout import is_decode_only
-from radixlm.step.plan import StepPlan
+from radixlm.step.plan import Items, StepPlan
 from radixlm.wire.replies import StepReply
 from radixlm.wire.requests import Control, TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
@@ -68,7 +67,7 @@ class Watched:
         self._upload(host, target)
 
     def forward(self, plan: StepPlan) -> Any:
-        self.rows = len(plan.items) if is_decode_only(plan) else 0
+        self.rows = 0 if Items.of(plan.items).prefills else len(plan.items)
         return self._runner.forward(plan)
 
     def sample(self, step: Any, masks: Any) -> None:

@@ -221,4 +221,6 @@ def test_the_bundled_model_gives_the_same(backend: str) -> None:
                 assert answer["meta_info"]["finish_reason"]["type"] == "stop"
     if backend == "llguidance":
         assert [a["output_ids"] for a in answers[True]] == [a["output_ids"] for a in answers[False]]
-    assert steps[True] < 0.8 * steps[False], steps
+    longest = max(len(a["output_ids"]) for a in answers[True])
+    # without jumps, forced text is drafted: it takes no steps of its own either
+    assert max(steps.values()) < 0.8 * longest, (steps, longest)

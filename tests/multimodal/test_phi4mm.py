@@ -105,7 +105,7 @@ def _published(name: str) -> str:
 def test_published_names_equal_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tok = saved(tmp_path)
     reader = Reader(tok)
-    monkeypatch.setattr(processors, "load_processor", lambda folder: reader)
+    monkeypatch.setattr(processors, "load_processor", lambda folder, on_pillow: reader)
     engine = Engine(
         model_path=str(tmp_path), dtype="float32", max_running_requests=4, max_total_tokens=2048,
         chunked_prefill_size=16,

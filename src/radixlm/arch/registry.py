@@ -240,6 +240,8 @@ for _stems, _module in ((DECODERS_WITH_HEADS, "heads"), (_ENCODERS, "encoders"))
         ARCHITECTURES.setdefault(f"{_stem}Model", f"{_module}:embedding")
         ARCHITECTURES.setdefault(f"{_stem}ForSequenceClassification", f"{_module}:classifier")
 
+# Drafted tokens with which speculative decoding starts, as in SGLang; 5 for other architectures.
+DRAFT_STEPS = {"DeepseekV2ForCausalLM": 3, "DeepseekV3ForCausalLM": 3, "GptOssForCausalLM": 3}
 # Checkpoints that hold only a draft model for speculative decoding.
 DRAFTS: dict[str, str] = {
     "BailingMoeForCausalLMNextN": "drafts:bailing",

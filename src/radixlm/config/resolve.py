@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from radixlm.arch.registry import DRAFT_STEPS
 from radixlm.base.errors import ConfigError
 from radixlm.config.conflicts import check
 from radixlm.config.execute import BUILT_ATTENTION
@@ -42,10 +43,6 @@ GPU_DEFAULTS = {
     "max_running_requests": 256,
 }
 """Pages of 16 tokens keep the page tables small: CUDA graphs read them whole."""
-
-
-_DRAFT_STEPS = dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), 3)
-_DRAFT_STEPS["GptOssForCausalLM"] = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +194,7 @@ def fill_drafts(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
         steps = max(1, tokens - 1)
         yield Change("speculative_num_steps", steps, "the draft tokens but the first")
     elif steps is None:
-        table = _DRAFT_STEPS.get(host.model.get("architecture", ""), 5)
+        table = DRAFT_STEPS.get(host.model.get("architecture", ""), 5)
         steps = {"STANDALONE": 3, "NGRAM": 11}.get(algorithm, table)
         yield Change("speculative_num_steps", steps, f"where {algorithm} starts")
         yield Change("speculative_adaptive", True, "no length of drafts is set")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from radixlm.text.tokenizer import load_tokenizer
 from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.folder import open_folder
 from radixlm.weights.load import load_weights
+from radixlm.weights.pickle_file import load_file
 
 log = logging.getLogger(__name__)
 
@@ -246,8 +246,8 @@ def kept_ids(
         log.info("%s has no effect: the draft has a head of its own vocabulary", flag)
         return None
     try:
-        ids = torch.as_tensor(torch.load(path, weights_only=True)).long().flatten()
-    except (OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        ids = torch.as_tensor(load_file(Path(path))).long().flatten()
+    except (CheckpointError, RuntimeError, TypeError, ValueError) as error:
         why = str(error).partition("\n")[0]
         raise ConfigError(f"{flag} {path}: not a file of torch with token ids ({why})") from error
     if not len(ids) or not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab:

@@ -14,7 +14,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.memory import is_out_of_memory
 from radixlm.executor.device import CpuDevice, CudaDevice, Device
 from radixlm.executor.dummy_run import DummyRun
-from radixlm.executor.graphs import DecodeGraphs, draft_widths, graph_sizes
+from radixlm.executor.graphs import DecodeGraphs, graph_sizes
 from radixlm.executor.runner import Runner
 from radixlm.kernels.dispatch import REFERENCE, Kernels
 from radixlm.models.build import Model
@@ -116,10 +116,10 @@ def profile_steps(
     device: CudaDevice, make_runner: Callable[[], Runner], limits: Limits, sizes: tuple[int, ...]
 ) -> StepProfile:
     """Run the largest steps with pools of one page; ConfigError if they do not fit."""
+    runner = make_runner()
     try:
-        prompts, decodes = _peaks(
-            device, DummyRun(make_runner(), limits.max_running, limits.context_len), limits, sizes
-        )
+        dummy = DummyRun(runner, limits.max_running, limits.context_len)
+        prompts, decodes = _peaks(device, dummy, limits, sizes)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -128,7 +128,7 @@ def profile_steps(
             f"--chunked-prefill-size or --max-running-requests ({limits.max_running})"
         ) from error
     device.empty_cache()
-    num_graphs = len(sizes) * (1 + len(draft_widths(limits.max_drafts)))
+    num_graphs = len(sizes) * (1 + len(runner.draft_widths))
     graphs = decodes + GRAPH_BYTES * num_graphs
     log.info(
         "the largest step needs %s, at most %d graphs %s",

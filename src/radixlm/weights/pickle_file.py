@@ -46,10 +46,10 @@ class PickleSource(TensorSource):
         return self._files
 
 
-def load_state_dict(file: Path) -> dict[str, Tensor]:
-    """The tensors of one file; CheckpointError for anything that is not a plain state dict."""
+def load_file(file: Path) -> object:
+    """What a file holds: tensors, numbers and containers of them. CheckpointError for more."""
     try:
-        state = _load(file)
+        return _load(file)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{file}: holds more than tensors, or is damaged; convert it to safetensors ({error})"
@@ -57,6 +57,11 @@ def load_state_dict(file: Path) -> dict[str, Tensor]:
     except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
         reason = str(error).split(". ")[0]  # advice and a stack follow
         raise CheckpointError(f"{file}: truncated or no PyTorch file ({reason})") from error
+
+
+def load_state_dict(file: Path) -> dict[str, Tensor]:
+    """The tensors of one file; CheckpointError for anything that is not a plain state dict."""
+    state = load_file(file)
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]
     if not isinstance(state, dict):
