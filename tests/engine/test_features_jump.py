@@ -222,5 +222,5 @@ def test_the_bundled_model_gives_the_same(backend: str) -> None:
     if backend == "llguidance":
         assert [a["output_ids"] for a in answers[True]] == [a["output_ids"] for a in answers[False]]
     longest = max(len(a["output_ids"]) for a in answers[True])
-    # without jumps, forced text is drafted: it takes no steps of its own either
-    assert max(steps.values()) < 0.8 * longest, (steps, longest)
+    # without jumps, forced text may be drafted: not compared with those steps
+    assert steps[True] < 0.8 * longest, (steps, longest)
