@@ -377,8 +377,8 @@ NB_MODULE(_cpu, m) {
         .def("norm", &Program::norm, arg("x"), arg("y"), arg("args"), arg("offset") = 0,
              arg("selected") = false)
         .def("linear", &Program::linear, arg("x"), arg("y"), arg("w"), arg("residual") = -1,
-             arg("out_scale") = 1.0f, arg("act") = int(ACT_NONE), arg("selected") = false,
-             arg("site") = -1, arg("lora_x") = -1)
+             arg("out_scale") = 1.0f, arg("act") = int(ACT_NONE), arg("selected") = false, arg("site") = -1,
+             arg("lora_x") = -1)
         .def("store", &Program::store, arg("x"), arg("offsets"), arg("args"), arg("rope"), arg("group"),
              arg("parts"))
         .def("latent_store", &Program::latent_store, arg("q"), arg("kv"), arg("absorbed"), arg("args"),
@@ -407,8 +407,8 @@ NB_MODULE(_cpu, m) {
              arg("scales_input"), arg("selected"))
         .def("hidden", &Program::hidden, arg("x"), arg("dim"))
         .def("tap", &Program::tap, arg("x"), arg("dim"), arg("offset"), arg("selected"))
-        .def("logits", &Program::logits, arg("x"), arg("w"), arg("scale"), arg("softcap"),
-             arg("site") = -1, arg("lora_x") = -1)
+        .def("logits", &Program::logits, arg("x"), arg("w"), arg("scale"), arg("softcap"), arg("site") = -1,
+             arg("lora_x") = -1)
         .def("run", &Program::run, Release())
         .def("profile", &Program::profile)
         .def_rw("profiling", &Program::profiling)

@@ -282,17 +282,17 @@ struct ScanArgs {
 // Low-rank adapters: see lora.cpp. A part adds scale * (B (A x) + bias) to some outputs y of a linear layer.
 // With a gain (DoRA) it makes gain * (y - own + what it adds) + own of them.
 struct LoraPart {
-    const void *a = nullptr, *b = nullptr;  // A [rank, inputs], B [width, rank]
+    const void *a = nullptr, *b = nullptr;                         // A [rank, inputs], B [width, rank]
     const float *bias = nullptr, *gain = nullptr, *own = nullptr;  // [width]; own: the layer's bias
-    int32_t dtype = 0, rank = 0, first = 0, width = 0;  // outputs [first, first + width)
+    int32_t dtype = 0, rank = 0, first = 0, width = 0;             // outputs [first, first + width)
     float scale = 1.0f;
 };
 constexpr int LORA_ROWS = 48, LORA_TASK_RANKS = 16, LORA_TASK_OUTPUTS = 128;  // at most, of a task
-struct LoraTask {  // rows that have one adapter
+struct LoraTask {                                                             // rows that have one adapter
     const LoraPart* part = nullptr;
-    int64_t h = 0;                           // where A x of its first row is
-    int32_t row = 0, rows = 0;               // the first of its rows in `tokens`, and how many
-    int32_t at = 0, count = 0;               // ranks of A, or outputs of B
+    int64_t h = 0;              // where A x of its first row is
+    int32_t row = 0, rows = 0;  // the first of its rows in `tokens`, and how many
+    int32_t at = 0, count = 0;  // ranks of A, or outputs of B
 };
 struct LoraArgs {
     const LoraTask* tasks = nullptr;

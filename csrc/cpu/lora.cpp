@@ -219,8 +219,8 @@ static void expand_task(const LoraArgs& a, const LoraTask& t, float* wide) {
         }
         for (int r = 0; r < t.rows; r += LORA_TILE) {
             const int many = std::min(LORA_TILE, t.rows - r);
-            add_for(many, std::make_integer_sequence<int, LORA_TILE>{})(rows_at(a, t, r, many), wide, p, scale,
-                                                                        t.at, o, count);
+            add_for(many, std::make_integer_sequence<int, LORA_TILE>{})(rows_at(a, t, r, many), wide, p,
+                                                                        scale, t.at, o, count);
         }
     }
 }

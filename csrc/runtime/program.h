@@ -94,7 +94,7 @@ class Program {
     void moe(int x, int logits, int y, const Experts& experts, Route route, float scale, bool adds,
              int zero_experts, bool zero_experts_are_identity, bool scales_input, bool selected);
     void logits(int x, const Linear& w, float scale, float softcap, int site, int lora_x);
-    void hidden(int x, int64_t dim);  // rows that a step may want
+    void hidden(int x, int64_t dim);                              // rows that a step may want
     void tap(int x, int64_t dim, int64_t offset, bool selected);  // to the step's taps, from `offset` on
 
     void run(const Step& step);

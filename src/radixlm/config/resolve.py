@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from radixlm.arch.registry import DRAFT_STEPS
 from radixlm.base.errors import ConfigError
+from radixlm.base.lazy import load
 from radixlm.config.conflicts import check
 from radixlm.config.execute import BUILT_ATTENTION
 from radixlm.config.host import HostInfo
@@ -194,7 +194,7 @@ def fill_drafts(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
         steps = max(1, tokens - 1)
         yield Change("speculative_num_steps", steps, "the draft tokens but the first")
     elif steps is None:
-        table = DRAFT_STEPS.get(host.model.get("architecture", ""), 5)
+        table = load("radixlm.arch.registry:DRAFT_STEPS").get(host.model.get("architecture", ""), 5)
         steps = {"STANDALONE": 3, "NGRAM": 11}.get(algorithm, table)
         yield Change("speculative_num_steps", steps, f"where {algorithm} starts")
         yield Change("speculative_adaptive", True, "no length of drafts is set")
