@@ -149,7 +149,7 @@ class Steps:
         whole   a tick of the loop
         """
         owners: dict[str, tuple[Any, str]] = {
-            "pack": (self.runner._inputs.packer, "pack"),
+            "pack": (self.runner.inputs.packer, "pack"),
             "plan": (self.scheduler.planner, "plan"),
             "launch": (self.runner, "forward"),
             "draw": (self.runner, "sample"),

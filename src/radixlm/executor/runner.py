@@ -123,7 +123,7 @@ class Runner:
         self.sampler = Sampler(self.sampling, detect_bad=options.detect_bad, defers=True)
         num_slots = self.tables.num_slots
         self.params = SamplingParamTable(num_slots, self.sampling.vocab_size)
-        self._inputs = self._make_inputs(num_slots)
+        self.inputs = self._make_inputs(num_slots)
         max_rows = num_slots * (1 + options.max_drafts)
         # steps that verify drafts have more rows of logits: buffers of their own
         self._draft_inputs = self._make_inputs(max_rows) if options.max_drafts else None
@@ -152,7 +152,7 @@ class Runner:
     def capture(self, graphs: DecodeGraphs, width: int = 1) -> None:
         """Record the graphs and use them from now on; no step may be in flight. ``width``: tokens
         of a row, with its drafts."""
-        inputs = self._inputs if width == 1 else self._draft_inputs
+        inputs = self.inputs if width == 1 else self._draft_inputs
         assert inputs is not None, "graphs of drafts in a runner of max_drafts 0"
         inputs.fill_dummies(graphs.largest)
         graphs.capture(partial(self._decode_logits, inputs.builder, width))
@@ -214,7 +214,7 @@ class Runner:
             i.targets is not None or i.hidden_states or i.pooling for i in items.prefills
         )
         size, width = self._graph_of(items, plan.feature_data, need_hidden)
-        inputs = self._inputs
+        inputs = self.inputs
         if items.drafts is not None:
             assert self._draft_inputs is not None, "drafts in a runner of max_drafts 0"
             inputs = self._draft_inputs
