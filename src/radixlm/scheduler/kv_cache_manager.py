@@ -290,14 +290,18 @@ class KVCacheManager:
             column = (end - 1) // size
             if end <= request.num_computed or request.window[column] != NULL_PAGE:
                 continue
-            if not window.pages.num_free:
-                self.prefix_cache.evict_window(1)
-            page = window.pages.alloc(1)
+            page = self._allocate_state(window)
             if page is None:
                 return False
             request.window[column] = page[0]
             self.updates.append(PageUpdate(WINDOW, request.slot, column, page))
         return True
+
+    def _allocate_state(self, window: WindowPages) -> Int32Array | None:
+        """A page for a state, if need be from the prefix cache's snapshots; None without one."""
+        if not window.pages.num_free:
+            self.prefix_cache.evict_window(1)
+        return window.pages.alloc(1)
 
     def save_state(self, request: Request, start: int) -> bool:
         """Have the next step save the state after ``start`` tokens, where it would write over it;
@@ -305,9 +309,7 @@ class KVCacheManager:
         window = self.window
         if window is None or not window.is_state or start % self.page_size == 0:
             return True
-        if not window.pages.num_free:
-            self.prefix_cache.evict_window(1)
-        page = window.pages.alloc(1)
+        page = self._allocate_state(window)
         if page is None:
             return False
         source = int(request.window[start // self.page_size])

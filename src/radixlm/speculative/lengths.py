@@ -133,9 +133,13 @@ class DraftLength:
         self._hold(not best.any())
         if not self._is_probe_due:
             return best
-        self._num_steps, self._probe_after = 0, min(self._probe_after * 3 // 2, _MAX_PROBE_STEPS)
+        self._space_probes()
         probe = self.max_drafts if self.is_fixed else 1
         return none if best.any() else np.full_like(none, probe)
+
+    def _space_probes(self) -> None:
+        """A probe runs now; the next one is due later than this one was."""
+        self._num_steps, self._probe_after = 0, min(self._probe_after * 3 // 2, _MAX_PROBE_STEPS)
 
     def _alpha_of(self, rid: str) -> float:
         history = self._histories.get(rid) or _History()
@@ -206,10 +210,7 @@ class DraftLength:
         """The lengths with one draft for each row that has been quiet. When a probe is due, they
         are replaced by none or by more drafts: only steps of several sizes tell their costs."""
         if self._is_probe_due:
-            self._num_steps, self._probe_after = (
-                0,
-                min(self._probe_after * 3 // 2, _MAX_PROBE_STEPS),
-            )
+            self._space_probes()
             self._probes_none = bool(lens.any()) and not self._probes_none
             if self._probes_none:
                 return np.zeros_like(lens)
