@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[1] / "src" / "radixlm"
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("base",),
     ("arch", "wire", "step", "observe"),
-    ("config", "memory", "kernels", "text", "multimodal"),
-    ("pools", "distributed", "quant", "sampling", "grammar", "speculative"),
+    ("config", "memory", "kernels", "text", "multimodal", "distributed"),
+    ("pools", "quant", "sampling", "grammar", "speculative"),
     ("layers", "attention", "weights", "transfer"),
     ("models",),
     ("lora",),
@@ -30,6 +30,7 @@ TORCH_FREE = (
     "base arch wire observe config memory text speculative intake scheduler entrypoints router "
     "lang".split()
 )
+TORCH_FREE_FILES = {"distributed/topology.py", "distributed/balance.py"}
 FILES = sorted(ROOT.rglob("*.py"))
 
 
@@ -75,11 +76,18 @@ def test_imports_go_down(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_torch_free_packages_import_no_torch(path: Path) -> None:
-    mine = _package(path)
-    if mine not in TORCH_FREE and not (mine == "step" and path.name != "batch.py"):
+    mine, name = _package(path), str(path.relative_to(ROOT))
+    free = mine in TORCH_FREE or name in TORCH_FREE_FILES
+    if not free and not (mine == "step" and path.name != "batch.py"):
         return
     live = [m for m, at_run_time in _imports(path) if at_run_time]
     assert not [m for m in live if m.split(".")[0] in ("torch", "transformers")]
+
+
+def test_the_scheduler_knows_of_no_ranks() -> None:
+    paths = [p for p in FILES if _package(p) == "scheduler"]
+    found = [m for p in paths for m, _ in _imports(p) if m.startswith("radixlm.distributed")]
+    assert paths and not found
 
 
 def test_no_package_is_called_utils() -> None:

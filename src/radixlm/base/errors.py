@@ -17,6 +17,7 @@ RadixError
 │   └── Overloaded       503; ``retry_after_s``
 ├── EngineError          500: the engine failed this request (it killed the engine twice, NaN, ...)
 ├── TransferError        a peer failed; retryable
+├── RankLost             a rank of this replica is gone or silent: the replica is replaced
 └── InvariantError       a bug: an invariant is violated
 """
 
@@ -35,6 +36,10 @@ class CheckpointError(RadixError):
 
 class TransferError(RadixError):
     """A peer failed; the transfer may be tried again."""
+
+
+class RankLost(RadixError):
+    """A rank of this replica is gone or silent, so that no collective can end; says which."""
 
 
 class InvariantError(RadixError):

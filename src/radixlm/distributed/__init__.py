@@ -1,0 +1,1 @@
+"""Ranks of one replica: who does what, and what they exchange."""
