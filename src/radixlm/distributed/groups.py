@@ -249,14 +249,14 @@ def thread_ranks(topology: Topology, exact: bool = True) -> list[Ranks]:
         }
         return [found[rank] if len(groups) < topology.world else SOLO for rank in sorted(found)]
 
-    kinds = dict(
-        world=thread_groups(topology.world),
-        tp=of(topology.tp_groups),
-        attn=of(topology.attn_groups),
-        experts=of(topology.expert_groups),
-        expert_tp=of(topology.expert_tp_groups),
-        stages=of(topology.stage_chains),
-    )
+    kinds = {
+        "world": thread_groups(topology.world),
+        "tp": of(topology.tp_groups),
+        "attn": of(topology.attn_groups),
+        "experts": of(topology.expert_groups),
+        "expert_tp": of(topology.expert_tp_groups),
+        "stages": of(topology.stage_chains),
+    }
     return [
         Ranks(topology.place(r), exact=exact, **{kind: kinds[kind][r] for kind in kinds})
         for r in range(topology.world)
