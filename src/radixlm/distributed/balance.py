@@ -34,7 +34,7 @@ class Placement(Record):
 
     @property
     def num_slots(self) -> int:
-        return self.logical_LP.shape[1]
+        return len(self.logical_LP[0])
 
 
 def placement_of(logical_LP: Ints, num_experts: int) -> Placement:
@@ -179,7 +179,8 @@ def balancedness(counts_LE: NDArray[Any], placement: Placement, ranks: int) -> F
     loads_LP = np.take_along_axis(each_LE, placement.logical_LP, 1)
     loads_LR = loads_LP.reshape(len(loads_LP), ranks, -1).sum(2)
     top_L = loads_LR.max(1)
-    return np.divide(loads_LR.mean(1), top_L, out=np.ones(len(top_L)), where=top_L > 0)
+    out: Floats = np.divide(loads_LR.mean(1), top_L, out=np.ones(len(top_L)), where=top_L > 0)
+    return out
 
 
 def static_choice(placement: Placement, ranks: int, seed: int = 42) -> Ints:
