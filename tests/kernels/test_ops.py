@@ -14,7 +14,7 @@ from torch import Tensor
 from radixlm.arch.spec import Moe
 from radixlm.kernels.dispatch import OPS, REFERENCES, Implementation, implementations
 from radixlm.kernels.ops import activation, moe, norm, rope
-from radixlm.kernels.ops.lora import AdapterRows, LoraPart, Parts
+from radixlm.kernels.ops.lora import LoraPart, Parts
 from radixlm.kernels.ops.quantized import FORMATS, ReferenceQuantized
 from radixlm.kernels.ops.rope import QkNorm
 
@@ -248,26 +248,6 @@ def state_cases(op: str) -> list[Run]:
     return [case(5, 1), case(1, 40), case(2, 7)]
 
 
-def lora_cases(op: str) -> list[Run]:
-    """Sequences with one of two adapters or none; fused outputs; several dtypes of weights."""
-
-    def case(dtype: torch.dtype) -> Run:
-        starts = torch.tensor([0, 3, 4, 9], dtype=torch.int32)
-        rows = AdapterRows(torch.tensor([1, -1, 0], dtype=torch.int32), starts, 5)
-        a, b = rand(2, 2, 6, 37).to(dtype), rand(2, 50, 6).to(dtype)
-        if op == "lora_shrink":
-            return lambda op: op(rand(9, 37), a, rows)
-
-        def expand(op: Any) -> torch.Tensor:
-            y = rand(9, 50)
-            op(y, rand(9, 2, 6), b, torch.tensor([0.5, 2.0]), (33, 17), rows)
-            return y
-
-        return expand
-
-    return [case(d) for d in (torch.float32, torch.bfloat16, torch.float16)]
-
-
 def adapter_cases() -> list[Run]:
     """Tokens with one of two adapters or none, of an op that packs adapters or makes rows."""
     part = LoraPart(rand(6, 37), rand(20, 6), 0.5, 3, rand(20))
@@ -304,7 +284,6 @@ CASES: dict[str, list[Run]] = {
         lambda op, b=b, t=t: op(-rand(b, t, 37).abs(), rand(b, t, 37), rand(b, 37))
         for b, t in ((5, 1), (1, 40), (2, 7))
     ],
-    **{op: lora_cases(op) for op in ("lora_shrink", "lora_expand_")},
     **{op: adapter_cases() for op in ("pack_adapter", "lora_rows")},
     **{op: state_cases(op) for op in ("selective_scan", "decayed_attention", "delta_rule")},
 }

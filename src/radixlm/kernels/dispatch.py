@@ -69,8 +69,6 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "selective_scan": state.selective_scan,
     "decayed_attention": state.decayed_attention,
     "delta_rule": state.delta_rule,
-    "lora_shrink": lora.lora_shrink,
-    "lora_expand_": lora.lora_expand_,
     "pack_adapter": lora.pack_adapter,
     "lora_rows": lora.lora_rows,
 }
@@ -102,8 +100,6 @@ class Kernels(Record):
     selective_scan: Callable[..., tuple[Tensor, Tensor]]
     decayed_attention: Callable[..., tuple[Tensor, Tensor]]
     delta_rule: Callable[..., tuple[Tensor, Tensor]]
-    lora_shrink: Callable[..., Tensor]
-    lora_expand_: Callable[..., None]
     pack_adapter: Callable[..., lora.PackedAdapter]
     lora_rows: Callable[..., lora.LoraRows]
     chosen: Mapping[str, str]

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from radixlm.kernels.ops import activation as ops_activation
-from radixlm.kernels.ops import lora as ops_lora
 from radixlm.kernels.ops import norm as ops_norm
 from radixlm.kernels.ops import rope as ops_rope
 from radixlm.kernels.ops.kv import indexable_view, to_kv
-from radixlm.kernels.triton import activation, kv, lora, norm, ops, rope, sample
+from radixlm.kernels.triton import activation, kv, norm, ops, rope, sample
 from radixlm.sampling import cuda, noise
 from radixlm.sampling.sampler import Sampler, threshold
 from radixlm.sampling.table import SamplingTable
@@ -168,18 +167,9 @@ def test_log_probabilities() -> None:
     assert float((found - wanted).abs().max()) < 2e-5
 
 
-def test_pages_and_adapters() -> None:
+def test_pages() -> None:
     pool = random(28, 64, 16, 8, 128)
     expected = pool.clone()
     expected[:, [3, 60]] = pool[:, [60, 5]]
     kv.copy_pages(pool, [60, 5], [3, 60])
     assert torch.equal(pool, expected)
-    starts = torch.tensor([0, 1, 70, 71], dtype=torch.int32, device=GPU)
-    rows = ops_lora.AdapterRows(torch.tensor([1, 0, -1], device=GPU).int(), starts, 69)
-    x, a, b = random(71, 1024), random(2, 3, 16, 1024) / 32, random(2, 4096, 16, seed=2) / 4
-    y, scale = random(71, 4096), torch.tensor([1.0, 0.5], device=GPU)
-    twin, widths = y.clone(), (2048, 1024, 1024)
-    lora.lora_expand_(y, lora.lora_shrink(x, a, rows), b, scale, widths, rows)
-    h = ops_lora.lora_shrink(x, a, rows)
-    ops_lora.lora_expand_(twin, h, b, scale, widths, rows)
-    near(y, twin)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from radixlm.kernels.dispatch import implements
 from radixlm.kernels.ops import norm as reference
-from radixlm.kernels.triton import activation, embedding, lora, norm, rope
+from radixlm.kernels.triton import activation, embedding, norm, rope
 from radixlm.kernels.triton.mode import interpreting
 
 NAME = "triton"
@@ -69,7 +69,5 @@ for _op, _function in {
     "activate": activation.activate,
     "activate_gated": activation.activate_gated,
     "embedding": embedding.embedding,
-    "lora_shrink": lora.lora_shrink,
-    "lora_expand_": lora.lora_expand_,
 }.items():
     register_triton(_op, _function)
