@@ -30,7 +30,7 @@ class Engines:
             raise Overloaded("the engine restarts")
         self.calls.append((verb, args["number"]))
         await asyncio.sleep(0)
-        facts = {"digest": f"d{args['number']}", "rank": 8, "num_bytes": 64}
+        facts = {"digest": f"d{args['number']}", "rank": 8, "invocation": (), "num_bytes": 64}
         return [ControlReply("c", args.get("path") not in self.refused, "no such file", facts)]
 
     def ask(self, replica: Any, verb: str, args: dict[str, Any]) -> asyncio.Future[ControlReply]:

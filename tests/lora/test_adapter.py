@@ -180,7 +180,6 @@ def refusal(folder: Path, base: Path, limits: LoraLimits | None = None) -> str:
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa' changes the base .* works"),
         ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters .* what works"),
         ({"trainable_token_indices": [3]}, "trainable_token_indices .* what works"),
-        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens .* what works"),
         ({"layer_replication": [[0, 2]]}, "layer_replication .* what works"),
         ({"use_qalora": True}, "use_qalora .* what works"),
         ({"megatron_config": {"a": 1}}, "megatron_config .* what works"),

@@ -107,6 +107,7 @@ class AdapterLoader:
             "digest": adapter.digest,
             "num_bytes": adapter.num_bytes,
             "rank": adapter.max_rank,
+            "invocation": adapter.config.invocation,
             "seconds": seconds,
         }
         return self._facts[number]

@@ -20,6 +20,7 @@ class AdapterTable:
         self._kernels, self._device = kernels, device
         self._adapters: dict[int, PackedAdapter] = {}
         self._by_slot: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._start: NDArray[np.int64] = np.zeros(0, np.int64)  # first tokens that they change
         self._num_used = 0  # slots with an adapter
         self._kept: tuple[DecodeBatch, LoraRows | None] = (EMPTY_DECODES, None)
 
@@ -43,12 +44,13 @@ class AdapterTable:
     def reset(self, num_slots: int) -> None:
         """No slot uses any."""
         self._by_slot = np.full(num_slots + 1, NONE, np.int64)
+        self._start = np.zeros(num_slots + 1, np.int64)
         self._num_used = 0
 
-    def assign(self, slot: int, number: int) -> None:
-        """The slot's request uses an adapter, or none."""
+    def assign(self, slot: int, number: int, start: int = 0) -> None:
+        """The slot's request uses an adapter from token ``start`` on, or none."""
         self._num_used += int(number >= 0) - int(self._by_slot[slot] >= 0)
-        self._by_slot[slot] = number
+        self._by_slot[slot], self._start[slot] = number, start
 
     def is_used(self, items: Items) -> bool:
         """Whether a sequence of the step has an adapter."""
@@ -77,7 +79,14 @@ class AdapterTable:
         if items.drafts is not None:
             counts[: len(items.starts)] += items.drafts.lens
         counts[len(items.decodes.slots) :] = [item.count for item in items.prefills]
-        adapter_T = torch.from_numpy(np.repeat(of_item, counts)).to(self._device)
+        of_token = np.repeat(of_item, counts)
+        first = len(of_token) - sum(item.count for item in items.prefills)
+        for item in items.prefills:
+            of_token[
+                first : first + np.clip(self._start[item.slot] - item.start, 0, item.count)
+            ] = NONE
+            first += item.count
+        adapter_T = torch.from_numpy(of_token).to(self._device)
         return self._kernels.lora_rows([self._adapters[n] for n in known], adapter_T)
 
     def _numbers(self, items: Items) -> NDArray[np.int64]:

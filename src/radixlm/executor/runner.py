@@ -246,7 +246,7 @@ class Runner:
             self.tables.admit(admission)
             slot, name = admission.slot, admission.processor
             if self.adapters is not None:
-                self.adapters.assign(slot, admission.adapter)
+                self.adapters.assign(slot, admission.adapter, admission.adapter_start)
             self.sampling.set(
                 slot,
                 admission.sampling,

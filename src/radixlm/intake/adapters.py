@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -21,7 +21,7 @@ from radixlm.base.record import Record
 from radixlm.intake.replicas import Replica, Replicas
 from radixlm.intake.request_state import RequestState
 from radixlm.wire.replies import ControlReply, Failed
-from radixlm.wire.requests import AdapterRef
+from radixlm.wire.requests import NEVER, AdapterRef, pack_ids
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ class Loaded:
     digest: str = ""
     num_bytes: int = 0
     rank: int = 0
+    invocation: tuple[int, ...] = ()  # of an aLoRA
     used_s: float = 0.0
     task: asyncio.Task[None] | None = None
 
@@ -138,15 +139,17 @@ class AdapterRegistry:
         while (task := self._find(name).task) is not None:  # or of what has replaced it
             await asyncio.shield(task)
 
-    def ref(self, name: str | None) -> AdapterRef | None:
-        """What a request for this adapter carries; InvalidRequest if it is not loaded."""
+    def ref(self, name: str | None, prompt: bytes = b"") -> AdapterRef | None:
+        """What a request for this adapter carries, with a packed prompt; InvalidRequest if it is
+        not loaded."""
         if name is None:
             return None
         adapter = self._find(name)
         if not adapter.digest:
             raise InvalidRequest(f"lora_path: {name!r:.80} is being loaded", "lora_path")
         adapter.used_s = time.monotonic()
-        return AdapterRef(name, adapter.number, adapter.digest)
+        start = _last_place(adapter.invocation, prompt) if adapter.invocation else 0
+        return AdapterRef(name, adapter.number, adapter.digest, start)
 
     def _find(self, name: str) -> Loaded:
         self._require_enabled(f"lora_path: {name!r:.80}")
@@ -288,7 +291,7 @@ class AdapterRegistry:
             self._reading.pop(adapter.number, None)
         self.num_loads += 1
         adapter.digest, adapter.rank = facts["digest"], facts["rank"]
-        adapter.num_bytes = facts["num_bytes"]
+        adapter.num_bytes, adapter.invocation = facts["num_bytes"], tuple(facts["invocation"])
         self._known.pop(adapter.name, None)
         self._known[adapter.name] = None
         if len(self._known) > MAX_REMEMBERED:
@@ -408,3 +411,12 @@ class AdapterRegistry:
                 self._intake.give_up(Failed("CheckpointError", f"--lora-paths {name}: {error}"))
                 return
         self._intake.ready.set()
+
+
+def _last_place(part: Sequence[int], prompt: bytes) -> int:
+    """Which token of a packed prompt ``part`` begins at last; NEVER if it is not there."""
+    wanted = pack_ids(part)
+    at = prompt.rfind(wanted)
+    while at > 0 and at % 4:
+        at = prompt.rfind(wanted, 0, at + len(wanted) - 1)
+    return at // 4 if at >= 0 and at % 4 == 0 else NEVER

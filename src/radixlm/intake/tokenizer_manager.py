@@ -268,7 +268,7 @@ class TokenizerManager:
             embeds=request.embeds,
             media=of_tenant(media.media, tenant) if media is not None else (),
             rope_ids=media.packed_rope_ids() if media is not None else None,
-            adapter=self.adapters.ref(request.adapter),
+            adapter=self.adapters.ref(request.adapter, packed),
             processor=request.processor,
             pooling=request.pooling,
             fair_key=request.fair_key,

@@ -173,7 +173,7 @@ def read_adapter(
     ordered = {path: tuple(sorted(ps, key=_position)) for path, ps in sorted(parts.items())}
     flat = [part for ps in ordered.values() for part in ps]
     return Adapter(
-        str(folder), _digest(ordered), config, ordered, kinds_of(modules),
+        str(folder), _digest(ordered, config.invocation), config, ordered, kinds_of(modules),
         max(part.rank for part in flat), sum(part.num_bytes for part in flat),
     )  # fmt: skip
 
@@ -213,6 +213,8 @@ class _PartReader:
             raise ValueError(f"its tensors have rank {rank}, adapter_config.json says {wanted}")
         scale, num_out = self._config.scale_of(module), b_OR.shape[0]
         ends = [target.path for target in halves.targets if target.path in (HEAD, EMBED)]
+        if ends == [EMBED] and self._config.invocation:
+            raise ValueError("a token table cannot wait for alora_invocation_tokens")
         if halves.is_table != (ends == [EMBED]):
             raise ValueError("lora_embedding_A is of token tables, lora_A of linear layers")
         if ends and (halves.magnitude or halves.bias or halves.whole_bias):
@@ -368,9 +370,9 @@ def _check_limits(
         )
 
 
-def _digest(parts: Mapping[str, Sequence[LoraPart]]) -> str:
+def _digest(parts: Mapping[str, Sequence[LoraPart]], invocation: tuple[int, ...]) -> str:
     """Of places, scales, shapes, dtypes and bytes."""
-    total = blake2b(digest_size=16)
+    total = blake2b(repr(invocation).encode() if invocation else b"", digest_size=16)
     for path, of_layer in parts.items():
         for part in of_layer:
             tensors = [t for t in (part.a_RI, part.b_OR, *part.vectors[:2]) if t is not None]

@@ -22,7 +22,6 @@ _REFUSED = {
     "modules_to_save": "adapters of linear layers alone (modules_to_save null)",
     "target_parameters": "adapters of linear layers (target_modules)",
     "trainable_token_indices": "adapters without trained tokens (null)",
-    "alora_invocation_tokens": "adapters that are active from the first token on (null)",
     "layer_replication": "adapters for the layers that the model has (null)",
     "use_qalora": "plain LoRA (use_qalora false)",
     "use_bdlora": "plain LoRA (use_bdlora null)",
@@ -54,7 +53,13 @@ _WITHOUT_EFFECT = {
         "peft_version",
     ),
     *("megatron_core", "qalora_group_size", "ensure_weight_tying", "architectures", "model_type"),
-    *("bias", "auto_map", "enable_lora", "merge_weights", "save_embedding_layers"),
+    *(
+        "alora_invocation_tokens",
+        "auto_map",
+        "enable_lora",
+        "merge_weights",
+        "save_embedding_layers",
+    ),
 }
 # initialisations that leave the base model's weights as they are
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
@@ -72,6 +77,7 @@ class LoraConfig(Record):
     has_lora_bias: bool
     is_dora: bool  # arXiv:2402.09353
     has_biases: bool  # the layers' own biases were trained too
+    invocation: tuple[int, ...]  # token ids that switch the adapter on (arXiv:2504.12397); () none
     base_model: str
 
     def rank_of(self, module: str) -> int:
@@ -106,6 +112,7 @@ def read_lora_config(folder: Path) -> LoraConfig:
             has_lora_bias=bool(config.get("lora_bias")),
             is_dora=bool(config.get("use_dora")),
             has_biases=config.get("bias") in ("lora_only", "all"),
+            invocation=_invocation(config),
             base_model=str(config.get("base_model_name_or_path") or ""),
         )
     except ValueError as error:
@@ -133,6 +140,21 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     for key, value in config.items():
         if value and key not in _WITHOUT_EFFECT and key not in _REFUSED:
             raise ValueError(f"{key} = {value!r:.80} is not known here; what works: null")
+
+
+def _invocation(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """alora_invocation_tokens. ValueError for what else would have to wait for them."""
+    ids = config.get("alora_invocation_tokens") or []
+    if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids):
+        raise ValueError(f"alora_invocation_tokens = {ids!r:.40} must be a list of token ids")
+    for key in ("use_dora", "modules_to_save", "trainable_token_indices", "target_parameters"):
+        if ids and config.get(key):
+            raise ValueError(
+                f"{key} with alora_invocation_tokens is not supported; use one of both"
+            )
+    if ids and config.get("bias", "none") not in ("none", None):
+        raise ValueError("bias with alora_invocation_tokens is not supported; what works: 'none'")
+    return tuple(ids)
 
 
 def _pattern(config: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:

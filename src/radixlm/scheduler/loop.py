@@ -209,19 +209,22 @@ class Scheduler:
 
     def _make_request(self, wire: TokenizedRequest, stop_ids: frozenset[int]) -> Request:
         rope, prompt_len = self.limits.rope, len(wire.input_ids) // 4 - wire.num_emitted
+        adapter = wire.adapter
+        start = adapter.start if adapter is not None else 0  # tokens before it are the base model's
         namespace = CacheNamespace(
             weights_version=self.limits.weights_version,
             kv_layout=self.limits.kv_layout,
-            adapter=wire.adapter.digest if wire.adapter is not None else None,
+            adapter=adapter.digest if adapter is not None and not start else None,
             tenant=wire.tenant,
             cache_salt=wire.cache_salt,
             extra_key=wire.extra_key,
             rope_variant=rope.variant(prompt_len) if rope is not None else None,
             earlier_media=tuple(m.digest for m in wire.media if m.affects_earlier_tokens),
         )
-        if rope is None:
-            return Request(wire, stop_ids, namespace)
-        return Request(wire, stop_ids, namespace, rope.share_limit(prompt_len))
+        limits = [start] if start else []
+        if rope is not None:
+            limits.append(rope.share_limit(prompt_len))
+        return Request(wire, stop_ids, namespace, *([min(limits)] if limits else []))
 
     def _why_refused(self, request: Request) -> RequestError | None:
         max_queued = self.limits.max_queued

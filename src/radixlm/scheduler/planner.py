@@ -20,6 +20,7 @@ from radixlm.scheduler.queue import WaitingQueue
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.slot_table import Int32Array, Int64Array
 from radixlm.step.plan import EMPTY_DECODES, Admission, DecodeBatch, Item, Items, StepPlan
+from radixlm.wire.requests import NEVER
 
 log = logging.getLogger(__name__)
 
@@ -324,7 +325,7 @@ class Planner:
 
         Waiting pays when the shared part that is not yet in the prefix cache is at least a page,
         and at least a quarter of what the request has to compute."""
-        limit = self.kv_manager.match_limit(request)
+        limit = min(self.kv_manager.match_limit(request), request.share_limit)
         if limit < self.limits.page_size:
             return False
         page = self.limits.page_size
@@ -335,7 +336,7 @@ class Planner:
             other = self.running[index]
             if other.namespace != request.namespace:
                 continue
-            end = min(other.prefill_len // page * page, limit)
+            end = min(min(other.prefill_len, other.share_limit) // page * page, limit)
             if other.num_inserted >= end or other.wire.embeds is not None:
                 continue
             common = _common_prefix(other.ids[:end], request.ids[:end]) // page * page
@@ -455,7 +456,7 @@ def _prompt_targets(request: Request, start: int, end: int) -> tuple[int, Int32A
 
 
 def _make_admission(request: Request) -> Admission:
-    wire = request.wire
+    wire, adapter = request.wire, request.wire.adapter
     embeds = None
     if wire.embeds is not None:
         embeds = np.frombuffer(wire.embeds, dtype="<f4").reshape(request.prompt_len, -1)
@@ -472,7 +473,8 @@ def _make_admission(request: Request) -> Admission:
         media=wire.media,
         rope_ids=rope_ids,
         processor=wire.processor,
-        adapter=wire.adapter.number if wire.adapter is not None else -1,
+        adapter=adapter.number if adapter is not None and adapter.start != NEVER else -1,
+        adapter_start=adapter.start if adapter is not None else 0,
     )
 
 

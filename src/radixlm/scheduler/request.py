@@ -95,7 +95,7 @@ class Request:
         self.prompt_len = len(self._ids) - wire.num_emitted
         self.prefill_len = len(self._ids)
         self.num_cached = 0  # leading tokens whose KV the prefix cache had at admission
-        self.share_limit = share_limit  # tokens from here on are never put into the prefix cache
+        self.share_limit = share_limit  # tokens from here on neither come from nor go to the cache
         self.num_inserted = 0  # leading tokens whose pages the prefix cache owns
         self.table, self.slot = _NO_SLOT, -1
         self.is_window_locked = True

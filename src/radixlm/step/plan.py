@@ -161,7 +161,7 @@ class Admission(Record):
     """A request that enters ``slot`` in this step. ``output_ids``: tokens it has produced before
     (a retraction or a restart). ``embeds``: float32 [prompt, dim] instead of the table's rows.
     ``media`` and ``rope_ids`` [3, prompt]: as in the request. ``adapter``: number of the loaded
-    LoRA adapter, -1 for none."""
+    LoRA adapter, -1 for none, which changes the tokens from ``adapter_start`` on."""
 
     rid: str
     slot: int
@@ -173,6 +173,7 @@ class Admission(Record):
     rope_ids: Int32Array | None = None
     processor: str | None = None
     adapter: int = -1
+    adapter_start: int = 0
 
 
 class PageUpdate(msgspec.Struct, frozen=True, gc=False):

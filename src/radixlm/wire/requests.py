@@ -42,13 +42,18 @@ class PoolingParams(msgspec.Struct, frozen=True):
     is_whole: bool = True
 
 
+NEVER = 1 << 30
+
+
 class AdapterRef(msgspec.Struct, frozen=True):
     """A LoRA adapter that intake has had loaded. ``number``: of this load, never used again;
-    ``digest``: of its content, 32 hex digits (lora/adapter.py)."""
+    ``digest``: of its content, 32 hex digits (lora/adapter.py). ``start``: the first token that it
+    changes; of an aLoRA that the prompt does not invoke, NEVER."""
 
     name: str
     number: int
     digest: str
+    start: int = 0
 
 
 class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
