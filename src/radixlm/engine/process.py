@@ -61,6 +61,17 @@ class EngineProcess:
         """The exit status, minus the number of the signal that ended it; None while it runs."""
         return self._popen.poll()
 
+    def ended(self) -> int:
+        """Wait for the end of the process in this thread; its exit status."""
+        return self._ended.result()
+
+    def drop(self) -> None:
+        """Kill the process and wait for its end, whether it has got a config or not."""
+        self.kill()
+        if self._popen.stdin is not None:
+            self._popen.stdin.close()
+        self.ended()
+
     async def wait(self) -> int:
         """Wait for the end of the process; its exit status."""
         return await asyncio.wrap_future(self._ended)

@@ -1,0 +1,198 @@
+"""NodeAgent: joins node 0 (``engine/nodes.py``), starts the ranks of this node and watches them.
+
+Its ranks live as long as it does, and as long as it hears node 0. When node 0's process is replaced
+or not heard, the agent ends its ranks and joins again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import zmq
+
+from radixlm.base.errors import ConfigError
+from radixlm.engine.nodes import BEAT_S, LOST_S, WAIT_S
+from radixlm.engine.process import COMMAND, EngineProcess
+from radixlm.wire.cluster import (
+    Beat,
+    FromNode0,
+    Join,
+    Leave,
+    NodeFacts,
+    RankEnded,
+    Refused,
+    StartRanks,
+    ToNode0,
+    Welcome,
+)
+from radixlm.wire.cluster_socket import FLAG, ClusterSocket
+from radixlm.wire.codec import Codec
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 2 * LOST_S  # how long a node may wait for the place of one that is gone
+MAX_HANDSHAKES = 3  # that fail in a row until the secret is believed to differ
+
+
+class NodeAgent:
+    """One agent. ``run`` blocks; ``stop`` may be called from a signal handler or a thread."""
+
+    def __init__(
+        self,
+        address: str,
+        secret: str,
+        facts: NodeFacts,
+        node_rank: int,
+        own_options: Mapping[str, Any],
+        timeout_s: float = WAIT_S,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        """``own_options`` replace node 0's in the startup configs; ``command`` runs a rank."""
+        self.address, self.facts, self.node_rank = address, facts, node_rank
+        self._options, self._timeout_s, self._command = own_options, timeout_s, command
+        self._codec = Codec(FromNode0)
+        self._secret = secret
+        self._socket: ClusterSocket
+        self._unread: list[FromNode0] = []
+        self._generation = ""  # "" while it has not joined
+        self.ranks: dict[int, EngineProcess] = {}
+        self._pidfds: dict[int, int] = {}  # descriptor -> rank
+        self._ready_made: list[EngineProcess] = []  # import torch while nothing is to be done
+        self._wake, self._woken = os.pipe()[::-1]
+        self._is_stopping = False
+
+    @property
+    def has_joined(self) -> bool:
+        return bool(self._generation)
+
+    def stop(self) -> None:
+        """Have ``run`` return."""
+        self._is_stopping = True
+        os.write(self._wake, b"x")
+
+    def run(self) -> int:
+        """0 after node 0 or ``stop`` ended it. ConfigError if node 0 refuses this node or does not
+        answer."""
+        self._socket = ClusterSocket(
+            self.address, self._secret, bind=False, identity=secrets.token_bytes(8)
+        )
+        try:
+            while not self._is_stopping:
+                self._join()
+                if self._is_stopping or self._serve():
+                    break
+        finally:
+            self._end_ranks()
+            for process in self._ready_made:
+                process.drop()
+            self._socket.close()
+        return 0
+
+    def _join(self) -> None:
+        """Ask to join until node 0 agrees."""
+        began_s = time.monotonic()
+        refusal = ""
+        while not self._is_stopping:
+            self._send(Join(self.node_rank, self.facts))
+            messages = self._receive(BEAT_S)
+            for number, message in enumerate(messages, 1):
+                if isinstance(message, Welcome):
+                    self._unread = messages[number:]
+                    self._generation, self.node_rank = message.generation, message.node_rank
+                    self._heard_s = time.monotonic()
+                    log.info("joined %s as node %d", self.address, self.node_rank)
+                    return
+                if isinstance(message, Refused):
+                    refusal = message.reason
+                    if not message.may_retry or time.monotonic() - began_s > RETRY_S:
+                        raise ConfigError(f"node 0 at {self.address} refused this node: {refusal}")
+            self._socket.count_handshakes()
+            if self._socket.num_refused >= MAX_HANDSHAKES:
+                raise ConfigError(
+                    f"{FLAG} {self.address} closed the connection: its --cluster-secret-file holds "
+                    "another secret, or the port is another program's"
+                )
+            if time.monotonic() - began_s > self._timeout_s:
+                raise ConfigError(
+                    f"{FLAG} {self.address}: no answer within {self._timeout_s:g} s; start node 0 "
+                    "there, or wait longer with --dist-timeout"
+                )
+
+    def _serve(self) -> bool:
+        """Obey node 0 until it is lost (False), or this agent is to end (True)."""
+        next_beat_s = 0.0
+        while not self._is_stopping:
+            messages = self._receive(BEAT_S / 2)
+            now_s = time.monotonic()
+            self._heard_s = now_s if messages else self._heard_s
+            for message in messages:
+                if isinstance(message, StartRanks) and message.generation == self._generation:
+                    self._start_ranks(message.startups)
+                elif isinstance(message, Leave) and message.generation == self._generation:
+                    log.info("node 0 ended this replica")
+                    self._leave()
+                    return message.is_final
+            if now_s - self._heard_s > LOST_S:
+                log.warning("node 0 at %s sent nothing for %g s", self.address, LOST_S)
+                self._leave()
+                return False
+            if now_s >= next_beat_s:
+                self._send(Beat(self._generation))
+                next_beat_s = now_s + BEAT_S
+        return True
+
+    def _receive(self, wait_s: float) -> list[FromNode0]:
+        """What node 0 sent within the time; reports the ends of ranks meanwhile."""
+        if self._unread:
+            unread, self._unread = self._unread, []
+            return unread
+        poller = zmq.Poller()
+        poller.register(self._socket.socket, zmq.POLLIN)
+        for descriptor in (self._woken, *self._pidfds):
+            poller.register(descriptor, zmq.POLLIN)
+        ready = dict(poller.poll(round(wait_s * 1000)))
+        for descriptor in ready.keys() & self._pidfds.keys():
+            self._report_end(descriptor)
+        return [self._codec.decode(data) for _, data in self._socket.receive()]
+
+    def _start_ranks(self, startups: Sequence[dict[str, Any]]) -> None:
+        self._end_ranks()
+        for startup in startups:
+            process = self._ready_made.pop() if self._ready_made else EngineProcess(self._command)
+            rank = int(startup["rank"])
+            self.ranks[rank] = process
+            self._pidfds[os.pidfd_open(process.pid)] = rank
+            options = {**startup["options"], **self._options}
+            process.send_config({**startup, "options": options, "parent": os.getpid()})
+            log.info("started rank %d, process %d", rank, process.pid)
+
+    def _report_end(self, descriptor: int) -> None:
+        rank = self._pidfds.pop(descriptor)
+        os.close(descriptor)
+        code = self.ranks.pop(rank).ended()
+        log.error("rank %d ended with status %d", rank, code)
+        self._send(RankEnded(self._generation, rank, code))
+
+    def _leave(self) -> None:
+        """End the ranks and make processes for the next ones, which import torch meanwhile."""
+        count = len(self.ranks) + len(self._ready_made)
+        self._end_ranks()
+        self._generation = ""
+        while len(self._ready_made) < count:
+            self._ready_made.append(EngineProcess(self._command))
+
+    def _end_ranks(self) -> None:
+        for descriptor in self._pidfds:
+            os.close(descriptor)
+        self._pidfds = {}
+        for process in self.ranks.values():
+            process.drop()
+        self.ranks = {}
+
+    def _send(self, message: ToNode0) -> None:
+        self._socket.send(self._codec.encode(message))

@@ -1,0 +1,121 @@
+"""The sockets of node 0 and of those who join it: zmq over TCP, encrypted with a shared secret."""
+
+from __future__ import annotations
+
+import os
+import socket as sockets
+from pathlib import Path
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from radixlm.base.errors import ConfigError
+from radixlm.wire.curve import MIN_CHARS, secure
+
+FLAG = "--dist-init-addr"
+_FAILED = {
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+}
+
+
+def read_secret(path: str | None) -> str:
+    """The secret in the file of --cluster-secret-file."""
+    flag = f"--cluster-secret-file {path}" if path else "--cluster-secret-file is not set"
+    try:
+        secret = Path(path).read_text(encoding="utf-8").strip() if path else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{flag}: {error}") from error
+    if len(secret) < MIN_CHARS:
+        raise ConfigError(
+            f"{flag}: nodes need a file with the same secret of at least {MIN_CHARS} characters; "
+            "`openssl rand -hex 32 > FILE` makes one"
+        )
+    return secret
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(IP address, port) of "host:port"; an IPv6 address stands in brackets."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = sockets.getaddrinfo(host.strip("[]"), int(port), type=sockets.SOCK_STREAM)
+    except (OSError, ValueError, OverflowError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "not host:port"
+        raise ConfigError(f"{FLAG} {address}: {problem}; 10.0.0.1:5000 has the form") from error
+    return str(found[0][4][0]), int(port)
+
+
+def local_address(address: str) -> str:
+    """The IP address of this machine from which it reaches ``address``."""
+    host, port = split_address(address)
+    family = sockets.AF_INET6 if ":" in host else sockets.AF_INET
+    with sockets.socket(family, sockets.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, port))  # sends nothing
+        except OSError as error:
+            raise ConfigError(f"{FLAG} {address}: {error.strerror}") from error
+        return str(probe.getsockname()[0])
+
+
+class ClusterSocket:
+    """A ROUTER at ``address``, or a DEALER that connects to it. Not to be used by two threads at
+    once. ``num_refused``: handshakes that failed since the last one that did not."""
+
+    def __init__(self, address: str, secret: str, bind: bool, identity: bytes = b"") -> None:
+        host, port = split_address(address)
+        self.num_refused = 0
+        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(
+            zmq.ROUTER if bind else zmq.DEALER
+        )
+        options = {zmq.LINGER: 0, zmq.SNDHWM: 0, zmq.RCVHWM: 0, zmq.IPV6: int(":" in host)}
+        more = {zmq.ROUTER_HANDOVER: 1} if bind else {zmq.IMMEDIATE: 1, zmq.RECONNECT_IVL_MAX: 1000}
+        for name, value in {**options, **more}.items():
+            self.socket.setsockopt(name, value)
+        if identity:
+            self.socket.setsockopt(zmq.IDENTITY, identity)
+        secure(self.socket, secret, is_server=bind)
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | sum(_FAILED)
+        self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(events)
+        where = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        try:
+            (self.socket.bind if bind else self.socket.connect)(where)
+        except zmq.ZMQError as error:
+            self.close()
+            works = "another port works" if error.errno == zmq.EADDRINUSE else ""
+            works = works or "give an address of node 0 that the other nodes reach"
+            raise ConfigError(
+                f"{FLAG} {address}: {os.strerror(error.errno or 0)}; {works}"
+            ) from error
+        bound: object = self.socket.getsockopt(zmq.LAST_ENDPOINT)  # port 0 has become a free one
+        assert isinstance(bound, bytes)
+        self.address = bound.rstrip(b"\0").decode().removeprefix("tcp://")
+
+    def send(self, data: bytes, to: bytes | None = None) -> bool:
+        """False if there is no such peer, or none yet."""
+        try:
+            self.socket.send_multipart([to, data] if to is not None else [data], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def receive(self) -> list[tuple[bytes, bytes]]:
+        """(sender, message) of all that has come."""
+        found: list[tuple[bytes, bytes]] = []
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return found
+            found.append((frames[0], frames[-1]))
+
+    def count_handshakes(self) -> None:
+        """Bring ``num_refused`` up to date."""
+        while self.monitor.poll(0):
+            event = recv_monitor_message(self.monitor)["event"]
+            self.num_refused = self.num_refused + 1 if event in _FAILED else 0
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(0)

@@ -1,0 +1,344 @@
+"""Nodes join node 0, start ranks, meet in its store, and are missed when they go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from radixlm.base.errors import ConfigError, RankLost
+from radixlm.distributed.remote import HubLink, HubStore
+from radixlm.engine import node_agent, nodes
+from radixlm.engine.node_agent import NodeAgent
+from radixlm.engine.node_facts import checkpoint_digest, difference
+from radixlm.engine.nodes import Hub
+from radixlm.wire.cluster import NodeFacts
+from radixlm.wire.cluster_socket import local_address, read_secret, split_address
+
+SECRET = "correct horse battery staple"
+FACTS = NodeFacts("a", "0.1", "c0ffee", "/models/m", "127.0.0.1", {"tp_size": 2, "nnodes": 2})
+# a rank that takes its startup config, says so by closing a pipe of the test, and lives on
+RANK = """
+import json, signal, sys
+startup = json.load(sys.stdin)
+open(startup["options"]["told"], "w").write(json.dumps(startup))
+signal.pause()
+"""
+COMMAND = (sys.executable, "-S", "-c", RANK)
+
+
+class Running:
+    """An agent in a thread; ``join`` gives its exit status or its error."""
+
+    def __init__(self, agent: NodeAgent) -> None:
+        self.agent, self.outcome = agent, None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.outcome = self.agent.run()
+        except ConfigError as error:
+            self.outcome = error
+
+    def join(self) -> int | ConfigError | None:
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+        return self.outcome
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., Running]]:
+    running: list[Running] = []
+
+    def start(hub: Hub, facts: NodeFacts = FACTS, rank: int = 1, secret: str = SECRET) -> Running:
+        options = {"model_path": facts.path}
+        agent = NodeAgent(hub.address, secret, facts, rank, options, 60.0, COMMAND)
+        running.append(Running(agent))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.agent.stop()
+        one.join()
+
+
+@pytest.fixture
+def make_hub() -> Iterator[Callable[..., Hub]]:
+    made: list[Hub] = []
+
+    def make(nnodes: int = 2, timeout_s: float = 60.0) -> Hub:
+        made.append(Hub("127.0.0.1:0", SECRET, FACTS, nnodes, timeout_s))
+        return made[-1]
+
+    yield make
+    for hub in made:
+        hub.close()
+
+
+class Lost:
+    """What a hub reports as lost, once."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.came = threading.Event()
+
+    def __call__(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self.came.set()
+
+    def wait(self) -> str:
+        assert self.came.wait(60)
+        (reason,) = self.reasons
+        return reason
+
+
+def started(hub: Hub, running: Running, folder: Path, rank: int = 1) -> tuple[Lost, int]:
+    """A node whose one fake rank runs: what is lost, and the rank's pid."""
+    lost, told = Lost(), folder / "told"
+    os.mkfifo(told)
+    hub.wait()
+    startup = {
+        "rank": rank,
+        "options": {"told": str(told), "model_path": "/of/node0", "tp_size": 2},
+    }
+    hub.start({1: [startup]}, lost)
+    text = told.read_text()  # waits for the rank
+    assert '"model_path": "/models/m"' in text, "a node reads its own folder"
+    assert f'"parent": {os.getpid()}' in text and '"tp_size": 2' in text
+    return lost, running.agent.ranks[rank].pid
+
+
+def test_a_node_joins_starts_its_rank_and_ends_with_node_0(
+    make_hub: Callable[..., Hub], run: Callable[..., Running], tmp_path: Path
+) -> None:
+    hub = make_hub()
+    running = run(hub)
+    assert hub.wait() == {1: FACTS}
+    lost, pid = started(hub, running, tmp_path)
+    descriptor = os.pidfd_open(pid)
+    hub.close(is_final=True)
+    assert running.join() == 0
+    assert not lost.reasons
+    with pytest.raises(ProcessLookupError):
+        signal.pidfd_send_signal(descriptor, 0)
+
+
+def test_a_rank_that_is_killed_is_reported_with_its_signal(
+    make_hub: Callable[..., Hub], run: Callable[..., Running], tmp_path: Path
+) -> None:
+    hub = make_hub()
+    lost, pid = started(hub, run(hub), tmp_path)
+    os.kill(pid, signal.SIGKILL)
+    assert lost.wait() == "rank 1 ended with status -9"
+    assert not hub.wait_for_ranks([1], 60.0)
+
+
+def test_a_new_node_0_gets_the_node_back_and_the_old_ranks_end(
+    make_hub: Callable[..., Hub], run: Callable[..., Running], tmp_path: Path
+) -> None:
+    first = make_hub()
+    running = run(first)
+    _, pid = started(first, running, tmp_path)
+    descriptor = os.pidfd_open(pid)
+    first._is_closed = True  # as kill -9 does: nothing is said to anybody
+    first._thread.join()
+    first._socket.close()
+    second = Hub(first.address, SECRET, FACTS, 2, 60.0)
+    try:
+        assert second.wait() == {1: FACTS}
+        with pytest.raises(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, 0)
+        (tmp_path / "told").unlink()
+        _, again = started(second, running, tmp_path)
+        assert again != pid
+    finally:
+        second.close()
+
+
+def test_a_node_that_falls_silent_is_lost(
+    make_hub: Callable[..., Hub], run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = make_hub()
+    running = run(hub)
+    hub.wait()
+    lost = Lost()
+    hub.start({1: []}, lost)
+    monkeypatch.setattr(nodes, "LOST_S", 0.5)
+    monkeypatch.setattr(running.agent, "_send", lambda message: None)
+    assert lost.wait() == "node 1 on a sent nothing for 0.5 s"
+
+
+@pytest.mark.parametrize(
+    ("facts", "rank", "says"),
+    [
+        (FACTS, 5, "--node-rank 5: this replica has nodes 0 to 1"),
+        (NodeFacts("b", "0.2", "c0ffee", "/m"), 1, "b runs RadixLM 0.2, node 0 on a runs 0.1"),
+        (
+            NodeFacts("b", "0.1", "beef", "/m"),
+            1,
+            "at /m on b has digest beef, that at /models/m on node 0 (a) c0ffee",
+        ),
+        (
+            NodeFacts("b", "0.1", "c0ffee", "/m", "", {"tp_size": 4}),
+            1,
+            "--tp-size is 4 on b and 2 on node 0 (a)",
+        ),
+    ],
+)
+def test_a_node_that_differs_is_refused_with_both_values(
+    make_hub: Callable[..., Hub],
+    run: Callable[..., Running],
+    facts: NodeFacts,
+    rank: int,
+    says: str,
+) -> None:
+    hub = make_hub()
+    outcome = run(hub, facts, rank).join()
+    assert isinstance(outcome, ConfigError) and says in str(outcome)
+    hub.timeout_s = 0.0
+    with pytest.raises(ConfigError, match="node 1 of 2 has not joined within 0 s") as caught:
+        hub.wait()
+    assert says in str(caught.value) and "--dist-timeout" in str(caught.value)
+
+
+def test_two_nodes_with_one_rank_and_the_choice_of_a_free_one(
+    make_hub: Callable[..., Hub], run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_agent, "RETRY_S", 0.0)
+    hub = make_hub(nnodes=3)
+    first = run(hub)
+    with hub._changed:
+        assert hub._changed.wait_for(lambda: 1 in hub.members, 60)
+    second = run(hub, NodeFacts("b", "0.1", "c0ffee", "/m")).join()
+    assert "--node-rank 1 is taken by a; --node-rank 2 is free" in str(second)
+    third = run(hub, rank=-1)
+    assert hub.wait().keys() == {1, 2}
+    fourth = run(hub, rank=-1).join()
+    assert "all 3 nodes of this replica have joined" in str(fourth)
+    assert (first.agent.node_rank, third.agent.node_rank) == (1, 2)
+
+
+def test_another_secret_is_told_on_both_ends(
+    make_hub: Callable[..., Hub], run: Callable[..., Running]
+) -> None:
+    hub = make_hub()
+    outcome = run(hub, secret="another secret of some length").join()
+    assert "--cluster-secret-file holds another secret" in str(outcome)
+    hub.timeout_s = 2 * nodes.BEAT_S  # it counts once a beat
+    with pytest.raises(ConfigError, match="A peer was refused whose --cluster-secret-file"):
+        hub.wait()
+
+
+def test_a_port_in_use_and_addresses_that_are_none() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: Address already in use; another"):
+            Hub(f"127.0.0.1:{port}", SECRET, FACTS, 2)
+    with pytest.raises(ConfigError, match="an address of node 0"):
+        Hub("192.0.2.1:5000", SECRET, FACTS, 2)
+    for bad in ("127.0.0.1", "127.0.0.1:x", "no such host:1"):
+        with pytest.raises(ConfigError, match=r"10\.0\.0\.1:5000 has the form"):
+            split_address(bad)
+    assert local_address("127.0.0.1:5000") == "127.0.0.1"
+    assert split_address("[::1]:5000") == ("::1", 5000)
+
+
+def test_a_node_without_node_0_gives_up_and_says_so() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        agent = NodeAgent(address, SECRET, FACTS, 1, {}, timeout_s=0.0)
+        with pytest.raises(ConfigError, match=f"{address}: no answer within 0 s; start node 0"):
+            agent.run()
+
+
+def test_plans_reach_remote_ranks_in_order_and_a_gap_is_noticed(
+    make_hub: Callable[..., Hub],
+) -> None:
+    hub = make_hub()
+    link = HubLink(hub.address, SECRET, hub.generation, 1)
+    link.hello()
+    assert hub.wait_for_ranks([1], 60.0)
+    for payload in (b"one", b"two"):
+        hub.write(payload)
+    assert [link.read(60.0), link.read(60.0), link.read(0.0)] == [b"one", b"two", None]
+    hub._num_plans += 1
+    hub.write(b"four")
+    with pytest.raises(RankLost, match="plan 2 is missing, 3 came"):
+        link.read(60.0)
+    lost = Lost()
+    hub.start({}, lost)
+    link.fail("no memory")
+    assert lost.wait() == "rank 1: no memory"
+    link.close()
+
+
+def test_a_rank_of_an_earlier_generation_is_sent_away(make_hub: Callable[..., Hub]) -> None:
+    link = HubLink(make_hub().address, SECRET, "an earlier one", 1)
+    link.hello()
+    with pytest.raises(RankLost, match="node 0 ended this replica"):
+        link.read(60.0)
+    link.close()
+
+
+def test_ranks_meet_for_gloo_in_the_store_of_node_0(make_hub: Callable[..., Hub]) -> None:
+    hub = make_hub()
+    link = HubLink(hub.address, SECRET, hub.generation, 1)
+    sums: dict[int, torch.Tensor] = {}
+
+    def reduce(rank: int, store: HubStore) -> None:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        group = dist.ProcessGroupGloo(store, rank, 2, options)
+        sums[rank] = torch.full((3,), rank + 1.0)
+        group.allreduce([sums[rank]]).wait()
+
+    other = threading.Thread(target=reduce, args=(1, HubStore(link, 60.0)))
+    other.start()
+    reduce(0, HubStore(hub, 60.0))
+    other.join(60)
+    assert sums[0].tolist() == sums[1].tolist() == [3.0] * 3
+    with pytest.raises(RankLost, match=r"no rank has set x within 0\.01 s"):
+        HubStore(link, 0.01).get("x")
+    link.close()
+
+
+def test_the_digest_tells_files_apart(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(bytes(5 << 20))
+    (tmp_path / "config.json").write_text("{}")
+    before = checkpoint_digest(tmp_path)
+    (tmp_path / "README.md").write_text("not read")
+    assert checkpoint_digest(tmp_path) == before
+    with weights.open("r+b") as opened:
+        opened.seek(-1, os.SEEK_END)
+        opened.write(b"x")
+    after = checkpoint_digest(tmp_path)
+    assert after != before
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    assert len({before, after, checkpoint_digest(tmp_path), checkpoint_digest(weights)}) == 4
+    assert not difference(FACTS, FACTS)
+
+
+def test_the_secret_comes_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    with pytest.raises(ConfigError, match="is not set: nodes need a file"):
+        read_secret(None)
+    with pytest.raises(ConfigError, match="No such file"):
+        read_secret(str(path))
+    path.write_text("short\n")
+    with pytest.raises(ConfigError, match="at least 16 characters; `openssl rand"):
+        read_secret(str(path))
+    path.write_text(f"{SECRET}\n")
+    assert read_secret(str(path)) == SECRET
