@@ -1,7 +1,7 @@
 """NodeAgent: joins node 0 (``engine/nodes.py``), starts the ranks of this node and watches them.
 
-Its ranks live as long as it does, and as long as it hears node 0. When node 0's process is replaced
-or not heard, the agent ends its ranks and joins again.
+Its ranks live as long as it does and node 0 sends beats. When node 0's process is replaced
+or falls silent, the agent ends its ranks and joins again.
 """
 
 from __future__ import annotations
