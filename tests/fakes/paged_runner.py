@@ -79,6 +79,8 @@ class PagedRunner:
             self.backend.begin(batch)
             lora = () if batch.lora is None else (batch.lora,)
             logits = self.model.logits(self.model.forward(batch), *lora)
+        if not len(logits):
+            return {}  # a rank without logits
         counts = [len(t) for t in tokens.values()]
         return dict(zip(tokens, logits.split(counts), strict=True))
 
@@ -151,7 +153,7 @@ class PagedRunner:
                     fed[sequence] = list(new[start:end])
             for sequence, logits in self.step(fed).items():
                 parts[sequence].append(logits)
-        return {sequence: torch.cat(p) for sequence, p in parts.items()}
+        return {sequence: torch.cat(p) for sequence, p in parts.items() if p}
 
 
 def moved(batch: ForwardBatch, device: torch.device) -> ForwardBatch:

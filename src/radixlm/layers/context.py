@@ -2,20 +2,24 @@
 
 import torch
 
-from radixlm.base.record import Record, field
+from radixlm.base.record import Record, field, replace
+from radixlm.distributed.groups import ALONE, Group, Ranks
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.linear import Linear
+from radixlm.layers.placement import Placement, evenly
 from radixlm.quant.param import Shard
 from radixlm.quant.scheme import HeadScheme, Scheme, UnquantizedScheme
 
 
 class LayerContext(Record):
-    """``compute_dtype`` is the dtype of activations; ``scheme`` stores linear weights."""
+    """``compute_dtype`` is the dtype of activations; ``scheme`` stores linear weights; ``ranks``
+    share the layers."""
 
     kernels: Kernels
     device: torch.device
     compute_dtype: torch.dtype
     scheme: Scheme = field(default_factory=UnquantizedScheme)
+    ranks: Ranks = ALONE
 
     def linear(
         self,
@@ -24,15 +28,32 @@ class LayerContext(Record):
         bias: bool = False,
         shard: Shard | None = None,
         gate_act: str = "",
+        place: Placement | None = None,
     ) -> Linear:
-        """A linear layer in this context's scheme; ``gate_act`` as in ``Linear``."""
-        return Linear(in_features, out_features, bias, self.scheme, self.kernels, shard, gate_act)
+        """A linear layer in this context's scheme; ``gate_act`` as in ``Linear``. Without a
+        ``place``, the ranks that share the attention each compute some outputs, and all get
+        all."""
+        if place is None:
+            place = self.evenly(in_features, out_features, 2 if gate_act else 1)
+        return Linear(
+            in_features, out_features, bias, self.scheme, self.kernels, shard, gate_act, place
+        )
+
+    def evenly(
+        self, in_features: int, rows: int, num_parts: int = 1, group: Group | None = None
+    ) -> Placement:
+        """An even division of the outcomes of ``num_parts`` joined matrices among a group, by
+        default those that share the attention."""
+        together = self.scheme.rows_together(in_features)
+        return evenly(rows // num_parts, group or self.ranks.attn, together, num_parts)
 
     def head_linear(self, in_features: int, out_features: int, bias: bool = False) -> Linear:
         """The output head, in the format that the scheme has for it."""
         scheme = HeadScheme(self.scheme.head_fmt)
-        return Linear(in_features, out_features, bias, scheme, self.kernels)
+        place = evenly(out_features, self.ranks.tp, scheme.rows_together(in_features))
+        place = replace(place, to_first=True)
+        return Linear(in_features, out_features, bias, scheme, self.kernels, place=place)
 
     def plain_linear(self, in_features: int, out_features: int, bias: bool = False) -> Linear:
-        """A linear layer that is never quantized (routers, gates, heads)."""
+        """A linear layer that is never quantized and whole on each rank (routers, gates)."""
         return Linear(in_features, out_features, bias, UnquantizedScheme(), self.kernels)

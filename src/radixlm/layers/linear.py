@@ -11,7 +11,8 @@ from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.linear import PackedLinear
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.layers.module import Module
-from radixlm.quant.param import Param, Shard
+from radixlm.layers.placement import WHOLE, CutLinear, Placement
+from radixlm.quant.param import Cut, Param, Shard
 from radixlm.quant.scheme import Scheme
 
 
@@ -38,19 +39,26 @@ class Linear(Module):
         kernels: Kernels,
         shard: Shard | None = None,
         gate_act: str = "",
+        place: Placement = WHOLE,
     ) -> None:
-        """With ``gate_act``, the rows are [gate; up] and ``run`` gives act(gate) * up."""
+        """With ``gate_act``, the rows are [gate; up] and ``run`` gives act(gate) * up. ``place``:
+        what of it this rank holds."""
         self.in_features = in_features
         self.out_features = out_features
         self.scheme = scheme
         self._kernels, self._gate_act = kernels, gate_act
-        self._params = scheme.params(out_features, in_features, bias, shard)
+        self._params, self.place = scheme.params(out_features, in_features, bias, shard), place
+        if place.rows:
+            for param in self._params.values():
+                param.cut(Cut(0, out_features, place.rows))
 
     def own_params(self) -> dict[str, Param]:
         return self._params
 
     def finish(self) -> None:
-        self.packed = self.scheme.pack(self._kernels, self._params, self._gate_act)
+        packed = self.scheme.pack(self._kernels, self._params, self._gate_act)
+        is_whole = not (self.place.inputs or self.place.outputs)
+        self.packed = packed if is_whole else CutLinear(packed, self.place)
         self.run = self.packed.run if self.site < 0 else self._run_adapted
 
     def adapt(self, site: int, step: StepAdapters) -> None:
@@ -80,9 +88,11 @@ class Linear(Module):
         rows, packed = self._step.rows, self.packed
         if rows is None or not rows.has(self.site):
             return packed.run(x_TI)
+        cut = packed if isinstance(packed, CutLinear) else CutLinear(packed, WHOLE)
+        x_TI = cut.whole_inputs(x_TI)
         if self._gate_act:
-            changed: Callable[..., Tensor] = packed.run_changed  # type: ignore[attr-defined]
-            return changed(x_TI, partial(rows.add_, self.site, x_TI))
-        y_TO = packed.run(x_TI)
+            changed: Callable[..., Tensor] = cut.inner.run_changed  # type: ignore[attr-defined]
+            return cut.gathered(changed(x_TI, partial(rows.add_, self.site, x_TI)))
+        y_TO = cut.inner.run(x_TI)
         rows.add_(self.site, x_TI, y_TO)
-        return y_TO
+        return cut.gathered(y_TO)

@@ -9,6 +9,7 @@ import torch
 from radixlm.arch.names import untied_with_bias
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import ConfigError
+from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
 from radixlm.models.decoder import DecoderModel
@@ -32,13 +33,15 @@ def build_model(
     weight_dtype: torch.dtype | None = None,
     merge_windows: bool = False,
     scheme: Scheme | None = None,
+    ranks: Ranks = ALONE,
 ) -> NativeModel:
     """A model without weights; ``weights.load.load_weights`` fills it.
 
     ``compute_dtype`` is the dtype of activations, ``weight_dtype`` that of stored weights (None:
     as in the checkpoint). With ``merge_windows``, windowed layers live in a full KV group.
+    ``ranks`` share its layers.
     """
-    context = LayerContext(kernels, device, compute_dtype, scheme or UnquantizedScheme())
+    context = LayerContext(kernels, device, compute_dtype, scheme or UnquantizedScheme(), ranks)
     model: NativeModel
     if decoder.encoder is not None:
         model = EncoderModel(decoder, context, weight_dtype)

@@ -3,7 +3,7 @@ groups, E experts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -47,6 +47,11 @@ class QuantizedWeight(Record):
         times = self.group_size // group_size
         scale, offset = (t.repeat_interleave(times, -1) for t in (self.scale_OG, self.offset_OG))
         return replace(self, scale_OG=scale, offset_OG=offset)
+
+    def part(self, take: Callable[[Tensor], Tensor]) -> QuantizedWeight:
+        """The outputs (or experts) that ``take`` keeps of a tensor."""
+        values, scale, offset = map(take, (self.values_OI, self.scale_OG, self.offset_OG))
+        return replace(self, values_OI=values, scale_OG=scale, offset_OG=offset)
 
     def to(self, device: torch.device) -> QuantizedWeight:
         """A copy on ``device``."""

@@ -24,6 +24,10 @@ class Scheme(Protocol):
         """Whether a weight with so many inputs may stay quantized as the checkpoint has it."""
         ...
 
+    def rows_together(self, in_features: int) -> int:
+        """How many outputs share a scale: ranks divide a weight between such blocks only."""
+        ...
+
     def params(
         self, out_features: int, in_features: int, bias: bool, shard: Shard | None
     ) -> dict[str, Param]:
@@ -48,6 +52,9 @@ class UnquantizedScheme:
 
     def accepts_quantized(self, in_features: int) -> bool:
         return False
+
+    def rows_together(self, in_features: int) -> int:
+        return BLOCK if self.fmt(in_features) == FORMATS[1] else 1
 
     def params(
         self, out_features: int, in_features: int, bias: bool, shard: Shard | None

@@ -22,13 +22,15 @@ def checkpoint_dtype(folder: Path) -> torch.dtype:
 
 
 def dummy_value(path: str, param: Param, dtype: torch.dtype) -> Tensor:
-    """Random numbers that depend on ``path`` only, of a size that keeps activations near one."""
+    """Random numbers that depend on ``path`` only, of a size that keeps activations near one; of
+    the whole shape of the parameter."""
+    shape = param.whole_shape
     if param.storage == "int64":
-        return torch.zeros(param.shape, dtype=torch.int64)
+        return torch.zeros(shape, dtype=torch.int64)
     generator = torch.Generator().manual_seed(zlib.crc32(path.encode()))
-    if len(param.shape) == 1:
+    if len(shape) == 1:
         is_norm = path.endswith("norm.weight") or "norm" in path.split(".")[-2]
         near = 1.0 if is_norm and path.endswith(".weight") else 0.0
-        return torch.empty(param.shape).normal_(near, 0.02, generator=generator).to(dtype)
-    scale = 1.0 / math.sqrt(param.shape[-1])
-    return torch.empty(param.shape).normal_(0.0, scale, generator=generator).to(dtype)
+        return torch.empty(shape).normal_(near, 0.02, generator=generator).to(dtype)
+    scale = 1.0 / math.sqrt(shape[-1])
+    return torch.empty(shape).normal_(0.0, scale, generator=generator).to(dtype)

@@ -155,7 +155,7 @@ class _Filler:
         is_cpu = self._device.type == "cpu"
         if not is_cpu and self._weight_dtype == torch.float32:
             return False  # kernels of GPUs multiply integers with 16 bit floats
-        weight = self._reader.read_quantized(path)
+        weight = self._reader.read_quantized(path, param)
         if weight is None:
             return False
         if tuple(weight.values_OI.shape) != param.shape:
@@ -176,7 +176,7 @@ class _Filler:
 def describe_mismatch(path: str, param: Param, value: Tensor) -> str:
     """How shape or dtype of ``value`` differ from ``param``, naming both sides; "" if they fit."""
     if tuple(value.shape) != param.shape:
-        return f"{path} is {list(param.shape)}, the checkpoint has {list(value.shape)}"
+        return f"{path} is {list(param.whole_shape)}, the checkpoint has {list(value.shape)}"
     if param.storage == "int64":
         is_whole = not value.is_floating_point()
         return "" if is_whole else f"{path} is of integers, the checkpoint has {value.dtype}"

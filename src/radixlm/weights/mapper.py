@@ -13,7 +13,7 @@ from torch import Tensor
 from radixlm.arch import spec
 from radixlm.arch.names import DEFAULT, Named, prefix_of, spellings
 from radixlm.arch.recipes import Recipe
-from radixlm.base.record import Record
+from radixlm.base.record import Record, replace
 from radixlm.quant.param import Param
 from radixlm.weights.source import TensorSource
 
@@ -166,17 +166,19 @@ class TensorJoiner:
         self._source = source
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
-    def join(self, mapping: ParamMapping) -> Tensor:
-        """The parameter's value in the checkpoint's dtype: a view of the source, or of a buffer if
-        tensors were joined; valid until the next layer's parameter of the same name."""
-        source = self._source
+    def join(self, mapping: ParamMapping, param: Param) -> Tensor:
+        """This rank's part of the parameter's value, in the checkpoint's dtype: a view of the
+        source, or of a buffer if tensors were joined; valid until the next layer's parameter of the
+        same name. A value of another shape than the parameter's comes whole."""
+        source, recipe = self._source, mapping.recipe
+        cut = param if recipe is None else _UNCUT
         if mapping.is_stacked:
-            value = self._stack(mapping)
+            value = self._stack(mapping, cut)
         elif len(mapping.tensors) == 1:
-            value = source.read(mapping.tensors[0][0])
+            value = cut.part_of(source.read(mapping.tensors[0][0]))
         else:
-            value = self._cat(mapping, [source.read(row[0]) for row in mapping.tensors])
-        return value if mapping.recipe is None else mapping.recipe(value, _cat)
+            value = self._cat(mapping, [source.read(row[0]) for row in mapping.tensors], cut)
+        return value if recipe is None else param.part_of(recipe(value, _cat))
 
     def _buffer(self, mapping: ParamMapping, like: Tensor, shape: tuple[int, ...]) -> Tensor:
         key = (mapping.path.rpartition(".")[2], like.dtype)
@@ -185,34 +187,54 @@ class TensorJoiner:
             self._buffers[key] = buffer = like.new_empty(count)
         return buffer[:count].view(shape)
 
-    def _cat(self, mapping: ParamMapping, parts: list[Tensor]) -> Tensor:
-        num_rows = sum(part.shape[0] for part in parts if part.ndim)
+    def _cat(self, mapping: ParamMapping, parts: list[Tensor], param: Param) -> Tensor:
         for part, row in zip(parts, mapping.tensors, strict=True):
             _check_kind(row[0], part, parts[0])
         if any(p.ndim == 0 or p.shape[1:] != parts[0].shape[1:] for p in parts):
             raise ValueError("its parts have other shapes than each other")
+        rows = [part.shape[0] for part in parts]
+        if (sum(rows), *parts[0].shape[1:]) == param.whole_shape:
+            parts = [
+                part.narrow(0, begin, end - begin)
+                for part, cut in zip(parts, param.cuts_of(0, rows), strict=True)
+                for begin, end in cut.ranges
+            ]
         if len({part.dtype for part in parts}) > 1:
             return torch.cat(parts)  # to the wider dtype
+        num_rows = sum(part.shape[0] for part in parts)
         out = self._buffer(mapping, parts[0], (num_rows, *parts[0].shape[1:]))
         return torch.cat(parts, out=out)
 
-    def _stack(self, mapping: ParamMapping) -> Tensor:
+    def _stack(self, mapping: ParamMapping, param: Param) -> Tensor:
         """[experts, joined rows, ...], filled expert by expert."""
         source, tensors = self._source, mapping.tensors
         firsts = [source.read(row[0]) for row in tensors]
-        num_rows = [first.shape[0] for first in firsts]
-        shape = (len(tensors[0]), sum(num_rows), *firsts[0].shape[1:])
+        rows, rest = [first.shape[0] for first in firsts], firsts[0].shape[1:]
+        count = len(tensors[0])
+        if (count, sum(rows), *rest) != param.whole_shape:
+            param = _UNCUT
+        cuts = param.cuts_of(1, rows)
+        chosen = [e for cut in param.cuts_of(0, [count]) for r in cut.ranges for e in range(*r)]
+        shape = (len(chosen), sum(cut.size for cut in cuts), *param.shape[2:]) if param.cuts else (
+            count, sum(rows), *rest
+        )  # fmt: skip
         out = self._buffer(mapping, firsts[0], shape)
-        for expert in range(len(tensors[0])):
-            parts = out[expert].split_with_sizes(num_rows)
-            for part, row in zip(parts, tensors, strict=True):
+        for place, expert in enumerate(chosen):
+            parts = out[place].split_with_sizes([cut.size for cut in cuts])
+            for part, first, cut, row in zip(parts, firsts, cuts, tensors, strict=True):
                 value = source.read(row[expert])
                 _check_kind(row[expert], value, part)
-                if value.shape != part.shape:
-                    wanted = list(part.shape)
+                if value.shape != first.shape:
+                    wanted = list(first.shape)
                     raise ValueError(f"{row[expert]} is {list(value.shape)}, not {wanted}")
+                value = replace(cut, dim=0).of(value)
+                for other in param.cuts:
+                    value = replace(other, dim=other.dim - 1).of(value) if other.dim > 1 else value
                 part.copy_(value)
         return out
+
+
+_UNCUT = Param(())
 
 
 def _check_kind(name: str, value: Tensor, like: Tensor) -> None:

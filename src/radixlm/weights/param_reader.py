@@ -28,13 +28,14 @@ class ParamReader(Protocol):
     folder: Path  # of the files, for messages
 
     def read(self, path: str, param: Param) -> Tensor:
-        """The value in the checkpoint's dtype: borrowed memory, valid until the layer's values are
-        released. ValueError if the checkpoint's tensors cannot be joined."""
+        """The value in the checkpoint's dtype, of a cut parameter its part: borrowed memory, valid
+        until the layer's values are released. A value of a wrong shape comes whole. ValueError if
+        the checkpoint's tensors cannot be joined."""
         ...
 
-    def read_quantized(self, path: str) -> QuantizedWeight | None:
-        """The quantized weight as the checkpoint stores it; None for floats, and where the model
-        needs floats. ValueError as ``read``."""
+    def read_quantized(self, path: str, param: Param) -> QuantizedWeight | None:
+        """The quantized weight, or its part, as the checkpoint stores it; None for floats, and
+        where the model needs floats. ValueError as ``read``."""
         ...
 
     def quantized_bytes(self, path: str) -> int:
@@ -114,11 +115,18 @@ class CheckpointReader:
 
     def read(self, path: str, param: Param) -> Tensor:
         try:
-            return self._joiner.join(self._mappings[path])
+            return self._joiner.join(self._mappings[path], param)
         except (RuntimeError, IndexError) as error:
             raise ValueError(str(error).splitlines()[0]) from error
 
-    def read_quantized(self, path: str) -> QuantizedWeight | None:
+    def read_quantized(self, path: str, param: Param) -> QuantizedWeight | None:
+        # Whole first: whether the kernels take it must not depend on the part.
+        weight = self._whole_quantized(path)
+        if weight is None or tuple(weight.values_OI.shape) != param.whole_shape or not param.cuts:
+            return weight
+        return weight.part(param.sliced)
+
+    def _whole_quantized(self, path: str) -> QuantizedWeight | None:
         mapping, source = self._mappings[path], self._source
         if mapping.recipe is not None or not all(map(source.is_quantized, mapping.names())):
             return None
@@ -161,9 +169,9 @@ class DummyReader:
         self._dtype = checkpoint_dtype(folder)
 
     def read(self, path: str, param: Param) -> Tensor:
-        return dummy_value(path, param, self._dtype)
+        return param.part_of(dummy_value(path, param, self._dtype))
 
-    def read_quantized(self, path: str) -> QuantizedWeight | None:
+    def read_quantized(self, path: str, param: Param) -> QuantizedWeight | None:
         return None
 
     def quantized_bytes(self, path: str) -> int:

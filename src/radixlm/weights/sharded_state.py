@@ -42,9 +42,9 @@ class ShardedStateReader:
             raise CheckpointError(listing(f"{folder} was saved from another model", problems))
 
     def read(self, path: str, param: Param) -> Tensor:
-        return self._source.read(path)
+        return param.part_of(self._source.read(path))
 
-    def read_quantized(self, path: str) -> QuantizedWeight | None:
+    def read_quantized(self, path: str, param: Param) -> QuantizedWeight | None:
         return None
 
     def quantized_bytes(self, path: str) -> int:
