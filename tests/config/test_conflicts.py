@@ -65,7 +65,6 @@ def test_every_term_names_options_and_choices() -> None:
             {"enable_dp_attention": True, "tp_size": 2, "dp_size": 2},
             "--enable-dp-lm-head needs",
         ),
-        ({"load_balance_method": "minimum_tokens"}, {"load_balance_method": None}, "round_robin"),
         ({"chunked_prefill_size": 0}, {"chunked_prefill_size": -1}, "--chunked-prefill-size 0"),
         ({"max_total_tokens": 15, "page_size": 16}, {"page_size": 15}, "holds no page of 16"),
         (

@@ -50,9 +50,11 @@ class Two:
         for link in self.links if is_ready else ():
             link.say(Ready(FACTS))
 
-    def ask(self, rid: str, replica: int | None = None) -> Any:
+    def ask(self, rid: str, replica: int | None = None, num_tokens: int = 2) -> Any:
         sampling = SamplingParams(max_new_tokens=16)
-        request = GenerateRequest(sampling, input_ids=[5, 6], rid=rid, replica=replica)
+        request = GenerateRequest(
+            sampling, input_ids=[*range(5, 5 + num_tokens)], rid=rid, replica=replica
+        )
         return self.intake.submit(request)[0]
 
     def reply(self, index: int, rid: str, tokens: list[int], finish: Finish | None = None) -> None:
@@ -101,6 +103,21 @@ async def test_shortest_queue_counts_own_requests_at_once_and_others_by_report()
     two.links[0].say(Heartbeat(LoadReport(num_running=5)))  # of another HTTP process
     two.ask("e")
     assert two.rids(1)[-1] == "e"
+
+
+async def test_minimum_tokens_counts_prompts_at_once_and_growth_by_report() -> None:
+    two = Two("minimum_tokens")
+    for rid, num_tokens in (("a", 30), ("b", 8), ("c", 9), ("d", 20)):
+        two.ask(rid, num_tokens=num_tokens)
+    assert (two.rids(0), two.rids(1)) == (["a"], ["b", "c", "d"])
+    two.reply(1, "d", [1], Finish("length"))
+    two.ask("e")
+    assert two.rids(1)[-1] == "e"
+    two.links[1].say(Heartbeat(LoadReport(num_used_tokens=31)))  # answers have grown
+    two.ask("f")
+    assert two.rids(0)[-1] == "f"
+    two.intake.lose_engine(None, 0)
+    assert two.rids(1)[-2:] == ["a", "f"]
 
 
 async def test_a_stream_continues_elsewhere_and_late_messages_are_ignored() -> None:

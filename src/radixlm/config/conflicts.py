@@ -114,8 +114,6 @@ def rank_problems(config: ServerConfig) -> Iterator[str]:
         )
     if p.enable_dp_lm_head and not p.enable_dp_attention:
         yield "--enable-dp-lm-head needs --enable-dp-attention, whose groups it splits"
-    if p.load_balance_method == "minimum_tokens" and not p.enable_dp_attention:
-        yield "--load-balance-method minimum_tokens needs --enable-dp-attention; round_robin works"
 
 
 def schedule_problems(config: ServerConfig) -> Iterator[str]:

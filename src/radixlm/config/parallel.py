@@ -44,15 +44,14 @@ class ParallelConfig(Group):
     ] = 1
     load_balance_method: Annotated[
         str,
-        "How requests are distributed to replicas: in turn, or to the one with the fewest.",
+        "How requests are distributed to replicas: in turn, or to the one that holds the fewest "
+        "requests (shortest_queue) or tokens (minimum_tokens).",
         Flag(
             choices=("round_robin", "shortest_queue", "minimum_tokens"),
-            built=("round_robin", "shortest_queue"),
-            needs="data-parallel attention",
             old_values=(
                 ("auto", "round_robin"),
                 ("total_requests", "shortest_queue"),
-                ("total_tokens", "shortest_queue"),
+                ("total_tokens", "minimum_tokens"),
             ),
         ),
     ] = "round_robin"

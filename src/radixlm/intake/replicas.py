@@ -6,6 +6,7 @@ ignores what the dead one still sends about it.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -28,21 +29,28 @@ class Replica:
         self.load = LoadReport()
         self.facts: dict[str, Any] = {}
         self.beat_s = 0.0
-        self.rids: set[str] = set()  # what it computes for this intake
+        self.rids: dict[str, int] = {}  # what it computes for this intake, and its tokens
 
     @property
     def num_requests(self) -> int:
         """What it holds: ours is known at once, that of other intakes by its last report."""
         return max(len(self.rids), self.load.num_running + self.load.num_waiting)
 
+    @property
+    def num_tokens(self) -> int:
+        """What it holds, in tokens: ours from the start, what they grow to by its last report."""
+        return max(sum(self.rids.values()), self.load.num_used_tokens)
+
 
 class Replicas:
     """All engines of one intake. ``send`` finds the way of a message."""
 
     def __init__(self, links: Sequence[Link], method: str = "round_robin") -> None:
-        """``method``: round_robin, or shortest_queue: the one that holds the fewest requests."""
+        """``method``: round_robin; shortest_queue or minimum_tokens: the replica that holds the
+        fewest requests or tokens."""
         self._all = tuple(Replica(index, link) for index, link in enumerate(links))
-        self._is_shortest = method == "shortest_queue"
+        of = {"shortest_queue": "num_requests", "minimum_tokens": "num_tokens"}.get(method)
+        self._burden = of and attrgetter(of)
         self._owner: dict[str, Replica] = {}
         self._turn = 0
 
@@ -64,22 +72,23 @@ class Replicas:
     def ready(self) -> list[Replica]:
         return [replica for replica in self._all if replica.is_ready]
 
-    def assign(self, rid: str, wanted: int | None = None) -> Replica | None:
-        """The replica that computes ``rid`` from now on; None while there is none. ``wanted``: the
-        index of the one that a client asks for; while it is gone another serves."""
+    def assign(self, rid: str, wanted: int | None = None, num_tokens: int = 0) -> Replica | None:
+        """The replica that computes ``rid`` of ``num_tokens`` from now on; None while there is
+        none. ``wanted``: the index of the one that a client asks for; while it is gone another
+        serves."""
         ready = self.ready
         if not ready:
             return None
         asked = next((replica for replica in ready if replica.index == wanted), None)
         if asked is not None:
             chosen = asked
-        elif self._is_shortest:
-            chosen = min(ready, key=lambda replica: replica.num_requests)
+        elif self._burden:
+            chosen = min(ready, key=self._burden)
         else:
             chosen = ready[self._turn % len(ready)]
             self._turn += 1
         self.forget(rid)
-        chosen.rids.add(rid)
+        chosen.rids[rid] = num_tokens
         self._owner[rid] = chosen
         return chosen
 
@@ -100,11 +109,11 @@ class Replicas:
         """The request is over, or goes elsewhere."""
         replica = self._owner.pop(rid, None)
         if replica is not None:
-            replica.rids.discard(rid)
+            replica.rids.pop(rid, None)
 
     def orphans(self, replica: Replica) -> set[str]:
         """Take its requests from a dead replica; their ids."""
-        left, replica.rids = replica.rids, set()
+        left, replica.rids = set(replica.rids), {}
         for rid in left:
             self._owner.pop(rid, None)
         return left

@@ -147,7 +147,8 @@ class TokenizerManager:
         return f"{wanted}-{secrets.token_hex(4)}" if is_used else wanted
 
     def _dispatch(self, state: RequestState, wire: TokenizedRequest) -> None:
-        replica = self.replicas.assign(state.rid, state.replica)
+        num_tokens = state.prompt_tokens + len(state.output_ids)
+        replica = self.replicas.assign(state.rid, state.replica, num_tokens)
         if replica is not None:
             replica.link.send(wire)
 
