@@ -16,10 +16,25 @@ _COMM = "speeds up communication between GPUs; there is one rank"
 class ParallelConfig(Group):
     """Parallelism."""
 
+    @property
+    def world_size(self) -> int:
+        """Ranks of a replica."""
+        return self.tp_size * self.pp_size
+
+    @property
+    def num_replicas(self) -> int:
+        """Engines behind one server; with DP attention ``dp_size`` counts parts of one engine."""
+        return 1 if self.enable_dp_attention else self.dp_size
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that share the cores and the memory of this host."""
+        return self.num_replicas * max(1, self.world_size // self.nnodes)
+
     tp_size: Annotated[
         int,
         "Tensor-parallel ranks.",
-        Flag(("--tensor-parallel-size", "--tp"), within=POSITIVE, state="planned", needs=_TP),
+        Flag(("--tensor-parallel-size", "--tp"), within=POSITIVE),
     ] = 1
     pp_size: Annotated[
         int,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -44,12 +44,13 @@ from radixlm.engine.parts import (
     make_runner,
     tokenizer_loader,
 )
+from radixlm.engine.ranks import NO_PEERS, Peers
 from radixlm.engine.torch_compile import compile_now, compiled_steps, for_compiling
 from radixlm.executor.controls import TensorControls
 from radixlm.executor.device import CudaDevice, Device
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.profile import Profiler
-from radixlm.executor.runner import Model as StepModel
+from radixlm.executor.runner import Runner
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.models.build import Model
 from radixlm.sampling.processors import LogitProcessors
@@ -58,8 +59,8 @@ from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
 from radixlm.wire.channel import Channel
 
-if TYPE_CHECKING:
-    pass
+if TYPE_CHECKING:  # torch's compiler takes a second to import
+    from radixlm.models.compiled import CompiledSteps
 
 log = logging.getLogger(__name__)
 
@@ -76,25 +77,37 @@ class EngineCore(Record):
     renew: Callable[[], Scheduler]
 
 
-def assemble(
-    config: ServerConfig,
-    info: ModelInfo,
-    channel: Channel,
-    extra_features: tuple[Feature, ...] = (),
-) -> EngineCore:
-    """Load the model and build everything around it; ConfigError or CheckpointError if it fails."""
+class LoadedEngine(Record):
+    """What stays when a scheduler is replaced; every rank has one. ``graph_sizes``: batch sizes
+    whose decode steps are recorded."""
+
+    device: Device
+    parts: EngineParts
+    limits: Limits
+    graph_sizes: tuple[int, ...]
+    controls: TensorControls
+    loader: AdapterLoader | None
+    facts: dict[str, Any]
+
+
+def load_engine(
+    config: ServerConfig, info: ModelInfo, peers: Peers, commands: Mapping[str, Any]
+) -> LoadedEngine:
+    """Load the model and make its pools; ConfigError or CheckpointError if that fails.
+    ``commands``: operators' commands besides those that concern tensors."""
     started_s = time.perf_counter()
     device = open_device(config)
     where = device.where
     _set_threads(config, info)
-    free_bytes = _free_bytes(device) // config.parallel.dp_size
+    free_bytes = _free_bytes(device) // config.parallel.num_processes
     overrides = dict(item.split("=", 1) for item in config.execute.kernel or ())
     kernels = for_compiling(bind(where.type, overrides), config)
     with needs_memory("the weights", "choose a smaller model or --quantization"):
         model, weight_bytes = load_model(config, info, where, kernels)
-        draft = load_draft(config, info, model, where, kernels)
+        # drafts are rank 0's, which alone samples
+        draft = load_draft(config, info, model, where, kernels) if peers.is_first else None
         weight_bytes += draft.num_bytes if draft else 0
-    loaded_s = time.perf_counter()
+    load_s = time.perf_counter() - started_s
     attn = _attention(config, model, kernels, where)
     sizes = _graph_sizes(config, info, model, attn, kernels)
     steps = compiled_steps(config, model, attn)
@@ -104,41 +117,75 @@ def assemble(
             config, info, (model, steps), attn, device, free_bytes, sizes, draft
         )
     with needs_memory("the KV cache", "lower --max-total-tokens or --mem-fraction-static"):
-        pools = make_pools(config, info, model, attn, memory, draft)
-    limits = limits_for_pools(pools, config, info)
+        pools = make_pools(config, info, model, attn, memory, draft, peers.agree)
     weight = partial(read_weight, model, info.folder, config.model.load_format)
     loader = AdapterLoader(config, model, where) if config.adapters.enable_lora else None
-    profiler = Profiler(where)
+    profiler = Profiler(where, peers.ranks.place.rank)
     controls = TensorControls(weight, weight_bytes, pools.num_bytes, pools.num_tokens, profiler)
-    processors, media = make_processors(config, info), _media(config, info, where)
+    limits = limits_for_pools(pools, config, info)
+    parts = EngineParts(
+        model,
+        attn,
+        pools,
+        {**controls.commands(), **commands, **(loader.commands() if loader else {})},
+        make_processors(config, info),
+        _media(config, info, where),
+        profiler,
+        steps,
+        loader.table if loader else None,
+        draft,
+    )
+    facts = _facts(info, pools, limits, weight_bytes, load_s)
+    return LoadedEngine(device, parts, limits, sizes, controls, loader, facts)
+
+
+def new_runner(config: ServerConfig, info: ModelInfo, engine: LoadedEngine) -> Runner:
+    """A runner with empty tables around a loaded model."""
+    device, parts, limits = engine.device, engine.parts, engine.limits
+    make = partial(make_runner, config, info, parts, device)
+    if parts.steps is not None:
+        compile_now(parts.steps, make, limits)
+    if isinstance(device, CudaDevice) and _can_profile(info, parts.model):
+        warm_up(partial(make, limits), limits)
+    runner = make(limits)
+    if engine.graph_sizes and parts.profiler is not None:
+        free = _free_bytes(device)
+        with parts.profiler.of_graphs(config.execute.enable_profile_cuda_graph):
+            pads = not config.execute.disable_cuda_graph_padding
+            record_graphs(runner, engine.graph_sizes, pads)
+        engine.controls.note_graphs(free - _free_bytes(device))
+    return runner
+
+
+def assemble(
+    config: ServerConfig,
+    info: ModelInfo,
+    channel: Channel,
+    extra_features: tuple[Feature, ...] = (),
+    peers: Peers = NO_PEERS,
+) -> EngineCore:
+    """Load the model and build everything around it; ConfigError or CheckpointError if it fails."""
     ngram = make_ngram(config, info, tokenizer_loader(config, info))
-    features = (*make_features(config, info, loader), ProcessorFeature(processors))
-    hooks = Hooks((*features, *extra_features))
+    engine = load_engine(config, info, peers, corpus_commands(ngram))
+    limits, processors = engine.limits, ProcessorFeature(engine.parts.processors)
+    hooks = Hooks((*make_features(config, info, engine.loader), processors, *extra_features))
 
     def make() -> Scheduler:
-        commands = controls.commands() | corpus_commands(ngram)
-        if loader is not None:
-            commands |= loader.commands()
-        table = None if loader is None else loader.table
-        parts = EngineParts(
-            model, attn, pools, commands, processors, media, profiler, steps, table, draft
-        )
-        if steps is not None:
-            compile_now(steps, partial(make_runner, config, info, parts, device), limits)
-        if isinstance(device, CudaDevice) and _can_profile(info, model):
-            warm_up(partial(make_runner, config, info, parts, device, limits), limits)
-        runner = make_runner(config, info, parts, device, limits)
-        if sizes:
-            free = _free_bytes(device)
-            with profiler.of_graphs(config.execute.enable_profile_cuda_graph):
-                record_graphs(runner, sizes, not config.execute.disable_cuda_graph_padding)
-            controls.note_graphs(free - _free_bytes(device))
-        kv_manager = make_kv_manager(config, pools, limits)
+        executor = peers.executor(new_runner(config, info, engine))
+        kv_manager = make_kv_manager(config, engine.parts.pools, limits)
         interval = config.schedule.stream_interval
         drafting = make_drafting(config, limits, kv_manager, hooks, ngram)
-        return Scheduler(limits, runner, channel, kv_manager, hooks, interval, drafting=drafting)
+        return Scheduler(limits, executor, channel, kv_manager, hooks, interval, drafting=drafting)
 
-    return EngineCore(make(), _facts(info, pools, limits, weight_bytes, loaded_s - started_s), make)
+    scheduler = make()
+    peers.agree(())  # all ranks are ready
+    return EngineCore(scheduler, engine.facts, make)
+
+
+def assemble_rank(config: ServerConfig, info: ModelInfo, peers: Peers) -> Callable[[], Runner]:
+    """Load a rank that has no scheduler; what makes its runners."""
+    engine = load_engine(config, info, peers, {})
+    return partial(new_runner, config, info, engine)
 
 
 def _attention(
@@ -214,7 +261,7 @@ def _graph_sizes(
 def _measure_memory(
     config: ServerConfig,
     info: ModelInfo,
-    models: tuple[Model, StepModel | None],
+    models: tuple[Model, CompiledSteps | None],
     attn: AttentionBackend,
     device: CudaDevice,
     free_bytes: int,

@@ -94,7 +94,7 @@ class ProcessEngine:
     ) -> None:
         parallel = config.parallel
         self.supervisors = [
-            EngineSupervisor(config, given, 1, i, info.folder) for i in range(parallel.dp_size)
+            EngineSupervisor(config, given, 1, i, info.folder) for i in range(parallel.num_replicas)
         ]
         channels = [ZmqChannel(s.addresses[0], intake_codec(), bind=True) for s in self.supervisors]
         self.intake = TokenizerManager(
@@ -135,7 +135,7 @@ class ThreadEngine:
         tokenizer: Tokenizer | None,
         observers: Iterable[Observer] = (),
     ) -> None:
-        if config.parallel.dp_size > 1:
+        if config.parallel.num_replicas > 1:
             raise ConfigError(
                 f"--dp-size {config.parallel.dp_size}: replicas are processes of a server; an "
                 "engine inside a program is one, --dp-size 1"

@@ -1,6 +1,6 @@
 """How the memory is divided between weights and pools; makes the pools."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -103,8 +103,10 @@ def make_pools(
     attn: AttentionBackend,
     memory: MemoryNow,
     draft: LoadedDraft | None = None,
+    agree: Callable[[Sequence[int]], list[int]] = list,
 ) -> Pools:
-    """Divide the memory and allocate the pools, those of a draft model too."""
+    """Divide the memory and allocate the pools, those of a draft model too. ``agree``: the smallest
+    of each number over all ranks, which share page ids."""
     page_size, dtype = page_size_and_dtype(config, info, attn)
     facts = MemoryFacts(
         free_bytes=memory.free_bytes,
@@ -115,7 +117,7 @@ def make_pools(
         context_len=info.context_len,
         step_bytes=memory.step_bytes,
     )
-    states = _make_states(config, info, facts, page_size)
+    states = _make_states(config, info, facts, page_size, agree)
     if states is not None:
         taken = states.num_bytes
         facts = replace(facts, weight_bytes=facts.weight_bytes + taken)
@@ -130,6 +132,7 @@ def make_pools(
     else:  # without keys and values, pages take no memory
         tokens = config.memory.max_total_tokens or facts.context_len * facts.max_running
         sizes = PoolSizes(max(tokens, facts.context_len + 1) // page_size + 1)
+    sizes = PoolSizes(*agree((sizes.num_full, sizes.num_window)))
     num_bytes = 0
     for group in model.kv_groups:
         in_window = share is not None and group.name == "window"
@@ -158,7 +161,11 @@ def _make_draft_pools(
 
 
 def _make_states(
-    config: ServerConfig, info: ModelInfo, facts: MemoryFacts, page_size: int
+    config: ServerConfig,
+    info: ModelInfo,
+    facts: MemoryFacts,
+    page_size: int,
+    agree: Callable[[Sequence[int]], list[int]],
 ) -> StatePool | None:
     """The pool of recurrent layers' states, if the model has such layers."""
     layers = [block.state.states for block in info.decoder.blocks if block.state is not None]
@@ -167,6 +174,7 @@ def _make_states(
     dtype = torch.bfloat16 if config.memory.mamba_ssm_dtype == "bfloat16" else torch.float32
     page_bytes = state_nbytes(layers, dtype)
     count = state_pages(facts, page_bytes, config.memory.max_mamba_cache_size)
+    (count,) = agree((count,))
     device = torch.device(config.execute.device or "cpu")
     return StatePool(layers, count + 1, page_size, dtype, device)
 

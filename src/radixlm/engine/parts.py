@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from radixlm.attention.base import AttentionBackend
 from radixlm.base.errors import CheckpointError
@@ -29,7 +29,6 @@ from radixlm.executor.media_embeddings import ImageVectors, VectorPooler
 from radixlm.executor.model_drafter import ModelDrafter
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
-from radixlm.executor.runner import Model as StepModel
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.base import PrefixCache
@@ -45,6 +44,9 @@ from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
 from radixlm.scheduler.limits import Limits
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 
+if TYPE_CHECKING:  # torch's compiler takes a second to import
+    from radixlm.models.compiled import CompiledSteps
+
 
 class EngineParts(Record):
     """What stays when a scheduler is replaced. ``steps`` runs the model's steps, if not the
@@ -57,7 +59,7 @@ class EngineParts(Record):
     processors: LogitProcessors
     media: EncoderCache | None
     profiler: Profiler | None
-    steps: StepModel | None = None
+    steps: CompiledSteps | None = None
     adapters: AdapterTable | None = None
     draft: LoadedDraft | None = None
 

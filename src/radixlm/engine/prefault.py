@@ -41,7 +41,7 @@ def prefault_bytes(config: ServerConfig, folder: Path) -> int:
     share = next((PACKED_SHARES[name] for name in PACKED_SHARES if name in kind), 0.9)
     num_bytes = min(int(share * _weights(folder)[1]), MAX_PREFAULT_BYTES)
     max_bytes = MAX_PREFAULT_SHARE * psutil.virtual_memory().available
-    return num_bytes if num_bytes * config.parallel.dp_size < max_bytes else 0
+    return num_bytes if num_bytes * config.parallel.num_replicas < max_bytes else 0
 
 
 def _weights(folder: Path) -> tuple[list[Path], int]:

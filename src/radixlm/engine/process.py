@@ -11,16 +11,12 @@ import errno
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-# OpenMP reads these when it is loaded: its threads spin shortly between two kernels, then sleep, so
-# that an idle server uses no core and does not slow down other processes
-OPENMP_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "20000"}
-COMMAND = (sys.executable, "-m", "radixlm.engine.worker")
+from radixlm.engine.rank_processes import COMMAND, OPENMP_ENVIRONMENT
 
 _prestarted: list[EngineProcess] = []
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from radixlm.base.errors import RankLost
 from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.scheduler.loop import Scheduler
 from radixlm.wire.channel import Channel
@@ -43,11 +44,14 @@ class SchedulerSupervisor:
         self._is_stopped = self.scheduler.is_stopped = True
 
     def run(self) -> None:
-        """Serve until stopped; raises an exception that comes again and again."""
+        """Serve until stopped; raises an exception that comes again and again, or that other ranks
+        cannot outlive."""
         while not self._is_stopped:
             try:
                 self.scheduler.run()
                 return
+            except RankLost:
+                raise
             except Exception as error:
                 if not self._may_continue():
                     raise

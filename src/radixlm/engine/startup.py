@@ -1,5 +1,6 @@
 """What an engine process does while it imports torch: it reads its startup config from standard
-input and prefaults the memory for its weights. Needs nothing but Python's standard library.
+input, starts the other ranks and prefaults the memory for its weights. Needs little but Python's
+standard library.
 """
 
 import ctypes
@@ -10,6 +11,8 @@ import signal
 import sys
 import threading
 from typing import Any
+
+from radixlm.engine.rank_processes import RankProcesses
 
 HUGE_PAGE = 2 << 20
 CHUNK_BYTES = 32 << 20  # between two chunks the thread checks whether it is to stop
@@ -72,6 +75,7 @@ class StartupReader(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="startup", daemon=True)
         self.pages: PrefaultedMemory | None = None
+        self.ranks: RankProcesses | None = None
         self._is_read = threading.Event()
         self._config: dict[str, Any] | None = None
         self.start()
@@ -81,6 +85,8 @@ class StartupReader(threading.Thread):
         try:
             text = sys.stdin.read()
             self._config = json.loads(text) if text else None
+            if self._config and self._config.get("local_ranks"):
+                self.ranks = RankProcesses(self._config)
             num_bytes = self._config.get("prefault_bytes", 0) if self._config else 0
             if num_bytes >= HUGE_PAGE and sys.platform == "linux":
                 self.pages = PrefaultedMemory(num_bytes)

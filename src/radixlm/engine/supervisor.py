@@ -21,6 +21,7 @@ from radixlm.config.server_config import ServerConfig, flat
 from radixlm.engine.features.inflight_log import read_inflight_rid
 from radixlm.engine.prefault import prefault_bytes
 from radixlm.engine.process import EngineProcess, take_engine_process
+from radixlm.engine.rank_processes import topology_of
 from radixlm.engine.restart_reserve import RestartReserve
 from radixlm.engine.run_folder import RunFolder
 
@@ -78,7 +79,7 @@ class EngineSupervisor:
         self.inflight_log_path = self.folder / "flight"
         self.process: EngineProcess | None = None
         self.num_restarts = 0
-        self.name = f"engine {index}" if config.parallel.dp_size > 1 else "the engine"
+        self.name = f"engine {index}" if config.parallel.num_replicas > 1 else "the engine"
         self._deaths: deque[float] = deque()
         self._has_served = False
         self._hung_loading = False
@@ -143,11 +144,13 @@ class EngineSupervisor:
         startup = {
             "options": _sendable(self.config, self.given),
             "index": self.index,
+            "local_ranks": list(topology_of(self.config).ranks_of(0)[1:]),
             "given": sorted(self.given),
             "addresses": self.addresses,
             "inflight_log_path": str(self.inflight_log_path),
             "parent": os.getpid(),
             "prefault_bytes": prefault_bytes(self.config, self.checkpoint)
+            // self.config.parallel.world_size
             if self.checkpoint
             else 0,
         }
@@ -272,11 +275,12 @@ class EngineSupervisor:
 
 
 def _sendable(config: ServerConfig, given: frozenset[str]) -> dict[str, Any]:
-    """The options for the engine, without unset ones and secrets; replicas share the cores."""
+    """The options for the engine, without unset ones and secrets; its ranks and the other
+    replicas share the cores."""
     options = flat(config, show_secrets=False)
     threads = options.get("cpu_threads")
     if threads and "cpu_threads" not in given:
-        options["cpu_threads"] = max(1, threads // config.parallel.dp_size)
+        options["cpu_threads"] = max(1, threads // config.parallel.num_processes)
     return {name: value for name, value in options.items() if value not in (None, "***")}
 
 

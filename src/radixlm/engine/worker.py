@@ -1,5 +1,6 @@
-"""The engine process: scheduler and executor. ``python -m radixlm.engine.worker`` reads its
-options as JSON from standard input and talks to its intakes over the addresses given there."""
+"""The engine process: scheduler and executor, or one of the ranks that follow it. ``python -m
+radixlm.engine.worker`` reads its options as JSON from standard input and talks to its intakes over
+the addresses given there."""
 
 from __future__ import annotations
 
@@ -25,15 +26,18 @@ if __name__ == "__main__":
 # torch before anything else that links OpenMP, so that the process has one OpenMP runtime
 import torch  # noqa: F401
 
-from radixlm.base.errors import RadixError
+from radixlm.base.errors import CheckpointError, ConfigError, RadixError, RankLost
 from radixlm.base.log import set_up_logging
 from radixlm.config.server_config import ServerConfig
-from radixlm.engine.assemble import assemble
+from radixlm.engine.assemble import assemble, assemble_rank
 from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.engine.model_info import resolved
 from radixlm.engine.multi_channel import MultiChannel
+from radixlm.engine.rank_processes import REFUSED, topology_of
+from radixlm.engine.ranks import NO_PEERS, Followers, LeaderLink
 from radixlm.engine.scheduler_supervisor import SchedulerSupervisor
 from radixlm.engine.supervisor import STOP_SIGNAL
+from radixlm.executor.rank import RankLoop
 from radixlm.kernels.cpu.extension import available, native
 from radixlm.observe.gcwatch import GcWatch
 from radixlm.wire.channel import ZmqChannel
@@ -70,8 +74,13 @@ def main(early: StartupReader) -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     config = ServerConfig.from_kwargs(**startup["options"])
-    is_alone = config.parallel.dp_size == 1
-    set_up_logging("engine" if is_alone else f"engine{startup['index']}", config.observe.log_level)
+    topology, index = topology_of(config), ""
+    if config.parallel.num_replicas > 1:
+        index = str(startup["index"])
+    if "rank" in startup:
+        set_up_logging(f"rank{index}.{startup['rank']}", config.observe.log_level)
+        return follow(config, frozenset(startup["given"]), LeaderLink(startup, topology), early)
+    set_up_logging(f"engine{index}", config.observe.log_level)
     codec = scheduler_codec()
     channel = MultiChannel([ZmqChannel(a, codec, bind=False) for a in startup["addresses"]])
     try:
@@ -79,7 +88,8 @@ def main(early: StartupReader) -> int:
         channel.vocab, channel.embed_dim = info.decoder.vocab, info.decoder.dim
         flight = InflightLog(Path(startup["inflight_log_path"]))
         with prefaulted_memory(early):
-            replica = assemble(config, info, channel, extra_features=(flight,))
+            peers = NO_PEERS if early.ranks is None else Followers(early.ranks, topology)
+            replica = assemble(config, info, channel, (flight,), peers)
     except RadixError as error:
         channel.send(Failed(type(error).__name__, str(error)))
         time.sleep(0.2)  # zmq sends in the background; LINGER is 0
@@ -94,8 +104,36 @@ def main(early: StartupReader) -> int:
     gc.freeze()
     gc.enable()
     channel.send(Ready(replica.facts))
-    serving.run()
+    try:
+        serving.run()
+    except RankLost as error:
+        if early.ranks is None:
+            raise
+        early.ranks.end(str(error))
     channel.close()
+    peers.stop()
+    return 0
+
+
+def follow(
+    config: ServerConfig, given: frozenset[str], leader: LeaderLink, early: StartupReader
+) -> int:
+    """Serve as a rank without a scheduler; the exit status."""
+    try:
+        config, info = resolved(config, given)
+        with prefaulted_memory(early):
+            loop = RankLoop(leader.rank, leader, assemble_rank(config, info, leader))
+        leader.agree(())  # all ranks are ready
+        GcWatch(config.observe.gc_warning_threshold_secs).install()
+        gc.freeze()
+        gc.enable()
+        loop.run()
+    except RankLost as error:
+        log.warning("this rank ends: %s", error)
+        return 1
+    except RadixError as error:
+        leader.fail(error)
+        return REFUSED if isinstance(error, (ConfigError, CheckpointError)) else 1
     return 0
 
 

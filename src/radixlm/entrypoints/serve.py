@@ -13,7 +13,7 @@ def main(argv: list[str]) -> int:
     gc.disable()  # imports leave little garbage; the server turns it on again
     try:
         if not config.serve.engine_in_process:
-            prestart_engines(config.parallel.dp_size)
+            prestart_engines(config.parallel.num_replicas)
         run = load("radixlm.entrypoints.http.server:run")
         return int(run(config, given))
     finally:

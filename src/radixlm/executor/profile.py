@@ -36,8 +36,8 @@ class ProfileRequest(Record):
 class Profiler:
     """At most one trace at a time. All calls come from the thread that runs the steps."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, rank: int = 0) -> None:
+        self._device, self._rank = device, rank
         self._order: ProfileRequest | None = None
         self._profile: profile | None = None
         self._is_begun = False
@@ -135,10 +135,10 @@ class Profiler:
         files = []
         if running is not None:
             running.stop()
-            files.append(str(order.folder / f"{order.name}-TP-0.trace.json.gz"))
+            files.append(str(order.folder / f"{order.name}-TP-{self._rank}.trace.json.gz"))
             running.export_chrome_trace(files[-1])
         if is_begun and "MEM" in order.activities:
-            files.append(str(order.folder / f"{order.name}-TP-0-memory.pickle"))
+            files.append(str(order.folder / f"{order.name}-TP-{self._rank}-memory.pickle"))
             torch.cuda.memory._dump_snapshot(files[-1])  # type: ignore[no-untyped-call]
             torch.cuda.memory._record_memory_history(enabled=None)
         if is_begun and "CUDA_PROFILER" in order.activities:

@@ -6,6 +6,7 @@ Legend: R rows with logits, T tokens, D model width.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -199,11 +200,8 @@ class ResultReader:
     ) -> None:
         """Prompt log-probabilities, hidden states and pooled vectors of one item, of its ``count``
         tokens from ``first`` on."""
-        assert step.hidden_TD is not None
-        hidden = step.hidden_TD[first : first + count]
+        hidden, lora = self._rows_of(step, first, count)
         if item.targets is not None:
-            tokens_N = torch.arange(first, first + count)
-            lora = None if step.lora is None else step.lora.select(tokens_N.to(hidden.device))
             result.prompt_logprobs = self._prompt_logprobs(hidden, item, lora)
         if item.hidden_states:
             result.hidden_states = hidden.float().cpu().numpy().tobytes()
@@ -212,6 +210,15 @@ class ResultReader:
             result.pooled = self._pooler.add(item, hidden, total)
             if result.pooled is not None and not all(map(math.isfinite, result.pooled)):
                 result.error = NOT_FINITE
+
+    @staticmethod
+    def _rows_of(step: StepHandle, first: int, count: int) -> tuple[Tensor, LoraRows | None]:
+        """Hidden states of ``count`` tokens from ``first`` on, and their adapters."""
+        assert step.hidden_TD is not None
+        hidden = step.hidden_TD[first : first + count]
+        if step.lora is None:
+            return hidden, None
+        return hidden, step.lora.select(torch.arange(first, first + count, device=hidden.device))
 
     def _prompt_logprobs(self, hidden: Tensor, item: Item, lora: LoraRows | None) -> Logprobs:
         assert item.targets is not None and item.logprobs is not None
@@ -223,18 +230,40 @@ class ResultReader:
         wanted = plain_ids(item.targets).astype(np.int64)
         targets = torch.from_numpy(wanted).to(hidden.device)
         request = logprob_request(item.logprobs)
-        for first in range(0, len(targets), PROMPT_ROWS):
-            part = targets[first : first + PROMPT_ROWS]
-            begin = item.targets_at + first
-            rows = hidden[begin : begin + len(part)]
-            of_rows = None
-            if lora is not None:
-                of_rows = lora.select(torch.arange(begin, begin + len(part), device=rows.device))
-            logits = self._model.logits(rows, of_rows)
+        for first, logits in self._target_logits(hidden, item, lora):
+            part = targets[first : first + len(logits)]
             found = lp.compute_logprobs(logits, part, [request] * len(part))
             for row, token in enumerate(part.tolist()):
                 _append(whole, found, row, token, item.logprobs)
         return whole
+
+    def _target_logits(
+        self, hidden: Tensor, item: Item, lora: LoraRows | None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The logits [up to PROMPT_ROWS, V] from which an item's targets are drawn, each with the
+        index of its first target."""
+        assert item.targets is not None
+        for first in range(0, len(item.targets), PROMPT_ROWS):
+            count = min(PROMPT_ROWS, len(item.targets) - first)
+            begin = item.targets_at + first
+            rows = hidden[begin : begin + count]
+            of_rows = None
+            if lora is not None:
+                places = torch.arange(begin, begin + count, device=rows.device)
+                of_rows = lora.select(places)
+            yield first, self._model.logits(rows, of_rows)
+
+    @torch.inference_mode()
+    def follow(self, step: StepHandle) -> None:
+        """Run the head where ``read`` does, for ranks that hold a part of it."""
+        first = int(step.items.num_tokens) - sum(item.count for item in step.items.prefills)
+        for item in step.items.prefills:
+            if item.targets is not None:
+                assert step.hidden_TD is not None
+                hidden, lora = self._rows_of(step, first, item.count)
+                for _ in self._target_logits(hidden, item, lora):
+                    pass
+            first += item.count
 
 
 def _bad_row_message(state: SlotState | None) -> str:

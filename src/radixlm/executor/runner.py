@@ -230,6 +230,11 @@ class Runner:
             step.done = self.device.record()
         return step
 
+    def follow(self, plan: StepPlan) -> None:
+        """The step of a rank that does not sample: what ``forward`` and ``read`` compute, in the
+        same order."""
+        self._reader.follow(self.forward(plan))
+
     def _apply_updates(self, plan: StepPlan) -> None:
         """Apply the plan's releases, admissions and pages to the tables."""
         for slot in plan.releases:

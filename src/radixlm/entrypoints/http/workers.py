@@ -72,7 +72,7 @@ class Fleet:
         self._count = config.serve.tokenizer_worker_num
         self._replicas = [
             Replica(EngineSupervisor(config, given, self._count, index))
-            for index in range(config.parallel.dp_size)
+            for index in range(config.parallel.num_replicas)
         ]
         self._workers: dict[int, asyncio.subprocess.Process] = {}
         self._reported_s: dict[int, float] = {}

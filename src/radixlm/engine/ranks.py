@@ -1,0 +1,194 @@
+"""How the ranks of a replica reach each other: rank 0 through ``Followers``, every other through
+``LeaderLink``. Both hand out ``ranks``, the groups of the layers, and agree on numbers while they
+load."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import Any, Protocol
+
+import msgspec
+
+from radixlm.base.errors import CheckpointError, ConfigError, RadixError, RankLost
+from radixlm.distributed.groups import ALONE, Ranks
+from radixlm.distributed.topology import Topology
+from radixlm.engine.rank_processes import RankProcesses
+from radixlm.executor.relay import RENEW, STOP, Answer, Relay
+from radixlm.executor.runner import Runner
+from radixlm.scheduler.loop import Executor
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 1 << 20
+AGREE, FAILED = -2, -1  # calls of an ``Answer`` that no command has
+_ERRORS = {kind.__name__: kind for kind in (ConfigError, CheckpointError, RankLost)}
+
+
+class Peers(Protocol):
+    """The other ranks, while an engine is assembled."""
+
+    ranks: Ranks
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which schedules and samples."""
+        return self.ranks.place.rank == 0
+
+    def agree(self, numbers: Sequence[int]) -> list[int]:
+        """The smallest of each number over all ranks; all call it in the same order."""
+        ...
+
+    def executor(self, runner: Runner) -> Executor:
+        """What the scheduler calls in place of rank 0's runner."""
+        ...
+
+    def stop(self) -> None:
+        """Rank 0 ends in order: so do the others."""
+        return
+
+
+class NoPeers(Peers):
+    """A replica of one rank."""
+
+    ranks = ALONE
+
+    def agree(self, numbers: Sequence[int]) -> list[int]:
+        return list(numbers)
+
+    def executor(self, runner: Runner) -> Executor:
+        return runner
+
+
+NO_PEERS = NoPeers()
+
+
+class _Call:
+    """The answers to one command, as they come."""
+
+    def __init__(self) -> None:
+        self.by_rank: dict[int, Any] = {}
+        self.future: Future[list[Any]] = Future()
+
+
+class Followers(Peers):
+    """The other ranks, for rank 0. A thread reads what they answer."""
+
+    def __init__(self, processes: RankProcesses, topology: Topology) -> None:
+        processes.wait()
+        self.processes = processes
+        self.ranks = msgspec.structs.replace(ALONE, place=topology.place(0))
+        self._sockets = processes.sockets
+        self._num_others = topology.world - 1
+        self._calls: dict[int, _Call] = defaultdict(_Call)
+        self._last_call = 0
+        self._lock, self._relays = threading.Lock(), False
+        for rank, link in self._sockets.items():
+            name = f"answers of rank {rank}"
+            threading.Thread(target=self._read, args=(link,), name=name, daemon=True).start()
+
+    def _read(self, link: socket.socket) -> None:
+        """Read the answers of one rank until it ends."""
+        decoder = msgspec.msgpack.Decoder(Answer)
+        with suppress(OSError):  # it was killed
+            while data := link.recv(MAX_MESSAGE_BYTES):
+                self._take(decoder.decode(data))
+
+    def _take(self, answer: Answer) -> None:
+        if answer.call == FAILED:
+            log.error("rank %d: %s", answer.rank, answer.error)
+        error = None
+        if answer.error:
+            kind = _ERRORS.get(answer.kind, RadixError)
+            error = kind(f"rank {answer.rank}: {answer.error}")
+        with self._lock:
+            call = self._calls[AGREE if answer.call == FAILED else answer.call]
+            call.by_rank[answer.rank] = error or answer.data
+            is_whole = len(call.by_rank) == self._num_others
+            if is_whole and answer.call >= 0:
+                del self._calls[answer.call]
+        if answer.call == FAILED and error is not None:
+            with suppress(InvalidStateError):
+                call.future.set_exception(error)
+        elif is_whole:
+            _settle(call)
+
+    def expect(self) -> tuple[int, Future[list[Any]]]:
+        with self._lock:
+            self._last_call += 1
+            return self._last_call, self._calls[self._last_call].future
+
+    def agree(self, numbers: Sequence[int]) -> list[int]:
+        theirs = self._calls[AGREE].future.result()
+        del self._calls[AGREE]
+        least = [min(column) for column in zip(numbers, *theirs, strict=True)]
+        data = msgspec.msgpack.encode(least)
+        for link in self._sockets.values():
+            link.send(data)
+        return least
+
+    def tell(self, kind: int, data: bytes = b"") -> None:
+        message = bytes((kind,)) + data
+        for link in self._sockets.values():
+            link.send(message)
+
+    def executor(self, runner: Runner) -> Executor:
+        if self._relays:
+            self.tell(RENEW)
+        self._relays = True
+        return Relay(runner, self)
+
+    def stop(self) -> None:
+        self.tell(STOP)
+        self.processes.stop()
+
+
+def _settle(call: _Call) -> None:
+    """All ranks have answered: hand out the answers, or the first error."""
+    answers = [call.by_rank[rank] for rank in sorted(call.by_rank)]
+    error = next((one for one in answers if isinstance(one, Exception)), None)
+    with suppress(InvalidStateError):
+        if error is not None:
+            call.future.set_exception(error)
+        else:
+            call.future.set_result(answers)
+
+
+class LeaderLink(Peers):
+    """Rank 0, for each other rank."""
+
+    def __init__(self, startup: dict[str, Any], topology: Topology) -> None:
+        self.rank = int(startup["rank"])
+        self.ranks = msgspec.structs.replace(ALONE, place=topology.place(self.rank))
+        self._socket = socket.socket(fileno=startup["socket"])
+        self._lock = threading.Lock()
+
+    def read(self) -> bytes:
+        try:
+            data = self._socket.recv(MAX_MESSAGE_BYTES)
+        except OSError as error:
+            raise RankLost(f"rank 0 is gone: {error}") from error
+        if not data:
+            raise RankLost("rank 0 is gone")
+        return data
+
+    def answer(self, answer: Answer) -> None:
+        data = msgspec.msgpack.encode(answer)
+        with self._lock, suppress(OSError):  # rank 0 is gone, and this one soon
+            self._socket.send(data)
+
+    def agree(self, numbers: Sequence[int]) -> list[int]:
+        self.answer(Answer(self.rank, AGREE, list(numbers)))
+        return msgspec.msgpack.decode(self.read(), type=list[int])
+
+    def fail(self, error: Exception) -> None:
+        """Tell rank 0 why this rank cannot go on."""
+        self.answer(Answer(self.rank, FAILED, None, str(error), type(error).__name__))
+
+    def executor(self, runner: Runner) -> Executor:
+        raise AssertionError("only rank 0 has a scheduler")
