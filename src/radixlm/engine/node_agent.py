@@ -17,7 +17,8 @@ import zmq
 
 from radixlm.base.errors import ConfigError
 from radixlm.engine.nodes import BEAT_S, LOST_S, WAIT_S
-from radixlm.engine.process import COMMAND, EngineProcess
+from radixlm.engine.process import EngineProcess
+from radixlm.engine.rank_processes import COMMAND
 from radixlm.wire.cluster import (
     Beat,
     FromNode0,
