@@ -359,7 +359,10 @@ NB_MODULE(_cpu, m) {
         .def("run", &Attention::run, Release());
     nb::class_<Experts>(m, "Experts")
         .def(nb::init<const std::vector<const Linear*>&, const std::vector<const Linear*>&, int>())
-        .def("run", &Experts::run, Release());
+        .def("run", &Experts::run, Release())
+        .def("combine", &Experts::combine, Release())
+        .def("take_chosen", &Experts::take_chosen)
+        .def_rw("records", &Experts::records);
     nb::class_<HeadLinear>(m, "HeadLinear")
         .def(nb::init<const std::vector<const Linear*>&>())
         .def("run", &HeadLinear::run, Release());

@@ -133,13 +133,8 @@ static void scale_inputs(const ExpertArgs& e, const Assignment& a, const Ctx& ct
     ctx.barrier();
 }
 
-void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, const Ctx& ctx) {
-    if (e.scaled) scale_inputs(e, a, ctx);
-    for (int expert = 0; expert < e.experts; expert++) {
-        if (a.first[size_t(expert) + 1] == a.first[size_t(expert)]) continue;
-        run_linear(k, up_args(e, a, expert), ctx);
-        run_linear(k, down_args(e, a, expert), ctx);
-    }
+void combine(const ExpertArgs& e, const int32_t* ids, const int32_t* slot, const float* weights,
+             const Ctx& ctx) {
     ctx.each(e.tokens, 1, [&](int64_t t0, int64_t t1) {
         for (int64_t t = t0; t < t1; t++) {
             float* y = e.y + t * e.ldy;
@@ -147,10 +142,10 @@ void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, con
                 const int64_t n = std::min<int64_t>(64, e.dim - d0);
                 float sum[64] = {0};
                 for (int j = 0; j < e.top_k; j++) {
-                    const float w = e.scaled ? 1.0f : a.weights[size_t(t * e.top_k + j)];
-                    const bool is_expert = a.ids[size_t(t * e.top_k + j)] < e.experts;
+                    const float w = e.scaled ? 1.0f : weights[t * e.top_k + j];
+                    const bool is_expert = !ids || ids[t * e.top_k + j] < e.experts;
                     if (!is_expert && !e.passes) continue;
-                    const float* o = is_expert ? e.out + int64_t(a.slot[size_t(t * e.top_k + j)]) * e.dim + d0
+                    const float* o = is_expert ? e.out + int64_t(slot[t * e.top_k + j]) * e.dim + d0
                                                : e.x + t * e.ldx + d0;
                     for (int64_t d = 0; d < n; d++) sum[d] += w * o[d];
                 }
@@ -160,6 +155,16 @@ void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, con
         }
     });
     ctx.barrier();
+}
+
+void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, const Ctx& ctx) {
+    if (e.scaled) scale_inputs(e, a, ctx);
+    for (int expert = 0; expert < e.experts; expert++) {
+        if (a.first[size_t(expert) + 1] == a.first[size_t(expert)]) continue;
+        run_linear(k, up_args(e, a, expert), ctx);
+        run_linear(k, down_args(e, a, expert), ctx);
+    }
+    combine(e, a.ids.data(), a.slot.data(), a.weights.data(), ctx);
 }
 
 static LinearArgs widest_args(const ExpertArgs& e, bool is_up) {
@@ -211,6 +216,22 @@ void Experts::run(Address x, int64_t ldx, int64_t tokens, Address ids, Address w
                                       2 * size * double(tokens * top_k));
     run_team(n, experts_shared(k, e), experts_local(k, e, n),
              [&](const Ctx& c) { run_experts(k, e, assignment, c); });
+}
+
+void Experts::combine(Address outs, Address slot, Address weights, int64_t tokens, int top_k, Address y,
+                      int threads) const {
+    ExpertArgs e;
+    e.top_k = top_k, e.tokens = tokens, e.dim = e.ldy = dim();
+    e.out = at<float>(outs), e.y = at<float>(y);
+    const int n = threads > 0 ? threads : threads_for(0, 2.0 * double(tokens * top_k * e.dim));
+    run_team(n, 0, 0,
+             [&](const Ctx& c) { radix::combine(e, nullptr, at<int32_t>(slot), at<float>(weights), c); });
+}
+
+int64_t Experts::take_chosen(Address to) {
+    const int64_t n = int64_t(chosen.size());
+    if (to) std::copy(chosen.begin(), chosen.end(), at<int32_t>(to)), chosen.clear();
+    return n;
 }
 
 }  // namespace radix

@@ -57,6 +57,9 @@ struct ExpertArgs {
     bool adds = false;
     bool passes = false;  // zero experts return x; otherwise nothing
 };
+// What the chosen experts made of token t, added in the order of the choice.
+void combine(const ExpertArgs& e, const int32_t* ids, const int32_t* slot, const float* weights,
+             const Ctx& ctx);
 // Every thread of the team; `a` is sorted already.
 void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, const Ctx& ctx);
 size_t experts_shared(const Kernels& k, const ExpertArgs& e);
@@ -68,11 +71,16 @@ struct Experts {
     int act;
     Assignment assignment;
     std::vector<float> hidden, out;
+    bool records = false;         // keep what the tokens of a step program chose
+    std::vector<int32_t> chosen;  // [T * top_k] of the last step
     Experts(const std::vector<const Linear*>& ups, const std::vector<const Linear*>& downs, int activation);
     int64_t dim() const { return down[0].n; }
     int64_t inner() const { return down[0].k; }
     void run(Address x, int64_t ldx, int64_t tokens, Address ids, Address weights, int top_k, Address y,
              int64_t ldy, int threads);
+    void combine(Address out, Address slot, Address weights, int64_t tokens, int top_k, Address y,
+                 int threads) const;
+    int64_t take_chosen(Address to);  // their number; 0 without a place only counts
 };
 
 }  // namespace radix

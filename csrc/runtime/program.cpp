@@ -254,7 +254,12 @@ void Program::execute_moe(const Op& op, const Kernels& k, const Ctx& ctx) {
                    assignment.weights.data() + t * r.top_k);
     });
     ctx.barrier();
-    if (ctx.tid == 0) assignment.sort(op.experts.tokens, r.top_k, r.experts);
+    if (ctx.tid == 0) {
+        if (op.expert_owner->records)
+            op.expert_owner->chosen.assign(assignment.ids.data(),
+                                           assignment.ids.data() + op.experts.tokens * r.top_k);
+        assignment.sort(op.experts.tokens, r.top_k, r.experts);
+    }
     ctx.barrier();
     run_experts(k, op.experts, assignment, ctx);
 }

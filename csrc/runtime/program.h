@@ -91,7 +91,7 @@ class Program {
     void xielu(int y, int64_t dim, Xielu coefficients, bool selected);
     // y (+)= scale * experts(x), chosen by the router's logits; ids of the last `zero_experts` experts have
     // no weights: they return x, or nothing. `scales_input`: an expert's weight multiplies its input.
-    void moe(int x, int logits, int y, const Experts& experts, Route route, float scale, bool adds,
+    void moe(int x, int logits, int y, Experts& experts, Route route, float scale, bool adds,
              int zero_experts, bool zero_experts_are_identity, bool scales_input, bool selected);
     void logits(int x, const Linear& w, float scale, float softcap, int site, int lora_x);
     void hidden(int x, int64_t dim);                              // rows that a step may want
@@ -139,6 +139,7 @@ class Program {
         MixArgs mix;
         Route route;
         ExpertArgs experts;
+        Experts* expert_owner = nullptr;
         HeadArgs heads;
         GateArgs gate;
         HeadNormArgs head_norm;

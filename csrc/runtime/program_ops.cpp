@@ -148,7 +148,7 @@ void Program::xielu(int y, int64_t dim, Xielu coefficients, bool selected) {
     push_mix(MixKind::XIELU, -1, y, dim, selected).mix.xielu = coefficients;
 }
 
-void Program::moe(int x, int logits, int y, const Experts& experts, Route route, float scale, bool adds,
+void Program::moe(int x, int logits, int y, Experts& experts, Route route, float scale, bool adds,
                   int zero_experts, bool zero_experts_are_identity, bool scales_input, bool selected) {
     if (route.experts != int(experts.up.size()) + zero_experts)
         throw std::invalid_argument("the router and the experts differ in number");
@@ -163,6 +163,7 @@ void Program::moe(int x, int logits, int y, const Experts& experts, Route route,
     Op& op = push(MOE);
     op.x = x, op.y = y, op.logits = logits, op.hidden = hidden, op.out = out, op.residual = scaled;
     op.selected = selected, op.route = route;
+    op.expert_owner = &experts;
     ExpertArgs& e = op.experts;
     e.up = experts.up.data(), e.down = experts.down.data(), e.act = experts.act;
     e.experts = route.experts - zero_experts, e.top_k = route.top_k;
