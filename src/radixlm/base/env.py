@@ -76,6 +76,13 @@ PROFILER_DIR = Variable(
     "Folder for profiles; output_dir of /start_profile must be in it.",
     ("SGLANG_TORCH_PROFILER_DIR",),
 )
+EXPERT_RECORDER_DIR = Variable(
+    "RADIXLM_EXPERT_RECORDER_DIR",
+    Path(tempfile.gettempdir()),
+    Path,
+    "Folder of the files of /dump_expert_distribution_record.",
+    ("SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR",),
+)
 TRITON_INTERPRET = Variable(
     "TRITON_INTERPRET",
     False,

@@ -224,18 +224,16 @@ class ParallelConfig(Group):
         Flag(within="[0, 1]", state="planned", needs=_EP, part_of=("enable_eplb",)),
     ] = 1.0
     expert_distribution_recorder_mode: Annotated[
-        str | None, "What is recorded about experts.", Flag(state="planned", needs=_EP)
+        str | None,
+        "What /start_expert_distribution_record records: tokens of each expert by step or by pass, "
+        "or the experts of each token.",
+        Flag(choices=("stat", "stat_approx", "per_pass", "per_token")),
     ] = None
     expert_distribution_recorder_buffer_size: Annotated[
         int | None,
-        "Steps that the recorder keeps; -1 keeps all.",
-        Flag(
-            within="[-1, inf)",
-            state="planned",
-            needs=_EP,
-            part_of=("expert_distribution_recorder_mode",),
-        ),
+        "Steps that the recorder keeps; -1 keeps all. 1000 unless given.",
+        Flag(within="[-1, inf)", part_of=("expert_distribution_recorder_mode",)),
     ] = None
     enable_expert_distribution_metrics: Annotated[
-        bool, "Metrics about the balance of experts.", Flag(state="planned", needs=_EP)
+        bool, "Metrics about the balance of experts.", Flag()
     ] = False

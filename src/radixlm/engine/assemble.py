@@ -23,6 +23,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.draft_model import LoadedDraft, load_draft
 from radixlm.engine.drafting import corpus_commands, make_drafting, make_ngram, max_drafts
+from radixlm.engine.experts import make_recorder
 from radixlm.engine.features.processors import ProcessorFeature
 from radixlm.engine.gpu import (
     graph_batch_sizes,
@@ -123,17 +124,24 @@ def load_engine(
     profiler = Profiler(where, peers.ranks.place.rank)
     controls = TensorControls(weight, weight_bytes, pools.num_bytes, pools.num_tokens, profiler)
     limits = limits_for_pools(pools, config, info)
+    recorder = make_recorder(config, model, peers.ranks)
     parts = EngineParts(
         model,
         attn,
         pools,
-        {**controls.commands(), **commands, **(loader.commands() if loader else {})},
+        {
+            **controls.commands(),
+            **commands,
+            **(loader.commands() if loader else {}),
+            **(recorder.commands() if recorder else {}),
+        },
         make_processors(config, info),
         _media(config, info, where),
         profiler,
         steps,
         loader.table if loader else None,
         draft,
+        recorder,
     )
     facts = _facts(info, pools, limits, weight_bytes, load_s)
     return LoadedEngine(device, parts, limits, sizes, controls, loader, facts)

@@ -11,6 +11,7 @@ from radixlm.base.errors import ConfigError, InvariantError
 from radixlm.base.record import Record
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.experts import records_experts
 from radixlm.engine.memory import is_out_of_memory
 from radixlm.executor.device import CpuDevice, CudaDevice, Device
 from radixlm.executor.dummy_run import DummyRun
@@ -59,6 +60,8 @@ def why_no_graphs(
     has_experts = any(
         isinstance(b.ffn, spec.Moe) or b.deferred_moe or b.parallel_moe for b in blocks
     )
+    if records_experts(config.parallel):
+        return "experts are recorded after each step"
     if has_experts and kernels.chosen["pack_experts"] == REFERENCE:
         return "the reference kernels of mixtures of experts count tokens on the host"
     return next((why for block in blocks if (why := reads_on_host(block))), "")

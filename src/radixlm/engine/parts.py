@@ -11,6 +11,7 @@ from radixlm.attention.base import AttentionBackend
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
 from radixlm.config.server_config import ServerConfig
+from radixlm.distributed.record import ExpertRecorder
 from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.features.grammar import GrammarFeature
@@ -62,6 +63,7 @@ class EngineParts(Record):
     steps: CompiledSteps | None = None
     adapters: AdapterTable | None = None
     draft: LoadedDraft | None = None
+    recorder: ExpertRecorder | None = None
 
 
 def make_runner(
@@ -90,6 +92,7 @@ def make_runner(
         parts.adapters,
         parts.commands,
         _drafter(parts.draft, tables, limits),
+        parts.recorder,
     )
     has_drafter = config.speculate.speculative_algorithm is not None
     options = RunnerOptions(

@@ -29,6 +29,8 @@ ON_ALL_RANKS = frozenset(
     {
         "start_profile",
         "stop_profile",
+        "start_expert_record",
+        "stop_expert_record",
         "load_lora_adapter",
         "unload_lora_adapter",
         "keep_lora_adapters",

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.record import Record, field
+from radixlm.distributed.record import ExpertRecorder, StepTokens
 from radixlm.executor import step_layout as layout
 from radixlm.executor.adapters import AdapterTable
 from radixlm.executor.batch_builder import BatchBuilder, add_optional_inputs
@@ -70,7 +71,8 @@ class Attention(AttentionRunner, Protocol):
 
 class RunnerParts(Record):
     """What a runner works with. ``commands``: operators' commands by name; ``states``: the pool of
-    recurrent layers' states; ``drafter``: proposes tokens after each step."""
+    recurrent layers' states; ``drafter``: proposes tokens after each step; ``recorder``: counts the
+    experts that tokens choose."""
 
     model: Model
     attn: Attention
@@ -84,6 +86,7 @@ class RunnerParts(Record):
     adapters: AdapterTable | None = None
     commands: Mapping[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
     drafter: DeviceDrafter | None = None
+    recorder: ExpertRecorder | None = None
 
 
 class RunnerOptions(Record):
@@ -116,7 +119,7 @@ class Runner:
         self.device, self.states, self.media = parts.device, parts.states, parts.media
         self.sampling, self.processors, self.pooler = parts.sampling, parts.processors, parts.pooler
         self._options, self._commands = options, parts.commands
-        self.adapters = parts.adapters
+        self.adapters, self._recorder = parts.adapters, parts.recorder
         if self.adapters is not None:
             self.adapters.reset(self.tables.num_slots)
         self.draft_widths = options.draft_widths
@@ -213,6 +216,7 @@ class Runner:
         need_hidden = bool(items.decodes.hidden) or any(
             i.targets is not None or i.hidden_states or i.pooling for i in items.prefills
         )
+        need_hidden |= self._recorder is not None and self._recorder.needs_all_tokens
         size, width = self._graph_of(items, plan.feature_data, need_hidden)
         inputs = self.inputs
         if items.drafts is not None:
@@ -322,6 +326,8 @@ class Runner:
             log.warning("out of memory in a step: unused memory was freed and the step runs again")
             self.attn.begin(batch)
             step.hidden_TD, step.logits_RV = self.model.step(batch, need_hidden)
+        if self._recorder is not None:
+            self._recorder.collect(partial(_tokens_of, step, batch))
 
     def _state_rows(self, plan: StepPlan) -> _StateRows | None:
         """For recurrent layers: page table rows, first tokens and token counts of the items."""
@@ -474,6 +480,13 @@ def _wanted(step: StepHandle) -> list[LogprobParams | None]:
     if step.drafts is None:
         return wanted
     return [wanted[n] for n in step.drafts.sequence_R.tolist()]
+
+
+def _tokens_of(step: StepHandle, batch: ForwardBatch) -> StepTokens:
+    kinds = bool(step.items.prefills), bool(len(step.items.decodes.slots))
+    mode = "MIXED" if all(kinds) else "EXTEND" if kinds[0] else "DECODE"
+    lens = [item.count for item in step.plan.items]
+    return StepTokens(batch.token_ids_T.tolist(), batch.positions_T.tolist(), lens, mode)
 
 
 def _sampled(step: StepHandle) -> Tensor:

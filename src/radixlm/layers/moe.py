@@ -15,6 +15,7 @@ from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.moe import PackedExperts, UngatedExperts, pack_experts, route
 from radixlm.kernels.ops.quantized import QuantScales
 from radixlm.layers.context import LayerContext
+from radixlm.layers.experts import ExpertSplit, SplitExperts
 from radixlm.layers.mlp import MlpLayer, clamped_glu
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
@@ -26,7 +27,7 @@ from radixlm.layers.program import (
     handles,
     struct,
 )
-from radixlm.quant.param import Param, Shard
+from radixlm.quant.param import Cut, Param, Shard
 from radixlm.quant.prequantized import to_kernel_weight
 from radixlm.step.batch import ForwardBatch
 
@@ -45,6 +46,9 @@ class MoeLayer(Module):
     out_norm: NormLayer
     width_norm: NormLayer
     expert_norm: NormLayer
+    is_recorded = False  # whether ``chosen_TK`` keeps what the tokens of a step chose
+    chosen_TK: Tensor | None = None
+    share: ExpertSplit | None = None  # with the ranks that hold the other experts
 
     def __init__(self, spec: Moe, dim: int, context: LayerContext) -> None:
         self.spec = spec
@@ -96,6 +100,32 @@ class MoeLayer(Module):
         if spec.width:
             self.narrow, self.widen = context.linear(wide, dim), context.linear(dim, wide)
 
+    def split(self, share: ExpertSplit) -> None:
+        """Hold this rank's experts only; before the weights are loaded."""
+        self.share = share
+        for param in (
+            self.up,
+            self.down,
+            *((self.up_bias, self.down_bias) if self.spec.bias else ()),
+        ):
+            param.cut(Cut(0, self.spec.experts, tuple((e, e + 1) for e in share.held)))
+
+    def record(self, is_on: bool) -> None:
+        """Keep what the tokens of each step choose, from now on or no longer."""
+        self.is_recorded, self.chosen_TK = is_on, None
+        if isinstance(self.experts, Experts):
+            self.experts.handle.records = is_on
+
+    def take_chosen(self) -> Tensor | None:
+        """The experts that the tokens of the last step chose, int64 [T, K]."""
+        chosen_TK, self.chosen_TK = self.chosen_TK, None
+        handle = self.experts.handle if isinstance(self.experts, Experts) else None
+        if chosen_TK is None and handle is not None and (count := handle.take_chosen(0)):
+            chosen_N = torch.empty(count, dtype=torch.int32)
+            handle.take_chosen(chosen_N.data_ptr())
+            chosen_TK = chosen_N.view(-1, self.spec.top_k).long()
+        return chosen_TK
+
     @property
     def _has_kernel(self) -> bool:
         """Whether a kernel runs the experts."""
@@ -127,7 +157,7 @@ class MoeLayer(Module):
             up, down = (weight.clone() if copies else weight for weight in weights)
             reference = pack_experts if self.spec.gated else UngatedExperts
             pack = reference(up, down, biases[0], biases[1], act)
-        self.experts = pack
+        self.experts = pack if self.share is None else SplitExperts(pack, self.share)
         if self.spec.sinks:
             sinks = [p.borrow() if copies else p.take() for p in (self.sink_up, self.sink_down)]
             self._sinks = self._kernels.pack_experts(*sinks, None, None, act, self._fmts)
@@ -275,6 +305,8 @@ class MoeLayer(Module):
     def _run_experts(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """The experts' weighted sum; zero experts return x."""
         spec = self.spec
+        if self.is_recorded:
+            self.chosen_TK = ids_TK
         if spec.scale_input:
             ones = torch.ones_like(weights_TK[:, :1])
             parts = [

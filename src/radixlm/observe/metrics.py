@@ -56,6 +56,9 @@ GAUGES: dict[str, str] = {
     "lora_num_loads": "Adapters that were loaded since the start.",
     "lora_num_failed_loads": "Loads of adapters that failed.",
     "lora_num_evictions": "Adapters that were dropped to make room for others.",
+    "expert_balancedness_10": "Mean over maximum of the ranks' expert tokens, last 10 steps.",
+    "expert_balancedness_100": "The same, last 100 steps.",
+    "expert_balancedness_1000": "The same, last 1000 steps.",
     "engine_startup_time": "Seconds from the start until ready.",
     "engine_load_weights_time": "Seconds that loading the weights took.",
 }

@@ -13,7 +13,6 @@ router = APIRouter(tags=["not implemented"])
 
 _WEIGHTS = "replacing weights while the server runs is not implemented; restart with --model-path"
 _LORA = "adapters are read from folders: POST /load_lora_adapter"
-_EXPERTS = "recording expert distributions is not implemented (--expert-distribution-recorder-mode)"
 _HICACHE = "the hierarchical cache is not implemented (--enable-hierarchical-cache)"
 _MEMORY = "releasing memory is not implemented (--enable-memory-saver)"
 _PD = "disaggregation is not implemented (--disaggregation-mode)"
@@ -22,9 +21,6 @@ _GET_POST = ("GET", "POST")
 _POST = ("POST",)
 
 NOT_IMPLEMENTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("/start_expert_distribution_record", _GET_POST, _EXPERTS),
-    ("/stop_expert_distribution_record", _GET_POST, _EXPERTS),
-    ("/dump_expert_distribution_record", _GET_POST, _EXPERTS),
     ("/clear_hicache_storage_backend", _GET_POST, _HICACHE),
     ("/hicache/storage-backend/clear", _POST, _HICACHE),
     ("/hicache/storage-backend", ("GET", "PUT", "DELETE"), _HICACHE),

@@ -44,3 +44,17 @@ class Experts:
             out.data_ptr(), self.dim, num_threads,
         )  # fmt: skip
         return out
+
+    def combine(
+        self, out_ND: Tensor, place_TK: Tensor, weights_TK: Tensor, num_threads: int = 0
+    ) -> Tensor:
+        """The weighted sum of the outcomes at each token's places, in the order of the choice:
+        float32 [T, D], with the bits of ``run``."""
+        out_ND = out_ND.float().contiguous()
+        place, weights = place_TK.int().contiguous(), weights_TK.float().contiguous()
+        y = torch.empty(len(place), self.dim)
+        self.handle.combine(
+            out_ND.data_ptr(), place.data_ptr(), weights.data_ptr(), *place.shape, y.data_ptr(),
+            num_threads,
+        )  # fmt: skip
+        return y

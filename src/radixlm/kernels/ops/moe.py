@@ -154,6 +154,12 @@ class UngatedExperts:
         return (out_TKD * weights_TK[..., None].to(x_TD.dtype)).sum(1)
 
 
+def combine(out_ND: Tensor, place_TK: Tensor, weights_TK: Tensor) -> Tensor:
+    """The weighted sum of the outcomes at each token's places, in the order of the choice: [T, D]
+    in the dtype of ``out``."""
+    return (out_ND[place_TK] * weights_TK[..., None].to(out_ND.dtype)).sum(1)
+
+
 def _row(table: Tensor | None, row: int) -> Tensor | None:
     return None if table is None else table[row]
 

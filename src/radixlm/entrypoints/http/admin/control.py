@@ -92,12 +92,19 @@ async def read_args(request: Request, model: type[M]) -> M:
 
 
 def get_and_post(path: str, model: type[Body] | None = None) -> Callable[[Handler], Handler]:
+    """As ``get_and_post_on``, of this file's routes."""
+    return get_and_post_on(router, path, model)
+
+
+def get_and_post_on(
+    routes: APIRouter, path: str, model: type[Body] | None = None
+) -> Callable[[Handler], Handler]:
     """Decorator: a route with GET and POST, of which POST is in the OpenAPI document."""
 
     def add(handler: Handler) -> Handler:
         extra = documented(model, required=False) if model else None
-        router.add_api_route(path, handler, methods=["GET"], response_class=Response)
-        router.add_api_route(
+        routes.add_api_route(path, handler, methods=["GET"], response_class=Response)
+        routes.add_api_route(
             path,
             handler,
             methods=["POST"],

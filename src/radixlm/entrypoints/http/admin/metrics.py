@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from fastapi.responses import Response
 
+from radixlm.base.errors import Overloaded
 from radixlm.base.lazy import load
 from radixlm.config.observe import ObserveConfig, bucket_values
 from radixlm.entrypoints.http.admin.health import PROBE_PREFIX
@@ -62,7 +63,8 @@ def install(app: FastAPI, state: ServerState) -> None:
     async def metrics() -> Response:
         """Prometheus metrics."""
         made.drafts(state.intake.load.drafts or DraftTotals())
-        return Response(made.exposition(gauges(state)), media_type=CONTENT_TYPE)
+        values = gauges(state) | await expert_balance(state)
+        return Response(made.exposition(values), media_type=CONTENT_TYPE)
 
     app.add_api_route("/metrics", metrics, methods=["GET"], tags=["info"])
 
@@ -89,6 +91,17 @@ def _buckets(observe: ObserveConfig) -> Buckets:
         bucket_values(observe.generation_tokens_buckets, lengths) if has_lengths else None,
     )
     return made
+
+
+async def expert_balance(state: ServerState) -> dict[str, float]:
+    """How evenly tokens chose the ranks' experts; {} while no engine answers."""
+    if not state.config.parallel.enable_expert_distribution_metrics:
+        return {}
+    try:
+        averages = (await state.intake.control("expert_balance")).data or {}
+    except Overloaded:
+        return {}
+    return {f"expert_balancedness_{steps}": mean for steps, mean in averages.items()}
 
 
 def gauges(state: ServerState) -> dict[str, float]:

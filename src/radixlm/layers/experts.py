@@ -1,0 +1,117 @@
+"""Experts that lie on several ranks: each rank computes those it holds, of all tokens.
+
+A slot holds a copy of an expert; each rank has a run of slots. Outcomes are exchanged one by one
+and added on every rank in the order of the choice, which keeps the bits of one rank.
+
+Legend: T tokens, K chosen experts, D channels, E experts, P slots, N pairs of a token and a choice,
+V variants of the choice among copies.
+"""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from radixlm.base.record import Record
+from radixlm.distributed.groups import Group
+from radixlm.distributed.topology import bounds
+from radixlm.kernels.cpu.moe import Experts
+from radixlm.kernels.ops.moe import PackedExperts, combine
+
+ALL_TO_ALL_TOKENS = 64  # from which on each rank adds up its share of the tokens
+
+
+class ExpertSplit(Record, eq=False):
+    """Where the experts of one layer lie. ``logical_P``: the expert in each slot; rank r of
+    ``group`` holds the slots starts[r]:starts[r + 1]. ``slots_VE`` (int64): the slot that tokens
+    use for each expert; token t has row t % V."""
+
+    group: Group
+    starts: tuple[int, ...]
+    logical_P: tuple[int, ...]
+    slots_VE: Tensor
+
+    @property
+    def first(self) -> int:
+        """This rank's first slot."""
+        return self.starts[self.group.rank]
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The experts in this rank's slots."""
+        return self.logical_P[self.first : self.starts[self.group.rank + 1]]
+
+    def slots(self, ids_TK: Tensor) -> Tensor:
+        """The slots that compute these experts."""
+        if len(self.slots_VE) == 1:
+            return self.slots_VE[0][ids_TK]
+        rows_T = torch.arange(len(ids_TK), device=ids_TK.device) % len(self.slots_VE)
+        return self.slots_VE[rows_T[:, None], ids_TK]
+
+
+def even_split(num_experts: int, group: Group) -> ExpertSplit:
+    """Each expert once, in order; the first ranks hold one more where they do not divide."""
+    numbers = range(num_experts)
+    starts = bounds(num_experts, group.size)
+    return ExpertSplit(group, starts, tuple(numbers), torch.tensor([list(numbers)]))
+
+
+class SplitExperts:
+    """``PackedExperts`` of which ``pack`` holds this rank's."""
+
+    def __init__(self, pack: PackedExperts, split: ExpertSplit) -> None:
+        self.pack, self.split = pack, split
+        self._combine = pack.combine if isinstance(pack, Experts) else combine
+
+    def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """As in ``PackedExperts``; the same on all ranks."""
+        group, tokens, top_k = self.split.group, *ids_TK.shape
+        slots_N = self.split.slots(ids_TK).flatten()
+        if tokens < ALL_TO_ALL_TOKENS or group.size == 2:
+            order_N, counts = self._sorted(slots_N)
+            out_ND = group.all_gather_rows(self._outcomes(x_TD, slots_N, order_N, counts), counts)
+            return self._combine(out_ND, _inverse(order_N).view(-1, top_k), weights_TK)
+        cuts = bounds(tokens, group.size)
+        # of the pairs of each share of the tokens: their order by slot, pairs on each rank
+        shares = [(begin * top_k, *self._sorted(slots_N[begin * top_k : end * top_k]))
+                  for begin, end in pairwise(cuts)]  # fmt: skip
+        mine = [self._mine(order_N + first, counts) for first, order_N, counts in shares]
+        sent_ND = self._run_pairs(x_TD, slots_N, torch.cat(mine), top_k)
+        _, order_N, received = shares[group.rank]
+        out_ND = group.all_to_all_rows(sent_ND, tuple(map(len, mine)), received)
+        begin, end = cuts[group.rank : group.rank + 2]
+        slot_TK = _inverse(order_N).view(-1, top_k)
+        y_TD = self._combine(out_ND, slot_TK, weights_TK[begin:end])
+        return group.all_gather_rows(y_TD, tuple(b - a for a, b in pairwise(cuts)))
+
+    def _sorted(self, slots_N: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """The pairs by slot, and how many each rank computes."""
+        order_N = slots_N.argsort(stable=True)
+        starts = torch.tensor(self.split.starts, device=slots_N.device)
+        ends = torch.searchsorted(slots_N[order_N], starts).tolist()
+        return order_N, tuple(b - a for a, b in pairwise(ends))
+
+    def _mine(self, order_N: Tensor, counts: tuple[int, ...]) -> Tensor:
+        """The pairs of the order that this rank computes."""
+        rank = self.split.group.rank
+        return order_N[sum(counts[:rank]) : sum(counts[: rank + 1])]
+
+    def _outcomes(
+        self, x_TD: Tensor, slots_N: Tensor, order_N: Tensor, counts: tuple[int, ...]
+    ) -> Tensor:
+        top_k = len(slots_N) // max(1, len(x_TD))
+        return self._run_pairs(x_TD, slots_N, self._mine(order_N, counts), top_k)
+
+    def _run_pairs(self, x_TD: Tensor, slots_N: Tensor, pairs_M: Tensor, top_k: int) -> Tensor:
+        """What this rank's experts make of these pairs, without their weights: [M, D]."""
+        if not len(pairs_M):
+            return x_TD.new_empty(0, x_TD.shape[1])
+        ids_M1 = (slots_N[pairs_M] - self.split.first)[:, None]
+        x_MD = x_TD[pairs_M // top_k]
+        return self.pack.run(x_MD, torch.ones(len(pairs_M), 1, device=x_TD.device), ids_M1)
+
+
+def _inverse(order_N: Tensor) -> Tensor:
+    out = torch.empty_like(order_N)
+    out[order_N] = torch.arange(len(order_N), device=order_N.device)
+    return out

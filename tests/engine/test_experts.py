@@ -1,0 +1,88 @@
+"""What a real engine records of its experts, against the routers' own choice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import radixlm
+from radixlm.base.errors import ConfigError
+from tests.fakes.tiny_checkpoint import cached_tiny
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11]
+PARAMS = {"temperature": 0.0, "max_new_tokens": 4, "ignore_eos": True}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RADIXLM_EXPERT_RECORDER_DIR", str(tmp_path / "records"))
+    return tmp_path / "records"
+
+
+def record(folder: Path, mode: str | None, **options: Any) -> Iterator[Any]:
+    """The answer of each command around one request, then the file."""
+    options |= {"max_total_tokens": 256, "expert_distribution_recorder_mode": mode}
+    model = str(cached_tiny("Qwen3MoeForCausalLM"))
+    with radixlm.Engine(model_path=model, cpu_threads=1, log_level="error", **options) as engine:
+        ask = engine._engine.intake.control
+        engine.generate(input_ids=[3, 4], sampling_params=PARAMS)  # before the record
+        yield engine._wait(ask("start_expert_record"))
+        engine.generate(input_ids=PROMPT, sampling_params=PARAMS)
+        yield engine._wait(ask("stop_expert_record"))
+        engine.generate(input_ids=[3, 4, 5], sampling_params=PARAMS)  # after it
+        yield engine._wait(ask("expert_balance"))
+        yield engine._wait(ask("dump_expert_record"))
+    (file,) = folder.glob("expert_distribution_recorder_*.json")
+    assert file.stat().st_mode & 0o777 == 0o600
+    yield json.loads(file.read_text())
+
+
+def test_modes_agree_and_count_every_token(folder: Path) -> None:
+    *replies, detail = record(folder, "per_token")
+    assert all(reply.ok for reply in replies)
+    steps = detail["records"]
+    assert [step["forward_mode"] for step in steps] == ["EXTEND", *["DECODE"] * 3]
+    assert steps[0]["input_ids"] == PROMPT and steps[0]["extend_seq_lens"] == [len(PROMPT)]
+    assert [step["positions"] for step in steps[1:]] == [[7], [8], [9]]
+    experts = len(detail["last_physical_to_logical_map"][0])
+    chosen = [np.array(step["topk_ids_of_layer"]) for step in steps]
+    assert all(len(set(ids)) == len(ids) for step in chosen for layer in step for ids in layer)
+    counts = [[np.bincount(layer.ravel(), minlength=experts) for layer in step] for step in chosen]
+    for file in folder.iterdir():
+        file.unlink()
+    *_, stat = record(folder, "stat")
+    found = np.array(stat["logical_count"])
+    assert found.shape == np.array(counts).shape
+    assert (found[:, :-1] == np.array(counts)[:, :-1]).all()
+    # the last layer computes only the tokens whose logits are wanted
+    assert (found[1:] == np.array(counts)[1:]).all() and found[0, -1].sum() < found[0, 0].sum()
+    assert stat["average_utilization_rate_over_window"] == 1.0  # one rank
+
+
+def test_a_pass_has_the_sum_of_its_tokens(folder: Path) -> None:
+    *_, detail = record(folder, "per_pass", expert_distribution_recorder_buffer_size=2)
+    assert [step["forward_pass_id"] for step in detail["records"]] == [3, 4]  # the last two
+    top_k = 2
+    assert all(sum(layer) == top_k for step in detail["records"] for layer in step["logical_count"])
+
+
+def test_without_a_mode_the_routes_are_refused(folder: Path) -> None:
+    replies = record(folder, None, enable_expert_distribution_metrics=True)
+    started = next(replies)
+    assert not started.ok and "--expert-distribution-recorder-mode; stat works" in started.message
+    assert not next(replies).ok
+    assert next(replies).data == {"10": 1.0, "100": 1.0, "1000": 1.0}
+
+
+def test_a_model_without_experts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--expert-distribution-recorder-mode: the model has no"):
+        radixlm.Engine(
+            model_path=str(cached_tiny("LlamaForCausalLM")),
+            log_level="error",
+            expert_distribution_recorder_mode="stat",
+        )
