@@ -9,9 +9,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.balance import trivial
 from radixlm.distributed.groups import Ranks
 from radixlm.distributed.record import DEFAULT_STEPS, ExpertRecorder, RecorderOptions
-from radixlm.layers.module import Module
-from radixlm.layers.moe import MoeLayer
-from radixlm.models.build import Model
+from radixlm.models.build import Model, mixtures_of
 
 
 def records_experts(parallel: ParallelConfig) -> bool:
@@ -26,9 +24,7 @@ def make_recorder(config: ServerConfig, model: Model, ranks: Ranks) -> ExpertRec
     parallel = config.parallel
     if not records_experts(parallel):
         return None
-    layers = [one for _, one in model.layers()] if isinstance(model, Module) else []
-    mixtures = [layer for layer in layers if isinstance(layer, MoeLayer)]
-    mode = parallel.expert_distribution_recorder_mode
+    mixtures, mode = mixtures_of(model), parallel.expert_distribution_recorder_mode
     if not mixtures:
         flag = "--expert-distribution-recorder-mode" if mode else ""
         flag = flag or "--enable-expert-distribution-metrics"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import torch
@@ -12,6 +13,9 @@ from radixlm.base.errors import ConfigError
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
+from radixlm.layers.experts import even_split
+from radixlm.layers.module import Module
+from radixlm.layers.moe import MoeLayer
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.encoders.text import EncoderModel
 from radixlm.models.pooled_head import PooledHead, head_layers
@@ -34,12 +38,14 @@ def build_model(
     merge_windows: bool = False,
     scheme: Scheme | None = None,
     ranks: Ranks = ALONE,
+    place_experts: Callable[[Sequence[MoeLayer], Ranks], None] | None = None,
 ) -> NativeModel:
     """A model without weights; ``weights.load.load_weights`` fills it.
 
     ``compute_dtype`` is the dtype of activations, ``weight_dtype`` that of stored weights (None:
     as in the checkpoint). With ``merge_windows``, windowed layers live in a full KV group.
-    ``ranks`` share its layers.
+    ``ranks`` share its layers; ``place_experts`` tells those with experts which each rank holds,
+    an even part unless given.
     """
     context = LayerContext(kernels, device, compute_dtype, scheme or UnquantizedScheme(), ranks)
     model: NativeModel
@@ -50,7 +56,21 @@ def build_model(
     if decoder.pool is not None:  # further layers of the tree, which the loader fills with the rest
         model.pool = head_layers(decoder.pool.head, decoder.dim, context)
         model.gate = head_layers(decoder.pool.gate, decoder.dim, context)
+    if ranks.tp.size > 1:
+        (place_experts or place_evenly)(mixtures_of(model), ranks)
     return model
+
+
+def mixtures_of(model: Model) -> list[MoeLayer]:
+    """The layers with experts, in order."""
+    layers = model.layers() if isinstance(model, Module) else ()
+    return [layer for _, layer in layers if isinstance(layer, MoeLayer)]
+
+
+def place_evenly(mixtures: Sequence[MoeLayer], ranks: Ranks) -> None:
+    """Give each rank the same number of experts, or one more, in their order."""
+    for layer in mixtures:
+        layer.split(even_split(layer.spec.experts, ranks.tp))
 
 
 def is_transformers(model: Model) -> TypeGuard[TransformersModel]:
