@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -15,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from radixlm.base.errors import ConfigError, RankLost
-from radixlm.distributed.remote import HubLink, HubStore
+from radixlm.distributed.remote import HubStore, RemoteValues
 from radixlm.engine import node_agent, nodes
 from radixlm.engine.node_agent import NodeAgent
 from radixlm.engine.node_facts import checkpoint_digest, difference
@@ -25,12 +27,16 @@ from radixlm.wire.cluster_socket import local_address, read_secret, split_addres
 
 SECRET = "correct horse battery staple"
 FACTS = NodeFacts("a", "0.1", "c0ffee", "/models/m", "127.0.0.1", {"tp_size": 2, "nnodes": 2})
-# a rank that takes its startup config, says so by closing a pipe of the test, and lives on
+# a rank that says what its startup config is, then repeats what it is told
 RANK = """
-import json, signal, sys
+import json, socket, sys
 startup = json.load(sys.stdin)
-open(startup["options"]["told"], "w").write(json.dumps(startup))
-signal.pause()
+link = socket.socket(fileno=startup["socket"])
+link.send(json.dumps(startup).encode())
+while data := link.recv(1 << 20):
+    if data == b"stop":
+        sys.exit(0)
+    link.send(b"rank %d: %s" % (startup["rank"], data))
 """
 COMMAND = (sys.executable, "-S", "-c", RANK)
 
@@ -88,42 +94,43 @@ class Lost:
     """What a hub reports as lost, once."""
 
     def __init__(self) -> None:
-        self.reasons: list[str] = []
+        self.reasons: list[tuple[str, int]] = []
         self.came = threading.Event()
 
-    def __call__(self, reason: str) -> None:
-        self.reasons.append(reason)
+    def __call__(self, reason: str, code: int) -> None:
+        self.reasons.append((reason, code))
         self.came.set()
 
-    def wait(self) -> str:
+    def wait(self) -> tuple[str, int]:
         assert self.came.wait(60)
         (reason,) = self.reasons
         return reason
 
 
-def started(hub: Hub, running: Running, folder: Path, rank: int = 1) -> tuple[Lost, int]:
+def started(hub: Hub, running: Running, rank: int = 1) -> tuple[Lost, int]:
     """A node whose one fake rank runs: what is lost, and the rank's pid."""
-    lost, told = Lost(), folder / "told"
-    os.mkfifo(told)
+    lost = Lost()
     hub.wait()
-    startup = {
-        "rank": rank,
-        "options": {"told": str(told), "model_path": "/of/node0", "tp_size": 2},
-    }
+    startup = {"rank": rank, "options": {"model_path": "/of/node0", "tp_size": 2}}
     hub.start({1: [startup]}, lost)
-    text = told.read_text()  # waits for the rank
-    assert '"model_path": "/models/m"' in text, "a node reads its own folder"
-    assert f'"parent": {os.getpid()}' in text and '"tp_size": 2' in text
+    got = json.loads(said(hub, rank))
+    assert got["options"] == {"model_path": "/models/m", "tp_size": 2}, "its own folder"
+    assert (got["rank"], got["parent"]) == (rank, os.getpid())
     return lost, running.agent.ranks[rank].pid
 
 
+def said(hub: Hub, rank: int = 1) -> bytes:
+    hub.sockets[rank].settimeout(60)
+    return hub.sockets[rank].recv(1 << 20)
+
+
 def test_a_node_joins_starts_its_rank_and_ends_with_node_0(
-    make_hub: Callable[..., Hub], run: Callable[..., Running], tmp_path: Path
+    make_hub: Callable[..., Hub], run: Callable[..., Running]
 ) -> None:
     hub = make_hub()
     running = run(hub)
     assert hub.wait() == {1: FACTS}
-    lost, pid = started(hub, running, tmp_path)
+    lost, pid = started(hub, running)
     descriptor = os.pidfd_open(pid)
     hub.close(is_final=True)
     assert running.join() == 0
@@ -136,10 +143,9 @@ def test_a_rank_that_is_killed_is_reported_with_its_signal(
     make_hub: Callable[..., Hub], run: Callable[..., Running], tmp_path: Path
 ) -> None:
     hub = make_hub()
-    lost, pid = started(hub, run(hub), tmp_path)
+    lost, pid = started(hub, run(hub))
     os.kill(pid, signal.SIGKILL)
-    assert lost.wait() == "rank 1 ended with status -9"
-    assert not hub.wait_for_ranks([1], 60.0)
+    assert lost.wait() == ("rank 1 ended with SIGKILL", -signal.SIGKILL)
 
 
 def test_a_new_node_0_gets_the_node_back_and_the_old_ranks_end(
@@ -147,18 +153,16 @@ def test_a_new_node_0_gets_the_node_back_and_the_old_ranks_end(
 ) -> None:
     first = make_hub()
     running = run(first)
-    _, pid = started(first, running, tmp_path)
+    _, pid = started(first, running)
     descriptor = os.pidfd_open(pid)
-    first._is_closed = True  # as kill -9 does: nothing is said to anybody
-    first._thread.join()
-    first._socket.close()
+    first.members.clear()  # as kill -9 does: nothing is said to anybody
+    first.close()
     second = Hub(first.address, SECRET, FACTS, 2, 60.0)
     try:
         assert second.wait() == {1: FACTS}
         with pytest.raises(ProcessLookupError):
             signal.pidfd_send_signal(descriptor, 0)
-        (tmp_path / "told").unlink()
-        _, again = started(second, running, tmp_path)
+        _, again = started(second, running)
         assert again != pid
     finally:
         second.close()
@@ -174,7 +178,7 @@ def test_a_node_that_falls_silent_is_lost(
     hub.start({1: []}, lost)
     monkeypatch.setattr(nodes, "LOST_S", 0.5)
     monkeypatch.setattr(running.agent, "_send", lambda message: None)
-    assert lost.wait() == "node 1 on a sent nothing for 0.5 s"
+    assert lost.wait() == ("node 1 on a sent nothing for 0.5 s", 1)
 
 
 @pytest.mark.parametrize(
@@ -263,38 +267,26 @@ def test_a_node_without_node_0_gives_up_and_says_so() -> None:
             agent.run()
 
 
-def test_plans_reach_remote_ranks_in_order_and_a_gap_is_noticed(
-    make_hub: Callable[..., Hub],
+def test_messages_pass_between_rank_0_and_a_rank_and_an_orderly_end_is_no_loss(
+    make_hub: Callable[..., Hub], run: Callable[..., Running]
 ) -> None:
     hub = make_hub()
-    link = HubLink(hub.address, SECRET, hub.generation, 1)
-    link.hello()
-    assert hub.wait_for_ranks([1], 60.0)
-    for payload in (b"one", b"two"):
-        hub.write(payload)
-    assert [link.read(60.0), link.read(60.0), link.read(0.0)] == [b"one", b"two", None]
-    hub._num_plans += 1
-    hub.write(b"four")
-    with pytest.raises(RankLost, match="plan 2 is missing, 3 came"):
-        link.read(60.0)
-    lost = Lost()
-    hub.start({}, lost)
-    link.fail("no memory")
-    assert lost.wait() == "rank 1: no memory"
-    link.close()
-
-
-def test_a_rank_of_an_earlier_generation_is_sent_away(make_hub: Callable[..., Hub]) -> None:
-    link = HubLink(make_hub().address, SECRET, "an earlier one", 1)
-    link.hello()
-    with pytest.raises(RankLost, match="node 0 ended this replica"):
-        link.read(60.0)
-    link.close()
+    lost, pid = started(hub, run(hub))
+    sent = [b"%d" % i * 1000 for i in range(50)]
+    for data in sent:
+        hub.sockets[1].send(data)
+    assert [said(hub) for _ in sent] == [b"rank 1: " + data for data in sent]
+    descriptor = os.pidfd_open(pid)
+    hub.sockets[1].send(b"stop")
+    assert select.select([descriptor], [], [], 60)[0]
+    os.close(descriptor)
+    hub.close()
+    assert not lost.reasons
 
 
 def test_ranks_meet_for_gloo_in_the_store_of_node_0(make_hub: Callable[..., Hub]) -> None:
     hub = make_hub()
-    link = HubLink(hub.address, SECRET, hub.generation, 1)
+    link = RemoteValues(hub.address, SECRET)
     sums: dict[int, torch.Tensor] = {}
 
     def reduce(rank: int, store: HubStore) -> None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import zmq
 
 from radixlm.base.errors import ConfigError
-from radixlm.engine.nodes import BEAT_S, LOST_S, WAIT_S
+from radixlm.engine.nodes import BEAT_S, LOST_S, MAX_MESSAGE_BYTES, WAIT_S
 from radixlm.engine.process import EngineProcess
 from radixlm.engine.rank_processes import COMMAND
 from radixlm.wire.cluster import (
@@ -26,6 +28,7 @@ from radixlm.wire.cluster import (
     Leave,
     NodeFacts,
     RankEnded,
+    RankMessage,
     Refused,
     StartRanks,
     ToNode0,
@@ -37,7 +40,28 @@ from radixlm.wire.codec import Codec
 log = logging.getLogger(__name__)
 
 RETRY_S = 2 * LOST_S  # how long a node may wait for the place of one that is gone
+END_WAIT_S = 1.0  # for the process of a rank that has closed its socket
 MAX_HANDSHAKES = 3  # that fail in a row until the secret is believed to differ
+
+
+class RankProcess(EngineProcess):
+    """The process of a rank, which may wait for its startup config, and a socket to it."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._number = self._theirs.fileno()
+        try:
+            super().__init__(command, descriptors=(self._number,))
+        finally:
+            self._theirs.close()
+
+    def start(self, startup: dict[str, Any]) -> None:
+        """Send the startup config."""
+        self.send_config({**startup, "socket": self._number, "parent": os.getpid()})
+
+    def drop(self, wait_s: float = 0.0) -> int:
+        self.socket.close()
+        return super().drop(wait_s)
 
 
 class NodeAgent:
@@ -59,12 +83,11 @@ class NodeAgent:
         self._codec = Codec(FromNode0)
         self._secret = secret
         self._socket: ClusterSocket
-        self._unread: list[FromNode0] = []
+        self._unread: list[Any] = []
         self._generation = ""  # "" while it has not joined
-        self.ranks: dict[int, EngineProcess] = {}
-        self._pidfds: dict[int, int] = {}  # descriptor -> rank
-        self._ready_made: list[EngineProcess] = []  # import torch while nothing is to be done
-        self._wake, self._woken = os.pipe()[::-1]
+        self.ranks: dict[int, RankProcess] = {}
+        self._ready_made: list[RankProcess] = []  # import torch while nothing is to be done
+        self._woken, self._wake = socket.socketpair()
         self._is_stopping = False
 
     @property
@@ -74,7 +97,8 @@ class NodeAgent:
     def stop(self) -> None:
         """Have ``run`` return."""
         self._is_stopping = True
-        os.write(self._wake, b"x")
+        with suppress(OSError):  # it has returned
+            self._wake.send(b"x")
 
     def run(self) -> int:
         """0 after node 0 or ``stop`` ended it. ConfigError if node 0 refuses this node or does not
@@ -92,6 +116,8 @@ class NodeAgent:
             for process in self._ready_made:
                 process.drop()
             self._socket.close()
+            self._woken.close()
+            self._wake.close()
         return 0
 
     def _join(self) -> None:
@@ -132,9 +158,14 @@ class NodeAgent:
             now_s = time.monotonic()
             self._heard_s = now_s if messages else self._heard_s
             for message in messages:
-                if isinstance(message, StartRanks) and message.generation == self._generation:
+                if message.generation != self._generation:  # of a node 0 that is gone
+                    continue
+                if isinstance(message, RankMessage) and message.rank in self.ranks:
+                    with suppress(OSError):  # it has ended, which is noticed in its turn
+                        self.ranks[message.rank].socket.send(message.data)
+                elif isinstance(message, StartRanks):
                     self._start_ranks(message.startups)
-                elif isinstance(message, Leave) and message.generation == self._generation:
+                elif isinstance(message, Leave):
                     log.info("node 0 ended this replica")
                     self._leave()
                     return message.is_final
@@ -147,36 +178,39 @@ class NodeAgent:
                 next_beat_s = now_s + BEAT_S
         return True
 
-    def _receive(self, wait_s: float) -> list[FromNode0]:
-        """What node 0 sent within the time; reports the ends of ranks meanwhile."""
+    def _receive(self, wait_s: float) -> list[Any]:
+        """What node 0 sent within the time; passes on meanwhile what ranks say."""
         if self._unread:
             unread, self._unread = self._unread, []
             return unread
         poller = zmq.Poller()
-        poller.register(self._socket.socket, zmq.POLLIN)
-        for descriptor in (self._woken, *self._pidfds):
-            poller.register(descriptor, zmq.POLLIN)
+        for source in (self._socket.socket, self._woken):
+            poller.register(source, zmq.POLLIN)
+        for process in self.ranks.values():
+            poller.register(process.socket.fileno(), zmq.POLLIN)
         ready = dict(poller.poll(round(wait_s * 1000)))
-        for descriptor in ready.keys() & self._pidfds.keys():
-            self._report_end(descriptor)
+        for rank in [r for r, p in self.ranks.items() if p.socket.fileno() in ready]:
+            self._relay(rank)
         return [self._codec.decode(data) for _, data in self._socket.receive()]
 
     def _start_ranks(self, startups: Sequence[dict[str, Any]]) -> None:
         self._end_ranks()
         for startup in startups:
-            process = self._ready_made.pop() if self._ready_made else EngineProcess(self._command)
-            rank = int(startup["rank"])
-            self.ranks[rank] = process
-            self._pidfds[os.pidfd_open(process.pid)] = rank
-            options = {**startup["options"], **self._options}
-            process.send_config({**startup, "options": options, "parent": os.getpid()})
-            log.info("started rank %d, process %d", rank, process.pid)
+            process = self._ready_made.pop() if self._ready_made else RankProcess(self._command)
+            self.ranks[int(startup["rank"])] = process
+            process.start({**startup, "options": {**startup["options"], **self._options}})
+            log.info("started rank %d, process %d", startup["rank"], process.pid)
 
-    def _report_end(self, descriptor: int) -> None:
-        rank = self._pidfds.pop(descriptor)
-        os.close(descriptor)
-        code = self.ranks.pop(rank).ended()
-        log.error("rank %d ended with status %d", rank, code)
+    def _relay(self, rank: int) -> None:
+        """Pass on one message of a rank, or report its end: it closes its socket with that."""
+        data = b""
+        with suppress(OSError):
+            data = self.ranks[rank].socket.recv(MAX_MESSAGE_BYTES)
+        if data:
+            self._send(RankMessage(self._generation, rank, data))
+            return
+        code = self.ranks.pop(rank).drop(END_WAIT_S)
+        log.log(logging.ERROR if code else logging.INFO, "rank %d ended, status %d", rank, code)
         self._send(RankEnded(self._generation, rank, code))
 
     def _leave(self) -> None:
@@ -185,12 +219,9 @@ class NodeAgent:
         self._end_ranks()
         self._generation = ""
         while len(self._ready_made) < count:
-            self._ready_made.append(EngineProcess(self._command))
+            self._ready_made.append(RankProcess(self._command))
 
     def _end_ranks(self) -> None:
-        for descriptor in self._pidfds:
-            os.close(descriptor)
-        self._pidfds = {}
         for process in self.ranks.values():
             process.drop()
         self.ranks = {}

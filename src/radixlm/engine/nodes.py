@@ -1,33 +1,37 @@
 """Hub: rank 0's end of the connections to other nodes.
 
 It listens at --dist-init-addr, waits until the agents of all nodes have joined
-(``engine/node_agent.py``), has them start their ranks, sends plans to these ranks and keeps the
-store in which ranks find each other. The first loss of a node or of a rank is reported, once.
+(``engine/node_agent.py``), has them start their ranks and passes on what rank 0 and these ranks say
+to each other. It keeps the store in which ranks find each other, and reports the first loss of a
+node or of a rank.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+import signal
+import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import zmq
 
 from radixlm.base.errors import ConfigError
 from radixlm.engine.node_facts import difference
+from radixlm.engine.rank_processes import REFUSED
 from radixlm.wire.cluster import (
     Beat,
     FromNode0,
     Join,
     Leave,
     NodeFacts,
-    Plan,
     RankEnded,
-    RankFailed,
-    RankHello,
+    RankMessage,
     Refused,
     StartRanks,
     StoreGet,
@@ -42,8 +46,8 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 LOST_S = 4.0  # three beats missed, and the time of one that is late
-TURN_MS = 50  # longest delay of a message of others that arrives while a plan is sent
 REPORT_S = 10.0
+MAX_MESSAGE_BYTES = 1 << 20
 WAIT_S = 300.0  # --dist-timeout when unset
 
 
@@ -56,7 +60,8 @@ class Member:
 
 
 class Hub:
-    """Owns the socket, and a thread that answers what comes in."""
+    """Owns the socket, and the thread that uses it. ``sockets`` has one for each rank of another
+    node: as to a rank of this node, each message sent is one message received."""
 
     def __init__(
         self, address: str, secret: str, facts: NodeFacts, nnodes: int, timeout_s: float = WAIT_S
@@ -65,22 +70,22 @@ class Hub:
         self.facts, self.nnodes, self.timeout_s = facts, nnodes, timeout_s
         self.generation = secrets.token_hex(8)
         self.members: dict[int, Member] = {}
-        self._codec, self._peers = Codec(ToNode0), dict[int, bytes]()
+        self.sockets: dict[int, socket.socket] = {}
+        self._codec, self._outgoing = Codec(ToNode0), deque[tuple[FromNode0, bytes]]()
+        self._relays: dict[int, tuple[int, socket.socket]] = {}  # rank -> its node, other end
         self._values: dict[str, bytes] = {}
         self._waiting: dict[str, list[bytes]] = {}
-        self._on_lost: Callable[[str], None] | None = None
-        self._lost: str | None = None
-        self._num_plans = self._num_refused = 0
+        self._on_lost: Callable[[str, int], None] | None = None
+        self._lost: tuple[str, int] | None = None
+        self._num_refused = 0
         self._last_refusal = ""
-        self._changed = threading.Condition()  # its lock also guards the socket
+        self._changed = threading.Condition()
         self._is_closed = False
         self._socket = ClusterSocket(address, secret, bind=True)
+        self._woken, self._wake = socket.socketpair()
         self.address = self._socket.address
-        self._descriptor = int(self._socket.socket.getsockopt(zmq.FD))
         self._thread = threading.Thread(target=self._run, name="hub", daemon=True)
         self._thread.start()
-
-    # for the thread of rank 0
 
     def wait(self) -> dict[int, NodeFacts]:
         """Wait until all nodes have joined; what they have. ConfigError after ``timeout_s``."""
@@ -95,31 +100,24 @@ class Hub:
             return {rank: member.facts for rank, member in sorted(self.members.items())}
 
     def start(
-        self, startups: Mapping[int, Sequence[dict[str, Any]]], on_lost: Callable[[str], None]
+        self,
+        startups: Mapping[int, Sequence[dict[str, Any]]],
+        on_lost: Callable[[str, int], None],
     ) -> None:
-        """Start the ranks of each node. ``on_lost`` gets the reason of the first loss, in the
-        hub's thread."""
+        """Start the ranks of each node. ``on_lost`` gets the reason of the first loss, and the
+        status of a rank that ended or 1, in the hub's thread."""
         with self._changed:
             self._on_lost = on_lost
-            for node, orders in startups.items():
-                self._send(StartRanks(self.generation, list(orders)), self.members[node].identity)
+            for node, configs in startups.items():
+                for config in configs:
+                    rank = int(config["rank"])
+                    self.sockets[rank], end = socket.socketpair(
+                        socket.AF_UNIX, socket.SOCK_SEQPACKET
+                    )
+                    self._relays[rank] = (node, end)
+                self._send(StartRanks(self.generation, list(configs)), self._identity(node))
             if self._lost:
-                on_lost(self._lost)
-
-    def wait_for_ranks(self, ranks: Sequence[int], timeout_s: float) -> bool:
-        """Whether all ``ranks`` take plans, within the time."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: self._lost is not None or set(ranks) <= self._peers.keys(), timeout_s
-            ) and (self._lost is None)
-
-    def write(self, payload: bytes) -> None:
-        """Send the next plan to the ranks of other nodes."""
-        with self._changed:
-            data = self._codec.encode(Plan(self._num_plans, payload))
-            self._num_plans += 1
-            for identity in self._peers.values():
-                self._socket.send(data, identity)
+                on_lost(*self._lost)
 
     def set(self, key: str, value: bytes) -> None:
         """Set a key of the store."""
@@ -137,23 +135,33 @@ class Hub:
         with self._changed:
             if self._is_closed:
                 return
-            self._is_closed = True
             for member in self.members.values():
                 self._send(Leave(self.generation, is_final), member.identity)
+            self._is_closed = True
         self._thread.join()
         time.sleep(0.05 if self.members else 0.0)  # zmq sends in the background, LINGER is 0
         self._socket.close()
+        for one in (self._woken, self._wake, *self.sockets.values()):
+            one.close()
+        for _, end in self._relays.values():
+            end.close()
 
     # in the hub's thread
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._descriptor, zmq.POLLIN)
         next_beat_s = 0.0
-        while not self._is_closed:
-            # the descriptor is edge-triggered, so this may miss a message: for one turn
-            poller.poll(TURN_MS)
+        while not self._is_closed or self._outgoing:
+            poller = zmq.Poller()
+            ends = {end.fileno(): rank for rank, (_, end) in self._relays.items()}
+            for source in (self._socket.socket, self._woken, *ends):
+                poller.register(source, zmq.POLLIN)
+            wait_s = next_beat_s - time.monotonic()
+            ready = dict(poller.poll(max(0, round(1000 * wait_s))))
             with self._changed:
+                if self._woken in ready:
+                    self._woken.recv(1 << 16)
+                for descriptor in ready.keys() & ends.keys():
+                    self._relay(ends[descriptor])
                 for identity, data in self._socket.receive():
                     self._receive(identity, data)
                 now_s = time.monotonic()
@@ -161,6 +169,15 @@ class Hub:
                     is_late = now_s - next_beat_s > BEAT_S and next_beat_s > 0
                     next_beat_s = now_s + BEAT_S
                     self._beat(now_s, is_late)
+                while self._outgoing:
+                    message, to = self._outgoing.popleft()
+                    self._socket.send(self._codec.encode(message), to)
+
+    def _relay(self, rank: int) -> None:
+        """Pass on one message of rank 0."""
+        node, end = self._relays[rank]
+        data = end.recv(MAX_MESSAGE_BYTES)
+        self._send(RankMessage(self.generation, rank, data), self._identity(node))
 
     def _beat(self, now_s: float, is_late: bool) -> None:
         self._socket.count_handshakes()
@@ -199,13 +216,12 @@ class Hub:
                     self._waiting.setdefault(key, []).append(identity)
             case _ if message.generation != self.generation:
                 self._send(Leave(message.generation), identity)  # of an earlier rank 0
-            case RankHello(_, rank):
-                self._peers[rank] = identity
-                self._changed.notify_all()
-            case RankFailed(_, rank, reason):
-                self._lose(f"rank {rank}: {reason}")
-            case RankEnded(_, rank, code):
-                self._lose(f"rank {rank} ended with status {code}")
+            case RankMessage(_, rank, data) if rank in self._relays:
+                with suppress(OSError):  # rank 0 ends
+                    self._relays[rank][1].send(data)
+            case RankEnded(_, rank, code) if code not in (0, REFUSED):  # those are told by others
+                how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                self._lose(f"rank {rank} ended with {how}", code)
 
     def _join(self, identity: bytes, join: Join) -> None:
         rank = join.node_rank
@@ -251,13 +267,12 @@ class Hub:
             f"{missing[0]}, or wait longer with --dist-timeout"
         )
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, code: int = 1) -> None:
         if self._lost is None and not self._is_closed:
-            self._lost = reason
+            self._lost = (reason, code)
             log.error("%s", reason)
-            self._changed.notify_all()
             if self._on_lost is not None:
-                self._on_lost(reason)
+                self._on_lost(reason, code)
 
     def _set(self, key: str, value: bytes) -> None:
         self._values[key] = value
@@ -265,5 +280,12 @@ class Hub:
             self._send(StoreSet(key, value), identity)
         self._changed.notify_all()
 
+    def _identity(self, node: int) -> bytes:
+        member = self.members.get(node)
+        return member.identity if member is not None else b""
+
     def _send(self, message: FromNode0, identity: bytes) -> None:
-        self._socket.send(self._codec.encode(message), identity)
+        """Have the hub's thread send ``message``."""
+        self._outgoing.append((message, identity))
+        if threading.current_thread() is not self._thread:
+            self._wake.send(b"x")

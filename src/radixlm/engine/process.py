@@ -24,12 +24,19 @@ _prestarted: list[EngineProcess] = []
 class EngineProcess:
     """One engine process, awaited in an event loop."""
 
-    def __init__(self, command: Sequence[str] = COMMAND) -> None:
-        """Start it; OSError if the system has no descriptors, processes or memory for it."""
+    def __init__(
+        self, command: Sequence[str] = COMMAND, *, descriptors: Sequence[int] = ()
+    ) -> None:
+        """Start it with ``descriptors`` open; OSError if the system has no descriptors, processes
+        or memory for it."""
         environment = {**OPENMP_ENVIRONMENT, **os.environ}
         # a process group of its own: Ctrl-C in a terminal is for the server, which ends its engine
         self._popen = subprocess.Popen(
-            command, stdin=subprocess.PIPE, env=environment, process_group=0
+            command,
+            stdin=subprocess.PIPE,
+            env=environment,
+            process_group=0,
+            pass_fds=descriptors,
         )
         self.pid = self._popen.pid
         self.send_signal, self.kill = self._popen.send_signal, self._popen.kill
@@ -57,16 +64,14 @@ class EngineProcess:
         """The exit status, minus the number of the signal that ended it; None while it runs."""
         return self._popen.poll()
 
-    def ended(self) -> int:
-        """Wait for the end of the process in this thread; its exit status."""
-        return self._ended.result()
-
-    def drop(self) -> None:
-        """Kill the process and wait for its end, whether it has got a config or not."""
+    def drop(self, wait_s: float = 0.0) -> int:
+        """Kill the process unless it ends within the time; its exit status."""
+        with contextlib.suppress(TimeoutError):
+            return self._ended.result(wait_s)
         self.kill()
         if self._popen.stdin is not None:
             self._popen.stdin.close()
-        self.ended()
+        return self._ended.result()
 
     async def wait(self) -> int:
         """Wait for the end of the process; its exit status."""

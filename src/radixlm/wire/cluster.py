@@ -1,8 +1,8 @@
 """Messages between node 0 and the agents and ranks of the other nodes of a replica.
 
 Node 0 is the process of rank 0. It listens at --dist-init-addr. An agent joins with what its node
-has, starts the ranks that node 0 asks for and reports their ends. A rank gets its plans from node 0
-and meets the other ranks through node 0's key-value store.
+has, starts the ranks that node 0 asks for, passes messages on and reports their ends. Ranks find
+each other through node 0's key-value store.
 """
 
 from __future__ import annotations
@@ -63,33 +63,19 @@ class Beat(msgspec.Struct, tag="beat"):
 
 
 class RankEnded(msgspec.Struct, tag="ended"):
-    """A rank's process ended with ``code``, minus the signal."""
+    """A rank's process ended with ``code``: its exit status, or minus the signal."""
 
     generation: str
     rank: int
     code: int
 
 
-class RankHello(msgspec.Struct, tag="rank"):
-    """A rank is here and takes plans."""
+class RankMessage(msgspec.Struct, tag="message"):
+    """What rank 0 and rank ``rank`` of another node say to each other, in order."""
 
     generation: str
     rank: int
-
-
-class RankFailed(msgspec.Struct, tag="rank_failed"):
-    """A rank met an error and stops."""
-
-    generation: str
-    rank: int
-    reason: str
-
-
-class Plan(msgspec.Struct, tag="plan"):
-    """Message ``index`` of rank 0 to all ranks, without a gap."""
-
-    index: int
-    payload: bytes
+    data: bytes
 
 
 class StoreSet(msgspec.Struct, tag="set"):
@@ -112,5 +98,5 @@ class Leave(msgspec.Struct, tag="leave"):
     is_final: bool = False
 
 
-ToNode0 = Join | Beat | RankEnded | RankHello | RankFailed | StoreSet | StoreGet
-FromNode0 = Welcome | Refused | StartRanks | Beat | Leave | Plan | StoreSet
+ToNode0 = Join | Beat | RankEnded | RankMessage | StoreSet | StoreGet
+FromNode0 = Welcome | Refused | StartRanks | Beat | Leave | RankMessage | StoreSet
