@@ -14,6 +14,7 @@
 #include "runtime/lora.h"
 #include "runtime/program.h"
 #include "runtime/runtime.h"
+#include "runtime/shm.h"
 
 namespace nb = nanobind;
 using namespace radix;
@@ -327,6 +328,83 @@ void bind_program_args(nb::module_& m) {
         .def_rw("threads", &Step::threads);
 }
 
+// Streams and groups that Python calls: one thread, and RankLost where the segment is lost.
+void bind_ranks(nb::module_& m) {
+    using Release = nb::call_guard<nb::gil_scoped_release>;
+    nb::register_exception_translator([](const std::exception_ptr& error, void*) {
+        try {
+            std::rethrow_exception(error);
+        } catch (const RankLost& lost) {
+            PyErr_SetString(nb::module_::import_("radixlm.base.errors").attr("RankLost").ptr(), lost.what());
+        }
+    });
+    nb::class_<Segment>(m, "Segment")
+        .def(nb::init<int, size_t, int, double>(), arg("fd"), arg("num_bytes"), arg("num_flags"),
+             arg("spin_us"))
+        .def("poison", &Segment::poison)
+        .def("reason", &Segment::reason)
+        .def("check", &Segment::check)
+        .def("take_waited_s", &Segment::take_waited_s);
+    nb::class_<ShmGroup>(m, "ShmGroup")
+        .def(nb::init<Segment&, int, std::vector<int>, int, size_t, size_t, double>(), nb::keep_alive<1, 2>())
+        .def(
+            "gather",
+            [](ShmGroup& g, Address x, int64_t ldx, Address y, int64_t ldy, int64_t rows,
+               const std::vector<int64_t>& bounds, int target) {
+                const int copies_mb = 4;  // below, waking threads costs more than they save
+                const int threads = rows * bounds.back() < copies_mb << 20 ? 1 : max_threads();
+                run_team(threads, 0, 0, [&](const Ctx& c) {
+                    g.gather(c, at<char>(x), ldx, at<char>(y), ldy, rows, bounds.data(), target);
+                });
+                g.segment.check();
+            },
+            Release())
+        .def(
+            "all_reduce",
+            [](ShmGroup& g, Address x, Address y, int64_t count) {
+                run_team(1, 0, 0, [&](const Ctx& c) { g.all_reduce(c, at<float>(x), at<float>(y), count); });
+                g.segment.check();
+            },
+            Release())
+        .def(
+            "all_to_all",
+            [](ShmGroup& g, Address x, const std::vector<int64_t>& send, Address y,
+               const std::vector<int64_t>& receive) {
+                g.all_to_all(at<char>(x), send, at<char>(y), receive);
+                g.segment.check();
+            },
+            Release())
+        .def("barrier", [](ShmGroup& g) { g.barrier(), g.segment.check(); }, Release());
+    nb::class_<Stream>(m, "Stream")
+        .def(nb::init<Segment&, int, std::vector<int>, int, size_t, size_t>(), nb::keep_alive<1, 2>())
+        .def(
+            "write",
+            [](Stream& s, Address data, size_t count, double timeout_s) {
+                s.write(at<char>(data), count, timeout_s), s.segment.check();
+            },
+            Release())
+        .def("write_bytes",
+             [](Stream& s, nb::bytes data, double timeout_s) {
+                 nb::gil_scoped_release free_gil;
+                 s.write((const char*)data.data(), data.size(), timeout_s), s.segment.check();
+             })
+        .def("read_bytes",
+             [](Stream& s, size_t count, double timeout_s) {
+                 std::string data(count, '\0');
+                 {
+                     nb::gil_scoped_release free_gil;
+                     s.read(data.data(), count, timeout_s), s.segment.check();
+                 }
+                 return nb::bytes(data.data(), count);
+             })
+        .def(
+            "read",
+            [](Stream& s, Address data, size_t count, double timeout_s) {
+                s.read(at<char>(data), count, timeout_s), s.segment.check();
+            },
+            Release());
+}
+
 }  // namespace
 
 NB_MODULE(_cpu, m) {
@@ -367,6 +445,7 @@ NB_MODULE(_cpu, m) {
         .def(nb::init<const std::vector<const Linear*>&>())
         .def("run", &HeadLinear::run, Release());
     bind_program_args(m);
+    bind_ranks(m);
     nb::class_<LoraAdapter>(m, "LoraAdapter").def(nb::init<>()).def("add", &LoraAdapter::add);
     nb::class_<LoraBatch>(m, "LoraBatch")
         .def(nb::init<std::vector<const LoraAdapter*>, Address, int64_t>(), nb::keep_alive<1, 2>())
@@ -410,8 +489,12 @@ NB_MODULE(_cpu, m) {
              arg("scales_input"), arg("selected"))
         .def("hidden", &Program::hidden, arg("x"), arg("dim"))
         .def("tap", &Program::tap, arg("x"), arg("dim"), arg("offset"), arg("selected"))
+        .def("all_gather", &Program::all_gather, nb::keep_alive<1, 4>(), arg("y"), arg("bounds"),
+             arg("group"), arg("offset") = 0, arg("selected") = false)
+        .def("gather_logits", &Program::gather_logits, nb::keep_alive<1, 3>(), arg("bounds"), arg("group"),
+             arg("target") = 0)
         .def("logits", &Program::logits, arg("x"), arg("w"), arg("scale"), arg("softcap"), arg("site") = -1,
-             arg("lora_x") = -1)
+             arg("lora_x") = -1, arg("first") = 0)
         .def("run", &Program::run, Release())
         .def("profile", &Program::profile)
         .def_rw("profiling", &Program::profiling)

@@ -25,7 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 FLOOR = {package: number for number, packages in enumerate(FLOORS) for package in packages}
 # packages of one floor that may import each other, in one direction only
-SIDEWAYS = {("step", "wire"), ("observe", "wire")}
+SIDEWAYS = {("step", "wire"), ("observe", "wire"), ("distributed", "kernels")}
 TORCH_FREE = (
     "base arch wire observe config memory text speculative intake scheduler entrypoints router "
     "lang".split()

@@ -55,7 +55,8 @@ void Program::bind(const Step& c) {
                 const bool is_logits = op.kind == LOGITS;
                 a.x = x, a.ldx = stride(op.x), a.m = is_logits && !c.logits ? 0 : n;
                 a.residual = data(op.residual), a.ldr = stride(op.residual);
-                a.y = is_logits ? at<float>(c.logits) : y, a.ldy = is_logits ? c.ld_logits : stride(op.y);
+                a.y = is_logits ? at<float>(c.logits) + op.y_offset : y;
+                a.ldy = is_logits ? c.ld_logits : stride(op.y);
                 if (op.site >= 0) bind_lora(op, c);
                 break;
             }
@@ -70,6 +71,13 @@ void Program::bind(const Step& c) {
                 a.scaled = data(op.residual), a.lds = stride(op.residual);
                 a.hidden = data(op.hidden), a.out = data(op.out);
                 assignment.reserve(n, op.route.top_k, op.route.experts);
+                break;
+            }
+            case GATHER: {
+                const bool is_logits = op.y < 0;
+                op.gathered = (char*)(is_logits ? at<float>(c.logits) : y + op.y_offset);
+                op.ld_gathered = (is_logits ? c.ld_logits : stride(op.y)) * 4;
+                op.num_rows = is_logits && !c.logits ? 0 : n;
                 break;
             }
             case STORE:
@@ -141,7 +149,7 @@ void Program::bind_mix(Op& op, const Step& c, int64_t n) {
     } else if (a.kind == MixKind::SCALE_HEADS) {
         a.x = op.factors, a.index = at<int32_t>(c.positions);
     } else if (a.kind == MixKind::SOFTCAP) {
-        a.y = at<float>(c.logits), a.ldy = c.ld_logits, a.rows = c.logits ? n : 0;
+        a.y = at<float>(c.logits) + op.y_offset, a.ldy = c.ld_logits, a.rows = c.logits ? n : 0;
     }
 }
 
@@ -292,8 +300,16 @@ void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) {
         case CONV: k.conv(op.conv, ctx); break;
         case DECAY: k.decay(op.decay, ctx); break;
         case SCAN: k.scan(op.scan, ctx); break;
+        case GATHER: execute_gather(op, ctx); break;
         case NUM_KINDS: break;
     }
+}
+
+void Program::execute_gather(const Op& op, const Ctx& ctx) {
+    ShmGroup& group = *op.group_of_ranks;
+    const char* own = op.gathered + op.bounds[size_t(group.rank)];
+    group.gather(ctx, own, op.ld_gathered, op.gathered, op.ld_gathered, op.num_rows, op.bounds.data(),
+                 op.target);
 }
 
 void Program::run(const Step& c) {
@@ -336,12 +352,14 @@ void Program::run(const Step& c) {
                     std::chrono::duration<double>(std::chrono::steady_clock::now() - t0).count();
         }
     });
+    for (const Op& op : ops)
+        if (op.group_of_ranks) op.group_of_ranks->segment.check();
 }
 
 std::vector<std::tuple<std::string, double>> Program::profile() {
     static const char* names[] = {"embed",     "norm",   "linear", "store", "attention", "mix",
                                   "logits",    "hidden", "embeds", "moe",   "heads",     "gate",
-                                  "head norm", "conv",   "decay",  "scan",  "tap"};
+                                  "head norm", "conv",   "decay",  "scan",  "tap",       "all gather"};
     std::vector<std::tuple<std::string, double>> out;
     for (int i = 0; i < NUM_KINDS; i++) {
         out.emplace_back(names[i], seconds[i]);

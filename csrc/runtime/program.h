@@ -12,6 +12,7 @@
 #include "heads.h"
 #include "lora.h"
 #include "moe.h"
+#include "shm.h"
 
 namespace radix {
 
@@ -93,7 +94,12 @@ class Program {
     // no weights: they return x, or nothing. `scales_input`: an expert's weight multiplies its input.
     void moe(int x, int logits, int y, Experts& experts, Route route, float scale, bool adds,
              int zero_experts, bool zero_experts_are_identity, bool scales_input, bool selected);
-    void logits(int x, const Linear& w, float scale, float softcap, int site, int lora_x);
+    // Columns from `first` on of the step's logits.
+    void logits(int x, const Linear& w, float scale, float softcap, int site, int lora_x, int64_t first);
+    // y's columns offset + bounds[r] .. offset + bounds[r + 1] come from rank r of the group.
+    void all_gather(int y, std::vector<int64_t> bounds, ShmGroup& group, int64_t offset, bool selected);
+    // The step's logits likewise, which only `target` gets whole.
+    void gather_logits(std::vector<int64_t> bounds, ShmGroup& group, int target);
     void hidden(int x, int64_t dim);                              // rows that a step may want
     void tap(int x, int64_t dim, int64_t offset, bool selected);  // to the step's taps, from `offset` on
 
@@ -121,6 +127,7 @@ class Program {
         DECAY,
         SCAN,
         TAP,
+        GATHER,
         NUM_KINDS,
     };
     struct Op {
@@ -147,6 +154,12 @@ class Program {
         DecayArgs decay;
         ScanArgs scan;
         int logits = -1, hidden = -1, out = -1;
+        // of ranks: bounds in bytes, what is gathered
+        ShmGroup* group_of_ranks = nullptr;
+        std::vector<int64_t> bounds;
+        char* gathered = nullptr;
+        int64_t ld_gathered = 0, num_rows = 0;
+        int target = -1;
         // of a linear layer that adapters may change; `apart`: its outcome before what follows
         int site = -1, lora_x = -1, apart = -1, act = 0;
         float out_scale = 1.0f;
@@ -183,6 +196,7 @@ class Program {
     double cost_flops(const Step& step, double& bytes) const;
     void execute(const Op& op, const Kernels& k, const Ctx& ctx);
     void execute_linear(const Op& op, const Kernels& k, const Ctx& ctx);
+    void execute_gather(const Op& op, const Ctx& ctx);
     void execute_moe(const Op& op, const Kernels& k, const Ctx& ctx);
 };
 

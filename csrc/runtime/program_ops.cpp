@@ -180,14 +180,25 @@ void Program::tap(int x, int64_t dim, int64_t offset, bool selected) {
     op.x = x, op.y_offset = offset, op.selected = selected;
     op.mix.kind = MixKind::COPY_ROWS, op.mix.dim = dim;
 }
-void Program::logits(int x, const Linear& w, float scale, float softcap, int site, int lora_x) {
+void Program::all_gather(int y, std::vector<int64_t> bounds, ShmGroup& group, int64_t offset, bool selected) {
+    if (int(bounds.size()) != group.size + 1) throw std::invalid_argument("bounds do not fit the group");
+    Op& op = push(GATHER);
+    op.y = y, op.y_offset = offset, op.selected = selected, op.group_of_ranks = &group;
+    for (int64_t bound : bounds) op.bounds.push_back(bound * 4);
+}
+void Program::gather_logits(std::vector<int64_t> bounds, ShmGroup& group, int target) {
+    all_gather(-1, bounds, group, 0, true);
+    ops.back().target = target;
+}
+void Program::logits(int x, const Linear& w, float scale, float softcap, int site, int lora_x,
+                     int64_t first) {
     Op& op = push(LOGITS);
-    op.site = site, op.lora_x = lora_x;
+    op.site = site, op.lora_x = lora_x, op.y_offset = first;
     op.x = x, op.selected = true;
     op.linear.w = w.w, op.linear.out_scale = op.out_scale = softcap != 0.0f ? 1.0f : scale;
     if (softcap == 0.0f) return;
     Op& cap = push_mix(MixKind::SOFTCAP, -1, -1, w.w.n, true);
-    cap.mix.x_scale = scale, cap.mix.cap = softcap;
+    cap.mix.x_scale = scale, cap.mix.cap = softcap, cap.y_offset = first;
 }
 
 }  // namespace radix
