@@ -8,8 +8,11 @@ from tests.fakes.cut_model import CutModel, logits_of
 from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, cached_tiny
 
+from radixlm.base.errors import ConfigError
+from radixlm.distributed.groups import thread_groups
 from radixlm.distributed.topology import Topology
 from radixlm.kernels.dispatch import bind
+from radixlm.layers.placement import ALL_HEADS, cut_heads
 
 LENGTHS = (19, 7, 12)
 
@@ -22,13 +25,41 @@ def prompts(vocab: int) -> dict[int, list[int]]:
     }
 
 
+@pytest.mark.parametrize("tp", [2, 3])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_bits_equal_the_whole_model(arch: str) -> None:
-    """Prompts in chunks and decoding tokens, on two ranks."""
+def test_bits_equal_the_whole_model(arch: str, tp: int) -> None:
+    """Prompts in chunks and decoding tokens, on two and (unevenly) on three ranks."""
     folder = cached_tiny(arch)
     whole = load_model(folder, bind("cpu", {}))
     whole.use_program = False
     tokens = prompts(whole.decoder.vocab)
     wanted = logits_of(PagedRunner(whole, "cpu", 16), tokens)
-    found = CutModel(folder, Topology(tp=2)).prefill(tokens, backend="cpu", page_size=16)
+    found = CutModel(folder, Topology(tp=tp)).prefill(tokens, backend="cpu", page_size=16)
     assert all(torch.equal(found[s], wanted[s]) for s in tokens)
+
+
+def test_more_ranks_than_heads_are_refused() -> None:
+    """The message names the number that works."""
+    folder = cached_tiny("LlamaForCausalLM")
+    with pytest.raises(ConfigError, match=r"5 ranks .* 4 attention heads; 4 ranks can"):
+        CutModel(folder, Topology(tp=5))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "ranks", "cut", "kv"),
+    [
+        (8, 4, 2, (0, 4, 8), [(0, 2), (2, 4)]),
+        (14, 7, 2, (0, 8, 14), [(0, 4), (4, 7)]),
+        (8, 2, 4, (0, 2, 4, 6, 8), [(0, 1), (0, 1), (1, 2), (1, 2)]),
+        (14, 2, 3, (0, 4, 7, 14), [(0, 1), (0, 1), (1, 2)]),
+        (4, 1, 3, (0, 2, 3, 4), [(0, 1)] * 3),
+    ],
+)
+def test_heads_are_cut_with_their_keys(
+    heads: int, kv_heads: int, ranks: int, cut: tuple[int, ...], kv: list[tuple[int, int]]
+) -> None:
+    """Whole KV heads where there are enough, else copies of one."""
+    found = [cut_heads(heads, kv_heads, group) for group in thread_groups(ranks)]
+    assert [one.heads for one in found] == [cut] * ranks
+    assert [one.kv for one in found] == kv
+    assert cut_heads(kv_heads, kv_heads, thread_groups(kv_heads + 1)[0]) is ALL_HEADS

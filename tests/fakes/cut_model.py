@@ -49,9 +49,8 @@ class CutModel:
     def __init__(self, folder: Path, topology: Topology, **build: Any) -> None:
         self.ranks = thread_ranks(topology)
         kernels: Kernels = build.pop("kernels", None) or bind("cpu", {})
-        self.models: list[Model] = [
-            load_model(folder, kernels, ranks=ranks, **build) for ranks in self.ranks
-        ]
+        loads = [lambda r=r: load_model(folder, kernels, ranks=r, **build) for r in self.ranks]
+        self.models: list[Model] = run_ranks(loads, self.ranks)
 
     def prefill(self, tokens: dict[int, Sequence[int]], **runner: Any) -> dict[int, Tensor]:
         """The logits of a prompt in chunks and then token by token."""

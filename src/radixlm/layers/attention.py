@@ -3,16 +3,20 @@
 Legend: T tokens, D model channels, H query heads, K KV heads, C head channels.
 """
 
+import math
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from radixlm.arch.spec import Attention
+from radixlm.base.record import replace
 from radixlm.kernels.cpu.extension import native
+from radixlm.kernels.ops.fp8 import BLOCK
 from radixlm.kernels.ops.rope import QkNorm
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
+from radixlm.layers.placement import ALL_HEADS, HeadCut, cut_heads
 from radixlm.layers.program import (
     Branch,
     ProgramBuilder,
@@ -34,6 +38,47 @@ def norm_shapes(spec: Attention) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if spec.qk_norm == "each":
         return (heads, dim), (kv_heads, dim)
     return (dim,), (dim,)
+
+
+def heads_of(spec: Attention, context: LayerContext) -> HeadCut:
+    """The heads of an attention that this rank computes. All where parts of the layer work on
+    several heads at once."""
+    extras = spec.extras
+    is_joint = extras is not None and (
+        extras.experts
+        or extras.indexer is not None
+        or extras.block_sparse is not None
+        or extras.diff_lambda_init
+        or extras.dynamic_mask_topk
+        or (extras.out_norm is not None and not extras.out_norm_heads)
+    )
+    if is_joint or spec.qk_norm == "row" or not context.cuts_heads:
+        return ALL_HEADS
+    width = math.gcd(spec.head_dim, spec.v_dim)
+    together = context.scheme.rows_together(BLOCK) // math.gcd(BLOCK, width)
+    return cut_heads(spec.heads, spec.kv_heads, context.ranks.attn, max(together, 1))
+
+
+def local_heads(spec: Attention, cut: HeadCut) -> Attention:
+    """The attention with this rank's heads alone."""
+    if not cut.heads:
+        return spec
+    (begin, end), extras = cut.own, spec.extras
+    if extras is not None and extras.alibi_slopes:
+        extras = replace(extras, alibi_slopes=extras.alibi_slopes[begin:end])
+    return replace(spec, heads=end - begin, kv_heads=cut.kv[1] - cut.kv[0], extras=extras)
+
+
+def head_norms(spec: Attention, cut: HeadCut, context: LayerContext) -> tuple[NormLayer, NormLayer]:
+    """The norms of q and k of an attention with this rank's heads."""
+    assert spec.qk_norm_spec is not None, "qk_norm needs qk_norm_spec"
+    norms = []
+    for shape, is_kv in zip(norm_shapes(spec), (False, True), strict=True):
+        norm = NormLayer(spec.qk_norm_spec, shape, context.kernels, context.device)
+        if spec.qk_norm == "each":
+            norm.cut_heads(cut, is_kv)
+        norms.append(norm)
+    return norms[0], norms[1]
 
 
 def qk_norm_of(spec: Attention, norms: tuple[NormLayer, NormLayer] | None) -> QkNorm | None:
@@ -61,6 +106,12 @@ def site_of(spec: Attention, pool: tuple[int, int], sinks: Tensor | None) -> Att
         softcap=spec.softcap,
         sinks=sinks,
     )
+
+
+def rows_of(spec: Attention) -> tuple[int, int, int]:
+    """Outputs of the joined projections of q, k and v."""
+    kv_rows = spec.kv_heads * spec.head_dim
+    return spec.heads * spec.head_dim * (2 if spec.gate else 1), kv_rows, kv_rows
 
 
 # fields of the record that layers emit
@@ -92,23 +143,23 @@ class AttentionLayer(Module):
     ) -> None:
         """``rope`` indexes the model's RopeTables (-1 without), ``pool`` is (group, row);
         ``out_dim`` are the output's channels where they are not the input's."""
-        self.spec, self.rope_index, self._pool = spec, rope, pool
+        cut, whole = heads_of(spec, context), spec
+        self.spec = spec = local_heads(whole, cut)
+        self.rope_index, self._pool = rope, pool
         self._sigmoid = context.kernels.sigmoid
         self._prepare = context.kernels.prepare_qk
         self._interleaved = spec.rope is not None and spec.rope.interleaved
-        query_rows = spec.heads * spec.head_dim * (2 if spec.gate else 1)
-        kv_rows = spec.kv_heads * spec.head_dim
-        self.rows = (query_rows, kv_rows, kv_rows)
-        self.qkv = context.linear(dim, sum(self.rows), spec.qkv_bias, Shard(0, self.rows))
-        self.o = context.linear(spec.heads * spec.head_dim, out_dim or dim, spec.o_bias, Shard(1))
+        self.rows, rows = rows_of(spec), rows_of(whole)
+        head = spec.head_dim
+        place = cut.place(head * (2 if spec.gate else 1), head, head)
+        self.qkv = context.linear(dim, sum(rows), spec.qkv_bias, Shard(0, rows), place=place)
+        width, out_dim = whole.heads * head, out_dim or dim
+        place = context.after(cut.inputs(head), width, out_dim)
+        self.o = context.linear(width, out_dim, spec.o_bias, Shard(1), place=place)
         if spec.qk_norm:
-            assert spec.qk_norm_spec is not None, "qk_norm needs qk_norm_spec"
-            self.q_norm, self.k_norm = (
-                NormLayer(spec.qk_norm_spec, shape, context.kernels, context.device)
-                for shape in norm_shapes(spec)
-            )
+            self.q_norm, self.k_norm = head_norms(whole, cut, context)
         if spec.sinks:
-            self.sinks = Param((spec.heads,), "float32", Shard(0))
+            self.sinks = cut.cut(Param((whole.heads,), "float32", Shard(0)))
 
     def finish(self) -> None:
         norms = (self.q_norm, self.k_norm) if self.spec.qk_norm else None

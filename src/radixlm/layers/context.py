@@ -6,7 +6,7 @@ from radixlm.base.record import Record, field, replace
 from radixlm.distributed.groups import ALONE, Group, Ranks
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.linear import Linear
-from radixlm.layers.placement import Placement, evenly
+from radixlm.layers.placement import Bounds, Placement, evenly
 from radixlm.quant.param import Shard
 from radixlm.quant.scheme import HeadScheme, Scheme, UnquantizedScheme
 
@@ -20,6 +20,14 @@ class LayerContext(Record):
     compute_dtype: torch.dtype
     scheme: Scheme = field(default_factory=UnquantizedScheme)
     ranks: Ranks = ALONE
+    cuts_heads: bool = True  # else each rank has all heads of an attention
+
+    def after(self, inputs: Bounds, in_features: int, out_features: int) -> Placement | None:
+        """Of a layer whose inputs the ranks that share the attention have in parts; () for none."""
+        if not inputs:
+            return None
+        place = self.evenly(in_features, out_features)
+        return replace(place, group=self.ranks.attn, inputs=inputs)
 
     def linear(
         self,

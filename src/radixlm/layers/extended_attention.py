@@ -16,7 +16,9 @@ from radixlm.kernels.cpu.extension import native
 from radixlm.layers.attention import (
     EMITTED,
     emit_gate_by_half,
-    norm_shapes,
+    head_norms,
+    heads_of,
+    local_heads,
     qk_norm_of,
     site_of,
 )
@@ -27,6 +29,7 @@ from radixlm.layers.gathered_attention import attend_gathered, block_sparse_choi
 from radixlm.layers.logn_scaling import logn_scales
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
+from radixlm.layers.placement import HeadCut
 from radixlm.layers.program import (
     Branch,
     ProgramBuilder,
@@ -54,22 +57,23 @@ class ExtendedAttentionLayer(Module):
     ) -> None:
         """``rope`` indexes the model's RopeTables (-1 without), ``pool`` is (group, row)."""
         assert spec.extras is not None
-        self.spec, self.extras, self.rope_index, self._pool = spec, spec.extras, rope, pool
+        cut, whole = heads_of(spec, context), spec
+        self.spec = spec = local_heads(whole, cut)
+        assert spec.extras is not None
+        self.extras, self.rope_index, self._pool = spec.extras, rope, pool
         self._kernels, self._device = context.kernels, context.device
-        self._make_projections(dim, context)
+        self._make_projections(whole, cut, dim, context)
         if spec.qk_norm:
-            assert spec.qk_norm_spec is not None, "qk_norm needs qk_norm_spec"
-            shapes = norm_shapes(spec)
-            self.q_norm = self._norm(spec.qk_norm_spec, shapes[0])
+            self.q_norm, k_norm = head_norms(whole, cut, context)
             if not self._reads:
-                self.k_norm = self._norm(spec.qk_norm_spec, shapes[1])
+                self.k_norm = k_norm
         if self.extras.v_norm is not None and not self._reads:
             self.v_norm = self._norm(self.extras.v_norm, (spec.v_dim,))
         if self.extras.out_norm is not None:
             width = spec.v_dim if self.extras.out_norm_heads else spec.heads * spec.v_dim
             self.out_norm = self._norm(self.extras.out_norm, (width,))
         if spec.sinks:
-            self.sinks = Param((spec.heads,), "float32", Shard(0))
+            self.sinks = cut.cut(Param((whole.heads,), "float32", Shard(0)))
         if self.extras.dynamic_mask_topk:
             self.values = DynamicMask(spec, self.extras.dynamic_mask_topk, context)
         if self.extras.indexer is not None:
@@ -89,31 +93,44 @@ class ExtendedAttentionLayer(Module):
     def _norm(self, spec: Norm, shape: tuple[int, ...]) -> NormLayer:
         return NormLayer(spec, shape, self._kernels, self._device)
 
-    def _make_projections(self, dim: int, context: LayerContext) -> None:
-        spec, extras = self.spec, self.extras
-        rows: tuple[int, ...] = (spec.heads * spec.head_dim * (2 if spec.gate else 1),)
+    def _make_projections(
+        self, whole: Attention, cut: HeadCut, dim: int, context: LayerContext
+    ) -> None:
+        """``whole``: the attention of all ranks."""
+        extras, q_head = self.extras, whole.head_dim * (2 if whole.gate else 1)
+        widths: tuple[int, ...] = () if self._reads else (whole.head_dim, self._own_v_dim)
+        if extras.k_is_v:
+            widths = widths[:1]
         if extras.q_rank:
             assert extras.q_rank_norm is not None, "q_rank needs q_rank_norm"
+            rows, own = whole.heads * q_head, cut.place(q_head)
             self.q_a = context.linear(dim, extras.q_rank)
             self.q_a_norm = self._norm(extras.q_rank_norm, (extras.q_rank,))
-            self.q_b = context.linear(extras.q_rank, rows[0], shard=Shard(0))
-            rows = ()
-        if not self._reads:
-            rows += (spec.kv_heads * spec.head_dim,)
-            rows += () if extras.k_is_v else (spec.kv_heads * self._own_v_dim,)
-        self.rows = rows
-        linear = context.linear(dim, sum(rows), spec.qkv_bias, Shard(0, rows))
+            self.q_b = context.linear(extras.q_rank, rows, shard=Shard(0), place=own)
+            q_head = 0
+        self.rows, rows_of_all = (
+            ((spec.heads * q_head,) if q_head else ()) + tuple(spec.kv_heads * w for w in widths)
+            for spec in (self.spec, whole)
+        )
+        linear = context.linear(
+            dim, sum(rows_of_all), whole.qkv_bias, Shard(0, rows_of_all),
+            place=cut.place(q_head, *widths),
+        )  # fmt: skip
         # the role, which selects the checkpoint's names, depends on which of q, k, v are projected
         roles = {1: "q", 2: "kv" if extras.q_rank else "qk", 3: "qkv"}
-        setattr(self, roles[len(rows)], linear)
+        setattr(self, roles[len(self.rows)], linear)
         self._project = linear
-        self.o = context.linear(spec.heads * self._own_v_dim, dim, spec.o_bias, Shard(1))
+        width = whole.heads * self._own_v_dim
+        after = context.after(cut.inputs(self._own_v_dim), width, dim)
+        self.o = context.linear(width, dim, whole.o_bias, Shard(1), place=after)
         if extras.diff_lambda_init:
             for name in LAMBDAS:
-                setattr(self, name, Param((spec.head_dim,), "float32"))
+                setattr(self, name, Param((whole.head_dim,), "float32"))
         if extras.gate:
-            width = spec.heads * (spec.v_dim if extras.gate == "channel" else 1)
-            self.gate = context.linear(dim, width, extras.gate_bias, Shard(0))
+            # whole on each rank: torch's functions round the last numbers of a row in their own way
+            each = whole.v_dim if extras.gate == "channel" else 1
+            self.gate = context.linear(dim, whole.heads * each, extras.gate_bias, Shard(0))
+            self._gates_at = cut.own[0] * each if cut.heads else 0
 
     def children(self) -> Iterator[tuple[str, Module]]:
         """Without ``_project``, which is another name of a child."""
@@ -258,7 +275,8 @@ class ExtendedAttentionLayer(Module):
         if extras.gate:
             gates, heads = program.project(self.gate, source, "gates"), (spec.heads, spec.v_dim)
             act = GATES[extras.gate_act]
-            program.gate(gates, out, heads, act, per_head=extras.gate == "head")
+            at, per_head = self._gates_at, extras.gate == "head"
+            program.gate(gates, out, heads, act, per_head=per_head, offset=at)
 
     def _heads(self, x_TD: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """q [T, H, C], k [T, K, C], v [T, K, V] and the gate [T, H * C] of a doubled q."""
@@ -338,7 +356,8 @@ class ExtendedAttentionLayer(Module):
         if extras.gate:
             gate = _gate(self.gate.run(x_TD), extras)
             heads = out_TE.view(-1, spec.heads, spec.v_dim)
-            gate = gate.view(-1, spec.heads, 1 if extras.gate == "head" else spec.v_dim)
+            each = 1 if extras.gate == "head" else spec.v_dim
+            gate = gate.narrow(1, self._gates_at, spec.heads * each).reshape(-1, spec.heads, each)
             out_TE = (heads * gate).flatten(1)
         return out_TE
 

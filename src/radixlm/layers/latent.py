@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.spec import LatentAttention
+from radixlm.base.record import replace
 from radixlm.kernels.cpu.heads import HeadLinear
+from radixlm.kernels.ops.fp8 import BLOCK
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered_attention import attend_gathered
 from radixlm.layers.indexer import IndexerLayer, PooledIndexer, shared_choice
 from radixlm.layers.logn_scaling import logn_scales
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
+from radixlm.layers.placement import ALL_HEADS, HeadCut, Placement, cut_heads
 from radixlm.layers.program import (
     Branch,
     ProgramBuilder,
@@ -27,8 +30,16 @@ from radixlm.layers.program import (
     struct,
 )
 from radixlm.layers.rope import Angles
-from radixlm.quant.param import Param, Shard
+from radixlm.quant.param import Cut, Param, Shard
 from radixlm.step.batch import AttentionSite, ForwardBatch
+
+
+def latent_heads(spec: LatentAttention, context: LayerContext) -> HeadCut:
+    """The heads that this rank computes; the latents are the same on all ranks."""
+    widths = (spec.nope_dim + spec.rope_dim + spec.v_dim * spec.gate_from_q, spec.v_dim)
+    if context.scheme.rows_together(BLOCK) > 1 and any(width % BLOCK for width in widths):
+        return ALL_HEADS
+    return cut_heads(spec.heads, spec.heads, context.ranks.attn)
 
 
 class LatentAttentionLayer(Module):
@@ -44,28 +55,36 @@ class LatentAttentionLayer(Module):
         rope: int,
         pool: tuple[int, int],
     ) -> None:
+        cut, whole = latent_heads(spec, context), spec
+        if cut.heads:
+            spec = replace(whole, heads=cut.own[1] - cut.own[0])
         self.spec, self.rope_index, self._pool, self._context = spec, rope, pool, context
-        kernels, device = context.kernels, context.device
-        query_rows = spec.heads * (spec.nope_dim + spec.rope_dim)
+        kernels, device, num_heads = context.kernels, context.device, whole.heads
+        query = spec.nope_dim + spec.rope_dim
         if spec.q_rank:
             self.q_a = context.linear(dim, spec.q_rank, spec.bias)
             self.q_a_norm = NormLayer(spec.norm, (spec.q_rank,), kernels, device)
             read = spec.q_rank * (1 + spec.gate_from_q)
-            gates = spec.heads * spec.v_dim * spec.gate_from_q
-            self.q_b = context.linear(read, query_rows + gates, shard=Shard(0))
+            query += spec.v_dim * spec.gate_from_q
+            place = cut.place(query)
+            self.q_b = context.linear(read, num_heads * query, shard=Shard(0), place=place)
         else:
-            self.q = context.linear(dim, query_rows, shard=Shard(0))
+            place = cut.place(query)
+            self.q = context.linear(dim, num_heads * query, shard=Shard(0), place=place)
         self.kv_a = context.linear(dim, spec.kv_rank + spec.rope_dim, spec.bias)
         self.kv_a_norm = NormLayer(spec.norm, (spec.kv_rank,), kernels, device)
-        self.kv_b = UpProjection(spec, context)
-        self.o = context.linear(spec.heads * spec.v_dim, dim, spec.bias, Shard(1))
+        self.kv_b = UpProjection(spec, cut.place(spec.nope_dim + spec.v_dim), num_heads, context)
+        width = num_heads * spec.v_dim
+        after = context.after(cut.inputs(spec.v_dim), width, dim)
+        self.o = context.linear(width, dim, spec.bias, Shard(1), place=after)
         if spec.rope_norm is not None:
             self.k_rope_norm = NormLayer(spec.rope_norm, (spec.rope_dim,), kernels, device)
         if spec.sinks:
-            self.sinks = Param((spec.heads,), "float32", Shard(0))
+            self.sinks = cut.cut(Param((num_heads,), "float32", Shard(0)))
         if spec.gate:
-            width = spec.heads * (spec.v_dim if spec.gate == "channel" else 1)
-            self.gate = context.linear(dim, width, shard=Shard(0))
+            each = spec.v_dim if spec.gate == "channel" else 1
+            place = cut.place(each)
+            self.gate = context.linear(dim, num_heads * each, shard=Shard(0), place=place)
         if spec.indexer is not None and not spec.indexer.is_shared:
             kind = PooledIndexer if spec.indexer.pool else IndexerLayer
             self.index = kind(spec, spec.indexer, dim, context)
@@ -185,11 +204,15 @@ class LatentAttentionLayer(Module):
 class UpProjection(Module):
     """kv_b [H * (N + V), L], split into its key and value halves."""
 
-    def __init__(self, spec: LatentAttention, context: LayerContext) -> None:
+    def __init__(
+        self, spec: LatentAttention, place: Placement | None, heads: int, context: LayerContext
+    ) -> None:
+        """``spec`` has the heads of ``place``, of ``heads`` in all."""
         self.spec, self._pack = spec, context.kernels.pack_head_linear
-        self.weight = Param(
-            (spec.heads * (spec.nope_dim + spec.v_dim), spec.kv_rank), shard=Shard(0)
-        )
+        rows = heads * (spec.nope_dim + spec.v_dim)
+        self.weight = Param((rows, spec.kv_rank), shard=Shard(0))
+        if place is not None:
+            self.weight.cut(Cut(0, rows, place.rows))
 
     def finish(self) -> None:
         weight = self.weight.take()

@@ -1,12 +1,14 @@
 """Feed-forward layers. Legend: T tokens, D model channels."""
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Mlp
+from radixlm.base.record import replace
 from radixlm.kernels.cpu.linear import act_code
 from radixlm.kernels.ops.activation import activate
 from radixlm.layers.context import LayerContext
@@ -22,10 +24,21 @@ class MlpLayer(Module):
     def __init__(self, spec: Mlp, dim: int, context: LayerContext) -> None:
         self.spec = spec
         parts = (spec.inner, spec.inner) if spec.gated else (spec.inner,)
-        is_unfused = bool(spec.sparsity or spec.limit)
+        rows, is_unfused = sum(parts), bool(spec.sparsity or spec.limit)
         gate_act = spec.act if spec.gated and not is_unfused else ""
-        self.up = context.linear(dim, sum(parts), spec.bias, Shard(0, parts), gate_act)
-        self.down = context.linear(spec.inner, dim, spec.bias or spec.down_bias, Shard(1))
+        group = context.ranks.tp
+        own = context.evenly(dim, rows, len(parts), group)
+        after = context.evenly(spec.inner, dim, group=group)
+        self.inner = spec.inner  # channels between the two layers
+        if own.rows and spec.sub_norm is None and not spec.sparsity:
+            self.inner = own.rows[0][1] - own.rows[0][0]
+            after = replace(after, group=group, inputs=own.outputs)
+            own = replace(own, outputs=())
+        elif not gate_act:
+            own = context.evenly(dim, rows, group=group)
+        self.up = context.linear(dim, rows, spec.bias, Shard(0, parts), gate_act, own)
+        bias = spec.bias or spec.down_bias
+        self.down = context.linear(spec.inner, dim, bias, Shard(1), place=after)
         self._activate = context.kernels.activate
         if spec.sub_norm is not None:
             self.sub_norm = NormLayer(spec.sub_norm, (spec.inner,), context.kernels, context.device)
@@ -44,7 +57,9 @@ class MlpLayer(Module):
             gate, up = h.chunk(2, -1)
             h = self._activate(gaussian_top_k(gate, self.spec.sparsity), self.spec.act) * up
         elif self.spec.limit:
-            h = clamped_glu(h, self.spec.act, self.spec.limit, self.spec.limit_after)
+            h = clamped_glu(
+                h, self.spec.act, self.spec.limit, self.spec.limit_after, self._activate
+            )
         elif self.spec.act == "xielu":
             h = self.act.run(h)
         elif not self.spec.gated:
@@ -56,13 +71,13 @@ class MlpLayer(Module):
         """The same as operations of a program."""
         spec, selected = self.spec, target.selected
         handles(spec, "inner", "act", "gated", "bias", "down_bias", "sub_norm")
-        up = program.buffer("up", spec.inner)
+        up = program.buffer("up", self.inner)
         is_xielu = spec.act == "xielu"
         name = f"{spec.act}_mul" if spec.gated else None if is_xielu else spec.act
         act = act_code(name, spec.gated)
         program.linear(self.up.packed, source, up, selected=selected, act=act)
         if is_xielu:
-            self.act.emit(program, up, spec.inner, selected)
+            self.act.emit(program, up, self.inner, selected)
         if spec.sub_norm is not None:
             self.sub_norm.emit(program, up, up, selected=selected)
         residual = target.buffer if target.adds else NOWHERE
@@ -78,12 +93,19 @@ def gaussian_top_k(gate_TI: Tensor, share: float) -> Tensor:
     return F.relu(gate_TI - limit)
 
 
-def clamped_glu(h_T2I: Tensor, act: str, limit: float, is_after: bool = False) -> Tensor:
+def clamped_glu(
+    h_T2I: Tensor,
+    act: str,
+    limit: float,
+    is_after: bool = False,
+    activate: Callable[[Tensor, str], Tensor] = activate,
+) -> Tensor:
     """The gated activation of [gate, up] where the gate is cut above (``is_after`` its activation),
     up on both sides: [T, I]."""
     gate, up = h_T2I.chunk(2, -1)
+    gate = gate.contiguous()
     if is_after:
-        return activate(gate.contiguous(), act).clamp(max=limit) * up.clamp(-limit, limit)
+        return activate(gate, act).clamp(max=limit) * up.clamp(-limit, limit)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     if act == "swiglu_oai":
         return (up + 1) * activate(gate, "gelu_quick")

@@ -10,6 +10,7 @@ from radixlm.arch.spec import Norm
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
+from radixlm.layers.placement import HeadCut
 from radixlm.layers.program import ProgramBuilder, Unsupported, handles_norm, struct
 from radixlm.quant.param import Param
 
@@ -28,6 +29,11 @@ class NormLayer(Module):
             self.weight = Param(shape, "float32")
         if spec.bias:
             self.bias = Param(shape, "float32")
+
+    def cut_heads(self, cut: HeadCut, is_kv: bool) -> None:
+        """Keep the weights of this rank's heads alone, of a shape (H, D)."""
+        for param in self.own_params().values():
+            self.shape = cut.cut(param, is_kv).shape
 
     def finish(self) -> None:
         spec = self.spec

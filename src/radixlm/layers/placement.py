@@ -4,12 +4,15 @@ Layers are cut by outputs only: each output is one sum over all inputs, as on on
 bits are the same. Cut points respect blocks of outputs that share a scale.
 """
 
+from itertools import pairwise
+
 from torch import Tensor
 
 from radixlm.base.record import Record
 from radixlm.distributed.groups import SOLO, Group
 from radixlm.distributed.topology import bounds
 from radixlm.kernels.ops.linear import PackedLinear
+from radixlm.quant.param import Cut, Param
 
 Bounds = tuple[int, ...]
 Ranges = tuple[tuple[int, int], ...]
@@ -91,3 +94,65 @@ class CutLinear:
     def unpack(self) -> Tensor:
         """This rank's rows of the weight."""
         return self.inner.unpack()
+
+
+class HeadCut(Record, eq=False):
+    """Which heads of an attention a rank computes: whole KV heads with their queries; with fewer KV
+    heads than ranks, a part of one KV head's queries, and a copy of its keys and values. ``heads``
+    are the query heads' cut points, () for all heads on each rank; ``kv`` this rank's range."""
+
+    group: Group = SOLO
+    heads: Bounds = ()
+    kv_heads: int = 0
+    kv: tuple[int, int] = (0, 0)
+
+    @property
+    def own(self) -> tuple[int, int]:
+        """This rank's query heads."""
+        return self.heads[self.group.rank], self.heads[self.group.rank + 1]
+
+    def place(self, query: int, *kv: int) -> Placement | None:
+        """Of joined projections of ``query`` numbers a query head and ``kv`` numbers a KV head; the
+        outcome stays local. None for all heads."""
+        if not self.heads:
+            return None
+        rows, first = [(self.own[0] * query, self.own[1] * query)], self.heads[-1] * query
+        for width in kv:
+            rows.append((first + self.kv[0] * width, first + self.kv[1] * width))
+            first += self.kv_heads * width
+        return Placement(self.group, tuple(row for row in rows if row[1]))
+
+    def inputs(self, width: int) -> Bounds:
+        """Cut points of the heads' outcomes of ``width`` numbers each."""
+        return tuple(head * width for head in self.heads)
+
+    def cut(self, param: Param, kv: bool = False) -> Param:
+        """A parameter with one entry a head, which becomes this rank's part of it."""
+        if not self.heads:
+            return param
+        whole = self.kv_heads if kv else self.heads[-1]
+        return param.cut(Cut(0, whole, (self.kv if kv else self.own,)))
+
+
+ALL_HEADS = HeadCut()
+
+
+def cut_heads(heads: int, kv_heads: int, group: Group, together: int = 1) -> HeadCut:
+    """A division of ``kv_heads`` and their queries, in multiples of ``together`` KV heads;
+    ``ALL_HEADS`` where a rank would be left without any."""
+    size, each = group.size, heads // kv_heads
+    if size == 1:
+        return ALL_HEADS
+    if size <= kv_heads:
+        kv = bounds(kv_heads, size, together)
+        cut = tuple(head * each for head in kv)
+        own = kv[group.rank], kv[group.rank + 1]
+    else:
+        ranks = bounds(size, kv_heads)  # the ranks of each KV head
+        parts = (bounds(each, end - begin) for begin, end in pairwise(ranks))
+        cut = (0, *(k * each + end for k, part in enumerate(parts) for end in part[1:]))
+        own_head = next(k for k, end in enumerate(ranks[1:]) if group.rank < end)
+        own = own_head, own_head + 1
+    if any(begin == end for begin, end in pairwise(cut)) or (together > 1 and size > kv_heads):
+        return ALL_HEADS
+    return HeadCut(group, cut, kv_heads, own)

@@ -191,7 +191,7 @@ class ProgramBuilder:
 
     def project(self, layer: Linear, source: int, name: str, selected: bool = False) -> int:
         """A layer's outcome, in the buffer of a name."""
-        target = self.buffer(name, layer.out_features)
+        target = self.buffer(name, layer.packed.out_features)
         return self.linear(layer.packed, source, target, selected=selected)
 
     def reordered(self, linear: object, source: int, selected: bool) -> int:

@@ -84,7 +84,9 @@ class SharedBlock(Module):
         self.spec, self._activate = spec, kernels.activate
         self.norm1 = NormLayer(spec.norm, (2 * dim,), kernels, device)
         self.norm2 = NormLayer(spec.norm, (dim,), kernels, device)
-        self.attention = SharedAttention(spec.attention, 2 * dim, context, rope, (-1, -1), dim)
+        # a call's changes are made for all heads
+        whole = replace(context, cuts_heads=False)
+        self.attention = SharedAttention(spec.attention, 2 * dim, whole, rope, (-1, -1), dim)
         parts = Shard(0, (inner, inner))
         # gate and up stay apart from their activation: a call's changes come between
         self.up = context.linear(dim, 2 * inner, spec.ffn.bias, parts)

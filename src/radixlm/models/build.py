@@ -45,8 +45,14 @@ def build_model(
     ``compute_dtype`` is the dtype of activations, ``weight_dtype`` that of stored weights (None:
     as in the checkpoint). With ``merge_windows``, windowed layers live in a full KV group.
     ``ranks`` share its layers; ``place_experts`` tells those with experts which each rank holds,
-    an even part unless given.
+    an even part unless given. ConfigError for more ranks than attention heads.
     """
+    heads = [block.attention.heads for block in decoder.blocks if block.attention is not None]
+    if heads and ranks.attn.size > max(heads):
+        raise ConfigError(
+            f"--tp-size: {ranks.attn.size} ranks cannot share the model's {max(heads)} attention "
+            f"heads; {max(heads)} ranks can"
+        )
     context = LayerContext(kernels, device, compute_dtype, scheme or UnquantizedScheme(), ranks)
     model: NativeModel
     if decoder.encoder is not None:

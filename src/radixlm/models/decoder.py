@@ -37,7 +37,7 @@ from radixlm.layers.program import ProgramBuilder, ProgramStream, Unsupported, h
 from radixlm.layers.residual import added
 from radixlm.layers.rope import RopeTables
 from radixlm.layers.shared_block import SharedBlockCaller, make_shared_blocks
-from radixlm.models.kv_groups import entry_places, kv_groups, pool_places, state_rows
+from radixlm.models.kv_groups import entry_places, kv_groups, local_decoder, pool_places, state_rows
 from radixlm.models.program.step import StepProgram, make_program
 from radixlm.models.recurrence import RecurrenceRunner
 from radixlm.step.batch import (
@@ -89,7 +89,8 @@ class DecoderModel(Module):
         self.use_program = is_cpu
         # states and windows would share the second page space: then windows keep all tokens
         self.state_layers = tuple(b.state.states for b in decoder.blocks if b.state is not None)
-        self.kv_groups = kv_groups(decoder, merge_windows or bool(self.state_layers))
+        merge_windows = merge_windows or bool(self.state_layers)
+        self.kv_groups = kv_groups(local_decoder(decoder, context), merge_windows)
         kernels, device, dim = context.kernels, context.device, decoder.dim
         ropes = list(dict.fromkeys(rope for b in decoder.blocks if (rope := rope_of(b))))
         self.ropes = RopeTables(ropes, kernels, device)

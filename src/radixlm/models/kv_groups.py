@@ -1,6 +1,16 @@
 """Which attention layers share a pool: layers of one KV shape and window."""
 
-from radixlm.arch.spec import Attention, CompressedSparseAttention, Decoder, LatentAttention
+from radixlm.arch.spec import (
+    Attention,
+    Block,
+    CompressedSparseAttention,
+    Decoder,
+    LatentAttention,
+    ParallelHybrid,
+)
+from radixlm.base.record import replace
+from radixlm.layers.attention import heads_of, local_heads
+from radixlm.layers.context import LayerContext
 from radixlm.pools.group import KvGroup
 
 # window, KV heads, head dim, v dim, latent, compress ratio (0: a row a token)
@@ -25,6 +35,25 @@ def entry_key(decoder: Decoder, layer: int) -> Key | None:
     if not isinstance(mixer, CompressedSparseAttention) or mixer.sums is None:
         return None
     return (0, 1, mixer.entry, mixer.head_dim, True, mixer.sums.rate)
+
+
+def local_decoder(decoder: Decoder, context: LayerContext) -> Decoder:
+    """The decoder with the attention heads of this rank, as its layers cut them."""
+    if context.ranks.attn.size == 1:
+        return decoder
+    return replace(decoder, blocks=tuple(_local(block, context) for block in decoder.blocks))
+
+
+def _local(block: Block, context: LayerContext) -> Block:
+    mixer, attention = block.mixer, block.attention
+    if not isinstance(attention, Attention) or block.shared_block or mixer is None:
+        return block
+    own = local_heads(attention, heads_of(attention, context))
+    if mixer is attention:
+        return replace(block, mixer=own)
+    if isinstance(mixer, ParallelHybrid):
+        return replace(block, mixer=replace(mixer, attention=own))
+    return block
 
 
 def kv_groups(decoder: Decoder, merge_windows: bool = False) -> tuple[KvGroup, ...]:

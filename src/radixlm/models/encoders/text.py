@@ -11,6 +11,7 @@ from torch import Tensor
 
 from radixlm.arch.spec import Attention, Block, Decoder, Disentangled, Encoder
 from radixlm.attention.ragged import RaggedAttention, Tables
+from radixlm.base.record import replace
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.layers.altup import PerLayerInputsMaker
 from radixlm.layers.attention import AttentionLayer
@@ -35,6 +36,7 @@ class EncoderModel(Module):
         self, decoder: Decoder, context: LayerContext, weight_dtype: torch.dtype | None
     ) -> None:
         assert decoder.encoder is not None
+        context = replace(context, cuts_heads=False)  # tables of distances are for all heads
         self.decoder, self.context, self.weight_dtype = decoder, context, weight_dtype
         self.spec: Encoder = decoder.encoder
         kernels, device = context.kernels, context.device
