@@ -135,11 +135,6 @@ class ThreadEngine:
         tokenizer: Tokenizer | None,
         observers: Iterable[Observer] = (),
     ) -> None:
-        if config.parallel.num_replicas > 1:
-            raise ConfigError(
-                f"--dp-size {config.parallel.dp_size}: replicas are processes of a server; an "
-                "engine inside a program is one, --dp-size 1"
-            )
         self._config, self._info = config, info
         mine, self._theirs = MemoryChannel.pair()
         self.intake = TokenizerManager(
@@ -178,6 +173,18 @@ class ThreadEngine:
             while self._thread.is_alive() and time.monotonic() < deadline_s:
                 self._thread.join(0.02)
         self.intake.replicas.close()
+
+
+ProgramEngine = ProcessEngine | ThreadEngine
+
+
+def engine_for_program(
+    config: ServerConfig, given: frozenset[str], info: ModelInfo, tokenizer: Tokenizer | None
+) -> ProgramEngine:
+    """The engine of a program without a server: a thread, or processes where several are needed."""
+    if config.parallel.num_processes > 1 and not config.serve.engine_in_process:
+        return ProcessEngine(config, given, info, tokenizer)
+    return ThreadEngine(config, info, tokenizer)
 
 
 def failure_error(failure: Failed) -> RadixError:

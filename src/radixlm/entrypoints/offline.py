@@ -1,6 +1,7 @@
 """``radixlm.Engine``: the whole engine inside a Python program.
 
-The engine runs in threads of the calling process; every method may be called from any thread.
+The engine runs in threads of the calling process, several ranks or replicas in processes of their
+own; every method may be called from any thread.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from radixlm.base.errors import EngineError, InvalidRequest, RadixError
 from radixlm.base.lazy import load
 from radixlm.config.flat_options import read_values
 from radixlm.config.server_config import ServerConfig, flat
-from radixlm.engine.launch import ThreadEngine, failure_error, intake_tokenizer
+from radixlm.engine.launch import engine_for_program, failure_error, intake_tokenizer
 from radixlm.engine.model_info import resolved
 from radixlm.entrypoints.media import make_reader
 from radixlm.entrypoints.native.request import Batch, default_sampling, read_generate
@@ -50,7 +51,7 @@ class Engine:
         self._media = make_reader(self.config, self.info)
         is_model = self.config.serve.sampling_defaults == "model"
         self._defaults = default_sampling(self.info.generation if is_model else {})
-        self._engine = ThreadEngine(self.config, self.info, self.tokenizer)
+        self._engine = engine_for_program(self.config, given, self.info, self.tokenizer)
         self._is_shut = False
         self._calls: Any = None
         try:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from radixlm.base.errors import ConfigError
 from radixlm.base.log import set_up_logging
 from radixlm.config.parser import parse
-from radixlm.engine.launch import ThreadEngine, failure_error, intake_tokenizer
+from radixlm.engine.launch import ProgramEngine, engine_for_program, failure_error, intake_tokenizer
 from radixlm.engine.model_info import resolved
 from radixlm.entrypoints.http.app import make_state
 from radixlm.entrypoints.http.batches.lines import Line, answer_line
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     lines = _lines(source)
     config, info = resolved(config, given)
     tokenizer = intake_tokenizer(config, info)
-    engine = ThreadEngine(config, info, tokenizer)
+    engine = engine_for_program(config, given, info, tokenizer)
     state = make_state(config, info, tokenizer, engine.intake)
     with _opened(target) as out:
         num_failed = asyncio.run(_run(engine, state, lines, out))
@@ -84,7 +84,7 @@ def _opened(target: str) -> BinaryIO:
         raise ConfigError(f"{target}: {error.strerror}") from error
 
 
-async def _run(engine: ThreadEngine, state: ServerState, lines: list[Line], out: BinaryIO) -> int:
+async def _run(engine: ProgramEngine, state: ServerState, lines: list[Line], out: BinaryIO) -> int:
     """Answer ``lines``; how many failed."""
     intake = state.intake
     failed = asyncio.Event()
