@@ -41,6 +41,17 @@ class ParallelConfig(Group):
         "Pipeline stages.",
         Flag(("--pipeline-parallel-size", "--pp"), within=POSITIVE, state="planned", needs=_PP),
     ] = 1
+    tp_sum: Annotated[
+        str,
+        "How ranks share a layer: 'exact' computes each output whole, which gives the bits of one "
+        "rank; 'fast' adds partial sums; 'auto' is exact on a CPU.",
+        Flag(choices=("auto", "exact", "fast"), built=("auto", "exact"), needs="sums over ranks"),
+    ] = "auto"
+    rank_timeout_s: Annotated[
+        float,
+        "Seconds that a rank may be silent in a step until all ranks are replaced.",
+        Flag(within=ABOVE_ZERO),
+    ] = 30.0
     max_micro_batch_size: Annotated[
         int | None,
         "Maximum number of requests in one micro batch of the pipeline.",

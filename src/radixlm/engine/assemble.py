@@ -104,7 +104,7 @@ def load_engine(
     overrides = dict(item.split("=", 1) for item in config.execute.kernel or ())
     kernels = for_compiling(bind(where.type, overrides), config)
     with needs_memory("the weights", "choose a smaller model or --quantization"):
-        model, weight_bytes = load_model(config, info, where, kernels)
+        model, weight_bytes = load_model(config, info, where, kernels, peers.ranks)
         # drafts are rank 0's, which alone samples
         draft = load_draft(config, info, model, where, kernels) if peers.is_first else None
         weight_bytes += draft.num_bytes if draft else 0

@@ -13,6 +13,7 @@ from radixlm.arch.names import layers_left_out
 from radixlm.base.errors import ConfigError, InvalidRequest
 from radixlm.base.lazy import load
 from radixlm.config.server_config import ServerConfig
+from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.engine.model_info import ModelInfo
 from radixlm.kernels.dispatch import Kernels
 from radixlm.models.build import Model, build_model, is_transformers
@@ -30,9 +31,13 @@ log = logging.getLogger(__name__)
 
 
 def load_model(
-    config: ServerConfig, info: ModelInfo, device: torch.device, kernels: Kernels
+    config: ServerConfig,
+    info: ModelInfo,
+    device: torch.device,
+    kernels: Kernels,
+    ranks: Ranks = ALONE,
 ) -> tuple[Model, int]:
-    """The model with its weights, and the bytes that they take."""
+    """The model with its weights, and the bytes that they take; one rank's part of ``ranks``."""
     dtype = config.model.dtype
     compute, weight = resolve_dtypes(dtype, device, checkpoint_dtype(info.folder))
     if info.is_transformers:
@@ -47,6 +52,7 @@ def load_model(
         scheme=make_scheme(
             config.model.quantization, config.model.torchao_config, checkpoint_quant(info.folder)
         ),
+        ranks=ranks,
     )
     report = load_weights(model, info.folder, config.model.load_format, device=device)
     if left_out := layers_left_out(report.ignored, info.decoder):
