@@ -1,4 +1,4 @@
-"""Real servers whose engine is several processes: they give the tokens of one, and outlive deaths."""
+"""Real servers whose engine is several processes: the tokens of one rank, and deaths."""
 
 from __future__ import annotations
 

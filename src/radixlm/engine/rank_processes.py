@@ -84,7 +84,8 @@ class RankProcesses(threading.Thread):
                 process_group=0,
                 pass_fds=(theirs.fileno(),),
             )
-            own = {"rank": rank, "socket": theirs.fileno(), "parent": os.getpid()}
+            ranks, parent = [0, *self.ranks], os.getpid()
+            own = {"rank": rank, "ranks": ranks, "socket": theirs.fileno(), "parent": parent}
         self.processes[rank], self.sockets[rank] = process, mine
         assert process.stdin is not None
         with process.stdin as stdin:

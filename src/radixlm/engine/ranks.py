@@ -5,6 +5,7 @@ load."""
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 from collections import defaultdict
@@ -16,9 +17,10 @@ from typing import Any, Protocol
 import msgspec
 
 from radixlm.base.errors import CheckpointError, ConfigError, RadixError, RankLost
+from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE, Ranks
-from radixlm.distributed.topology import Topology
-from radixlm.engine.rank_processes import RankProcesses
+from radixlm.distributed.shm import SPIN_US, Layout, Segment
+from radixlm.engine.rank_processes import RankProcesses, topology_of
 from radixlm.executor.relay import RENEW, STOP, Answer, Relay
 from radixlm.executor.runner import Runner
 from radixlm.scheduler.loop import Executor
@@ -28,6 +30,14 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 1 << 20
 AGREE, FAILED = -2, -1  # calls of an ``Answer`` that no command has
 _ERRORS = {kind.__name__: kind for kind in (ConfigError, CheckpointError, RankLost)}
+
+
+def _shared(config: ServerConfig, ranks: list[int]) -> tuple[Layout, float, float]:
+    """How the ranks of this host share memory: the layout, how many seconds they wait for each
+    other, and how many microseconds of these they spin, which they do with a core for each."""
+    num_threads = (config.execute.cpu_threads or 1) * config.parallel.num_processes
+    spin_us = SPIN_US if num_threads <= (os.cpu_count() or 1) else 0.0
+    return Layout(topology_of(config), ranks), config.parallel.rank_timeout_s, spin_us
 
 
 class Peers(Protocol):
@@ -51,6 +61,10 @@ class Peers(Protocol):
     def stop(self) -> None:
         """Rank 0 ends in order: so do the others."""
         return
+
+    def take_waited_s(self) -> float:
+        """Seconds that this rank has waited for others since the last call."""
+        return 0.0
 
 
 class NoPeers(Peers):
@@ -79,16 +93,20 @@ class _Call:
 class Followers(Peers):
     """The other ranks, for rank 0. A thread reads what they answer."""
 
-    def __init__(self, processes: RankProcesses, topology: Topology) -> None:
+    def __init__(self, processes: RankProcesses, config: ServerConfig) -> None:
         processes.wait()
         self.processes = processes
-        self.ranks = msgspec.structs.replace(ALONE, place=topology.place(0))
+        self._segment = Segment.create(*_shared(config, [0, *processes.ranks]))
+        processes.on_loss = self._segment.poison
+        self.ranks = self._segment.ranks(0, config.parallel.tp_sum != "fast")
+        self._ring = self._segment.ring(0)
         self._sockets = processes.sockets
-        self._num_others = topology.world - 1
+        self._num_others = config.parallel.world_size - 1
         self._calls: dict[int, _Call] = defaultdict(_Call)
         self._last_call = 0
         self._lock, self._relays = threading.Lock(), False
         for rank, link in self._sockets.items():
+            socket.send_fds(link, [b"segment"], [self._segment.fd])
             name = f"answers of rank {rank}"
             threading.Thread(target=self._read, args=(link,), name=name, daemon=True).start()
 
@@ -132,10 +150,11 @@ class Followers(Peers):
             link.send(data)
         return least
 
+    def take_waited_s(self) -> float:
+        return self._segment.take_waited_s()
+
     def tell(self, kind: int, data: bytes = b"") -> None:
-        message = bytes((kind,)) + data
-        for link in self._sockets.values():
-            link.send(message)
+        self._ring.write(bytes((kind,)) + data)
 
     def executor(self, runner: Runner) -> Executor:
         if self._relays:
@@ -162,20 +181,14 @@ def _settle(call: _Call) -> None:
 class LeaderLink(Peers):
     """Rank 0, for each other rank."""
 
-    def __init__(self, startup: dict[str, Any], topology: Topology) -> None:
+    def __init__(self, startup: dict[str, Any], config: ServerConfig) -> None:
         self.rank = int(startup["rank"])
-        self.ranks = msgspec.structs.replace(ALONE, place=topology.place(self.rank))
         self._socket = socket.socket(fileno=startup["socket"])
+        _, (descriptor,), _, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, 1)
+        self._segment = Segment(descriptor, *_shared(config, startup["ranks"]))
+        self.ranks = self._segment.ranks(self.rank, config.parallel.tp_sum != "fast")
+        self.read = self._segment.ring(self.rank).read
         self._lock = threading.Lock()
-
-    def read(self) -> bytes:
-        try:
-            data = self._socket.recv(MAX_MESSAGE_BYTES)
-        except OSError as error:
-            raise RankLost(f"rank 0 is gone: {error}") from error
-        if not data:
-            raise RankLost("rank 0 is gone")
-        return data
 
     def answer(self, answer: Answer) -> None:
         data = msgspec.msgpack.encode(answer)
@@ -184,7 +197,10 @@ class LeaderLink(Peers):
 
     def agree(self, numbers: Sequence[int]) -> list[int]:
         self.answer(Answer(self.rank, AGREE, list(numbers)))
-        return msgspec.msgpack.decode(self.read(), type=list[int])
+        data = self._socket.recv(MAX_MESSAGE_BYTES)
+        if not data:
+            raise RankLost("rank 0 is gone")
+        return msgspec.msgpack.decode(data, type=list[int])
 
     def fail(self, error: Exception) -> None:
         """Tell rank 0 why this rank cannot go on."""

@@ -33,7 +33,7 @@ from radixlm.engine.assemble import assemble, assemble_rank
 from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.engine.model_info import resolved
 from radixlm.engine.multi_channel import MultiChannel
-from radixlm.engine.rank_processes import REFUSED, topology_of
+from radixlm.engine.rank_processes import REFUSED
 from radixlm.engine.ranks import NO_PEERS, Followers, LeaderLink
 from radixlm.engine.scheduler_supervisor import SchedulerSupervisor
 from radixlm.engine.supervisor import STOP_SIGNAL
@@ -74,12 +74,12 @@ def main(early: StartupReader) -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     config = ServerConfig.from_kwargs(**startup["options"])
-    topology, index = topology_of(config), ""
+    index = ""
     if config.parallel.num_replicas > 1:
         index = str(startup["index"])
     if "rank" in startup:
         set_up_logging(f"rank{index}.{startup['rank']}", config.observe.log_level)
-        return follow(config, frozenset(startup["given"]), LeaderLink(startup, topology), early)
+        return follow(config, frozenset(startup["given"]), LeaderLink(startup, config), early)
     set_up_logging(f"engine{index}", config.observe.log_level)
     codec = scheduler_codec()
     channel = MultiChannel([ZmqChannel(a, codec, bind=False) for a in startup["addresses"]])
@@ -88,7 +88,7 @@ def main(early: StartupReader) -> int:
         channel.vocab, channel.embed_dim = info.decoder.vocab, info.decoder.dim
         flight = InflightLog(Path(startup["inflight_log_path"]))
         with prefaulted_memory(early):
-            peers = NO_PEERS if early.ranks is None else Followers(early.ranks, topology)
+            peers = NO_PEERS if early.ranks is None else Followers(early.ranks, config)
             replica = assemble(config, info, channel, (flight,), peers)
     except RadixError as error:
         channel.send(Failed(type(error).__name__, str(error)))
