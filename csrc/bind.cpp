@@ -441,6 +441,13 @@ NB_MODULE(_cpu, m) {
         .def("combine", &Experts::combine, Release())
         .def("take_chosen", &Experts::take_chosen)
         .def_rw("records", &Experts::records);
+    nb::class_<ExpertPart>(m, "ExpertPart")
+        .def(
+            "__init__",
+            [](ExpertPart* p, ShmGroup& group, std::vector<int64_t> starts, Address table, int variants) {
+                new (p) ExpertPart{&group, std::move(starts), at<int32_t>(table), variants};
+            },
+            nb::keep_alive<1, 2>());
     nb::class_<HeadLinear>(m, "HeadLinear")
         .def(nb::init<const std::vector<const Linear*>&>())
         .def("run", &HeadLinear::run, Release());
@@ -486,7 +493,7 @@ NB_MODULE(_cpu, m) {
         .def("xielu", &Program::xielu, arg("y"), arg("dim"), arg("coefficients"), arg("selected"))
         .def("moe", &Program::moe, arg("x"), arg("logits"), arg("y"), arg("experts"), arg("route"),
              arg("scale"), arg("adds"), arg("zero_experts"), arg("zero_experts_are_identity"),
-             arg("scales_input"), arg("selected"))
+             arg("scales_input"), arg("selected"), arg("part").none())
         .def("hidden", &Program::hidden, arg("x"), arg("dim"))
         .def("tap", &Program::tap, arg("x"), arg("dim"), arg("offset"), arg("selected"))
         .def("all_gather", &Program::all_gather, nb::keep_alive<1, 4>(), arg("y"), arg("bounds"),

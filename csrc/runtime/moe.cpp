@@ -108,7 +108,7 @@ void choose(const Route& r, const float* logits, int32_t* ids, float* weights) {
 static LinearArgs up_args(const ExpertArgs& e, const Assignment& a, int expert) {
     LinearArgs l;
     const int32_t first = a.first[size_t(expert)];
-    l.w = e.up[expert], l.act = e.act, l.x = e.x, l.ldx = e.ldx, l.rows = a.rows.data() + first;
+    l.w = e.up[expert - e.first], l.act = e.act, l.x = e.x, l.ldx = e.ldx, l.rows = a.rows.data() + first;
     if (e.scaled) l.x = e.scaled + first * e.lds, l.ldx = e.lds, l.rows = nullptr;
     l.m = a.first[size_t(expert) + 1] - first, l.y = e.hidden + first * e.inner, l.ldy = e.inner;
     return l;
@@ -116,7 +116,7 @@ static LinearArgs up_args(const ExpertArgs& e, const Assignment& a, int expert) 
 static LinearArgs down_args(const ExpertArgs& e, const Assignment& a, int expert) {
     LinearArgs l;
     const int32_t first = a.first[size_t(expert)];
-    l.w = e.down[expert], l.x = e.hidden + first * e.inner, l.ldx = e.inner;
+    l.w = e.down[expert - e.first], l.x = e.hidden + first * e.inner, l.ldx = e.inner;
     l.m = a.first[size_t(expert) + 1] - first, l.y = e.out + first * e.dim, l.ldy = e.dim;
     return l;
 }
@@ -157,13 +157,23 @@ void combine(const ExpertArgs& e, const int32_t* ids, const int32_t* slot, const
     ctx.barrier();
 }
 
+// Rows are sorted by slot, so that those of a rank follow each other.
+static void gather_outcomes(const ExpertArgs& e, const Assignment& a, const Ctx& ctx) {
+    std::vector<int64_t> bytes;
+    for (int64_t start : e.part->starts)
+        bytes.push_back(a.first[size_t(start)] * e.dim * int64_t(sizeof(float)));
+    char* out = (char*)e.out;
+    e.part->group->gather(ctx, out + bytes[size_t(e.part->group->rank)], 0, out, 0, 1, bytes.data(), -1);
+}
+
 void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, const Ctx& ctx) {
     if (e.scaled) scale_inputs(e, a, ctx);
-    for (int expert = 0; expert < e.experts; expert++) {
+    for (int expert = e.first; expert < e.first + e.count; expert++) {
         if (a.first[size_t(expert) + 1] == a.first[size_t(expert)]) continue;
         run_linear(k, up_args(e, a, expert), ctx);
         run_linear(k, down_args(e, a, expert), ctx);
     }
+    if (e.part) gather_outcomes(e, a, ctx);
     combine(e, a.ids.data(), a.slot.data(), a.weights.data(), ctx);
 }
 
@@ -203,7 +213,7 @@ void Experts::run(Address x, int64_t ldx, int64_t tokens, Address ids, Address w
     if (hidden.size() < size_t(tokens * top_k * inner())) hidden.resize(size_t(tokens * top_k * inner()));
     if (out.size() < size_t(tokens * top_k * dim())) out.resize(size_t(tokens * top_k * dim()));
     ExpertArgs e;
-    e.up = up.data(), e.down = down.data(), e.experts = experts, e.top_k = top_k, e.act = act;
+    e.up = up.data(), e.down = down.data(), e.experts = e.count = experts, e.top_k = top_k, e.act = act;
     e.x = at<float>(x), e.ldx = ldx, e.tokens = tokens, e.dim = dim(), e.inner = inner();
     e.hidden = hidden.data(), e.out = out.data(), e.y = at<float>(y), e.ldy = ldy;
     for (int i = 0; i < experts; i++)

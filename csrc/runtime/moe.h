@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "linear.h"
+#include "shm.h"
 
 namespace radix {
 
@@ -40,10 +41,22 @@ struct Assignment {
 
 void choose(const Route& r, const float* logits, int32_t* ids, float* weights);  // one token
 
+// Experts that several ranks hold. A slot holds a copy of one; rank r of the group has the slots starts[r] to
+// starts[r + 1]. Token t that chose i computes with slot table[t % variants][i]; zero experts follow the
+// slots.
+struct ExpertPart {
+    ShmGroup* group = nullptr;
+    std::vector<int64_t> starts;
+    const int32_t* table = nullptr;
+    int variants = 1;
+};
+
 struct ExpertArgs {
-    const Weight* up = nullptr;  // [experts], paired or plain
+    const Weight* up = nullptr;  // [count], paired or plain
     const Weight* down = nullptr;
-    int experts = 0, top_k = 0, act = 0;
+    int experts = 0, top_k = 0, act = 0;  // experts: slots of all ranks
+    int first = 0, count = 0;             // this rank's slots
+    const ExpertPart* part = nullptr;     // null: one rank has all
     const float* x = nullptr;
     int64_t ldx = 0, tokens = 0, dim = 0, inner = 0;
     int64_t max_expert_rows = 0;  // where that may exceed tokens: one expert comes twice for a token

@@ -70,7 +70,7 @@ void Program::bind(const Step& c) {
                 a.x = x, a.ldx = stride(op.x), a.tokens = n, a.y = y, a.ldy = stride(op.y);
                 a.scaled = data(op.residual), a.lds = stride(op.residual);
                 a.hidden = data(op.hidden), a.out = data(op.out);
-                assignment.reserve(n, op.route.top_k, op.route.experts);
+                assignment.reserve(n, op.route.top_k, op.num_slots);
                 break;
             }
             case GATHER: {
@@ -266,7 +266,12 @@ void Program::execute_moe(const Op& op, const Kernels& k, const Ctx& ctx) {
         if (op.expert_owner->records)
             op.expert_owner->chosen.assign(assignment.ids.data(),
                                            assignment.ids.data() + op.experts.tokens * r.top_k);
-        assignment.sort(op.experts.tokens, r.top_k, r.experts);
+        if (const ExpertPart* part = op.experts.part)
+            for (int64_t i = 0; i < op.experts.tokens * r.top_k; i++) {
+                int32_t& id = assignment.ids[size_t(i)];
+                id = part->table[(i / r.top_k % part->variants) * r.experts + id];
+            }
+        assignment.sort(op.experts.tokens, r.top_k, op.num_slots);
     }
     ctx.barrier();
     run_experts(k, op.experts, assignment, ctx);

@@ -91,9 +91,11 @@ class Program {
     void scale_heads(int y, Address factors, int heads, int head_dim, int stride);  // by position
     void xielu(int y, int64_t dim, Xielu coefficients, bool selected);
     // y (+)= scale * experts(x), chosen by the router's logits; ids of the last `zero_experts` experts have
-    // no weights: they return x, or nothing. `scales_input`: an expert's weight multiplies its input.
+    // no weights: they return x, or nothing. `scales_input`: an expert's weight multiplies its input. `part`:
+    // null where one rank has all experts.
     void moe(int x, int logits, int y, Experts& experts, Route route, float scale, bool adds,
-             int zero_experts, bool zero_experts_are_identity, bool scales_input, bool selected);
+             int zero_experts, bool zero_experts_are_identity, bool scales_input, bool selected,
+             const ExpertPart* part);
     // Columns from `first` on of the step's logits.
     void logits(int x, const Linear& w, float scale, float softcap, int site, int lora_x, int64_t first);
     // y's columns offset + bounds[r] .. offset + bounds[r + 1] come from rank r of the group.
@@ -147,6 +149,7 @@ class Program {
         Route route;
         ExpertArgs experts;
         Experts* expert_owner = nullptr;
+        int num_slots = 0;  // of experts, and zero experts
         HeadArgs heads;
         GateArgs gate;
         HeadNormArgs head_norm;

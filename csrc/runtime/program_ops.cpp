@@ -149,8 +149,11 @@ void Program::xielu(int y, int64_t dim, Xielu coefficients, bool selected) {
 }
 
 void Program::moe(int x, int logits, int y, Experts& experts, Route route, float scale, bool adds,
-                  int zero_experts, bool zero_experts_are_identity, bool scales_input, bool selected) {
-    if (route.experts != int(experts.up.size()) + zero_experts)
+                  int zero_experts, bool zero_experts_are_identity, bool scales_input, bool selected,
+                  const ExpertPart* part) {
+    const int own = int(experts.up.size()), real = route.experts - zero_experts;
+    const int64_t first = part ? part->starts.at(size_t(part->group->rank)) : 0;
+    if (part ? part->starts.at(size_t(part->group->rank) + 1) - first != own : real != own)
         throw std::invalid_argument("the router and the experts differ in number");
     // Layers of one shape share their scratch.
     int hidden = -1, out = -1;
@@ -163,10 +166,12 @@ void Program::moe(int x, int logits, int y, Experts& experts, Route route, float
     Op& op = push(MOE);
     op.x = x, op.y = y, op.logits = logits, op.hidden = hidden, op.out = out, op.residual = scaled;
     op.selected = selected, op.route = route;
-    op.expert_owner = &experts;
+    op.expert_owner = &experts, op.group_of_ranks = part ? part->group : nullptr;
     ExpertArgs& e = op.experts;
     e.up = experts.up.data(), e.down = experts.down.data(), e.act = experts.act;
-    e.experts = route.experts - zero_experts, e.top_k = route.top_k;
+    e.experts = part ? int(part->starts.back()) : real, e.top_k = route.top_k;
+    e.first = int(first), e.count = own, e.part = part;
+    op.num_slots = e.experts + zero_experts;
     e.dim = experts.dim(), e.inner = experts.inner();
     e.scale = scale, e.adds = adds, e.passes = zero_experts_are_identity;
 }

@@ -88,16 +88,23 @@ def test_a_model_of_58_layers_takes_a_fraction_of_a_second() -> None:
 
 def test_static_choice_prefers_the_own_rank_and_spreads_the_rest() -> None:
     made = rebalance(LOADS[None], 16, 8)
-    chosen_RLE = balance.static_choice(made, 8)
-    assert (chosen_RLE == balance.static_choice(made, 8)).all()
-    for layer, expert in np.ndindex(2, 12):
-        slots = made.slots_LEX[layer, expert, : made.counts_LE[layer, expert]]
-        chosen = chosen_RLE[:, layer, expert]
-        assert set(chosen) <= set(slots)
-        for slot in slots:
-            assert chosen[slot // 2] // 2 == slot // 2
-        uses = np.bincount(chosen, minlength=16)[slots]
-        assert uses.max() - uses.min() <= 2
+    for layer in range(2):
+        chosen_RE = balance.dispatch_table(made, layer, "static", 8)
+        assert (chosen_RE == balance.dispatch_table(made, layer, "static", 8)).all()
+        for expert in range(12):
+            slots = made.slots_LEX[layer, expert, : made.counts_LE[layer, expert]]
+            assert set(chosen_RE[:, expert]) <= set(slots)
+            assert all(chosen_RE[slot // 2, expert] // 2 == slot // 2 for slot in slots)
+            uses = np.bincount(chosen_RE[:, expert], minlength=16)[slots]
+            assert uses.max() - uses.min() <= 2
+
+
+def test_dynamic_choice_uses_every_copy() -> None:
+    made = rebalance(LOADS[None], 16, 8)
+    chosen_VE = balance.dispatch_table(made, 0, "dynamic", 8)
+    for expert in range(12):
+        assert set(chosen_VE[:, expert]) == set(made.slots_LEX[0, expert]) - {-1}
+    assert len(balance.dispatch_table(balance.trivial(1, 12, 12), 0, "dynamic", 4)) == 1
 
 
 def test_moves_bring_every_slot_its_expert() -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from tests.distributed.test_groups import together
+from tests.distributed.test_shm import segments
 from torch import Tensor
 
 from radixlm.distributed.groups import Group, thread_groups
+from radixlm.distributed.topology import Topology
+from radixlm.kernels.cpu import linear
+from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.fused import pack_experts as pack_native
 from radixlm.kernels.ops.moe import PackedExperts, UngatedExperts
 from radixlm.kernels.ops.moe import pack_experts as pack_reference
 from radixlm.layers.experts import ExpertSplit, SplitExperts, even_split
+from radixlm.layers.program import struct
 
 EXPERTS, DIM, INNER = 6, 48, 40
 Pack = Callable[[Tensor, Tensor], PackedExperts]
@@ -37,21 +43,6 @@ def choice(tokens: int, top_k: int = 3) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(tokens, DIM, generator=g), torch.rand(tokens, top_k, generator=g), ids
 
 
-def run_ranks(run: Callable[[Group], Tensor], size: int) -> list[Tensor]:
-    """The result of each rank, in threads."""
-    groups, results = thread_groups(size), {}
-
-    def call(group: Group) -> None:
-        results[group.rank] = run(group)
-
-    threads = [threading.Thread(target=call, args=(group,)) for group in groups]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [results[rank] for rank in range(size)]
-
-
 def split_pack(pack: Pack, split: ExpertSplit) -> SplitExperts:
     up, down = weights()
     held = list(split.held)
@@ -65,8 +56,9 @@ def test_bits_equal_one_rank(name: str, size: int, tokens: int) -> None:
     """Also of uneven parts; 70 tokens are exchanged all to all from three ranks on."""
     x, w, ids = choice(tokens)
     want = PACKS[name](*weights()).run(x, w, ids)
-    for got in run_ranks(
-        lambda group: split_pack(PACKS[name], even_split(EXPERTS, group)).run(x, w, ids), size
+    for got in together(
+        thread_groups(size),
+        lambda group: split_pack(PACKS[name], even_split(EXPERTS, group)).run(x, w, ids),
     ):
         assert torch.equal(got, want)
 
@@ -76,15 +68,15 @@ def test_bits_equal_one_rank(name: str, size: int, tokens: int) -> None:
 def test_copies_change_no_bit(tokens: int, size: int) -> None:
     """Experts 5 and 0 have two copies each; tokens take turns."""
     logical = (5, 0, 1, 2, 3, 0, 4, 5)
-    table = torch.tensor([[1, 2, 3, 4, 6, 0], [5, 2, 3, 4, 6, 7], [5, 2, 3, 4, 6, 0]])
+    table = torch.tensor([[1, 2, 3, 4, 6, 0], [5, 2, 3, 4, 6, 7], [5, 2, 3, 4, 6, 0]]).int()
     starts = tuple(range(0, 9, 8 // size))
     x, w, ids = choice(tokens)
     want = PACKS["fp32"](*weights()).run(x, w, ids)
-    for got in run_ranks(
+    for got in together(
+        thread_groups(size),
         lambda group: split_pack(PACKS["fp32"], ExpertSplit(group, starts, logical, table)).run(
             x, w, ids
         ),
-        size,
     ):
         assert torch.equal(got, want)
 
@@ -92,3 +84,64 @@ def test_copies_change_no_bit(tokens: int, size: int) -> None:
 def test_each_rank_holds_a_run_of_slots() -> None:
     splits = [even_split(7, group) for group in thread_groups(3)]
     assert [split.held for split in splits] == [(0, 1, 2), (3, 4), (5, 6)]
+
+
+def step_program(
+    experts: Any, part: Any, zero_experts: int, x_TD: Tensor, logits_TE: Tensor
+) -> Tensor:
+    """One step of a C++ program: x + experts(x), chosen by these logits."""
+    tokens, count = logits_TE.shape
+    p = native().Program()
+    x, logits, y = p.buffer(DIM), p.buffer(count), p.buffer(DIM)
+    table = torch.cat((x_TD, logits_TE), 1).contiguous()
+    both = p.buffer(DIM + count)
+    args = struct(
+        "EmbedArgs", table=table.data_ptr(), dtype=0, vocab=tokens, dim=DIM + count, scale=1.0
+    )
+    p.embed(y=both, tied=None, args=args, replaced=True)
+    parts = torch.eye(DIM + count)
+    heads = [linear.pack(parts[:DIM], None, "fp32"), linear.pack(parts[DIM:], None, "fp32")]
+    for target, head in zip((x, logits), heads, strict=True):
+        p.linear(x=both, y=target, w=head.handle)
+    p.linear(x=both, y=y, w=heads[0].handle)
+    route = struct(
+        "Route", experts=count, top_k=3, score=native().RouterScore.SOFTMAX, renorm=True, scale=1.5
+    )
+    p.moe(
+        x=x, logits=logits, y=y, experts=experts.handle, route=route, scale=0.5, adds=True,
+        zero_experts=zero_experts, zero_experts_are_identity=True, scales_input=False,
+        selected=False, part=part,
+    )  # fmt: skip
+    end = linear.pack(torch.eye(DIM), None, "fp32")
+    p.logits(x=y, w=end.handle, scale=1.0, softcap=0.0)
+    out, starts = torch.empty(tokens, DIM), torch.tensor([0, tokens], dtype=torch.int32)
+    ids = torch.arange(tokens, dtype=torch.int32)
+    p.run(
+        struct(
+            "Step", tokens=tokens, ids=ids.data_ptr(), positions=ids.data_ptr(), num_seqs=1,
+            query_start=starts.data_ptr(), kv_len=starts[1:].data_ptr(), num_rows=tokens,
+            logits=out.data_ptr(), ld_logits=DIM, threads=1,
+        )
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 9])
+@pytest.mark.parametrize(("size", "copied", "zero"), [(2, False, 0), (3, False, 2), (4, True, 1)])
+def test_step_programs_of_several_ranks_have_the_bits_of_one(
+    tokens: int, size: int, copied: bool, zero: int
+) -> None:
+    x, _, _ = choice(tokens)
+    logits = torch.randn(tokens, EXPERTS + zero, generator=torch.Generator().manual_seed(tokens))
+    want = step_program(PACKS["fp32"](*weights()), None, zero, x, logits)
+    groups = [one.ranks(rank).tp for rank, one in enumerate(segments(Topology(tp=size)))]
+
+    def run(group: Group) -> Tensor:
+        split = even_split(EXPERTS, group, zero)
+        if copied:
+            table = torch.tensor([[1, 2, 3, 4, 6, 0, 8], [5, 2, 3, 4, 6, 7, 8]]).int()
+            split = ExpertSplit(group, (0, 2, 4, 6, 8), (5, 0, 1, 2, 3, 0, 4, 5), table)
+        experts = split_pack(PACKS["fp32"], split)
+        return step_program(experts.pack, experts.program_part(), zero, x, logits)
+
+    assert all(torch.equal(got, want) for got in together(groups, run))

@@ -21,6 +21,7 @@ from radixlm.base.record import Record
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 ALGORITHMS = ("auto", "deepseek", "deepseek_hierarchical", "deepseek_vec")
+_SEED, _DYNAMIC_ROWS = 42, 64
 _MAX_WINDOWS = 16  # sums of consecutive steps that deepseek_vec looks at
 
 
@@ -183,22 +184,27 @@ def balancedness(counts_LE: NDArray[Any], placement: Placement, ranks: int) -> F
     return out
 
 
-def static_choice(placement: Placement, ranks: int, seed: int = 42) -> Ints:
-    """The copy that tokens of each rank use: slots [R, L, E]. A copy on the rank itself comes
-    first; the others are handed out evenly, in an order drawn from ``seed``."""
-    num_layers, num_experts = placement.counts_LE.shape
+def dispatch_table(placement: Placement, layer: int, how: str, ranks: int) -> Ints:
+    """The slots that tokens use for the experts of a layer: [V, E]; token t uses row t % V.
+
+    ``static``: a row a rank, with the rank's own copy where it has one and the others handed out
+    evenly. ``dynamic``: 64 rows of copies drawn at random. One row where nothing is copied."""
+    counts_E: Ints = placement.counts_LE[layer]
+    slots_EX: Ints = placement.slots_LEX[layer]
+    draw = np.random.default_rng((_SEED, layer))
+    if counts_E.max() == 1:
+        return np.ascontiguousarray(slots_EX[None, :, 0])
+    if how == "dynamic":
+        picks = draw.integers(0, 1 << 30, (_DYNAMIC_ROWS, len(counts_E))) % counts_E
+        return np.ascontiguousarray(slots_EX[np.arange(len(counts_E)), picks])
     each = placement.num_slots // ranks
-    out = np.full((ranks, num_layers, num_experts), -1, np.int64)
-    draw = np.random.default_rng(seed)
-    for layer in range(num_layers):
-        for expert in range(num_experts):
-            slots = placement.slots_LEX[layer, expert, : placement.counts_LE[layer, expert]]
-            for slot in slots[::-1]:
-                out[slot // each, layer, expert] = slot
-            missing = np.flatnonzero(out[:, layer, expert] < 0)
-            copies = np.resize(slots, len(missing))
-            out[missing, layer, expert] = draw.permutation(copies)
-    return out
+    out_RE = np.full((ranks, len(counts_E)), -1, np.int64)
+    for expert, slots in enumerate(slots_EX):
+        held = slots[: counts_E[expert]]
+        out_RE[held[::-1] // each, expert] = held[::-1]
+        missing = np.flatnonzero(out_RE[:, expert] < 0)
+        out_RE[missing, expert] = draw.permutation(np.resize(held, len(missing)))
+    return out_RE
 
 
 class Move(Record):

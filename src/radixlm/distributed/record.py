@@ -144,6 +144,11 @@ class ExpertRecorder:
         fields = {name: getattr(tokens, name) for name in StepTokens.__struct_fields__}
         return detail | {"topk_ids_of_layer": ids} | fields
 
+    @property
+    def mean_balance(self) -> float:
+        """Mean balancedness of the last 1000 steps."""
+        return self.averages()[WINDOWS[-1]]
+
     def averages(self) -> dict[int, float]:
         """Mean balancedness of the last 10, 100 and 1000 steps."""
         last = list(self._balance)
@@ -177,9 +182,8 @@ class ExpertRecorder:
             location = self.placement.logical_LP.tolist()
             data = {"records": list(self._details), "last_physical_to_logical_map": location}
         else:
-            average = float(np.mean(self._balance)) if self._balance else 1.0
             data = {"rank": 0, "logical_count": list(self.counts_SLE)}
-            data["average_utilization_rate_over_window"] = average
+            data["average_utilization_rate_over_window"] = self.mean_balance
         self.counts_SLE.clear()
         self._details.clear()
         return self._writer.submit(_write, self.options.folder / f"{name}.json", data)

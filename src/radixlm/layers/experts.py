@@ -7,29 +7,37 @@ Legend: T tokens, K chosen experts, D channels, E experts, P slots, N pairs of a
 V variants of the choice among copies.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from radixlm.base.record import Record
+from radixlm.base.record import Record, replace
 from radixlm.distributed.groups import Group
+from radixlm.distributed.moves import exchange_slots
+from radixlm.distributed.shm import ShmGroup
 from radixlm.distributed.topology import bounds
+from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.moe import Experts
 from radixlm.kernels.ops.moe import PackedExperts, combine
+from radixlm.layers.program import Unsupported
 
 ALL_TO_ALL_TOKENS = 64  # from which on each rank adds up its share of the tokens
 
 
 class ExpertSplit(Record, eq=False):
     """Where the experts of one layer lie. ``logical_P``: the expert in each slot; rank r of
-    ``group`` holds the slots starts[r]:starts[r + 1]. ``slots_VE`` (int64): the slot that tokens
-    use for each expert; token t has row t % V."""
+    ``group`` holds the slots starts[r]:starts[r + 1]. ``slots_VE`` (int32): the slot that tokens
+    use for each expert, and numbers behind the slots for zero experts; token t has row t % V.
+    ``is_fake``: noise takes the place of the router's logits, to measure balanced loads."""
 
     group: Group
     starts: tuple[int, ...]
     logical_P: tuple[int, ...]
     slots_VE: Tensor
+    is_fake: bool = False
 
     @property
     def first(self) -> int:
@@ -43,17 +51,23 @@ class ExpertSplit(Record, eq=False):
 
     def slots(self, ids_TK: Tensor) -> Tensor:
         """The slots that compute these experts."""
-        if len(self.slots_VE) == 1:
-            return self.slots_VE[0][ids_TK]
         rows_T = torch.arange(len(ids_TK), device=ids_TK.device) % len(self.slots_VE)
-        return self.slots_VE[rows_T[:, None], ids_TK]
+        return self.slots_VE[rows_T[:, None], ids_TK].long()
 
 
-def even_split(num_experts: int, group: Group) -> ExpertSplit:
+def even_split(num_experts: int, group: Group, zero_experts: int = 0) -> ExpertSplit:
     """Each expert once, in order; the first ranks hold one more where they do not divide."""
-    numbers = range(num_experts)
-    starts = bounds(num_experts, group.size)
-    return ExpertSplit(group, starts, tuple(numbers), torch.tensor([list(numbers)]))
+    numbers = tuple(range(num_experts))
+    table_VE = torch.arange(num_experts + zero_experts, dtype=torch.int32)[None]
+    return ExpertSplit(group, bounds(num_experts, group.size), numbers, table_VE)
+
+
+class MovablePack(PackedExperts, Protocol):
+    """Experts whose memory can be filled anew."""
+
+    def slot_tensors(self, slot: int) -> Sequence[Tensor]:
+        """The memory of one expert; of the same shapes for all."""
+        ...
 
 
 class SplitExperts:
@@ -62,6 +76,24 @@ class SplitExperts:
     def __init__(self, pack: PackedExperts, split: ExpertSplit) -> None:
         self.pack, self.split = pack, split
         self._combine = pack.combine if isinstance(pack, Experts) else combine
+
+    def program_part(self) -> Any:
+        """What a step program needs besides the pack. Unsupported without shared memory."""
+        split = self.split
+        if not isinstance(split.group, ShmGroup):
+            raise Unsupported("experts on ranks without shared memory")
+        table = split.slots_VE
+        return native().ExpertPart(split.group.native, split.starts, table.data_ptr(), len(table))
+
+    def move(self, logical_P: Sequence[int], slots_VE: Tensor) -> None:
+        """Fill the slots with these experts, on all ranks between two steps. The table is written
+        in place, where a step program reads it."""
+        split = self.split
+        exchange_slots(
+            split.group, split.logical_P, logical_P, cast(MovablePack, self.pack).slot_tensors
+        )
+        split.slots_VE.copy_(slots_VE)
+        self.split = replace(split, logical_P=tuple(logical_P))
 
     def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """As in ``PackedExperts``; the same on all ranks."""

@@ -49,6 +49,7 @@ class MoeLayer(Module):
     is_recorded = False  # whether ``chosen_TK`` keeps what the tokens of a step chose
     chosen_TK: Tensor | None = None
     share: ExpertSplit | None = None  # with the ranks that hold the other experts
+    _noise: torch.Generator | None = None
 
     def __init__(self, spec: Moe, dim: int, context: LayerContext) -> None:
         self.spec = spec
@@ -103,6 +104,7 @@ class MoeLayer(Module):
     def split(self, share: ExpertSplit) -> None:
         """Hold this rank's experts only; before the weights are loaded."""
         self.share = share
+        self._noise = torch.Generator().manual_seed(0) if share.is_fake else None
         for param in (
             self.up,
             self.down,
@@ -113,13 +115,18 @@ class MoeLayer(Module):
     def record(self, is_on: bool) -> None:
         """Keep what the tokens of each step choose, from now on or no longer."""
         self.is_recorded, self.chosen_TK = is_on, None
-        if isinstance(self.experts, Experts):
-            self.experts.handle.records = is_on
+        if isinstance(self._pack, Experts):
+            self._pack.handle.records = is_on
+
+    @property
+    def _pack(self) -> PackedExperts:
+        """The experts of this rank."""
+        return self.experts.pack if isinstance(self.experts, SplitExperts) else self.experts
 
     def take_chosen(self) -> Tensor | None:
         """The experts that the tokens of the last step chose, int64 [T, K]."""
         chosen_TK, self.chosen_TK = self.chosen_TK, None
-        handle = self.experts.handle if isinstance(self.experts, Experts) else None
+        handle = self._pack.handle if isinstance(self._pack, Experts) else None
         if chosen_TK is None and handle is not None and (count := handle.take_chosen(0)):
             chosen_N = torch.empty(count, dtype=torch.int32)
             handle.take_chosen(chosen_N.data_ptr())
@@ -188,6 +195,8 @@ class MoeLayer(Module):
             logits_TE = self.deep_router.run_chained(router_in_TD, batch)
         else:
             logits_TE = self.router.run(router_in_TD)
+        if self._noise is not None:
+            logits_TE = torch.rand(logits_TE.shape, generator=self._noise).to(logits_TE)
         if self.spec.router_softcap:
             logits_TE = self._kernels.softcap(logits_TE, self.spec.router_softcap)
         if self.spec.sinks:
@@ -246,19 +255,22 @@ class MoeLayer(Module):
         self, program: ProgramBuilder, source: int, target: Target, routed_by: int
     ) -> None:
         """Experts and shared expert."""
-        spec, selected = self.spec, target.selected
-        if not isinstance(self.experts, Experts):
-            raise Unsupported(f"experts as {type(self.experts).__name__}")
-        program.keep.append(self.experts)
+        spec, selected, pack = self.spec, target.selected, self._pack
+        if not isinstance(pack, Experts):
+            raise Unsupported(f"experts as {type(pack).__name__}")
+        if self._noise is not None:
+            raise Unsupported("noise in place of the router's logits")
+        part = self.experts.program_part() if isinstance(self.experts, SplitExperts) else None
+        program.keep += [pack, part]
         read = source if routed_by == NOWHERE else routed_by
         if spec.router_norm is not None:
             read = self.router_norm.emit(program, read, program.buffer("routed by"), 0, selected)
         logits = program.project(self.router, read, "router", selected)
         program.ops.moe(
-            x=source, logits=logits, y=target.buffer, experts=self.experts.handle,
+            x=source, logits=logits, y=target.buffer, experts=pack.handle,
             route=self._route_args(program), scale=target.scale, adds=target.adds,
             zero_experts=spec.zero_experts, scales_input=spec.scale_input, selected=selected,
-            zero_experts_are_identity=spec.zero_experts_are_identity,
+            zero_experts_are_identity=spec.zero_experts_are_identity, part=part,
         )  # fmt: skip
         if spec.shared is None:
             return

@@ -76,7 +76,7 @@ def mixtures_of(model: Model) -> list[MoeLayer]:
 def place_evenly(mixtures: Sequence[MoeLayer], ranks: Ranks) -> None:
     """Give each rank the same number of experts, or one more, in their order."""
     for layer in mixtures:
-        layer.split(even_split(layer.spec.experts, ranks.tp))
+        layer.split(even_split(layer.spec.experts, ranks.tp, layer.spec.zero_experts))
 
 
 def is_transformers(model: Model) -> TypeGuard[TransformersModel]:

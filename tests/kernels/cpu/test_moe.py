@@ -123,6 +123,7 @@ def test_a_program_routes_like_the_reference(spec: Moe, threads: int) -> None:
     p.moe(
         x=x, logits=logits, y=x, experts=packed.handle, route=routing, scale=0.5, adds=True,
         zero_experts=0, zero_experts_are_identity=True, scales_input=False, selected=False,
+        part=None,
     )  # fmt: skip
     p.logits(x=x, w=head.handle, scale=1.0, softcap=0.0)
     out, starts = torch.empty(33, DIM), torch.tensor([0, 33], dtype=torch.int32)

@@ -3,6 +3,7 @@
 Weights are stored in panels of 32 outputs: [ceil(N / 32)][K][32]. Every output is one chain of
 fused multiply-adds over ascending k, so a row's result does not depend on the other rows."""
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -155,6 +156,13 @@ class PackedLinear:
     def rounds_inputs(self) -> bool:
         """Whether ``run`` rounds activations to bfloat16 (sums stay float32)."""
         return self.format_code == BF16_TILES
+
+    def tensors(self) -> list[Tensor]:
+        """The memory of weights, scales and bias, as it is packed."""
+        b = self._buffers
+        raw = (ctypes.c_uint8 * b.data.num_bytes).from_address(b.data.address)
+        extra = (b.scale, b.offset, b.multiple, b.column_sum, b.bias)
+        return [torch.frombuffer(raw, dtype=torch.uint8), *(t for t in extra if t is not None)]
 
     @property
     def num_bytes(self) -> int:

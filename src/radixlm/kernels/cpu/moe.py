@@ -45,6 +45,10 @@ class Experts:
         )  # fmt: skip
         return out
 
+    def slot_tensors(self, slot: int) -> list[Tensor]:
+        """The memory of one expert."""
+        return [tensor for one in self._weights for tensor in one[slot].tensors()]
+
     def combine(
         self, out_ND: Tensor, place_TK: Tensor, weights_TK: Tensor, num_threads: int = 0
     ) -> Tensor:
