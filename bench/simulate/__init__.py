@@ -1,0 +1,1 @@
+"""A discrete-event simulator of clusters of engines (docs/scale.md)."""
