@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.drafter import StepTail
-from radixlm.executor.model_drafter import LAZY_TOKENS, MIN_ROUNDS, ModelDrafter, sharpness
+from radixlm.executor.model_drafter import CATCH_UP, MIN_ROUNDS, Draw, ModelDrafter, sharpness
 from radixlm.pools.group import KvGroup
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.table import SamplingTable
@@ -123,12 +122,14 @@ class World:
                 text.append(self.random.randrange(VOCAB))
                 rows.append((len(firsts) - 2, slot, 0))
             self.computed[slot] += count
+        lens_R = np.diff(firsts[: len(decodes) + 1]).astype(np.int32) - 1
+        drafts = Drafts(lens_R, np.zeros(lens_R.sum(), np.int32)) if lens_R.any() else None
         batch = DecodeBatch(tuple(map(str, decodes)), np.array(list(decodes), np.int64))
         slots = [slot for _, slot, _ in rows]
         for slot in slots:
             self.tables.next_token[slot] = self.texts[slot][-1]
-        tail = StepTail(
-            items=Items(batch, starts, tuple(items)),
+        tail: Any = SimpleNamespace(
+            items=Items(batch, starts, tuple(items), drafts),
             sequences_R=torch.tensor([sequence for sequence, _, _ in rows]),
             slots_R=torch.tensor(slots, dtype=torch.int64),
             last_R=torch.zeros(len(rows)),
@@ -154,8 +155,12 @@ class World:
         own = self.proposed.get(slot, [])[:count]
         return own + [self.random.randrange(VOCAB) for _ in range(count - len(own))]
 
-    def check(self, slot: int, end: int) -> None:
-        for position in range(end):
+    def base(self, slot: int) -> int:
+        return int(self.drafter._entries.base[slot])
+
+    def check(self, slot: int, end: int, first: int = 0) -> None:
+        assert self.base(slot) <= first
+        for position in range(first, end):
             wanted = self.entry(slot, position)
             assert self.net.entries.get(self.place(slot, position)) == wanted, (slot, position)
 
@@ -185,8 +190,6 @@ def test_entries_are_those_of_the_text(seed: int, is_head: bool) -> None:
         if not chunks and not decodes:
             continue
         world.step(chunks, decodes, lens)
-        for slot in chunks:
-            world.check(slot, world.computed[slot])
         for slot, count in lens.items():
             world.check(slot, len(world.texts[slot]))
             token, drafts = world.texts[slot][-1], []
@@ -199,16 +202,57 @@ def test_entries_are_those_of_the_text(seed: int, is_head: bool) -> None:
 
 
 @pytest.mark.parametrize("is_head", [True, False])
-def test_a_quiet_request_costs_a_step_now_and_then(is_head: bool) -> None:
+def test_a_quiet_request_costs_nothing_and_drafts_again_from_a_later_page_on(
+    is_head: bool,
+) -> None:
     world = World(0, is_head)
     world.start(0, 5)
     world.step({0: 5}, {}, {})
-    before = len(world.net.num_tokens)
     for _ in range(200):
         world.step({}, {0: 1}, {})
-    assert len(world.net.num_tokens) - before == 200 // LAZY_TOKENS
+    assert not world.net.num_tokens
     world.step({}, {0: 1}, {0: 2})
-    world.check(0, len(world.texts[0]))
+    first = len(world.texts[0]) - CATCH_UP
+    assert world.net.num_tokens == [CATCH_UP, 1]
+    assert world.base(0) == first // PAGE * PAGE
+    world.check(0, len(world.texts[0]), first)
+    assert all(world.net.entries[world.place(0, p)] == HOLE for p in range(world.base(0), first))
+
+
+@pytest.mark.parametrize("is_head", [True, False])
+@pytest.mark.parametrize("is_quiet", [True, False])
+def test_few_tokens_wait(is_head: bool, is_quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixlm.executor.model_drafter.MIN_WAITING", 8)
+    monkeypatch.setattr("radixlm.executor.model_drafter.MAX_WAITING", 16)
+    monkeypatch.setattr("radixlm.executor.model_drafter.QUIET_STEPS", 0 if is_quiet else 99)
+    world = World(0, is_head)
+    world.start(0, 9)
+    world.step({0: 9}, {}, {})
+    for _ in range(40):
+        world.step({}, {0: 1}, {})
+    assert world.drafter._entries.num_tokens <= 17
+    assert sum(world.net.num_tokens) == (0 if is_quiet else 2 * 17)
+    world.step({}, {0: 1}, {0: 1})
+    world.check(0, 51, first := 51 - 17 if is_quiet else 0)
+    assert world.base(0) == first // PAGE * PAGE
+
+
+def test_a_prefix_without_entries_is_not_read() -> None:
+    world = World(0, is_head=False)
+    world.tables.pages[0, 1, :2] = world.tables.pages[0, 0, :2]
+    world.start(0, 24)
+    world.step({0: 11}, {}, {})
+    world.drafter.release(0)  # its entries were never written
+    del world.texts[0]
+    world.start(1, 24, hit=8)
+    world.step({1: 16}, {}, {1: 1})
+    assert world.base(1) == 8
+    world.check(1, 25, 8)
+    world.drafter.release(1)
+    world.start(2, 24, hit=20)
+    world.tables.pages[0, 2, :5] = world.tables.pages[0, 1, :5]
+    world.step({2: 4}, {}, {2: 1})
+    assert world.base(2) == 8
 
 
 def test_a_draft_model_feeds_no_accepted_draft_twice() -> None:
@@ -216,12 +260,13 @@ def test_a_draft_model_feeds_no_accepted_draft_twice() -> None:
     world.start(0, 5)
     world.step({0: 5}, {}, {0: 4})
     world.step({}, {0: 5}, {0: 4})  # all four accepted: the last of them was never fed
-    assert world.net.num_tokens == [5, 1, 1, 1, 1, 2, 1, 1, 1]
+    assert world.net.num_tokens == [6, 1, 1, 1, 2, 1, 1, 1]
     world.check(0, len(world.texts[0]))
 
 
 def test_a_prefix_hit_goes_on_behind_the_shared_entries() -> None:
     world = World(0, is_head=True)
+    world.drafter._entries._filled.update(world.tables.pages[0, 0].tolist())
     world.start(0, 20, hit=9)
     world.step({0: 11}, {}, {0: 1})
     entries = {p: world.net.entries[world.place(0, p)] for p in range(21)}
@@ -235,12 +280,15 @@ def test_a_draft_model_that_does_not_fit_is_named_once(caplog: pytest.LogCapture
         for _ in range(MIN_ROUNDS):
             lens = np.array([3, 0, 3], np.int32)
             drafts = Drafts(lens, np.zeros(6, np.int32))
-            tail: Any = SimpleNamespace(items=SimpleNamespace(drafts=drafts))
-            drafter._count(tail, [accepted, 0, 0])
+            accepted_R = torch.tensor([accepted, 0, 0])
+            tail: Any = SimpleNamespace(
+                items=SimpleNamespace(drafts=drafts), num_accepted_R=accepted_R
+            )
+            drafter._count(tail)
         assert not caplog.records  # one accepted token a step is enough
     drafter._num_rounds = drafter._num_accepted = 0
     for _ in range(2 * MIN_ROUNDS):
-        drafter._count(tail, [0, 0, 0])
+        drafter._count(tail)
     assert [r.message[:36] for r in caplog.records] == ["the draft model does not fit: 0 draf"]
 
 
@@ -252,10 +300,8 @@ def _drafted(net: MemoryNet, logits_RV: Tensor, temperature: float, first: int) 
     table = SamplingTable(1, VOCAB)
     params = SamplingParams(temperature=temperature, sampling_seed=5)
     table.set(0, params, [])
-    tables = DeviceTables(1, 1, 1, torch.device("cpu"))
-    drafter = ModelDrafter(net, SimpleNamespace(pools=[]), tables, PAGE, VOCAB)
-    positions_R = torch.arange(first, first + len(logits_RV))
-    return drafter._draw(logits_RV, [table.states[0]] * len(logits_RV), positions_R)[0]
+    draw = Draw([table.states[0]] * len(logits_RV), net, VOCAB)
+    return draw(logits_RV, torch.arange(first, first + len(logits_RV)))[0]
 
 
 @pytest.mark.parametrize("has_map", [False, True])

@@ -10,20 +10,27 @@ Legend: S sequences, T tokens, R rows (items that emit), K drafted tokens, N hid
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from radixlm.base.record import Record
+from radixlm.executor import step_layout as layout
+from radixlm.executor.device_tables import DeviceTables
+from radixlm.executor.results import StepHandle
 from radixlm.pools.pool import KvPool
 from radixlm.sampling.table import SamplingTable
 from radixlm.step.batch import ForwardBatch, HiddenNeeds
-from radixlm.step.plan import Int32Array, Items
+from radixlm.step.plan import Int32Array
 
 
-class StepTail(Record, eq=False):
+class StepTail:
     """A step after sampling, on the device. One row for each item that emits, in their order;
-    ``sequences_R`` (int64) is its sequence in the batch.
+    ``sequences_R`` (int64) is its sequence in the batch. Each tensor is made when it is asked for.
 
     slots_R          int64
     last_R           int64: index into T of the last place whose token is known: of a decode row
@@ -36,15 +43,54 @@ class StepTail(Record, eq=False):
                      the target's noise (by the target's token ids)
     """
 
-    items: Items
-    sequences_R: Tensor
-    slots_R: Tensor
-    last_R: Tensor
-    positions_R: Tensor
-    num_accepted_R: Tensor
-    next_tokens_R: Tensor
-    hidden_TD: Tensor | None
-    sampling: SamplingTable
+    def __init__(self, step: StepHandle, tables: DeviceTables, sampling: SamplingTable) -> None:
+        assert step.batch is not None
+        self._step, self._tables, self.sampling = step, tables, sampling
+        self.items, self.hidden_TD = step.items, step.batch.taps_TN
+
+    @cached_property
+    def sequences_R(self) -> Tensor:
+        emits = np.ones(len(self.items), np.bool_)
+        emits[len(self.items.starts) :] = [item.emit for item in self.items.prefills]
+        return self._on_device(np.flatnonzero(emits))
+
+    @cached_property
+    def num_accepted_R(self) -> Tensor:
+        counts_N, num = self._step.counts_N, self._step.shape.num_results
+        if counts_N is None:
+            return torch.zeros(num, dtype=torch.int64, device=self._tables.device)
+        return counts_N - 1
+
+    @cached_property
+    def slots_R(self) -> Tensor:
+        return self._rows(layout.SAMPLE_SLOT, is_last=False)
+
+    @cached_property
+    def last_R(self) -> Tensor:
+        return self._rows(layout.TOKEN)
+
+    @cached_property
+    def positions_R(self) -> Tensor:
+        return self._rows(layout.POSITION)
+
+    @cached_property
+    def next_tokens_R(self) -> Tensor:
+        sampled_N = self._step.sampled_N
+        if self._step.counts_N is None and sampled_N is not None:
+            return sampled_N[: self._step.shape.num_results].long()
+        return self._tables.next_token[self.slots_R]
+
+    def _rows(self, field: int, is_last: bool = True) -> Tensor:
+        """A field of each sequence's last accepted row of logits, or of its first."""
+        step = self._step
+        values = step.inputs.buffer.field(field, step.shape.num_rows).long()
+        if step.shape.first_N1 is None or step.counts_N is None:
+            return values
+        first_R = self._on_device(step.shape.first_N1[:-1])
+        return values[first_R + self.num_accepted_R * is_last]
+
+    def _on_device(self, numbers: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(numbers).to(self._tables.device, non_blocking=True)
 
 
 class DeviceProposals(Record, eq=False):

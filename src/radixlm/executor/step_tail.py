@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import logging
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from radixlm.executor import step_layout as layout
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.drafter import DeviceDrafter, DeviceProposals, StepTail
 from radixlm.executor.results import StepHandle
@@ -35,7 +31,7 @@ class DraftTail:
     def run(self, step: StepHandle) -> None:
         """Launch the drafter's work of a step that was sampled."""
         assert step.batch is not None
-        tail, lens = self._tail(step), step.plan.draft_lens
+        tail, lens = StepTail(step, self._tables, self._sampling), step.plan.draft_lens
         try:
             self.drafter.extend(step.batch, tail)
             found = None if lens is None else self.drafter.propose(tail, lens)
@@ -59,36 +55,3 @@ class DraftTail:
         shape, where = (len(lens_R), int(lens_R.max())), tail.slots_R.device
         none_RK = torch.full(shape, -1, dtype=torch.int64, device=where)
         return DeviceProposals(none_RK, torch.zeros(shape, device=where))
-
-    def _tail(self, step: StepHandle) -> StepTail:
-        shape, buffer, count = step.shape, step.inputs.buffer, step.shape.num_results
-        rows = shape.num_rows
-        fields = (layout.TOKEN, layout.SAMPLE_SLOT, layout.POSITION)
-        last_R, slots_R, positions_R = (buffer.field(one, rows).long() for one in fields)
-        accepted_R = torch.zeros(count, dtype=torch.int64, device=slots_R.device)
-        if shape.first_N1 is not None and step.counts_N is not None:
-            first_R = self._to_device(shape.first_N1[:-1], slots_R)
-            accepted_R = step.counts_N - 1
-            last_R, slots_R, positions_R = (
-                last_R[first_R + accepted_R],
-                slots_R[first_R],
-                positions_R[first_R + accepted_R],
-            )
-        emits = np.ones(len(step.items), np.bool_)
-        emits[len(step.items.starts) :] = [item.emit for item in step.items.prefills]
-        assert step.batch is not None
-        return StepTail(
-            items=step.items,
-            sequences_R=self._to_device(np.flatnonzero(emits), slots_R),
-            slots_R=slots_R,
-            last_R=last_R,
-            positions_R=positions_R,
-            num_accepted_R=accepted_R,
-            next_tokens_R=self._tables.next_token[slots_R],
-            hidden_TD=step.batch.taps_TN,
-            sampling=self._sampling,
-        )
-
-    @staticmethod
-    def _to_device(numbers: NDArray[np.int64], like: Tensor) -> Tensor:
-        return torch.from_numpy(numbers).to(like.device, non_blocking=True)

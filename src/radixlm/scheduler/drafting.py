@@ -88,6 +88,8 @@ class Drafting:
             return None
         if self._limits.depth:
             return self._plan_ahead(batch, other_tokens) if self.has_device_drafter else None
+        if not (self._own or self.drafters or self._proposed):
+            return None
         table, slots, rids = self._table, batch.slots, batch.rids
         left = self._limits.step_tokens - other_tokens - len(slots)
         most = min(self._most, left, self.lengths.room(len(slots), other_tokens))
@@ -101,6 +103,7 @@ class Drafting:
             if self.has_drafter or rids[i] in self._own:
                 request = self._kv_manager.request_in(int(slots[i]))
                 proposals[i] = self._propose(request, int(caps[i]))
+        self._proposed.clear()  # what is not used now is for another length
         self.counts.totals.seconds += time.perf_counter() - began_s
         if all(proposal is NOTHING for proposal in proposals):
             return None
@@ -219,10 +222,11 @@ class Drafting:
         last = [item for item in items.prefills if item.emit]
         rids = (*items.decodes.rids, *(item.rid for item in last)) if last else items.decodes.rids
         other_tokens = sum(item.count for item in items.prefills)
-        lens = np.minimum(self.lengths.lens(rids, other_tokens), self._most).astype(np.int64)
+        wanted = self.lengths.lens(rids, other_tokens)
         self._num_proposed[:] = 0
-        if not np.count_nonzero(lens):
+        if wanted is None or not np.count_nonzero(wanted):
             return None
+        lens = np.minimum(wanted, self._most).astype(np.int64)
         slots = np.append(items.decodes.slots, [item.slot for item in last]).astype(np.int64)
         known = np.append(items.starts + 1, [item.start + item.count for item in last])
         lens = np.clip(lens, 0, np.maximum(self._table.end[slots] - known - 1, 0))

@@ -22,7 +22,9 @@ _PRIOR_WEIGHT = 1.0  # drafts that the expectation counts for, against those obs
 _ALPHA_RATE = 0.02
 _PROBE_TOKENS = 64  # a request without drafts for so many steps gets one draft
 _MAX_PROBE_STEPS = 128  # steps after which one of another size is run
-_HELD_STEPS = 8
+_HELD_STEPS = 8  # for which a choice of no drafts stands
+_DEVICE_PROBES = 3  # steps of a probe of the device's drafter, which are rarer, as they cost more
+_MAX_DEVICE_PROBE_STEPS = 512
 _SUREST = 0.97  # chance of each draft where it is not known what will be drafted
 
 
@@ -74,7 +76,8 @@ class DraftLength:
         self._alpha = 0.6  # chance that a draft is accepted, of all requests
         self._num_held = 0  # steps for which the last choice stands
         self._num_steps = 0  # since the last probe
-        self._probe_after = 4
+        self._probe_after, self._num_probes = 4, 0  # steps to the next; of one that runs
+        self._last_draft_steps = 0
         self._probes_none = False  # the next probe drafts nothing, not more
 
     # ---- choices -----------------------------------------------------------------------------
@@ -119,27 +122,31 @@ class DraftLength:
             history.rest(is_quiet=not count)
         return lens
 
-    def lens(self, rids: Sequence[str], other_tokens: int = 0) -> Int32Array:
-        """How many tokens the device's drafter is to propose for each row, int32 [rows]: its draft
-        steps cost time before it is known what they propose."""
-        if self.always and not self.is_off:
-            return np.full(len(rids), self.max_drafts, np.int32)
-        none = np.zeros(len(rids), np.int32)
+    def lens(self, rids: Sequence[str], other_tokens: int = 0) -> Int32Array | None:
+        """How many tokens the device's drafter is to propose for each row, int32 [rows], or None of
+        none: its draft steps cost time before it is known what they propose."""
         if self.is_off:
-            return none
-        if self._holds():
-            return none
+            return None
+        if self.always:
+            return np.full(len(rids), self.max_drafts, np.int32)
+        is_due = self._num_probes > 0 or self._num_steps >= self._probe_after
+        self._num_held -= 1
+        if self._num_held >= 0 and not is_due:
+            return None
         best = self._best_lens([self._alpha_of(rid) for rid in rids], other_tokens)
-        self._hold(not best.any())
-        if not self._is_probe_due:
-            return best
-        self._space_probes()
-        probe = self.max_drafts if self.is_fixed else 1
-        return none if best.any() else np.full_like(none, probe)
+        is_none = not best.any()
+        self._hold(is_none)
+        if not is_due:
+            return None if is_none else best
+        if not self._num_probes:  # the first step of several also writes what waited
+            self._num_probes = _DEVICE_PROBES if is_none else 1
+            self._space_probes(_MAX_DEVICE_PROBE_STEPS)
+        self._num_probes -= 1
+        return np.full_like(best, self.max_drafts if self.is_fixed else 1) if is_none else None
 
-    def _space_probes(self) -> None:
+    def _space_probes(self, most: int = _MAX_PROBE_STEPS) -> None:
         """A probe runs now; the next one is due later than this one was."""
-        self._num_steps, self._probe_after = 0, min(self._probe_after * 3 // 2, _MAX_PROBE_STEPS)
+        self._num_steps, self._probe_after = 0, min(self._probe_after * 3 // 2, most)
 
     def _alpha_of(self, rid: str) -> float:
         history = self._histories.get(rid) or _History()
@@ -228,8 +235,12 @@ class DraftLength:
     ) -> None:
         """A step that only decoded ``num_rows`` requests computed ``num_tokens`` in ``seconds``,
         with ``draft_steps`` of the device's drafter."""
-        self.costs.observe(num_tokens, seconds, draft_steps)
         self._num_steps += 1
+        # the first draft after a rest also writes what waited; steps without any tell little
+        is_first = draft_steps > 0 == self._last_draft_steps
+        self._last_draft_steps = draft_steps
+        if not is_first and not (num_tokens == num_rows and self._num_held > 0):
+            self.costs.observe(num_tokens, seconds, draft_steps)
 
     def skip_step(self) -> None:
         """A step also computed prompts: its time says nothing about drafts."""
