@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.model_drafter import CATCH_UP, MIN_ROUNDS, Draw, ModelDrafter, sharpness
+from radixlm.executor.model_drafter import MIN_ROUNDS, Draw, ModelDrafter, sharpness
 from radixlm.pools.group import KvGroup
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.table import SamplingTable
@@ -95,9 +95,12 @@ class World:
         before = self.state(slot, position - 1)
         return HOLE if not position else (self.texts[slot][position], before)
 
-    def step(self, chunks: dict[int, int], decodes: dict[int, int], lens: dict[int, int]) -> None:
+    def step(
+        self, chunks: dict[int, int], decodes: dict[int, int], lens: dict[int, int] | None
+    ) -> None:
         """``chunks``: tokens of prompts by slot; ``decodes``: tokens that follow, by slot, of which
-        all but the last were verified drafts (some more were refused); ``lens``: to propose."""
+        all but the last were verified drafts (some more were refused); ``lens``: to propose
+        (None: the drafter rests)."""
         ids, firsts, items, rows, states = [], [0], [], [], []
         for slot, count in decodes.items():
             start, text = self.computed[slot], self.texts[slot]
@@ -142,6 +145,9 @@ class World:
         forward: Any = SimpleNamespace(
             token_ids_T=torch.tensor(ids), query_start_S1=torch.tensor(firsts)
         )
+        if lens is None:
+            self.drafter.skip(tail.items)
+            return
         self.drafter.extend(forward, tail)
         wanted = np.array([lens.get(slot, 0) for slot in slots], np.int32)
         self.proposed = {slot: [] for slot in self.texts}
@@ -202,39 +208,49 @@ def test_entries_are_those_of_the_text(seed: int, is_head: bool) -> None:
 
 
 @pytest.mark.parametrize("is_head", [True, False])
-def test_a_quiet_request_costs_nothing_and_drafts_again_from_a_later_page_on(
-    is_head: bool,
-) -> None:
+def test_after_a_rest_drafts_read_entries_from_a_later_page_on(is_head: bool) -> None:
     world = World(0, is_head)
     world.start(0, 5)
-    world.step({0: 5}, {}, {})
-    for _ in range(200):
-        world.step({}, {0: 1}, {})
-    assert not world.net.num_tokens
+    world.step({0: 5}, {}, {0: 1})
+    for n in range(50):
+        world.step({}, {0: 1}, None if n < 30 else {})
+    assert world.net.num_tokens == [6 - is_head]
     world.step({}, {0: 1}, {0: 2})
-    first = len(world.texts[0]) - CATCH_UP
-    assert world.net.num_tokens == [CATCH_UP, 1]
+    first = 5 + 1 + 30
+    assert world.net.num_tokens[1:] == [len(world.texts[0]) - first, 1]
     assert world.base(0) == first // PAGE * PAGE
     world.check(0, len(world.texts[0]), first)
     assert all(world.net.entries[world.place(0, p)] == HOLE for p in range(world.base(0), first))
 
 
 @pytest.mark.parametrize("is_head", [True, False])
-@pytest.mark.parametrize("is_quiet", [True, False])
-def test_few_tokens_wait(is_head: bool, is_quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_tokens_wait(is_head: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("radixlm.executor.model_drafter.MIN_WAITING", 8)
     monkeypatch.setattr("radixlm.executor.model_drafter.MAX_WAITING", 16)
-    monkeypatch.setattr("radixlm.executor.model_drafter.QUIET_STEPS", 0 if is_quiet else 99)
     world = World(0, is_head)
     world.start(0, 9)
     world.step({0: 9}, {}, {})
     for _ in range(40):
         world.step({}, {0: 1}, {})
     assert world.drafter._entries.num_tokens <= 17
-    assert sum(world.net.num_tokens) == (0 if is_quiet else 2 * 17)
+    assert sum(world.net.num_tokens) == 2 * 17
     world.step({}, {0: 1}, {0: 1})
-    world.check(0, 51, first := 51 - 17 if is_quiet else 0)
-    assert world.base(0) == first // PAGE * PAGE
+    world.check(0, 51)
+
+
+def test_only_rows_that_draft_are_written() -> None:
+    world = World(0, is_head=True)
+    for slot in range(2):
+        world.start(slot, 9)
+    world.step({0: 9, 1: 9}, {}, {})
+    world.step({}, {0: 1, 1: 1}, {1: 1})
+    assert world.net.num_tokens == [10]
+    world.step({}, {0: 1, 1: 1}, {0: 1})
+    assert world.net.num_tokens == [10, 11]
+    world.step({}, {0: 1, 1: 1}, {0: 1, 1: 1})
+    assert world.net.num_tokens == [10, 11, 3]
+    for slot in range(2):
+        world.check(slot, 13)
 
 
 def test_a_prefix_without_entries_is_not_read() -> None:

@@ -144,25 +144,55 @@ def test_always_drafts_everything() -> None:
     assert lengths.lens(["a", "b"]).tolist() == [5, 5]
 
 
+class DeviceRun:
+    """Steps of ``rows`` requests with a drafter on the device."""
+
+    def __init__(self, rows: int) -> None:
+        self.lengths = DraftLength(5, costs=CostTable(draft_share=0.1))
+        self.world, self.rng = World("16 bit", rows, 0.8), np.random.default_rng(1)
+        self.lens = np.zeros(rows, np.int32)
+
+    def run(self, num_steps: int, share: float) -> list[int | None]:
+        """Where a draft step costs ``share`` of a step: the most tokens proposed in each step, None
+        where the drafter rests."""
+        rows, used = len(self.lens), list[int | None]()
+        for _ in range(num_steps):
+            planned = self.lengths.lens(self.world.rids)
+            steps, drafted = 0 if planned is None else int(planned.max()), int(self.lens.sum())
+            seconds = self.world.cost(rows + drafted) + steps * share * self.world.cost(rows)
+            seconds *= float(self.rng.normal(1, 0.02))
+            self.lengths.observe_step(rows, rows + drafted, seconds, steps)
+            for rid, count in zip(self.world.rids, self.lens.tolist(), strict=True):
+                self.lengths.observe(rid, count, self.world.accepted(count))
+            self.lens = np.zeros(rows, np.int32) if planned is None else planned
+            used.append(None if planned is None else steps)
+        return used
+
+
 @pytest.mark.parametrize(("share", "pays"), [(0.05, True), (1.5, False)])
 def test_device_drafts_weigh_the_cost_of_drafting(share: float, pays: bool) -> None:
-    """Draft steps that cost ``share`` of a step; the table starts from a tenth."""
-    lengths = DraftLength(5, costs=CostTable(draft_share=0.1))
-    rng, world, used = np.random.default_rng(1), World("16 bit", 1, 0.8), []
-    lens = np.zeros(1, np.int32)
-    for _ in range(400):
-        planned = lengths.lens(["r0"])
-        steps, drafted = int(planned.max()), int(lens[0])
-        seconds = world.cost(1 + drafted) + steps * share * world.cost(1)
-        lengths.observe_step(1, 1 + drafted, seconds * float(rng.normal(1, 0.02)), steps)
-        lengths.observe("r0", drafted, world.accepted(drafted))
-        lens = planned
-        used.append(steps)
-    assert (np.mean(np.array(used[200:]) > 0) > 0.9) == pays
+    """The table starts from a tenth of a step."""
+    run = DeviceRun(1)
+    drafts = np.array([bool(used) for used in run.run(400, share)[200:]])
+    assert (np.mean(drafts) > 0.9) == pays
     if pays:
-        assert lengths.costs.draft_s == pytest.approx(share * world.cost(1), rel=0.5)
+        assert run.lengths.costs.draft_s == pytest.approx(share * run.world.cost(1), rel=0.5)
     else:
-        assert np.mean(np.array(used[200:]) > 0) < 0.05
+        assert np.mean(drafts) < 0.05
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_drafter_that_does_not_pay_rests_and_is_tried_again(rows: int) -> None:
+    run = DeviceRun(rows)
+    run.world.alpha = 0.0
+    used = run.run(6000, 0.05)[3000:]
+    assert np.mean([one is None for one in used]) > 0.8
+    tried = [n for n, one in enumerate(used) if one]
+    assert 0 < len(tried) < 0.01 * len(used)
+    # it has seen the steps before
+    assert all(used[n - 32 : n].count(None) == 0 for n in tried if n >= 32)
+    run.world.alpha = 0.9
+    assert np.mean([bool(one) for one in run.run(3000, 0.05)[2000:]]) > 0.9
 
 
 def test_device_drafts_are_for_rows_that_accept_them() -> None:

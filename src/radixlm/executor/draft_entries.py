@@ -9,7 +9,6 @@ Legend: E entries, N channels of the target's hidden states, S sequences, T toke
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,8 @@ class DraftEntries:
         # positions below have entries too where the drafts at them were accepted
         self._drafted: Int64Array = np.zeros(num_slots, np.int64)
         self._since: Int64Array = np.zeros(num_slots, np.int64)  # its request's first step
-        self._steps: deque[tuple[int, Entries]] = deque()
+        # numbers of steps, and as in Entries
+        self._steps: list[tuple[Int64Array, Int64Array, Int64Array, Tensor, Tensor | None]] = []
         self._num_steps = self.num_tokens = 0
         self._last: dict[int, tuple[int, Tensor]] = {}  # a chunk's end and last hidden state
         self._blanks: list[tuple[int, int]] = []  # slots and positions that need zeros
@@ -80,8 +80,18 @@ class DraftEntries:
     ) -> None:
         """Tokens that wait from now on."""
         self._end[slots_E] = at_E
-        self._steps.append((self._num_steps, Entries(slots_E, at_E, tokens_E, hidden_EN)))
+        number_E = np.full(len(at_E), self._num_steps)
+        self._steps.append((number_E, slots_E, at_E, tokens_E, hidden_EN))
         self.num_tokens += len(at_E)
+
+    def skip(self, items: Items) -> None:
+        """A step whose tokens get no entries."""
+        self._end[items.decodes.slots] = items.starts + 1
+        for item in items.prefills:
+            if item.pooling is None:
+                self._begin_chunk(item.slot, item.start, item.count)
+                self._end[item.slot] = item.start + item.count
+        self._drafted[:] = 0
 
     def add_step(self, batch: ForwardBatch, tail: StepTail, hidden_TN: Tensor | None) -> None:
         """The tokens that a step made known: those behind its first one in each sequence, and where
@@ -127,10 +137,7 @@ class DraftEntries:
         self, slot: int, start: int, count: int, token_1: Tensor, hidden_TN: Tensor | None
     ) -> None:
         """The first token of a chunk, whose hidden state is from the chunk before."""
-        if self.done[slot] < 0:
-            self._begin(slot, start)
-        size = self._page_size
-        self._empty(slot, -(-start // size) * size, start + count)
+        self._begin_chunk(slot, start, count)
         if start == 0 and self._is_head:
             return
         hidden_1N = None
@@ -139,6 +146,12 @@ class DraftEntries:
             if end != start:  # a prefix hit: not known
                 hidden_1N = torch.zeros_like(hidden_TN[:1])
         self.add(np.array([slot]), np.array([start]), token_1.clone(), hidden_1N)
+
+    def _begin_chunk(self, slot: int, start: int, count: int) -> None:
+        """The pages of a chunk have no entries yet."""
+        if self.done[slot] < 0:
+            self._begin(slot, start)
+        self._empty(slot, -(-start // self._page_size) * self._page_size, start + count)
 
     def _begin(self, slot: int, start: int) -> None:
         """A request whose first ``start`` tokens another one has computed."""
@@ -152,36 +165,41 @@ class DraftEntries:
 
     # ---- what is written -----------------------------------------------------------------------
 
-    def drop_oldest(self) -> None:
-        """Forget the tokens that have waited longest."""
-        self.num_tokens -= len(self._steps.popleft()[1].at_E)
-
-    def take(self, most: int | None) -> Entries | None:
-        """All tokens that wait, or the last ``most`` of each slot, by slot and position; None of
-        none. They count as written."""
+    def take(self, slots_R: Int64Array | None = None) -> Entries | None:
+        """All tokens of these slots that wait (None: of all), by slot and position; None of none.
+        They count as written."""
         if not self._steps:
             return None
-        numbers, steps = zip(*self._steps, strict=True)
+        number_E, slots_E, at_E = (
+            np.concatenate(part) for part in zip(*(one[:3] for one in self._steps), strict=True)
+        )
+        tokens_E = torch.cat([one[3] for one in self._steps])
+        hidden: list[Any] = [one[4] for one in self._steps]
+        hidden_EN = None if hidden[0] is None else torch.cat(hidden)
         self._steps.clear()
-        self.num_tokens = 0
-        slots_E = np.concatenate([one.slots_E for one in steps])
-        at_E = np.concatenate([one.at_E for one in steps])
-        number_E = np.repeat(numbers, [len(one.at_E) for one in steps])
-        least_E = self.done[slots_E]
-        if most is not None:
-            least_E = np.maximum(least_E, self._end[slots_E] + 1 - most)
-        index_E = np.flatnonzero((number_E > self._since[slots_E]) & (at_E >= least_E))
+        waits_E = (number_E > self._since[slots_E]) & (at_E >= self.done[slots_E])
+        if slots_R is not None:
+            is_wanted_E = np.isin(slots_E, slots_R)
+            left_E = np.flatnonzero(waits_E & ~is_wanted_E)
+            waits_E &= is_wanted_E
+            if len(left_E):
+                pick_E = self._on_device(left_E)
+                left_EN = None if hidden_EN is None else hidden_EN[pick_E]
+                left = number_E[left_E], slots_E[left_E], at_E[left_E], tokens_E[pick_E], left_EN
+                self._steps.append(left)
+        self.num_tokens = sum(len(one[0]) for one in self._steps)
+        index_E = np.flatnonzero(waits_E)
         if not len(index_E):
             return None
         keys_E = (slots_E[index_E] << 32) | at_E[index_E]
         index_E = index_E[np.unique(keys_E, return_index=True)[1]]
-        slots_E, at_E = slots_E[index_E], at_E[index_E]
+        slots_E, at_E, pick_E = slots_E[index_E], at_E[index_E], self._on_device(index_E)
         self._advance(slots_E, at_E)
-        pick_E = torch.from_numpy(index_E).to(self._tables.device)
-        tokens_E = torch.cat([one.tokens_E for one in steps])[pick_E]
-        hidden: list[Any] = [one.hidden_EN for one in steps]
-        hidden_EN = None if hidden[0] is None else torch.cat(hidden)[pick_E]
-        return Entries(slots_E, at_E, tokens_E, hidden_EN)
+        hidden_EN = None if hidden_EN is None else hidden_EN[pick_E]
+        return Entries(slots_E, at_E, tokens_E[pick_E], hidden_EN)
+
+    def _on_device(self, numbers: Int64Array) -> Tensor:
+        return torch.from_numpy(numbers).to(self._tables.device)
 
     def _advance(self, slots_E: Int64Array, at_E: Int64Array) -> None:
         """These are written next."""
@@ -209,7 +227,7 @@ class DraftEntries:
             return None
         slots, at = np.array(self._blanks).T
         self._blanks = []
-        return torch.from_numpy(self.places(slots, at)).to(self._tables.device)
+        return self._on_device(self.places(slots, at))
 
     def places(self, slots_E: Int64Array, at_E: Int64Array) -> Int64Array:
         """Where the cache keeps entries: page * page_size + offset."""

@@ -25,7 +25,7 @@ from radixlm.executor.results import StepHandle
 from radixlm.pools.pool import KvPool
 from radixlm.sampling.table import SamplingTable
 from radixlm.step.batch import ForwardBatch, HiddenNeeds
-from radixlm.step.plan import Int32Array
+from radixlm.step.plan import Int32Array, Items
 
 
 class StepTail:
@@ -108,8 +108,12 @@ class DeviceDrafter(Protocol):
     pools: Sequence[KvPool]  # of its KV, with the pages of group 0
 
     def extend(self, batch: ForwardBatch, tail: StepTail) -> None:
-        """Write its KV for the tokens that the step made known; called after every step. Places
-        behind ``last_R`` hold refused drafts: what is written there is overwritten later."""
+        """Write its KV for the tokens that the step made known. Places behind ``last_R`` hold
+        refused drafts: what is written there is overwritten later."""
+        ...
+
+    def skip(self, items: Items) -> None:
+        """A step whose tokens it does not see; each step is extended by or skipped."""
         ...
 
     def propose(self, tail: StepTail, lens_R: Int32Array) -> DeviceProposals:

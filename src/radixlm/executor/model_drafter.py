@@ -30,14 +30,12 @@ from radixlm.pools.pool import KvPool
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.table import SlotState
 from radixlm.step.batch import ForwardBatch, HiddenNeeds
-from radixlm.step.plan import Int32Array
+from radixlm.step.plan import Int32Array, Items
 
 log = logging.getLogger(__name__)
 
 # tokens that wait for their entries at most; fewer where their hidden states are wide
 MIN_WAITING, MAX_WAITING, MAX_WAITING_FLOATS = 256, 4096, 1 << 24
-QUIET_STEPS = 32  # after so many steps without drafts, the oldest that wait are dropped instead
-CATCH_UP = 128  # and only the last ones of each request are written when drafts begin again
 MIN_ROUNDS = 256  # verifications after which a draft model is judged
 
 
@@ -85,7 +83,6 @@ class ModelDrafter:
         self.hidden = net.needs
         self.pools: Sequence[KvPool] = attn.pools
         self._entries = DraftEntries(tables, page_size, self.hidden is not None)
-        self._num_quiet = 0  # steps since the last proposal
         self._num_rounds = self._num_accepted = 0
 
     def release(self, slot: int) -> None:
@@ -104,13 +101,13 @@ class ModelDrafter:
                 hidden_TN = hidden_TN.clone()
         self._count(tail)
         width = 1 if hidden_TN is None else hidden_TN.shape[1]
-        while entries.num_tokens > max(MIN_WAITING, min(MAX_WAITING, MAX_WAITING_FLOATS // width)):
-            if self._num_quiet > QUIET_STEPS:
-                entries.drop_oldest()
-            else:
-                self._write(None)
+        if entries.num_tokens > max(MIN_WAITING, min(MAX_WAITING, MAX_WAITING_FLOATS // width)):
+            self._write(None)
         entries.add_step(batch, tail, hidden_TN)
-        self._num_quiet += 1
+
+    def skip(self, items: Items) -> None:
+        """The tokens of this step get no entries."""
+        self._entries.skip(items)
 
     def _count(self, tail: StepTail) -> None:
         """Warn once of a draft model that does not fit its target."""
@@ -130,8 +127,9 @@ class ModelDrafter:
     # ---- entries and proposals -----------------------------------------------------------------
 
     def _write(self, slots_R: Int64Array | None) -> DraftOutput | None:
-        """Write the entries of all tokens that wait; what follows the last one of ``slots_R``."""
-        entries = self._entries.take(CATCH_UP if self._num_quiet > QUIET_STEPS else None)
+        """Write the entries of the tokens of ``slots_R`` (None: of all) that wait; what follows the
+        last one of each."""
+        entries = self._entries.take(slots_R)
         if (blank_B := self._entries.blanks()) is not None:
             self._blank(blank_B)
         if entries is None:
@@ -204,7 +202,6 @@ class ModelDrafter:
         lens, slots = lens_R[order_R], tail.slots_R.cpu().numpy()[order_R]
         output, entries = self._write(slots), self._entries
         assert output is not None, "each row has a new token"
-        self._num_quiet = 0
         ends = entries.done[slots]
         states = [tail.sampling.states[slot] for slot in slots.tolist()]
         draw = Draw(states, self.net, self._num_ids)

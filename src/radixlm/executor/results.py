@@ -74,7 +74,7 @@ class StepHandle:
     def num_proposed(self) -> int:
         """Tokens that the drafter proposes after the step, refused lengths included."""
         lens = self.plan.draft_lens
-        return 0 if lens is None else len(lens) * int(lens.max())
+        return 0 if lens is None else len(lens) * int(lens.max(initial=0))
 
 
 class _SampledRows(Record, eq=False):

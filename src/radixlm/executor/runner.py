@@ -308,7 +308,7 @@ class Runner:
             batch = builder.mixed(shape)
             step.drafts = builder.draft_rows(shape)
         if self._tail is not None:
-            step.batch = batch
+            step.batch, batch.leaves_taps = batch, step.plan.draft_lens is not None
         batch.lora = step.lora
         add_optional_inputs(step.plan, self.tables, batch)
         if self.media is not None:

@@ -27,11 +27,18 @@ class DraftTail:
     ) -> None:
         self.drafter, self._tables, self._sampling = drafter, tables, sampling
 
-    @torch.inference_mode()
     def run(self, step: StepHandle) -> None:
         """Launch the drafter's work of a step that was sampled."""
+        lens = step.plan.draft_lens
+        if lens is None:
+            self.drafter.skip(step.items)
+        else:
+            self._draft(step, lens if step.num_proposed else None)
+
+    @torch.inference_mode()
+    def _draft(self, step: StepHandle, lens: Int32Array | None) -> None:
         assert step.batch is not None
-        tail, lens = StepTail(step, self._tables, self._sampling), step.plan.draft_lens
+        tail = StepTail(step, self._tables, self._sampling)
         try:
             self.drafter.extend(step.batch, tail)
             found = None if lens is None else self.drafter.propose(tail, lens)

@@ -273,7 +273,8 @@ class DecoderModel(Module):
         Hidden states are None unless needed: without them the last block and the head run on
         the wanted rows only. Logits are None when no row is wanted.
         """
-        rows_R, needs, num_tokens = batch.logits_rows_R, self.taps, batch.num_tokens
+        rows_R, num_tokens = batch.logits_rows_R, batch.num_tokens
+        needs = self.taps if batch.leaves_taps else None
         # the program's last block computes the rows with logits only
         reads_end = needs is not None and (needs.final or len(self.blocks) - 1 in needs.layers)
         program, num_rows = self._program_for(batch), rows_R.shape[0]
@@ -348,7 +349,7 @@ class DecoderModel(Module):
             return self.cycles.run(x_TD, batch, angles, self.norm.run)
         kept: dict[int, Tensor] = {}
         pending_TD: Tensor | None = None  # yet to be added to x
-        layers = self.taps.layers if self.taps else ()
+        layers = self.taps.layers if self.taps and batch.leaves_taps else ()
         tapped = {-1: x_TD.clone()} if -1 in layers else {}
         for layer, block in enumerate(self.blocks):
             if self.decoder.skips:

@@ -216,7 +216,7 @@ class Drafting:
 
     def device_lens(self, items: Items) -> Int32Array | None:
         """How many tokens the device's drafter proposes after a step, by item that emits. It writes
-        its KV as far behind the known tokens: the pages are allocated."""
+        its KV as far behind the known tokens: the pages are allocated. None: it rests."""
         if not self.has_device_drafter:
             return None
         last = [item for item in items.prefills if item.emit]
@@ -225,14 +225,14 @@ class Drafting:
         wanted = self.lengths.lens(rids, other_tokens)
         self._num_proposed[:] = 0
         if wanted is None or not np.count_nonzero(wanted):
-            return None
+            return wanted
         lens = np.minimum(wanted, self._most).astype(np.int64)
         slots = np.append(items.decodes.slots, [item.slot for item in last]).astype(np.int64)
         known = np.append(items.starts + 1, [item.start + item.count for item in last])
         lens = np.clip(lens, 0, np.maximum(self._table.end[slots] - known - 1, 0))
         self._allocate(slots, self._table.num_computed[slots], lens)
         self._num_proposed[slots] = lens
-        return lens.astype(np.int32) if np.count_nonzero(lens) else None
+        return lens.astype(np.int32)
 
     # ---- results ---------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class Drafting:
         if items.prefills or not len(items.starts):
             self.lengths.skip_step()
             return
-        draft_steps = 0 if plan.draft_lens is None else int(plan.draft_lens.max())
+        draft_steps = 0 if plan.draft_lens is None else int(plan.draft_lens.max(initial=0))
         self.lengths.observe_step(len(items.starts), items.num_tokens, seconds, draft_steps)
 
     def keep(self, items: Items, proposals: Proposals) -> None:

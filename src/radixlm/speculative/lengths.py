@@ -22,9 +22,11 @@ _PRIOR_WEIGHT = 1.0  # drafts that the expectation counts for, against those obs
 _ALPHA_RATE = 0.02
 _PROBE_TOKENS = 64  # a request without drafts for so many steps gets one draft
 _MAX_PROBE_STEPS = 128  # steps after which one of another size is run
-_HELD_STEPS = 8  # for which a choice of no drafts stands
-_DEVICE_PROBES = 3  # steps of a probe of the device's drafter, which are rarer, as they cost more
-_MAX_DEVICE_PROBE_STEPS = 512
+_HELD_STEPS, _HELD_DEVICE_STEPS = 8, 32  # for which a choice of no drafts stands
+# probes of the device's drafter are rarer, as they cost more: steps, rows, steps between
+_DEVICE_PROBES, _PROBED_ROWS, _MAX_DEVICE_PROBE_STEPS = 3, 4, 512
+_IDLE_STEPS = 64  # without proposals, after which it rests
+_SEEN_STEPS, _SEEN_TOKENS = 32, 1024  # which it sees after a rest, before it proposes
 _SUREST = 0.97  # chance of each draft where it is not known what will be drafted
 
 
@@ -77,6 +79,7 @@ class DraftLength:
         self._num_held = 0  # steps for which the last choice stands
         self._num_steps = 0  # since the last probe
         self._probe_after, self._num_probes = 4, 0  # steps to the next; of one that runs
+        self._num_seen, self._num_idle = _SEEN_STEPS, 0  # steps since a rest, and without proposals
         self._last_draft_steps = 0
         self._probes_none = False  # the next probe drafts nothing, not more
 
@@ -123,26 +126,44 @@ class DraftLength:
         return lens
 
     def lens(self, rids: Sequence[str], other_tokens: int = 0) -> Int32Array | None:
-        """How many tokens the device's drafter is to propose for each row, int32 [rows], or None of
-        none: its draft steps cost time before it is known what they propose."""
+        """How many tokens the device's drafter is to propose for each row, int32 [rows]: its draft
+        steps cost time before it is known what they propose. None: it rests, and need not see the
+        step; it sees some steps again before the next proposal."""
         if self.is_off:
             return None
         if self.always:
             return np.full(len(rids), self.max_drafts, np.int32)
-        is_due = self._num_probes > 0 or self._num_steps >= self._probe_after
         self._num_held -= 1
-        if self._num_held >= 0 and not is_due:
-            return None
-        best = self._best_lens([self._alpha_of(rid) for rid in rids], other_tokens)
-        is_none = not best.any()
-        self._hold(is_none)
+        is_due = self._num_probes > 0 or self._num_steps >= self._probe_after
+        if (self._num_held >= 0 and not is_due) or not rids:
+            return self._no_drafts(len(rids))
+        lens = self._best_lens([self._alpha_of(rid) for rid in rids], other_tokens)
+        is_none = not lens.any()
+        self._num_held = _HELD_DEVICE_STEPS if is_none else 0
+        if is_none and not is_due:
+            return self._no_drafts(len(rids))
+        self._num_seen, self._num_idle = self._num_seen + 1, 0
+        if self._num_seen <= min(_SEEN_STEPS, _SEEN_TOKENS // len(rids)):
+            return np.zeros_like(lens)
         if not is_due:
-            return None if is_none else best
-        if not self._num_probes:  # the first step of several also writes what waited
+            return lens
+        if not self._num_probes:
             self._num_probes = _DEVICE_PROBES if is_none else 1
             self._space_probes(_MAX_DEVICE_PROBE_STEPS)
         self._num_probes -= 1
-        return np.full_like(best, self.max_drafts if self.is_fixed else 1) if is_none else None
+        lens[:] = 0
+        if is_none:  # some rows tell enough
+            lens[:_PROBED_ROWS] = self.max_drafts if self.is_fixed else 1
+        return lens
+
+    def _no_drafts(self, rows: int) -> Int32Array | None:
+        """The device's drafter proposes nothing; it rests if it will not for long."""
+        self._num_idle += 1
+        if self._num_idle > _IDLE_STEPS and self._num_steps + _SEEN_STEPS < self._probe_after:
+            self._num_seen = 0
+            return None
+        self._num_seen += 1
+        return np.zeros(rows, np.int32)
 
     def _space_probes(self, most: int = _MAX_PROBE_STEPS) -> None:
         """A probe runs now; the next one is due later than this one was."""

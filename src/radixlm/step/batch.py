@@ -181,7 +181,7 @@ class ForwardBatch:
     lora                 kernels.ops.lora.LoraRows of tokens that have adapters
     feature_data         what features have put into the plan (``extend`` hook)
     fused_attn           ``attn``, where it can prepare q and k in its own launch
-    taps_TN              what a drafter reads (``HiddenNeeds``); the model leaves it here
+    leaves_taps, taps_TN whether the model leaves what a drafter reads (``HiddenNeeds``); this
     """
 
     token_ids_T: Tensor
@@ -206,6 +206,7 @@ class ForwardBatch:
     lora: Any = None
     feature_data: dict[str, Any] = field(default_factory=dict)
     fused_attn: FusedAttentionRunner | None = None
+    leaves_taps: bool = True
     taps_TN: Tensor | None = None
     scratch: LayerScratch = field(default_factory=LayerScratch)
 

@@ -208,7 +208,7 @@ class StepPlan(Record):
     """One step. Releases, admissions, pages and copies, in this order, take effect before the
     forward pass. All copies are read before one is written. ``items`` as the scheduler makes them
     are ``Items``. ``draft_lens``: how many tokens the device's drafter proposes after this step, by
-    item that emits; None: its draft steps do not run."""
+    item that emits; None: it rests and sees nothing of the step."""
 
     index: int
     items: Sequence[Item]

@@ -189,7 +189,8 @@ class StepProgram:
         step.rows, step.num_rows = rows_R.data_ptr(), len(rows_R)
         step.logits, step.ld_logits = address(logits), 0 if logits is None else logits.stride(0)
         step.hidden, step.ld_hidden = address(hidden), 0 if hidden is None else hidden.stride(0)
-        if num_taps := self._builder.num_taps:
+        step.taps = 0
+        if (num_taps := self._builder.num_taps) and batch.leaves_taps:
             batch.taps_TN = torch.empty(batch.num_tokens, num_taps * self._dim)
             step.taps, step.ld_taps = batch.taps_TN.data_ptr(), num_taps * self._dim
         step.embeds, step.embeds_mask = address(embeds), address(mask_T)
