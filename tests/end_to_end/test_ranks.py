@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,15 @@ from tests.end_to_end.server import RunningServer
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 MODEL = str(cached_tiny("Qwen3ForCausalLM"))
-FLAGS = ("--rank-timeout-s", "2", "--max-total-tokens", "4096", "--max-engine-restarts", "1000")
+FLAGS = (
+    "--enable-metrics",
+    "--rank-timeout-s",
+    "2",
+    "--max-total-tokens",
+    "4096",
+    "--max-engine-restarts",
+    "1000",
+)
 
 
 def body(seed: int, new: int) -> dict[str, Any]:
@@ -76,6 +85,15 @@ async def test_two_ranks_give_the_bits_of_one(server: RunningServer, wanted: lis
     assert len(server.engines()) == 2
     assert [(await ask(server, [one]))[0] for one in BODIES] == wanted
     assert await ask(server, BODIES) == wanted  # prefix hits and a batch
+
+
+def test_ranks_are_told_of(server: RunningServer) -> None:
+    ranks = server.info()["memory_usage"]["ranks"]
+    assert len(ranks) == 2 and len({rank["token_capacity"] for rank in ranks}) == 1
+    assert all(rank["rss_bytes"] > 0 and rank["wait_seconds"] > 0 for rank in ranks)
+    text = server.client.get("/metrics").text
+    (waited,) = re.findall(r"^radixlm:rank_wait_seconds{.*} (\S+)$", text, re.MULTILINE)
+    assert float(waited) >= sum(rank["wait_seconds"] for rank in ranks)
 
 
 @pytest.mark.parametrize(

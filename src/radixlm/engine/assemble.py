@@ -122,7 +122,9 @@ def load_engine(
     weight = partial(read_weight, model, info.folder, config.model.load_format)
     loader = AdapterLoader(config, model, where) if config.adapters.enable_lora else None
     profiler = Profiler(where, peers.ranks.place.rank)
-    controls = TensorControls(weight, weight_bytes, pools.num_bytes, pools.num_tokens, profiler)
+    controls = TensorControls(
+        weight, weight_bytes, pools.num_bytes, pools.num_tokens, profiler, peers.take_waited_s
+    )
     limits = limits_for_pools(pools, config, info)
     recorder = make_recorder(config, model, peers.ranks)
     parts = EngineParts(

@@ -187,8 +187,18 @@ class LeaderLink(Peers):
         _, (descriptor,), _, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, 1)
         self._segment = Segment(descriptor, *_shared(config, startup["ranks"]))
         self.ranks = self._segment.ranks(self.rank, config.parallel.tp_sum != "fast")
-        self.read = self._segment.ring(self.rank).read
+        self._ring, self._waited_s = self._segment.ring(self.rank), 0.0
         self._lock = threading.Lock()
+
+    def read(self) -> bytes:
+        self._waited_s += self._segment.take_waited_s()
+        message = self._ring.read()
+        self._segment.take_waited_s()  # while there was nothing to do
+        return message
+
+    def take_waited_s(self) -> float:
+        waited_s, self._waited_s = self._waited_s + self._segment.take_waited_s(), 0.0
+        return waited_s
 
     def answer(self, answer: Answer) -> None:
         data = msgspec.msgpack.encode(answer)

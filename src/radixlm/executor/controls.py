@@ -21,8 +21,11 @@ class TensorControls:
         kv_bytes: int,
         token_capacity: int,
         profiler: Profiler,
+        waited_s: Callable[[], float] = float,
     ) -> None:
-        self._weight, self._profiler = weight, profiler
+        """``waited_s``: seconds that this rank has waited for others since the last call."""
+        self._weight, self._profiler, self._take_waited_s = weight, profiler, waited_s
+        self._waited_s = 0.0
         self._memory: dict[str, float] = {
             "weight": round(weight_bytes / 2**30, 3),
             "kvcache": round(kv_bytes / 2**30, 3),
@@ -43,7 +46,9 @@ class TensorControls:
         }
 
     def _memory_usage(self, args: dict[str, Any]) -> dict[str, Any]:
-        return {**self._memory, "rss_bytes": psutil.Process().memory_info().rss}
+        self._waited_s += self._take_waited_s()
+        own = {"rss_bytes": psutil.Process().memory_info().rss, "wait_seconds": self._waited_s}
+        return {**self._memory, **own}
 
     def _weights_by_name(self, args: dict[str, Any]) -> Any:
         """The first ``truncate_size`` rows of a parameter, as nested lists."""

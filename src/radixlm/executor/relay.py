@@ -24,9 +24,10 @@ from radixlm.step.result import StepResult
 
 PLAN, COMMAND, FINISH, RENEW, STOP = b"pcfrs"
 
-# commands that change something on every rank; the others are rank 0's own
+# commands that concern every rank; the others are rank 0's own
 ON_ALL_RANKS = frozenset(
     {
+        "memory_usage",
         "start_profile",
         "stop_profile",
         "start_expert_record",
@@ -132,7 +133,10 @@ def _together() -> Iterator[None]:
 
 
 def _merged(mine: Any, theirs: Sequence[Any]) -> Any:
-    """The answer of all ranks: rank 0's, with the ``files`` that the others wrote."""
+    """The answer of all ranks: rank 0's, with the ``files`` that the others wrote and the memory
+    that they use."""
+    if isinstance(mine, dict) and "rss_bytes" in mine:
+        return {**mine, "ranks": [mine, *theirs]}
     files = [
         name for answer in theirs if isinstance(answer, dict) for name in answer.get("files", ())
     ]

@@ -63,7 +63,7 @@ def install(app: FastAPI, state: ServerState) -> None:
     async def metrics() -> Response:
         """Prometheus metrics."""
         made.drafts(state.intake.load.drafts or DraftTotals())
-        values = gauges(state) | await expert_balance(state)
+        values = gauges(state) | await expert_balance(state) | await rank_wait(state)
         return Response(made.exposition(values), media_type=CONTENT_TYPE)
 
     app.add_api_route("/metrics", metrics, methods=["GET"], tags=["info"])
@@ -102,6 +102,18 @@ async def expert_balance(state: ServerState) -> dict[str, float]:
     except Overloaded:
         return {}
     return {f"expert_balancedness_{steps}": mean for steps, mean in averages.items()}
+
+
+async def rank_wait(state: ServerState) -> dict[str, float]:
+    """How long ranks waited, of all replicas; {} without several ranks or while none answers."""
+    if state.config.parallel.world_size == 1:
+        return {}
+    try:
+        replies = await state.intake.control_each("memory_usage")
+    except Overloaded:
+        return {}
+    ranks = [rank for reply in replies if reply.ok for rank in reply.data["ranks"]]
+    return {"radixlm:rank_wait_seconds": sum(rank["wait_seconds"] for rank in ranks)}
 
 
 def gauges(state: ServerState) -> dict[str, float]:
