@@ -110,13 +110,14 @@ def test_an_admission_keeps_what_a_rank_computes_with() -> None:
     embeds = np.arange(10, dtype=np.float32).reshape(5, 2)
     rope_ids = np.arange(15, dtype=np.int32).reshape(3, 5)
     params = SamplingParams(temperature=0.5)
-    sent = Admission("r", 3, params, prompt, prompt, embeds, (media,), rope_ids, "proc", 7)
+    sent = Admission("r", 3, params, prompt, prompt, embeds, (media,), rope_ids, "proc", 7, 2)
     (got,) = (
         PlanDecoder()
         .decode(PlanEncoder().encode(StepPlan(0, (), (sent,)), NEXT_TOKEN))
         .plan.admissions
     )
-    assert (got.slot, len(got.prompt_ids), got.adapter, got.media) == (3, 5, 7, (media,))
+    assert (got.slot, len(got.prompt_ids), got.media) == (3, 5, (media,))
+    assert (got.adapter, got.adapter_start) == (7, 2)
     assert same(got.embeds, embeds) and same(got.rope_ids, rope_ids)
     assert (got.rid, got.processor, len(got.output_ids)) == ("", None, 0)
 
@@ -128,6 +129,16 @@ def test_a_decode_plan_is_small(running: int, most: int) -> None:
     items = [Items(decodes, np.full(running, 1000 + i)) for i in range(2)]
     sizes = [len(encoder.encode(StepPlan(i, items[i]), np.arange(256))) for i in range(2)]
     assert sizes[1] <= most and sizes[1] < sizes[0]
+
+
+def test_every_field_is_known_here() -> None:
+    """Whoever adds a field decides whether other ranks compute with it: ``step/codec.py``."""
+    admission = "rid slot sampling prompt_ids output_ids embeds media rope_ids processor adapter"
+    assert Admission.__struct_fields__ == (*admission.split(), "adapter_start")
+    item = "rid slot start count tokens emit logprobs targets_at targets hidden_states pooling"
+    assert Item.__struct_fields__ == tuple(item.split())
+    plan = "index items admissions releases pages feature_data new_pages copies draft_lens"
+    assert StepPlan.__struct_fields__ == tuple(plan.split())
 
 
 def test_what_is_no_plan_is_refused() -> None:

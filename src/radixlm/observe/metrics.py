@@ -59,7 +59,7 @@ GAUGES: dict[str, str] = {
     "expert_balancedness_10": "Mean over maximum of the ranks' expert tokens, last 10 steps.",
     "expert_balancedness_100": "The same, last 100 steps.",
     "expert_balancedness_1000": "The same, last 1000 steps.",
-    "radixlm:rank_wait_seconds": "Seconds that the ranks have waited for each other since the start.",
+    "radixlm:rank_wait_seconds": "Seconds that the ranks have waited for each other.",
     "engine_startup_time": "Seconds from the start until ready.",
     "engine_load_weights_time": "Seconds that loading the weights took.",
 }

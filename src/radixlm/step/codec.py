@@ -58,6 +58,7 @@ class _Entry(msgspec.Struct, array_like=True, gc=False):
     slot: int
     prompt_len: int
     adapter: int
+    adapter_start: int
     dim: int
     embeds: bytes
     media: tuple[Media, ...]
@@ -203,6 +204,7 @@ def _entry(one: Admission) -> _Entry:
         one.slot,
         len(one.prompt_ids),
         one.adapter,
+        one.adapter_start,
         0 if embeds is None else embeds.shape[1],
         b"" if embeds is None else np.ascontiguousarray(embeds, np.float32).tobytes(),
         one.media,
@@ -220,7 +222,7 @@ def _admission(entry: _Entry) -> Admission:
     prompt = np.broadcast_to(_ZERO, entry.prompt_len)
     return Admission(
         "", entry.slot, _NO_SAMPLING, prompt, _ZERO[:0], embeds, entry.media, rope_ids,
-        adapter=entry.adapter,
+        adapter=entry.adapter, adapter_start=entry.adapter_start,
     )  # fmt: skip
 
 
