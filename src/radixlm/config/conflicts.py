@@ -8,6 +8,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.config.adapters import read_lora_path
 from radixlm.config.observe import is_bucket_rule
 from radixlm.config.option import options
+from radixlm.config.parallel import ParallelConfig
 from radixlm.config.server_config import ServerConfig
 from radixlm.config.states import is_set
 
@@ -105,6 +106,7 @@ def rank_problems(config: ServerConfig) -> Iterator[str]:
         yield f"--nnodes {p.nnodes} needs --dist-init-addr host:port, where the nodes meet"
     if p.tp_size % p.ep_size:
         yield f"--ep-size {p.ep_size} must divide --tp-size {p.tp_size}"
+    yield from _expert_problems(p)
     if p.moe_dense_tp_size is not None and p.tp_size % p.moe_dense_tp_size:
         yield f"--moe-dense-tp-size {p.moe_dense_tp_size} must divide --tp-size {p.tp_size}"
     if p.enable_dp_attention and (p.dp_size == 1 or p.tp_size % p.dp_size):
@@ -114,6 +116,25 @@ def rank_problems(config: ServerConfig) -> Iterator[str]:
         )
     if p.enable_dp_lm_head and not p.enable_dp_attention:
         yield "--enable-dp-lm-head needs --enable-dp-attention, whose groups it splits"
+
+
+def _expert_problems(p: ParallelConfig) -> Iterator[str]:
+    """The placement of experts needs ranks, of one stage."""
+    names = ("ep_num_redundant_experts", "init_expert_location", "enable_eplb",
+             "ep_dispatch_algorithm")  # fmt: skip
+    for name in names:
+        option = options()[name]
+        if is_set(option, getattr(p, name)) and p.tp_size == 1:
+            yield f"{option.dashed} needs ranks to place experts on: --tp-size 2 --ep-size 2 works"
+        elif is_set(option, getattr(p, name)) and p.pp_size > 1:
+            yield f"{option.dashed} places the experts of one stage: --pp-size 1 works"
+    if p.enable_eplb and (p.expert_distribution_recorder_buffer_size or 0) > (
+        steps := p.eplb_rebalance_num_iterations
+    ):
+        yield (
+            f"--expert-distribution-recorder-buffer-size must not exceed "
+            f"--eplb-rebalance-num-iterations {steps}: --enable-eplb reads what is recorded"
+        )
 
 
 def schedule_problems(config: ServerConfig) -> Iterator[str]:

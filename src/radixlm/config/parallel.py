@@ -168,7 +168,7 @@ class ParallelConfig(Group):
     ep_size: Annotated[
         int,
         "Expert-parallel ranks.",
-        Flag(("--expert-parallel-size", "--ep"), within=POSITIVE, state="planned", needs=_EP),
+        Flag(("--expert-parallel-size", "--ep"), within=POSITIVE),
     ] = 1
     moe_a2a_backend: Annotated[
         str,
@@ -196,43 +196,48 @@ class ParallelConfig(Group):
         Flag(within=POSITIVE, state="planned", needs=_TP, part_of=("tp_size",)),
     ] = None
     ep_num_redundant_experts: Annotated[
-        int, "Copies of busy experts.", Flag(within=NON_NEGATIVE, state="planned", needs=_EP)
+        int,
+        "Places for copies of experts, besides one for each.",
+        Flag(within=NON_NEGATIVE),
     ] = 0
     ep_dispatch_algorithm: Annotated[
         str | None,
-        "How a rank is chosen among the copies of an expert.",
+        "Which copy of an expert a token uses: static, one for each rank; dynamic, drawn; fake "
+        "draws the experts too, to measure balanced loads.",
         Flag(
             choices=("static", "dynamic", "fake"),
-            built=(),
-            needs=_EP,
             part_of=("ep_num_redundant_experts", "init_expert_location"),
         ),
     ] = None
     init_expert_location: Annotated[
-        str, "Placement of experts at start.", Flag(state="planned", needs=_EP)
+        str,
+        "Placement of experts at start: trivial, or JSON or a JSON file with "
+        "physical_to_logical_map or logical_count.",
+        Flag(),
     ] = "trivial"
-    enable_eplb: Annotated[
-        bool, "Rebalance experts while running.", Flag(state="planned", needs=_EP)
-    ] = False
+    enable_eplb: Annotated[bool, "Rebalance experts while running.", Flag()] = False
     eplb_algorithm: Annotated[
         str,
         "Algorithm that balances experts.",
-        Flag(state="planned", needs=_EP, part_of=("enable_eplb",)),
+        Flag(
+            choices=("auto", "deepseek", "deepseek_hierarchical", "deepseek_vec"),
+            part_of=("enable_eplb", "init_expert_location"),
+        ),
     ] = "auto"
     eplb_rebalance_num_iterations: Annotated[
         int,
         "Steps between two rebalancings.",
-        Flag(within=POSITIVE, state="planned", needs=_EP, part_of=("enable_eplb",)),
+        Flag(within=POSITIVE, part_of=("enable_eplb",)),
     ] = 1000
     eplb_rebalance_layers_per_chunk: Annotated[
         int | None,
         "Layers that are moved in one step.",
-        Flag(within=POSITIVE, state="planned", needs=_EP, part_of=("enable_eplb",)),
+        Flag(within=POSITIVE, part_of=("enable_eplb",)),
     ] = None
     eplb_min_rebalancing_utilization_threshold: Annotated[
         float,
         "Rebalance only while the mean utilisation is below this.",
-        Flag(within="[0, 1]", state="planned", needs=_EP, part_of=("enable_eplb",)),
+        Flag(within="[0, 1]", part_of=("enable_eplb",)),
     ] = 1.0
     expert_distribution_recorder_mode: Annotated[
         str | None,

@@ -52,7 +52,8 @@ class Rebalancer:
         num_passes = self._recorder.num_passes
         if self._future is None and num_passes - self._num_seen >= self._options.num_steps:
             self._num_seen = num_passes
-            if self._recorder.mean_balance <= self._options.threshold:
+            counted = self._recorder.counts_SLE  # none if they have just been written to a file
+            if counted and self._recorder.mean_balance <= self._options.threshold:
                 self._begin()
         return None
 

@@ -70,6 +70,14 @@ class RecorderOptions(Record):
     is_first: bool = True
 
 
+class MoveSource(Protocol):
+    """What rebalances the experts."""
+
+    def due(self) -> dict[str, Any] | None:
+        """The arguments of the command move_experts, if one is due; called before each step."""
+        ...
+
+
 class ExpertRecorder:
     """Counts from the start of a record to its end. Called by the thread that runs the steps; files
     are written by another."""
@@ -85,6 +93,7 @@ class ExpertRecorder:
         self._details: deque[dict[str, Any]] = deque(maxlen=limit)
         self._balance: deque[float] = deque(maxlen=max(WINDOWS))
         self._is_recording = False  # for a file
+        self.rebalancer: MoveSource | None = None
         self._writer = ThreadPoolExecutor(1, "expert-records")
         self._switch(options.is_always_on)
 

@@ -23,7 +23,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.draft_model import LoadedDraft, load_draft
 from radixlm.engine.drafting import corpus_commands, make_drafting, make_ngram, max_drafts
-from radixlm.engine.experts import make_recorder
+from radixlm.engine.experts import ExpertPlaces
 from radixlm.engine.features.processors import ProcessorFeature
 from radixlm.engine.gpu import (
     graph_batch_sizes,
@@ -104,7 +104,9 @@ def load_engine(
     overrides = dict(item.split("=", 1) for item in config.execute.kernel or ())
     kernels = for_compiling(bind(where.type, overrides), config)
     with needs_memory("the weights", "choose a smaller model or --quantization"):
-        model, weight_bytes = load_model(config, info, where, kernels, peers.ranks)
+        experts = ExpertPlaces(config.parallel, peers.ranks)
+        model, weight_bytes = load_model(config, info, where, kernels, peers.ranks, experts.place)
+        experts.finish(model)
         # drafts are rank 0's, which alone samples
         draft = load_draft(config, info, model, where, kernels) if peers.is_first else None
         weight_bytes += draft.num_bytes if draft else 0
@@ -126,7 +128,6 @@ def load_engine(
         weight, weight_bytes, pools.num_bytes, pools.num_tokens, profiler, peers.take_waited_s
     )
     limits = limits_for_pools(pools, config, info)
-    recorder = make_recorder(config, model, peers.ranks)
     parts = EngineParts(
         model,
         attn,
@@ -135,7 +136,7 @@ def load_engine(
             **controls.commands(),
             **commands,
             **(loader.commands() if loader else {}),
-            **(recorder.commands() if recorder else {}),
+            **experts.commands(),
         },
         make_processors(config, info),
         _media(config, info, where),
@@ -143,7 +144,7 @@ def load_engine(
         steps,
         loader.table if loader else None,
         draft,
-        recorder,
+        experts.recorder,
     )
     facts = _facts(info, pools, limits, weight_bytes, load_s)
     return LoadedEngine(device, parts, limits, sizes, controls, loader, facts)

@@ -1,41 +1,158 @@
-"""The recorder of a model's experts, from the options."""
+"""Where the experts of a model lie, who counts their tokens, and when they move: by the options."""
 
 from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from radixlm.base import env
 from radixlm.base.errors import ConfigError
 from radixlm.config.parallel import ParallelConfig
-from radixlm.config.server_config import ServerConfig
-from radixlm.distributed.balance import trivial
+from radixlm.distributed import balance
+from radixlm.distributed.balance import Placement
 from radixlm.distributed.groups import Ranks
+from radixlm.distributed.rebalance import RebalanceOptions, Rebalancer
 from radixlm.distributed.record import DEFAULT_STEPS, ExpertRecorder, RecorderOptions
-from radixlm.models.build import Model, mixtures_of
+from radixlm.kernels.cpu.moe import Experts
+from radixlm.layers.experts import ExpertSplit, SplitExperts
+from radixlm.layers.moe import MoeLayer
+from radixlm.models.build import Model, mixtures_of, place_evenly
 
 
 def records_experts(parallel: ParallelConfig) -> bool:
     """Whether a recorder sees the steps."""
     return bool(
-        parallel.expert_distribution_recorder_mode or parallel.enable_expert_distribution_metrics
+        parallel.expert_distribution_recorder_mode
+        or parallel.enable_expert_distribution_metrics
+        or parallel.enable_eplb
     )
 
 
-def make_recorder(config: ServerConfig, model: Model, ranks: Ranks) -> ExpertRecorder | None:
-    """The recorder that the options ask for; ConfigError for models without experts."""
-    parallel = config.parallel
-    if not records_experts(parallel):
-        return None
-    mixtures, mode = mixtures_of(model), parallel.expert_distribution_recorder_mode
-    if not mixtures:
-        flag = "--expert-distribution-recorder-mode" if mode else ""
-        flag = flag or "--enable-expert-distribution-metrics"
-        raise ConfigError(f"{flag}: the model has no experts that can be recorded; leave it out")
-    num_experts = max(layer.spec.experts for layer in mixtures)
-    options = RecorderOptions(
-        mode or "",
-        parallel.expert_distribution_recorder_buffer_size or DEFAULT_STEPS,
-        ranks.tp.size,
-        env.EXPERT_RECORDER_DIR.get(),
-        is_always_on=parallel.enable_expert_distribution_metrics,
-        is_first=ranks.place.rank == 0,
-    )
-    return ExpertRecorder(mixtures, trivial(len(mixtures), num_experts, num_experts), options)
+class ExpertPlaces:
+    """The places of a model's experts on the ranks, and on rank 0 what moves them. ``place`` is
+    called while the layers are made, ``finish`` when they are loaded."""
+
+    def __init__(self, parallel: ParallelConfig, ranks: Ranks) -> None:
+        self._parallel, self._ranks = parallel, ranks
+        self._mixtures: list[MoeLayer] = []
+        self._placement: Placement | None = None
+        self.recorder: ExpertRecorder | None = None
+
+    def place(self, mixtures: Sequence[MoeLayer], ranks: Ranks) -> None:
+        """Tell each layer which experts this rank holds; ConfigError for sizes that do not fit."""
+        parallel, size = self._parallel, ranks.tp.size
+        extra, location = parallel.ep_num_redundant_experts, parallel.init_expert_location
+        asked = extra or parallel.enable_eplb or location != "trivial"
+        is_fake = parallel.ep_dispatch_algorithm == "fake"
+        if not mixtures or not (asked or is_fake):
+            place_evenly(mixtures, ranks)
+            return
+        counts = sorted({layer.spec.experts for layer in mixtures})
+        num_slots = counts[-1] + extra
+        if len(counts) > 1:
+            raise ConfigError(
+                f"--ep-num-redundant-experts: layers of {counts[0]} and of {counts[1]} experts "
+                "cannot share one placement; leave out the options of expert placement"
+            )
+        if num_slots % size:
+            raise ConfigError(
+                f"--ep-num-redundant-experts {extra}: {num_slots} experts do not divide among "
+                f"{size} ranks; {extra + -num_slots % size} does"
+            )
+        self._mixtures = list(mixtures)
+        self._placement = placement = balance.read_location(
+            location, len(mixtures), counts[0], num_slots, size, parallel.nnodes,
+            mixtures[0].spec.groups[0], parallel.eplb_algorithm,
+        )  # fmt: skip
+        starts = tuple(range(0, num_slots + 1, num_slots // size))
+        for number, layer in enumerate(mixtures):
+            row = tuple(placement.logical_LP[number].tolist())
+            layer.split(ExpertSplit(ranks.tp, starts, row, self._table(number), is_fake))
+
+    def _table(self, number: int) -> Tensor:
+        """The slots that tokens use, and the numbers of zero experts behind them."""
+        placement, how = self._placement, self._parallel.ep_dispatch_algorithm or "static"
+        assert placement is not None
+        table_VE = balance.dispatch_table(placement, number, how, self._ranks.tp.size)
+        zeros = torch.arange(self._mixtures[number].spec.zero_experts) + placement.num_slots
+        table = torch.from_numpy(table_VE)
+        return torch.cat((table, zeros.expand(len(table), -1)), 1).int().contiguous()
+
+    def finish(self, model: Model) -> None:
+        """Make the recorder that the options ask for; ConfigError for models that it cannot."""
+        parallel = self._parallel
+        if not records_experts(parallel):
+            return
+        mixtures, mode = mixtures_of(model), parallel.expert_distribution_recorder_mode
+        if not mixtures:
+            flag = (
+                "--enable-eplb" if parallel.enable_eplb else "--expert-distribution-recorder-mode"
+            )
+            flag = flag if mode or parallel.enable_eplb else "--enable-expert-distribution-metrics"
+            raise ConfigError(
+                f"{flag}: the model has no experts that can be recorded; leave it out"
+            )
+        num_experts = max(layer.spec.experts for layer in mixtures)
+        placement = self._placement or balance.trivial(len(mixtures), num_experts, num_experts)
+        steps = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else DEFAULT_STEPS
+        options = RecorderOptions(
+            mode or "",
+            parallel.expert_distribution_recorder_buffer_size or steps,
+            self._ranks.tp.size if self._placement is not None else 1,
+            env.EXPERT_RECORDER_DIR.get(),
+            is_always_on=parallel.enable_expert_distribution_metrics or parallel.enable_eplb,
+            is_first=self._ranks.place.rank == 0,
+        )
+        self.recorder = ExpertRecorder(mixtures, placement, options)
+        if parallel.enable_eplb:
+            self._check_movable()
+            self.recorder.rebalancer = Rebalancer(self.recorder, self._rebalance_options())
+
+    def _rebalance_options(self) -> RebalanceOptions:
+        parallel = self._parallel
+        return RebalanceOptions(
+            parallel.eplb_rebalance_num_iterations,
+            parallel.eplb_rebalance_layers_per_chunk or 0,
+            parallel.eplb_min_rebalancing_utilization_threshold,
+            parallel.eplb_algorithm,
+            parallel.nnodes,
+            self._mixtures[0].spec.groups[0],
+        )
+
+    def _check_movable(self) -> None:
+        """All slots of all ranks must have the same form, as one takes the place of another."""
+        forms = []
+        for layer in self._mixtures:
+            pack = layer.experts.pack if isinstance(layer.experts, SplitExperts) else layer.experts
+            if not isinstance(pack, Experts):
+                raise ConfigError("--enable-eplb: the experts of this model have no kernel that "
+                                  "lets them move; leave it out")  # fmt: skip
+            forms += [zlib.crc32(pack.form(slot).encode()) for slot in range(pack.num_experts)]
+        mine, size = torch.tensor(forms)[:, None], self._ranks.tp.size
+        all_forms = self._ranks.tp.all_gather_rows(mine, (len(mine),) * size)
+        if int(all_forms.min()) != int(all_forms.max()):
+            raise ConfigError("--enable-eplb: experts are stored in several formats; leave it out")
+
+    def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+        """What the ranks may be asked."""
+        recorder = {} if self.recorder is None else self.recorder.commands()
+        return recorder | {"move_experts": self._move}
+
+    def _move(self, args: dict[str, Any]) -> None:
+        """Give layers (number, experts of the slots) other places, on all ranks at once."""
+        assert self._placement is not None
+        logical_LP = self._placement.logical_LP.copy()
+        for number, row in args["rows"]:
+            logical_LP[number] = row
+        num_experts = self._placement.counts_LE.shape[1]
+        self._placement = balance.placement_of(logical_LP, num_experts)
+        for number, row in args["rows"]:
+            experts = self._mixtures[number].experts
+            assert isinstance(experts, SplitExperts)
+            experts.move(row, self._table(number))
+        if self.recorder is not None:
+            self.recorder.placement = self._placement

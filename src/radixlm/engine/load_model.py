@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.engine.model_info import ModelInfo
 from radixlm.kernels.dispatch import Kernels
+from radixlm.layers.moe import MoeLayer
 from radixlm.models.build import Model, build_model, is_transformers
 from radixlm.models.dtype import resolve_dtypes
 from radixlm.quant.checkpoint import checkpoint_quant
@@ -36,6 +38,7 @@ def load_model(
     device: torch.device,
     kernels: Kernels,
     ranks: Ranks = ALONE,
+    place_experts: Callable[[Sequence[MoeLayer], Ranks], None] | None = None,
 ) -> tuple[Model, int]:
     """The model with its weights, and the bytes that they take; one rank's part of ``ranks``."""
     dtype = config.model.dtype
@@ -53,6 +56,7 @@ def load_model(
             config.model.quantization, config.model.torchao_config, checkpoint_quant(info.folder)
         ),
         ranks=ranks,
+        place_experts=place_experts,
     )
     report = load_weights(model, info.folder, config.model.load_format, device=device)
     if left_out := layers_left_out(report.ignored, info.decoder):

@@ -32,6 +32,7 @@ ON_ALL_RANKS = frozenset(
         "stop_profile",
         "start_expert_record",
         "stop_expert_record",
+        "move_experts",
         "load_lora_adapter",
         "unload_lora_adapter",
         "keep_lora_adapters",
@@ -81,7 +82,10 @@ class Relay:
         self._next_token: NDArray[np.int64] = runner.tables.next_token.numpy()
 
     def forward(self, plan: StepPlan) -> StepHandle:
-        """Hand the plan on and compute this rank's part."""
+        """Hand the plan on and compute this rank's part. Experts move before it."""
+        if (moves := self.runner.due_moves()) is not None:
+            with _together():
+                self.control("move_experts", moves)
         self._followers.tell(PLAN, self._encoder.encode(plan, self._next_token))
         with _together():
             return self.runner.forward(plan)

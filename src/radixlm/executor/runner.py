@@ -239,6 +239,11 @@ class Runner:
         same order."""
         self._reader.follow(self.forward(plan))
 
+    def due_moves(self) -> dict[str, Any] | None:
+        """Experts that should move before the next step: arguments of the command move_experts."""
+        source = None if self._recorder is None else self._recorder.rebalancer
+        return None if source is None else source.due()
+
     def _apply_updates(self, plan: StepPlan) -> None:
         """Apply the plan's releases, admissions and pages to the tables."""
         for slot in plan.releases:

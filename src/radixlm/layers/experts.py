@@ -9,7 +9,7 @@ V variants of the choice among copies.
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Protocol, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,14 +62,6 @@ def even_split(num_experts: int, group: Group, zero_experts: int = 0) -> ExpertS
     return ExpertSplit(group, bounds(num_experts, group.size), numbers, table_VE)
 
 
-class MovablePack(PackedExperts, Protocol):
-    """Experts whose memory can be filled anew."""
-
-    def slot_tensors(self, slot: int) -> Sequence[Tensor]:
-        """The memory of one expert; of the same shapes for all."""
-        ...
-
-
 class SplitExperts:
     """``PackedExperts`` of which ``pack`` holds this rank's."""
 
@@ -88,10 +80,9 @@ class SplitExperts:
     def move(self, logical_P: Sequence[int], slots_VE: Tensor) -> None:
         """Fill the slots with these experts, on all ranks between two steps. The table is written
         in place, where a step program reads it."""
-        split = self.split
-        exchange_slots(
-            split.group, split.logical_P, logical_P, cast(MovablePack, self.pack).slot_tensors
-        )
+        split, pack = self.split, self.pack
+        assert isinstance(pack, Experts)
+        exchange_slots(split.group, split.logical_P, logical_P, pack.slot_tensors)
         split.slots_VE.copy_(slots_VE)
         self.split = replace(split, logical_P=tuple(logical_P))
 

@@ -45,6 +45,11 @@ class Experts:
         )  # fmt: skip
         return out
 
+    def form(self, slot: int) -> str:
+        """The formats and sizes of one expert."""
+        return str([(one[slot].fmt, one[slot].format_code, *(t.shape for t in one[slot].tensors()))
+                    for one in self._weights])  # fmt: skip
+
     def slot_tensors(self, slot: int) -> list[Tensor]:
         """The memory of one expert."""
         return [tensor for one in self._weights for tensor in one[slot].tensors()]

@@ -1,0 +1,110 @@
+"""Engines of two ranks that share the experts: copies, placements and moves change no token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixlm import Engine
+from radixlm.base.errors import ConfigError
+from tests.fakes.tiny_checkpoint import cached_tiny
+
+MODEL = str(cached_tiny("Qwen3MoeForCausalLM"))
+LAYERS, EXPERTS = 3, 8
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [3, 4], [20] * 30]
+PARAMS = [
+    {"temperature": temperature, "max_new_tokens": 12, "ignore_eos": True, "sampling_seed": 1}
+    for temperature in (0.0, 0.8, 0.0)
+]
+
+
+def start(**options: Any) -> Engine:
+    options = {"max_total_tokens": 1024, "log_level": "error", "cpu_threads": 1} | options
+    return Engine(model_path=MODEL, **options)
+
+
+def answers(engine: Engine) -> list[Any]:
+    """Twice, the second time from the prefix cache."""
+    got = [
+        one
+        for _ in range(2)
+        for one in engine.generate(
+            input_ids=PROMPTS, sampling_params=PARAMS, return_logprob=True, logprob_start_len=0
+        )
+    ]
+    return [
+        (one["output_ids"], *(one["meta_info"][f"{kind}_token_logprobs"] for kind in KINDS))
+        for one in got
+    ]
+
+
+KINDS = ("input", "output")
+
+
+@pytest.fixture(scope="module")
+def wanted() -> list[Any]:
+    with start(tp_size=2) as engine:
+        return answers(engine)
+
+
+def test_rebalancing_while_serving_changes_no_bit(
+    wanted: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RADIXLM_EXPERT_RECORDER_DIR", str(tmp_path))
+    with start(
+        tp_size=2,
+        ep_size=2,
+        enable_eplb=True,
+        ep_num_redundant_experts=2,
+        ep_dispatch_algorithm="dynamic",
+        eplb_rebalance_num_iterations=3,
+        eplb_rebalance_layers_per_chunk=1,
+        expert_distribution_recorder_mode="per_pass",
+    ) as engine:
+        ask = engine._engine.intake.control
+        assert engine._wait(ask("start_expert_record")).ok
+        assert answers(engine) == wanted
+        assert engine._wait(ask("dump_expert_record")).ok
+        assert answers(engine) == wanted
+    (file,) = tmp_path.iterdir()
+    placement = json.loads(file.read_text())["last_physical_to_logical_map"]
+    assert [len(row) for row in placement] == [EXPERTS + 2] * LAYERS
+    assert placement != [[*range(8), 0, 1]] * LAYERS, "no expert has moved"
+
+
+def test_a_given_placement_changes_no_bit(wanted: list[Any]) -> None:
+    rows = [[7, 0, 3, 2, 1, 3, 4, 5, 6, 3], [1, 1, 0, 2, 3, 0, 7, 6, 5, 4], [*range(8), 2, 2]]
+    location = json.dumps({"physical_to_logical_map": rows})
+    with start(tp_size=2, ep_num_redundant_experts=2, init_expert_location=location) as engine:
+        assert answers(engine) == wanted
+
+
+def test_fake_dispatch_draws_the_experts(wanted: list[Any]) -> None:
+    with start(tp_size=2, ep_dispatch_algorithm="fake") as engine:
+        assert answers(engine) != wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tp_size": 2, "ep_num_redundant_experts": 1}, "9 experts do not divide among 2 ranks; 2"),
+        ({"tp_size": 2, "init_expert_location": "{}"}, "expected a key 'physical_to_logical_map'"),
+        ({"enable_eplb": True}, "--enable-eplb needs ranks to place experts on: --tp-size 2"),
+        ({"tp_size": 2, "ep_size": 3}, "--ep-size 3 "),
+        (
+            {
+                "tp_size": 2,
+                "enable_eplb": True,
+                "eplb_rebalance_num_iterations": 5,
+                "expert_distribution_recorder_buffer_size": 6,
+            },
+            "must not exceed --eplb-rebalance-num-iterations 5",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        start(**options)
