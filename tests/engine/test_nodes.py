@@ -32,10 +32,16 @@ RANK = """
 import json, socket, sys
 startup = json.load(sys.stdin)
 link = socket.socket(fileno=startup["socket"])
+name, (segment,), _, _ = socket.recv_fds(link, 100, 1)
 link.send(json.dumps(startup).encode())
 while data := link.recv(1 << 20):
     if data == b"stop":
         sys.exit(0)
+    if data == b"read pieces":
+        packets = [link.recv(1 << 20)]
+        while packets[-1][0]:
+            packets.append(link.recv(1 << 20))
+        data = b"%d" % sum(len(packet) - 1 for packet in packets)
     link.send(b"rank %d: %s" % (startup["rank"], data))
 """
 COMMAND = (sys.executable, "-S", "-c", RANK)
@@ -276,6 +282,9 @@ def test_messages_pass_between_rank_0_and_a_rank_and_an_orderly_end_is_no_loss(
     for data in sent:
         hub.sockets[1].send(data)
     assert [said(hub) for _ in sent] == [b"rank 1: " + data for data in sent]
+    hub.sockets[1].send(b"read pieces")
+    hub.tell(bytes(5_000_001))  # more than the socket of a process that does not read can hold
+    assert said(hub) == b"rank 1: 5000001"
     descriptor = os.pidfd_open(pid)
     hub.sockets[1].send(b"stop")
     assert select.select([descriptor], [], [], 60)[0]

@@ -11,7 +11,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -31,11 +32,13 @@ from radixlm.wire.cluster import (
     RankMessage,
     Refused,
     StartRanks,
+    ToNode,
     ToNode0,
     Welcome,
 )
 from radixlm.wire.cluster_socket import FLAG, ClusterSocket
 from radixlm.wire.codec import Codec
+from radixlm.wire.pieces import pieces
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +53,24 @@ class RankProcess(EngineProcess):
     def __init__(self, command: Sequence[str]) -> None:
         self.socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._number = self._theirs.fileno()
+        self.unsent = deque[bytes]()
         try:
             super().__init__(command, descriptors=(self._number,))
         finally:
             self._theirs.close()
 
-    def start(self, startup: dict[str, Any]) -> None:
-        """Send the startup config."""
+    def start(self, startup: dict[str, Any], segment: int) -> None:
+        """Send the startup config, and the descriptor of the memory that it shares with others."""
+        socket.send_fds(self.socket, [b"segment"], [segment])
         self.send_config({**startup, "socket": self._number, "parent": os.getpid()})
+
+    def send(self, messages: Iterable[bytes]) -> None:
+        """Send messages as far as the process reads them; the rest waits in ``unsent``."""
+        self.unsent.extend(messages)
+        with suppress(OSError):  # it has ended, which is noticed in its turn, or reads nothing
+            while self.unsent:
+                self.socket.send(self.unsent[0], socket.MSG_DONTWAIT)
+                self.unsent.popleft()
 
     def drop(self, wait_s: float = 0.0) -> int:
         self.socket.close()
@@ -161,8 +174,9 @@ class NodeAgent:
                 if message.generation != self._generation:  # of a node 0 that is gone
                     continue
                 if isinstance(message, RankMessage) and message.rank in self.ranks:
-                    with suppress(OSError):  # it has ended, which is noticed in its turn
-                        self.ranks[message.rank].socket.send(message.data)
+                    self.ranks[message.rank].send([message.data])
+                elif isinstance(message, ToNode) and self.ranks:
+                    self.ranks[min(self.ranks)].send(pieces(message.data))
                 elif isinstance(message, StartRanks):
                     self._start_ranks(message.startups)
                 elif isinstance(message, Leave):
@@ -187,19 +201,26 @@ class NodeAgent:
         for source in (self._socket.socket, self._woken):
             poller.register(source, zmq.POLLIN)
         for process in self.ranks.values():
-            poller.register(process.socket.fileno(), zmq.POLLIN)
+            events = zmq.POLLIN | (zmq.POLLOUT if process.unsent else 0)
+            poller.register(process.socket.fileno(), events)
         ready = dict(poller.poll(round(wait_s * 1000)))
-        for rank in [r for r, p in self.ranks.items() if p.socket.fileno() in ready]:
-            self._relay(rank)
+        for rank, process in list(self.ranks.items()):
+            events = ready.get(process.socket.fileno(), 0)
+            if events & zmq.POLLOUT:
+                process.send([])
+            if events & ~zmq.POLLOUT:
+                self._relay(rank)
         return [self._codec.decode(data) for _, data in self._socket.receive()]
 
     def _start_ranks(self, startups: Sequence[dict[str, Any]]) -> None:
         self._end_ranks()
+        segment = os.memfd_create("radixlm", os.MFD_CLOEXEC)  # what the ranks of this node share
         for startup in startups:
             process = self._ready_made.pop() if self._ready_made else RankProcess(self._command)
             self.ranks[int(startup["rank"])] = process
-            process.start({**startup, "options": {**startup["options"], **self._options}})
+            process.start({**startup, "options": {**startup["options"], **self._options}}, segment)
             log.info("started rank %d, process %d", startup["rank"], process.pid)
+        os.close(segment)
 
     def _relay(self, rank: int) -> None:
         """Pass on one message of a rank, or report its end: it closes its socket with that."""

@@ -36,6 +36,7 @@ from radixlm.wire.cluster import (
     StartRanks,
     StoreGet,
     StoreSet,
+    ToNode,
     ToNode0,
     Welcome,
 )
@@ -119,6 +120,14 @@ class Hub:
             if self._lost:
                 on_lost(*self._lost)
 
+    def tell(self, data: bytes) -> None:
+        """Send a message of any size to the lowest rank of each other node."""
+        with self._changed:
+            for rank in self._relays:  # what was said before comes before
+                self._relay(rank)
+            for member in self.members.values():
+                self._send(ToNode(self.generation, data), member.identity)
+
     def set(self, key: str, value: bytes) -> None:
         """Set a key of the store."""
         with self._changed:
@@ -174,10 +183,11 @@ class Hub:
                     self._socket.send(self._codec.encode(message), to)
 
     def _relay(self, rank: int) -> None:
-        """Pass on one message of rank 0."""
+        """Pass on what rank 0 has said to a rank."""
         node, end = self._relays[rank]
-        data = end.recv(MAX_MESSAGE_BYTES)
-        self._send(RankMessage(self.generation, rank, data), self._identity(node))
+        with suppress(BlockingIOError):
+            while data := end.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
+                self._send(RankMessage(self.generation, rank, data), self._identity(node))
 
     def _beat(self, now_s: float, is_late: bool) -> None:
         self._socket.count_handshakes()

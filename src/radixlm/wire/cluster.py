@@ -78,6 +78,13 @@ class RankMessage(msgspec.Struct, tag="message"):
     data: bytes
 
 
+class ToNode(msgspec.Struct, tag="node"):
+    """What rank 0 tells all ranks. On another node the lowest rank gets it and hands it on."""
+
+    generation: str
+    data: bytes
+
+
 class StoreSet(msgspec.Struct, tag="set"):
     """Set a key of the store in which ranks find each other."""
 
@@ -99,4 +106,4 @@ class Leave(msgspec.Struct, tag="leave"):
 
 
 ToNode0 = Join | Beat | RankEnded | RankMessage | StoreSet | StoreGet
-FromNode0 = Welcome | Refused | StartRanks | Beat | Leave | RankMessage | StoreSet
+FromNode0 = Welcome | Refused | StartRanks | Beat | Leave | RankMessage | ToNode | StoreSet
