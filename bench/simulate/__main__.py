@@ -5,6 +5,8 @@
         --pool 1:tp=32,attn_dp=32,redundant=32,role=prefill --pool 1:tp=64,attn_dp=64,role=decode
     python bench/simulate validate [--traces FOLDER]    published points against simulated ones
 
+    python bench/simulate scale --out docs/images [--trace FILE]    the experiments of docs/scale.md
+
 A pool is REPLICAS:KEY=VALUE,...; keys are those of Layout (tp, pp, attn_dp, redundant) and of Pool
 (role, step_tokens, max_running, page_size, kv_tokens). See docs/scale.md.
 """
@@ -34,6 +36,7 @@ from simulate.experts import skew  # noqa: E402
 from simulate.layout import Layout, StepTime  # noqa: E402
 from simulate.machine import GPUS, Engine  # noqa: E402
 from simulate.result import Slo, render, summarize  # noqa: E402
+from simulate.scale import draw_all  # noqa: E402
 from simulate.validate import points, table  # noqa: E402
 
 _LAYOUT = ("tp", "pp", "attn_dp", "redundant")
@@ -65,7 +68,7 @@ def build_parser() -> Parser:
     """All flags."""
     parser = Parser("python bench/simulate", "Simulate a cluster of engines.")
     number: dict[str, Any] = {"type": float, "metavar": "N"}
-    parser.add_argument("what", choices=("run", "validate"))
+    parser.add_argument("what", choices=("run", "validate", "scale"))
     parser.add_argument("--model", default="llama-70b", help=f"{', '.join(CONFIGS)}, or a folder")
     parser.add_argument("--gpu", default="H100", choices=sorted(GPUS))
     parser.add_argument("--pool", action="append", help="REPLICAS:KEY=VALUE,...; may be repeated")
@@ -84,6 +87,7 @@ def build_parser() -> Parser:
     parser.add_argument("--overlap", default=0.6, help="two-batch overlap, for experts", **number)
     parser.add_argument("--no-cache", action="store_true", help="no prefix cache")
     parser.add_argument("--traces", metavar="FOLDER", help="validate: Mooncake's FAST'25 traces")
+    parser.add_argument("--out", metavar="FOLDER", help="scale: where the pictures go")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     return parser
 
@@ -117,6 +121,11 @@ def main(argv: Sequence[str]) -> int:
     args = build_parser().parse_args(argv)
     if args.what == "run":
         print(simulate(args))
+        return 0
+    if args.what == "scale":
+        if not args.out:
+            raise ConfigError("scale needs --out FOLDER")
+        draw_all(Path(args.out), Path(args.trace) if args.trace else None)
         return 0
     found = points(Path(args.traces) if args.traces else None)
     print(table(found))

@@ -23,6 +23,8 @@ from simulate.traffic import Arrival
 from simulate.unit import Unit
 from simulate.worker import Worker
 
+STICKY_BLOCKS = 3  # of a prompt, by which "sticky" finds its replica
+
 
 class Pool(Record):
     """Replicas of one kind. ``role``: both, prefill or decode."""
@@ -83,7 +85,10 @@ class Side:
     def __init__(self, units: Sequence[Unit], method: str) -> None:
         self.units = list(units)
         self.places = [(unit, worker) for unit in units for worker in unit.workers]
-        self.replicas = Replicas([_NoLink() for _ in self.places], method)  # type: ignore[misc]
+        # sticky: the client names a replica by the first blocks of its prompt
+        self.is_sticky = method == "sticky"
+        links: Any = [_NoLink() for _ in self.places]
+        self.replicas = Replicas(links, "shortest_queue" if self.is_sticky else method)
         for replica in self.replicas:
             replica.is_ready = True
         self.index = {id(worker): i for i, (_, worker) in enumerate(self.places)}
@@ -188,7 +193,10 @@ class Cluster:
 
     def _send(self, side: Side, number: int) -> None:
         """Give a request to a replica of the side, as intake does."""
-        replica = side.replicas.assign(str(number))
+        arrival, wanted = self.trips[number].arrival, None
+        if side.is_sticky:
+            wanted = hash(arrival.blocks[:STICKY_BLOCKS]) % len(side.places)
+        replica = side.replicas.assign(str(number), wanted, arrival.prompt)
         if replica is None:
             side.waiting.append(number)
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -200,3 +201,22 @@ def test_published_points_of_deepseek_are_met() -> None:
     assert len(found) == 6
     assert [p.name for p in found if not p.is_met] == []
     assert validate.table(found).count("tokens/s a node") == 6
+
+
+def test_pictures_of_the_experiments(tmp_path: Path) -> None:
+    scale = bench_module("simulate.scale")
+    trace = tmp_path / "trace.jsonl"
+    row = {"timestamp": 0, "input_length": 900, "output_length": 9, "hash_ids": [1, 2]}
+    trace.write_text("\n".join(json.dumps(row | {"timestamp": 50 * i}) for i in range(40)))
+    rows = scale.routing(trace, 2.0)
+    hits = {row["method"]: row["hit_rate"] for row in rows if row["replicas"] == 16}
+    assert hits["sticky"] > hits["round_robin"], "15 replicas compute the prompt again"
+    bars = [{"name": "a & b", "rate": 2.0}, {"name": "c", "rate": 0.0}]
+    growth = [{"gpus": 8, "goodput": 4.0}, {"gpus": 16, "goodput": 7.0}]
+    scale.pictures({"layouts": bars, "experts": bars, "growth": growth, "routing": rows}, tmp_path)
+    pictures = sorted(path.name for path in tmp_path.glob("*.svg"))
+    assert pictures == [f"scale-{n}.svg" for n in ("experts", "growth", "layouts", "routing")]
+    for name in pictures:
+        root = ElementTree.parse(tmp_path / name).getroot()
+        assert root.tag.endswith("svg")
+    assert "a &amp; b" in (tmp_path / "scale-layouts.svg").read_text()
