@@ -176,7 +176,9 @@ def test_device_drafts_weigh_the_cost_of_drafting(share: float, pays: bool) -> N
     drafts = np.array([bool(used) for used in run.run(400, share)[200:]])
     assert (np.mean(drafts) > 0.9) == pays
     if pays:
-        assert run.lengths.costs.draft_s == pytest.approx(share * run.world.cost(1), rel=0.5)
+        assert run.lengths.costs.drafts_s(3) == pytest.approx(
+            3 * share * run.world.cost(1), rel=0.5
+        )
     else:
         assert np.mean(drafts) < 0.05
 
@@ -209,10 +211,12 @@ def test_device_drafts_are_for_rows_that_accept_them() -> None:
 def test_the_first_steps_tell_what_a_draft_step_costs() -> None:
     """Whatever share of a step was assumed before."""
     for true_s in (0.0005, 0.01, 0.05):
-        table = CostTable(draft_share=0.1)
-        for steps in (0, 3, 0, 3, 1, 0):
-            table.observe(1, 0.02 + steps * true_s, steps)
-        assert table.draft_s == pytest.approx(true_s, rel=0.15)
+        for first_s in (0, true_s, 5 * true_s):
+            table = CostTable(draft_share=0.1)
+            for steps in (0, 3, 0, 3, 0, 1, 3, 1, 0, 3, 0):
+                table.observe(1, 0.02 + steps * true_s + first_s * (steps > 0), steps)
+            found = table.drafts_s(np.array([1, 2, 3]))
+            assert found == pytest.approx(first_s + true_s * np.arange(1, 4), rel=0.4, abs=0.001)
 
 
 def test_costs_follow_contexts_without_forgetting_the_kernels() -> None:

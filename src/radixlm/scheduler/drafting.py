@@ -92,7 +92,9 @@ class Drafting:
             return None
         table, slots, rids = self._table, batch.slots, batch.rids
         left = self._limits.step_tokens - other_tokens - len(slots)
-        most = min(self._most, left, self.lengths.room(len(slots), other_tokens))
+        most = min(self._most, left)
+        if not self._proposed:  # what the device has proposed is there already
+            most = min(most, self.lengths.room(len(slots), other_tokens))
         if most <= 0:
             return None
         began_s = time.perf_counter()

@@ -16,10 +16,11 @@ _REACHES = (0.4, 1.5)  # a node moves others at distance d (log tokens) by the m
 
 
 class CostTable:
-    """Seconds of a step: exp(level + shape[tokens]) + draft_s * draft steps.
+    """Seconds of a step: exp(level + shape[tokens]), and with draft steps on the device
+    first_draft_s + draft_s * draft steps more.
 
     Only two steps in a row of different sizes say something about the shape (the kernels) and about
-    ``draft_s`` (a draft step on the device): the level moves with the length of the contexts and
+    the draft steps: the level moves with the length of the contexts and
     with the machine's load. ``slope`` is what one token more costs, over a step of one token,
     before anything was measured; ``draft_share`` what a draft step costs."""
 
@@ -28,9 +29,9 @@ class CostTable:
         self._shape = np.log1p(slope * (self._nodes - 1))
         self._level: float | None = None
         self._draft_share = draft_share
-        self.draft_s = 0.0
+        self.draft_s = self.first_draft_s = 0.0
         self._last: tuple[int, int, float] | None = None  # tokens, draft steps, seconds
-        self._num_contrasts = self._num_draft_contrasts = 0
+        self._num_contrasts, self._num_draft_contrasts = 0, [0, 0]
 
     def observe(self, num_tokens: int, seconds: float, draft_steps: int = 0) -> None:
         """A step of ``num_tokens`` and ``draft_steps`` of the device's drafter took so long."""
@@ -39,12 +40,15 @@ class CostTable:
         if self._level is None:
             self.draft_s = seconds * self._draft_share / (1 + self._draft_share * draft_steps)
             self._level = math.log(seconds - self.draft_s * draft_steps) - self._log(num_tokens)
-        elif self._last is not None:
-            self._contrast(*self._last, num_tokens, draft_steps, seconds)
+        trust = 0.0
+        if self._last is not None:
+            trust = self._contrast(*self._last, num_tokens, draft_steps, seconds)
         self._last = num_tokens, draft_steps, seconds
-        forward_s = max(seconds - self.draft_s * draft_steps, 0.1 * seconds)
+        forward_s = max(seconds - float(self.drafts_s(draft_steps)), 0.1 * seconds)
         error = math.log(forward_s) - self._level - self._log(num_tokens)
-        self._level += _LEVEL_RATE * min(max(error, -_MAX_ERROR), _MAX_ERROR)
+        if trust <= _LEVEL_RATE:
+            error, trust = min(max(error, -_MAX_ERROR), _MAX_ERROR), _LEVEL_RATE
+        self._level += trust * error
 
     def forget_last(self) -> None:
         """The next step does not follow the last one (a prefill came between them)."""
@@ -52,18 +56,14 @@ class CostTable:
 
     def _contrast(
         self, tokens: int, steps: int, seconds: float, new_tokens: int, new_steps: int, new_s: float
-    ) -> None:
+    ) -> float:
+        """Compare two steps in a row; how much the second one's level is to be trusted."""
         if steps != new_steps:
             expected = self._forward_s(new_tokens) - self._forward_s(tokens)
-            found = (new_s - seconds - expected) / (new_steps - steps)
-            # drafts may cost much more or less than a share of a step: the first ones tell
-            self._num_draft_contrasts += 1
-            rate = max(_SHAPE_RATE, 1 / self._num_draft_contrasts)
-            most = _MAX_ERROR * rate / _SHAPE_RATE * max(self._forward_s(1), self.draft_s)
-            error = min(max(found - self.draft_s, -most), most)
-            self.draft_s = max(0.0, self.draft_s + rate * error)
-        elif tokens != new_tokens:
-            drafts_s = self.draft_s * steps
+            expected += float(self.drafts_s(new_steps) - self.drafts_s(steps))
+            return self._contrast_drafts(steps, new_steps, new_s - seconds - expected)
+        if tokens != new_tokens:
+            drafts_s = float(self.drafts_s(steps))
             old_s, now_s = max(seconds - drafts_s, 1e-9), max(new_s - drafts_s, 1e-9)
             error = math.log(now_s / old_s) - self._log(new_tokens) + self._log(tokens)
             self._num_contrasts += 1
@@ -73,6 +73,25 @@ class CostTable:
                 distance = np.abs(np.log(self._nodes / count))
                 near = sum(np.exp(-distance / reach) for reach in _REACHES) / len(_REACHES)
                 self._shape += sign * error * near
+        return 0.0
+
+    def _contrast_drafts(self, steps: int, new_steps: int, error_s: float) -> float:
+        """So many draft steps more cost so much more than expected; the share of the difference
+        that is believed."""
+        is_first = not (steps and new_steps)  # what drafting costs at all, or one step more
+        self._num_draft_contrasts[is_first] += 1
+        # it may be far from the share of a step that was assumed: the first contrasts tell
+        rate = max(_SHAPE_RATE, 1 / self._num_draft_contrasts[is_first])
+        error = error_s / (new_steps - steps) * (max(steps, new_steps) if is_first else 1)
+        most = _MAX_ERROR / _SHAPE_RATE * max(self._forward_s(1), float(self.drafts_s(1))) * rate
+        error = rate * min(max(error, -most), most)
+        if is_first:
+            self.first_draft_s = max(-self.draft_s, self.first_draft_s + error)
+        else:  # what as many steps as now cost stays the same
+            error = max(error, -self.draft_s)
+            self.draft_s += error
+            self.first_draft_s -= error * (steps + new_steps) / 2
+        return rate
 
     def _log(self, num_tokens: int) -> float:
         return float(np.interp(num_tokens, self._nodes, self._shape))
@@ -85,3 +104,7 @@ class CostTable:
         token before any was measured."""
         log_s = np.maximum.accumulate(np.interp(num_tokens, self._nodes, self._shape))
         return np.exp(log_s + (self._level or 0.0))
+
+    def drafts_s(self, steps: NDArray[np.int64] | int) -> Float64Array:
+        """Seconds of so many draft steps on the device."""
+        return self.draft_s * np.asarray(steps) + self.first_draft_s * (np.asarray(steps) > 0)

@@ -13,6 +13,7 @@ import numpy as np
 
 from radixlm.speculative.costs import CostTable, Float64Array
 from radixlm.speculative.drafter import Proposal
+from radixlm.speculative.trial import Trial
 from radixlm.step.plan import Int32Array
 
 _MARGIN = 1.04  # of the rate without drafts, which drafts must pass
@@ -72,7 +73,7 @@ class DraftLength:
         always: bool = False,
     ) -> None:
         self.max_drafts, self.is_fixed, self.always = max_drafts, is_fixed, always
-        self.costs = costs or CostTable()
+        self.costs, self.trial = costs or CostTable(), Trial()
         self.is_off = False  # draft nothing, to measure what a plain run costs
         self._histories: dict[str, _History] = {}
         self._alpha = 0.6  # chance that a draft is accepted, of all requests
@@ -80,7 +81,7 @@ class DraftLength:
         self._num_steps = 0  # since the last probe
         self._probe_after, self._num_probes = 4, 0  # steps to the next; of one that runs
         self._num_seen, self._num_idle = _SEEN_STEPS, 0  # steps since a rest, and without proposals
-        self._last_draft_steps = 0
+        self._last_draft_steps, self._is_device = 0, False  # whether ``lens`` runs the probes
         self._probes_none = False  # the next probe drafts nothing, not more
 
     # ---- choices -----------------------------------------------------------------------------
@@ -133,13 +134,14 @@ class DraftLength:
             return None
         if self.always:
             return np.full(len(rids), self.max_drafts, np.int32)
+        self._is_device = True
         self._num_held -= 1
         is_due = self._num_probes > 0 or self._num_steps >= self._probe_after
         if (self._num_held >= 0 and not is_due) or not rids:
             return self._no_drafts(len(rids))
         lens = self._best_lens([self._alpha_of(rid) for rid in rids], other_tokens)
-        is_none = not lens.any()
-        self._num_held = _HELD_DEVICE_STEPS if is_none else 0
+        is_none = not (lens.any() and self.trial.allows())
+        self._num_held = _HELD_DEVICE_STEPS if not lens.any() else 0
         if is_none and not is_due:
             return self._no_drafts(len(rids))
         self._num_seen, self._num_idle = self._num_seen + 1, 0
@@ -149,7 +151,7 @@ class DraftLength:
             return lens
         if not self._num_probes:
             self._num_probes = _DEVICE_PROBES if is_none else 1
-            self._space_probes(_MAX_DEVICE_PROBE_STEPS)
+            self._space_probes(_MAX_DEVICE_PROBE_STEPS if is_none else _MAX_PROBE_STEPS)
         self._num_probes -= 1
         lens[:] = 0
         if is_none:  # some rows tell enough
@@ -186,7 +188,7 @@ class DraftLength:
         gains = np.append(0.0, np.cumsum((survival * is_taken).sum(axis=0)))[steps]
         counts = np.append(0, np.cumsum(is_taken.sum(axis=0)))[steps]
         forward_s = self.costs.seconds(counts + (rows + other_tokens))
-        rates = (rows + gains) / (forward_s + self.costs.draft_s * steps)
+        rates = (rows + gains) / (forward_s + self.costs.drafts_s(steps))
         best = int(rates.argmax())
         if rates[best] <= _MARGIN * rates[0]:
             return np.zeros(rows, np.int32)
@@ -237,7 +239,7 @@ class DraftLength:
     ) -> Int32Array:
         """The lengths with one draft for each row that has been quiet. When a probe is due, they
         are replaced by none or by more drafts: only steps of several sizes tell their costs."""
-        if self._is_probe_due:
+        if self._is_probe_due and not self._is_device:
             self._space_probes()
             self._probes_none = bool(lens.any()) and not self._probes_none
             if self._probes_none:
@@ -257,6 +259,8 @@ class DraftLength:
         """A step that only decoded ``num_rows`` requests computed ``num_tokens`` in ``seconds``,
         with ``draft_steps`` of the device's drafter."""
         self._num_steps += 1
+        if self._is_device:
+            self.trial.observe(num_rows, num_tokens, seconds, draft_steps)
         # the first draft after a rest also writes what waited; steps without any tell little
         is_first = draft_steps > 0 == self._last_draft_steps
         self._last_draft_steps = draft_steps
@@ -271,6 +275,7 @@ class DraftLength:
         """Of ``drafted`` tokens of a request, the first ``accepted`` were."""
         if not drafted:
             return
+        self.trial.accepted(accepted)
         history = self._histories.setdefault(rid, _History())
         tried = min(drafted, accepted + 1)
         expected = float(tried * self._alpha)

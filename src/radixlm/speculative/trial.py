@@ -1,0 +1,67 @@
+"""Trial: whether steps with drafts of a draft model give more tokens a second than plain ones, as
+measured. The cost table chooses lengths; this is the judge of whether to draft at all."""
+
+from __future__ import annotations
+
+_TRIAL_STEPS = 32  # with drafts, after which they are judged
+_PLAIN_STEPS = 3  # plain ones in a row: the first still verifies drafts, and is not measured
+_MEASURED_EVERY = 256  # steps, after which plain ones are measured again
+_LEAST_RATE = 0.98  # of the plain rate
+_MIN_OFF_STEPS, _MAX_OFF_STEPS = 256, 8192
+
+
+class Trial:
+    """Counts what steps cost and give; by number of running requests."""
+
+    def __init__(self) -> None:
+        self._plain_s: dict[int, float] = {}  # of a step for each of its rows
+        self._key = self._num_steps = self._num_tokens = self._num_since = 0
+        self._seconds = 0.0
+        self._num_plain = 0  # plain steps that are still to be measured
+        self._was_plain = False
+        self._num_off, self._off_steps = 0, _MIN_OFF_STEPS  # steps without drafts; the next time
+
+    def allows(self) -> bool:
+        """Whether the next step may draft."""
+        if self._num_plain:
+            self._num_plain -= 1
+            return False
+        return not self._num_off
+
+    def accepted(self, count: int) -> None:
+        """So many drafts of a step were accepted."""
+        self._num_tokens += count
+
+    def observe(self, num_rows: int, num_tokens: int, seconds: float, draft_steps: int) -> None:
+        """A step of ``num_rows`` requests, ``num_tokens`` with drafts that it verified."""
+        key = num_rows if num_rows <= 8 else 8 + num_rows // 8
+        self._num_off = max(0, self._num_off - 1)
+        is_plain = num_tokens == num_rows and not draft_steps
+        if is_plain and self._was_plain:
+            measured_s, known_s = seconds / num_rows, self._plain_s.get(key)
+            if known_s is not None:  # a disturbed step says little
+                measured_s = 0.8 * known_s + 0.2 * min(measured_s, 1.5 * known_s)
+            self._plain_s[key] = measured_s
+        self._was_plain = is_plain
+        if is_plain:
+            return
+        if key != self._key:
+            self._key, self._num_steps, self._num_tokens, self._seconds = key, 0, 0, 0.0
+        self._num_steps, self._num_since = self._num_steps + 1, self._num_since + 1
+        self._num_tokens, self._seconds = self._num_tokens + num_rows, self._seconds + seconds
+        if self._num_steps >= _TRIAL_STEPS:
+            self._judge()
+
+    def _judge(self) -> None:
+        plain_s = self._plain_s.get(self._key)
+        if plain_s is None or self._num_since > _MEASURED_EVERY:
+            self._num_plain, self._num_since = _PLAIN_STEPS, 0
+        if plain_s is None:
+            return
+        if plain_s * self._num_tokens < _LEAST_RATE * self._seconds:
+            self._num_off = self._off_steps
+            self._off_steps = min(2 * self._off_steps, _MAX_OFF_STEPS)
+        else:
+            self._off_steps = _MIN_OFF_STEPS
+        self._num_steps = self._num_tokens = 0
+        self._seconds = 0.0
