@@ -472,7 +472,8 @@ NB_MODULE(_cpu, m) {
              arg("parts"))
         .def("latent_store", &Program::latent_store, arg("q"), arg("kv"), arg("absorbed"), arg("args"),
              arg("rope"), arg("group"))
-        .def("heads", &Program::heads, arg("x"), arg("y"), arg("w"), arg("x_head"), arg("y_head"))
+        .def("heads", &Program::heads, arg("x"), arg("y"), arg("w"), arg("x_head"), arg("y_head"),
+             arg("site") = -1)
         .def("attention", &Program::attention, arg("q"), arg("y"), arg("args"))
         .def("gate", &Program::gate, arg("x"), arg("y"), arg("args"), arg("offset") = 0,
              arg("selected") = false)
@@ -493,7 +494,7 @@ NB_MODULE(_cpu, m) {
         .def("xielu", &Program::xielu, arg("y"), arg("dim"), arg("coefficients"), arg("selected"))
         .def("moe", &Program::moe, arg("x"), arg("logits"), arg("y"), arg("experts"), arg("route"),
              arg("scale"), arg("adds"), arg("zero_experts"), arg("zero_experts_are_identity"),
-             arg("scales_input"), arg("selected"), arg("part").none())
+             arg("scales_input"), arg("selected"), arg("part").none(), arg("site") = -1)
         .def("hidden", &Program::hidden, arg("x"), arg("dim"))
         .def("tap", &Program::tap, arg("x"), arg("dim"), arg("offset"), arg("selected"))
         .def("all_gather", &Program::all_gather, nb::keep_alive<1, 4>(), arg("y"), arg("bounds"),

@@ -286,6 +286,7 @@ struct LoraPart {
     const float *bias = nullptr, *gain = nullptr, *own = nullptr;  // [width]; own: the layer's bias
     int32_t dtype = 0, rank = 0, first = 0, width = 0;             // outputs [first, first + width)
     float scale = 1.0f;
+    int32_t block = 0;  // which expert or head
 };
 constexpr int LORA_ROWS = 48, LORA_TASK_RANKS = 16, LORA_TASK_OUTPUTS = 128;  // at most, of a task
 struct LoraTask {                                                             // rows that have one adapter
@@ -297,12 +298,12 @@ struct LoraTask {                                                             //
 struct LoraArgs {
     const LoraTask* tasks = nullptr;
     int64_t num_tasks = 0;
-    const int32_t* tokens = nullptr;  // ordered by adapter
+    const int32_t* tokens = nullptr;  // ordered by adapter: rows of x for lora_shrink, of y for lora_expand
     int64_t inputs = 0, max_rank = 0;
     const float* x = nullptr;
     float *h = nullptr, *y = nullptr;
-    int64_t ldx = 0, ldy = 0;
-    float scale = 1.0f;  // of what is added
+    int64_t ldx = 0, ldy = 0, x_block = 0, y_block = 0;  // numbers from row to row, from block to block
+    float scale = 1.0f;                                  // of what is added
 };
 
 struct EmbedArgs {

@@ -89,7 +89,8 @@ static LoraRows rows_at(const LoraArgs& a, const LoraTask& t, int64_t first, int
     for (int r = 0; r < count; r++) {
         const int64_t token = a.tokens[t.row + first + r];
         rows.h[r] = a.h + t.h + (first + r) * t.part->rank;
-        rows.x[r] = a.x + token * a.ldx, rows.y[r] = a.y + token * a.ldy + t.part->first + t.at;
+        rows.x[r] = a.x + token * a.ldx + t.part->block * a.x_block;
+        rows.y[r] = a.y + token * a.ldy + t.part->block * a.y_block + t.part->first + t.at;
     }
     return rows;
 }

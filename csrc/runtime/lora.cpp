@@ -1,22 +1,28 @@
 #include "lora.h"
 
+#include "moe.h"
+
 #include <algorithm>
 #include <stdexcept>
 
 namespace radix {
 
 void LoraAdapter::add(int site, Address a, Address b, const std::array<Address, 3>& vectors, int dtype,
-                      int rank, int first, int width, float scale) {
-    if (site < 0 || rank < 1 || first < 0 || width < 1)
+                      int rank, int first, int width, float scale, int block) {
+    if (site < 0 || rank < 1 || first < 0 || width < 1 || block < 0)
         throw std::invalid_argument("a part of an adapter has no size");
     if (sites.size() <= size_t(site)) sites.resize(size_t(site) + 1);
     sites[size_t(site)].push_back({at<void>(a), at<void>(b), at<float>(vectors[0]), at<float>(vectors[1]),
-                                   at<float>(vectors[2]), dtype, rank, first, width, scale});
+                                   at<float>(vectors[2]), dtype, rank, first, width, scale, block});
+    max_rank = std::max(max_rank, rank);
 }
 
 LoraBatch::LoraBatch(std::vector<const LoraAdapter*> them, Address adapter, int64_t tokens)
     : adapters(std::move(them)) {
-    for (const LoraAdapter* one : adapters) num_sites = std::max(num_sites, one->sites.size());
+    for (const LoraAdapter* one : adapters) {
+        num_sites = std::max(num_sites, one->sites.size());
+        max_rank = std::max(max_rank, one->max_rank);
+    }
     const int32_t* of = at<int32_t>(adapter);
     all.of.assign(of, of + tokens);
     group(all);
@@ -63,40 +69,68 @@ const LoraWork* LoraBatch::work(int site, bool is_selected) {
     return work.expand.empty() ? nullptr : &work;
 }
 
-void LoraBatch::make(const Rows& rows, int site, LoraWork& work) const {
-    work.tokens = rows.tokens.data();
-    auto split = [](std::vector<LoraTask>& to, LoraTask task, int32_t end, int32_t width) {
-        for (task.at = 0; task.at < end; task.at += width) {
-            task.count = std::min(width, end - task.at);
+// The products of one part with the rows [row, end).
+void LoraBatch::add_tasks(const LoraPart& part, int32_t row, int32_t end, LoraWork& work) {
+    auto split = [](std::vector<LoraTask>& to, LoraTask task, int32_t size, int32_t width) {
+        for (task.at = 0; task.at < size; task.at += width) {
+            task.count = std::min(width, size - task.at);
             to.push_back(task);
         }
     };
-    for (size_t i = 0; i < adapters.size(); i++) {
-        if (size_t(site) >= adapters[i]->sites.size()) continue;
-        const bool has_few_rows = rows.first[i + 1] - rows.first[i] <= LORA_ROWS;
-        for (const LoraPart& part : adapters[i]->sites[size_t(site)]) {
-            work.has_gain |= part.gain && rows.first[i] < rows.first[i + 1];
-            for (int32_t row = rows.first[i]; row < rows.first[i + 1]; row += LORA_ROWS) {
-                const LoraTask task{&part, work.num_h, row,
-                                    std::min<int32_t>(LORA_ROWS, rows.first[i + 1] - row)};
-                // few rows make few tasks, which all threads must share; many rows reuse what they read
-                split(work.shrink, task, part.rank, has_few_rows ? LORA_TASK_RANKS / 4 : LORA_TASK_RANKS);
-                split(work.expand, task, part.width, LORA_TASK_OUTPUTS);
-                work.num_h += int64_t(task.rows) * part.rank;
-                work.max_rank = std::max<int64_t>(work.max_rank, part.rank);
-            }
-        }
+    // few rows make few tasks, which all threads must share; many rows reuse what they read
+    const int ranks = end - row <= LORA_ROWS ? LORA_TASK_RANKS / 4 : LORA_TASK_RANKS;
+    work.has_gain |= part.gain && row < end;
+    for (; row < end; row += LORA_ROWS) {
+        const LoraTask task{&part, work.num_h, row, std::min<int32_t>(LORA_ROWS, end - row)};
+        split(work.shrink, task, part.rank, ranks);
+        split(work.expand, task, part.width, LORA_TASK_OUTPUTS);
+        work.num_h += int64_t(task.rows) * part.rank;
+        work.max_rank = std::max<int64_t>(work.max_rank, part.rank);
     }
 }
 
+void LoraBatch::make(const Rows& rows, int site, LoraWork& work) const {
+    work.tokens = rows.tokens.data();
+    for (size_t i = 0; i < adapters.size(); i++)
+        if (size_t(site) < adapters[i]->sites.size())
+            for (const LoraPart& part : adapters[i]->sites[size_t(site)])
+                add_tasks(part, rows.first[i], rows.first[i + 1], work);
+}
+
+void LoraBatch::work(int site, bool is_selected, const Assignment& a, int experts, LoraSlots& to) const {
+    const std::vector<int32_t>& of = is_selected ? selected.of : all.of;
+    to.slots.clear(), to.tokens.clear(), to.first.clear();
+    LoraWork* works[] = {&to.up, &to.down};
+    for (LoraWork* one : works) *one = {};
+    for (size_t i = 0; i < adapters.size(); i++) {
+        const size_t begin = to.first.size();
+        for (int e = 0; e < experts; e++) {
+            to.first.push_back(int32_t(to.slots.size()));
+            for (int32_t slot = a.first[size_t(e)]; slot < a.first[size_t(e) + 1]; slot++) {
+                const int32_t token = a.rows[size_t(slot)];
+                if (of[size_t(token)] == int32_t(i)) to.slots.push_back(slot), to.tokens.push_back(token);
+            }
+        }
+        to.first.push_back(int32_t(to.slots.size()));
+        for (size_t half = 0; half < 2; half++)
+            if (size_t(site) + half < adapters[i]->sites.size())
+                for (const LoraPart& part : adapters[i]->sites[size_t(site) + half]) {
+                    const int32_t* first = to.first.data() + begin + part.block;
+                    add_tasks(part, first[0], first[1], *works[half]);
+                }
+    }
+    to.h.resize(size_t(std::max(to.up.num_h, to.down.num_h)));
+}
+
 void LoraBatch::add_to(int site, Address x, int64_t ldx, int64_t inputs, Address y, int64_t ldy,
-                       int threads) {
+                       int64_t x_block, int64_t y_block, int threads) {
     const LoraWork* w = work(site, false);
     if (!w) return;
     std::vector<float> h(size_t(w->num_h));
     LoraArgs a;
     a.tokens = w->tokens, a.inputs = inputs, a.max_rank = w->max_rank, a.h = h.data();
     a.x = at<float>(x), a.ldx = ldx, a.y = at<float>(y), a.ldy = ldy;
+    a.x_block = x_block, a.y_block = y_block;
     double bytes = 0, flops = 0;
     for (const LoraTask& t : w->shrink) {
         const double numbers = double(t.count) * double(inputs);

@@ -10,9 +10,10 @@ namespace radix {
 // What one adapter adds to each of a model's linear layers, by the layer's number (site).
 struct LoraAdapter {
     std::vector<std::vector<LoraPart>> sites;
+    int max_rank = 0;
     // vectors: bias, gain, own; 0 for none
     void add(int site, Address a, Address b, const std::array<Address, 3>& vectors, int dtype, int rank,
-             int first, int width, float scale);
+             int first, int width, float scale, int block);
 };
 
 // The products of one layer: A x of all its rows, then B.
@@ -22,6 +23,16 @@ struct LoraWork {
     int64_t num_h = 0, max_rank = 0;
     bool has_gain = false;  // so that outputs are needed apart from what they are added to
 };
+
+// Rows of a step in the order of their experts, of those that have adapters.
+struct LoraSlots {
+    std::vector<int32_t> slots, tokens;  // places in Assignment's order and the tokens there, by adapter
+    std::vector<int32_t> first;          // [adapters, experts + 1]
+    LoraWork up, down;
+    std::vector<float> h;
+};
+
+struct Assignment;
 
 // The rows of a step that have adapters. What is made of them is kept, for as many steps as have the same.
 class LoraBatch {
@@ -33,8 +44,12 @@ class LoraBatch {
     void select(const int32_t* rows, int64_t count);  // the tokens that are the rows of `selected` work
     // null where no row of the step has an adapter that changes the layer
     const LoraWork* work(int site, bool selected);
-    // y += what the adapters add, of all tokens
-    void add_to(int site, Address x, int64_t ldx, int64_t inputs, Address y, int64_t ldy, int threads);
+    // The work of experts whose layer has the numbers site (up) and site + 1 (down).
+    void work(int site, bool selected, const Assignment& a, int experts, LoraSlots& to) const;
+    // y += what the adapters add, of all tokens. Blocks: numbers from one head to the next
+    void add_to(int site, Address x, int64_t ldx, int64_t inputs, Address y, int64_t ldy, int64_t x_block,
+                int64_t y_block, int threads);
+    int max_rank = 0;
 
   private:
     struct Rows {
@@ -47,6 +62,7 @@ class LoraBatch {
     Rows all, selected;
     void group(Rows& rows) const;
     void make(const Rows& rows, int site, LoraWork& work) const;
+    static void add_tasks(const LoraPart& part, int32_t row, int32_t end, LoraWork& work);
 };
 
 }  // namespace radix

@@ -113,6 +113,13 @@ static LinearArgs up_args(const ExpertArgs& e, const Assignment& a, int expert) 
     l.m = a.first[size_t(expert) + 1] - first, l.y = e.hidden + first * e.inner, l.ldy = e.inner;
     return l;
 }
+// Up before the activation.
+static LinearArgs wide_args(const ExpertArgs& e, const Assignment& a, int expert) {
+    LinearArgs l = up_args(e, a, expert);
+    l.act = l.w.paired ? ACT_APART : ACT_NONE, l.ldy = l.w.n;
+    l.y = e.wide + a.first[size_t(expert)] * l.w.n;
+    return l;
+}
 static LinearArgs down_args(const ExpertArgs& e, const Assignment& a, int expert) {
     LinearArgs l;
     const int32_t first = a.first[size_t(expert)];
@@ -131,6 +138,37 @@ static void scale_inputs(const ExpertArgs& e, const Assignment& a, const Ctx& ct
         }
     });
     ctx.barrier();
+}
+
+// All experts with what adapters add: between up and the activation, and to down.
+static void run_adapted(const Kernels& k, const ExpertArgs& e, const Assignment& a, const Ctx& ctx) {
+    LoraSlots& lora = *e.lora;
+    const int64_t wide = e.up[0].n;
+    auto products = [&](LinearArgs (*args_of)(const ExpertArgs&, const Assignment&, int),
+                        const LoraWork& work, LoraArgs l) {
+        l.max_rank = work.max_rank, l.h = lora.h.data();
+        l.tasks = work.shrink.data(), l.num_tasks = int64_t(work.shrink.size());
+        k.lora_shrink(l, ctx);
+        for (int expert = 0; expert < e.experts; expert++) {
+            LinearArgs one = args_of(e, a, expert);
+            if (one.m > 0) run_linear(k, one, ctx);
+        }
+        l.tokens = lora.slots.data();
+        l.tasks = work.expand.data(), l.num_tasks = int64_t(work.expand.size());
+        k.lora_expand(l, ctx);
+    };
+    LoraArgs up;
+    up.tokens = e.scaled ? lora.slots.data() : lora.tokens.data(), up.inputs = e.dim;
+    up.x = e.scaled ? e.scaled : e.x, up.ldx = e.scaled ? e.lds : e.ldx, up.y = e.wide, up.ldy = wide;
+    products(wide_args, lora.up, up);
+    ActArgs act;
+    act.x = e.wide, act.ldx = wide, act.y = e.hidden, act.ldy = act.dim = e.inner, act.act = e.act;
+    act.rows = a.first[size_t(e.experts)], act.gated = e.up[0].paired;
+    k.activation(act, ctx);
+    LoraArgs down;
+    down.tokens = lora.slots.data(), down.inputs = e.inner, down.x = e.hidden, down.ldx = e.inner;
+    down.y = e.out, down.ldy = e.dim;
+    products(down_args, lora.down, down);
 }
 
 void combine(const ExpertArgs& e, const int32_t* ids, const int32_t* slot, const float* weights,
@@ -168,7 +206,8 @@ static void gather_outcomes(const ExpertArgs& e, const Assignment& a, const Ctx&
 
 void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, const Ctx& ctx) {
     if (e.scaled) scale_inputs(e, a, ctx);
-    for (int expert = e.first; expert < e.first + e.count; expert++) {
+    if (e.lora) run_adapted(k, e, a, ctx);
+    for (int expert = e.first; expert < e.first + e.count && !e.lora; expert++) {
         if (a.first[size_t(expert) + 1] == a.first[size_t(expert)]) continue;
         run_linear(k, up_args(e, a, expert), ctx);
         run_linear(k, down_args(e, a, expert), ctx);
@@ -204,7 +243,7 @@ Experts::Experts(const std::vector<const Linear*>& ups, const std::vector<const 
 }
 
 void Experts::run(Address x, int64_t ldx, int64_t tokens, Address ids, Address weights, int top_k, Address y,
-                  int64_t ldy, int threads) {
+                  int64_t ldy, int threads, Address lora, int site) {
     const int experts = int(up.size());
     assignment.reserve(tokens, top_k, experts);
     std::copy_n(at<int32_t>(ids), tokens * top_k, assignment.ids.begin());
@@ -219,12 +258,18 @@ void Experts::run(Address x, int64_t ldx, int64_t tokens, Address ids, Address w
     for (int i = 0; i < experts; i++)
         e.max_expert_rows = std::max<int64_t>(e.max_expert_rows,
                                               assignment.first[size_t(i) + 1] - assignment.first[size_t(i)]);
+    if (lora) {
+        at<LoraBatch>(lora)->work(site, false, assignment, experts, slots);
+        if (wide.size() < size_t(tokens * top_k * up[0].n)) wide.resize(size_t(tokens * top_k * up[0].n));
+        e.lora = &slots, e.wide = wide.data();
+    }
     const Kernels& k = kernels();
     const double size = double(up[0].n) * double(up[0].k) + double(down[0].n) * double(down[0].k);
     int n = threads > 0 ? threads
                         : threads_for(size * double(std::min<int64_t>(experts, tokens * top_k)),
                                       2 * size * double(tokens * top_k));
-    run_team(n, experts_shared(k, e), experts_local(k, e, n),
+    const size_t spare = e.lora ? k.lora_local(at<LoraBatch>(lora)->max_rank) : 0;
+    run_team(n, experts_shared(k, e), std::max(spare, experts_local(k, e, n)),
              [&](const Ctx& c) { run_experts(k, e, assignment, c); });
 }
 

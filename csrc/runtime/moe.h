@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>
 
-#include "linear.h"
+#include "lora.h"
 #include "shm.h"
 
 namespace radix {
@@ -68,7 +68,9 @@ struct ExpertArgs {
     int64_t ldy = 0;
     float scale = 1.0f;
     bool adds = false;
-    bool passes = false;  // zero experts return x; otherwise nothing
+    bool passes = false;        // zero experts return x; otherwise nothing
+    LoraSlots* lora = nullptr;  // what adapters add, or null
+    float* wide = nullptr;      // [T * top_k, rows of up]: before the activation, with adapters
 };
 // What the chosen experts made of token t, added in the order of the choice.
 void combine(const ExpertArgs& e, const int32_t* ids, const int32_t* slot, const float* weights,
@@ -83,14 +85,16 @@ struct Experts {
     std::vector<Weight> up, down;
     int act;
     Assignment assignment;
-    std::vector<float> hidden, out;
+    std::vector<float> hidden, out, wide;
+    LoraSlots slots;
     bool records = false;         // keep what the tokens of a step program chose
     std::vector<int32_t> chosen;  // [T * top_k] of the last step
     Experts(const std::vector<const Linear*>& ups, const std::vector<const Linear*>& downs, int activation);
     int64_t dim() const { return down[0].n; }
     int64_t inner() const { return down[0].k; }
+    // lora: LoraBatch, or 0; site: as in LoraBatch::work
     void run(Address x, int64_t ldx, int64_t tokens, Address ids, Address weights, int top_k, Address y,
-             int64_t ldy, int threads);
+             int64_t ldy, int threads, Address lora, int site);
     void combine(Address out, Address slot, Address weights, int64_t tokens, int top_k, Address y,
                  int threads) const;
     int64_t take_chosen(Address to);  // their number; 0 without a place only counts

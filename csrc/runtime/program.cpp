@@ -32,7 +32,8 @@ void Program::grow(int64_t tokens) {
 
 // Fills this step's addresses and row counts into the ops.
 void Program::bind(const Step& c) {
-    if (c.lora) at<LoraBatch>(c.lora)->select(at<int32_t>(c.rows), c.num_rows);
+    lora_batch = c.lora ? at<LoraBatch>(c.lora) : nullptr;
+    if (lora_batch) lora_batch->select(at<int32_t>(c.rows), c.num_rows);
     for (Op& op : ops) {
         const int64_t n = op.selected ? c.num_rows : c.tokens;
         float *x = data(op.x), *y = data(op.y);
@@ -57,19 +58,24 @@ void Program::bind(const Step& c) {
                 a.residual = data(op.residual), a.ldr = stride(op.residual);
                 a.y = is_logits ? at<float>(c.logits) + op.y_offset : y;
                 a.ldy = is_logits ? c.ld_logits : stride(op.y);
-                if (op.site >= 0) bind_lora(op, c);
+                if (op.site >= 0) bind_lora(op);
                 break;
             }
             case HEADS: {
                 HeadArgs& a = op.heads;
                 a.x = x, a.ldx = stride(op.x), a.y = y, a.ldy = stride(op.y), a.m = n;
+                op.lora = lora_batch && op.site >= 0 ? lora_batch->work(op.site, false) : nullptr;
+                if (op.lora) reserve_lora(*op.lora);
                 break;
             }
             case MOE: {
                 ExpertArgs& a = op.experts;
                 a.x = x, a.ldx = stride(op.x), a.tokens = n, a.y = y, a.ldy = stride(op.y);
                 a.scaled = data(op.residual), a.lds = stride(op.residual);
-                a.hidden = data(op.hidden), a.out = data(op.out);
+                a.hidden = data(op.hidden), a.out = data(op.out), a.wide = data(op.wide);
+                const bool is_adapted =
+                    lora_batch && op.site >= 0 && (lora_batch->has(op.site) || lora_batch->has(op.site + 1));
+                a.lora = is_adapted ? &lora_slots : nullptr;
                 assignment.reserve(n, op.route.top_k, op.num_slots);
                 break;
             }
@@ -93,15 +99,19 @@ void Program::bind(const Step& c) {
 
 // What adapters add comes before the activation; with a gain, before scale and residual too. These are then
 // steps of their own, from a buffer apart.
-void Program::bind_lora(Op& op, const Step& c) {
+void Program::bind_lora(Op& op) {
     LinearArgs& a = op.linear;
-    op.lora = c.lora && a.m > 0 ? at<LoraBatch>(c.lora)->work(op.site, op.selected) : nullptr;
+    op.lora = lora_batch && a.m > 0 ? lora_batch->work(op.site, op.selected) : nullptr;
     a.act = op.act, a.out_scale = op.out_scale;
     if (!op.lora) return;
-    if (lora_h.size() < size_t(op.lora->num_h)) lora_h.resize(size_t(op.lora->num_h));
+    reserve_lora(*op.lora);
     a.act = a.w.paired ? ACT_APART : ACT_NONE;
     if (!is_apart(op)) return;
     a.y = data(op.apart), a.ldy = stride(op.apart), a.residual = nullptr, a.out_scale = 1.0f;
+}
+
+void Program::reserve_lora(const LoraWork& work) {
+    if (lora_h.size() < size_t(work.num_h)) lora_h.resize(size_t(work.num_h));
 }
 
 bool Program::is_apart(const Op& op) {
@@ -272,9 +282,24 @@ void Program::execute_moe(const Op& op, const Kernels& k, const Ctx& ctx) {
                 id = part->table[(i / r.top_k % part->variants) * r.experts + id];
             }
         assignment.sort(op.experts.tokens, r.top_k, op.num_slots);
+        if (op.experts.lora)
+            lora_batch->work(op.site, op.selected, assignment, op.experts.experts, lora_slots);
     }
     ctx.barrier();
     run_experts(k, op.experts, assignment, ctx);
+}
+
+void Program::execute_heads(const Op& op, const Kernels& k, const Ctx& ctx) {
+    const HeadArgs& a = op.heads;
+    run_heads(k, a, ctx);
+    if (!op.lora) return;
+    LoraArgs l;
+    l.tokens = op.lora->tokens, l.inputs = a.w[0].k, l.max_rank = op.lora->max_rank, l.h = lora_h.data();
+    l.x = a.x, l.ldx = a.ldx, l.x_block = a.x_head, l.y = a.y, l.ldy = a.ldy, l.y_block = a.y_head;
+    l.tasks = op.lora->shrink.data(), l.num_tasks = int64_t(op.lora->shrink.size());
+    k.lora_shrink(l, ctx);
+    l.tasks = op.lora->expand.data(), l.num_tasks = int64_t(op.lora->expand.size());
+    k.lora_expand(l, ctx);
 }
 
 void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) {
@@ -293,7 +318,7 @@ void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) {
         case MOE:
             if (op.experts.tokens > 0) execute_moe(op, k, ctx);
             break;
-        case HEADS: run_heads(k, op.heads, ctx); break;
+        case HEADS: execute_heads(op, k, ctx); break;
         case EMBEDS:
         case HIDDEN:
         case TAP:
@@ -323,7 +348,7 @@ void Program::run(const Step& c) {
     const int threads = c.threads;
     const Kernels& k = kernels();
     const int team = threads > 0 ? threads : max_threads();
-    size_t shared = 0, local = 0;
+    size_t shared = 0, local = lora_batch ? k.lora_local(lora_batch->max_rank) : 0;
     for (size_t p = 0; p < plans.size(); p++) {
         const AttnArgs& a = ops[size_t(plan_of[p])].attention;
         plans[p].make(a, team);
@@ -336,7 +361,6 @@ void Program::run(const Step& c) {
         if (op.kind == LINEAR || op.kind == LOGITS) {
             shared = std::max(shared, shared_for(k, op.linear));
             local = std::max(local, local_for(k, op.linear, n));
-            if (op.lora) local = std::max(local, k.lora_local(op.lora->max_rank));
         } else if (op.kind == MOE) {
             shared = std::max(shared, experts_shared(k, op.experts));
             local = std::max(local, experts_local(k, op.experts, n));

@@ -75,7 +75,8 @@ class Program {
     // Rows of a latent cache: kv is [k_lead latents, head_dim rotated numbers]. The last head_dim numbers
     // of each head of q are rotated too and stored after the k_lead numbers of a head of `absorbed`.
     void latent_store(int q, int kv, int absorbed, StoreArgs args, int rope, int group);
-    void heads(int x, int y, const HeadLinear& w, int64_t x_head, int64_t y_head);  // y's head h = w_h x_h
+    // y's head h = w_h x_h
+    void heads(int x, int y, const HeadLinear& w, int64_t x_head, int64_t y_head, int site);
     void attention(int q, int y, AttnArgs args);  // over the cache of the last store
     void gate(int x, int y, GateArgs args, int64_t offset, bool selected);
     void head_norm(int x, int y, HeadNormArgs args, int64_t x_offset, int64_t y_offset, int gate,
@@ -95,7 +96,7 @@ class Program {
     // null where one rank has all experts.
     void moe(int x, int logits, int y, Experts& experts, Route route, float scale, bool adds,
              int zero_experts, bool zero_experts_are_identity, bool scales_input, bool selected,
-             const ExpertPart* part);
+             const ExpertPart* part, int site);
     // Columns from `first` on of the step's logits.
     void logits(int x, const Linear& w, float scale, float softcap, int site, int lora_x, int64_t first);
     // y's columns offset + bounds[r] .. offset + bounds[r + 1] come from rank r of the group.
@@ -156,7 +157,7 @@ class Program {
         ConvArgs conv;
         DecayArgs decay;
         ScanArgs scan;
-        int logits = -1, hidden = -1, out = -1;
+        int logits = -1, hidden = -1, out = -1, wide = -1;
         // of ranks: bounds in bytes, what is gathered
         ShmGroup* group_of_ranks = nullptr;
         std::vector<int64_t> bounds;
@@ -181,6 +182,8 @@ class Program {
     char* memory = nullptr;
     double seconds[NUM_KINDS] = {0};
     Assignment assignment;  // of the layer that runs
+    LoraSlots lora_slots;   // of it, too
+    LoraBatch* lora_batch = nullptr;
     std::vector<float> lora_h;
 
     Op& push(Kind kind);
@@ -191,7 +194,8 @@ class Program {
     int64_t stride(int b) const { return b < 0 ? 0 : buffers[size_t(b)].stride; }
     void grow(int64_t tokens);
     void bind(const Step& step);
-    void bind_lora(Op& op, const Step& step);
+    void bind_lora(Op& op);
+    void reserve_lora(const LoraWork& work);
     static bool is_apart(const Op& op);
     void bind_attention(Op& op, const Step& step, int64_t rows);
     void bind_mix(Op& op, const Step& step, int64_t rows);
@@ -201,6 +205,7 @@ class Program {
     void execute_linear(const Op& op, const Kernels& k, const Ctx& ctx);
     void execute_gather(const Op& op, const Ctx& ctx);
     void execute_moe(const Op& op, const Kernels& k, const Ctx& ctx);
+    void execute_heads(const Op& op, const Kernels& k, const Ctx& ctx);
 };
 
 }  // namespace radix

@@ -68,9 +68,9 @@ void Program::latent_store(int q, int kv, int absorbed, StoreArgs args, int rope
     Cache& c = op.store.cache;
     c.kv_heads = 1, c.k_dim = args.k_lead + args.head_dim, c.v_dim = args.k_lead, c.latent = !c.k && c.v;
 }
-void Program::heads(int x, int y, const HeadLinear& w, int64_t x_head, int64_t y_head) {
+void Program::heads(int x, int y, const HeadLinear& w, int64_t x_head, int64_t y_head, int site) {
     Op& op = push(HEADS);
-    op.x = x, op.y = y;
+    op.x = x, op.y = y, op.site = site;
     op.heads.w = w.w.data(), op.heads.heads = int(w.w.size()), op.heads.x_head = x_head,
     op.heads.y_head = y_head;
 }
@@ -150,23 +150,25 @@ void Program::xielu(int y, int64_t dim, Xielu coefficients, bool selected) {
 
 void Program::moe(int x, int logits, int y, Experts& experts, Route route, float scale, bool adds,
                   int zero_experts, bool zero_experts_are_identity, bool scales_input, bool selected,
-                  const ExpertPart* part) {
+                  const ExpertPart* part, int site) {
     const int own = int(experts.up.size()), real = route.experts - zero_experts;
     const int64_t first = part ? part->starts.at(size_t(part->group->rank)) : 0;
     if (part ? part->starts.at(size_t(part->group->rank) + 1) - first != own : real != own)
         throw std::invalid_argument("the router and the experts differ in number");
     // Layers of one shape share their scratch.
-    int hidden = -1, out = -1;
+    int hidden = -1, out = -1, wide = -1;
     for (const Op& op : ops)
         if (op.kind == MOE && op.route.top_k == route.top_k && op.experts.inner == experts.inner() &&
             op.experts.dim == experts.dim())
-            hidden = op.hidden, out = op.out;
+            hidden = op.hidden, out = op.out, wide = op.wide;
     if (hidden < 0) hidden = buffer(experts.inner(), route.top_k), out = buffer(experts.dim(), route.top_k);
+    if (site >= 0 && wide < 0) wide = buffer(experts.up[0].n, route.top_k);
     const int scaled = scales_input ? buffer(experts.dim(), route.top_k) : -1;
     Op& op = push(MOE);
     op.x = x, op.y = y, op.logits = logits, op.hidden = hidden, op.out = out, op.residual = scaled;
     op.selected = selected, op.route = route;
     op.expert_owner = &experts, op.group_of_ranks = part ? part->group : nullptr;
+    op.site = site, op.wide = wide;
     ExpertArgs& e = op.experts;
     e.up = experts.up.data(), e.down = experts.down.data(), e.act = experts.act;
     e.experts = part ? int(part->starts.back()) : real, e.top_k = route.top_k;

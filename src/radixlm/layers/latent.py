@@ -14,9 +14,12 @@ from radixlm.arch.spec import LatentAttention
 from radixlm.base.record import replace
 from radixlm.kernels.cpu.heads import HeadLinear
 from radixlm.kernels.ops.fp8 import BLOCK
+from radixlm.kernels.ops.linear import HeadLinear as PackedHeads
+from radixlm.kernels.ops.lora import LoraPart
 from radixlm.layers.context import LayerContext
 from radixlm.layers.gathered_attention import attend_gathered
 from radixlm.layers.indexer import IndexerLayer, PooledIndexer, shared_choice
+from radixlm.layers.linear import StepAdapters
 from radixlm.layers.logn_scaling import logn_scales
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
@@ -204,12 +207,14 @@ class LatentAttentionLayer(Module):
 class UpProjection(Module):
     """kv_b [H * (N + V), L], split into its key and value halves."""
 
+    site = -1  # of keys among the layers that adapters may change
+
     def __init__(
         self, spec: LatentAttention, place: Placement | None, heads: int, context: LayerContext
     ) -> None:
         """``spec`` has the heads of ``place``, of ``heads`` in all."""
         self.spec, self._pack = spec, context.kernels.pack_head_linear
-        rows = heads * (spec.nope_dim + spec.v_dim)
+        rows, self._rows = heads * (spec.nope_dim + spec.v_dim), place.rows if place else ()
         self.weight = Param((rows, spec.kv_rank), shard=Shard(0))
         if place is not None:
             self.weight.cut(Cut(0, rows, place.rows))
@@ -222,13 +227,43 @@ class UpProjection(Module):
         self.key = self._pack(halves[0].transpose(1, 2).contiguous())
         self.value = self._pack(halves[1].contiguous())
 
+    def adapt(self, site: int, step: StepAdapters) -> None:
+        """Let adapters change both halves, which are loaded; the site of values is the next."""
+        self.site, self._step = site, step
+
+    @property
+    def packed_sites(self) -> dict[int, int]:
+        """The sites by the ``id`` of what is packed."""
+        return {id(self.key): self.site, id(self.value): self.site + 1}
+
+    def split(self, part: LoraPart) -> tuple[list[LoraPart], list[LoraPart]]:
+        """What an adapter's part of the whole matrix is for keys and for values of each head: a
+        query is multiplied by the transposed key half, so B's and A's places are changed there."""
+        spec = self.spec
+        rows, whole = spec.nope_dim + spec.v_dim, self.weight.whole_shape[0]
+        b_OR = part.b_OR.new_zeros(whole, part.rank)
+        b_OR[part.first : part.first + len(part.b_OR)] = part.b_OR
+        b_OR = torch.cat([b_OR[slice(*one)] for one in self._rows or ((0, whole),)])
+        a_LR, keys, values = part.a_RI.T.contiguous(), [], []
+        for head, b_CR in enumerate(b_OR.view(spec.heads, rows, part.rank)):
+            key_NR, value_VR = b_CR.split_with_sizes((spec.nope_dim, spec.v_dim))
+            keys.append(LoraPart(key_NR.T.contiguous(), a_LR, part.scale, block=head))
+            values.append(LoraPart(part.a_RI, value_VR.contiguous(), part.scale, block=head))
+        return keys, values
+
     def absorb(self, q_THN: Tensor) -> Tensor:
         """Queries in latent space: [T, H, L]."""
-        return self.key.run(q_THN)
+        return self._run(self.key, q_THN, 0)
 
     def expand(self, out_THL: Tensor) -> Tensor:
         """Values of averaged latents: [T, H * V]."""
-        return self.value.run(out_THL).flatten(1)
+        return self._run(self.value, out_THL, 1).flatten(1)
+
+    def _run(self, half: PackedHeads, x_THI: Tensor, offset: int) -> Tensor:
+        y_THO = half.run(x_THI)
+        if self.site >= 0 and self._step.rows is not None:
+            self._step.rows.add_heads_(self.site + offset, x_THI, y_THO)
+        return y_THO
 
     def emit(
         self, program: ProgramBuilder, half: object, source: int, target: int, x_head: int,
@@ -238,4 +273,7 @@ class UpProjection(Module):
         if not isinstance(half, HeadLinear):
             raise Unsupported(f"kv_b as {type(half).__name__}")
         program.keep.append(half)
-        program.ops.heads(x=source, y=target, w=half.handle, x_head=x_head, y_head=y_head)
+        site = program.site_of(half)
+        program.ops.heads(
+            x=source, y=target, w=half.handle, x_head=x_head, y_head=y_head, site=site
+        )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +21,20 @@ class StepAdapters:
     """The adapters of the step that runs: the model sets ``rows`` before its layers run."""
 
     rows: LoraRows | None = None
+
+
+class Adaptable(Protocol):
+    """A layer that adapters may change."""
+
+    @property
+    def packed_sites(self) -> dict[int, int]:
+        """The number of each matrix among all that adapters may change, by the ``id`` of what is
+        packed."""
+        ...
+
+    def adapt(self, site: int, step: StepAdapters) -> None:
+        """Let adapters change the layer, which is loaded; its first matrix has this number."""
+        ...
 
 
 class Linear(Module):
@@ -69,6 +84,11 @@ class Linear(Module):
                 "--quantization"
             )
         self.site, self._step, self.run = site, step, self._run_adapted
+
+    @property
+    def packed_sites(self) -> dict[int, int]:
+        """The site by the ``id`` of what is packed."""
+        return {id(self.packed): self.site}
 
     def own_bias(self) -> Tensor | None:
         """The bias of the loaded layer, float32 [O], which is what it makes of zeros; None without

@@ -1,6 +1,7 @@
 """Mixture-of-experts layer. Legend: T tokens, D model channels, E experts, I inner channels."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,10 +13,17 @@ from radixlm.base.errors import CheckpointError
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.moe import Experts
 from radixlm.kernels.dispatch import Kernels
-from radixlm.kernels.ops.moe import PackedExperts, UngatedExperts, pack_experts, route
+from radixlm.kernels.ops.moe import (
+    ExpertAdapters,
+    PackedExperts,
+    UngatedExperts,
+    pack_experts,
+    route,
+)
 from radixlm.kernels.ops.quantized import QuantScales
 from radixlm.layers.context import LayerContext
 from radixlm.layers.experts import ExpertSplit, SplitExperts
+from radixlm.layers.linear import StepAdapters
 from radixlm.layers.mlp import MlpLayer, clamped_glu
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
@@ -50,6 +58,7 @@ class MoeLayer(Module):
     chosen_TK: Tensor | None = None
     share: ExpertSplit | None = None  # with the ranks that hold the other experts
     _noise: torch.Generator | None = None
+    site = -1  # of up among the layers that adapters may change; down's is the next; -1: none
 
     def __init__(self, spec: Moe, dim: int, context: LayerContext) -> None:
         self.spec = spec
@@ -179,6 +188,15 @@ class MoeLayer(Module):
         self._scale_E = self.expert_scale.take() if self.spec.expert_scale else None
         self.correction_E = self.correction.take() if self.spec.correction else None
 
+    def adapt(self, site: int, step: StepAdapters) -> None:
+        """Let adapters change the experts, which are loaded."""
+        self.site, self._step = site, step
+
+    @property
+    def packed_sites(self) -> dict[int, int]:
+        """The site by the ``id`` of what is packed."""
+        return {id(self.experts): self.site}
+
     def run(
         self,
         x_TD: Tensor,
@@ -271,6 +289,7 @@ class MoeLayer(Module):
             route=self._route_args(program), scale=target.scale, adds=target.adds,
             zero_experts=spec.zero_experts, scales_input=spec.scale_input, selected=selected,
             zero_experts_are_identity=spec.zero_experts_are_identity, part=part,
+            site=program.site_of(self.experts),
         )  # fmt: skip
         if spec.shared is None:
             return
@@ -322,18 +341,26 @@ class MoeLayer(Module):
         if spec.scale_input:
             ones = torch.ones_like(weights_TK[:, :1])
             parts = [
-                self.experts.run(x_TD * weights_TK[:, k : k + 1], ones, ids_TK[:, k : k + 1])
+                self._run_packed(x_TD * weights_TK[:, k : k + 1], ones, ids_TK[:, k : k + 1])
                 for k in range(spec.top_k)
             ]
             return sum(parts[1:], parts[0])
         if not spec.zero_experts:
-            return self.experts.run(x_TD, weights_TK, ids_TK)
+            return self._run_packed(x_TD, weights_TK, ids_TK)
         is_real = ids_TK < spec.experts
         passed = weights_TK.masked_fill(is_real, 0.0).sum(-1, keepdim=True)
         ids = ids_TK.clamp(max=spec.experts - 1)
         if not spec.zero_experts_are_identity:
-            return self.experts.run(x_TD, weights_TK * is_real, ids)
-        return self.experts.run(x_TD, weights_TK * is_real, ids) + x_TD * passed
+            return self._run_packed(x_TD, weights_TK * is_real, ids)
+        return self._run_packed(x_TD, weights_TK * is_real, ids) + x_TD * passed
+
+    def _run_packed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """The experts that have weights, with what adapters add to them."""
+        rows, site = None if self.site < 0 else self._step.rows, self.site
+        if rows is None or not (rows.has(site) or rows.has(site + 1)):
+            return self.experts.run(x_TD, weights_TK, ids_TK)
+        run: Callable[..., Tensor] = self.experts.run
+        return run(x_TD, weights_TK, ids_TK, ExpertAdapters(rows, site))
 
 
 def _take_weights(param: Param, fmt: str, copies: bool) -> tuple[Tensor, str, QuantScales | None]:
@@ -381,6 +408,8 @@ class LoopedExperts:
     """Gated experts whose gate and up are cut at a limit, or whose outputs are normed, one after
     another in torch."""
 
+    takes_adapters = True
+
     def __init__(
         self,
         weights: tuple[Tensor, Tensor],
@@ -394,14 +423,24 @@ class LoopedExperts:
         self._spec, self._norm = spec, norm
         self._limit = spec.limit or math.inf
 
-    def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+    def run(
+        self,
+        x_TD: Tensor,
+        weights_TK: Tensor,
+        ids_TK: Tensor,
+        lora: ExpertAdapters | None = None,
+    ) -> Tensor:
         """As in ``PackedExperts``."""
         out_TKD = x_TD.new_empty(*ids_TK.shape, x_TD.shape[1])
         for expert in sorted(set(ids_TK.flatten().tolist())):
             rows, ranks = (ids_TK == expert).nonzero(as_tuple=True)
             h = _linear(x_TD[rows], self._up[expert], self._up_bias, expert)
+            if lora is not None:
+                lora.up(expert, rows, x_TD[rows], h)
             h = clamped_glu(h, self._spec.act, self._limit, self._spec.limit_after)
             y = _linear(h, self._down[expert], self._down_bias, expert)
+            if lora is not None:
+                lora.down(expert, rows, h, y)
             out_TKD[rows, ranks] = y if self._norm is None else self._norm.run(y)
         return (out_TKD * weights_TK[..., None].to(x_TD.dtype)).sum(1)
 

@@ -158,6 +158,12 @@ class ProgramBuilder:
         self.keep.append(tensor)
         return address(tensor)
 
+    def site_of(self, packed: object) -> int:
+        """The number of a layer that adapters may change, NOWHERE of others."""
+        site = self._sites.get(id(packed), NOWHERE)
+        self.sites_left.discard(site)
+        return site
+
     def packed(self, linear: object) -> PackedLinear:
         """The C++ weight of a packed linear layer."""
         inner = linear.inner if isinstance(linear, GatherLinear) else linear
@@ -178,10 +184,9 @@ class ProgramBuilder:
         act: int = 0,
     ) -> int:
         """``target = act(linear(source)) * scale + residual``; the target."""
-        handle, site = self.packed(linear).handle, self._sites.get(id(linear), NOWHERE)
+        handle, site = self.packed(linear).handle, self.site_of(linear)
         if site >= 0 and (act or self.packed(linear).is_paired) and (residual >= 0 or scale != 1.0):
             raise Unsupported("adapters of a layer with activation and residual")
-        self.sites_left.discard(site)
         ordered = self.reordered(linear, source, selected)
         self.ops.linear(
             x=ordered, y=target, w=handle, residual=residual, out_scale=scale, act=act,

@@ -1,44 +1,41 @@
 """A PEFT adapter, read from its folder, checked against a model and laid out by its layers.
 
-Legend: R rank, I input channels, O output channels.
+Legend: R rank, I input channels, O output channels, E experts.
 """
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-import psutil
 import torch
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
-from radixlm.base.record import Record
-from radixlm.base.units import format_bytes
-from radixlm.kernels.ops.lora import LoraPart
+from radixlm.base.record import Record, replace
+from radixlm.kernels.ops.lora import AdapterPart, LoraPart, TableRows
+from radixlm.layers.latent import UpProjection
 from radixlm.layers.linear import Linear
 from radixlm.lora.config import LoraConfig, read_lora_config
-from radixlm.lora.targets import EMBED, HEAD, AdapterTargets, Target, place
-from radixlm.weights.origin import non_finite_kind
-from radixlm.weights.pickle_file import PickleSource
-from radixlm.weights.safetensors_file import SafetensorsSource
+from radixlm.lora.targets import EMBED, HEAD, KEY, VALUE, AdapterTargets, Target, place
+from radixlm.lora.tensors import (
+    AdapterReader,
+    ModuleTensors,
+    copied_tables,
+    count_of,
+    dtype_name,
+    find_file,
+    group_tensors,
+    open_adapter,
+    some_of,
+)
 from radixlm.weights.source import TensorSource
 
 log = logging.getLogger(__name__)
 
-FILES = ("adapter_model.safetensors", "adapter_model.bin")
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MAX_LISTED = 3
-MEMORY_SHARE = 0.8  # of the free memory that one adapter may take
-_TENSOR = re.compile(
-    r"(?:base_model\.model\.)?(?P<module>.+?)\.(?:base_layer\.)?"
-    r"(?:lora_(?P<half>[AB])(?:\.(?!weight|bias)\w+)?\.(?P<kind>weight|bias)"
-    r"|lora_magnitude_vector(?:\.\w+)*|lora_embedding_(?P<table>[AB])(?:\.\w+)?)$"
-)
+ROWS_OF_PART = 64  # of a weight that the adapter has whole
 
 
 class LoraLimits(Record):
@@ -55,88 +52,10 @@ class Adapter(Record, eq=False):
     path: str
     digest: str
     config: LoraConfig
-    parts: Mapping[str, tuple[LoraPart, ...]]
+    parts: Mapping[str, tuple[AdapterPart, ...]]
     modules: tuple[str, ...]  # kinds of modules, such as q_proj
     max_rank: int
     num_bytes: int
-
-
-@dataclass(slots=True)
-class _Halves:
-    """The names of one module's tensors; the output side may have a bias, and a magnitude.
-    ``whole_bias`` takes the place of the layer's own."""
-
-    a: str = ""
-    b: str = ""
-    bias: str = ""
-    whole_bias: str = ""
-    magnitude: str = ""
-    is_table: bool = False  # of tokens
-    targets: list[Target] = field(default_factory=list)
-
-
-def find_file(folder: Path) -> Path:
-    """The file with the adapter's tensors; CheckpointError if there is none."""
-    for name in FILES:
-        if (folder / name).is_file():
-            return folder / name
-    raise CheckpointError(f"{folder}: neither {FILES[0]} nor {FILES[1]} is there")
-
-
-def open_adapter(folder: Path) -> TensorSource:
-    """The adapter's tensors. A .bin file is read as tensors alone: nothing in it is run."""
-    file = find_file(folder)
-    free = psutil.virtual_memory().available
-    if file.stat().st_size > MEMORY_SHARE * free:
-        size, left = format_bytes(file.stat().st_size), format_bytes(free)
-        raise CheckpointError(f"{file}: {size} do not fit into the free memory ({left})")
-    if file.suffix == ".safetensors":
-        return SafetensorsSource([file])
-    log.info("%s: read without running anything in it; safetensors loads faster", file)
-    return PickleSource([file])
-
-
-_TRAINED_BIAS = re.compile(r"(?:base_model\.model\.)?(?P<module>.+?)(?:\.base_layer)?\.bias$")
-_BASE_COPY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+?)\.base_layer\.weight$")
-
-
-def group_tensors(source: TensorSource, where: Path, has_biases: bool) -> dict[str, _Halves]:
-    """The tensors by module; CheckpointError for one that is none of plain LoRA. ``has_biases``:
-    the layers' own may be there."""
-    modules: dict[str, _Halves] = {}
-    unknown = []
-    for name in source.sizes():
-        if _BASE_COPY.match(name):
-            continue  # PEFT saves the table that an adapter changes; see _check_copies
-        found = _TENSOR.match(name)
-        trained = _TRAINED_BIAS.match(name) if has_biases and found is None else None
-        if trained is not None:
-            modules.setdefault(trained["module"], _Halves()).whole_bias = name
-            continue
-        if found is None or (found["half"], found["kind"]) == ("A", "bias"):
-            unknown.append(name)
-            continue
-        halves = modules.setdefault(found["module"], _Halves())
-        half = found["half"] or found["table"]
-        halves.is_table |= found["table"] is not None
-        kind = "bias" if found["kind"] == "bias" else (half or "magnitude").lower()
-        if getattr(halves, kind):
-            raise CheckpointError(f"{where}: {name} and {getattr(halves, kind)} are of one module")
-        setattr(halves, kind, name)
-    if unknown:
-        raise CheckpointError(
-            f"{where}: {_count(unknown)} not supported: {_some(unknown)}; what works: lora_A and "
-            "lora_B of linear layers"
-        )
-    halved = [m for m, h in modules.items() if not (h.a and h.b)]
-    if halved:
-        raise CheckpointError(
-            f"{where}: lora_A or lora_B is missing of: {_some(halved)} (a trained bias alone is "
-            "not supported)"
-        )
-    if not modules:
-        raise CheckpointError(f"{where}: holds no tensors of an adapter")
-    return modules
 
 
 def read_adapter(
@@ -148,100 +67,227 @@ def read_adapter(
     config = read_lora_config(folder)
     where = find_file(folder)
     source = open_adapter(folder)
-    modules = group_tensors(source, where, config.has_biases)
-    missing = []
-    for module, halves in modules.items():
-        halves.targets = targets.find(module)
-        if not halves.targets:
-            missing.append(module)
+    modules = group_tensors(source, where, config)
+    reader = _PartReader(source, where, config, modules, targets)
+    missing = [module for module, tensors in modules.items() if not tensors.targets]
     if missing:
         base = f" (trained on {config.base_model})" if config.base_model else ""
         raise CheckpointError(
-            f"{where}: {_count(missing)} without a place in the model{base}: {_some(missing)}: "
-            f"{targets.why_not(missing[0])}"
+            f"{where}: {count_of(missing)} without a place in the model{base}: {some_of(missing)}: "
+            f"{targets.why_not(modules[missing[0]].name)}"
         )
+    left_out = [
+        n for n in config.unsaved(t.name for t in modules.values() if t.saved) if targets.has(n)
+    ]
+    if left_out or (config.tokens and not any(t.tokens for t in modules.values())):
+        key = "modules_to_save" if left_out else "trainable_token_indices"
+        raise CheckpointError(f"{where}: {key} names {some_of(left_out) or 'rows'} that it lacks")
     _check_limits(where, modules, config, limits or LoraLimits())
     _check_copies(where, source, targets)
-    reader = _PartReader(source, where, config, modules, targets.sites)
-    parts: dict[str, list[LoraPart]] = {}
+    parts: dict[str, list[AdapterPart]] = {}
     for module in sorted(modules):
         try:
-            for path, part in reader.read(module):
+            for path, part in reader.parts_of(module):
                 parts.setdefault(path, []).append(part)
         except ValueError as error:
             raise CheckpointError(f"{where}: {module}: {error}") from error
     ordered = {path: tuple(sorted(ps, key=_position)) for path, ps in sorted(parts.items())}
-    flat = [part for ps in ordered.values() for part in ps]
     return Adapter(
         str(folder), _digest(ordered, config.invocation), config, ordered, kinds_of(modules),
-        max(part.rank for part in flat), sum(part.num_bytes for part in flat),
+        max((config.rank_of(t.name) for t in modules.values() if t.a), default=0),
+        sum(part.num_bytes for ps in ordered.values() for part in ps),
     )  # fmt: skip
 
 
-def kinds_of(modules: Mapping[str, object]) -> tuple[str, ...]:
+def kinds_of(modules: Mapping[str, ModuleTensors]) -> tuple[str, ...]:
     """The last words of modules' names: q_proj, down_proj."""
-    return tuple(sorted({module.rpartition(".")[2] for module in modules}))
+    return tuple(sorted({tensors.name.rpartition(".")[2] for tensors in modules.values()}))
 
 
-class _PartReader:
-    """Reads and places the halves of modules."""
+class _PartReader(AdapterReader):
+    """Reads and places the tensors of modules."""
 
     def __init__(
         self,
         source: TensorSource,
         where: Path,
         config: LoraConfig,
-        modules: Mapping[str, _Halves],
-        layers: Mapping[str, Linear],
+        modules: Mapping[str, ModuleTensors],
+        targets: AdapterTargets,
     ) -> None:
-        self._source, self._where, self._config = source, where, config
-        self._modules, self._layers = modules, layers
+        """Finds the targets of all modules."""
+        super().__init__(source, where)
+        self._config, self._modules, self._model = config, modules, targets
         self._widths: dict[str, dict[int, int]] = {}  # rows of a layer's modules in the adapter
-        for halves in modules.values():
-            for target in (t for t in halves.targets if not t.widths):
-                num_rows = self._read(halves.b, 2).shape[0]
+        for tensors in modules.values():
+            tensors.targets = self._targets(tensors)
+            for target in (t for t in tensors.targets if not t.widths):
+                num_rows = self.read(tensors.b or tensors.saved, 2).shape[0]
                 self._widths.setdefault(target.path, {})[target.part] = num_rows
 
-    def read(self, module: str) -> list[tuple[str, LoraPart]]:
+    def _targets(self, tensors: ModuleTensors) -> list[Target]:
+        """The places of a module, or of one of its parameters, which its tensors' sizes tell."""
+        found = self._model.find(tensors.name)
+        if found or not tensors.a or not tensors.b:
+            return found
+        sizes = self.read(tensors.a, 2).shape[1], self.read(tensors.b, 2).shape[0]
+        for name, target in self._model.parameters(tensors.name).items():
+            own = target.in_features, target.out_features
+            if sizes in (own, own[::-1]):
+                tensors.name += "." + name
+                return [target]
+        return []
+
+    def parts_of(self, module: str) -> list[tuple[str, AdapterPart]]:
         """(path, part) of each layer that the module is in. ValueError if it does not fit."""
-        halves = self._modules[module]
-        a_RI, b_OR = self._read(halves.a, 2), self._read(halves.b, 2)
-        rank, wanted = a_RI.shape[0], self._config.rank_of(module)
-        if rank != b_OR.shape[1]:
+        tensors = self._modules[module]
+        if tensors.tokens:
+            return self._token_rows(tensors)
+        if tensors.saved:
+            return list(self._saved(tensors))
+        a_RI, b_OR = self.read(tensors.a, 2), self.read(tensors.b, 2)
+        target, num_out = tensors.targets[0], len(b_OR)
+        rank, wanted = len(a_RI) / max(1, target.num_blocks), self._config.rank_of(tensors.name)
+        if len(a_RI) != b_OR.shape[1]:
             raise ValueError(f"lora_A is {list(a_RI.shape)}, lora_B {list(b_OR.shape)}")
         if rank != wanted:
-            raise ValueError(f"its tensors have rank {rank}, adapter_config.json says {wanted}")
-        scale, num_out = self._config.scale_of(module), b_OR.shape[0]
-        ends = [target.path for target in halves.targets if target.path in (HEAD, EMBED)]
-        if ends == [EMBED] and self._config.invocation:
-            raise ValueError("a token table cannot wait for alora_invocation_tokens")
-        if halves.is_table != (ends == [EMBED]):
-            raise ValueError("lora_embedding_A is of token tables, lora_A of linear layers")
-        if ends and (halves.magnitude or halves.bias or halves.whole_bias):
-            raise ValueError("DoRA and biases of the head and the token table are not supported")
-        names = (halves.bias, halves.magnitude, halves.whole_bias)
-        bias_O, magnitude_O, whole_O = (self._vector(name, num_out) for name in names)
-        if (magnitude_O is not None) != self._config.is_dora:
-            raise ValueError(f"use_dora is {self._config.is_dora}, its magnitude vector says other")
-        found = []
-        covered = torch.zeros(b_OR.shape[0], dtype=torch.bool)
-        for target in halves.targets:
+            raise ValueError(f"its tensors have rank {rank:g}, adapter_config.json says {wanted}")
+        self._check_kind(tensors)
+        scale = self._config.scale_of(tensors.name)
+        if target.num_blocks:
+            return self._stacked(target, LoraPart(a_RI, b_OR, scale))
+        names = (tensors.bias, tensors.magnitude, tensors.whole_bias)
+        bias_O, magnitude_O, whole_O = (self.vector(name, num_out) for name in names)
+        found: list[tuple[str, AdapterPart]] = []
+        covered = torch.zeros(num_out, dtype=torch.bool)
+        for one in tensors.targets:
             whole = LoraPart(a_RI, b_OR, scale, 0, bias_O, magnitude_O, whole_O)
-            part = self._placed(target, whole, covered)
+            part = self._placed(one, whole, covered)
             if part is not None:
-                found.append((target.path, part))
-        if not covered.all():
-            raise ValueError("a part of its outputs is in a layer that takes no adapter")
+                found += self._halved(one, part)
+        _check_covered(covered)
         return found
 
-    def _vector(self, name: str, num_out: int) -> Tensor | None:
-        """float32 [O]; None without a name."""
-        if not name:
-            return None
-        vector_O = self._read(name).float().reshape(-1)
-        if len(vector_O) != num_out:
-            raise ValueError(f"{name} has {len(vector_O)} numbers, not {num_out}")
-        return vector_O
+    def _check_kind(self, tensors: ModuleTensors) -> None:
+        """ValueError for what is not supported of a kind of layers."""
+        paths = [target.path for target in tensors.targets]
+        if tensors.is_table != (paths == [EMBED]):
+            raise ValueError("lora_embedding_A is of token tables, lora_A of linear layers")
+        if paths == [EMBED] and self._config.invocation:
+            raise ValueError("a token table cannot wait for alora_invocation_tokens")
+        is_linear = isinstance(self._model.sites.get(paths[0]), Linear)
+        if not is_linear and (tensors.magnitude or tensors.bias or tensors.whole_bias):
+            raise ValueError(
+                "DoRA and biases of the head, the token table, experts and kv_b are not supported; "
+                "what works: plain LoRA of these"
+            )
+        if bool(tensors.magnitude) != self._config.is_dora:
+            raise ValueError(f"use_dora is {self._config.is_dora}, its magnitude vector says other")
+
+    def _halved(self, target: Target, part: LoraPart) -> list[tuple[str, AdapterPart]]:
+        """The part, or its halves for keys and values."""
+        layer = self._model.sites.get(target.path)
+        if not isinstance(layer, UpProjection):
+            return [(target.path, part)]
+        path = target.path.removesuffix(KEY)
+        halves = zip((KEY, VALUE), layer.split(part), strict=True)
+        return [(path + half, one) for half, parts in halves for one in parts]
+
+    def _stacked(self, target: Target, whole: LoraPart) -> list[tuple[str, AdapterPart]]:
+        """A part for each expert. PEFT has A of one expert after another, B's columns rank by rank
+        of all experts; both the other way round where the parameter is [E, I, O]."""
+        (rows, num_in), num_out, count = whole.a_RI.shape, len(whole.b_OR), target.num_blocks
+        a_ERI = whole.a_RI.view(count, rows // count, num_in)
+        b_EOR = whole.b_OR.view(num_out, rows // count, count).permute(2, 0, 1)
+        if a_ERI.shape[2] != target.in_features:
+            a_ERI, b_EOR = b_EOR.transpose(1, 2), a_ERI.transpose(1, 2)
+        found: list[tuple[str, AdapterPart]] = []
+        covered = torch.zeros(b_EOR.shape[1], dtype=torch.bool)
+        for block, (a_RI, b_OR) in enumerate(zip(a_ERI, b_EOR, strict=True)):
+            one = replace(target, block=block)
+            part = self._placed(one, LoraPart(a_RI, b_OR, whole.scale), covered)
+            if part is not None:
+                found.append((target.path, part))
+        _check_covered(covered)
+        return found
+
+    def _token_rows(self, tensors: ModuleTensors) -> list[tuple[str, AdapterPart]]:
+        """Replaced rows of a token table, and of a head that shares it."""
+        ids = list(self._config.tokens_of(tensors.name))
+        rows_ND = self.read(tensors.tokens, 2).float()
+        paths = [target.path for target in tensors.targets]
+        target = tensors.targets[0]
+        dim, vocab = sorted((target.in_features, target.out_features))
+        if paths not in ([EMBED], [HEAD]) or rows_ND.shape != (len(ids), dim):
+            raise ValueError(f"its {list(rows_ND.shape)} are no rows of {len(ids)} tokens")
+        if len(set(ids)) < len(ids) or max(ids) >= vocab:
+            raise ValueError(f"trainable_token_indices must be different ids below {vocab}")
+        found: list[tuple[str, AdapterPart]] = []
+        if paths == [EMBED]:
+            found.append((EMBED, TableRows(torch.tensor(ids), rows_ND)))
+        if paths == [HEAD] or self._model.is_tied:
+            order = sorted(range(len(ids)), key=ids.__getitem__)
+            for run in _runs([ids[i] for i in order]):
+                rows = rows_ND[[order[i] for i in run]]
+                found += [(HEAD, one) for one in self._replaced(HEAD, ids[order[run[0]]], rows)]
+        return found
+
+    def _saved(self, tensors: ModuleTensors) -> Iterator[tuple[str, AdapterPart]]:
+        """A whole weight in the place of the model's."""
+        weight_OI = self.read(tensors.saved, 2).float()
+        bias_O = self.vector(tensors.whole_bias, len(weight_OI))
+        for target in tensors.targets:
+            path, layer = target.path, self._model.sites.get(target.path)
+            size = (target.out_features, target.in_features)
+            if path == EMBED and weight_OI.shape == size[::-1]:
+                yield path, TableRows(None, weight_OI)
+                continue
+            if path == EMBED or (path == HEAD and weight_OI.shape != size):
+                raise ValueError(
+                    f"{tensors.saved} is {list(weight_OI.shape)}, the model's table has "
+                    f"{max(size)} tokens; what works: an adapter that adds none"
+                )
+            if path != HEAD and not isinstance(layer, Linear):
+                raise ValueError("only linear layers, head and token table may be saved whole")
+            if weight_OI.shape[1] != target.in_features:
+                raise ValueError(f"its weight has {weight_OI.shape[1]} inputs, not {size[1]}")
+            where = place(target, self._widths_of(target, len(weight_OI)))
+            if where is None:
+                continue
+            rows_OI, biases = weight_OI, bias_O
+            if where.rows_O is not None:
+                if (where.rows_O < 0).any():
+                    raise ValueError("its rows lie between those of others")
+                rows_OI = weight_OI[where.rows_O]
+                biases = None if bias_O is None else bias_O[where.rows_O]
+            if where.columns_I is not None:
+                rows_OI = rows_OI[:, where.columns_I]
+            if where.factors_O is not None:
+                rows_OI = rows_OI * where.factors_O.float()[:, None]
+                biases = None if biases is None else biases * where.factors_O.float()
+            for part in self._replaced(path, where.first, rows_OI, biases):
+                yield path, part
+
+    def _replaced(
+        self, path: str, first: int, rows_OI: Tensor, bias_O: Tensor | None = None
+    ) -> Iterator[LoraPart]:
+        """What makes these rows of a layer's weight from output ``first`` on: differences, a few
+        rows at a time, in float32."""
+        layer = self._model.sites.get(path)
+        change_OI, bias_change = rows_OI, bias_O
+        outputs = slice(first, first + len(rows_OI))
+        if isinstance(layer, Linear) and hasattr(layer, "packed"):
+            change_OI = rows_OI - layer.packed.unpack()[outputs].float().cpu()
+            bias_change = None if bias_O is None else _bias_change(layer, bias_O, first)
+        elif self._model.has_weights:
+            weight = self._model.end_weight(path)
+            if weight is None:
+                raise ValueError("the model's head is quantized; what works: a plain one")
+            change_OI = rows_OI - weight[outputs].float().cpu()
+        for at in range(0, len(change_OI), ROWS_OF_PART):
+            a_RI = change_OI[at : at + ROWS_OF_PART].contiguous()
+            bias = None if bias_change is None else bias_change[at : at + len(a_RI)].contiguous()
+            yield LoraPart(a_RI, torch.eye(len(a_RI)), 1.0, first + at, bias)
 
     def _placed(self, target: Target, part: LoraPart, covered: Tensor) -> LoraPart | None:
         """The module's rows in the layer. ``part``: gain is its magnitude, own the bias that takes
@@ -270,17 +316,17 @@ class _PartReader:
             b_OR = b_OR.float() * factors_O[:, None]
             vectors = [None if v is None else v * factors_O for v in vectors]
         own = [t.clone(memory_format=torch.contiguous_format) for t in (a_RI, b_OR)]
-        layer = self._layers.get(target.path)
+        layer = self._model.sites.get(target.path)
         bias_O = vectors[0]
-        if vectors[2] is not None and layer is not None:
+        if vectors[2] is not None and isinstance(layer, Linear):
             if not part.scale:
                 raise ValueError("a trained bias needs a lora_alpha other than 0")
             change_O = _bias_change(layer, vectors[2], where.first) * is_mine / part.scale
             bias_O = change_O if bias_O is None else bias_O + change_O
-        placed = LoraPart(own[0], own[1], part.scale, where.first, bias_O)
-        if vectors[1] is None:
+        placed = LoraPart(own[0], own[1], part.scale, where.first, bias_O, block=target.block)
+        if vectors[1] is None or not isinstance(layer, Linear):
             return placed
-        return _with_gain(placed, vectors[1].abs(), is_mine, self._layers[target.path])
+        return _with_gain(placed, vectors[1].abs(), is_mine, layer)
 
     def _widths_of(self, target: Target, num_rows: int) -> tuple[int, ...]:
         """Outputs of all modules of the layer; ValueError if this module's do not fit in."""
@@ -296,17 +342,10 @@ class _PartReader:
             raise ValueError(f"lora_B has {num_rows} outputs, the layer {target.out_features}")
         return widths
 
-    def _read(self, name: str, num_dims: int = 0) -> Tensor:
-        tensor = self._source.read(name)
-        if tensor.dtype not in DTYPES:
-            raise CheckpointError(
-                f"{self._where}: {name} is {_dtype(tensor)}; what works: bfloat16, float16, float32"
-            )
-        if num_dims not in (0, tensor.ndim) or tensor.numel() == 0:
-            raise CheckpointError(f"{self._where}: {name} has the shape {list(tensor.shape)}")
-        if kind := non_finite_kind(tensor):
-            raise CheckpointError(f"{self._where}: {name} holds {kind}")
-        return tensor
+
+def _check_covered(covered: Tensor) -> None:
+    if not covered.all():
+        raise ValueError("a part of its outputs is in a layer that takes no adapter")
 
 
 def _bias_change(layer: Linear, whole_O: Tensor, first: int) -> Tensor:
@@ -337,11 +376,8 @@ def _with_gain(part: LoraPart, magnitude_O: Tensor, is_mine: Tensor, layer: Line
 
 def _check_copies(where: Path, source: TensorSource, targets: AdapterTargets) -> None:
     """Weights of the base model in the adapter's file must be those of the model."""
-    for name in source.sizes():
-        found = _BASE_COPY.match(name)
-        if found is None:
-            continue
-        paths = [target.path for target in targets.find(found["module"])]
+    for name, module in copied_tables(source):
+        paths = [target.path for target in targets.find(module)]
         mine, copied = targets.end_weight(paths[0]) if len(paths) == 1 else None, source.read(name)
         if mine is None:
             log.warning("%s: %s is not compared with the model", where, name)
@@ -353,9 +389,9 @@ def _check_copies(where: Path, source: TensorSource, targets: AdapterTargets) ->
 
 
 def _check_limits(
-    where: Path, modules: Mapping[str, _Halves], config: LoraConfig, limits: LoraLimits
+    where: Path, modules: Mapping[str, ModuleTensors], config: LoraConfig, limits: LoraLimits
 ) -> None:
-    rank = max(config.rank_of(module) for module in modules)
+    rank = max((config.rank_of(t.name) for t in modules.values() if t.a), default=0)
     if limits.max_rank is not None and rank > limits.max_rank:
         raise CheckpointError(
             f"{where}: rank {rank} is above the limit of {limits.max_rank} (--max-lora-rank {rank})"
@@ -370,31 +406,29 @@ def _check_limits(
         )
 
 
-def _digest(parts: Mapping[str, Sequence[LoraPart]], invocation: tuple[int, ...]) -> str:
+def _digest(parts: Mapping[str, Sequence[AdapterPart]], invocation: tuple[int, ...]) -> str:
     """Of places, scales, shapes, dtypes and bytes."""
     total = blake2b(repr(invocation).encode() if invocation else b"", digest_size=16)
     for path, of_layer in parts.items():
         for part in of_layer:
-            tensors = [t for t in (part.a_RI, part.b_OR, *part.vectors[:2]) if t is not None]
-            shapes = [(_dtype(t), *t.shape) for t in tensors]
-            total.update(repr((path, part.first, part.scale.hex(), shapes)).encode())
+            place, tensors = part.content
+            shapes = [(dtype_name(t), *t.shape) for t in tensors]
+            total.update(repr((path, place, shapes)).encode())
             for tensor in tensors:  # hashlib lets other threads run
-                total.update(tensor.view(torch.uint8).numpy().tobytes())
+                total.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
 
 
-def _position(part: LoraPart) -> tuple[int, int]:
-    return part.first, part.b_OR.shape[0]
+def _position(part: AdapterPart) -> tuple[int, int, int]:
+    return (part.block, part.first, len(part.b_OR)) if isinstance(part, LoraPart) else (0, 0, 0)
 
 
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _some(names: Sequence[str]) -> str:
-    rest = ", ..." if len(names) > MAX_LISTED else ""
-    return ", ".join(sorted(names)[:MAX_LISTED]) + rest
-
-
-def _count(names: Sequence[str]) -> str:
-    return f"{len(names)} tensor{'s' * (len(names) > 1)}"
+def _runs(ids: Sequence[int]) -> Iterator[list[int]]:
+    """The places of ascending ids, cut where they are not next to each other."""
+    run: list[int] = []
+    for index, one in enumerate(ids):
+        if run and one != ids[index - 1] + 1:
+            yield run
+            run = []
+        run.append(index)
+    yield run

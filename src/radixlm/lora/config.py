@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,9 +19,6 @@ MAX_RANK = 4096  # a larger one is no adapter but a damaged config
 
 # key -> what works instead; any other value than null, false, "", [] and {} is refused
 _REFUSED = {
-    "modules_to_save": "adapters of linear layers alone (modules_to_save null)",
-    "target_parameters": "adapters of linear layers (target_modules)",
-    "trainable_token_indices": "adapters without trained tokens (null)",
     "layer_replication": "adapters for the layers that the model has (null)",
     "use_qalora": "plain LoRA (use_qalora false)",
     "use_bdlora": "plain LoRA (use_bdlora null)",
@@ -31,35 +28,14 @@ _REFUSED = {
 }
 # what the tensors say themselves, what concerns training alone, and where files came from
 _WITHOUT_EFFECT = {
-    *(
-        "peft_type",
-        "r",
-        "lora_alpha",
-        "use_rslora",
-        "use_dora",
-        "rank_pattern",
-        "alpha_pattern",
-        "bias",
-    ),
+    *("peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern"),
     *("task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode"),
     *("lora_dropout", "target_modules", "exclude_modules", "layers_to_transform"),
     *("layers_pattern", "fan_in_fan_out", "init_lora_weights", "lora_bias", "loftq_config"),
-    *(
-        "eva_config",
-        "velora_config",
-        "corda_config",
-        "lora_ga_config",
-        "runtime_config",
-        "peft_version",
-    ),
+    *("eva_config", "velora_config", "corda_config", "lora_ga_config", "runtime_config"),
     *("megatron_core", "qalora_group_size", "ensure_weight_tying", "architectures", "model_type"),
-    *(
-        "alora_invocation_tokens",
-        "auto_map",
-        "enable_lora",
-        "merge_weights",
-        "save_embedding_layers",
-    ),
+    *("bias", "auto_map", "enable_lora", "merge_weights", "save_embedding_layers", "peft_version"),
+    *("alora_invocation_tokens", "modules_to_save", "trainable_token_indices", "target_parameters"),
 }
 # initialisations that leave the base model's weights as they are
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
@@ -78,11 +54,26 @@ class LoraConfig(Record):
     is_dora: bool  # arXiv:2402.09353
     has_biases: bool  # the layers' own biases were trained too
     invocation: tuple[int, ...]  # token ids that switch the adapter on (arXiv:2504.12397); () none
+    saved: tuple[str, ...]  # modules whose weights are in the adapter whole
+    tokens: tuple[tuple[str, tuple[int, ...]], ...]  # trained rows of token tables, by module
     base_model: str
 
     def rank_of(self, module: str) -> int:
         """The rank of a module by its name in the base model."""
         return _first_match(self.ranks, module, self.rank)
+
+    def saves(self, module: str) -> bool:
+        """Whether the module's own weight is replaced."""
+        return any(_is_named(module, name) for name in self.saved)
+
+    def unsaved(self, modules: Iterable[str]) -> list[str]:
+        """The names of modules_to_save that none of these modules has."""
+        known = list(modules)
+        return [name for name in self.saved if not any(_is_named(one, name) for one in known)]
+
+    def tokens_of(self, module: str) -> tuple[int, ...]:
+        """Which rows of a module's table are replaced."""
+        return next((ids for name, ids in self.tokens if not name or _is_named(module, name)), ())
 
     def scale_of(self, module: str) -> float:
         """What ``B A x`` is multiplied by."""
@@ -113,6 +104,8 @@ def read_lora_config(folder: Path) -> LoraConfig:
             is_dora=bool(config.get("use_dora")),
             has_biases=config.get("bias") in ("lora_only", "all"),
             invocation=_invocation(config),
+            saved=tuple(_texts(config, "modules_to_save")),
+            tokens=_trained_tokens(config),
             base_model=str(config.get("base_model_name_or_path") or ""),
         )
     except ValueError as error:
@@ -155,6 +148,27 @@ def _invocation(config: Mapping[str, Any]) -> tuple[int, ...]:
     if ids and config.get("bias", "none") not in ("none", None):
         raise ValueError("bias with alora_invocation_tokens is not supported; what works: 'none'")
     return tuple(ids)
+
+
+def _is_named(module: str, name: str) -> bool:
+    return module == name or module.endswith("." + name)
+
+
+def _texts(config: Mapping[str, Any], key: str) -> list[str]:
+    texts = config.get(key) or []
+    if not isinstance(texts, list) or not all(isinstance(one, str) and one for one in texts):
+        raise ValueError(f"{key} = {texts!r:.40} must be a list of names")
+    return texts
+
+
+def _trained_tokens(config: Mapping[str, Any]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """trainable_token_indices: a list is of the token table, whose name is left out."""
+    value = config.get("trainable_token_indices") or {}
+    tables = value if isinstance(value, dict) else {"": value}
+    for ids in tables.values():
+        if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
+            raise ValueError(f"trainable_token_indices = {ids!r:.40} must be a list of token ids")
+    return tuple((str(name), tuple(ids)) for name, ids in tables.items())
 
 
 def _pattern(config: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:

@@ -10,16 +10,11 @@ import torch
 from radixlm.arch.hf import describe
 from radixlm.base.units import format_bytes
 from radixlm.kernels.dispatch import bind
-from radixlm.lora.adapter import (
-    Adapter,
-    find_file,
-    group_tensors,
-    kinds_of,
-    open_adapter,
-    read_adapter,
-)
+from radixlm.kernels.ops.lora import LoraPart
+from radixlm.lora.adapter import Adapter, kinds_of, read_adapter
 from radixlm.lora.config import read_lora_config
 from radixlm.lora.targets import AdapterTargets
+from radixlm.lora.tensors import find_file, group_tensors, open_adapter
 from radixlm.models.build import build_model
 
 
@@ -36,9 +31,10 @@ def inspect(folder: Path, model: Path | None) -> str:
     ``model`` it is not known whether every tensor has a place in the base model."""
     config = read_lora_config(folder)
     source = open_adapter(folder)
-    modules = group_tensors(source, find_file(folder), config.has_biases)
-    ranks = Counter(config.rank_of(module) for module in modules)
-    scales = sorted({config.scale_of(module) for module in modules})
+    modules = group_tensors(source, find_file(folder), config)
+    changed = [tensors.name for tensors in modules.values() if tensors.a]
+    ranks = Counter(config.rank_of(name) for name in changed)
+    scales = sorted({config.scale_of(name) for name in changed})
     lines = [
         f"adapter   {folder}",
         f"base      {config.base_model or 'not named'}",
@@ -54,11 +50,13 @@ def inspect(folder: Path, model: Path | None) -> str:
 
 
 def _placed(adapter: Adapter, model: Path) -> list[str]:
-    strongest = max(
+    norms = [
         (torch.linalg.matrix_norm(part.b_OR.float() @ part.a_RI.float()).item() * part.scale, path)
         for path, parts in adapter.parts.items()
         for part in parts
-    )
+        if isinstance(part, LoraPart)
+    ]
+    strongest = max(norms, default=(0.0, "none"))
     return [
         f"model     {model}: every tensor has a place, {len(adapter.parts)} layers change",
         f"strongest {strongest[1]} (norm of the change {strongest[0]:.3g})",

@@ -1,4 +1,4 @@
-"""The linear layers of a model that adapters may change, found by the names of the base model's
+"""The layers of a model that adapters may change, found by the names of the base model's
 modules. Several modules (q, k, v) may make one layer, and one module (``qkv_proj``) a whole one.
 
 Legend: I input channels, O output channels, N outputs of the module in the checkpoint.
@@ -18,8 +18,10 @@ from torch import Tensor
 from radixlm.arch.names import PREFIXES, spellings
 from radixlm.arch.recipes import Recipe
 from radixlm.base.record import Record
-from radixlm.layers.linear import Linear
+from radixlm.layers.latent import UpProjection
+from radixlm.layers.linear import Adaptable, Linear
 from radixlm.layers.modality_moe import ModalityMoeLayer
+from radixlm.layers.moe import MoeLayer
 from radixlm.quant.param import Shard
 from radixlm.weights.mapper import LoadableModel, ParamMapping, WeightsMapper
 
@@ -28,12 +30,14 @@ _NOT_BY_TOKEN = re.compile(r"\.(cross\.kv|x_projs?(\.\d+)?|dt_projs?(\.\d+)?)$")
 
 
 HEAD, EMBED = "head", "embed"  # paths
+KEY, VALUE = ".key", ".value"  # of the halves of latent attention's kv_b
 
 
 class Target(Record):
     """A module of the base model as a part of a layer: the ``part``-th of the tensors that are
     joined along the rows of layer ``path``, ``widths[part]`` rows of it. ``widths`` is () where
-    only the adapter tells them."""
+    only the adapter tells them. ``block``: of this expert; of all ``num_blocks`` experts, whose
+    matrices are one parameter, where that is not 0."""
 
     path: str
     in_features: int
@@ -42,6 +46,8 @@ class Target(Record):
     num_parts: int
     widths: tuple[int, ...]
     recipe: Recipe | None
+    block: int = 0
+    num_blocks: int = 0
 
 
 class Placement(Record):
@@ -63,8 +69,9 @@ class AdapterTargets:
         mapper = WeightsMapper(model.decoder, ())
         self._prefix = spellings(model.decoder.names, "embed")[0].templates[0].partition(".")[0]
         self._model = model
-        self.sites: dict[str, Linear] = {}
+        self.sites: dict[str, Adaptable] = {}
         self._targets: dict[str, list[Target]] = {}
+        self._params: dict[str, dict[str, Target]] = {}  # by module and name of the parameter
         self._others: set[str] = set()  # modules that the model has, but not as such a layer
         self._add_ends(model, mapper)
         by_media = [path for path, one in model.layers() if isinstance(one, ModalityMoeLayer)]
@@ -74,14 +81,51 @@ class AdapterTargets:
             is_by_token = not (_NOT_BY_TOKEN.search(path) or _is_inside(path, by_media))
             if isinstance(layer, Linear) and is_by_token:
                 self.sites[path] = layer
+                size = (layer.in_features, layer.out_features)
                 for mapping in mapper.spellings(path):
-                    self._add(path, layer, mapping)
+                    self._add(path, size, layer.own_params()["weight"].shard, mapping)
+            elif isinstance(layer, UpProjection) and is_by_token:
+                self.sites |= dict.fromkeys((path + KEY, path + VALUE), layer)
+                out, rank = layer.weight.whole_shape
+                for mapping in mapper.spellings(path):
+                    self._add(path + KEY, (rank, out), None, mapping)
             else:
+                if isinstance(layer, MoeLayer) and is_by_token and _takes_adapters(layer):
+                    self._add_experts(path, layer, mapper)
                 for param in layer.own_params():
                     names = (
                         n for mapping in mapper.spellings(path, param) for n in mapping.names()
                     )
                     self._others.update(name.removesuffix(".weight") for name in names)
+
+    def _add_experts(self, path: str, layer: MoeLayer, mapper: WeightsMapper) -> None:
+        """Modules of single experts, and parameters that hold all of them."""
+        self.sites |= dict.fromkeys((f"{path}.up", f"{path}.down"), layer)
+        for name, param in (("up", layer.up), ("down", layer.down)):
+            (count, out, num_in), site = param.shape, f"{path}.{name}"
+            shard = param.shard if name == "up" else None
+            for mapping in mapper.spellings(path, name):
+                for place, rows in enumerate(mapping.tensors) if mapping.is_stacked else ():
+                    widths = shard.parts if shard is not None else (out,)
+                    for block, tensor in enumerate(rows if mapping.recipe is None else ()):
+                        target = Target(
+                            site, num_in, out, place, len(mapping.tensors), widths, None, block
+                        )
+                        self._targets[tensor.removesuffix(".weight")] = [target]
+                if mapping.is_stacked:  # transformers 5 has them in one parameter
+                    whole, recipe = mapping.tensors[0][0].partition(".experts.")[0], None
+                    fused = (
+                        "down_proj" if name == "down" else "gate_" * layer.spec.gated + "up_proj"
+                    )
+                    module = f"{whole}.experts.{fused}"
+                elif len(mapping.tensors) == 1:
+                    module, recipe = mapping.names()[0].removesuffix(".weight"), mapping.recipe
+                else:
+                    continue
+                target = Target(site, num_in, out, 0, 1, (out,), recipe, 0, count)
+                self._targets.setdefault(module, [target])  # where the parameter is its weight
+                parent, _, own = module.rpartition(".")
+                self._params.setdefault(parent, {}).setdefault(own, target)
 
     def _add_ends(self, model: LoadableModel, mapper: WeightsMapper) -> None:
         """The output head, and the token table, which are no linear layers of the decoder."""
@@ -96,26 +140,37 @@ class AdapterTargets:
                     target = Target(path, num_in, num_out, 0, 1, (num_out,), None)
                     self._targets.setdefault(name, [target])
 
-    def _add(self, path: str, layer: Linear, mapping: ParamMapping) -> None:
-        names = [row[0].removesuffix(".weight") for row in mapping.tensors]
-        shard = layer.own_params()["weight"].shard or Shard(0)
+    def _add(
+        self, path: str, size: tuple[int, int], shard: Shard | None, mapping: ParamMapping
+    ) -> None:
+        names, shard = (
+            [row[0].removesuffix(".weight") for row in mapping.tensors],
+            shard or Shard(0),
+        )
         widths = shard.parts if shard.dim == 0 and len(shard.parts) == len(names) else ()
         if len(names) == 1 and mapping.recipe is None:
-            widths = (layer.out_features,)
+            widths = size[1:]
         for part, name in enumerate(names):
-            target = Target(
-                path, layer.in_features, layer.out_features, part, len(names), widths,
-                mapping.recipe,
-            )  # fmt: skip
+            target = Target(path, *size, part, len(names), widths, mapping.recipe)
             targets = self._targets.setdefault(name, [])
             if all(other.path != path for other in targets):  # else another spelling of the same
                 targets.append(target)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the head is the token table."""
+        return self._model.decoder.tied
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the model is loaded; else adapters are only inspected."""
+        return hasattr(self._model, "packed_head")
 
     def end_weight(self, path: str) -> Tensor | None:
         """The weight of the token table or the head, as the checkpoint has it; None where it is not
         loaded, or quantized."""
         model: Any = self._model
-        if path not in (HEAD, EMBED) or not hasattr(model, "packed_head"):
+        if path not in (HEAD, EMBED) or not self.has_weights:
             return None
         is_head = path == HEAD and not model.decoder.tied
         weight: Tensor = (model.packed_head if is_head else model.embed).unpack()
@@ -125,6 +180,14 @@ class AdapterTargets:
         """The places of a module of the base model, whatever prefix its wrapper has put before the
         decoder; [] if it has none."""
         return next((self._targets[n] for n in self._names(module) if n in self._targets), [])
+
+    def has(self, name: str) -> bool:
+        """Whether a module has this name, or its name ends in it."""
+        return any(f".{one}".endswith(f".{name}") for one in self._targets)
+
+    def parameters(self, module: str) -> dict[str, Target]:
+        """The parameters of a module that hold all experts, by name."""
+        return next((self._params[n] for n in self._names(module) if n in self._params), {})
 
     def why_not(self, module: str) -> str:
         """Why a module without a place has none."""
@@ -141,6 +204,11 @@ class AdapterTargets:
         yield module
 
 
+def _takes_adapters(layer: MoeLayer) -> bool:
+    """Whether the kernels of the experts do; of a model without weights, yes."""
+    return not hasattr(layer, "experts") or hasattr(layer.experts, "takes_adapters")
+
+
 def _is_inside(path: str, parents: Iterable[str]) -> bool:
     return any(path.startswith(f"{parent}.") for parent in parents)
 
@@ -151,7 +219,9 @@ def place(target: Target, widths: tuple[int, ...]) -> Placement | None:
     first = sum(widths[: target.part])
     if target.recipe is None:
         return Placement(first)
-    rows_O, columns_I, factors_O = _permutation(target.recipe, sum(widths), target.in_features)
+    rows_O, columns_I, factors_O = _permutation(
+        target.recipe, sum(widths), target.in_features, bool(target.num_blocks)
+    )
     is_mine = (rows_O >= first) & (rows_O < first + widths[target.part])
     places = is_mine.nonzero()[:, 0]
     if not len(places):
@@ -166,16 +236,19 @@ def place(target: Target, widths: tuple[int, ...]) -> Placement | None:
 
 
 @lru_cache(maxsize=64)
-def _permutation(recipe: Recipe, num_rows: int, num_columns: int) -> tuple[Tensor, Tensor, Tensor]:
+def _permutation(
+    recipe: Recipe, num_rows: int, num_columns: int, is_stacked: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Which rows and columns of a matrix [N, I] a recipe gives, int64 [O] and [I], and what it
     multiplies the rows by, float64 [O]. It is tried on matrices of row and column numbers, also
-    transposed, as Conv1D has them."""
+    transposed, as Conv1D has them. ``is_stacked``: the recipe is of experts' matrices."""
     rows = torch.arange(1.0, num_rows + 1, dtype=torch.float64)[:, None].expand(-1, num_columns)
     columns = torch.arange(1.0, num_columns + 1, dtype=torch.float64).expand(num_rows, -1)
     for matrices in ((rows, columns), (rows.T, columns.T)):
         try:
             ones, made, of_columns = (
-                recipe(m, _cat) for m in (torch.ones_like(matrices[0]), *matrices)
+                recipe(m[None], _cat)[0] if is_stacked else recipe(m, _cat)
+                for m in (torch.ones_like(matrices[0]), *matrices)
             )
         except (RuntimeError, IndexError, ValueError):
             continue

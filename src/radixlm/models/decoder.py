@@ -30,7 +30,7 @@ from radixlm.layers.gated_hyper_connections import (
     GatedHyperConnectionEnds,
 )
 from radixlm.layers.hyper_connections import HyperConnectionBlock, HyperConnectionEnds
-from radixlm.layers.linear import Linear, StepAdapters
+from radixlm.layers.linear import Adaptable, StepAdapters
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.program import ProgramBuilder, ProgramStream, Unsupported, handles, struct
@@ -82,7 +82,7 @@ class DecoderModel(Module):
         merge_windows: bool,
     ) -> None:
         self.decoder, self.context, self.weight_dtype = decoder, context, weight_dtype
-        self.adapted: tuple[Linear, ...] = ()
+        self.adapted: tuple[Adaptable, ...] = ()
         self.head_site = self.embed_site = -1
         self._step_adapters = StepAdapters()
         is_cpu = cpu.available and context.device.type == "cpu"
@@ -258,13 +258,14 @@ class DecoderModel(Module):
         model.ropes = ropes
         return model
 
-    def adapt(self, linears: Sequence[Linear]) -> None:
+    def adapt(self, layers: Sequence[Adaptable]) -> None:
         """Let adapters change these layers, numbered in this order, then the head and the token
-        table; once the weights are loaded."""
-        for site, linear in enumerate(linears):
-            linear.adapt(site, self._step_adapters)
-        self.adapted = tuple(linears)
-        self.head_site, self.embed_site = len(linears), len(linears) + 1
+        table; once the weights are loaded. A layer of two matrices comes twice."""
+        for site, layer in enumerate(layers):
+            if not site or layer is not layers[site - 1]:
+                layer.adapt(site, self._step_adapters)
+        self.adapted = tuple(dict.fromkeys(layers))
+        self.head_site, self.embed_site = len(layers), len(layers) + 1
         self._program_backend = None  # an older program knows nothing of adapters
 
     def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:

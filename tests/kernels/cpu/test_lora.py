@@ -49,7 +49,9 @@ class Case:
         """The changed y of these tokens alone."""
         y = self.y[rows].clone()
         packed = [NativeAdapter(parts) for parts in self.adapters]
-        NativeLoraRows(packed, self.of[rows].clone()).add_(SITE, self.x[rows], y, threads)
+        NativeLoraRows(packed, self.of[rows].clone()).add_(
+            SITE, self.x[rows], y, num_threads=threads
+        )
         return y
 
     def exact(self) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from radixlm.kernels.cpu.checks import int32, rows_of
 from radixlm.kernels.cpu.extension import DTYPE_CODE, address, native
 from radixlm.kernels.dispatch import implements
-from radixlm.kernels.ops.lora import PackedAdapter, Parts, ReferenceLoraRows
+from radixlm.kernels.ops.lora import LoraPart, PackedAdapter, Parts, ReferenceLoraRows
 
 NAME = "native"
 
@@ -23,7 +23,7 @@ class NativeAdapter:
         self.handle: Any = native().LoraAdapter()
         self._keep: list[tuple[Tensor | None, ...]] = []  # the extension knows addresses alone
         for site, of_site in parts.items():
-            for part in of_site:
+            for part in (one for one in of_site if isinstance(one, LoraPart)):
                 a_RI, b_OR = part.a_RI.contiguous(), part.b_OR.contiguous()
                 if a_RI.dtype != b_OR.dtype:
                     a_RI, b_OR = a_RI.float(), b_OR.float()
@@ -32,6 +32,7 @@ class NativeAdapter:
                 self.handle.add(
                     site, a_RI.data_ptr(), b_OR.data_ptr(), [address(v) for v in vectors],
                     DTYPE_CODE[a_RI.dtype], part.rank, part.first, b_OR.shape[0], part.scale,
+                    part.block,
                 )  # fmt: skip
 
 
@@ -52,16 +53,31 @@ class NativeLoraRows(ReferenceLoraRows):
     def has(self, site: int) -> bool:
         return bool(self._batch.has(site))
 
-    def add_(self, site: int, x_TI: Tensor, y_TO: Tensor, num_threads: int = 0) -> None:
+    def add_(
+        self, site: int, x_TI: Tensor, y_TO: Tensor, block: int = 0, num_threads: int = 0
+    ) -> None:
         """See kernels/ops/lora.py. ValueError for matrices of other numbers of rows."""
         if len(x_TI) != self.num_tokens or len(y_TO) != self.num_tokens:
             raise ValueError(f"expected {self.num_tokens} rows, got {len(x_TI)} and {len(y_TO)}")
-        if x_TI.dtype != torch.float32 or y_TO.dtype != torch.float32 or x_TI.stride(1) != 1:
-            super().add_(site, x_TI, y_TO)
+        if block or not _are_plain(x_TI, y_TO):
+            super().add_(site, x_TI, y_TO, block)
             return
         x, ldx = rows_of(x_TI, "x")
         y, ldy = rows_of(y_TO, "y")
-        self._batch.add_to(site, x, ldx, x_TI.shape[1], y, ldy, num_threads)
+        self._batch.add_to(site, x, ldx, x_TI.shape[1], y, ldy, 0, 0, num_threads)
+
+    def add_heads_(self, site: int, x_THI: Tensor, y_THO: Tensor) -> None:
+        """See kernels/ops/lora.py."""
+        if not _are_plain(x_THI, y_THO):
+            super().add_heads_(site, x_THI, y_THO)
+            return
+        (ldx, x_head, _), (ldy, y_head, _) = x_THI.stride(), y_THO.stride()
+        x, y = x_THI.data_ptr(), y_THO.data_ptr()
+        self._batch.add_to(site, x, ldx, x_THI.shape[2], y, ldy, x_head, y_head, 0)
+
+
+def _are_plain(*tensors: Tensor) -> bool:
+    return all(one.dtype == torch.float32 and one.stride(-1) == 1 for one in tensors)
 
 
 @implements("pack_adapter", name=NAME, device="cpu")

@@ -1,6 +1,7 @@
 """Experts of a layer. Legend: T tokens, E experts, K chosen ones, D channels."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -8,12 +9,16 @@ from torch import Tensor
 from radixlm.kernels.cpu.checks import rows_of
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.linear import PackedLinear, act_code
+from radixlm.kernels.cpu.lora import NativeLoraRows
+from radixlm.kernels.ops.moe import ExpertAdapters
 
 
 class Experts:
     """``down(act(gate) * up)`` of every expert, or ``down(act(up))``; gated ``ups`` are paired
     weights. Rows are grouped by expert without padding; a token sums its experts in the order of
     the choice."""
+
+    takes_adapters = True
 
     def __init__(
         self,
@@ -31,9 +36,17 @@ class Experts:
             [up.handle for up in ups], [down.handle for down in downs], code
         )
 
-    def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, num_threads: int = 0) -> Tensor:
+    def run(
+        self,
+        x_TD: Tensor,
+        weights_TK: Tensor,
+        ids_TK: Tensor,
+        lora: ExpertAdapters | None = None,
+        num_threads: int = 0,
+    ) -> Tensor:
         """Sum over the chosen experts of weight * expert(x): float32 [T, D], from any float x. Ids
         must be within the experts: they are not checked."""
+        rows = None if lora is None else cast(NativeLoraRows, lora.rows).address
         x_TD = x_TD.float().contiguous()
         x, ldx = rows_of(x_TD, "x")
         out = torch.empty(x_TD.shape[0], self.dim)
@@ -41,7 +54,7 @@ class Experts:
         weights = weights_TK.to(torch.float32).contiguous()
         self.handle.run(
             x, ldx, x_TD.shape[0], ids.data_ptr(), weights.data_ptr(), ids.shape[1],
-            out.data_ptr(), self.dim, num_threads,
+            out.data_ptr(), self.dim, num_threads, rows or 0, -1 if lora is None else lora.site,
         )  # fmt: skip
         return out
 

@@ -9,14 +9,15 @@ N merged outputs, R rank (the largest; smaller ones are padded with zeros).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from radixlm.base.record import Record
 
-Parts = Mapping[int, Sequence["LoraPart"]]  # of one adapter, by the number of the layer (site)
+AdapterPart: TypeAlias = "LoraPart | TableRows"
+Parts = Mapping[int, Sequence[AdapterPart]]  # of one adapter, by the number of the layer (site)
 
 
 class LoraPart(Record, eq=False):
@@ -24,7 +25,8 @@ class LoraPart(Record, eq=False):
     x) + bias)``. A is [R, I], B [O, R], in bfloat16, float16 or float32.
 
     With ``gain_O`` (DoRA, arXiv:2402.09353) they become ``gain * (y - own + that) + own``, where
-    ``own_O`` is the layer's own bias. The vectors are float32 [O]."""
+    ``own_O`` is the layer's own bias. The vectors are float32 [O]. ``block``: which expert or
+    head it is of, where a layer has one map for each."""
 
     a_RI: Tensor
     b_OR: Tensor
@@ -33,6 +35,7 @@ class LoraPart(Record, eq=False):
     bias_O: Tensor | None = None
     gain_O: Tensor | None = None
     own_O: Tensor | None = None
+    block: int = 0
 
     @property
     def rank(self) -> int:
@@ -50,12 +53,46 @@ class LoraPart(Record, eq=False):
         """Bias, gain and the layer's own bias."""
         return self.bias_O, self.gain_O, self.own_O
 
+    @property
+    def content(self) -> tuple[tuple[float | str, ...], list[Tensor]]:
+        """What a digest is made of: its place and scale, and its tensors."""
+        tensors = [t for t in (self.a_RI, self.b_OR, *self.vectors[:2]) if t is not None]
+        return (self.block, self.first, self.scale.hex()), tensors
+
     def to(self, device: torch.device) -> LoraPart:
         """The part on another device."""
-        vectors = [None if one is None else one.to(device) for one in self.vectors]
-        return LoraPart(
-            self.a_RI.to(device), self.b_OR.to(device), self.scale, self.first, *vectors
-        )
+        bias_O, gain_O, own_O = (None if v is None else v.to(device) for v in self.vectors)
+        a_RI, b_OR = self.a_RI.to(device), self.b_OR.to(device)
+        return LoraPart(a_RI, b_OR, self.scale, self.first, bias_O, gain_O, own_O, self.block)
+
+
+class TableRows(Record, eq=False):
+    """Rows of a token table that take the place of the model's: ``rows_ND``, float32, of the
+    tokens ``ids_N``; of all tokens without them."""
+
+    ids_N: Tensor | None
+    rows_ND: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.rows_ND.nbytes)
+
+    @property
+    def content(self) -> tuple[tuple[float | str, ...], list[Tensor]]:
+        """As in LoraPart."""
+        return (), [self.rows_ND, *([] if self.ids_N is None else [self.ids_N])]
+
+    def to(self, device: torch.device) -> TableRows:
+        """The rows on another device."""
+        ids_N = None if self.ids_N is None else self.ids_N.to(device)
+        return TableRows(ids_N, self.rows_ND.to(device))
+
+    def find(self, ids_T: Tensor) -> tuple[Tensor, Tensor]:
+        """(places in ``ids_T``, their rows [M, D])."""
+        if self.ids_N is None:
+            return torch.arange(len(ids_T), device=ids_T.device), self.rows_ND[ids_T]
+        places, rows = (ids_T[:, None] == self.ids_N).nonzero(as_tuple=True)
+        return places, self.rows_ND[rows]
 
 
 class PackedAdapter(Protocol):
@@ -81,9 +118,13 @@ class LoraRows(Protocol):
         """These tokens alone."""
         ...
 
-    def add_(self, site: int, x_TI: Tensor, y_TO: Tensor) -> None:
+    def add_(self, site: int, x_TI: Tensor, y_TO: Tensor, block: int = 0) -> None:
         """Add to the layer's outcome y what the adapters give of its input x. Tokens without an
         adapter keep their y."""
+        ...
+
+    def add_heads_(self, site: int, x_THI: Tensor, y_THO: Tensor) -> None:
+        """The same of a layer with a map for each head."""
         ...
 
     def add_embeds_(self, site: int, ids_T: Tensor, y_TD: Tensor, scale: float) -> None:
@@ -115,8 +156,14 @@ class ReferenceLoraRows:
     def select(self, rows_R: Tensor) -> LoraRows:
         return type(self)(self._adapters, self._adapter_T[rows_R].contiguous())
 
-    def add_(self, site: int, x_TI: Tensor, y_TO: Tensor) -> None:
+    def add_heads_(self, site: int, x_THI: Tensor, y_THO: Tensor) -> None:
+        for head in range(x_THI.shape[1]):
+            ReferenceLoraRows.add_(self, site, x_THI[:, head], y_THO[:, head], head)
+
+    def add_(self, site: int, x_TI: Tensor, y_TO: Tensor, block: int = 0) -> None:
         for part, rows_M in self._parts(site):
+            if not isinstance(part, LoraPart) or part.block != block:
+                continue
             delta_MO = x_TI[rows_M].float() @ part.a_RI.float().T @ part.b_OR.float().T
             if part.bias_O is not None:
                 delta_MO += part.bias_O
@@ -133,6 +180,10 @@ class ReferenceLoraRows:
 
     def add_embeds_(self, site: int, ids_T: Tensor, y_TD: Tensor, scale: float) -> None:
         for part, rows_M in self._parts(site):
+            if isinstance(part, TableRows):
+                places_K, rows_KD = part.find(ids_T[rows_M])
+                y_TD[rows_M[places_K]] = (rows_KD * scale).to(y_TD.dtype)
+                continue
             h_RM = part.a_RI[:, ids_T[rows_M]].float()
             delta_MD = torch.zeros(len(rows_M), y_TD.shape[1], device=y_TD.device)
             for h_M, b_O in zip(h_RM, part.b_OR.float().T, strict=True):
@@ -140,7 +191,7 @@ class ReferenceLoraRows:
             y_MD = y_TD[rows_M].float() + delta_MD * (part.scale * scale)
             y_TD[rows_M] = y_MD.to(y_TD.dtype)
 
-    def _parts(self, site: int) -> Iterator[tuple[LoraPart, Tensor]]:
+    def _parts(self, site: int) -> Iterator[tuple[AdapterPart, Tensor]]:
         for index, adapter in enumerate(self._adapters):
             parts = adapter.parts.get(site, ())
             rows_M = (self._adapter_T == index).nonzero()[:, 0] if parts else None

@@ -1,6 +1,7 @@
 """Mixture of experts. Legend: T tokens, E experts, K chosen experts, D channels, I inner."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -8,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Moe
+from radixlm.base.record import Record
 from radixlm.kernels.ops import activation
-from radixlm.kernels.ops.linear import pack_gated, pack_linear
+from radixlm.kernels.ops.linear import Gated, PackedLinear, pack_gated, pack_linear
+from radixlm.kernels.ops.lora import LoraRows
 from radixlm.kernels.ops.quantized import QuantScales, expert_scales
 
 ExpertScales = tuple[
@@ -21,8 +24,24 @@ class PackedExperts(Protocol):
     """All experts of a layer, ready to run."""
 
     def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
-        """Sum over the chosen experts of weight * expert(x); [T, D] in the dtype of x."""
+        """Sum over the chosen experts of weight * expert(x); [T, D] in the dtype of x. Those that
+        adapters may change also take ``lora``, the adapters of the tokens."""
         ...
+
+
+class ExpertAdapters(Record):
+    """The adapters of a layer's experts: sites ``site`` (up) and ``site + 1`` (down)."""
+
+    rows: LoraRows
+    site: int
+
+    def up(self, expert: int, tokens_M: Tensor, x_MD: Tensor, h_MI: Tensor) -> None:
+        """Change what up has made of these tokens' x, before the activation."""
+        self.rows.select(tokens_M).add_(self.site, x_MD, h_MI, expert)
+
+    def down(self, expert: int, tokens_M: Tensor, h_MI: Tensor, y_MD: Tensor) -> None:
+        """Change what down has made."""
+        self.rows.select(tokens_M).add_(self.site + 1, h_MI, y_MD, expert)
 
 
 def route(
@@ -89,6 +108,8 @@ def _keep_groups(pick_TE: Tensor, num_groups: int, top_groups: int, rating: str)
 class ReferenceExperts:
     """Runs the experts one after another on the tokens that chose them."""
 
+    takes_adapters = True
+
     def __init__(
         self,
         up_E2ID: Tensor,
@@ -100,7 +121,8 @@ class ReferenceExperts:
         scales: ExpertScales,
     ) -> None:
         self.num_experts = int(up_E2ID.shape[0])
-        self._up, self._down = [], []
+        self._up: list[PackedLinear] = []
+        self._down: list[PackedLinear] = []
         for expert in range(self.num_experts):
             up_bias = None if up_bias_E2I is None else up_bias_E2I[expert]
             down_bias = None if down_bias_ED is None else down_bias_ED[expert]
@@ -108,7 +130,13 @@ class ReferenceExperts:
             self._up.append(pack_gated(up_E2ID[expert], up_bias, fmts[0], act, up))
             self._down.append(pack_linear(down_EDI[expert], down_bias, fmts[1], down))
 
-    def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+    def run(
+        self,
+        x_TD: Tensor,
+        weights_TK: Tensor,
+        ids_TK: Tensor,
+        lora: ExpertAdapters | None = None,
+    ) -> Tensor:
         top_k = ids_TK.shape[1]
         order = ids_TK.flatten().argsort(stable=True)
         counts = torch.bincount(ids_TK.flatten(), minlength=self.num_experts).tolist()
@@ -121,15 +149,28 @@ class ReferenceExperts:
         for expert, count in enumerate(counts):
             if count:
                 rows = slice(start, start + count)
-                outputs[order[rows]] = (
-                    self._down[expert].run(self._up[expert].run(x_TD[tokens[rows]])) * weights[rows]
-                )
+                y_MD = self._run_one(expert, x_TD[tokens[rows]], tokens[rows], lora)
+                outputs[order[rows]] = y_MD * weights[rows]
                 start += count
         return outputs.view(-1, top_k, x_TD.shape[1]).sum(1)
+
+    def _run_one(
+        self, expert: int, x_MD: Tensor, tokens_M: Tensor, lora: ExpertAdapters | None
+    ) -> Tensor:
+        up, down = self._up[expert], self._down[expert]
+        if lora is None:
+            return down.run(up.run(x_MD))
+        assert isinstance(up, Gated)
+        h_MI = up.run_changed(x_MD, partial(lora.up, expert, tokens_M, x_MD))
+        y_MD = down.run(h_MI)
+        lora.down(expert, tokens_M, h_MI, y_MD)
+        return y_MD
 
 
 class UngatedExperts:
     """Experts ``down(act(up))`` without a gate."""
+
+    takes_adapters = True
 
     def __init__(
         self,
@@ -142,15 +183,26 @@ class UngatedExperts:
         self._up, self._down, self._act = up_EID, down_EDI, act
         self._up_bias, self._down_bias = up_bias_EI, down_bias_ED
 
-    def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+    def run(
+        self,
+        x_TD: Tensor,
+        weights_TK: Tensor,
+        ids_TK: Tensor,
+        lora: ExpertAdapters | None = None,
+    ) -> Tensor:
         """As in ``PackedExperts``."""
         out_TKD = x_TD.new_empty(*ids_TK.shape, x_TD.shape[1])
         for expert in sorted(set(ids_TK.flatten().tolist())):
             rows, ranks = (ids_TK == expert).nonzero(as_tuple=True)
-            h = F.linear(x_TD[rows], self._up[expert].to(x_TD.dtype), _row(self._up_bias, expert))
+            x = x_TD[rows]
+            h = F.linear(x, self._up[expert].to(x.dtype), _row(self._up_bias, expert))
+            if lora is not None:
+                lora.up(expert, rows, x, h)
             h = activation.activate(h, self._act)
-            down = self._down[expert].to(x_TD.dtype)
-            out_TKD[rows, ranks] = F.linear(h, down, _row(self._down_bias, expert))
+            y = F.linear(h, self._down[expert].to(x.dtype), _row(self._down_bias, expert))
+            if lora is not None:
+                lora.down(expert, rows, h, y)
+            out_TKD[rows, ranks] = y
         return (out_TKD * weights_TK[..., None].to(x_TD.dtype)).sum(1)
 
 

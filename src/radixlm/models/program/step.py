@@ -19,7 +19,7 @@ from torch import Tensor
 from radixlm.arch.spec import Decoder
 from radixlm.attention.cpu import CpuBackend, CpuPool
 from radixlm.kernels.cpu.extension import address, native
-from radixlm.layers.linear import Linear
+from radixlm.layers.linear import Adaptable
 from radixlm.layers.program import CachePool, ProgramBuilder, Unsupported
 from radixlm.layers.rope import LengthRope, RopeTables, StaticRope
 from radixlm.pools.state import StatePool, StateStep
@@ -35,7 +35,7 @@ class EmittedModel(Protocol):
     ropes: RopeTables
 
     @property
-    def adapted(self) -> Sequence[Linear]:
+    def adapted(self) -> Sequence[Adaptable]:
         """The layers that adapters may change."""
         ...
 
@@ -70,7 +70,7 @@ def why_no_program(model: EmittedModel) -> str:
 def _emitted(
     model: EmittedModel, pools: Sequence[CachePool] | None, states: StatePool | None
 ) -> ProgramBuilder:
-    sites = {id(linear.packed): linear.site for linear in model.adapted}
+    sites = {key: site for one in model.adapted for key, site in one.packed_sites.items()}
     builder = ProgramBuilder(model.decoder.dim, pools, states, model.decoder.max_positions, sites)
     builder.keep.append(model)
     model.emit(builder)
