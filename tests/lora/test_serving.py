@@ -4,6 +4,9 @@ unloaded while others decode, apart in the prefix cache."""
 from __future__ import annotations
 
 import asyncio
+import base64
+import gc
+import json
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -13,6 +16,7 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from safetensors.torch import load_file
 
 import radixlm
 from radixlm.base.errors import CheckpointError, InvalidRequest
@@ -302,3 +306,85 @@ def test_the_offline_engine(folders: list[Path], wanted: dict[str | None, list[l
         with pytest.raises(InvalidRequest, match="not loaded"):
             engine.generate("x", lora_path="b")
         assert engine.unload_lora_adapter("a0")["loaded_adapters"] == {}
+
+
+async def test_an_adapter_that_comes_as_tensors(
+    folders: list[Path], wanted: dict[str | None, list[list[int]]]
+) -> None:
+    """Its folder is there until it is unloaded; what may run code is not read."""
+    config = json.loads((folders[0] / "adapter_config.json").read_text())
+    data = (folders[0] / "adapter_model.safetensors").read_bytes()
+    body = {"lora_name": "x", "config_dict": config}
+    path = "/load_lora_adapter_from_tensors"
+    async with serving() as served:
+        await served.load("a0", folders[0])
+        for bad, words in (
+            ({"serialized_named_tensors": "?"}, "a safetensors file in base64"),
+            ({"serialized_named_tensors": "AAAA"}, "adapter_model.safetensors"),
+            (packed(data) | {"load_format": "flattened_bucket"}, "since it may run code"),
+            (packed(data) | {"serialized_named_tensors": ["AA==", "AAA="]}, "the same for each"),
+            (packed(data) | {"added_tokens_config": {"a": 1}}, "adapters that add no tokens"),
+            (packed(data) | {"config_dict": {**config, "r": 9}}, "adapter_config.json says 9"),
+        ):
+            refused = await served.post(path, **(body | bad))
+            assert refused.status_code == 400 and words in refused.json()["error_message"]
+        loaded = await served.post(path, **(body | packed(data)))
+        assert loaded.json()["loaded_adapters"] == {"a0": str(folders[0]), "x": "tensors"}
+        x = next(one for one in served.engine.intake.adapters.entries if one.name == "x")
+        assert Path(x.path).is_dir() and x.digest == digest_of(served, "a0")
+        assert await served.tokens(1, "x") == wanted["a0"][1]
+        folder = Path(x.path)
+        del x
+        replaced = (folders[1] / "adapter_model.safetensors").read_bytes()
+        other = json.loads((folders[1] / "adapter_config.json").read_text())
+        again = body | {"config_dict": other, "load_inplace": True} | packed(replaced)
+        assert (await served.post(path, **again)).status_code == 200
+        assert await served.tokens(1, "x") == wanted["a1"][1]
+        assert (await served.unload("x"))["success"]
+        gc.collect()
+        assert not folder.exists()
+
+
+def packed(data: bytes) -> dict[str, Any]:
+    return {"serialized_named_tensors": base64.b64encode(data).decode()}
+
+
+def digest_of(served: Served, name: str) -> str:
+    return next(one.digest for one in served.engine.intake.adapters.entries if one.name == name)
+
+
+def test_an_offline_engine_takes_tensors(
+    folders: list[Path], wanted: dict[str | None, list[list[int]]]
+) -> None:
+    tensors = load_file(folders[2] / "adapter_model.safetensors")
+    config = json.loads((folders[2] / "adapter_config.json").read_text())
+    options = {"model_path": str(cached_tiny(ARCH)), "enable_lora": True, "random_seed": 0}
+    with radixlm.Engine(**options) as engine:
+        engine.load_lora_adapter_from_tensors("t", list(tensors.items()), config)
+        found = engine.generate(input_ids=IDS[0], sampling_params=GREEDY, lora_path="t")
+        assert found["output_ids"] == wanted["a2"][0]
+
+
+async def test_vectors_of_an_adapter(folders: list[Path], tmp_path: Path) -> None:
+    """One for each prompt, in all routes, as from a checkpoint with its weights merged."""
+
+    async def vectors(served: Served, **fields: Any) -> list[list[float]]:
+        answer = await served.post("/encode", input_ids=IDS[:3], **fields)
+        assert answer.status_code == 200, answer.text
+        return [one["embedding"] for one in answer.json()]
+
+    whole = merged(cached_tiny(ARCH), folders[0], tmp_path / "m")
+    async with serving(model_path=str(whole), is_embedding=True) as served:
+        wanted = await vectors(served)
+    async with serving(is_embedding=True, lora_paths=[f"a={folders[0]}"]) as served:
+        plain = await vectors(served)
+        mixed = await vectors(served, lora_path=["a", None, "a"])
+        for index, one in enumerate((wanted[0], plain[1], wanted[2])):
+            assert max(abs(a - b) for a, b in zip(mixed[index], one, strict=True)) < 1e-4
+        assert await vectors(served, lora_path="a") != plain
+        for how in ({"model": "a"}, {"lora_path": "a"}):
+            got = (await served.post("/v1/embeddings", input=IDS[2], **how)).json()
+            assert got["data"][0]["embedding"] == mixed[2]
+        for how, words in (({"lora_path": "z"}, "not loaded"), ({"lora_path": ["a"]}, "1 entries")):
+            refused = await served.post("/encode", input_ids=IDS[:3], **how)
+            assert refused.status_code == 400 and words in refused.json()["error"]["message"]

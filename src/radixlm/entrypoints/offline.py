@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from queue import SimpleQueue
@@ -295,6 +295,18 @@ class Engine:
         ``lora_path``. InvalidRequest if it cannot be."""
         adapters = self._engine.intake.adapters
         self._wait(adapters.load(lora_name, lora_path, pinned))
+        return {"success": True, "error_message": "", "loaded_adapters": adapters.loaded}
+
+    def load_lora_adapter_from_tensors(
+        self,
+        lora_name: str,
+        tensors: Mapping[str, Any] | Sequence[tuple[str, Any]],
+        config_dict: dict[str, Any],
+        pinned: bool = False,
+    ) -> dict[str, Any]:
+        """The same of torch tensors by their names in PEFT's file and its adapter_config.json."""
+        adapters, save = self._engine.intake.adapters, load("safetensors.torch:save")
+        self._wait(adapters.load_bytes(lora_name, config_dict, save(dict(tensors)), pinned))
         return {"success": True, "error_message": "", "loaded_adapters": adapters.loaded}
 
     def unload_lora_adapter(self, lora_name: str) -> dict[str, Any]:

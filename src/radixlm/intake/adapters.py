@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
+import shutil
+import tempfile
 import time
+import weakref
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -59,6 +64,18 @@ class Intake(Protocol):
     def give_up(self, failure: Failed, index: int = 0) -> None: ...
 
 
+class Spool:
+    """A folder of its own for an adapter that came as bytes: an engine that takes the place of
+    another reads it again. It goes with the object, or with the process."""
+
+    def __init__(self, config: dict[str, Any], tensors: bytes) -> None:
+        """``tensors``: a safetensors file."""
+        self.path = tempfile.mkdtemp(prefix="radixlm-adapter-")
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        Path(self.path, "adapter_config.json").write_text(json.dumps(config))
+        Path(self.path, "adapter_model.safetensors").write_bytes(tensors)
+
+
 @dataclass(slots=True, eq=False)
 class Loaded:
     """One load of an adapter. ``task``: while it is read."""
@@ -73,6 +90,12 @@ class Loaded:
     invocation: tuple[int, ...] = ()  # of an aLoRA
     used_s: float = 0.0
     task: asyncio.Task[None] | None = None
+    spool: Spool | None = None
+
+    @property
+    def source(self) -> str:
+        """Its path; of one that came in a request, "tensors"."""
+        return self.path if self.spool is None else "tensors"
 
     @property
     def args(self) -> dict[str, Any]:
@@ -99,7 +122,7 @@ class AdapterRegistry:
     @property
     def loaded(self) -> dict[str, str]:
         """Name -> path of every adapter that requests may ask for."""
-        return {name: one.path for name, one in self._by_name.items()}
+        return {name: one.source for name, one in self._by_name.items()}
 
     @property
     def entries(self) -> list[Loaded]:
@@ -174,10 +197,28 @@ class AdapterRegistry:
     ) -> None:
         """Load an adapter; InvalidRequest if it cannot be. ``replaces``: a loaded one of this name
         serves its requests to their end, and new ones get this."""
-        self._require_enabled("load_lora_adapter")
+        self._require_loads("load_lora_adapter")
+        await self._whole(self._load(Loaded(name, path, is_pinned, next(self._numbers)), replaces))
+
+    async def load_bytes(
+        self,
+        name: str,
+        config: dict[str, Any],
+        tensors: bytes,
+        is_pinned: bool = False,
+        replaces: bool = False,
+    ) -> None:
+        """The same of adapter_config.json and the bytes of a safetensors file."""
+        self._require_loads("load_lora_adapter_from_tensors")
+        self._check(name, "tensors", is_pinned, replaces)
+        spool = await asyncio.to_thread(Spool, config, tensors)
+        adapter = Loaded(name, spool.path, is_pinned, next(self._numbers), spool=spool)
+        await self._whole(self._load(adapter, replaces))
+
+    def _require_loads(self, what: str) -> None:
+        self._require_enabled(what)
         if self.options.is_shared:
-            raise InvalidRequest("load_lora_adapter: leave --tokenizer-worker-num at 1")
-        await self._whole(self._load(name, path, is_pinned, replaces))
+            raise InvalidRequest(f"{what}: leave --tokenizer-worker-num at 1")
 
     async def _whole(self, work: Coroutine[Any, Any, None]) -> None:
         """Do it to its end, even if the caller leaves."""
@@ -189,13 +230,14 @@ class AdapterRegistry:
         async with self._lock(name):
             dropped = self._dropped.get(name)
             if dropped is not None and name not in self._by_name:
-                await self._add(Loaded(name, dropped.path, dropped.is_pinned, next(self._numbers)))
+                renewed = replace(dropped, number=next(self._numbers), digest="")
+                await self._add(renewed)
 
-    async def _load(self, name: str, path: str, is_pinned: bool, replaces: bool) -> None:
-        self._check(name, path, is_pinned, replaces)
-        async with self._lock(name):
-            self._check(name, path, is_pinned, replaces)  # a load of this name may have ended
-            adapter = Loaded(name, path, is_pinned, next(self._numbers))
+    async def _load(self, adapter: Loaded, replaces: bool) -> None:
+        name = adapter.name
+        self._check(name, adapter.path, adapter.is_pinned, replaces)
+        async with self._lock(name):  # a load of this name may have ended
+            self._check(name, adapter.path, adapter.is_pinned, replaces)
             if name not in self._by_name:
                 await self._add(adapter)
                 return
@@ -230,7 +272,7 @@ class AdapterRegistry:
         if old is not None and not replaces:
             raise InvalidRequest(
                 f"lora_name: the adapter {name!r:.80} already exists: it is already loaded from "
-                f"{old.path}; unload it first, or send load_inplace",
+                f"{old.source}; unload it first, or send load_inplace",
                 "lora_name",
             )
         others = sum(one.is_pinned for one in self._by_name.values() if one is not old)
@@ -314,9 +356,7 @@ class AdapterRegistry:
     async def unload(self, name: str) -> None:
         """Refuse new requests for the adapter at once, and wait until its last one is over.
         InvalidRequest if it is not loaded."""
-        self._require_enabled("unload_lora_adapter")
-        if self.options.is_shared:
-            raise InvalidRequest("unload_lora_adapter: leave --tokenizer-worker-num at 1")
+        self._require_loads("unload_lora_adapter")
         async with self._lock(name):
             dropped = self._dropped.pop(name, None)
             adapter = self._by_name.get(name)

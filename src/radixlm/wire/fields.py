@@ -173,7 +173,6 @@ FIELDS: tuple[Field, ...] = (
     *_ignored("encode", Any, "sampling_params modalities"),
     # unsupported
     *_unsupported("generate", "send lora_path, the name of the adapter", "lora_id"),
-    *_unsupported("encode", "a model that gives vectors has no adapters", "lora_path"),
     *_unsupported(
         "generate openai", _NO_DISAGGREGATION, "bootstrap_host bootstrap_port bootstrap_room"
     ),

@@ -12,7 +12,6 @@ from radixlm.base.errors import NotSupported
 router = APIRouter(tags=["not implemented"])
 
 _WEIGHTS = "replacing weights while the server runs is not implemented; restart with --model-path"
-_LORA = "adapters are read from folders: POST /load_lora_adapter"
 _HICACHE = "the hierarchical cache is not implemented (--enable-hierarchical-cache)"
 _MEMORY = "releasing memory is not implemented (--enable-memory-saver)"
 _PD = "disaggregation is not implemented (--disaggregation-mode)"
@@ -40,7 +39,6 @@ NOT_IMPLEMENTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("/get_remote_instance_transfer_engine_info", ("GET",), _WEIGHTS),
     ("/release_memory_occupation", _GET_POST, _MEMORY),
     ("/resume_memory_occupation", _GET_POST, _MEMORY),
-    ("/load_lora_adapter_from_tensors", _POST, _LORA),
     ("/pd_role_switch", _POST, _PD),
     ("/set_trace_level", _GET_POST, _TRACE),
     ("/v1/audio/speech", _POST, "text-to-speech models are not supported"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 from collections.abc import Coroutine
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from radixlm.base.errors import RequestError
+from radixlm.base.errors import InvalidRequest, RequestError
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import state_of
@@ -29,6 +31,19 @@ class LoadLoraAdapter(Body):
     load_inplace: bool = False
 
 
+class LoadLoraAdapterFromTensors(Body):
+    """``config_dict``: adapter_config.json. ``serialized_named_tensors``: a safetensors file in
+    base64; in a list, the same for each rank."""
+
+    lora_name: str
+    config_dict: dict[str, Any]
+    serialized_named_tensors: str | list[str]
+    load_format: str | None = "safetensors"
+    pinned: bool = False
+    load_inplace: bool = False
+    added_tokens_config: dict[str, Any] | None = None
+
+
 class UnloadLoraAdapter(Body):
     lora_name: str
 
@@ -43,6 +58,42 @@ async def load_lora_adapter(request: Request) -> Response:
     adapters = state_of(request).intake.adapters
     work = adapters.load(body.lora_name, body.lora_path, body.pinned, body.load_inplace)
     return await answer(adapters, work)
+
+
+@router.post(
+    "/load_lora_adapter_from_tensors", openapi_extra=documented(LoadLoraAdapterFromTensors)
+)
+async def load_lora_adapter_from_tensors(request: Request) -> Response:
+    """Load an adapter whose tensors are in the body; pickles are not read."""
+    body = await read_body(request, LoadLoraAdapterFromTensors, any_type=True)
+    adapters = state_of(request).intake.adapters
+
+    async def work() -> None:
+        tensors = await asyncio.to_thread(_decoded, body)
+        name, config = body.lora_name, body.config_dict
+        await adapters.load_bytes(name, config, tensors, body.pinned, body.load_inplace)
+
+    return await answer(adapters, work())
+
+
+def _decoded(body: LoadLoraAdapterFromTensors) -> bytes:
+    """The bytes of the safetensors file; InvalidRequest for other formats."""
+    key, texts = "serialized_named_tensors", body.serialized_named_tensors
+    if body.added_tokens_config:
+        raise InvalidRequest("added_tokens_config: adapters that add no tokens work; send null")
+    if body.load_format not in (None, "safetensors"):
+        raise InvalidRequest(
+            f"load_format: {body.load_format!r:.40} is not read, since it may run code; what "
+            f"works: 'safetensors', with a safetensors file in base64 as {key}",
+            "load_format",
+        )
+    one, *others = {texts} if isinstance(texts, str) else dict.fromkeys(texts) or [""]
+    if others:
+        raise InvalidRequest(f"{key}: send the whole tensors, the same for each rank", key)
+    try:
+        return base64.b64decode(one, validate=True)
+    except ValueError as error:
+        raise InvalidRequest(f"{key}: send a safetensors file in base64 ({error})", key) from error
 
 
 @router.post("/unload_lora_adapter", openapi_extra=documented(UnloadLoraAdapter))

@@ -67,6 +67,7 @@ class EmbeddingRequest(Body):
     user: str | None = None
     rid: Rid | list[Rid] | None = None
     priority: Priority | None = None
+    lora_path: str | None = None
 
 
 class ClassifyRequest(Body):
@@ -77,11 +78,13 @@ class ClassifyRequest(Body):
     user: str | None = None
     rid: Rid | list[Rid] | None = None
     priority: Priority | None = None
+    lora_path: str | None = None
 
 
 @with_fields("encode")
 class EncodeRequest(Body):
-    """POST /encode and /classify. With ``is_cross_encoder_request`` the texts are pairs."""
+    """POST /encode and /classify. With ``is_cross_encoder_request`` the texts are pairs.
+    ``lora_path``: an adapter's name, or one for each prompt (null: none)."""
 
     text: str | Strings | list[Strings] | None = None
     input_ids: Ints | list[Ints] | None = None
@@ -93,6 +96,7 @@ class EncodeRequest(Body):
     video_data: Any = None
     audio_data: Any = None
     is_cross_encoder_request: bool = False
+    lora_path: str | list[str | None] | None = None
 
 
 @router.post("/v1/embeddings", openapi_extra=documented(EmbeddingRequest))
@@ -112,8 +116,8 @@ async def answer_embeddings(state: ServerState, body: EmbeddingRequest) -> dict[
         _input_of(state, one, f"input[{i}]") if isinstance(one, TextInput) else one
         for i, one in enumerate(inputs)
     ]
-    priority = body.priority or 0
-    results = await pool(state, prompts, "input", body.rid, priority, body.prompt_name)
+    priority, adapter = body.priority or 0, state.adapter_of(body.model, body.lora_path)
+    results = await pool(state, prompts, "input", body.rid, priority, body.prompt_name, adapter)
     data = []
     for index, one in enumerate(results):
         vector: Any = truncate(state, one.vector, body.dimensions)
@@ -142,7 +146,9 @@ async def classify_v1(request: Request) -> Response:
     state = state_of(request)
     model = state.check_model(body.model)
     require_score_head(state)
-    work = pool(state, as_prompts(body.input, "input"), "input", body.rid, body.priority or 0)
+    adapter = state.adapter_of(body.model, body.lora_path)
+    prompts = as_prompts(body.input, "input")
+    work = pool(state, prompts, "input", body.rid, body.priority or 0, None, adapter)
     results = await cancel_on_disconnect(request, work)
     return json_response(
         {
@@ -218,7 +224,8 @@ async def answer_encode(state: ServerState, body: EncodeRequest) -> Any:
         is_list = isinstance(value, list) and not isinstance(value[0], int)
     priority = body.priority or 0
     prompts = _with_media(body, prompts, is_list)
-    results = await pool(state, prompts, param, body.rid, priority, body.prompt_name)
+    adapter = body.lora_path
+    results = await pool(state, prompts, param, body.rid, priority, body.prompt_name, adapter)
     answers = [_native_answer(state, one, body.dimensions) for one in results]
     return answers if is_list else answers[0]
 

@@ -98,12 +98,17 @@ async def pool(
     rid: str | list[str] | None = None,
     priority: int = 0,
     prompt_name: str | None = None,
+    adapter: str | list[str | None] | None = None,
 ) -> list[PoolingResult]:
     """The vectors or scores of ``prompts``, in order. Errors name ``param``. ``prompt_name``: the
-    model's prompt that is put before each text."""
+    model's prompt that is put before each text. ``adapter``: a name, or one for each prompt."""
     is_whole = pool_of(state).pooling != "last"
     if isinstance(rid, list) and len(rid) != len(prompts):
         raise InvalidRequest(f"rid has {len(rid)} entries for {len(prompts)} inputs", "rid")
+    adapters = adapter if isinstance(adapter, list) else [adapter] * len(prompts)
+    if len(adapters) != len(prompts):
+        message = f"lora_path has {len(adapters)} entries for {len(prompts)} inputs"
+        raise InvalidRequest(message, "lora_path")
     prefix = _prompt_text(state.info.sentence, prompt_name)
     requests = []
     for index, prompt in enumerate(prompts):
@@ -126,6 +131,7 @@ async def pool(
                 rid=name,
                 priority=priority,
                 fair_key=fair_share_key(),
+                adapter=adapters[index] or None,
             )
         )
     results = await generate.collect(state, requests)
