@@ -21,6 +21,7 @@ class Engines:
         self.calls: list[tuple[str, int]] = []
         self.refused: set[str] = set()
         self.deaths = 0
+        self.observers = ()
         self.ready = asyncio.Event()
         self.ready.set()
 
@@ -31,6 +32,7 @@ class Engines:
         self.calls.append((verb, args["number"]))
         await asyncio.sleep(0)
         facts = {"digest": f"d{args['number']}", "rank": 8, "invocation": (), "num_bytes": 64}
+        facts["seconds"] = 0.5
         return [ControlReply("c", args.get("path") not in self.refused, "no such file", facts)]
 
     def ask(self, replica: Any, verb: str, args: dict[str, Any]) -> asyncio.Future[ControlReply]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from radixlm.base.errors import CheckpointError
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.lora import LoraRows
-from radixlm.lora.adapter import read_adapter
+from radixlm.lora.adapter import local_parts, read_adapter
 from radixlm.lora.targets import EMBED, HEAD, AdapterTargets
 from radixlm.models.build import Model
 from tests.fakes.lora_adapters import merged, write_adapter, write_folder
@@ -37,17 +36,20 @@ class Adapted:
     """A model with adapters 0, 1, ..."""
 
     def __init__(
-        self, base: Path, adapters: Sequence[Path], kernels: str = "", **build: Any
+        self, base: Path, adapters: Sequence[Path], kernels: str = "", model: Model | None = None
     ) -> None:
         self.kernels = bind("cpu", {"all": kernels} if kernels else None)
-        self.model: Model = load_model(base, self.kernels, **build)
+        self.model: Model = model or load_model(base, self.kernels)
         targets = AdapterTargets(self.model)
         self.model.adapt(tuple(targets.sites.values()))
         site = {path: number for number, path in enumerate(targets.sites)}
         site |= {HEAD: self.model.head_site, EMBED: self.model.embed_site}
         self.packed = [
             self.kernels.pack_adapter(
-                {site[path]: parts for path, parts in read_adapter(one, targets).parts.items()}
+                {
+                    site[path]: parts
+                    for path, parts in local_parts(read_adapter(one, targets), targets).items()
+                }
             )
             for one in adapters
         ]
@@ -69,7 +71,7 @@ class Adapted:
             rows = self.rows({s: len(t) for s, t in new.items()}, owners)
             for sequence, logits in runner.step(new, lora=rows).items():
                 parts[sequence].append(logits)
-        return {s: torch.cat(p) for s, p in parts.items()}
+        return {s: torch.cat(p) for s, p in parts.items() if p}  # ranks above 0 have no logits
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

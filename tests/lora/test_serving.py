@@ -7,6 +7,7 @@ import asyncio
 import base64
 import gc
 import json
+import re
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -117,7 +118,7 @@ async def test_a_batch_of_several_adapters(
 ) -> None:
     caplog.set_level("INFO")
     paths = [f"a{i}={folder}" for i, folder in enumerate(folders)]
-    async with serving(lora_paths=paths, log_requests=True) as served:
+    async with serving(lora_paths=paths, log_requests=True, enable_metrics=True) as served:
         names = [None, "a0", "a1", "a2"]
         for _ in range(2):  # computed, then from the cache
             for prompt in range(2):
@@ -136,6 +137,10 @@ async def test_a_batch_of_several_adapters(
         assert len(set(hits)) == 1 and hits[0] > 0
         one = await served.post("/generate", lora_path="a1", **body)
         assert [r["output_ids"] for r in one.json()] == [wanted["a1"][1]] * 4
+        await served.load("later", folders[0])
+        metrics = (await served.client.get("/metrics")).text
+        assert re.search(r'lora_requests_total\{.*lora_name="a1".*\} 8.0', metrics)
+        assert re.search(r"lora_load_seconds_count\{.*\} 1.0", metrics)
         bad = await served.post("/generate", lora_path=["a1"], **body)
         assert bad.status_code == 400 and "lora_path has 1 entries for 4" in bad.text
 

@@ -17,7 +17,7 @@ from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
 from radixlm.executor.adapters import AdapterTable
 from radixlm.kernels.ops.lora import PackedAdapter
-from radixlm.lora.adapter import Adapter, LoraLimits, read_adapter
+from radixlm.lora.adapter import Adapter, LoraLimits, local_parts, read_adapter
 from radixlm.lora.targets import EMBED, HEAD, AdapterTargets
 from radixlm.models.build import Model
 from radixlm.models.decoder import DecoderModel
@@ -85,7 +85,8 @@ class AdapterLoader:
                     f"{path}: the files have changed since the adapter was loaded (digest "
                     f"{adapter.digest[:8]}, then {str(digest)[:8]}); load it again"
                 )
-            by_site = {self._sites[where]: parts for where, parts in adapter.parts.items()}
+            parts = local_parts(adapter, self._targets)
+            by_site = {self._sites[where]: of_layer for where, of_layer in parts.items()}
             packed = self.table.pack(by_site)
         except (RadixError, OSError, RuntimeError, MemoryError) as error:
             return partial(self._fail, number, str(error))

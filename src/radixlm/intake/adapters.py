@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 
 from radixlm.base.errors import InvalidRequest, Overloaded, RadixError, RequestError
 from radixlm.base.record import Record
+from radixlm.intake.observer import Observer
 from radixlm.intake.replicas import Replica, Replicas
 from radixlm.intake.request_state import RequestState
 from radixlm.wire.replies import ControlReply, Failed
@@ -54,6 +55,7 @@ class Intake(Protocol):
     requests: dict[str, RequestState]
     replicas: Replicas
     ready: asyncio.Event
+    observers: tuple[Observer, ...]
 
     async def control_each(self, verb: str, **args: Any) -> list[ControlReply]: ...
 
@@ -83,7 +85,7 @@ class Loaded:
     name: str
     path: str
     is_pinned: bool
-    number: int
+    number: int = -1
     digest: str = ""
     num_bytes: int = 0
     rank: int = 0
@@ -198,7 +200,7 @@ class AdapterRegistry:
         """Load an adapter; InvalidRequest if it cannot be. ``replaces``: a loaded one of this name
         serves its requests to their end, and new ones get this."""
         self._require_loads("load_lora_adapter")
-        await self._whole(self._load(Loaded(name, path, is_pinned, next(self._numbers)), replaces))
+        await self._whole(self._load(Loaded(name, path, is_pinned), replaces))
 
     async def load_bytes(
         self,
@@ -212,7 +214,7 @@ class AdapterRegistry:
         self._require_loads("load_lora_adapter_from_tensors")
         self._check(name, "tensors", is_pinned, replaces)
         spool = await asyncio.to_thread(Spool, config, tensors)
-        adapter = Loaded(name, spool.path, is_pinned, next(self._numbers), spool=spool)
+        adapter = Loaded(name, spool.path, is_pinned, spool=spool)
         await self._whole(self._load(adapter, replaces))
 
     def _require_loads(self, what: str) -> None:
@@ -238,6 +240,7 @@ class AdapterRegistry:
         self._check(name, adapter.path, adapter.is_pinned, replaces)
         async with self._lock(name):  # a load of this name may have ended
             self._check(name, adapter.path, adapter.is_pinned, replaces)
+            adapter.number = next(self._numbers)
             if name not in self._by_name:
                 await self._add(adapter)
                 return
@@ -332,6 +335,8 @@ class AdapterRegistry:
             adapter.task = None
             self._reading.pop(adapter.number, None)
         self.num_loads += 1
+        for observer in self._intake.observers:
+            observer.adapter_loaded(facts["seconds"])
         adapter.digest, adapter.rank = facts["digest"], facts["rank"]
         adapter.num_bytes, adapter.invocation = facts["num_bytes"], tuple(facts["invocation"])
         self._known.pop(adapter.name, None)

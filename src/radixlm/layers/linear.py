@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from radixlm.base.errors import ConfigError
@@ -96,7 +95,7 @@ class Linear(Module):
         if "bias" not in self._params:
             return None
         found: list[Tensor] = []
-        zeros_1I = torch.zeros(1, self.in_features)
+        zeros_1I = self.packed.unpack().new_zeros(1, self.in_features)  # where the weight is
         if self._gate_act:
             changed: Callable[..., Tensor] = self.packed.run_changed  # type: ignore[attr-defined]
             changed(zeros_1I, lambda h: found.append(h.clone()))

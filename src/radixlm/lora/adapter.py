@@ -99,6 +99,20 @@ def read_adapter(
     )  # fmt: skip
 
 
+def local_parts(adapter: Adapter, targets: AdapterTargets) -> dict[str, Sequence[AdapterPart]]:
+    """What of the adapter this rank's parts of the layers need."""
+    found: dict[str, Sequence[AdapterPart]] = {}
+    for path, parts in adapter.parts.items():
+        layer = targets.sites.get(path)
+        rows = layer.place.rows if isinstance(layer, Linear) else ()
+        found[path] = [
+            one
+            for part in parts
+            for one in (part.cut(rows) if rows and isinstance(part, LoraPart) else [part])
+        ]
+    return found
+
+
 def kinds_of(modules: Mapping[str, ModuleTensors]) -> tuple[str, ...]:
     """The last words of modules' names: q_proj, down_proj."""
     return tuple(sorted({tensors.name.rpartition(".")[2] for tensors in modules.values()}))
@@ -225,6 +239,8 @@ class _PartReader(AdapterReader):
         found: list[tuple[str, AdapterPart]] = []
         if paths == [EMBED]:
             found.append((EMBED, TableRows(torch.tensor(ids), rows_ND)))
+        if self._model.is_tied and self._model.is_head_cut:
+            raise ValueError("the head that shares the table is cut (--tp-size): not supported")
         if paths == [HEAD] or self._model.is_tied:
             order = sorted(range(len(ids)), key=ids.__getitem__)
             for run in _runs([ids[i] for i in order]):
@@ -277,6 +293,7 @@ class _PartReader(AdapterReader):
         change_OI, bias_change = rows_OI, bias_O
         outputs = slice(first, first + len(rows_OI))
         if isinstance(layer, Linear) and hasattr(layer, "packed"):
+            _require_whole(layer)
             change_OI = rows_OI - layer.packed.unpack()[outputs].float().cpu()
             bias_change = None if bias_O is None else _bias_change(layer, bias_O, first)
         elif self._model.has_weights:
@@ -348,11 +365,20 @@ def _check_covered(covered: Tensor) -> None:
         raise ValueError("a part of its outputs is in a layer that takes no adapter")
 
 
+def _require_whole(layer: Linear) -> None:
+    if layer.place.rows:
+        raise ValueError(
+            "DoRA, trained biases and modules_to_save with --tp-size above 1 are not supported; "
+            "what works: plain LoRA"
+        )
+
+
 def _bias_change(layer: Linear, whole_O: Tensor, first: int) -> Tensor:
     """What a trained bias adds to the layer's own, from output ``first`` on. ValueError if it has
     none."""
     if not hasattr(layer, "packed"):
         return whole_O  # the model has no weights: an adapter is only inspected
+    _require_whole(layer)
     own_O = layer.own_bias()
     if own_O is None:
         raise ValueError("its bias was trained, the model's layer has none")
@@ -363,10 +389,11 @@ def _with_gain(part: LoraPart, magnitude_O: Tensor, is_mine: Tensor, layer: Line
     """DoRA: each row of W + scale * B A gets the length ``magnitude``. Other modules' rows stay."""
     if not hasattr(layer, "packed"):
         return part  # the model has no weights: an adapter is only inspected
+    _require_whole(layer)
     outputs = slice(part.first, part.first + len(magnitude_O))
-    whole_OI = layer.packed.unpack()[outputs].float()
+    whole_OI = layer.packed.unpack()[outputs].float().cpu()
     whole_OI = whole_OI + part.scale * (part.b_OR.float() @ part.a_RI.float())
-    gain_O = torch.where(is_mine, magnitude_O / whole_OI.norm(dim=1).cpu(), 1.0)
+    gain_O = torch.where(is_mine, magnitude_O / whole_OI.norm(dim=1), 1.0)
     own_O = layer.own_bias()
     own_O = None if own_O is None else own_O[outputs].cpu().contiguous()
     return LoraPart(

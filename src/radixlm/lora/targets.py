@@ -136,6 +136,9 @@ class AdapterTargets:
         for path, (num_in, num_out) in ends.items():
             for mapping in mapper.spellings(path):
                 name = mapping.tensors[0][0].removesuffix(".weight")
+                if path == HEAD and self.is_head_cut:
+                    self._others.add(name)
+                    continue
                 if mapping.recipe is None and len(mapping.tensors) == 1:
                     target = Target(path, num_in, num_out, 0, 1, (num_out,), None)
                     self._targets.setdefault(name, [target])
@@ -165,6 +168,12 @@ class AdapterTargets:
     def has_weights(self) -> bool:
         """Whether the model is loaded; else adapters are only inspected."""
         return hasattr(self._model, "packed_head")
+
+    @property
+    def is_head_cut(self) -> bool:
+        """Whether ranks have parts of the output head, which takes no adapters then."""
+        model: Any = self._model
+        return bool(model.context.ranks.tp.size > 1)
 
     def end_weight(self, path: str) -> Tensor | None:
         """The weight of the token table or the head, as the checkpoint has it; None where it is not

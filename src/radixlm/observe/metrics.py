@@ -18,6 +18,8 @@ INTER_TOKEN_S = (
     *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
 )
 E2E_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200, 2400)
+LOAD_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30)
+MAX_ADAPTERS = 50  # that have a label of their own; all others are "other"
 QUEUE_S = (0.0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 LENGTHS = (
     100,
@@ -111,6 +113,14 @@ class Metrics:
             "e2e_request_latency_seconds", "Time of a whole request.", buckets.e2e_s
         )
         self._queue = self._histogram("queue_time_s", "Time in the queue.", QUEUE_S)
+        self._adapter_load = self._histogram(
+            "lora_load_seconds", "Time to load an adapter.", LOAD_S
+        )
+        self._adapter_requests = Counter(
+            "sglang:lora_requests", "Requests that ended, by adapter.",
+            (*self._names, "lora_name"), registry=self.registry,
+        )  # fmt: skip
+        self._adapters: set[str] = set()
         self._prompt_hist = buckets.prompt and self._histogram(
             "prompt_tokens_histogram", "Prompt lengths.", buckets.prompt
         )
@@ -151,8 +161,14 @@ class Metrics:
         output_tokens: int,
         cached_tokens: int,
         is_aborted: bool,
+        adapter: str | None = None,
     ) -> None:
         """A request is over."""
+        if adapter is not None:
+            if len(self._adapters) < MAX_ADAPTERS:
+                self._adapters.add(adapter)
+            name = adapter if adapter in self._adapters else "other"
+            self._adapter_requests.labels(**self._labels, lora_name=name).inc()
         self._requests.inc()
         self._aborted.inc(is_aborted)
         self._prompt.inc(prompt_tokens)
@@ -164,6 +180,10 @@ class Metrics:
             self._prompt_hist.observe(prompt_tokens)
         if self._output_hist:
             self._output_hist.observe(output_tokens)
+
+    def adapter_loaded(self, seconds: float) -> None:
+        """An engine has read an adapter."""
+        self._adapter_load.observe(seconds)
 
     def drafts(self, totals: DraftTotals) -> None:
         """The counts of drafts so far; those of an engine that was restarted begin again."""

@@ -59,6 +59,23 @@ class LoraPart(Record, eq=False):
         tensors = [t for t in (self.a_RI, self.b_OR, *self.vectors[:2]) if t is not None]
         return (self.block, self.first, self.scale.hex()), tensors
 
+    def cut(self, ranges: Sequence[tuple[int, int]]) -> list[LoraPart]:
+        """The part of a layer that has these ranges of its outputs only, one after another."""
+        found, at = [], 0
+        for begin, end in ranges:
+            low, high = max(begin, self.first), min(end, self.first + len(self.b_OR))
+            own = slice(low - self.first, high - self.first)
+            if low < high:
+                bias_O, gain_O, own_O = (None if v is None else v[own] for v in self.vectors)
+                first, scale = at + low - begin, self.scale
+                found.append(
+                    LoraPart(
+                        self.a_RI, self.b_OR[own], scale, first, bias_O, gain_O, own_O, self.block
+                    )
+                )
+            at += end - begin
+        return found
+
     def to(self, device: torch.device) -> LoraPart:
         """The part on another device."""
         bias_O, gain_O, own_O = (None if v is None else v.to(device) for v in self.vectors)

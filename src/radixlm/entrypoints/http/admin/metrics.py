@@ -51,7 +51,11 @@ class MetricsObserver(Observer):
             output_tokens=len(state.output_ids),
             cached_tokens=state.pending.cached_tokens,
             is_aborted=finish.kind == "abort",
+            adapter=state.wire.adapter.name if state.wire.adapter is not None else None,
         )
+
+    def adapter_loaded(self, seconds: float) -> None:
+        self._metrics.adapter_loaded(seconds)
 
 
 def install(app: FastAPI, state: ServerState) -> None:
