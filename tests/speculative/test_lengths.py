@@ -194,7 +194,7 @@ def test_a_drafter_that_does_not_pay_rests_and_is_tried_again(rows: int) -> None
     # it has seen the steps before
     assert all(used[n - 32 : n].count(None) == 0 for n in tried if n >= 32)
     run.world.alpha = 0.9
-    assert np.mean([bool(one) for one in run.run(3000, 0.05)[2000:]]) > 0.9
+    assert np.mean([bool(one) for one in run.run(6000, 0.05)[5000:]]) > 0.9
 
 
 def test_device_drafts_are_for_rows_that_accept_them() -> None:

@@ -25,7 +25,7 @@ _PROBE_TOKENS = 64  # a request without drafts for so many steps gets one draft
 _MAX_PROBE_STEPS = 128  # steps after which one of another size is run
 _HELD_STEPS, _HELD_DEVICE_STEPS = 8, 32  # for which a choice of no drafts stands
 # probes of the device's drafter are rarer, as they cost more: steps, rows, steps between
-_DEVICE_PROBES, _PROBED_ROWS, _MAX_DEVICE_PROBE_STEPS = 3, 4, 512
+_DEVICE_PROBES, _PROBED_ROWS, _MAX_DEVICE_PROBE_STEPS = 3, 4, 1024
 _IDLE_STEPS = 64  # without proposals, after which it rests
 _SEEN_STEPS, _SEEN_TOKENS = 32, 1024  # which it sees after a rest, before it proposes
 _SUREST = 0.97  # chance of each draft where it is not known what will be drafted
@@ -137,6 +137,7 @@ class DraftLength:
         self._is_device = True
         self._num_held -= 1
         is_due = self._num_probes > 0 or self._num_steps >= self._probe_after
+        is_due &= not self.trial.is_off
         if (self._num_held >= 0 and not is_due) or not rids:
             return self._no_drafts(len(rids))
         lens = self._best_lens([self._alpha_of(rid) for rid in rids], other_tokens)
@@ -161,7 +162,8 @@ class DraftLength:
     def _no_drafts(self, rows: int) -> Int32Array | None:
         """The device's drafter proposes nothing; it rests if it will not for long."""
         self._num_idle += 1
-        if self._num_idle > _IDLE_STEPS and self._num_steps + _SEEN_STEPS < self._probe_after:
+        is_soon = self._num_steps + _SEEN_STEPS >= self._probe_after and not self.trial.is_off
+        if self._num_idle > _IDLE_STEPS and not is_soon:
             self._num_seen = 0
             return None
         self._num_seen += 1

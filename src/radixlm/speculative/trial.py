@@ -3,11 +3,11 @@ measured. The cost table chooses lengths; this is the judge of whether to draft 
 
 from __future__ import annotations
 
-_TRIAL_STEPS = 32  # with drafts, after which they are judged
+# after so many steps with drafts, the least rate of theirs over the plain one with which they go on
+_LEAST_RATES = {8: 0.75, 16: 0.9, 32: 0.98}
 _PLAIN_STEPS = 3  # plain ones in a row: the first still verifies drafts, and is not measured
 _MEASURED_EVERY = 256  # steps, after which plain ones are measured again
-_LEAST_RATE = 0.98  # of the plain rate
-_MIN_OFF_STEPS, _MAX_OFF_STEPS = 256, 8192
+_MIN_OFF_STEPS, _MAX_OFF_STEPS = 512, 16384
 
 
 class Trial:
@@ -27,6 +27,11 @@ class Trial:
             self._num_plain -= 1
             return False
         return not self._num_off
+
+    @property
+    def is_off(self) -> bool:
+        """Whether drafts were found not to pay, and not long ago."""
+        return self._num_off > 0
 
     def accepted(self, count: int) -> None:
         """So many drafts of a step were accepted."""
@@ -49,19 +54,19 @@ class Trial:
             self._key, self._num_steps, self._num_tokens, self._seconds = key, 0, 0, 0.0
         self._num_steps, self._num_since = self._num_steps + 1, self._num_since + 1
         self._num_tokens, self._seconds = self._num_tokens + num_rows, self._seconds + seconds
-        if self._num_steps >= _TRIAL_STEPS:
-            self._judge()
+        if (least_rate := _LEAST_RATES.get(self._num_steps)) is not None:
+            self._judge(least_rate, self._num_steps == max(_LEAST_RATES))
 
-    def _judge(self) -> None:
+    def _judge(self, least_rate: float, is_over: bool) -> None:
         plain_s = self._plain_s.get(self._key)
         if plain_s is None or self._num_since > _MEASURED_EVERY:
             self._num_plain, self._num_since = _PLAIN_STEPS, 0
-        if plain_s is None:
-            return
-        if plain_s * self._num_tokens < _LEAST_RATE * self._seconds:
+        fails = plain_s is not None and plain_s * self._num_tokens < least_rate * self._seconds
+        if fails:
             self._num_off = self._off_steps
             self._off_steps = min(2 * self._off_steps, _MAX_OFF_STEPS)
-        else:
+        elif is_over and plain_s is not None:
             self._off_steps = _MIN_OFF_STEPS
-        self._num_steps = self._num_tokens = 0
-        self._seconds = 0.0
+        if fails or is_over:
+            self._num_steps = self._num_tokens = 0
+            self._seconds = 0.0
