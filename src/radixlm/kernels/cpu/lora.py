@@ -10,7 +10,7 @@ from torch import Tensor
 from radixlm.kernels.cpu.checks import int32, rows_of
 from radixlm.kernels.cpu.extension import DTYPE_CODE, address, native
 from radixlm.kernels.dispatch import implements
-from radixlm.kernels.ops.lora import LoraPart, PackedAdapter, Parts, ReferenceLoraRows
+from radixlm.kernels.ops.lora import LoraPart, PackedAdapter, Parts, ReferenceLoraRows, TableRows
 
 NAME = "native"
 
@@ -21,6 +21,9 @@ class NativeAdapter:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.handle: Any = native().LoraAdapter()
+        self.tables = frozenset(  # sites that the extension does not know
+            site for site, of in parts.items() if any(isinstance(one, TableRows) for one in of)
+        )
         self._keep: list[tuple[Tensor | None, ...]] = []  # the extension knows addresses alone
         for site, of_site in parts.items():
             for part in (one for one in of_site if isinstance(one, LoraPart)):
@@ -42,7 +45,9 @@ class NativeLoraRows(ReferenceLoraRows):
     def __init__(self, adapters: Sequence[PackedAdapter], adapter_T: Tensor) -> None:
         super().__init__(adapters, adapter_T)
         self._numbers = int32(adapter_T, "adapter_T")
-        handles = [cast(NativeAdapter, adapter).handle for adapter in adapters]
+        native_ones = [cast(NativeAdapter, adapter) for adapter in adapters]
+        self._tables = frozenset().union(*(one.tables for one in native_ones))
+        handles = [one.handle for one in native_ones]
         self._batch = native().LoraBatch(handles, self._numbers.data_ptr(), self.num_tokens)
 
     @property
@@ -51,7 +56,7 @@ class NativeLoraRows(ReferenceLoraRows):
         return int(self._batch.address)
 
     def has(self, site: int) -> bool:
-        return bool(self._batch.has(site))
+        return bool(self._batch.has(site)) or site in self._tables
 
     def add_(
         self, site: int, x_TI: Tensor, y_TO: Tensor, block: int = 0, num_threads: int = 0
