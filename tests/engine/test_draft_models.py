@@ -157,28 +157,91 @@ def test_prefixes_keep_the_entries_of_drafts(rounds: list[tuple[int, int]]) -> N
     assert min(share for _, share in shares[1:]) > shares[0][1] - 0.35
 
 
-def test_prediction_layers_draft_for_their_model(
-    tmp_path: Path, rounds: list[tuple[int, int]]
-) -> None:
-    """Random weights: nothing is accepted but by chance, and every token stays the same."""
-    folder = copy_tiny(cached_tiny("DeepseekV3ForCausalLM"), tmp_path / "model")
-    tensors, at = load_file(folder / "model.safetensors"), "model.layers.3."
-    old = "model.layers.2."
+def with_layers(architecture: str, folder: Path, old: str, at: str, **names: str) -> str:
+    """A tiny checkpoint with a prediction layer that is a copy of the layer ``old``, at ``at``;
+    ``names``: of the projection, and of the norms (joined by commas) with ``gain`` 0 or 1."""
+    copy_tiny(cached_tiny(architecture), folder)
+    tensors = load_file(folder / "model.safetensors")
     block = {at + n.removeprefix(old): t.clone() for n, t in tensors.items() if n.startswith(old)}
-    dim = tensors["model.norm.weight"].shape[0]
-    own = {f"{at}{name}.weight": torch.ones(dim) for name in ("enorm", "hnorm", "shared_head.norm")}
-    own[f"{at}eh_proj.weight"] = torch.randn(dim, 2 * dim) * 0.1
+    dim, gain = tensors["model.norm.weight"].shape[0], float(names.get("gain", "1"))
+    own = {f"{name}.weight": torch.full((dim,), gain) for name in names["norms"].split(",")}
+    own[f"{names['join']}.weight"] = torch.randn(dim, 2 * dim) * 0.1
     save_file({**tensors, **block, **own}, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
+    return str(folder)
+
+
+DEEPSEEK = (
+    "DeepseekV3ForCausalLM",
+    "model.layers.2.",
+    "model.layers.3.",
+    {
+        "join": "model.layers.3.eh_proj",
+        "norms": "model.layers.3.enorm,model.layers.3.hnorm,model.layers.3.shared_head.norm",
+    },
+)
+QWEN_NORMS = "mtp.pre_fc_norm_embedding,mtp.pre_fc_norm_hidden,mtp.norm"
+QWEN_NEXT = (
+    "Qwen3NextForCausalLM",
+    "model.layers.1.",
+    "mtp.layers.0.",
+    {"join": "mtp.fc", "norms": QWEN_NORMS, "gain": "0"},
+)
+
+
+@pytest.mark.parametrize("options", [{}, {"page_size": 16, "chunked_prefill_size": 8}], ids=str)
+@pytest.mark.parametrize("case", [DEEPSEEK, QWEN_NEXT], ids=lambda case: case[0])
+def test_prediction_layers_draft_for_their_model(
+    case: tuple[str, str, str, dict[str, str]],
+    options: dict[str, Any],
+    tmp_path: Path,
+    rounds: list[tuple[int, int]],
+) -> None:
+    """Random weights: little is accepted, and every token stays the same."""
+    architecture, old, at, names = case
+    path = with_layers(architecture, tmp_path / "model", old, at, **names)
     prompts = [[3 + (7 * n + k) % 300 for k in range(20 + n)] for n in range(3)]
-    options: dict[str, Any] = {
-        "model_path": str(folder),
+    options = {
+        "model_path": path,
         "sampling": {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True},
+        **options,
     }
     plain = generate(prompts, **options)
     assert generate(prompts, speculative_algorithm="NEXTN", **options) == plain
-    assert rounds and all(drafted > 0 for drafted, _ in rounds)
+    assert rounds
+    assert all(drafted > 0 for drafted, _ in rounds)
+    sampled = options | {"sampling": {"temperature": 1.3, "max_new_tokens": 24}}
+    assert generate(prompts, speculative_algorithm="NEXTN", **sampled) == generate(
+        prompts, **sampled
+    )
+
+
+@pytest.mark.parametrize(
+    "architecture", ["Qwen3NextForCausalLM", "BambaForCausalLM", "MambaForCausalLM"]
+)
+def test_a_model_with_states_drafts_for_by_another(
+    architecture: str, rounds: list[tuple[int, int]]
+) -> None:
+    """The draft model is a small one with the same tokenizer."""
+    draft = cached_tiny("Qwen3ForCausalLM")
+    prompts = [[3 + (7 * n + k) % 300 for k in range(20 + n)] for n in range(3)]
+    for sampling in ({"temperature": 0, "ignore_eos": True}, {"temperature": 1.5}):
+        options: dict[str, Any] = {
+            "model_path": str(cached_tiny(architecture)),
+            "sampling": {**sampling, "max_new_tokens": 40},
+        }
+        plain, drafted = (
+            generate(prompts, **options),
+            {
+                "speculative_algorithm": "STANDALONE",
+                "speculative_draft_model_path": str(draft),
+                "speculative_num_steps": 2,
+            },
+        )
+        assert generate(prompts, **drafted, **options) == plain
+    assert any(accepted for _, accepted in rounds)
+    assert any(accepted < drafted for drafted, accepted in rounds)
 
 
 # ---- errors ------------------------------------------------------------------------------------

@@ -63,7 +63,8 @@ class Pool:
 class World:
     """Requests in slots, and a drafter that sees their steps."""
 
-    def __init__(self, seed: int, is_head: bool) -> None:
+    def __init__(self, seed: int, is_head: bool, undoes: bool = False) -> None:
+        self.undoes = undoes  # as with recurrent layers: rows with a refused draft run again
         self.random, self.net = random.Random(seed), MemoryNet(is_head)
         self.tables = DeviceTables(SLOTS, COLUMNS, 1, torch.device("cpu"))
         pages = self.random.sample(range(1, SLOTS * COLUMNS + 1), SLOTS * COLUMNS)
@@ -102,6 +103,7 @@ class World:
         all but the last were verified drafts (some more were refused); ``lens``: to propose
         (None: the drafter rests)."""
         ids, firsts, items, rows, states = [], [0], [], [], []
+        starts = np.array([self.computed[slot] for slot in decodes])
         for slot, count in decodes.items():
             start, text = self.computed[slot], self.texts[slot]
             drafts = self.right_drafts(slot, count - 1)
@@ -111,9 +113,8 @@ class World:
             states += [self.state(slot, p) for p in range(start, start + count)]
             states += [-7.0] * len(wrong)
             firsts.append(len(ids))
-            self.computed[slot] += count
+            self.computed[slot] += 0 if wrong and self.undoes else count
             rows.append((len(rows), slot, count - 1))
-        starts = np.array([self.computed[slot] - count for slot, count in decodes.items()])
         for slot, count in chunks.items():
             start, text = self.computed[slot], self.texts[slot]
             ids += text[start : start + count]
@@ -125,6 +126,7 @@ class World:
                 text.append(self.random.randrange(VOCAB))
                 rows.append((len(firsts) - 2, slot, 0))
             self.computed[slot] += count
+        known = {slot: len(self.texts[slot]) - 1 for slot in [*decodes, *chunks]}
         lens_R = np.diff(firsts[: len(decodes) + 1]).astype(np.int32) - 1
         drafts = Drafts(lens_R, np.zeros(lens_R.sum(), np.int32)) if lens_R.any() else None
         batch = DecodeBatch(tuple(map(str, decodes)), np.array(list(decodes), np.int64))
@@ -136,7 +138,7 @@ class World:
             sequences_R=torch.tensor([sequence for sequence, _, _ in rows]),
             slots_R=torch.tensor(slots, dtype=torch.int64),
             last_R=torch.zeros(len(rows)),
-            positions_R=torch.tensor([self.computed[slot] for slot in slots]),
+            positions_R=torch.tensor([known[slot] for slot in slots]),
             num_accepted_R=torch.tensor([accepted for _, _, accepted in rows]),
             next_tokens_R=self.tables.next_token[slots],
             hidden_TD=torch.tensor(states)[:, None] if self.net.needs else None,
@@ -175,8 +177,8 @@ def drawn_step(world: World, chance: random.Random) -> list[dict[int, int]]:
     """Chunks, decodes and lengths of drafts of a step."""
     chunks, decodes, lens = {}, {}, {}
     for slot in world.texts:
-        left = world.prompts[slot] - world.computed[slot]
-        if left > 0:
+        left = len(world.texts[slot]) - world.computed[slot]
+        if left > 1 or world.computed[slot] < world.prompts[slot]:
             chunks[slot] = chance.randrange(1, left + 1)
         elif chance.random() < 0.9:
             decodes[slot] = chance.randrange(1, 5)
@@ -185,10 +187,11 @@ def drawn_step(world: World, chance: random.Random) -> list[dict[int, int]]:
     return [chunks, decodes, lens]
 
 
+@pytest.mark.parametrize("undoes", [True, False])
 @pytest.mark.parametrize("is_head", [True, False])
 @pytest.mark.parametrize("seed", range(12))
-def test_entries_are_those_of_the_text(seed: int, is_head: bool) -> None:
-    world, chance = World(seed, is_head), random.Random(100 + seed)
+def test_entries_are_those_of_the_text(seed: int, is_head: bool, undoes: bool) -> None:
+    world, chance = World(seed, is_head, undoes), random.Random(100 + seed)
     for slot in range(SLOTS):
         world.start(slot, chance.randrange(1, 40))
     for _ in range(40):

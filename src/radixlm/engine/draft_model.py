@@ -19,6 +19,7 @@ from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.drafting import verifies_drafts
 from radixlm.engine.model_info import ASSETS, ZOO, ModelInfo, find_model
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
@@ -59,8 +60,7 @@ def load_draft(
     """The draft model of --speculative-algorithm, bound to ``target``; None for none and for
     drafters on the host. ConfigError if it does not fit."""
     algorithm = config.speculate.speculative_algorithm
-    has_states = any(block.state is not None for block in info.decoder.blocks)
-    if algorithm in (None, "NGRAM") or has_states:  # states cannot go back to an accepted token
+    if algorithm in (None, "NGRAM") or not verifies_drafts(config, info.decoder):
         return None
     folder = find_draft(config, info)
     net: DraftModel | StandaloneDraft

@@ -34,15 +34,20 @@ OWN_DRAFTS = 7  # of requests that draft by themselves (a prediction, a grammar)
 def max_drafts(config: ServerConfig, depth: int, decoder: Decoder) -> int:
     """Most drafted tokens of a row; 0 where a step of several tokens of a row gives other numbers
     than as many steps, or is not built: some recurrent layers, and overlapped steps."""
-    states = [block.state for block in decoder.blocks if block.state is not None]
-    is_cuda = config.execute.device == "cuda"
-    is_inexact = any(isinstance(one, RwkvTime | MatrixLstm) or is_cuda for one in states)
-    reason = "recurrent layers" if is_inexact else "steps overlap" if depth else ""
+    reason = "" if verifies_drafts(config, decoder) else "recurrent layers"
+    reason = reason or ("steps overlap" if depth else "")
     if config.speculate.speculative_algorithm is None:
         return 0 if reason else OWN_DRAFTS
     if reason:
         log.warning("no drafts are verified: %s", reason)
     return 0 if reason else config.speculate.max_drafts
+
+
+def verifies_drafts(config: ServerConfig, decoder: Decoder) -> bool:
+    """Whether steps of several tokens of a row give the numbers of as many steps."""
+    states = [block.state for block in decoder.blocks if block.state is not None]
+    is_cuda = config.execute.device == "cuda"
+    return not any(isinstance(one, RwkvTime | MatrixLstm) or is_cuda for one in states)
 
 
 def make_ngram(

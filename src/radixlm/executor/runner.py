@@ -140,7 +140,8 @@ class Runner:
         self._fused = fused_sampler(self.device.where)
         self._tail = None
         if parts.drafter is not None:
-            self._tail = DraftTail(parts.drafter, self.tables, self.sampling)
+            has_states = parts.states is not None
+            self._tail = DraftTail(parts.drafter, self.tables, self.sampling, has_states)
 
     def _make_inputs(self, max_rows: int) -> StepInputs:
         options = self._options

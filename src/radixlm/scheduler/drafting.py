@@ -49,11 +49,6 @@ class Drafting:
         self._table = kv_manager.table
         self._most = limits.max_drafts
         self._has_states = kv_manager.window is not None and kv_manager.window.is_state
-        if self._has_states:
-            # a draft model has no KV of tokens that a step computes again
-            if has_device_drafter:
-                log.warning("the draft model does not run: the target has recurrent layers")
-            self.has_device_drafter = False
         self._num_seen: dict[str, int] = {}  # tokens of a request that the host drafters have seen
         self._broken: set[str] = set()  # requests whose drafter failed
         # requests that draft without a drafter
