@@ -42,6 +42,7 @@ def skew(
     """Load of the busiest rank over the mean, by the tokens of a step, averaged over layers.
 
     ``drift``: sigma of what has changed since the balancer counted."""
+    layout.check(cost)
     draw = np.random.default_rng(seed)
     shares = popularity(cost.experts, spread, draw)
     history = draw.multinomial(_HISTORY_TOKENS, shares)

@@ -50,6 +50,15 @@ class Layout(Record):
     def gpus(self) -> int:
         return self.tp * self.pp
 
+    def check(self, cost: Cost) -> None:
+        """ConfigError where the slots of the experts do not divide among the ranks."""
+        slots = cost.experts + self.redundant
+        if self.attn_dp > 1 and slots % self.tp:
+            raise ConfigError(
+                f"{slots} slots of experts do not divide among {self.tp} ranks: set redundant to "
+                f"{-cost.experts % self.tp}"
+            )
+
     @property
     def groups(self) -> int:
         """Schedulers' worth of requests: attention groups, or the micro batches of a pipeline."""

@@ -73,7 +73,7 @@ def experts(seconds: float = SECONDS) -> list[Row]:
     engine = Engine(gemm=0.55, attention=0.55, bandwidth=0.75, overlap=0.5, layer_s=1.5e-4)
 
     def time(ranks: int) -> StepTime:
-        layout = Layout(ranks, 1, ranks, 32)
+        layout = Layout(ranks, 1, ranks, 32 + -(cost.experts + 32) % ranks)
         return StepTime(cost, GPUS["H100"], engine, layout, skew(cost, layout, 0.8, True, 0.3))
 
     for nodes in (4, 6, 8):
@@ -129,20 +129,23 @@ def _row(result: Result) -> Row:
 
 
 def draw_all(folder: Path, trace: Path | None, say: Callable[[str], None] = print) -> None:
-    """Run all experiments; ``scale.json`` and the pictures into ``folder``."""
-    found: dict[str, list[Row]] = {"layouts": layouts()}
-    say(_table(found["layouts"]))
-    found["growth"] = growth(0.8 * max(r["rate"] for r in found["layouts"]) / GPUS_OF_LAYOUTS)
-    say(_table(found["growth"]))
-    found["failures"] = failures()
-    say(_table(found["failures"]))
-    if trace is not None:
-        found["routing"] = routing(trace)
-        say(_table(found["routing"]))
-    found["experts"] = experts()
-    say(_table(found["experts"]))
+    """Run the experiments that ``scale.json`` in ``folder`` lacks; the pictures beside it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "scale.json").write_text(json.dumps(found, indent=1) + "\n")
+    store = folder / "scale.json"
+    found: dict[str, list[Row]] = json.loads(store.read_text()) if store.exists() else {}
+    todo: dict[str, Callable[[], list[Row]]] = {
+        "layouts": layouts,
+        "growth": lambda: growth(0.8 * found["layouts"][0]["rate"] / GPUS_OF_LAYOUTS),
+        "failures": failures,
+        "experts": experts,
+    }
+    if trace is not None:
+        todo["routing"] = lambda: routing(trace)
+    for name, experiment in todo.items():
+        if name not in found:
+            found[name] = experiment()
+            store.write_text(json.dumps(found) + "\n")
+        say(_table(found[name]))
     pictures(found, folder)
 
 

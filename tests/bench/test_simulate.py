@@ -154,6 +154,10 @@ def test_wrong_layouts_are_refused() -> None:
         Layout(tp=4, attn_dp=3)
     with pytest.raises(ConfigError, match="pp and attn_dp"):
         Layout(tp=4, attn_dp=4, pp=2)
+    with pytest.raises(ConfigError, match=r"266 slots .* 12 ranks: set redundant to 8"):
+        experts_.skew(
+            cost_.model("deepseek-v3"), Layout(tp=12, attn_dp=12, redundant=10), 0.8, True
+        )
     large = StepTime(cost_.model("llama-70b"), GPUS["H100"], Engine(), Layout())
     with pytest.raises(ConfigError, match="do not fit H100: raise tp"):
         large.kv_tokens()
