@@ -87,7 +87,7 @@ def build_parser() -> Parser:
     parser.add_argument("--overlap", default=0.6, help="two-batch overlap, for experts", **number)
     parser.add_argument("--no-cache", action="store_true", help="no prefix cache")
     parser.add_argument("--traces", metavar="FOLDER", help="validate: Mooncake's FAST'25 traces")
-    parser.add_argument("--out", metavar="FOLDER", help="scale: where the pictures go")
+    parser.add_argument("--out", metavar="FOLDER", help="scale: where the images go")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     return parser
 

@@ -129,13 +129,13 @@ def _row(result: Result) -> Row:
 
 
 def draw_all(folder: Path, trace: Path | None, say: Callable[[str], None] = print) -> None:
-    """Run the experiments that ``scale.json`` in ``folder`` lacks; the pictures beside it."""
+    """Run the experiments that ``scale.json`` in ``folder`` lacks; the images beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     store = folder / "scale.json"
     found: dict[str, list[Row]] = json.loads(store.read_text()) if store.exists() else {}
     todo: dict[str, Callable[[], list[Row]]] = {
         "layouts": layouts,
-        "growth": lambda: growth(0.8 * found["layouts"][0]["rate"] / GPUS_OF_LAYOUTS),
+        "growth": lambda: growth(0.8 * max(r["rate"] for r in found["layouts"]) / GPUS_OF_LAYOUTS),
         "failures": failures,
         "experts": experts,
     }
@@ -146,10 +146,10 @@ def draw_all(folder: Path, trace: Path | None, say: Callable[[str], None] = prin
             found[name] = experiment()
             store.write_text(json.dumps(found) + "\n")
         say(_table(found[name]))
-    pictures(found, folder)
+    images(found, folder)
 
 
-def pictures(found: dict[str, list[Row]], folder: Path) -> None:
+def images(found: dict[str, list[Row]], folder: Path) -> None:
     """Write them from the rows of ``scale.json``."""
     for name, title in (
         ("layouts", "Llama 70B on 32 H100: requests a second within 1 s and 40 ms a token"),
@@ -160,11 +160,11 @@ def pictures(found: dict[str, list[Row]], folder: Path) -> None:
     rows = found["growth"]
     curve = {"goodput a GPU": [row["goodput"] / row["gpus"] for row in rows]}
     most = 1.2 * max(value for value in curve["goodput a GPU"])
-    picture = svg.lines(
+    image = svg.lines(
         "Llama 70B, TP4: goodput a GPU, requests/s",
         "GPUs", [str(row["gpus"]) for row in rows], curve, round(most, 2),
     )  # fmt: skip
-    (folder / "scale-growth.svg").write_text(picture)
+    (folder / "scale-growth.svg").write_text(image)
     if "routing" in found:
         methods = list(dict.fromkeys(row["method"] for row in found["routing"]))
         ticks = list(dict.fromkeys(str(row["replicas"]) for row in found["routing"]))
@@ -172,10 +172,10 @@ def pictures(found: dict[str, list[Row]], folder: Path) -> None:
             m: [100 * row["hit_rate"] for row in found["routing"] if row["method"] == m]
             for m in methods
         }
-        picture = svg.lines(
+        image = svg.lines(
             "Conversations: % of the input that was cached", "replicas", ticks, hits, 40.0
         )
-        (folder / "scale-routing.svg").write_text(picture)
+        (folder / "scale-routing.svg").write_text(image)
 
 
 def _table(rows: list[Row]) -> str:

@@ -217,10 +217,10 @@ def test_pictures_of_the_experiments(tmp_path: Path) -> None:
     assert hits["sticky"] > hits["round_robin"], "15 replicas compute the prompt again"
     bars = [{"name": "a & b", "rate": 2.0}, {"name": "c", "rate": 0.0}]
     growth = [{"gpus": 8, "goodput": 4.0}, {"gpus": 16, "goodput": 7.0}]
-    scale.pictures({"layouts": bars, "experts": bars, "growth": growth, "routing": rows}, tmp_path)
-    pictures = sorted(path.name for path in tmp_path.glob("*.svg"))
-    assert pictures == [f"scale-{n}.svg" for n in ("experts", "growth", "layouts", "routing")]
-    for name in pictures:
+    scale.images({"layouts": bars, "experts": bars, "growth": growth, "routing": rows}, tmp_path)
+    images = sorted(path.name for path in tmp_path.glob("*.svg"))
+    assert images == [f"scale-{n}.svg" for n in ("experts", "growth", "layouts", "routing")]
+    for name in images:
         root = ElementTree.parse(tmp_path / name).getroot()
         assert root.tag.endswith("svg")
     assert "a &amp; b" in (tmp_path / "scale-layouts.svg").read_text()
