@@ -50,12 +50,17 @@ def test_every_term_names_options_and_choices() -> None:
             assert set(wanted.split("|")) - {""} <= set(options()[name].flag.allowed)
 
 
+NODES = {"nnodes": 2, "tp_size": 2, "dist_init_addr": "h:1", "cluster_secret_file": "f"}
+
+
 @pytest.mark.parametrize(
     ("bad", "good", "message"),
     [
-        ({"nnodes": 2, "dist_init_addr": "h:1"}, {"tp_size": 2}, "--nnodes 2 must divide"),
-        ({"node_rank": 1}, {"nnodes": 2, "tp_size": 2, "dist_init_addr": "h:1"}, "--node-rank 1"),
-        ({"nnodes": 2, "tp_size": 2}, {"dist_init_addr": "h:1"}, "needs --dist-init-addr"),
+        (NODES | {"tp_size": 1}, {"tp_size": 2}, "--nnodes 2 must divide"),
+        ({"node_rank": 1}, NODES, "--node-rank 1"),
+        (NODES | {"dist_init_addr": None}, {"dist_init_addr": "h:1"}, "needs --dist-init-addr"),
+        (NODES | {"cluster_secret_file": None}, NODES, "needs --cluster-secret-file FILE"),
+        (NODES | {"dp_size": 2}, {"dp_size": 1}, "--dp-size 1 works"),
         ({"ep_size": 2}, {"tp_size": 2}, "--ep-size 2 must divide --tp-size 1"),
         ({"moe_dense_tp_size": 2}, {"tp_size": 2}, "--moe-dense-tp-size 2 must divide"),
         ({"enable_dp_attention": True, "tp_size": 2}, {"dp_size": 2}, "--dp-size above 1"),

@@ -153,9 +153,9 @@ def test_a_missing_gpu_is_an_error_with_an_alternative() -> None:
         cuda_device(0)
 
 
-def test_replicas_on_gpus_are_refused() -> None:
-    config = ServerConfig().with_values({"device": "cuda", "dp_size": 2})
-    with pytest.raises(ConfigError, match="--dp-size 2"):
+def test_ranks_on_gpus_are_refused_with_what_works() -> None:
+    config = ServerConfig().with_values({"device": "cuda", "tp_size": 2})
+    with pytest.raises(ConfigError, match=r"--tp-size 2 --pp-size 1: .* --dp-size gives"):
         gpu.open_device(config)
 
 

@@ -303,3 +303,17 @@ async def test_the_configuration_has_no_secrets_and_shares_the_cores(tmp_path: P
     options = module._sendable(config, frozenset())
     assert options["cpu_threads"] == 2 and "api_key" not in options
     assert module._sendable(config, frozenset({"cpu_threads"}))["cpu_threads"] == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus"),
+    [
+        ({"dp_size": 3}, [0, 1, 2]),
+        ({"dp_size": 3, "base_gpu_id": 1, "gpu_id_step": 2}, [1, 3, 5]),
+        ({"dp_size": 2, "tp_size": 2, "pp_size": 2, "base_gpu_id": 1}, [1, 5]),
+    ],
+)
+def test_each_replica_has_gpus_of_its_own(options: dict[str, Any], gpus: list[int]) -> None:
+    config = ServerConfig.from_kwargs(model_path="x", **options)
+    sent = [module._sendable(config, frozenset(), i) for i in range(config.parallel.dp_size)]
+    assert [one["base_gpu_id"] for one in sent] == gpus

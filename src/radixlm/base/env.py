@@ -102,6 +102,13 @@ CPU_ISA = Variable(
     str,
     "Instruction set of the CPU kernels; the best that the CPU has when empty.",
 )
+CPU_THREADS_BIND = Variable(
+    "RADIXLM_CPU_THREADS_BIND",
+    "",
+    str,
+    "Cores of each engine process of this host, such as 0-31|32-63: one part for each rank.",
+    ("SGLANG_CPU_OMP_THREADS_BIND",),
+)
 HEALTH_CHECK_TIMEOUT_S = Variable(
     "RADIXLM_HEALTH_CHECK_TIMEOUT_S",
     20.0,

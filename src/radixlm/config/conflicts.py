@@ -104,6 +104,13 @@ def rank_problems(config: ServerConfig) -> Iterator[str]:
         yield f"--node-rank {p.node_rank} must be below --nnodes {p.nnodes}"
     if p.nnodes > 1 and p.dist_init_addr is None:
         yield f"--nnodes {p.nnodes} needs --dist-init-addr host:port, where the nodes meet"
+    if p.nnodes > 1 and p.cluster_secret_file is None:
+        yield f"--nnodes {p.nnodes} needs --cluster-secret-file FILE, with a secret that they share"
+    if p.nnodes > 1 and p.num_replicas > 1:
+        yield (
+            f"--nnodes {p.nnodes}: a replica of several nodes has a server of its own: --dp-size 1 "
+            "works, and a load balancer before the servers"
+        )
     if p.tp_size % p.ep_size:
         yield f"--ep-size {p.ep_size} must divide --tp-size {p.tp_size}"
     yield from _expert_problems(p)

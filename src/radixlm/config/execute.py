@@ -112,8 +112,8 @@ class ExecuteConfig(Group):
     ] = AUTO
     numa_node: Annotated[
         tuple[int, ...] | None,
-        "NUMA node of each process.",
-        Flag(within=NON_NEGATIVE, state="no-op", why="the operating system places the threads"),
+        "NUMA node of each engine process of this host: its cores, and its memory first.",
+        Flag(within=NON_NEGATIVE),
     ] = None
     enable_return_hidden_states: Annotated[bool, "Requests may ask for hidden states."] = False
     enable_nan_detection: Annotated[

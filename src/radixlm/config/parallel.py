@@ -8,7 +8,6 @@ from radixlm.config.flag import ABOVE_ZERO, NON_NEGATIVE, POSITIVE, Flag, Group
 _TP = "a tensor-parallel executor"
 _PP = "a pipeline-parallel executor"
 _EP = "an expert-parallel executor"
-_NODES = "a launcher for several nodes"
 _COMM = "speeds up communication between GPUs; there is one rank"
 
 
@@ -101,41 +100,41 @@ class ParallelConfig(Group):
         "Split the vocabulary inside the attention group of data-parallel attention.",
         Flag(state="planned", needs=_TP),
     ] = False
-    nnodes: Annotated[int, "Nodes.", Flag(within=POSITIVE, state="planned", needs=_NODES)] = 1
+    nnodes: Annotated[int, "Hosts that share the ranks of a replica.", Flag(within=POSITIVE)] = 1
     node_rank: Annotated[
         int,
-        "Rank of this node.",
-        Flag(within=NON_NEGATIVE, state="planned", needs=_NODES, part_of=("nnodes",)),
+        "Number of this host. Node 0 serves; the others run ranks for it.",
+        Flag(within=NON_NEGATIVE, part_of=("nnodes",)),
     ] = 0
     dist_init_addr: Annotated[
         str | None,
-        "host:port of the rendezvous of the ranks.",
-        Flag(("--nccl-init-addr",), state="no-op", why="there is one rank"),
+        "host:port of node 0, at which the other nodes join it.",
+        Flag(("--nccl-init-addr",), part_of=("nnodes",)),
+    ] = None
+    cluster_secret_file: Annotated[
+        str | None,
+        "File with the secret that all nodes share, of at least 16 characters.",
+        Flag(part_of=("nnodes",)),
     ] = None
     nccl_port: Annotated[
         int | None,
         "Port of the rendezvous of the ranks of one node.",
-        Flag(within="[1, 65535]", state="no-op", why="there is one rank"),
+        Flag(within="[1, 65535]", state="no-op", why="ranks meet at --dist-init-addr"),
     ] = None
     dist_timeout: Annotated[
         int | None,
-        "Timeout of the rendezvous in seconds.",
-        Flag(within=POSITIVE, state="no-op", why="there is one rank"),
+        "Seconds that nodes wait for each other at the start; 300 when unset.",
+        Flag(within=POSITIVE, part_of=("nnodes",)),
     ] = None
     base_gpu_id: Annotated[
         int,
-        "GPU to use.",
+        "GPU of the first replica.",
         Flag(within=NON_NEGATIVE, only_device="cuda"),
     ] = 0
     gpu_id_step: Annotated[
         int,
-        "Distance between the GPUs of two ranks.",
-        Flag(
-            within=POSITIVE,
-            state="planned",
-            needs="a CUDA executor and several ranks",
-            part_of=("tp_size", "pp_size"),
-        ),
+        "Distance between the GPUs of two replicas.",
+        Flag(within=POSITIVE, only_device="cuda", part_of=("dp_size",)),
     ] = 1
     enable_nccl_nvls: Annotated[
         bool, "NCCL NVLS for long prefills.", Flag(state="no-op", why=_COMM)

@@ -10,11 +10,15 @@ from typing import Protocol
 import torch.distributed as dist
 
 from radixlm.base.errors import RankLost
+from radixlm.base.record import replace
+from radixlm.distributed.gloo import GlooGroup
+from radixlm.distributed.groups import Ranks
+from radixlm.distributed.topology import Topology
 from radixlm.wire.cluster import FromNode0, StoreGet, StoreSet
 from radixlm.wire.cluster_socket import ClusterSocket
 from radixlm.wire.codec import Codec
 
-CONNECT_MS = 10_000
+CONNECT_MS = 60_000  # ranks of node 0 start before it listens
 
 
 class KeyValues(Protocol):
@@ -81,3 +85,22 @@ class HubStore(dist.Store):  # type: ignore[misc, name-defined]
 
     def has_extended_api(self) -> bool:
         return False
+
+
+def over_hosts(
+    ranks: Ranks, topology: Topology, store: HubStore, address: str, timeout_s: float
+) -> Ranks:
+    """``ranks`` with gloo groups in place of those whose ranks lie on several nodes. ``address``:
+    this host's. Returns when all members have come."""
+    rank = ranks.place.rank
+    made: dict[tuple[int, ...], GlooGroup] = {}
+    for kind, groups in topology.groups.items():
+        members = next(members for members in groups if rank in members)
+        if len({topology.node_of(member) for member in members}) > 1:
+            if members not in made:
+                name = f"{kind}{members[0]}"
+                index, size = members.index(rank), len(members)
+                prefixed = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+                made[members] = GlooGroup(prefixed, index, size, timeout_s, address)
+            ranks = replace(ranks, **{kind: made[members]})
+    return ranks

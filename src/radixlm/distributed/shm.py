@@ -60,18 +60,10 @@ class Layout:
         here = tuple(range(topology.world)) if ranks is None else tuple(ranks)
         self.topology, self.ranks, self.sizes = topology, here, sizes
         self._flags, self._bytes = 0, 0
-        groups = {
-            "world": (tuple(range(topology.world)),),
-            "tp": topology.tp_groups,
-            "attn": topology.attn_groups,
-            "experts": topology.expert_groups,
-            "expert_tp": topology.expert_tp_groups,
-            "stages": topology.stage_chains,
-        }
         # groups of one kind that stand again under another name share their area
         self.groups: dict[tuple[str, tuple[int, ...]], Area] = {}
         self.streams: dict[tuple[str, int, int], Area] = {}
-        for kind, found in groups.items():
+        for kind, found in topology.groups.items():
             for members in found:
                 if len(members) > 1 and set(members) <= set(here):
                     self._add_group(kind, members)

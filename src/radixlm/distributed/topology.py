@@ -121,6 +121,18 @@ class Topology(Record):
         """The ranks that share the inside of the same experts."""
         return self._runs(self.moe_tp)
 
+    @property
+    def groups(self) -> dict[str, WorldRanks]:
+        """All groups by kind, as the fields of ``Ranks`` are called."""
+        return {
+            "world": (tuple(range(self.world)),),
+            "tp": self.tp_groups,
+            "attn": self.attn_groups,
+            "experts": self.expert_groups,
+            "expert_tp": self.expert_tp_groups,
+            "stages": self.stage_chains,
+        }
+
     def node_of(self, rank: int) -> int:
         """The node of a rank: tp ranks of a stage stay on one node as long as they fit."""
         stage, tp_rank = divmod(rank, self.tp)

@@ -100,7 +100,7 @@ def load_engine(
     device = open_device(config)
     where = device.where
     _set_threads(config, info)
-    free_bytes = _free_bytes(device) // config.parallel.num_processes
+    free_bytes = _free_bytes(device, config.parallel.num_processes)
     overrides = dict(item.split("=", 1) for item in config.execute.kernel or ())
     kernels = for_compiling(bind(where.type, overrides), config)
     with needs_memory("the weights", "choose a smaller model or --quantization"):
@@ -250,10 +250,11 @@ def _set_threads(config: ServerConfig, info: ModelInfo) -> None:
         torch.manual_seed(config.execute.random_seed)
 
 
-def _free_bytes(device: Device) -> int:
+def _free_bytes(device: Device, num_processes: int = 1) -> int:
+    """What this process may take: the processes of a host share its memory, but no GPU."""
     if isinstance(device, CudaDevice):
         return device.free_bytes()
-    return int(psutil.virtual_memory().available)
+    return int(psutil.virtual_memory().available) // num_processes
 
 
 def _graph_sizes(

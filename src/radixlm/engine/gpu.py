@@ -34,10 +34,10 @@ def open_device(config: ServerConfig) -> Device:
     name = config.execute.device or "cpu"
     if name == "cpu":
         return CpuDevice()
-    if config.parallel.dp_size > 1:
+    if config.parallel.world_size > 1:
         raise ConfigError(
-            f"--dp-size {config.parallel.dp_size}: replicas on GPUs are not built; start a server "
-            "for each with --base-gpu-id"
+            f"--tp-size {config.parallel.tp_size} --pp-size {config.parallel.pp_size}: ranks on "
+            "GPUs are not built; --dp-size gives each GPU a replica"
         )
     return CudaDevice(config.parallel.base_gpu_id, config.execute.enable_cudagraph_gc)
 

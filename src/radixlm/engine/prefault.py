@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.affinity import is_placed
 
 MAX_CACHE_SHARE = 0.5  # of available memory: more would evict what was read before it is used
 MAX_PREFAULT_SHARE = 0.25
@@ -41,6 +42,8 @@ def prefault_bytes(config: ServerConfig, folder: Path) -> int:
     share = next((PACKED_SHARES[name] for name in PACKED_SHARES if name in kind), 0.9)
     num_bytes = min(int(share * _weights(folder)[1]), MAX_PREFAULT_BYTES)
     max_bytes = MAX_PREFAULT_SHARE * psutil.virtual_memory().available
+    if is_placed(config):  # before it is, memory would come from anywhere
+        return 0
     return num_bytes if num_bytes * config.parallel.num_replicas < max_bytes else 0
 
 

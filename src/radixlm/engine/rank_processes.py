@@ -89,7 +89,7 @@ class RankProcesses(threading.Thread):
         self.processes[rank], self.sockets[rank] = process, mine
         assert process.stdin is not None
         with process.stdin as stdin:
-            stdin.write(json.dumps({**self._startup, "local_ranks": [], **own}).encode())
+            stdin.write(json.dumps({**self._startup, "local_ranks": None, **own}).encode())
 
     def _watch(self) -> None:
         poll, rank_of = select.poll(), {}

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -19,11 +20,16 @@ import msgspec
 from radixlm.base.errors import CheckpointError, ConfigError, RadixError, RankLost
 from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE, Ranks
+from radixlm.distributed.remote import HubStore, KeyValues, RemoteValues, over_hosts
 from radixlm.distributed.shm import SPIN_US, Layout, Segment
+from radixlm.engine.node_facts import node_facts
+from radixlm.engine.nodes import WAIT_S, Hub
 from radixlm.engine.rank_processes import RankProcesses, topology_of
 from radixlm.executor.relay import RENEW, STOP, Answer, Relay
 from radixlm.executor.runner import Runner
 from radixlm.scheduler.loop import Executor
+from radixlm.wire.cluster_socket import local_address, read_secret
+from radixlm.wire.pieces import read_pieces
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +44,36 @@ def _shared(config: ServerConfig, ranks: list[int]) -> tuple[Layout, float, floa
     num_threads = (config.execute.cpu_threads or 1) * config.parallel.num_processes
     spin_us = SPIN_US if num_threads <= (os.cpu_count() or 1) else 0.0
     return Layout(topology_of(config), ranks), config.parallel.rank_timeout_s, spin_us
+
+
+def _over_hosts(ranks: Ranks, config: ServerConfig, values: KeyValues) -> Ranks:
+    """``ranks`` with groups between hosts, too; returns when the other hosts' ranks have come."""
+    p = config.parallel
+    address = local_address(str(p.dist_init_addr))
+    store = HubStore(values, config.serve.load_timeout_s)
+    return over_hosts(ranks, topology_of(config), store, address, p.rank_timeout_s)
+
+
+def start_nodes(
+    startup: dict[str, Any], config: ServerConfig, path: Path, processes: RankProcesses
+) -> Hub | None:
+    """Wait for the other nodes and start their ranks; None if there are none. ``path``: the
+    model's."""
+    p, topology = config.parallel, topology_of(config)
+    if p.nnodes == 1:
+        return None
+    address = str(p.dist_init_addr)
+    facts = node_facts(config, path, local_address(address))
+    secret = read_secret(p.cluster_secret_file)
+    hub = Hub(address, secret, facts, p.nnodes, p.dist_timeout or WAIT_S)
+    hub.wait()
+    startup = {**startup, "local_ranks": None}
+    startups = {}
+    for node in range(1, p.nnodes):
+        ranks = topology.ranks_of(node)
+        startups[node] = [{**startup, "rank": rank, "ranks": ranks} for rank in ranks]
+    hub.start(startups, processes.end)
+    return hub
 
 
 class Peers(Protocol):
@@ -93,22 +129,28 @@ class _Call:
 class Followers(Peers):
     """The other ranks, for rank 0. A thread reads what they answer."""
 
-    def __init__(self, processes: RankProcesses, config: ServerConfig) -> None:
+    def __init__(
+        self, processes: RankProcesses, config: ServerConfig, hub: Hub | None = None
+    ) -> None:
+        """``hub``: of the ranks of other nodes, which have been started."""
         processes.wait()
-        self.processes = processes
+        self.processes, self._hub = processes, hub
         self._segment = Segment.create(*_shared(config, [0, *processes.ranks]))
         processes.on_loss = self._segment.poison
         self.ranks = self._segment.ranks(0, config.parallel.tp_sum != "fast")
         self._ring = self._segment.ring(0)
-        self._sockets = processes.sockets
+        self._sockets = {**processes.sockets, **(hub.sockets if hub else {})}
         self._num_others = config.parallel.world_size - 1
         self._calls: dict[int, _Call] = defaultdict(_Call)
         self._last_call = 0
         self._lock, self._relays = threading.Lock(), False
-        for rank, link in self._sockets.items():
+        for link in processes.sockets.values():
             socket.send_fds(link, [b"segment"], [self._segment.fd])
+        for rank, link in self._sockets.items():
             name = f"answers of rank {rank}"
             threading.Thread(target=self._read, args=(link,), name=name, daemon=True).start()
+        if hub is not None:
+            self.ranks = _over_hosts(self.ranks, config, hub)
 
     def _read(self, link: socket.socket) -> None:
         """Read the answers of one rank until it ends."""
@@ -154,7 +196,10 @@ class Followers(Peers):
         return self._segment.take_waited_s()
 
     def tell(self, kind: int, data: bytes = b"") -> None:
-        self._ring.write(bytes((kind,)) + data)
+        message = bytes((kind,)) + data
+        if self._hub is not None:
+            self._hub.tell(message)
+        self._ring.write(message)
 
     def executor(self, runner: Runner) -> Executor:
         if self._relays:
@@ -165,6 +210,8 @@ class Followers(Peers):
     def stop(self) -> None:
         self.tell(STOP)
         self.processes.stop()
+        if self._hub is not None:
+            self._hub.close(is_final=True)
 
 
 def _settle(call: _Call) -> None:
@@ -185,15 +232,31 @@ class LeaderLink(Peers):
         self.rank = int(startup["rank"])
         self._socket = socket.socket(fileno=startup["socket"])
         _, (descriptor,), _, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, 1)
-        self._segment = Segment(descriptor, *_shared(config, startup["ranks"]))
+        layout, *waits = _shared(config, startup["ranks"])
+        os.ftruncate(descriptor, layout.num_bytes)  # an agent knows no layout
+        self._segment = Segment(descriptor, layout, *waits)
         self.ranks = self._segment.ranks(self.rank, config.parallel.tp_sum != "fast")
         self._ring, self._waited_s = self._segment.ring(self.rank), 0.0
         self._lock = threading.Lock()
+        # of another node: rank 0 reaches it through the agent, and the others there through it
+        self._is_lowest = self.rank == min(startup["ranks"])
+        if config.parallel.nnodes > 1:
+            secret = read_secret(config.parallel.cluster_secret_file)
+            values = RemoteValues(str(config.parallel.dist_init_addr), secret)
+            self.ranks = _over_hosts(self.ranks, config, values)
+            values.close()
 
     def read(self) -> bytes:
         self._waited_s += self._segment.take_waited_s()
-        message = self._ring.read()
+        message = self._read_relayed() if self._is_lowest else self._ring.read()
         self._segment.take_waited_s()  # while there was nothing to do
+        return message
+
+    def _read_relayed(self) -> bytes:
+        message = read_pieces(self._socket)
+        if message is None:
+            raise RankLost("the agent of this node is gone")
+        self._ring.write(message)
         return message
 
     def take_waited_s(self) -> float:

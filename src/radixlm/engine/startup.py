@@ -85,7 +85,7 @@ class StartupReader(threading.Thread):
         try:
             text = sys.stdin.read()
             self._config = json.loads(text) if text else None
-            if self._config and self._config.get("local_ranks"):
+            if self._config and self._config.get("local_ranks") is not None:
                 self.ranks = RankProcesses(self._config)
             num_bytes = self._config.get("prefault_bytes", 0) if self._config else 0
             if num_bytes >= HUGE_PAGE and sys.platform == "linux":

@@ -141,10 +141,11 @@ class EngineSupervisor:
         self._give_up(listener, f"{self.name}: its supervisor ended ({reason})")
 
     def _spawn(self) -> None:
+        topology = topology_of(self.config)
         startup = {
-            "options": _sendable(self.config, self.given),
+            "options": _sendable(self.config, self.given, self.index),
             "index": self.index,
-            "local_ranks": list(topology_of(self.config).ranks_of(0)[1:]),
+            "local_ranks": list(topology.ranks_of(0)[1:]) if topology.world > 1 else None,
             "given": sorted(self.given),
             "addresses": self.addresses,
             "inflight_log_path": str(self.inflight_log_path),
@@ -274,10 +275,11 @@ class EngineSupervisor:
         self._run_folder.remove()
 
 
-def _sendable(config: ServerConfig, given: frozenset[str]) -> dict[str, Any]:
-    """The options for the engine, without unset ones and secrets; its ranks and the other
-    replicas share the cores."""
-    options = flat(config, show_secrets=False)
+def _sendable(config: ServerConfig, given: frozenset[str], index: int = 0) -> dict[str, Any]:
+    """The options for replica ``index``, without unset ones and secrets. Its ranks and the other
+    replicas share the cores; each replica has GPUs of its own."""
+    options, parallel = flat(config, show_secrets=False), config.parallel
+    options["base_gpu_id"] += index * parallel.world_size * parallel.gpu_id_step
     threads = options.get("cpu_threads")
     if threads and "cpu_threads" not in given:
         options["cpu_threads"] = max(1, threads // config.parallel.num_processes)

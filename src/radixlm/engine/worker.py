@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from radixlm.engine.startup import StartupReader, check_parent, die_with_parent
 
@@ -29,12 +30,13 @@ import torch  # noqa: F401
 from radixlm.base.errors import CheckpointError, ConfigError, RadixError, RankLost
 from radixlm.base.log import set_up_logging
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.affinity import placed
 from radixlm.engine.assemble import assemble, assemble_rank
 from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.engine.model_info import resolved
 from radixlm.engine.multi_channel import MultiChannel
 from radixlm.engine.rank_processes import REFUSED
-from radixlm.engine.ranks import NO_PEERS, Followers, LeaderLink
+from radixlm.engine.ranks import NO_PEERS, Followers, LeaderLink, Peers, start_nodes
 from radixlm.engine.scheduler_supervisor import SchedulerSupervisor
 from radixlm.engine.supervisor import STOP_SIGNAL
 from radixlm.executor.rank import RankLoop
@@ -79,16 +81,20 @@ def main(early: StartupReader) -> int:
         index = str(startup["index"])
     if "rank" in startup:
         set_up_logging(f"rank{index}.{startup['rank']}", config.observe.log_level)
-        return follow(config, frozenset(startup["given"]), LeaderLink(startup, config), early)
+        return follow(config, startup, LeaderLink(startup, config), early)
     set_up_logging(f"engine{index}", config.observe.log_level)
     codec = scheduler_codec()
     channel = MultiChannel([ZmqChannel(a, codec, bind=False) for a in startup["addresses"]])
     try:
         config, info = resolved(config, frozenset(startup["given"]))
+        config = placed(config, frozenset(startup["given"]), startup)
         channel.vocab, channel.embed_dim = info.decoder.vocab, info.decoder.dim
         flight = InflightLog(Path(startup["inflight_log_path"]))
         with prefaulted_memory(early):
-            peers = NO_PEERS if early.ranks is None else Followers(early.ranks, config)
+            peers: Peers = NO_PEERS
+            if early.ranks is not None:
+                hub = start_nodes(startup, config, info.folder, early.ranks)
+                peers = Followers(early.ranks, config, hub)
             replica = assemble(config, info, channel, (flight,), peers)
     except RadixError as error:
         channel.send(Failed(type(error).__name__, str(error)))
@@ -116,11 +122,13 @@ def main(early: StartupReader) -> int:
 
 
 def follow(
-    config: ServerConfig, given: frozenset[str], leader: LeaderLink, early: StartupReader
+    config: ServerConfig, startup: dict[str, Any], leader: LeaderLink, early: StartupReader
 ) -> int:
     """Serve as a rank without a scheduler; the exit status."""
+    given = frozenset(startup["given"])
     try:
         config, info = resolved(config, given)
+        config = placed(config, given, startup)
         with prefaulted_memory(early):
             loop = RankLoop(leader.rank, leader, assemble_rank(config, info, leader))
         leader.agree(())  # all ranks are ready

@@ -10,6 +10,8 @@ from radixlm.engine.process import prestart_engines
 def main(argv: list[str]) -> int:
     """Serve until a signal; the exit status."""
     config, given = parse(argv, prog="radixlm serve")
+    if config.parallel.node_rank:
+        return int(load("radixlm.entrypoints.node:run")(config, given))
     gc.disable()  # imports leave little garbage; the server turns it on again
     try:
         if not config.serve.engine_in_process:

@@ -1,0 +1,87 @@
+"""``radixlm serve --node-rank N`` above 0: an agent that runs ranks for node 0, and a stub server.
+
+Clients talk to node 0. Here GET /health answers 200 while the agent lives, and /ready once its
+ranks run.
+"""
+
+import logging
+import signal
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from radixlm.base.errors import ConfigError
+from radixlm.base.log import set_up_logging
+from radixlm.config.server_config import ServerConfig, flat
+from radixlm.engine.model_info import resolved
+from radixlm.engine.node_agent import NodeAgent
+from radixlm.engine.node_facts import node_facts
+from radixlm.engine.nodes import WAIT_S
+from radixlm.wire.cluster_socket import local_address, read_secret
+
+log = logging.getLogger(__name__)
+
+# options that a node reads from its own command line; node 0's hold for all others
+OWN = ("model_path", "tokenizer_path", "cluster_secret_file", "numa_node", "base_gpu_id")
+
+
+def make_agent(config: ServerConfig, given: frozenset[str]) -> NodeAgent:
+    """The agent of this node."""
+    parallel = config.parallel
+    address = parallel.dist_init_addr or ""
+    secret = read_secret(parallel.cluster_secret_file)
+    config, info = resolved(config, given)
+    options = {name: flat(config).get(name) for name in OWN}
+    threads, count = config.execute.cpu_threads, parallel.world_size // parallel.nnodes
+    options["cpu_threads"] = threads if "cpu_threads" in given else max(1, threads // count)
+    return NodeAgent(
+        address,
+        secret,
+        node_facts(config, info.folder, local_address(address)),
+        parallel.node_rank,
+        {name: value for name, value in options.items() if value is not None},
+        parallel.dist_timeout or WAIT_S,
+    )
+
+
+def run(config: ServerConfig, given: frozenset[str]) -> int:
+    """Run the agent until node 0 stops or a signal; the exit status."""
+    set_up_logging(f"node{config.parallel.node_rank}", config.observe.log_level)
+    agent = make_agent(config, given)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: agent.stop())
+    server = _stub(config, agent)
+    threading.Thread(target=server.serve_forever, name="stub", daemon=True).start()
+    try:
+        return agent.run()
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _stub(config: ServerConfig, agent: NodeAgent) -> ThreadingHTTPServer:
+    class Stub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_ready = self.path == "/ready" and bool(agent.ranks)
+            status = 200 if self.path == "/health" or is_ready else 404
+            if self.path == "/ready" and not is_ready:
+                status = 503
+            text = f"node {agent.node_rank}: {len(agent.ranks)} ranks; node 0 answers requests\n"
+            self.send_response(status)
+            self.send_header("Content-Type", "text/plain")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: Any) -> None:
+            log.debug(format, *args)
+
+    host, port = config.serve.host, config.serve.port
+    try:
+        return ThreadingHTTPServer((host, port), Stub)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: {error.strerror}; --port 0 takes a free port"
+        ) from error
