@@ -34,9 +34,7 @@ def read_cores(text: str) -> frozenset[int]:
     """The cores of a list such as "0-31,64"; ConfigError if it is none."""
     try:
         ends = [[int(end) for end in part.split("-")] for part in text.strip().split(",")]
-        return frozenset(
-            core for first, *last in ends for core in range(first, [first, *last][-1] + 1)
-        )
+        return frozenset(core for one in ends for core in range(one[0], one[-1] + 1))
     except ValueError as error:
         raise ConfigError(f"{text!r} is no list of cores; 0-31,64 is one") from error
 
