@@ -437,17 +437,22 @@ NB_MODULE(_cpu, m) {
         .def("run", &Attention::run, Release());
     nb::class_<Experts>(m, "Experts")
         .def(nb::init<const std::vector<const Linear*>&, const std::vector<const Linear*>&, int>())
-        .def("run", &Experts::run, Release())
+        .def("run", &Experts::run, arg("x"), arg("ldx"), arg("tokens"), arg("ids"), arg("weights"),
+             arg("top_k"), arg("y"), arg("ldy"), arg("threads"), arg("lora"), arg("site"), arg("part").none(),
+             Release())
         .def("combine", &Experts::combine, Release())
         .def("take_chosen", &Experts::take_chosen)
         .def_rw("records", &Experts::records);
     nb::class_<ExpertPart>(m, "ExpertPart")
         .def(
             "__init__",
-            [](ExpertPart* p, ShmGroup& group, std::vector<int64_t> starts, Address table, int variants) {
-                new (p) ExpertPart{&group, std::move(starts), at<int32_t>(table), variants};
+            [](ExpertPart* p, ShmGroup* group, std::vector<int64_t> starts, Address table, int variants,
+               int width, ShmGroup* inside, std::vector<int64_t> inner, std::vector<int64_t> dim) {
+                new (p) ExpertPart{group,  std::move(starts), at<int32_t>(table), variants, width,
+                                   inside, std::move(inner),  std::move(dim)};
             },
-            nb::keep_alive<1, 2>());
+            arg("group").none(), arg("starts"), arg("table"), arg("variants"), arg("width"),
+            arg("inside").none(), arg("inner"), arg("dim"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 7>());
     nb::class_<HeadLinear>(m, "HeadLinear")
         .def(nb::init<const std::vector<const Linear*>&>())
         .def("run", &HeadLinear::run, Release());

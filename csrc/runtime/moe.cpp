@@ -110,7 +110,8 @@ static LinearArgs up_args(const ExpertArgs& e, const Assignment& a, int expert) 
     const int32_t first = a.first[size_t(expert)];
     l.w = e.up[expert - e.first], l.act = e.act, l.x = e.x, l.ldx = e.ldx, l.rows = a.rows.data() + first;
     if (e.scaled) l.x = e.scaled + first * e.lds, l.ldx = e.lds, l.rows = nullptr;
-    l.m = a.first[size_t(expert) + 1] - first, l.y = e.hidden + first * e.inner, l.ldy = e.inner;
+    l.m = a.first[size_t(expert) + 1] - first;
+    l.y = e.hidden + first * e.inner + e.first_inner, l.ldy = e.inner;
     return l;
 }
 // Up before the activation.
@@ -124,7 +125,7 @@ static LinearArgs down_args(const ExpertArgs& e, const Assignment& a, int expert
     LinearArgs l;
     const int32_t first = a.first[size_t(expert)];
     l.w = e.down[expert - e.first], l.x = e.hidden + first * e.inner, l.ldx = e.inner;
-    l.m = a.first[size_t(expert) + 1] - first, l.y = e.out + first * e.dim, l.ldy = e.dim;
+    l.m = a.first[size_t(expert) + 1] - first, l.y = e.out + first * e.own_dim, l.ldy = e.own_dim;
     return l;
 }
 
@@ -175,16 +176,16 @@ void combine(const ExpertArgs& e, const int32_t* ids, const int32_t* slot, const
              const Ctx& ctx) {
     ctx.each(e.tokens, 1, [&](int64_t t0, int64_t t1) {
         for (int64_t t = t0; t < t1; t++) {
-            float* y = e.y + t * e.ldy;
-            for (int64_t d0 = 0; d0 < e.dim; d0 += 64) {
-                const int64_t n = std::min<int64_t>(64, e.dim - d0);
+            float* y = e.y + t * e.ldy + e.first_dim;
+            for (int64_t d0 = 0; d0 < e.own_dim; d0 += 64) {
+                const int64_t n = std::min<int64_t>(64, e.own_dim - d0);
                 float sum[64] = {0};
                 for (int j = 0; j < e.top_k; j++) {
                     const float w = e.scaled ? 1.0f : weights[t * e.top_k + j];
                     const bool is_expert = !ids || ids[t * e.top_k + j] < e.experts;
                     if (!is_expert && !e.passes) continue;
-                    const float* o = is_expert ? e.out + int64_t(slot[t * e.top_k + j]) * e.dim + d0
-                                               : e.x + t * e.ldx + d0;
+                    const float* o = is_expert ? e.out + int64_t(slot[t * e.top_k + j]) * e.own_dim + d0
+                                               : e.x + t * e.ldx + e.first_dim + d0;
                     for (int64_t d = 0; d < n; d++) sum[d] += w * o[d];
                 }
                 for (int64_t d = 0; d < n; d++)
@@ -195,25 +196,50 @@ void combine(const ExpertArgs& e, const int32_t* ids, const int32_t* slot, const
     ctx.barrier();
 }
 
+constexpr int64_t FLOAT = sizeof(float);
+
+// Columns that the ranks of `inside` have computed, of rows [rows, ld].
+static void gather_inside(const ExpertArgs& e, float* y, int64_t ld, int64_t rows,
+                          const std::vector<int64_t>& bounds, const Ctx& ctx) {
+    std::vector<int64_t> bytes;
+    for (int64_t bound : bounds) bytes.push_back(bound * FLOAT);
+    ShmGroup& inside = *e.part->inside;
+    inside.gather(ctx, (char*)y + bytes[size_t(inside.rank)], ld * FLOAT, (char*)y, ld * FLOAT, rows,
+                  bytes.data(), -1);
+}
+
+static void run_cut(const Kernels& k, const ExpertArgs& e, const Assignment& a, const Ctx& ctx) {
+    const int32_t first = a.first[size_t(e.first)], rows = a.first[size_t(e.first + e.count)] - first;
+    auto run = [&](LinearArgs (*args)(const ExpertArgs&, const Assignment&, int)) {
+        for (int expert = e.first; expert < e.first + e.count; expert++)
+            if (a.first[size_t(expert) + 1] > a.first[size_t(expert)]) run_linear(k, args(e, a, expert), ctx);
+    };
+    run(up_args);
+    gather_inside(e, e.hidden + first * e.inner, e.inner, rows, e.part->inner, ctx);
+    run(down_args);
+}
+
 // Rows are sorted by slot, so that those of a rank follow each other.
 static void gather_outcomes(const ExpertArgs& e, const Assignment& a, const Ctx& ctx) {
     std::vector<int64_t> bytes;
-    for (int64_t start : e.part->starts)
-        bytes.push_back(a.first[size_t(start)] * e.dim * int64_t(sizeof(float)));
+    for (int64_t start : e.part->starts) bytes.push_back(a.first[size_t(start)] * e.own_dim * FLOAT);
     char* out = (char*)e.out;
     e.part->group->gather(ctx, out + bytes[size_t(e.part->group->rank)], 0, out, 0, 1, bytes.data(), -1);
 }
 
 void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, const Ctx& ctx) {
     if (e.scaled) scale_inputs(e, a, ctx);
+    const bool is_cut = e.part && e.part->inside;
     if (e.lora) run_adapted(k, e, a, ctx);
-    for (int expert = e.first; expert < e.first + e.count && !e.lora; expert++) {
+    if (is_cut) run_cut(k, e, a, ctx);
+    for (int expert = e.first; expert < e.first + e.count && !is_cut && !e.lora; expert++) {
         if (a.first[size_t(expert) + 1] == a.first[size_t(expert)]) continue;
         run_linear(k, up_args(e, a, expert), ctx);
         run_linear(k, down_args(e, a, expert), ctx);
     }
-    if (e.part) gather_outcomes(e, a, ctx);
+    if (e.part && e.part->group) gather_outcomes(e, a, ctx);
     combine(e, a.ids.data(), a.slot.data(), a.weights.data(), ctx);
+    if (is_cut) gather_inside(e, e.y, e.ldy, e.tokens, e.part->dim, ctx);
 }
 
 static LinearArgs widest_args(const ExpertArgs& e, bool is_up) {
@@ -238,22 +264,24 @@ Experts::Experts(const std::vector<const Linear*>& ups, const std::vector<const 
     for (auto l : downs) down.push_back(l->w);
     for (size_t i = 0; i < up.size(); i++)
         if (up[i].k != up[0].k || down[i].n != down[0].n || down[i].k != down[0].k ||
-            (up[i].paired ? up[i].n / 2 : up[i].n) != down[0].k)
+            (up[i].paired ? up[i].n / 2 : up[i].n) > down[0].k)
             throw std::invalid_argument("experts differ in shape");
 }
 
 void Experts::run(Address x, int64_t ldx, int64_t tokens, Address ids, Address weights, int top_k, Address y,
-                  int64_t ldy, int threads, Address lora, int site) {
-    const int experts = int(up.size());
+                  int64_t ldy, int threads, Address lora, int site, const ExpertPart* part) {
+    const int experts = part ? int(part->starts.back()) : int(up.size());
     assignment.reserve(tokens, top_k, experts);
     std::copy_n(at<int32_t>(ids), tokens * top_k, assignment.ids.begin());
+    for (int64_t i = 0; part && i < tokens * top_k; i++)
+        assignment.ids[size_t(i)] = part->slot(i / top_k, assignment.ids[size_t(i)]);
     std::copy_n(at<float>(weights), tokens * top_k, assignment.weights.begin());
     assignment.sort(tokens, top_k, experts);
     if (hidden.size() < size_t(tokens * top_k * inner())) hidden.resize(size_t(tokens * top_k * inner()));
     if (out.size() < size_t(tokens * top_k * dim())) out.resize(size_t(tokens * top_k * dim()));
     ExpertArgs e;
-    e.up = up.data(), e.down = down.data(), e.experts = e.count = experts, e.top_k = top_k, e.act = act;
-    e.x = at<float>(x), e.ldx = ldx, e.tokens = tokens, e.dim = dim(), e.inner = inner();
+    e.top_k = top_k, e.x = at<float>(x), e.ldx = ldx, e.tokens = tokens;
+    fill(e, experts, part);
     e.hidden = hidden.data(), e.out = out.data(), e.y = at<float>(y), e.ldy = ldy;
     for (int i = 0; i < experts; i++)
         e.max_expert_rows = std::max<int64_t>(e.max_expert_rows,
@@ -271,14 +299,28 @@ void Experts::run(Address x, int64_t ldx, int64_t tokens, Address ids, Address w
     const size_t spare = e.lora ? k.lora_local(at<LoraBatch>(lora)->max_rank) : 0;
     run_team(n, experts_shared(k, e), std::max(spare, experts_local(k, e, n)),
              [&](const Ctx& c) { run_experts(k, e, assignment, c); });
+    if (part) (part->group ? part->group : part->inside)->segment.check();
+}
+
+void Experts::fill(ExpertArgs& e, int slots, const ExpertPart* part) const {
+    e.up = up.data(), e.down = down.data(), e.act = act, e.experts = slots, e.count = int(up.size());
+    e.dim = e.own_dim = dim(), e.inner = inner(), e.part = part;
+    if (!part) return;
+    e.first = int(part->starts.at(part->place()));
+    if (part->starts.at(part->place() + 1) - e.first != e.count)
+        throw std::invalid_argument("a rank has other experts than its part says");
+    if (!part->inside) return;
+    e.dim = part->dim.back();
+    e.first_inner = part->inner.at(size_t(part->inside->rank));
+    e.first_dim = part->dim.at(size_t(part->inside->rank));
 }
 
 void Experts::combine(Address outs, Address slot, Address weights, int64_t tokens, int top_k, Address y,
                       int threads) const {
     ExpertArgs e;
-    e.top_k = top_k, e.tokens = tokens, e.dim = e.ldy = dim();
+    e.top_k = top_k, e.tokens = tokens, e.own_dim = e.ldy = dim();
     e.out = at<float>(outs), e.y = at<float>(y);
-    const int n = threads > 0 ? threads : threads_for(0, 2.0 * double(tokens * top_k * e.dim));
+    const int n = threads > 0 ? threads : threads_for(0, 2.0 * double(tokens * top_k * e.own_dim));
     run_team(n, 0, 0,
              [&](const Ctx& c) { radix::combine(e, nullptr, at<int32_t>(slot), at<float>(weights), c); });
 }

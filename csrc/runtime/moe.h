@@ -44,11 +44,17 @@ void choose(const Route& r, const float* logits, int32_t* ids, float* weights); 
 // Experts that several ranks hold. A slot holds a copy of one; rank r of the group has the slots starts[r] to
 // starts[r + 1]. Token t that chose i computes with slot table[t % variants][i]; zero experts follow the
 // slots.
+// The ranks of `inside` share the insides of the same slots: rank r has inner channels inner[r] to inner[r +
+// 1] of up, outputs dim[r] to dim[r + 1] of down.
 struct ExpertPart {
-    ShmGroup* group = nullptr;
+    ShmGroup* group = nullptr;  // null: every rank has all slots
     std::vector<int64_t> starts;
     const int32_t* table = nullptr;
-    int variants = 1;
+    int variants = 1, width = 0;  // of the table: rows, entries of a row
+    ShmGroup* inside = nullptr;
+    std::vector<int64_t> inner, dim;
+    int32_t slot(int64_t token, int32_t id) const { return table[token % variants * width + id]; }
+    size_t place() const { return group ? size_t(group->rank) : 0; }
 };
 
 struct ExpertArgs {
@@ -58,12 +64,13 @@ struct ExpertArgs {
     int first = 0, count = 0;             // this rank's slots
     const ExpertPart* part = nullptr;     // null: one rank has all
     const float* x = nullptr;
-    int64_t ldx = 0, tokens = 0, dim = 0, inner = 0;
+    int64_t ldx = 0, tokens = 0, dim = 0, inner = 0;      // of whole experts
+    int64_t first_inner = 0, first_dim = 0, own_dim = 0;  // this rank's part of them
     int64_t max_expert_rows = 0;  // where that may exceed tokens: one expert comes twice for a token
     float* scaled = nullptr;      // [T * top_k, dim]: where inputs, not outcomes, are weighed
     int64_t lds = 0;
     float* hidden = nullptr;  // [T * top_k, inner]
-    float* out = nullptr;     // [T * top_k, dim]
+    float* out = nullptr;     // [T * top_k, own_dim]
     float* y = nullptr;       // y (+)= scale * sum of weighted experts
     int64_t ldy = 0;
     float scale = 1.0f;
@@ -94,10 +101,12 @@ struct Experts {
     int64_t inner() const { return down[0].k; }
     // lora: LoraBatch, or 0; site: as in LoraBatch::work
     void run(Address x, int64_t ldx, int64_t tokens, Address ids, Address weights, int top_k, Address y,
-             int64_t ldy, int threads, Address lora, int site);
+             int64_t ldy, int threads, Address lora, int site, const ExpertPart* part);
     void combine(Address out, Address slot, Address weights, int64_t tokens, int top_k, Address y,
                  int threads) const;
-    int64_t take_chosen(Address to);  // their number; 0 without a place only counts
+    void fill(ExpertArgs& e, int slots,
+              const ExpertPart* part) const;  // what does not change from run to run
+    int64_t take_chosen(Address to);          // their number; 0 without a place only counts
 };
 
 }  // namespace radix

@@ -279,7 +279,7 @@ void Program::execute_moe(const Op& op, const Kernels& k, const Ctx& ctx) {
         if (const ExpertPart* part = op.experts.part)
             for (int64_t i = 0; i < op.experts.tokens * r.top_k; i++) {
                 int32_t& id = assignment.ids[size_t(i)];
-                id = part->table[(i / r.top_k % part->variants) * r.experts + id];
+                id = part->slot(i / r.top_k, id);
             }
         assignment.sort(op.experts.tokens, r.top_k, op.num_slots);
         if (op.experts.lora)

@@ -151,31 +151,27 @@ void Program::xielu(int y, int64_t dim, Xielu coefficients, bool selected) {
 void Program::moe(int x, int logits, int y, Experts& experts, Route route, float scale, bool adds,
                   int zero_experts, bool zero_experts_are_identity, bool scales_input, bool selected,
                   const ExpertPart* part, int site) {
-    const int own = int(experts.up.size()), real = route.experts - zero_experts;
-    const int64_t first = part ? part->starts.at(size_t(part->group->rank)) : 0;
-    if (part ? part->starts.at(size_t(part->group->rank) + 1) - first != own : real != own)
+    ExpertArgs e;
+    experts.fill(e, part ? int(part->starts.back()) : route.experts - zero_experts, part);
+    if (!part && e.experts != e.count)
         throw std::invalid_argument("the router and the experts differ in number");
     // Layers of one shape share their scratch.
     int hidden = -1, out = -1, wide = -1;
     for (const Op& op : ops)
         if (op.kind == MOE && op.route.top_k == route.top_k && op.experts.inner == experts.inner() &&
-            op.experts.dim == experts.dim())
+            op.experts.own_dim == experts.dim())
             hidden = op.hidden, out = op.out, wide = op.wide;
     if (hidden < 0) hidden = buffer(experts.inner(), route.top_k), out = buffer(experts.dim(), route.top_k);
     if (site >= 0 && wide < 0) wide = buffer(experts.up[0].n, route.top_k);
-    const int scaled = scales_input ? buffer(experts.dim(), route.top_k) : -1;
+    const int scaled = scales_input ? buffer(e.dim, route.top_k) : -1;
     Op& op = push(MOE);
     op.x = x, op.y = y, op.logits = logits, op.hidden = hidden, op.out = out, op.residual = scaled;
     op.selected = selected, op.route = route;
-    op.expert_owner = &experts, op.group_of_ranks = part ? part->group : nullptr;
+    op.expert_owner = &experts, op.group_of_ranks = part ? part->group ? part->group : part->inside : nullptr;
     op.site = site, op.wide = wide;
-    ExpertArgs& e = op.experts;
-    e.up = experts.up.data(), e.down = experts.down.data(), e.act = experts.act;
-    e.experts = part ? int(part->starts.back()) : real, e.top_k = route.top_k;
-    e.first = int(first), e.count = own, e.part = part;
-    op.num_slots = e.experts + zero_experts;
-    e.dim = experts.dim(), e.inner = experts.inner();
+    e.top_k = route.top_k;
     e.scale = scale, e.adds = adds, e.passes = zero_experts_are_identity;
+    op.experts = e, op.num_slots = e.experts + zero_experts;
 }
 
 void Program::hidden(int x, int64_t dim) {

@@ -11,14 +11,16 @@ from tests.distributed.test_groups import together
 from tests.distributed.test_shm import segments
 from torch import Tensor
 
+from radixlm.base.record import replace
 from radixlm.distributed.groups import Group, thread_groups
-from radixlm.distributed.topology import Topology
+from radixlm.distributed.shm import ShmGroup
+from radixlm.distributed.topology import Topology, bounds
 from radixlm.kernels.cpu import linear
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.fused import pack_experts as pack_native
 from radixlm.kernels.ops.moe import PackedExperts, UngatedExperts
 from radixlm.kernels.ops.moe import pack_experts as pack_reference
-from radixlm.layers.experts import ExpertSplit, SplitExperts, even_split
+from radixlm.layers.experts import ExpertSplit, InsideCut, SplitExperts, even_split
 from radixlm.layers.program import struct
 
 EXPERTS, DIM, INNER = 6, 48, 40
@@ -134,7 +136,7 @@ def test_step_programs_of_several_ranks_have_the_bits_of_one(
     x, _, _ = choice(tokens)
     logits = torch.randn(tokens, EXPERTS + zero, generator=torch.Generator().manual_seed(tokens))
     want = step_program(PACKS["fp32"](*weights()), None, zero, x, logits)
-    groups = [one.ranks(rank).tp for rank, one in enumerate(segments(Topology(tp=size)))]
+    ranks = [one.ranks(rank) for rank, one in enumerate(segments(Topology(tp=size, ep=size)))]
 
     def run(group: Group) -> Tensor:
         split = even_split(EXPERTS, group, zero)
@@ -144,4 +146,35 @@ def test_step_programs_of_several_ranks_have_the_bits_of_one(
         experts = split_pack(PACKS["fp32"], split)
         return step_program(experts.pack, experts.program_part(), zero, x, logits)
 
-    assert all(torch.equal(got, want) for got in together(groups, run))
+    assert all(torch.equal(got, want) for got in together([r.tp for r in ranks], run))
+
+
+@pytest.mark.parametrize("name", ["fp32", "w8a8"])
+@pytest.mark.parametrize(("size", "ep"), [(2, 1), (3, 1), (4, 2)])
+@pytest.mark.parametrize("tokens", [1, 9, 40])
+def test_experts_cut_inside_have_the_bits_of_whole_ones(
+    name: str, size: int, ep: int, tokens: int
+) -> None:
+    """Uneven parts: 40 inner channels and 48 outputs on three ranks."""
+    x, w, ids = choice(tokens)
+    logits = torch.randn(tokens, EXPERTS, generator=torch.Generator().manual_seed(tokens))
+    whole = PACKS[name](*weights())
+    want = whole.run(x, w, ids), step_program(whole, None, 0, x, logits)
+    segments_of = segments(Topology(tp=size, ep=ep))
+    ranks = [one.ranks(rank) for rank, one in enumerate(segments_of)]
+
+    def run(tp: Group) -> tuple[Tensor, Tensor]:
+        own = ranks[tp.rank]
+        assert isinstance(own.expert_tp, ShmGroup)
+        parts = own.expert_tp.size
+        inside = InsideCut(own.expert_tp, bounds(INNER, parts), bounds(DIM, parts))
+        split = replace(even_split(EXPERTS, own.experts), inside=inside)
+        up, down = weights()
+        held = list(split.held)
+        (up_cut,), (down_cut,) = inside.cuts(2)
+        experts = SplitExperts(PACKS[name](up_cut.of(up[held]), down_cut.of(down[held])), split)
+        program = step_program(experts.pack, experts.program_part(), 0, x, logits)
+        return experts.run(x, w, ids), program
+
+    for got in together([r.tp for r in ranks], run):
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))

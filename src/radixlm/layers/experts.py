@@ -23,21 +23,41 @@ from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.moe import Experts
 from radixlm.kernels.ops.moe import PackedExperts, combine
 from radixlm.layers.program import Unsupported
+from radixlm.quant.param import Cut
 
 ALL_TO_ALL_TOKENS = 64  # from which on each rank adds up its share of the tokens
+
+
+class InsideCut(Record, eq=False):
+    """Rank r of ``group`` has the inner channels inner[r]:inner[r + 1] of gate and up, and the
+    outputs dim[r]:dim[r + 1] of down."""
+
+    group: ShmGroup
+    inner: tuple[int, ...]
+    dim: tuple[int, ...]
+
+    def cuts(self, num_parts: int) -> tuple[tuple[Cut], tuple[Cut]]:
+        """This rank's rows of up, which joins ``num_parts`` matrices, and of down."""
+        rank, whole = self.group.rank, self.inner[-1]
+        begin, end = self.inner[rank : rank + 2]
+        rows = tuple((part * whole + begin, part * whole + end) for part in range(num_parts))
+        down = (self.dim[rank], self.dim[rank + 1])
+        return (Cut(1, num_parts * whole, rows),), (Cut(1, self.dim[-1], (down,)),)
 
 
 class ExpertSplit(Record, eq=False):
     """Where the experts of one layer lie. ``logical_P``: the expert in each slot; rank r of
     ``group`` holds the slots starts[r]:starts[r + 1]. ``slots_VE`` (int32): the slot that tokens
     use for each expert, and numbers behind the slots for zero experts; token t has row t % V.
-    ``is_fake``: noise takes the place of the router's logits, to measure balanced loads."""
+    ``is_fake``: noise takes the place of the router's logits, to measure balanced loads.
+    ``inside``: the ranks that have the same slots, cut at these inner channels and outputs."""
 
     group: Group
     starts: tuple[int, ...]
     logical_P: tuple[int, ...]
     slots_VE: Tensor
     is_fake: bool = False
+    inside: InsideCut | None = None
 
     @property
     def first(self) -> int:
@@ -67,15 +87,22 @@ class SplitExperts:
 
     def __init__(self, pack: PackedExperts, split: ExpertSplit) -> None:
         self.pack, self.split = pack, split
+        self._part = self._make_part()
         self._combine = pack.combine if isinstance(pack, Experts) else combine
 
     def program_part(self) -> Any:
         """What a step program needs besides the pack. Unsupported without shared memory."""
-        split = self.split
-        if not isinstance(split.group, ShmGroup):
+        if self._part is None:
             raise Unsupported("experts on ranks without shared memory")
-        table = split.slots_VE
-        return native().ExpertPart(split.group.native, split.starts, table.data_ptr(), len(table))
+        return self._part
+
+    def _make_part(self) -> Any:
+        split, inside, table = self.split, self.split.inside, self.split.slots_VE
+        if not isinstance(split.group, ShmGroup) and inside is None:
+            return None
+        group = split.group.native if isinstance(split.group, ShmGroup) else None
+        cut = (None, (), ()) if inside is None else (inside.group.native, inside.inner, inside.dim)
+        return native().ExpertPart(group, split.starts, table.data_ptr(), *table.shape, *cut)
 
     def move(self, logical_P: Sequence[int], slots_VE: Tensor) -> None:
         """Fill the slots with these experts, on all ranks between two steps. The table is written
@@ -89,6 +116,9 @@ class SplitExperts:
     def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """As in ``PackedExperts``; the same on all ranks."""
         group, tokens, top_k = self.split.group, *ids_TK.shape
+        if self.split.inside is not None:
+            assert isinstance(self.pack, Experts)
+            return self.pack.run(x_TD, weights_TK, ids_TK, part=self._part)
         slots_N = self.split.slots(ids_TK).flatten()
         if tokens < ALL_TO_ALL_TOKENS or group.size == 2:
             order_N, counts = self._sorted(slots_N)

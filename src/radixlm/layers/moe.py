@@ -10,7 +10,11 @@ from torch import Tensor
 
 from radixlm.arch.spec import DeepRouter, Moe
 from radixlm.base.errors import CheckpointError
+from radixlm.base.record import replace
+from radixlm.distributed.groups import Ranks
+from radixlm.distributed.shm import ShmGroup
 from radixlm.kernels.cpu.extension import native
+from radixlm.kernels.cpu.linear import ACT_CODE, GATED_CODE
 from radixlm.kernels.cpu.moe import Experts
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.moe import (
@@ -22,11 +26,12 @@ from radixlm.kernels.ops.moe import (
 )
 from radixlm.kernels.ops.quantized import QuantScales
 from radixlm.layers.context import LayerContext
-from radixlm.layers.experts import ExpertSplit, SplitExperts
+from radixlm.layers.experts import ExpertSplit, InsideCut, SplitExperts, even_split
 from radixlm.layers.linear import StepAdapters
 from radixlm.layers.mlp import MlpLayer, clamped_glu
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
+from radixlm.layers.placement import even_bounds
 from radixlm.layers.program import (
     NOWHERE,
     ProgramBuilder,
@@ -64,6 +69,7 @@ class MoeLayer(Module):
         self.spec = spec
         self._kernels: Kernels = context.kernels
         wide, dim = dim, spec.width or dim  # what the router reads, what the experts read
+        self._together = context.scheme.rows_together(dim), context.scheme.rows_together(spec.inner)
         self._fmts = (context.scheme.fmt(dim), context.scheme.fmt(spec.inner))
         if spec.deep_router is not None:
             self.deep_router = DeepRouterLayer(spec, spec.deep_router, wide, context)
@@ -114,12 +120,39 @@ class MoeLayer(Module):
         """Hold this rank's experts only; before the weights are loaded."""
         self.share = share
         self._noise = torch.Generator().manual_seed(0) if share.is_fake else None
-        for param in (
-            self.up,
-            self.down,
-            *((self.up_bias, self.down_bias) if self.spec.bias else ()),
-        ):
-            param.cut(Cut(0, self.spec.experts, tuple((e, e + 1) for e in share.held)))
+        held, inside = (
+            Cut(0, self.spec.experts, tuple((e, e + 1) for e in share.held)),
+            share.inside,
+        )
+        cuts = ((), ()) if inside is None else inside.cuts(len(parts_of(self.spec)))
+        up, down = ((held, *cut) for cut in cuts)
+        self.up.cut(*up)
+        self.down.cut(*down)
+        if self.spec.bias:
+            self.up_bias.cut(*up)
+            self.down_bias.cut(*down)
+
+    def even_split(self, ranks: Ranks) -> ExpertSplit:
+        """Whole experts on the ranks that --ep-size divides them among, cut inside by the others;
+        whole ones on all where no kernel computes a part."""
+        spec, group = self.spec, ranks.expert_tp
+        if isinstance(group, ShmGroup) and self._takes_parts:
+            inner = even_bounds(spec.inner, group, self._together[0])
+            dim = even_bounds(self.down.shape[1], group, self._together[1])
+            if inner and dim and not spec.inner % self._together[0]:
+                whole = even_split(spec.experts, ranks.experts, spec.zero_experts)
+                return replace(whole, inside=InsideCut(group, inner, dim))
+        return even_split(spec.experts, ranks.tp, spec.zero_experts)
+
+    @property
+    def _takes_parts(self) -> bool:
+        """Whether a kernel runs experts of which it has some inner channels and outputs."""
+        spec = self.spec
+        codes = GATED_CODE if spec.gated else ACT_CODE
+        is_looped = (
+            spec.limit or spec.expert_norm is not None or (not spec.gated and spec.zero_experts)
+        )
+        return self._kernels.supports_ungated_experts and not is_looped and spec.act in codes
 
     def record(self, is_on: bool) -> None:
         """Keep what the tokens of each step choose, from now on or no longer."""
@@ -174,6 +207,10 @@ class MoeLayer(Module):
             reference = pack_experts if self.spec.gated else UngatedExperts
             pack = reference(up, down, biases[0], biases[1], act)
         self.experts = pack if self.share is None else SplitExperts(pack, self.share)
+        if self.share is not None and self.share.inside and not isinstance(pack, Experts):
+            raise CheckpointError(
+                "no kernel runs parts of these experts; --ep-size as --tp-size works"
+            )
         if self.spec.sinks:
             sinks = [p.borrow() if copies else p.take() for p in (self.sink_up, self.sink_down)]
             self._sinks = self._kernels.pack_experts(*sinks, None, None, act, self._fmts)

@@ -13,7 +13,6 @@ from radixlm.base.errors import ConfigError
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
-from radixlm.layers.experts import even_split
 from radixlm.layers.module import Module
 from radixlm.layers.moe import MoeLayer
 from radixlm.models.decoder import DecoderModel
@@ -74,9 +73,9 @@ def mixtures_of(model: Model) -> list[MoeLayer]:
 
 
 def place_evenly(mixtures: Sequence[MoeLayer], ranks: Ranks) -> None:
-    """Give each rank the same number of experts, or one more, in their order."""
+    """Give each rank an even part of the experts."""
     for layer in mixtures:
-        layer.split(even_split(layer.spec.experts, ranks.tp, layer.spec.zero_experts))
+        layer.split(layer.even_split(ranks))
 
 
 def is_transformers(model: Model) -> TypeGuard[TransformersModel]:

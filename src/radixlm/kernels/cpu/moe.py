@@ -1,7 +1,7 @@
 """Experts of a layer. Legend: T tokens, E experts, K chosen ones, D channels."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -43,18 +43,21 @@ class Experts:
         ids_TK: Tensor,
         lora: ExpertAdapters | None = None,
         num_threads: int = 0,
+        part: Any = None,
     ) -> Tensor:
         """Sum over the chosen experts of weight * expert(x): float32 [T, D], from any float x. Ids
-        must be within the experts: they are not checked."""
+        must be within the experts: they are not checked. ``part``: an ExpertPart, where these are
+        a part of the experts."""
         rows = None if lora is None else cast(NativeLoraRows, lora.rows).address
         x_TD = x_TD.float().contiguous()
         x, ldx = rows_of(x_TD, "x")
-        out = torch.empty(x_TD.shape[0], self.dim)
+        out = torch.empty(x_TD.shape) if part else torch.empty(x_TD.shape[0], self.dim)
         ids = ids_TK.to(torch.int32).contiguous()
         weights = weights_TK.to(torch.float32).contiguous()
         self.handle.run(
             x, ldx, x_TD.shape[0], ids.data_ptr(), weights.data_ptr(), ids.shape[1],
-            out.data_ptr(), self.dim, num_threads, rows or 0, -1 if lora is None else lora.site,
+            out.data_ptr(), out.shape[1], num_threads, rows or 0, -1 if lora is None else lora.site,
+            part,
         )  # fmt: skip
         return out
 
