@@ -1,0 +1,125 @@
+"""Deaths of random ranks under many streams, at every moment: `make chaos` runs the long form."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.chaos.test_real_server import _body, _check_nothing_lost, _reference
+from tests.end_to_end.server import RunningServer
+from tests.fakes.tiny_checkpoint import cached_tiny
+
+NUM_KILLS = int(os.environ.get("CHAOS_KILLS", "20"))
+FLAGS = ("--max-engine-restarts", "1000", "--rank-timeout-s", "2", "--watchdog-timeout", "20")
+LAYOUTS = {"tp2": ("--tp-size", "2"), "tp3": ("--tp-size", "3")}
+
+
+def segments() -> set[str]:
+    """Shared segments that some process still has open."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            target = os.readlink(link)
+        except OSError:  # the process or its descriptor has gone
+            continue
+        if "memfd:radixlm" in target:
+            found.add(f"{link.parts[2]} {target}")
+    return found
+
+
+def ranks_of(server: RunningServer) -> list[psutil.Process]:
+    """The processes of the replica; [] while it is being replaced."""
+    try:
+        return server.engines()
+    except psutil.NoSuchProcess:
+        return []
+
+
+class Killer:
+    """Strikes a random rank again and again, mostly by SIGKILL; now and then while ranks load."""
+
+    def __init__(self, server: RunningServer, num_ranks: int, num_kills: int, seed: int) -> None:
+        self._server, self._num_ranks, self._num_kills = server, num_ranks, num_kills
+        self._rng = random.Random(seed)
+        self.pauses_s: list[float] = []
+        self.is_over = False
+
+    async def run(self, client: httpx.AsyncClient) -> None:
+        for number in range(self._num_kills):
+            await client.post("/slow_down", json={"forward_sleep_time": 0.01})
+            await asyncio.sleep(self._rng.uniform(0.0, 1.0))
+            struck_s = time.monotonic()
+            old = await self._strike(signal.SIGSTOP if number % 7 == 6 else signal.SIGKILL)
+            if number % 5 == 4:  # the next replica while it loads
+                while not (loading := [p for p in ranks_of(self._server) if p not in old]):
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(self._rng.uniform(0.0, 0.8))
+                self._send(self._rng.choice(loading), signal.SIGKILL)
+                old += loading
+            while (await client.get("/ready")).status_code != 200 or any(
+                p in old for p in ranks_of(self._server)
+            ):
+                await asyncio.sleep(0.02)
+            self.pauses_s.append(time.monotonic() - struck_s)
+        self.is_over = True
+
+    async def _strike(self, signum: int) -> list[psutil.Process]:
+        """Send the signal to one of all ranks; the processes that will end with it."""
+        while len(found := ranks_of(self._server)) < self._num_ranks:
+            await asyncio.sleep(0.01)
+        self._send(self._rng.choice(found), signum)
+        return found
+
+    def _send(self, process: psutil.Process, signum: int) -> None:
+        try:
+            process.send_signal(signum)
+        except psutil.NoSuchProcess:  # its replica has ended already
+            return
+
+
+async def strike(layout: str, num_kills: int, num_streams: int, seed: int) -> list[float]:
+    """Run rounds of streams until ``num_kills`` strikes have come; each round has the tokens of the
+    undisturbed one. Seconds from each strike until the server was ready again."""
+    flags = LAYOUTS[layout]
+    num_ranks = int(flags[1])
+    bodies: list[dict[str, Any]] = [_body(number, 80) for number in range(num_streams)]
+    before = segments()
+    with RunningServer(*flags, *FLAGS, model=str(cached_tiny("Qwen3ForCausalLM"))) as server:
+        limits = httpx.Limits(max_connections=200, max_keepalive_connections=0)
+        async with httpx.AsyncClient(base_url=server.url, timeout=1700, limits=limits) as client:
+            wanted = await _reference(client, bodies)
+            killer = Killer(server, num_ranks, num_kills, seed)
+            task = asyncio.create_task(killer.run(client))
+            while not task.done():
+                assert await _reference(client, bodies) == wanted
+            await task
+        _check_nothing_lost(server)
+        engines = server.engines()
+        assert len(engines) == num_ranks, "ranks of dead replicas are left, or some are missing"
+        held = {each.split(maxsplit=1)[1] for each in segments() - before}
+        assert len(segments() - before) <= num_ranks, held
+        assert server.terminate() == 0
+        assert not psutil.wait_procs(engines, 10)[1], "a rank has outlived its server"
+    assert segments() <= before, "a segment has outlived its server"
+    return killer.pauses_s
+
+
+async def test_two_deaths_of_ranks_change_no_stream() -> None:
+    await strike("tp2", 2, 12, seed=5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_many_deaths_of_ranks_change_no_stream(layout: str) -> None:
+    pauses_s = sorted(await strike(layout, NUM_KILLS, 64, seed=21))
+    print(f"{NUM_KILLS} strikes; ready again after {pauses_s[len(pauses_s) // 2]:.1f} s (median)")
