@@ -9,6 +9,9 @@ import pytest
 import torch
 from tests.distributed.test_groups import together
 from tests.distributed.test_shm import segments
+from tests.fakes.cut_model import CutModel, logits_of
+from tests.fakes.paged_runner import PagedRunner, load_model
+from tests.fakes.tiny_checkpoint import cached_tiny
 from torch import Tensor
 
 from radixlm.base.record import replace
@@ -18,9 +21,11 @@ from radixlm.distributed.topology import Topology, bounds
 from radixlm.kernels.cpu import linear
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.fused import pack_experts as pack_native
+from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.moe import PackedExperts, UngatedExperts
 from radixlm.kernels.ops.moe import pack_experts as pack_reference
 from radixlm.layers.experts import ExpertSplit, InsideCut, SplitExperts, even_split
+from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.program import struct
 
 EXPERTS, DIM, INNER = 6, 48, 40
@@ -178,3 +183,16 @@ def test_experts_cut_inside_have_the_bits_of_whole_ones(
 
     for got in together([r.tp for r in ranks], run):
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_dense_feed_forwards_may_be_whole_on_each_rank() -> None:
+    folder = cached_tiny("DeepseekV3ForCausalLM")
+    whole = load_model(folder, bind("cpu", {}))
+    whole.use_program = False
+    tokens = {0: [5, 6, 7, 8, 9, 10, 11]}
+    wanted = logits_of(PagedRunner(whole, "cpu", 16), tokens)
+    cut = CutModel(folder, Topology(tp=2), moe_dense_tp=1)
+    found = cut.prefill(tokens, backend="cpu", page_size=16)
+    assert torch.equal(found[0], wanted[0])
+    dense = [b.ffn for b in cut.models[0].blocks if isinstance(b.ffn, MlpLayer)]
+    assert dense and all(layer.inner == layer.spec.inner for layer in dense)

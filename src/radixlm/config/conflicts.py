@@ -114,8 +114,8 @@ def rank_problems(config: ServerConfig) -> Iterator[str]:
     if p.tp_size % p.ep_size:
         yield f"--ep-size {p.ep_size} must divide --tp-size {p.tp_size}"
     yield from _expert_problems(p)
-    if p.moe_dense_tp_size is not None and p.tp_size % p.moe_dense_tp_size:
-        yield f"--moe-dense-tp-size {p.moe_dense_tp_size} must divide --tp-size {p.tp_size}"
+    if p.moe_dense_tp_size not in (None, 1, p.tp_size):
+        yield f"--moe-dense-tp-size {p.moe_dense_tp_size}: 1 and --tp-size {p.tp_size} work"
     if p.enable_dp_attention and (p.dp_size == 1 or p.tp_size % p.dp_size):
         yield (
             f"--enable-dp-attention needs a --dp-size above 1 that divides --tp-size {p.tp_size}, "
@@ -135,6 +135,9 @@ def _expert_problems(p: ParallelConfig) -> Iterator[str]:
             yield f"{option.dashed} needs ranks to place experts on: --tp-size 2 --ep-size 2 works"
         elif is_set(option, getattr(p, name)) and p.pp_size > 1:
             yield f"{option.dashed} places the experts of one stage: --pp-size 1 works"
+    for name in ("expert_distribution_recorder_mode", "enable_expert_distribution_metrics"):
+        if is_set(options()[name], getattr(p, name)) and p.pp_size > 1:
+            yield f"{options()[name].dashed} counts the experts of one stage: --pp-size 1 works"
     if p.enable_eplb and (p.expert_distribution_recorder_buffer_size or 0) > (
         steps := p.eplb_rebalance_num_iterations
     ):

@@ -7,7 +7,8 @@ from radixlm.config.flag import ABOVE_ZERO, NON_NEGATIVE, POSITIVE, Flag, Group
 
 _TP = "a tensor-parallel executor"
 _PP = "a pipeline-parallel executor"
-_EP = "an expert-parallel executor"
+_EP = "DeepEP, a library for GPUs"
+_NO_OVERLAP = "ranks exchange by copies on the cores that compute: nothing could run beside them"
 _COMM = "speeds up communication between GPUs; there is one rank"
 
 
@@ -157,12 +158,12 @@ class ParallelConfig(Group):
     enable_two_batch_overlap: Annotated[
         bool,
         "Overlap the communication of one half batch with the other half's work.",
-        Flag(state="planned", needs=_EP),
+        Flag(state="no-op", why=_NO_OVERLAP),
     ] = False
     tbo_token_distribution_threshold: Annotated[
         float,
         "Share of tokens at which two-batch overlap turns into two-chunk overlap; 0 never.",
-        Flag(within="[0, 1]", state="planned", needs=_EP, part_of=("enable_two_batch_overlap",)),
+        Flag(within="[0, 1]", state="no-op", why=_NO_OVERLAP),
     ] = 0.48
     ep_size: Annotated[
         int,
@@ -191,8 +192,9 @@ class ParallelConfig(Group):
     ] = None
     moe_dense_tp_size: Annotated[
         int | None,
-        "Tensor-parallel ranks of the dense MLPs of a mixture of experts.",
-        Flag(within=POSITIVE, state="planned", needs=_TP, part_of=("tp_size",)),
+        "Ranks that share the dense MLPs of a mixture of experts: 1, each has them whole; all "
+        "unless given.",
+        Flag(within=POSITIVE, part_of=("tp_size",)),
     ] = None
     ep_num_redundant_experts: Annotated[
         int,

@@ -57,6 +57,7 @@ def load_model(
         ),
         ranks=ranks,
         place_experts=place_experts,
+        moe_dense_tp=config.parallel.moe_dense_tp_size,
     )
     report = load_weights(model, info.folder, config.model.load_format, device=device)
     if left_out := layers_left_out(report.ignored, info.decoder):

@@ -164,7 +164,7 @@ class BlockLayer(Module):
         elif isinstance(spec.ffn, SquareLinear):
             self.ffn = SquareLinearLayer(spec.ffn, dim, context)
         elif spec.ffn is not None:
-            self.ffn = MlpLayer(spec.ffn, dim, context)
+            self.ffn = MlpLayer(spec.ffn, dim, context.of_dense)
         if spec.deferred_moe is not None:
             self.deferred_moe = MoeLayer(spec.deferred_moe, dim, context)
         if spec.parallel_moe is not None:

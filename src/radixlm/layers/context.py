@@ -21,6 +21,12 @@ class LayerContext(Record):
     scheme: Scheme = field(default_factory=UnquantizedScheme)
     ranks: Ranks = ALONE
     cuts_heads: bool = True  # else each rank has all heads of an attention
+    cuts_dense: bool = True  # else each rank has the dense feed-forwards of blocks whole
+
+    @property
+    def of_dense(self) -> "LayerContext":
+        """The context of a block's dense feed-forward."""
+        return self if self.cuts_dense else replace(self, ranks=ALONE)
 
     def after(self, inputs: Bounds, in_features: int, out_features: int) -> Placement | None:
         """Of a layer whose inputs the ranks that share the attention have in parts; () for none."""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 import torch
 
 from radixlm.arch.names import untied_with_bias
-from radixlm.arch.spec import Decoder
+from radixlm.arch.spec import Decoder, Moe
 from radixlm.base.errors import ConfigError
+from radixlm.base.record import replace
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
@@ -38,13 +39,15 @@ def build_model(
     scheme: Scheme | None = None,
     ranks: Ranks = ALONE,
     place_experts: Callable[[Sequence[MoeLayer], Ranks], None] | None = None,
+    moe_dense_tp: int | None = None,
 ) -> NativeModel:
     """A model without weights; ``weights.load.load_weights`` fills it.
 
     ``compute_dtype`` is the dtype of activations, ``weight_dtype`` that of stored weights (None:
     as in the checkpoint). With ``merge_windows``, windowed layers live in a full KV group.
     ``ranks`` share its layers; ``place_experts`` tells those with experts which each rank holds,
-    an even part unless given. ConfigError for more ranks than attention heads.
+    an even part unless given. ``moe_dense_tp`` 1: each rank has the dense feed-forwards of a
+    mixture of experts whole. ConfigError for more ranks than attention heads.
     """
     heads = [block.attention.heads for block in decoder.blocks if block.attention is not None]
     if heads and ranks.attn.size > max(heads):
@@ -53,6 +56,8 @@ def build_model(
             f"heads; {max(heads)} ranks can"
         )
     context = LayerContext(kernels, device, compute_dtype, scheme or UnquantizedScheme(), ranks)
+    if moe_dense_tp == 1 and any(isinstance(block.ffn, Moe) for block in decoder.blocks):
+        context = replace(context, cuts_dense=False)
     model: NativeModel
     if decoder.encoder is not None:
         model = EncoderModel(decoder, context, weight_dtype)
