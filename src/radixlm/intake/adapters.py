@@ -131,7 +131,17 @@ class AdapterRegistry:
         return list(self._by_name.values())
 
     def __contains__(self, name: str) -> bool:
+        name = self._version_of(name)
         return name in self._by_name or name in self._dropped
+
+    def _version_of(self, name: str) -> str:
+        """The adapter that a name means: of those called NAME@VERSION, NAME is the one that was
+        loaded last."""
+        if name in self._by_name or name in self._dropped:
+            return name
+        versions = [one for one in self._by_name if one.startswith(f"{name}@")]
+        ready = [one for one in versions if self._by_name[one].digest]
+        return (ready or versions or [name])[-1]
 
     def was_unloaded(self, name: str) -> bool:
         """Whether requests could ask for an adapter of this name, and cannot now."""
@@ -159,6 +169,7 @@ class AdapterRegistry:
         """Wait until the adapter is loaded. InvalidRequest if it is not known or cannot be."""
         if name is None:
             return
+        name = self._version_of(name)
         if name in self._dropped and name not in self._by_name:
             await self._whole(self._come_back(name))
         while (task := self._find(name).task) is not None:  # or of what has replaced it
@@ -169,12 +180,12 @@ class AdapterRegistry:
         not loaded."""
         if name is None:
             return None
-        adapter = self._find(name)
+        adapter = self._find(self._version_of(name))
         if not adapter.digest:
             raise InvalidRequest(f"lora_path: {name!r:.80} is being loaded", "lora_path")
         adapter.used_s = time.monotonic()
         start = _last_place(adapter.invocation, prompt) if adapter.invocation else 0
-        return AdapterRef(name, adapter.number, adapter.digest, start)
+        return AdapterRef(adapter.name, adapter.number, adapter.digest, start)
 
     def _find(self, name: str) -> Loaded:
         self._require_enabled(f"lora_path: {name!r:.80}")
