@@ -29,7 +29,8 @@ def run_ranks(calls: Sequence[Callable[[], T]], ranks: Sequence[Ranks]) -> list[
             results[number] = calls[number]()
         except BaseException as error:  # the others wait for this rank
             errors.append(error)
-            for group in (ranks[number].tp, ranks[number].attn, ranks[number].experts):
+            own = ranks[number]
+            for group in (own.tp, own.attn, own.experts, own.stages):
                 if isinstance(group, ThreadGroup):
                     group.poison()
 

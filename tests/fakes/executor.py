@@ -164,3 +164,35 @@ class StateExecutor(FakeExecutor):
 
     def _state(self, slot: int, length: int) -> int:
         return zlib.crc32(self.prefix(slot, length).tobytes())
+
+
+class StagedExecutor(FakeExecutor):
+    """Of several pipeline stages: tokens are sampled when the step is read. A request's next token
+    is not known before."""
+
+    unknown: set[int]  # slots whose next token is not known
+    masks: dict[int, dict[int, Any]]
+    sizes: list[int]  # decode rows of each step
+
+    def forward(self, plan: StepPlan) -> FakeStep:
+        if not self.steps:
+            self.unknown, self.masks, self.sizes = set(), {}, []
+        items = Items.of(plan.items)
+        decodes = set(items.decodes.slots.tolist())
+        assert not decodes & self.unknown, "a token that is not known is computed"
+        self.sizes.append(len(decodes))
+        step = super().forward(plan)
+        self.unknown |= {item.slot for item in items if item.emit}
+        return step
+
+    def sample(self, step: FakeStep, masks: dict[int, Any]) -> None:
+        self.masks[step.plan.index] = masks
+
+    def read(self, step: FakeStep) -> StepResult:
+        super().sample(step, self.masks.pop(step.plan.index))
+        self.unknown -= {item.slot for item in step.plan.items if item.emit}
+        return super().read(step)
+
+
+class StagedStateExecutor(StagedExecutor, StateExecutor):
+    """Several stages of a recurrent model."""

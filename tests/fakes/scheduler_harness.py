@@ -19,7 +19,14 @@ from radixlm.wire.replies import Finish, StepReply
 from radixlm.wire.requests import TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
 from tests.fakes.drafts import ForcedDrafts
-from tests.fakes.executor import EOS, VOCAB, FakeExecutor, StateExecutor
+from tests.fakes.executor import (
+    EOS,
+    VOCAB,
+    FakeExecutor,
+    StagedExecutor,
+    StagedStateExecutor,
+    StateExecutor,
+)
 
 LIMITS = Limits(
     max_running=8,
@@ -65,7 +72,10 @@ class SchedulerHarness:
             RadixCache(allocator, size, window=group) if radix else ChunkCache(size, bool(window))
         )
         sizes = num_pages + 1, size, slots + 1, num_window
-        self.executor = StateExecutor(*sizes) if states else FakeExecutor(*sizes, window)
+        kinds: tuple[type[FakeExecutor], type[FakeExecutor]] = (FakeExecutor, StateExecutor)
+        if self.limits.stages > 1:
+            kinds = (StagedExecutor, StagedStateExecutor)
+        self.executor = kinds[states](*sizes, 0 if states else window)
         self.kv_manager = KVCacheManager(
             allocator, SlotAllocator(slots), cache, size, window_pages, min_tail
         )

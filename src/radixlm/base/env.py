@@ -83,6 +83,13 @@ EXPERT_RECORDER_DIR = Variable(
     "Folder of the files of /dump_expert_distribution_record.",
     ("SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR",),
 )
+PP_LAYER_PARTITION = Variable(
+    "RADIXLM_PP_LAYER_PARTITION",
+    "",
+    str,
+    "Layers of each pipeline stage, such as 14,14; by their cost unless given.",
+    ("SGLANG_PP_LAYER_PARTITION",),
+)
 TRITON_INTERPRET = Variable(
     "TRITON_INTERPRET",
     False,

@@ -6,7 +6,6 @@ from typing import Annotated
 from radixlm.config.flag import ABOVE_ZERO, NON_NEGATIVE, POSITIVE, Flag, Group
 
 _TP = "a tensor-parallel executor"
-_PP = "a pipeline-parallel executor"
 _EP = "DeepEP, a library for GPUs"
 _NO_OVERLAP = "ranks exchange by copies on the cores that compute: nothing could run beside them"
 _COMM = "speeds up communication between GPUs; there is one rank"
@@ -39,7 +38,7 @@ class ParallelConfig(Group):
     pp_size: Annotated[
         int,
         "Pipeline stages.",
-        Flag(("--pipeline-parallel-size", "--pp"), within=POSITIVE, state="planned", needs=_PP),
+        Flag(("--pipeline-parallel-size", "--pp"), within=POSITIVE),
     ] = 1
     tp_sum: Annotated[
         str,
@@ -54,14 +53,9 @@ class ParallelConfig(Group):
     ] = 30.0
     max_micro_batch_size: Annotated[
         int | None,
-        "Maximum number of requests in one micro batch of the pipeline.",
-        Flag(
-            ("--pp-max-micro-batch-size",),
-            within=POSITIVE,
-            state="planned",
-            needs=_PP,
-            part_of=("pp_size",),
-        ),
+        "Maximum number of requests in one micro batch of the pipeline; --max-running-requests "
+        "divided by --pp-size unless given.",
+        Flag(("--pp-max-micro-batch-size",), within=POSITIVE, part_of=("pp_size",)),
     ] = None
     dp_size: Annotated[
         int,

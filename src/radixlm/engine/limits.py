@@ -22,7 +22,7 @@ def limits_for_pools(pools: Pools, config: ServerConfig, info: ModelInfo) -> Lim
     limits = replace(
         limits,
         kv_layout=f"{pools.dtype}, pages of {pools.page_size}",
-        max_drafts=max_drafts(config, limits.depth, info.decoder),
+        max_drafts=max_drafts(config, overlap_depth(config, info), info.decoder),
     )
     if pools.states is None:
         return limits
@@ -37,14 +37,21 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
     is_encoder = info.decoder.encoder is not None
     is_whole = chunk < 0 or is_encoder
     budget = schedule.max_prefill_tokens if chunk < 0 else chunk
+    max_running, stages = schedule.max_running_requests or 64, config.parallel.pp_size
+    has_states = any(block.state is not None for block in info.decoder.blocks)
+    micro_batch = config.parallel.max_micro_batch_size or max(1, max_running // stages)
     return Limits(
-        max_running=schedule.max_running_requests or 64,
+        max_running=max_running,
         max_queued=schedule.max_queued_requests,
         step_tokens=max(budget, info.context_len) if is_whole else chunk,
         max_prefill_tokens=max(schedule.max_prefill_tokens, info.context_len if is_whole else 1),
         context_len=min(info.context_len, tokens),
         page_size=page_size,
-        depth=overlap_depth(config, info),
+        # the first stage has computed a step when its launch returns
+        depth=max(overlap_depth(config, info), stages - 1),
+        stages=stages,
+        max_micro_batch=micro_batch if stages > 1 else None,
+        waits_for_chunks=stages > 1 and has_states,
         admit_every=schedule.num_continuous_decode_steps,
         reserve=BASE_RESERVE * schedule.schedule_conservativeness,
         policy="fcfs" if schedule.schedule_policy == "priority" else schedule.schedule_policy,

@@ -43,6 +43,10 @@ def load_model(
     """The model with its weights, and the bytes that they take; one rank's part of ``ranks``."""
     dtype = config.model.dtype
     compute, weight = resolve_dtypes(dtype, device, checkpoint_dtype(info.folder))
+    if info.is_transformers and ranks.place.pp > 1:
+        raise ConfigError(
+            f"--pp-size: {info.architecture} runs by transformers, in one stage; use --pp-size 1"
+        )
     if info.is_transformers:
         return _load_transformers(config, info, device, weight, kernels)
     model = build_model(

@@ -21,6 +21,7 @@ from radixlm.executor.capacity import (
 from radixlm.kernels.ops import kv
 from radixlm.memory.budget import window_ratio
 from radixlm.models.build import Model
+from radixlm.models.decoder import DecoderModel
 from radixlm.models.dtype import resolve_dtypes
 from radixlm.pools.state import StatePool, state_nbytes
 from radixlm.weights.dummy import checkpoint_dtype
@@ -117,7 +118,7 @@ def make_pools(
         context_len=info.context_len,
         step_bytes=memory.step_bytes,
     )
-    states = _make_states(config, info, facts, page_size, agree)
+    states = _make_states(config, info, model, facts, page_size, agree)
     if states is not None:
         taken = states.num_bytes
         facts = replace(facts, weight_bytes=facts.weight_bytes + taken)
@@ -163,16 +164,19 @@ def _make_draft_pools(
 def _make_states(
     config: ServerConfig,
     info: ModelInfo,
+    model: Model,
     facts: MemoryFacts,
     page_size: int,
     agree: Callable[[Sequence[int]], list[int]],
 ) -> StatePool | None:
-    """The pool of recurrent layers' states, if the model has such layers."""
+    """The pool of recurrent layers' states, if the model has such layers, be it in other stages."""
     layers = [block.state.states for block in info.decoder.blocks if block.state is not None]
     if not layers:
         return None
+    if isinstance(model, DecoderModel):
+        layers = list(model.state_layers)
     dtype = torch.bfloat16 if config.memory.mamba_ssm_dtype == "bfloat16" else torch.float32
-    page_bytes = state_nbytes(layers, dtype)
+    page_bytes = max(1, state_nbytes(layers, dtype))
     count = state_pages(facts, page_bytes, config.memory.max_mamba_cache_size)
     (count,) = agree((count,))
     device = torch.device(config.execute.device or "cpu")

@@ -28,6 +28,7 @@ from radixlm.executor.graphs import draft_widths
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.media_embeddings import ImageVectors, VectorPooler
 from radixlm.executor.model_drafter import ModelDrafter
+from radixlm.executor.pipelined import PipelinedRunner
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
@@ -38,6 +39,7 @@ from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.models.build import Model, head_of
+from radixlm.models.decoder import DecoderModel
 from radixlm.sampling.processors import LogitProcessors, ServerFacts
 from radixlm.sampling.table import SamplingTable
 from radixlm.scheduler.hooks import Feature
@@ -105,6 +107,9 @@ def make_runner(
         draft_widths=draft_widths(limits.max_drafts) if has_drafter else (),
         profiler=parts.profiler,
     )
+    pipeline = model.pipeline if isinstance(model, DecoderModel) else None
+    if pipeline is not None and pipeline.place.rank == 0:
+        return PipelinedRunner(runner_parts, options, pipeline)
     return Runner(runner_parts, options)
 
 

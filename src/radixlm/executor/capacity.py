@@ -57,6 +57,7 @@ def pool_sizes(
     ``full_bytes``, ``window_bytes``: of one page over the layers of each kind. Without ``window``
     all layers share one space. ConfigError states needed and available memory and the flag."""
     page_bytes = full_bytes + (int(window.ratio * window_bytes) if window else window_bytes)
+    page_bytes = max(1, page_bytes)  # a pipeline stage may have no layer that attends
     fits = facts.pool_bytes // page_bytes - 1
     useful = -(-facts.context_len // page_size) * max(1, facts.max_running)
     if facts.max_total_tokens is not None:

@@ -114,7 +114,7 @@ class ResultReader:
     def __init__(
         self, model: Head, tables: DeviceTables, sampling: SamplingTable, pooler: Pooler
     ) -> None:
-        self._model, self._tables = model, tables
+        self.target_logits, self._tables = model.logits, tables
         self._sampling, self._pooler = sampling, pooler
 
     def read(self, step: StepHandle) -> StepResult:
@@ -251,19 +251,32 @@ class ResultReader:
             if lora is not None:
                 places = torch.arange(begin, begin + count, device=rows.device)
                 of_rows = lora.select(places)
-            yield first, self._model.logits(rows, of_rows)
+            yield first, self.target_logits(rows, of_rows)
 
     @torch.inference_mode()
     def follow(self, step: StepHandle) -> None:
         """Run the head where ``read`` does, for ranks that hold a part of it."""
+        if step.hidden_TD is None:
+            return
         first = int(step.items.num_tokens) - sum(item.count for item in step.items.prefills)
         for item in step.items.prefills:
             if item.targets is not None:
-                assert step.hidden_TD is not None
                 hidden, lora = self._rows_of(step, first, item.count)
                 for _ in self._target_logits(hidden, item, lora):
                     pass
             first += item.count
+
+
+def needs_hidden(items: Items) -> bool:
+    """Whether an item asks for more than what logits tell."""
+    return bool(items.decodes.hidden) or any(
+        i.targets is not None or i.hidden_states or i.pooling for i in items.prefills
+    )
+
+
+def num_target_blocks(item: Item) -> int:
+    """How often the head runs for an item's prompt log-probabilities."""
+    return 0 if item.targets is None else -(-len(item.targets) // PROMPT_ROWS)
 
 
 def _bad_row_message(state: SlotState | None) -> str:

@@ -33,7 +33,7 @@ from radixlm.executor.media import EncoderCache
 from radixlm.executor.plain_sampling import fused_sampler, sample_plain
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
-from radixlm.executor.results import ResultReader, StepHandle, logprob_request
+from radixlm.executor.results import ResultReader, StepHandle, logprob_request, needs_hidden
 from radixlm.executor.step_inputs import RING, StepInputs
 from radixlm.executor.step_layout import SamplingParamTable, StepPacker
 from radixlm.executor.step_tail import DraftTail
@@ -214,9 +214,7 @@ class Runner:
             self._options.profiler.count()
         self._apply_updates(plan)
         items = Items.of(plan.items)
-        need_hidden = bool(items.decodes.hidden) or any(
-            i.targets is not None or i.hidden_states or i.pooling for i in items.prefills
-        )
+        need_hidden = needs_hidden(items)
         need_hidden |= self._recorder is not None and self._recorder.needs_all_tokens
         size, width = self._graph_of(items, plan.feature_data, need_hidden)
         inputs = self.inputs

@@ -11,6 +11,8 @@ Legend: S sequences, N sequences with logits, T tokens, R rows of logits, U chan
 page tables.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -320,6 +322,10 @@ class DeviceStepBuffer:
         self.ints, self._packer = ints, packer
         self.head_FN = ints[: packer.num_head].view(FIELDS, -1)
         self._fields: dict[tuple[int, int], Tensor] = {}
+
+    def copy(self) -> DeviceStepBuffer:
+        """The table's numbers in a buffer of their own."""
+        return DeviceStepBuffer(self.ints[: self._packer.num_head].clone(), self._packer)
 
     def field(self, field: int, count: int) -> Tensor:
         """int32 [count], a view; kept, as each step needs the same ones."""

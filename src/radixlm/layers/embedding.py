@@ -1,5 +1,9 @@
 """Token and position tables. Legend: T tokens, V rows, D channels."""
 
+import math
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.kernels.ops.linear import TiedTable
@@ -64,3 +68,13 @@ class Affine(Module):
     def run(self, x_TD: Tensor) -> Tensor:
         """A new tensor in the dtype of x."""
         return ((x_TD + self._bias_D) * self._scale_D).to(x_TD.dtype)
+
+
+def sinusoids(rows_T: Tensor, dim: int, steps: int = 0) -> Tensor:
+    """Row ``p`` of the table of sines, then cosines, of p / 10000 ** (i / steps), where steps is
+    D / 2 - 1 unless given; [T, D]."""
+    half = dim // 2
+    steps = steps or half - 1
+    powers = torch.arange(half, dtype=torch.float32, device=rows_T.device) / steps
+    angles = rows_T[:, None].float() * torch.exp(powers * -math.log(10000.0))
+    return F.pad(torch.cat((angles.sin(), angles.cos()), -1), (0, dim - 2 * half))

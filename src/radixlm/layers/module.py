@@ -8,7 +8,10 @@ from radixlm.quant.param import Param
 
 
 class Module:
-    """A layer. Attributes that are Modules, lists of Modules, or Params form the tree."""
+    """A layer. Attributes that are Modules, lists of Modules, or Params form the tree.
+    ``is_part``: its checkpoint holds more than it."""
+
+    is_part = False
 
     def own_params(self) -> dict[str, Param]:
         """The layer's own parameters, by name."""

@@ -19,6 +19,7 @@ from radixlm.layers.moe import MoeLayer
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.encoders.text import EncoderModel
 from radixlm.models.pooled_head import PooledHead, head_layers
+from radixlm.models.stages import layer_costs, stage_of
 from radixlm.quant.scheme import Scheme, UnquantizedScheme
 
 if TYPE_CHECKING:
@@ -60,9 +61,19 @@ def build_model(
         context = replace(context, cuts_dense=False)
     model: NativeModel
     if decoder.encoder is not None:
+        if ranks.place.pp > 1:
+            raise ConfigError("--pp-size: an encoder has one stage; use --pp-size 1")
         model = EncoderModel(decoder, context, weight_dtype)
     else:
-        model = DecoderModel(untied_with_bias(decoder), context, weight_dtype, merge_windows)
+        decoder = untied_with_bias(decoder)
+
+        def costs() -> list[float]:
+            whole = replace(context, ranks=ALONE)
+            blocks = DecoderModel(decoder, whole, weight_dtype, merge_windows).blocks
+            return layer_costs(blocks, decoder.vocab * decoder.dim)
+
+        stage = stage_of(decoder, ranks, costs)
+        model = DecoderModel(decoder, context, weight_dtype, merge_windows, stage)
     if decoder.pool is not None:  # further layers of the tree, which the loader fills with the rest
         model.pool = head_layers(decoder.pool.head, decoder.dim, context)
         model.gate = head_layers(decoder.pool.gate, decoder.dim, context)

@@ -5,12 +5,10 @@ Legend: T packed tokens, D model channels, R rows whose logits are wanted, V voc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from copy import copy
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Block, CrossAttention, Decoder, Rope
@@ -24,7 +22,7 @@ from radixlm.layers.block import BlockLayer
 from radixlm.layers.compressed_attention import CompressedSparseAttentionLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.cross_attention import EncoderDecoderBlock, GatedCrossBlock
-from radixlm.layers.embedding import Affine, Embedding
+from radixlm.layers.embedding import Affine, Embedding, sinusoids
 from radixlm.layers.gated_hyper_connections import (
     GatedHyperConnectionBlock,
     GatedHyperConnectionEnds,
@@ -40,6 +38,7 @@ from radixlm.layers.shared_block import SharedBlockCaller, make_shared_blocks
 from radixlm.models.kv_groups import entry_places, kv_groups, local_decoder, pool_places, state_rows
 from radixlm.models.program.step import StepProgram, make_program
 from radixlm.models.recurrence import RecurrenceRunner
+from radixlm.models.stages import RESIDUAL, LeftOutBlock, Pipeline, Stage, kept_of
 from radixlm.step.batch import (
     AttentionSite,
     ForwardBatch,
@@ -47,17 +46,7 @@ from radixlm.step.batch import (
     InputEmbeds,
     MediaInputs,
 )
-
-
-def sinusoids(rows_T: Tensor, dim: int, steps: int = 0) -> Tensor:
-    """Row ``p`` of the table of sines, then cosines, of p / 10000 ** (i / steps), where steps is
-    D / 2 - 1 unless given; [T, D]."""
-    half = dim // 2
-    steps = steps or half - 1
-    powers = torch.arange(half, dtype=torch.float32, device=rows_T.device) / steps
-    angles = rows_T[:, None].float() * torch.exp(powers * -math.log(10000.0))
-    return F.pad(torch.cat((angles.sin(), angles.cos()), -1), (0, dim - 2 * half))
-
+from radixlm.step.result import TARGETS
 
 NOWHERE = (-1, -1)  # place in a pool of a layer that has none
 
@@ -80,39 +69,60 @@ class DecoderModel(Module):
         context: LayerContext,
         weight_dtype: torch.dtype | None,
         merge_windows: bool,
+        stage: Stage | None = None,
     ) -> None:
+        """``stage``: the layers that this rank has, all unless given."""
         self.decoder, self.context, self.weight_dtype = decoder, context, weight_dtype
+        count = len(decoder.blocks)
+        self.stage = stage = stage or Stage(0, count, count)
+        self.is_part = not (stage.is_first and stage.is_last)
+        self.pipeline = Pipeline(context.ranks) if self.is_part else None
         self.adapted: tuple[Adaptable, ...] = ()
         self.head_site = self.embed_site = -1
         self._step_adapters = StepAdapters()
         is_cpu = cpu.available and context.device.type == "cpu"
         self.use_program = is_cpu
         # states and windows would share the second page space: then windows keep all tokens
-        self.state_layers = tuple(b.state.states for b in decoder.blocks if b.state is not None)
-        merge_windows = merge_windows or bool(self.state_layers)
-        self.kv_groups = kv_groups(local_decoder(decoder, context), merge_windows)
+        own = decoder.blocks[stage.first : stage.end]
+        self.state_layers = tuple(b.state.states for b in own if b.state is not None)
+        merge_windows = merge_windows or any(b.state is not None for b in decoder.blocks)
+        self.kv_groups = stage.groups(kv_groups(local_decoder(decoder, context), merge_windows))
         kernels, device, dim = context.kernels, context.device, decoder.dim
         ropes = list(dict.fromkeys(rope for b in decoder.blocks if (rope := rope_of(b))))
         self.ropes = RopeTables(ropes, kernels, device)
         tied_fmt = context.scheme.head_fmt if decoder.tied else None
-        width = decoder.embed_dim or dim
-        self.embed = Embedding(
-            decoder.vocab + decoder.extra_vocab_rows, width, context, decoder.embed_scale, tied_fmt
-        )
-        if decoder.embed_dim:
-            self.embed_in = context.plain_linear(width, dim)
-            self.embed_out = context.plain_linear(dim, width)
-        if decoder.positions is not None and not decoder.sinusoidal_positions:
-            self.positions = Embedding(decoder.positions[0], dim, context)
-        if decoder.embed_norm is not None:
-            self.embed_norm = NormLayer(decoder.embed_norm, (dim,), kernels, device)
-        if decoder.embed_affine:
-            self.embed_affine = Affine(dim)
+        width, rows = decoder.embed_dim or dim, decoder.vocab + decoder.extra_vocab_rows
+        if stage.is_first or (stage.is_last and decoder.tied):
+            self.embed = Embedding(rows, width, context, decoder.embed_scale, tied_fmt)
+        if stage.is_first:
+            self._make_embedding(width)
         rope_ids = [ropes.index(rope) if (rope := rope_of(b)) else -1 for b in decoder.blocks]
         self.banks = make_shared_blocks(decoder.blocks, rope_ids, dim, context)
         self._make_blocks(rope_ids)
         self._make_ends()
+        if stage.is_last:
+            self._make_head(width)
+
+    def _make_embedding(self, width: int) -> None:
+        """What turns rows of the token table into the first block's input."""
+        decoder, context, dim = self.decoder, self.context, self.decoder.dim
+        if decoder.embed_dim:
+            self.embed_in = context.plain_linear(width, dim)
+        if decoder.positions is not None and not decoder.sinusoidal_positions:
+            self.positions = Embedding(decoder.positions[0], dim, context)
+        if decoder.embed_norm is not None:
+            kernels, device = context.kernels, context.device
+            self.embed_norm = NormLayer(decoder.embed_norm, (dim,), kernels, device)
+        if decoder.embed_affine:
+            self.embed_affine = Affine(dim)
+
+    def _make_head(self, width: int) -> None:
+        """What turns the last block's output into logits."""
+        decoder, context, dim = self.decoder, self.context, self.decoder.dim
+        kernels, device = context.kernels, context.device
         self.norm = NormLayer(decoder.norm, (dim,), kernels, device)
+        if decoder.embed_dim:
+            self.embed_out = context.plain_linear(dim, width)
         if decoder.head_layer is not None:
             before = decoder.head_layer
             self.head_dense = context.plain_linear(dim, dim, before.bias)
@@ -124,12 +134,19 @@ class DecoderModel(Module):
         """``rope_ids``: which rope each layer has, -1 for none."""
         decoder = self.decoder
         places = self._places = pool_places(decoder, self.kv_groups)
-        states, layers = state_rows(decoder), list(range(len(decoder.blocks)))
+        stage = self.stage
+        states, layers = (
+            state_rows(decoder, stage.first, stage.end),
+            list(range(len(decoder.blocks))),
+        )
         if decoder.cycles is not None:
             self.cycles = RecurrenceRunner(decoder.cycles, decoder.dim)
             layers = self.cycles.layers_with_weights()
         self.blocks = [
-            self._block(i, rope_ids[i], places.get(i, NOWHERE), states.get(i, -1)) for i in layers
+            self._block(i, rope_ids[i], places.get(i, NOWHERE), states.get(i, -1))
+            if i in stage
+            else LeftOutBlock()
+            for i in layers
         ]
         for layer, place in entry_places(self.kv_groups).items():
             mixer = self.blocks[layer].mixer
@@ -139,19 +156,22 @@ class DecoderModel(Module):
     def _make_ends(self) -> None:
         """What runs before the first and after the last block of several residual streams."""
         decoder, context, dim = self.decoder, self.context, self.decoder.dim
-        if decoder.altup is not None:
+        is_end = self.stage.is_first or self.stage.is_last
+        if decoder.altup is not None and is_end:
             count = len(decoder.blocks)
             self.altup = AltUpEnds(decoder.altup, dim, count, decoder.norm, context)
-        if decoder.streams is not None:
+        if decoder.streams is not None and is_end:
             self.streams: HyperConnectionEnds | GatedHyperConnectionEnds
             self.streams = HyperConnectionEnds(decoder.streams, dim, context)
-        if decoder.gated_streams is not None:
+        if decoder.gated_streams is not None and is_end:
             self.streams = GatedHyperConnectionEnds(decoder.gated_streams, dim, context)
         if decoder.layer_inputs is not None:
             own, count = decoder.layer_inputs, len(decoder.blocks)
-            self.inputs = PerLayerInputsMaker(own, dim, count, decoder.norm, context)
+            if self.stage.is_first:
+                self.inputs = PerLayerInputsMaker(own, dim, count, decoder.norm, context)
             for layer, made in enumerate(self.blocks):
-                made.add_per_layer_input(own, layer, dim, context)
+                if layer in self.stage:
+                    made.add_per_layer_input(own, layer, dim, context)
 
     def _block(self, layer: int, rope: int, place: tuple[int, int], state: int) -> BlockLayer:
         decoder, context = self.decoder, self.context
@@ -174,8 +194,9 @@ class DecoderModel(Module):
     def finish(self) -> None:
         """After the loader has filled and finished every layer."""
         head: PackedLinear | TiedTable
-        head = self.embed.tied if self.decoder.tied else self.head.packed
-        self.packed_head, self._run_head = head, head.run
+        if self.stage.is_last or (self.stage.is_first and self.decoder.tied):
+            head = self.embed.tied if self.decoder.tied else self.head.packed
+            self.packed_head, self._run_head = head, head.run
         # on the device: a list would be copied there in each step
         self._suppressed_tokens = torch.tensor(
             self.decoder.suppressed_tokens, device=self.context.device
@@ -217,13 +238,26 @@ class DecoderModel(Module):
         )  # fmt: skip
         if decoder.extra_vocab_rows and decoder.tied:
             raise Unsupported("Decoder.extra_vocab_rows of a tied table")
+        stage = self.stage
+        if self.pipeline is not None and decoder.layer_inputs is not None:
+            raise Unsupported("inputs of each layer in several stages")
         stream = ProgramStream(program.buffer("residual"))
-        self._emit_embedding(program, stream.residual)
+        if stage.is_first:
+            self._emit_embedding(program, stream.residual)
+        else:  # a table without rows gives zeros, which the rows of the stage before replace
+            nothing = struct("EmbedArgs", table=0, vocab=0, dim=decoder.dim)
+            program.ops.embed(y=stream.residual, tied=None, args=nothing, replaced=True)
         layers = self.taps.layers if self.taps else ()
         program.emit_taps(stream, layers, -1)
-        for index, block in enumerate(self.blocks):
-            block.emit(program, stream, is_last=block is self.blocks[-1])
+        for index in range(stage.first, stage.end):
+            is_last = index == stage.num_layers - 1
+            self.blocks[index].emit(program, stream, is_last)
             program.emit_taps(stream, layers, index)
+        if not stage.is_last:
+            if stream.deferred >= 0:
+                raise Unsupported("a mixture's outcome that joins in the next stage")
+            program.ops.hidden(x=stream.residual, dim=decoder.dim)
+            return
         final = program.buffer("final")
         self.norm.emit(program, stream.residual, final, 0, stream.selected)
         program.ops.hidden(x=final, dim=decoder.dim)
@@ -272,8 +306,17 @@ class DecoderModel(Module):
         """One step: (hidden states of all tokens [T, D], logits of ``logits_rows_R`` [R, V]).
 
         Hidden states are None unless needed: without them the last block and the head run on
-        the wanted rows only. Logits are None when no row is wanted.
+        the wanted rows only. Logits are None when no row is wanted. Of several stages only the last
+        has both.
         """
+        if self.pipeline is not None:
+            return self.pipeline.step(self, batch, need_hidden)
+        return self.step_alone(batch, need_hidden)
+
+    def step_alone(
+        self, batch: ForwardBatch, need_hidden: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """``step`` of the last stage."""
         rows_R, num_tokens = batch.logits_rows_R, batch.num_tokens
         needs = self.taps if batch.leaves_taps else None
         # the program's last block computes the rows with logits only
@@ -289,18 +332,27 @@ class DecoderModel(Module):
             hidden_TD = self.forward(batch)
             if num_rows:
                 lora = None if batch.lora is None else batch.lora.select(rows_R)
-                logits_RV = self.logits(hidden_TD[rows_R], lora)
+                logits_RV = self._logits(hidden_TD[rows_R], lora)
         if needs is not None and needs.final:
             parts = [hidden_TD] if batch.taps_TN is None else [batch.taps_TN, hidden_TD]
             batch.taps_TN = torch.cat(parts, -1)
         return (hidden_TD if need_hidden else None), logits_RV
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Hidden states of the step's tokens after the final norm: [T, D]."""
+        """Hidden states of the step's tokens after the final norm: [T, D]. A stage that is not the
+        last hands the residual stream to the next."""
+        if self.pipeline is not None:
+            self.pipeline.begin(batch)
         self._step_adapters.rows = batch.lora
-        self._adapt_embeds(batch)
+        if self.stage.is_first:
+            self._adapt_embeds(batch)
         program = self._program_for(batch)
-        return self._run_layers(batch) if program is None else program.hidden(batch)
+        if program is None:
+            return self._run_layers(batch)
+        x_TD = program.hidden(batch)
+        if self.pipeline is not None and not self.stage.is_last:
+            self.pipeline.hand_on(batch, x_TD, {})
+        return x_TD
 
     def _adapt_embeds(self, batch: ForwardBatch) -> None:
         """Embeddings of tokens whose adapters change the token table take the table's place, except
@@ -331,40 +383,48 @@ class DecoderModel(Module):
 
     def _run_layers(self, batch: ForwardBatch) -> Tensor:
         """The step layer by layer."""
-        x_TD = self._embed(batch)
+        stage, media = self.stage, batch.media
         angles = self.ropes.angles(batch)
-        batch.scratch.embeds_TD = x_TD.clone() if self.banks else None  # blocks change x in place
-        media = batch.media
+        x_TD = self._begin(batch) if stage.is_first else batch.carried[RESIDUAL]
         deep_LTD = () if media is None or media.deepstack_LTD is None else media.deepstack_LTD
         deep = dict(zip(self.decoder.deep_layers or range(len(deep_LTD)), deep_LTD, strict=False))
-        is_altup = self.decoder.altup is not None
-        if self.decoder.layer_inputs is not None:
-            batch.scratch.per_layer_TLP = self.inputs.inputs(batch.token_ids_T, x_TD)
-        if is_altup:
-            batch.scratch.per_layer_TLP = self.altup.inputs(batch.token_ids_T, x_TD)
-            x_TD = self.altup.begin(x_TD)
-        has_streams = (self.decoder.streams or self.decoder.gated_streams) is not None
-        if has_streams:
-            x_TD = self.streams.begin(x_TD)
         if self.decoder.cycles is not None:
             return self.cycles.run(x_TD, batch, angles, self.norm.run)
-        kept: dict[int, Tensor] = {}
+        kept = kept_of(batch.carried)
         pending_TD: Tensor | None = None  # yet to be added to x
         layers = self.taps.layers if self.taps and batch.leaves_taps else ()
         tapped = {-1: x_TD.clone()} if -1 in layers else {}
-        for layer, block in enumerate(self.blocks):
+        for layer in range(stage.first, stage.end):
             if self.decoder.skips:
                 x_TD, pending_TD = self._skipped(layer, added(x_TD, pending_TD), kept), None
-            x_TD, pending_TD = block.run_deferred(x_TD, pending_TD, batch, angles)
+            x_TD, pending_TD = self.blocks[layer].run_deferred(x_TD, pending_TD, batch, angles)
             if layer in deep:
                 x_TD, pending_TD = added(x_TD, pending_TD) + deep[layer].to(x_TD.dtype), None
             if layer in layers:  # a sum of its own: the next norm's rounding stays the same
                 tapped[layer] = x_TD.clone() if pending_TD is None else x_TD + pending_TD
         if layers:
             batch.taps_TN = torch.cat([tapped[layer] for layer in layers], -1)
-        if has_streams:
+        if self.pipeline is not None and not stage.is_last:
+            x_TD = added(x_TD, pending_TD)
+            self.pipeline.hand_on(batch, x_TD, kept)
+            return x_TD
+        if (self.decoder.streams or self.decoder.gated_streams) is not None:
             x_TD = self.streams.end(x_TD)
-        return self.norm.add_run(self.altup.end(x_TD) if is_altup else x_TD, pending_TD)
+        if self.decoder.altup is not None:
+            x_TD = self.altup.end(x_TD)
+        return self.norm.add_run(x_TD, pending_TD)
+
+    def _begin(self, batch: ForwardBatch) -> Tensor:
+        """The first block's input, and what all blocks read."""
+        x_TD, scratch = self._embed(batch), batch.scratch
+        scratch.embeds_TD = x_TD.clone() if self.banks else None  # blocks change x in place
+        if self.decoder.layer_inputs is not None:
+            scratch.per_layer_TLP = self.inputs.inputs(batch.token_ids_T, x_TD)
+        if self.decoder.altup is not None:
+            scratch.per_layer_TLP = self.altup.inputs(batch.token_ids_T, x_TD)
+            x_TD = self.altup.begin(x_TD)
+        has_streams = (self.decoder.streams or self.decoder.gated_streams) is not None
+        return self.streams.begin(x_TD) if has_streams else x_TD
 
     def _skipped(self, layer: int, x_TD: Tensor, kept: dict[int, Tensor]) -> Tensor:
         """The input of block ``layer``; what later blocks read of it is added to ``kept``."""
@@ -407,7 +467,18 @@ class DecoderModel(Module):
         return self.positions.run(rows_T)
 
     def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor:
-        """float32 [R, V], scaled and capped; a new tensor. ``lora``: the rows' adapters."""
+        """float32 [R, V], scaled and capped; a new tensor. ``lora``: the rows' adapters. Of several
+        stages the last computes them and the first gets them; others have none."""
+        if self.pipeline is not None and not self.stage.is_last:
+            if self.pipeline.place.rank == 0:
+                return self.pipeline.take_result(TARGETS)
+            return hidden_RD.new_empty((0, self.decoder.vocab))
+        logits_RV = self._logits(hidden_RD, lora)
+        if self.pipeline is not None:
+            self.pipeline.give_result(TARGETS, logits_RV)
+        return logits_RV
+
+    def _logits(self, hidden_RD: Tensor, lora: LoraRows | None) -> Tensor:
         decoder = self.decoder
         if decoder.head_layer is not None:
             dense_RD = self.head_dense.run(hidden_RD)

@@ -91,12 +91,12 @@ def source_of(decoder: Decoder, layer: int) -> int:
 
 
 def pool_places(decoder: Decoder, groups: tuple[KvGroup, ...]) -> dict[int, tuple[int, int]]:
-    """Layer -> (group, row of its pool)."""
+    """Layer -> (group, row of its pool), of the layers whose group is here."""
     own = _places([group for group in groups if not group.compress_ratio])
     return {
         layer: own[source_of(decoder, layer)]
         for layer, block in enumerate(decoder.blocks)
-        if block.attention is not None
+        if block.attention is not None and source_of(decoder, layer) in own
     }
 
 
@@ -109,7 +109,8 @@ def _places(groups: list[KvGroup]) -> dict[int, tuple[int, int]]:
     return {layer: (group.index, row) for group in groups for row, layer in enumerate(group.layers)}
 
 
-def state_rows(decoder: Decoder) -> dict[int, int]:
-    """Layer -> row of the state pool, of the layers that keep a state."""
-    layers = [layer for layer, block in enumerate(decoder.blocks) if block.state is not None]
+def state_rows(decoder: Decoder, first: int = 0, end: int | None = None) -> dict[int, int]:
+    """Layer -> row of the state pool, of the layers [first, end) that keep a state."""
+    here = list(enumerate(decoder.blocks))[first:end]
+    layers = [layer for layer, block in here if block.state is not None]
     return {layer: row for row, layer in enumerate(layers)}

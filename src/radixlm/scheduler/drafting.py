@@ -81,7 +81,7 @@ class Drafting:
         count too. ``other_tokens``: tokens of the step's chunks."""
         if not self._most or not (self._own or self.has_drafter):
             return None
-        if self._limits.depth:
+        if self._limits.depth and self._limits.stages == 1:
             return self._plan_ahead(batch, other_tokens) if self.has_device_drafter else None
         if not (self._own or self.drafters or self._proposed):
             return None

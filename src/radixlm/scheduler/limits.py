@@ -37,6 +37,11 @@ class Limits(Record):
     context_len: int
     page_size: int
     depth: int = 0  # steps in flight while the next is planned
+    # pipeline stages: steps in flight have disjoint requests, since a token is known when its step
+    # has passed them all
+    stages: int = 1
+    max_micro_batch: int | None = None  # most requests of a step, with several stages
+    waits_for_chunks: bool = False  # a chunk of a prompt is planned when the one before has ended
     reserve: float = 0.4
     policy: str = "fcfs"
     priorities: bool = False

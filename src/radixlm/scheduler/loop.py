@@ -110,7 +110,10 @@ class Scheduler:
         self._expire(now_s)
         plan = None if self.is_paused else self.planner.plan(now_s)
         step = self.executor.forward(plan) if plan else None
-        while self.inflight and (len(self.inflight) >= max(self.limits.depth, 1) or step is None):
+        num_inflight = len(self.inflight)
+        while self.inflight and len(self.inflight) >= max(self.limits.depth, 1):
+            self._commit(*self.inflight.popleft())
+        if step is None and self.inflight and len(self.inflight) == num_inflight:
             self._commit(*self.inflight.popleft())
         if plan is not None:
             self._step_start_s = now_s

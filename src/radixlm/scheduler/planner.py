@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from radixlm.base.errors import InvalidRequest, RadixError, RequestError
 from radixlm.scheduler.drafting import Drafting
@@ -16,11 +17,16 @@ from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.logprob_budget import LogprobBudget
+from radixlm.scheduler.plan_parts import (
+    common_prefix,
+    make_admission,
+    make_chunk,
+    outside_of_spans,
+)
 from radixlm.scheduler.queue import WaitingQueue
 from radixlm.scheduler.request import Request
-from radixlm.scheduler.slot_table import Int32Array, Int64Array
+from radixlm.scheduler.slot_table import Int64Array
 from radixlm.step.plan import EMPTY_DECODES, Admission, DecodeBatch, Item, Items, StepPlan
-from radixlm.wire.requests import NEVER
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +60,9 @@ class Planner:
         # slots of the running requests, in their order; None after one was admitted or released
         self._slots: Int64Array | None = None
         self._decode_batch = EMPTY_DECODES
+        self._last_decoded = np.zeros(limits.max_running, np.int64)  # by slot: index of the step
+        # requests of a step at most, and how many more the step that is planned may have
+        self._room = self._max_items = limits.max_micro_batch or limits.max_running
         self._blocked: Request | None = None  # with priorities: the one that found no room last
         self._held: Request | None = None  # a victim that this step leaves out
 
@@ -61,6 +70,7 @@ class Planner:
         """The next step, or None when there is nothing to do."""
         prefills: list[Item] = []
         slots = EMPTY_DECODES.slots
+        self._room = self._max_items
         self._encoder.start_step()
         self._logprobs.start_step()
         self._preempt()
@@ -72,6 +82,7 @@ class Planner:
             self._admit_waiting(prefills, left, now_s)
         if not prefills:
             slots = self._plan_decodes()
+            self._room -= len(slots)
             if self.limits.mixed:
                 left = self.limits.step_tokens - len(slots)
                 left = self._plan_chunks(prefilling, prefills, left)
@@ -131,6 +142,8 @@ class Planner:
         """Running requests whose prefill is not yet computed."""
         table, slots = self._table, self._running_slots()
         is_prefilling = table.num_computed[slots] < table.prefill_len[slots]
+        if self.limits.waits_for_chunks:
+            is_prefilling &= table.inflight[slots] == 0
         if not np.count_nonzero(is_prefilling):  # much faster than any() and all()
             return []
         return [self.running[i] for i in np.flatnonzero(is_prefilling).tolist()]
@@ -166,7 +179,7 @@ class Planner:
         self.queue.start(request)
         self.running.append(request)
         self._slots = None
-        self._admissions.append(_make_admission(request))
+        self._admissions.append(make_admission(request))
         return self._plan_chunk(request, prefills, left)
 
     def _plan_decodes(self) -> Int64Array:
@@ -176,6 +189,8 @@ class Planner:
         is_decoding = (position >= table.prefill_len[slots]) & (position < table.end[slots])
         if self._held is not None:
             is_decoding &= slots != self._held.slot
+        if self.limits.stages > 1:
+            is_decoding = self._micro_batch(slots, is_decoding)
         if np.count_nonzero(is_decoding) < len(slots) or len(slots) > self.limits.step_tokens:
             index = np.flatnonzero(is_decoding)[: self.limits.step_tokens]
             slots, position = slots[index], position[index]
@@ -185,6 +200,19 @@ class Planner:
         table.inflight[slots] += 1
         table.num_computed[slots] += 1
         return slots
+
+    def _micro_batch(self, slots: Int64Array, is_decoding: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Of several pipeline stages: which rows decode in this step. None that is in flight, an
+        even share of all, those that have waited longest."""
+        num_rows = int(np.count_nonzero(is_decoding))
+        is_free: NDArray[np.bool_] = is_decoding & (self._table.inflight[slots] == 0)
+        rows = np.flatnonzero(is_free)
+        share = min(-(-num_rows // self.limits.stages), self._max_items)
+        if len(rows) > share:
+            order = np.argsort(self._last_decoded[slots[rows]], kind="stable")
+            is_free[rows[order[share:]]] = False
+        self._last_decoded[slots[is_free]] = self._index
+        return is_free
 
     def _allocate_by_retraction(self, slots: Int64Array) -> Int64Array:
         """Where there are not enough pages for all rows: allocate for one after the other, and
@@ -251,7 +279,7 @@ class Planner:
     def _plan_chunks(self, prefilling: list[Request], prefills: list[Item], left: int) -> int:
         """Plan a chunk of each request while tokens are left; how many are left then."""
         for request in prefilling:
-            if left <= 0:
+            if left <= 0 or len(prefills) >= self._room:
                 break
             # it may have been retracted since
             if not request.is_waiting and not request.finish and request is not self._held:
@@ -266,13 +294,13 @@ class Planner:
             return 0
         end = request.num_computed + count
         if request.wire.media:
-            end = self._encoder.limit_chunk(request, _outside_of_spans(request, end))
+            end = self._encoder.limit_chunk(request, outside_of_spans(request, end))
             count = end - request.num_computed
             if not count:
                 return 0
         if not self.kv_manager.allocate(request, end):
             return 0
-        prefills.append(_make_chunk(request, end))
+        prefills.append(make_chunk(request, end))
         request.inflight += 1  # from now on the request is not retracted
         request.num_computed = end
         return count
@@ -285,7 +313,7 @@ class Planner:
             return  # nobody can be admitted: the queue need not be sorted
         left = min(left, self.limits.max_prefill_tokens)
         for request in self.queue.in_order(now_s):
-            if left <= 0:
+            if left <= 0 or len(prefills) >= self._room:
                 break
             if request.wire.is_quarantined or not self._is_ready(request):
                 continue
@@ -339,7 +367,7 @@ class Planner:
             end = min(min(other.prefill_len, other.share_limit) // page * page, limit)
             if other.num_inserted >= end or other.wire.embeds is not None:
                 continue
-            common = _common_prefix(other.ids[:end], request.ids[:end]) // page * page
+            common = common_prefix(other.ids[:end], request.ids[:end]) // page * page
             if common <= other.num_inserted:
                 continue
             if num_cached is None:
@@ -421,81 +449,3 @@ class Planner:
                 param="messages",
             )
         return None
-
-
-def _make_chunk(request: Request, end: int) -> Item:
-    """The item that computes the request's tokens from ``num_computed`` to ``end``."""
-    start, wire = request.num_computed, request.wire
-    targets_at, targets = _prompt_targets(request, start, end)
-    is_last = end == request.prefill_len
-    return Item(
-        rid=request.rid,
-        slot=request.slot,
-        start=start,
-        count=end - start,
-        tokens=request.ids[start:end].copy(),
-        emit=is_last and request.max_new_tokens > request.num_output and not wire.pooling,
-        logprobs=wire.logprobs,
-        targets_at=targets_at,
-        targets=targets,
-        hidden_states=wire.return_hidden_states,
-        pooling=wire.pooling,
-    )
-
-
-def _prompt_targets(request: Request, start: int, end: int) -> tuple[int, Int32Array | None]:
-    """The prompt tokens after [start, end) whose log-probabilities are wanted, and the offset in
-    the chunk of the token before the first of them."""
-    params = request.wire.logprobs
-    if params is None or params.prompt_from < 0 or request.num_output:
-        return 0, None
-    first = max(start, params.prompt_from - 1)
-    targets = request.ids[first + 1 : min(end + 1, request.prompt_len)]
-    is_wanted = len(targets) or params.prompt_from == start == 0  # the first token's is null
-    return (first - start, targets.copy()) if is_wanted else (0, None)
-
-
-def _make_admission(request: Request) -> Admission:
-    wire, adapter = request.wire, request.wire.adapter
-    embeds = None
-    if wire.embeds is not None:
-        embeds = np.frombuffer(wire.embeds, dtype="<f4").reshape(request.prompt_len, -1)
-    rope_ids = None
-    if wire.rope_ids is not None:
-        rope_ids = np.frombuffer(wire.rope_ids, "<i4").reshape(3, -1)
-    return Admission(
-        rid=request.rid,
-        slot=request.slot,
-        sampling=wire.sampling,
-        prompt_ids=request.ids[: request.prompt_len].copy(),
-        output_ids=request.output_ids.copy(),
-        embeds=embeds,
-        media=wire.media,
-        rope_ids=rope_ids,
-        processor=wire.processor,
-        adapter=adapter.number if adapter is not None and adapter.start != NEVER else -1,
-        adapter_start=adapter.start if adapter is not None else 0,
-    )
-
-
-def _outside_of_spans(request: Request, end: int) -> int:
-    """Where a chunk that was to end at ``end`` may end: not inside a span of tokens that attend to
-    each other. A span is computed in one step, even if it is larger than the step's budget.
-
-    A span that ignores windows has a step of its own, so that no later token of its sequence needs
-    the window in the same step."""
-    for media in request.wire.media:
-        for start, count in media.bidirectional_spans:
-            is_inside = start < end < start + count
-            if is_inside and start > request.num_computed:
-                return start
-            if is_inside or (media.spans_ignore_window and request.num_computed <= start < end):
-                return start + count
-    return end
-
-
-def _common_prefix(a: Int32Array, b: Int32Array) -> int:
-    """Length of the common prefix of two arrays of token ids."""
-    n = min(len(a), len(b))
-    is_different = np.flatnonzero(a[:n] != b[:n])
-    return int(is_different[0]) if len(is_different) else n

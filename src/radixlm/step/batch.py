@@ -182,6 +182,7 @@ class ForwardBatch:
     feature_data         what features have put into the plan (``extend`` hook)
     fused_attn           ``attn``, where it can prepare q and k in its own launch
     leaves_taps, taps_TN whether the model leaves what a drafter reads (``HiddenNeeds``); this
+    carried              by name, what the pipeline stage before has left; empty in the first
     """
 
     token_ids_T: Tensor
@@ -208,6 +209,7 @@ class ForwardBatch:
     fused_attn: FusedAttentionRunner | None = None
     leaves_taps: bool = True
     taps_TN: Tensor | None = None
+    carried: dict[str, Tensor] = field(default_factory=dict)
     scratch: LayerScratch = field(default_factory=LayerScratch)
 
     @property

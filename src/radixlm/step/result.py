@@ -12,6 +12,10 @@ from radixlm.base.record import Record, field
 from radixlm.step.plan import Int32Array, Item, Items
 from radixlm.wire.replies import Logprobs
 
+# what the last pipeline stage sends to rank 0 of a step: logits of its rows, hidden states of all
+# tokens, logits of prompt tokens
+LOGITS, HIDDEN, TARGETS = "logits", "hidden", "targets"
+
 
 class ItemResult(msgspec.Struct, gc=False):
     """Of one item. ``tokens``: sampled tokens (one, and one more for each drafted token that was

@@ -60,6 +60,8 @@ def load_weights(
     tensors, wrong shapes, NaN, and damaged or missing files.
     """
     started = time.monotonic()
+    if leaves is None and model.is_part:
+        leaves = bool  # any name
     reader = open_reader(model, Path(folder), load_format, leaves)
     filler = _Filler(model, reader, device or torch.device("cpu"))
     is_hidden = not (progress and sys.stderr.isatty())

@@ -35,6 +35,7 @@ class LoadableModel(Protocol):
 
     decoder: spec.Decoder
     weight_dtype: torch.dtype | None
+    is_part: bool  # a part of what the checkpoint holds
 
     def layers(self) -> Iterator[tuple[str, LoadableLayer]]:
         """Every layer that has parameters or a ``finish`` to run, with its path."""

@@ -22,6 +22,7 @@ from radixlm.kernels.cpu.extension import address, native
 from radixlm.layers.linear import Adaptable
 from radixlm.layers.program import CachePool, ProgramBuilder, Unsupported
 from radixlm.layers.rope import LengthRope, RopeTables, StaticRope
+from radixlm.models.stages import RESIDUAL
 from radixlm.pools.state import StatePool, StateStep
 from radixlm.step.batch import ForwardBatch
 
@@ -140,6 +141,8 @@ class StepProgram:
             return False
         if batch.media is not None and batch.media.deepstack_LTD is not None:
             return False
+        if batch.carried:  # by the stage before, in place of embeddings
+            return set(batch.carried) == {RESIDUAL}
         return batch.embeds is None or self._takes_embeds
 
     def hidden(self, batch: ForwardBatch) -> Tensor:
@@ -174,7 +177,9 @@ class StepProgram:
         backend, step, group, rope = self.backend, self._step, self._group, self._rope
         ids, positions = batch.token_ids_T.int(), batch.positions_T.int()
         embeds, mask_T = None, None
-        if batch.embeds is not None:
+        if batch.carried:
+            embeds = batch.carried[RESIDUAL]
+        elif batch.embeds is not None:
             embeds, mask_T = batch.embeds.rows_TD.float().contiguous(), batch.embeds.mask_T
         runs = None if batch.states is None else runs_of(batch.states)
         angles = [_angles(maker, batch) for maker in self._ropes.makers]

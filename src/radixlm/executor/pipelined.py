@@ -1,0 +1,92 @@
+"""PipelinedRunner: the runner of rank 0 where a replica has several pipeline stages.
+
+``forward`` computes the first stage's part and hands it on. Logits and hidden states come back from
+the last stage when other steps have been launched, so sampling waits for ``read``.
+
+The results are received in a thread of their own: the last stage must not wait for rank 0 to take
+them while rank 0 waits for room to hand on the next step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from radixlm.executor.results import StepHandle, needs_hidden, num_target_blocks
+from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
+from radixlm.kernels.ops.lora import LoraRows
+from radixlm.step.plan import StepPlan
+from radixlm.step.result import HIDDEN, LOGITS, TARGETS, StepResult
+
+
+class LastStage(Protocol):
+    """The last stage as rank 0 sees it."""
+
+    def take_result(self, kind: str) -> Tensor:
+        """Wait for its next result of a kind. They come step by step: logits, hidden states, then
+        the logits of prompt tokens, as far as they are wanted."""
+        ...
+
+
+class _Pending:
+    """A step whose results are to come: what each is, and the result."""
+
+    def __init__(self, results: deque[tuple[str, Future[Tensor]]]) -> None:
+        self.results = results
+        self.masks: Mapping[int, NDArray[np.int32]] = {}
+
+    def take(self, kind: str) -> Tensor | None:
+        """Wait for the next result, if it is of this kind."""
+        if not self.results or self.results[0][0] != kind:
+            return None
+        return self.results.popleft()[1].result()
+
+
+class PipelinedRunner(Runner):
+    """Steps may be launched one after another before the first is read; they are read in order."""
+
+    def __init__(self, parts: RunnerParts, options: RunnerOptions, last: LastStage) -> None:
+        super().__init__(parts, options)
+        self._last = last
+        self._thread = ThreadPoolExecutor(1, "results")
+        self._pending: dict[int, _Pending] = {}  # by plan index
+        self._reader.target_logits = self._take_target_logits
+        self._current: _Pending | None = None  # of the step that is read
+
+    def forward(self, plan: StepPlan) -> StepHandle:
+        """Compute the first stage's part of the step."""
+        step = super().forward(plan)
+        # the next step's inputs take the place of this one's
+        step.inputs = copy(step.inputs)
+        step.inputs.buffer = step.inputs.buffer.copy()
+        wanted = [LOGITS] if step.shape.num_rows else []
+        wanted += [HIDDEN] if needs_hidden(step.items) else []
+        wanted += [TARGETS] * sum(map(num_target_blocks, step.items.prefills))
+        results = deque((one, self._thread.submit(self._last.take_result, one)) for one in wanted)
+        self._pending[plan.index] = _Pending(results)
+        return step
+
+    def sample(self, step: StepHandle, masks: Mapping[int, NDArray[np.int32]]) -> None:
+        """Keep the masks for when the logits are there."""
+        self._pending[step.plan.index].masks = masks
+
+    def read(self, step: StepHandle) -> StepResult:
+        """Wait for the last stage, then sample."""
+        pending = self._pending.pop(step.plan.index)
+        step.logits_RV, step.hidden_TD = pending.take(LOGITS), pending.take(HIDDEN)
+        super().sample(step, pending.masks)
+        self._current = pending
+        return super().read(step)
+
+    def _take_target_logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor:
+        assert self._current is not None
+        logits_RV = self._current.take(TARGETS)
+        assert logits_RV is not None
+        return logits_RV

@@ -1,0 +1,86 @@
+"""What a plan is made of: chunks of prompts and admissions, from requests."""
+
+import numpy as np
+
+from radixlm.scheduler.request import Request
+from radixlm.scheduler.slot_table import Int32Array
+from radixlm.step.plan import Admission, Item
+from radixlm.wire.requests import NEVER
+
+
+def make_chunk(request: Request, end: int) -> Item:
+    """The item that computes the request's tokens from ``num_computed`` to ``end``."""
+    start, wire = request.num_computed, request.wire
+    targets_at, targets = _prompt_targets(request, start, end)
+    is_last = end == request.prefill_len
+    return Item(
+        rid=request.rid,
+        slot=request.slot,
+        start=start,
+        count=end - start,
+        tokens=request.ids[start:end].copy(),
+        emit=is_last and request.max_new_tokens > request.num_output and not wire.pooling,
+        logprobs=wire.logprobs,
+        targets_at=targets_at,
+        targets=targets,
+        hidden_states=wire.return_hidden_states,
+        pooling=wire.pooling,
+    )
+
+
+def _prompt_targets(request: Request, start: int, end: int) -> tuple[int, Int32Array | None]:
+    """The prompt tokens after [start, end) whose log-probabilities are wanted, and the offset in
+    the chunk of the token before the first of them."""
+    params = request.wire.logprobs
+    if params is None or params.prompt_from < 0 or request.num_output:
+        return 0, None
+    first = max(start, params.prompt_from - 1)
+    targets = request.ids[first + 1 : min(end + 1, request.prompt_len)]
+    is_wanted = len(targets) or params.prompt_from == start == 0  # the first token's is null
+    return (first - start, targets.copy()) if is_wanted else (0, None)
+
+
+def make_admission(request: Request) -> Admission:
+    wire, adapter = request.wire, request.wire.adapter
+    embeds = None
+    if wire.embeds is not None:
+        embeds = np.frombuffer(wire.embeds, dtype="<f4").reshape(request.prompt_len, -1)
+    rope_ids = None
+    if wire.rope_ids is not None:
+        rope_ids = np.frombuffer(wire.rope_ids, "<i4").reshape(3, -1)
+    return Admission(
+        rid=request.rid,
+        slot=request.slot,
+        sampling=wire.sampling,
+        prompt_ids=request.ids[: request.prompt_len].copy(),
+        output_ids=request.output_ids.copy(),
+        embeds=embeds,
+        media=wire.media,
+        rope_ids=rope_ids,
+        processor=wire.processor,
+        adapter=adapter.number if adapter is not None and adapter.start != NEVER else -1,
+        adapter_start=adapter.start if adapter is not None else 0,
+    )
+
+
+def outside_of_spans(request: Request, end: int) -> int:
+    """Where a chunk that was to end at ``end`` may end: not inside a span of tokens that attend to
+    each other. A span is computed in one step, even if it is larger than the step's budget.
+
+    A span that ignores windows has a step of its own, so that no later token of its sequence needs
+    the window in the same step."""
+    for media in request.wire.media:
+        for start, count in media.bidirectional_spans:
+            is_inside = start < end < start + count
+            if is_inside and start > request.num_computed:
+                return start
+            if is_inside or (media.spans_ignore_window and request.num_computed <= start < end):
+                return start + count
+    return end
+
+
+def common_prefix(a: Int32Array, b: Int32Array) -> int:
+    """Length of the common prefix of two arrays of token ids."""
+    n = min(len(a), len(b))
+    is_different = np.flatnonzero(a[:n] != b[:n])
+    return int(is_different[0]) if len(is_different) else n
