@@ -110,6 +110,17 @@ def test_trained_tokens(arch: str, tied: bool, kernels: str, tmp_path: Path) -> 
     assert_equal(base, folder, whole, kernels)
 
 
+@pytest.mark.parametrize("kernels", ["", "reference"])
+def test_biases_of_layers_without_a_low_rank_part(kernels: str, tmp_path: Path) -> None:
+    """PEFT trains all biases with ``bias`` all, also of modules that it does not target."""
+    base = cached_tiny("Qwen2ForCausalLM", tie_word_embeddings=False)
+    new = changed(base, [f"model.layers.{i}.self_attn.k_proj.bias" for i in (0, 1)])
+    folder = write_adapter(base, tmp_path / "a", 3, r"q_proj$", bias="all")
+    whole = with_weights(merged(base, folder, tmp_path / "m"), tmp_path / "w", new)
+    add(folder, {PREFIX + name: value for name, value in new.items()})
+    assert_equal(base, folder, whole, kernels)
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     base = cached_tiny("LlamaForCausalLM", tie_word_embeddings=False)
 

@@ -136,7 +136,7 @@ class _PartReader(AdapterReader):
         for tensors in modules.values():
             tensors.targets = self._targets(tensors)
             for target in (t for t in tensors.targets if not t.widths):
-                num_rows = self.read(tensors.b or tensors.saved, 2).shape[0]
+                num_rows = len(self.read(tensors.b or tensors.saved or tensors.whole_bias))
                 self._widths.setdefault(target.path, {})[target.part] = num_rows
 
     def _targets(self, tensors: ModuleTensors) -> list[Target]:
@@ -159,6 +159,8 @@ class _PartReader(AdapterReader):
             return self._token_rows(tensors)
         if tensors.saved:
             return list(self._saved(tensors))
+        if not tensors.a:
+            return self._bias_alone(tensors)
         a_RI, b_OR = self.read(tensors.a, 2), self.read(tensors.b, 2)
         target, num_out = tensors.targets[0], len(b_OR)
         rank, wanted = len(a_RI) / max(1, target.num_blocks), self._config.rank_of(tensors.name)
@@ -172,10 +174,22 @@ class _PartReader(AdapterReader):
             return self._stacked(target, LoraPart(a_RI, b_OR, scale))
         names = (tensors.bias, tensors.magnitude, tensors.whole_bias)
         bias_O, magnitude_O, whole_O = (self.vector(name, num_out) for name in names)
+        whole = LoraPart(a_RI, b_OR, scale, 0, bias_O, magnitude_O, whole_O)
+        return self._all_placed(tensors, whole)
+
+    def _bias_alone(self, tensors: ModuleTensors) -> list[tuple[str, AdapterPart]]:
+        """A trained bias of a layer that has no other change."""
+        if not all(isinstance(self._model.sites.get(t.path), Linear) for t in tensors.targets):
+            raise ValueError("a trained bias alone works of linear layers only")
+        bias_O, num_in = self.read(tensors.whole_bias).float(), tensors.targets[0].in_features
+        a_1I, b_O1 = torch.zeros(1, num_in), torch.zeros(len(bias_O), 1)
+        return self._all_placed(tensors, LoraPart(a_1I, b_O1, 1.0, 0, None, None, bias_O))
+
+    def _all_placed(self, tensors: ModuleTensors, whole: LoraPart) -> list[tuple[str, AdapterPart]]:
+        """The part in each layer that has some of the module's outputs."""
         found: list[tuple[str, AdapterPart]] = []
-        covered = torch.zeros(num_out, dtype=torch.bool)
+        covered = torch.zeros(len(whole.b_OR), dtype=torch.bool)
         for one in tensors.targets:
-            whole = LoraPart(a_RI, b_OR, scale, 0, bias_O, magnitude_O, whole_O)
             part = self._placed(one, whole, covered)
             if part is not None:
                 found += self._halved(one, part)

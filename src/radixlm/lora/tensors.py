@@ -57,6 +57,11 @@ class ModuleTensors:
     name: str = ""
     targets: list[Target] = field(default_factory=list)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is what the others belong to."""
+        return bool(self.a or self.saved or self.tokens or self.whole_bias)
+
 
 def find_file(folder: Path) -> Path:
     """The file with the adapter's tensors; CheckpointError if there is none."""
@@ -105,12 +110,9 @@ def group_tensors(
             f"{where}: {count_of(unknown)} not supported: {some_of(unknown)}; what works: lora_A "
             "and lora_B of linear layers and experts, and what modules_to_save names"
         )
-    halved = [m for m, t in modules.items() if not ((t.a and t.b) or t.saved or t.tokens)]
+    halved = [m for m, t in modules.items() if bool(t.a) != bool(t.b) or not t.is_whole]
     if halved:
-        raise CheckpointError(
-            f"{where}: lora_A or lora_B is missing of: {some_of(halved)} (a trained bias alone is "
-            "not supported)"
-        )
+        raise CheckpointError(f"{where}: lora_A or lora_B is missing of: {some_of(halved)}")
     if not modules:
         raise CheckpointError(f"{where}: holds no tensors of an adapter")
     return modules
