@@ -20,6 +20,7 @@ from radixlm.base.record import replace
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.draft_model import check_fit, check_vocabulary, completed, find_draft, kept_ids
 from radixlm.engine.model_info import ASSETS, ZOO, read_model
+from radixlm.executor.model_drafter import ModelDrafter
 from radixlm.speculative.lengths import DraftLength
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
 
@@ -217,10 +218,43 @@ def test_prediction_layers_draft_for_their_model(
     )
 
 
+def test_each_prediction_layer_drafts_one_token_further(
+    tmp_path: Path, rounds: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four drafts, the first is of the first layer, the others of the second."""
+    architecture, old, at, names = DEEPSEEK
+    folder = Path(with_layers(architecture, tmp_path / "model", old, at, **names))
+    tensors, following = load_file(folder / "model.safetensors"), "model.layers.4."
+    second = {n.replace(at, following): t.clone() for n, t in tensors.items() if n.startswith(at)}
+    second[following + "eh_proj.weight"] = -second[following + "eh_proj.weight"]
+    save_file({**tensors, **second}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    numbers: list[int] = []
+    batch = ModelDrafter._batch
+
+    def seen(self: ModelDrafter, number: int, *rest: Any) -> Any:
+        numbers.append(number)
+        return batch(self, number, *rest)
+
+    monkeypatch.setattr(ModelDrafter, "_batch", seen)
+    prompts = [[3 + (7 * n + k) % 300 for k in range(20 + n)] for n in range(3)]
+    options: dict[str, Any] = {
+        "model_path": str(folder),
+        "sampling": {"temperature": 0.8, "max_new_tokens": 24, "ignore_eos": True},
+        "chunked_prefill_size": 8,
+    }
+    plain = generate(prompts, **options)
+    nextn = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 4}
+    assert generate(prompts, **nextn, **options) == plain
+    assert max(drafted for drafted, _ in rounds) == 4
+    assert "01110111" in "".join(map(str, numbers))
+
+
 @pytest.mark.parametrize(
     "architecture", ["Qwen3NextForCausalLM", "BambaForCausalLM", "MambaForCausalLM"]
 )
-def test_a_model_with_states_drafts_for_by_another(
+def test_a_model_with_states_gets_drafts_of_another(
     architecture: str, rounds: list[tuple[int, int]]
 ) -> None:
     """The draft model is a small one with the same tokenizer."""

@@ -39,7 +39,9 @@ class MemoryNet:
     def combine(self, hidden_TN: Tensor) -> Tensor:
         return hidden_TN
 
-    def draft_step(self, batch: ForwardBatch, hidden_TD: Tensor | None) -> Any:
+    def draft_step(
+        self, batch: ForwardBatch, hidden_TD: Tensor | None, passes_all: bool = False
+    ) -> Any:
         ids, places = batch.token_ids_T.tolist(), batch.store_GT[0].tolist()
         states = [None] * len(ids) if hidden_TD is None else hidden_TD[:, 0].tolist()
         assert len(ids) == len(places) == len(states)
@@ -48,7 +50,14 @@ class MemoryNet:
         last = batch.token_ids_T[batch.logits_rows_R]
         logits = torch.nn.functional.one_hot((7 * last + 1) % VOCAB, VOCAB).float() * 9
         own = None if hidden_TD is None else torch.full((len(last), 1), -1.0)
+        if passes_all and hidden_TD is not None:
+            own = passed(batch.token_ids_T[:, None], hidden_TD)
         return SimpleNamespace(logits_RV=logits, hidden_RD=own)
+
+
+def passed(token: Any, state: Any) -> Any:
+    """What a module leaves for the next one."""
+    return (3 * token + state) % 1009
 
 
 class Pool:
@@ -63,14 +72,21 @@ class Pool:
 class World:
     """Requests in slots, and a drafter that sees their steps."""
 
-    def __init__(self, seed: int, is_head: bool, undoes: bool = False) -> None:
+    def __init__(
+        self, seed: int, is_head: bool, undoes: bool = False, num_modules: int = 1
+    ) -> None:
         self.undoes = undoes  # as with recurrent layers: rows with a refused draft run again
         self.random, self.net = random.Random(seed), MemoryNet(is_head)
         self.tables = DeviceTables(SLOTS, COLUMNS, 1, torch.device("cpu"))
         pages = self.random.sample(range(1, SLOTS * COLUMNS + 1), SLOTS * COLUMNS)
         self.tables.pages[0, :SLOTS] = np.array(pages).reshape(SLOTS, COLUMNS)
         attn = SimpleNamespace(pools=[Pool(self.net)], begin=lambda batch: None)
-        self.drafter = ModelDrafter(self.net, attn, self.tables, PAGE, VOCAB)
+        self.later = [MemoryNet(is_head) for _ in range(num_modules - 1)]
+        others = [
+            (net, SimpleNamespace(pools=[Pool(net)], begin=lambda batch: None))
+            for net in self.later
+        ]
+        self.drafter = ModelDrafter(self.net, attn, self.tables, PAGE, VOCAB, others)
         self.sampling = SamplingTable(SLOTS, VOCAB)
         self.texts: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
@@ -95,6 +111,14 @@ class World:
             return self.texts[slot][position], None
         before = self.state(slot, position - 1)
         return HOLE if not position else (self.texts[slot][position], before)
+
+    def left(self, number: int, slot: int, position: int) -> float:
+        """What module ``number`` leaves for the one behind it."""
+        if not position:
+            return 0.0
+        before = self.left(number - 1, slot, position - 1) if number else None
+        state = self.state(slot, position - 1) if before is None else before
+        return float(passed(self.texts[slot][position], state))
 
     def step(
         self, chunks: dict[int, int], decodes: dict[int, int], lens: dict[int, int] | None
@@ -170,7 +194,12 @@ class World:
         assert self.base(slot) <= first
         for position in range(first, end):
             wanted = self.entry(slot, position)
-            assert self.net.entries.get(self.place(slot, position)) == wanted, (slot, position)
+            place = self.place(slot, position)
+            assert self.net.entries.get(place) == wanted, (slot, position)
+            for number, net in enumerate(self.later):
+                if position:
+                    wanted = wanted[0], self.left(number, slot, position - 1)
+                assert net.entries.get(place) == wanted, (slot, position, number)
 
 
 def drawn_step(world: World, chance: random.Random) -> list[dict[int, int]]:
@@ -188,10 +217,12 @@ def drawn_step(world: World, chance: random.Random) -> list[dict[int, int]]:
 
 
 @pytest.mark.parametrize("undoes", [True, False])
-@pytest.mark.parametrize("is_head", [True, False])
+@pytest.mark.parametrize(("is_head", "num_modules"), [(True, 1), (False, 1), (True, 2), (True, 3)])
 @pytest.mark.parametrize("seed", range(12))
-def test_entries_are_those_of_the_text(seed: int, is_head: bool, undoes: bool) -> None:
-    world, chance = World(seed, is_head, undoes), random.Random(100 + seed)
+def test_entries_are_those_of_the_text(
+    seed: int, is_head: bool, num_modules: int, undoes: bool
+) -> None:
+    world, chance = World(seed, is_head, undoes, num_modules), random.Random(100 + seed)
     for slot in range(SLOTS):
         world.start(slot, chance.randrange(1, 40))
     for _ in range(40):

@@ -90,6 +90,12 @@ def run(model: DraftModel, backend: str, ids: list[int], hidden: Tensor) -> tupl
         passed.append(made.hidden_RD)
     if backend == "cpu":
         assert model.program is not None, why_no_program(model)
+    batch = PagedRunner(model, backend, 16, 32).batch({0: ids})
+    batch.logits_rows_R = torch.tensor([4, len(ids) - 1])
+    with torch.inference_mode():
+        every = model.draft_step(batch, hidden, passes_all=True)
+    assert relative_error(every.hidden_RD, torch.cat(passed)) < 1e-4
+    assert relative_error(every.logits_RV, torch.cat(logits)[[4, -1]]) < 1e-4
     return torch.cat(logits), torch.cat(passed)
 
 

@@ -29,8 +29,8 @@ from a cached one between two snapshots starts from the earlier one.
 
 Architectures of `drafts.py` are EAGLE heads and prediction layers (MTP, NextN). They draft for the
 model they were made for (`--speculative-algorithm`) and are not served by themselves. EAGLE-3 heads
-are read in SGLang's layout and in that of the `speculators` library. Of several prediction layers
-the first drafts all tokens.
+are read in SGLang's layout and in that of the `speculators` library. Each of
+several prediction layers drafts one token further.
 
 Architectures of `encoder.py` and `heads.py` give vectors or scores and no text.
 `tests/models/test_pooling*.py` compares each with Hugging Face through the engine (1e-4 per number,

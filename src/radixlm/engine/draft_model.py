@@ -52,6 +52,13 @@ class LoadedDraft(Record, eq=False):
     attn: AttentionBackend
     num_ids: int
     num_bytes: int
+    # further modules, each of which drafts one token further than the one before
+    later: tuple[tuple[DraftModel, AttentionBackend], ...] = ()
+
+    @property
+    def modules(self) -> tuple[tuple[DraftModel | StandaloneDraft, AttentionBackend], ...]:
+        """All modules with their attention."""
+        return ((self.net, self.attn), *self.later)
 
 
 def load_draft(
@@ -64,6 +71,7 @@ def load_draft(
         return None
     folder = find_draft(config, info)
     net: DraftModel | StandaloneDraft
+    later: list[DraftModel] = []
     if algorithm == "STANDALONE":
         net, num_bytes = _load_standalone(config, info, folder, device, kernels)
     else:
@@ -72,14 +80,17 @@ def load_draft(
                 f"--speculative-algorithm {algorithm}: {info.architecture} runs by transformers, "
                 "which shows no hidden states; STANDALONE and NGRAM work"
             )
-        net, num_bytes = _load_head(config, info, target, folder, device, kernels)
+        (net, *later), num_bytes = _load_head(config, info, target, folder, device, kernels)
     execute = config.execute
     phases = (execute.prefill_attention_backend, execute.decode_attention_backend)
     name = execute.attention_backend or "torch_native"
-    attn = make_backend(name, net.kv_groups, kernels, device, *phases)
+    attn, *others = (
+        make_backend(name, one.kv_groups, kernels, device, *phases) for one in (net, *later)
+    )
     log.info("drafts of %s (%s): weights %s", folder.name, algorithm, format_bytes(num_bytes))
     num_ids = min(net.decoder.vocab, info.decoder.vocab) if net.needs is None else 0
-    return LoadedDraft(net, attn, num_ids or info.decoder.vocab, num_bytes)
+    own = tuple(zip(later, others, strict=True))
+    return LoadedDraft(net, attn, num_ids or info.decoder.vocab, num_bytes, own)
 
 
 def find_draft(config: ServerConfig, info: ModelInfo) -> Path:
@@ -143,7 +154,7 @@ def _load_head(
     folder: Path,
     device: torch.device,
     kernels: Kernels,
-) -> tuple[DraftModel, int]:
+) -> tuple[list[DraftModel], int]:
     algorithm = config.speculate.speculative_algorithm
     spec = describe_draft(folder)
     if spec is None:
@@ -161,21 +172,23 @@ def _load_head(
         spec = completed(spec, folder, frozenset(open_folder(folder, _load_format(config)).sizes()))
     check_fit(spec, folder, target.decoder, info.architecture)
     compute, weight = _dtypes(config, device, folder)
-    net = DraftModel(spec, LayerContext(kernels, device, compute, _scheme(config, folder)), weight)
-    if spec.modules > 1:
-        log.info("of %d prediction layers the first drafts all tokens", spec.modules)
-    is_part = folder == info.folder
-    report = load_weights(
-        net,
-        folder,
-        _load_format(config),
-        device=device,
-        leaves=lambda name: is_part or name.endswith(("t2d", "d2t", "embed_tokens.weight")),
-    )
-    net.bind(target, kept_ids(config, spec, target.decoder, device))
-    _check_map(net, folder, target.decoder.vocab)
-    target.tap(net.needs)
-    return net, report.num_bytes
+    context = LayerContext(kernels, device, compute, _scheme(config, folder))
+    nets = [DraftModel(spec, context, weight, number) for number in range(spec.modules)]
+    is_part = folder == info.folder or len(nets) > 1
+    num_bytes, kept = 0, kept_ids(config, spec, target.decoder, device)
+    for net in nets:
+        report = load_weights(
+            net,
+            folder,
+            _load_format(config),
+            device=device,
+            leaves=lambda name: is_part or name.endswith(("t2d", "d2t", "embed_tokens.weight")),
+        )
+        num_bytes += report.num_bytes
+        net.bind(target, kept)
+    _check_map(nets[0], folder, target.decoder.vocab)
+    target.tap(nets[0].needs)
+    return nets, num_bytes
 
 
 def algorithm_of(spec: Draft | None) -> str:

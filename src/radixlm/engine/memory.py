@@ -126,9 +126,9 @@ def make_pools(
     page_bytes = {"full": 0, "window": 0}
     for group in model.kv_groups:
         page_bytes[group.name] += attn.page_nbytes(group, page_size, dtype)
-    for group in draft.net.kv_groups if draft else ():  # its pages are those of the full groups
-        page_bytes["full"] += attn.page_nbytes(group, page_size, dtype)
-    if model.kv_groups:
+    for net, _ in draft.modules if draft else ():  # their pages are those of the full groups
+        page_bytes["full"] += sum(attn.page_nbytes(g, page_size, dtype) for g in net.kv_groups)
+    if model.kv_groups or draft:
         sizes = pool_sizes(facts, page_bytes["full"], page_bytes["window"], page_size, share)
     else:  # without keys and values, pages take no memory
         tokens = config.memory.max_total_tokens or facts.context_len * facts.max_running
@@ -157,7 +157,11 @@ def _make_draft_pools(
     """Allocate the pools of a draft model; their bytes."""
     if draft is None:
         return 0
-    pools = [draft.attn.make_pool(g, num_pages, page_size, dtype) for g in draft.net.kv_groups]
+    pools = [
+        attn.make_pool(group, num_pages, page_size, dtype)
+        for net, attn in draft.modules
+        for group in net.kv_groups
+    ]
     return sum(pool.nbytes_per_page * num_pages for pool in pools)
 
 

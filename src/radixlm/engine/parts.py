@@ -118,7 +118,7 @@ def _drafter(
 ) -> ModelDrafter | None:
     if draft is None or not limits.max_drafts:
         return None
-    return ModelDrafter(draft.net, draft.attn, tables, limits.page_size, draft.num_ids)
+    return ModelDrafter(draft.net, draft.attn, tables, limits.page_size, draft.num_ids, draft.later)
 
 
 def _pooler(model: Model, media: EncoderCache | None) -> Pooler:

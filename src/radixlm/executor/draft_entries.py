@@ -112,8 +112,8 @@ class DraftEntries:
         emits_S = np.array([True] * num + [one.emit for one in chunks])
         self._settle(slots_S[:num], (starts_S + counts_S)[:num])
         known_S = counts_S - ~emits_S
-        at_E, index_E = _ranges(starts_S + 1, known_S)
-        row_E, _ = _ranges(firsts_S, known_S)
+        at_E, index_E = ranges(starts_S + 1, known_S)
+        row_E, _ = ranges(firsts_S, known_S)
         ids_T = batch.token_ids_T
         tokens_E = ids_T[torch.from_numpy(np.minimum(row_E + 1, len(ids_T) - 1)).to(ids_T.device)]
         ends = np.cumsum(known_S)[emits_S] - 1
@@ -237,7 +237,7 @@ class DraftEntries:
         return pages_E * self._page_size + at_E % self._page_size
 
 
-def _ranges(starts: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Array]:
+def ranges(starts: Int64Array, counts: Int64Array) -> tuple[Int64Array, Int64Array]:
     """The numbers starts[i] .. starts[i] + counts[i] - 1, one range after another, and their i."""
     index = np.repeat(np.arange(len(counts)), counts)
     before = np.cumsum(counts) - counts

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from radixlm.base.record import Record
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.draft_entries import DraftEntries, Int64Array
+from radixlm.executor.draft_entries import DraftEntries, Int64Array, ranges
 from radixlm.executor.drafter import DeviceProposals, StepTail
 from radixlm.pools.group import KvGroup
 from radixlm.pools.pool import KvPool
@@ -57,7 +57,9 @@ class DraftNet(Protocol):
     @property
     def target_ids_V(self) -> Tensor | None: ...
     def combine(self, hidden_TN: Tensor) -> Tensor: ...
-    def draft_step(self, batch: ForwardBatch, hidden_TD: Tensor | None) -> DraftOutput: ...
+    def draft_step(
+        self, batch: ForwardBatch, hidden_TD: Tensor | None, passes_all: bool = False
+    ) -> DraftOutput: ...
 
 
 class Places(Record, eq=False):
@@ -71,23 +73,53 @@ class Places(Record, eq=False):
     rows_R: Int64Array
 
 
+class Known(Record, eq=False):
+    """Tokens [starts, starts + counts) of these slots, one sequence after another."""
+
+    slots_S: Int64Array
+    starts_S: Int64Array
+    counts_S: Int64Array
+    tokens_E: Tensor
+
+
+class Drafted(Record, eq=False):
+    """The drafts of slots so far, and how many are wanted, the longest first."""
+
+    slots_R: Int64Array
+    lens_R: Int32Array
+    tokens_RK: Tensor
+
+
 class ModelDrafter:
     """``attn`` has the draft's own pools, whose pages are those of the target's page space 0.
-    ``num_ids``: target tokens from this id on are never proposed."""
+    ``num_ids``: target tokens from this id on are never proposed. ``later``: further modules with
+    their attention. Module m reads the hidden states that module m - 1 leaves, and its entry of
+    token i those of token i - 1; it drafts one token further (arXiv:2412.19437, section 2.2)."""
 
     def __init__(
-        self, net: DraftNet, attn: Any, tables: DeviceTables, page_size: int, num_ids: int
+        self,
+        net: DraftNet,
+        attn: Any,
+        tables: DeviceTables,
+        page_size: int,
+        num_ids: int,
+        later: Sequence[tuple[DraftNet, Any]] = (),
     ) -> None:
-        self.net, self._attn, self._tables = net, attn, tables
+        self.net, self._tables = net, tables
+        self._modules = ((net, attn), *later)
+        # by module and slot: the hidden state that it has left for its last known token
+        self._left: list[dict[int, Tensor]] = [{} for _ in later]
         self._page_size, self._num_ids = page_size, num_ids
         self.hidden = net.needs
-        self.pools: Sequence[KvPool] = attn.pools
+        self.pools: Sequence[KvPool] = [pool for _, one in self._modules for pool in one.pools]
         self._entries = DraftEntries(tables, page_size, self.hidden is not None)
         self._num_rounds = self._num_accepted = 0
 
     def release(self, slot: int) -> None:
         """The request of this slot is over."""
         self._entries.release(slot)
+        for left in self._left:
+            left.pop(slot, None)
 
     # ---- what is known -------------------------------------------------------------------------
 
@@ -135,28 +167,80 @@ class ModelDrafter:
         if entries is None:
             return None
         first_S = np.flatnonzero(np.diff(entries.slots_E, prepend=-1))
-        ends_S = np.append(first_S[1:], len(entries.slots_E))
-        slots_S = entries.slots_E[first_S]
-        rows_R = first_S[:0]
-        if slots_R is not None:
-            rows_R = ends_S[np.searchsorted(slots_S, slots_R)] - 1
-        places = Places(
-            at_T=entries.at_E,
-            store_T=self._entries.places(entries.slots_E, entries.at_E),
-            ends_S=entries.at_E[ends_S - 1] + 1,
-            firsts_S1=np.append(first_S, len(entries.at_E)),
-            rows_R=rows_R,
+        counts_S = np.diff(np.append(first_S, len(entries.slots_E)))
+        known = Known(
+            entries.slots_E[first_S], entries.at_E[first_S], counts_S, self._fed(entries.tokens_E)
         )
-        batch = self._batch(places, self._tables_of(slots_S, places.ends_S), slots_S)
-        batch.token_ids_T = self._fed(entries.tokens_E)
         hidden_ED = entries.hidden_EN
         if hidden_ED is not None:
             hidden_ED = self.net.combine(hidden_ED)
-        return self.net.draft_step(batch, hidden_ED)
+        rows_R = first_S[:0]
+        if slots_R is not None:
+            rows_R = (first_S + counts_S)[np.searchsorted(known.slots_S, slots_R)] - 1
+        self._known = known
+        output = self._forward(0, known, hidden_ED, rows_R)
+        if slots_R is None:
+            self._finish(0, output, None)
+        return output
+
+    def _forward(
+        self, number: int, known: Known, hidden_ED: Tensor | None, rows_R: Int64Array
+    ) -> DraftOutput:
+        """Entries of the tokens ``known`` in a module; what follows those of ``rows_R``."""
+        at_E, sequence_E = ranges(known.starts_S, known.counts_S)
+        slots_S, ends_S = known.slots_S, known.starts_S + known.counts_S
+        places = Places(
+            at_T=at_E,
+            store_T=self._entries.places(slots_S[sequence_E], at_E),
+            ends_S=ends_S,
+            firsts_S1=np.append(0, np.cumsum(known.counts_S)),
+            rows_R=rows_R,
+        )
+        batch = self._batch(number, places, self._tables_of(slots_S, ends_S), slots_S)
+        batch.token_ids_T = known.tokens_E
+        passes_all = number + 1 < len(self._modules)
+        return self._modules[number][0].draft_step(batch, hidden_ED, passes_all)
+
+    def _further(
+        self, number: int, before: DraftOutput, drafted: Drafted | None, num_rows: int
+    ) -> DraftOutput:
+        """The entries of the same tokens in a later module, and of the drafts between (``drafted``;
+        None: there are none); what follows the last one of the first ``num_rows`` rows."""
+        known, left, hidden_TD = self._known, self._left[number - 1], before.hidden_RD
+        assert hidden_TD is not None
+        more_S = np.zeros_like(known.counts_S)  # drafts of each sequence that are fed
+        earlier_S, row_S = more_S, more_S
+        if drafted is not None:
+            row_S = np.argsort(drafted.slots_R)  # sequences stand in the order of slots
+            more_S = np.minimum(number, drafted.lens_R - 1)[row_S]
+            earlier_S = np.minimum(number - 1, drafted.lens_R - 1)[row_S]
+        tokens, hidden = list[Tensor](), list[Tensor]()
+        at = own = 0
+        rows = zip(known.slots_S, known.counts_S, more_S, earlier_S, row_S, strict=True)
+        for slot, count, more, earlier, row in rows:
+            tokens.append(known.tokens_E[own : own + count])
+            if drafted is not None:
+                tokens.append(self._fed(drafted.tokens_RK[row, :more]))
+            none_1D = hidden_TD.new_zeros(1, hidden_TD.shape[1])
+            hidden += [left.get(int(slot), none_1D), hidden_TD[at : at + count + more - 1]]
+            left[int(slot)] = hidden_TD[at + count - 1 : at + count].clone()
+            at, own = at + count + earlier, own + count
+        counts_S = known.counts_S + more_S
+        rows_R = known.counts_S[:0]
+        if drafted is not None:
+            rows_R = (np.cumsum(counts_S) - 1)[np.argsort(row_S)][:num_rows]
+        fed = Known(known.slots_S, known.starts_S, counts_S, torch.cat(tokens))
+        return self._forward(number, fed, torch.cat(hidden), rows_R)
+
+    def _finish(self, number: int, output: DraftOutput, drafted: Drafted | None) -> None:
+        """Write the entries of the modules behind ``number``, which draft nothing."""
+        for later in range(number + 1, len(self._modules)):
+            output = self._further(later, output, drafted, 0)
 
     def _blank(self, places_B: Tensor) -> None:
         """Zeros in these places."""
-        for group, pool in zip(self.net.kv_groups, self.pools, strict=True):
+        groups = [group for net, _ in self._modules for group in net.kv_groups]
+        for group, pool in zip(groups, self.pools, strict=True):
             k = torch.zeros(len(places_B), group.kv_heads, group.head_dim, device=places_B.device)
             v = None if group.latent else k.new_zeros(*k.shape[:2], group.v_dim)
             for layer in range(len(group.layers)):
@@ -175,11 +259,14 @@ class ModelDrafter:
     def _put(self, numbers: NDArray[Any], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.from_numpy(numbers).to(self._tables.device, dtype)
 
-    def _batch(self, places: Places, table_SP: Tensor, slots_S: Int64Array) -> ForwardBatch:
-        """A step of the draft model, without its tokens."""
+    def _batch(
+        self, number: int, places: Places, table_SP: Tensor, slots_S: Int64Array
+    ) -> ForwardBatch:
+        """A step of a module, without its tokens."""
+        net, attn = self._modules[number]
         kv_len_S = places.ends_S - self._entries.base[slots_S]
         counts_S = np.diff(places.firsts_S1)
-        num_groups, positions_T = len(self.net.kv_groups), self._put(places.at_T)
+        num_groups, positions_T = len(net.kv_groups), self._put(places.at_T)
         return ForwardBatch(
             token_ids_T=positions_T,
             positions_T=positions_T,
@@ -189,7 +276,7 @@ class ModelDrafter:
             page_table_GSP=(table_SP,) * num_groups,
             store_GT=(self._put(places.store_T),) * num_groups,
             logits_rows_R=self._put(places.rows_R),
-            attn=self._attn,
+            attn=attn,
             max_query_len=int(counts_S.max()),
             max_kv_len=int(places.ends_S.max()),
             is_decode=len(places.at_T) == len(slots_S) == len(places.rows_R),
@@ -211,20 +298,29 @@ class ModelDrafter:
         tokens_RK = torch.zeros(len(lens_R), most, dtype=torch.int64, device=where)
         survival_RK = torch.zeros(len(lens_R), most, device=where)
         index_R, survival_R = self._put(order_R), torch.ones(len(slots), device=where)
+        drafted, module = Drafted(slots, lens, tokens_RK[index_R]), 0
         for depth in range(most):
             num = int(np.count_nonzero(lens > depth + 1))
             tokens_R, chance_R = draw(output.logits_RV, self._put(at_KR[depth]))
             survival_R = survival_R[: len(chance_R)] * chance_R
-            tokens_RK[index_R[: len(tokens_R)], depth] = tokens_R
+            drafted.tokens_RK[: len(tokens_R), depth] = tokens_R
             survival_RK[index_R[: len(tokens_R)], depth] = survival_R
             if not num:
                 break
+            if depth + 1 < len(self._modules):
+                module = depth + 1
+                output = self._further(module, output, drafted, num)
+                continue
             at, row = at_KR[depth, :num], np.arange(num + 1)
             places = Places(at, store_KR[depth, :num], at + 1, row, row[:-1])
-            batch = self._batch(places, table_SP[:num], slots[:num])
+            batch = self._batch(module, places, table_SP[:num], slots[:num])
             batch.token_ids_T = self._fed(tokens_R[:num])
             hidden_RD = output.hidden_RD
-            output = self.net.draft_step(batch, None if hidden_RD is None else hidden_RD[:num])
+            if hidden_RD is not None:
+                hidden_RD = hidden_RD[:num]
+            output = self._modules[module][0].draft_step(batch, hidden_RD)
+        self._finish(module, output, drafted)
+        tokens_RK[index_R] = drafted.tokens_RK
         if self.hidden is None:  # the entries of all but the last draft depend on tokens only
             entries.drafted(slots, ends + lens - 1)
         return DeviceProposals(tokens_RK, survival_RK)

@@ -131,8 +131,15 @@ class DraftModel(DecoderModel):
     needs: HiddenNeeds | None
     target_ids_V: Tensor | None  # int64: the target's token of each of the draft's; None: the same
 
-    def __init__(self, spec: Draft, context: LayerContext, weight_dtype: torch.dtype | None):
-        decoder = at_step(spec, 0)
+    def __init__(
+        self,
+        spec: Draft,
+        context: LayerContext,
+        weight_dtype: torch.dtype | None,
+        number: int = 0,
+    ) -> None:
+        """``number``: of the module, which guesses one token further than the one before it."""
+        decoder = at_step(spec, number)
         self.spec = spec
         super().__init__(
             replace(decoder, tied=False, suppressed_tokens=(), max_positions=decoder.max_positions),
@@ -196,25 +203,45 @@ class DraftModel(DecoderModel):
             hidden_TN = self.draft.taps_norm.run(hidden_TN)
         return self.draft.taps.run(hidden_TN)
 
-    def draft_step(self, batch: ForwardBatch, hidden_TD: Tensor | None) -> DraftOutput:
+    def draft_step(
+        self, batch: ForwardBatch, hidden_TD: Tensor | None, passes_all: bool = False
+    ) -> DraftOutput:
         """The entries of the batch's tokens, of which ``hidden_TD`` are the hidden states before
-        them; what follows the tokens of ``logits_rows_R``."""
+        them; what follows the tokens of ``logits_rows_R``. ``passes_all``: the output's hidden
+        states are of all tokens, [T, D]."""
         assert hidden_TD is not None
         batch.embeds = InputEmbeds(self._inputs(batch, hidden_TD))
         batch.attn.begin(batch)  # type: ignore[attr-defined]
         program, num_rows = self._program_for(batch), batch.logits_rows_R.shape[0]
+        if passes_all:
+            hidden_TD = self._hidden(batch) if program is None else program.hidden(batch)
+            rows_RD = hidden_TD[batch.logits_rows_R]
+            if self.spec.decoder.norm.affine and not self.spec.passes_normed:
+                rows_RD = self.norm.run(rows_RD)
+            return DraftOutput(self._make_logits(rows_RD), hidden_TD)
         if program is not None and num_rows:
             hidden_RD, logits_RV = program.hidden_and_logits(batch)
             return DraftOutput(logits_RV, hidden_RD)
-        x_TD, pending_TD = batch.embeds.rows_TD, None
-        angles = self.ropes.angles(batch)
-        for block in self.blocks:
-            x_TD, pending_TD = block.run_deferred(x_TD, pending_TD, batch, angles)
-        x_RD = added(x_TD, pending_TD)[batch.logits_rows_R]
+        x_RD = self._stream(batch)[batch.logits_rows_R]
         normed_RD = self.norm.run(x_RD) if self.spec.decoder.norm.affine else x_RD
         return DraftOutput(
             self._make_logits(normed_RD), normed_RD if self.spec.passes_normed else x_RD
         )
+
+    def _stream(self, batch: ForwardBatch) -> Tensor:
+        """The residual stream behind the blocks, layer by layer: [T, D]."""
+        assert batch.embeds is not None
+        x_TD, pending_TD = batch.embeds.rows_TD, None
+        angles = self.ropes.angles(batch)
+        for block in self.blocks:
+            x_TD, pending_TD = block.run_deferred(x_TD, pending_TD, batch, angles)
+        return added(x_TD, pending_TD)
+
+    def _hidden(self, batch: ForwardBatch) -> Tensor:
+        """What the next step reads, layer by layer: [T, D]."""
+        x_TD = self._stream(batch)
+        is_normed = self.spec.decoder.norm.affine and self.spec.passes_normed
+        return self.norm.run(x_TD) if is_normed else x_TD
 
     def _inputs(self, batch: ForwardBatch, hidden_TD: Tensor) -> Tensor:
         """What the first block reads: [T, D], or [T, 3 D] of a ``JointBlock``."""
@@ -271,7 +298,9 @@ class StandaloneDraft:
         """It reads no hidden states."""
         return hidden_TN
 
-    def draft_step(self, batch: ForwardBatch, hidden_TD: Tensor | None) -> DraftOutput:
+    def draft_step(
+        self, batch: ForwardBatch, hidden_TD: Tensor | None, passes_all: bool = False
+    ) -> DraftOutput:
         """KV of the batch's tokens, and what follows those of ``logits_rows_R``."""
         batch.attn.begin(batch)  # type: ignore[attr-defined]
         logits_RV = self.model.step(batch, False)[1]
