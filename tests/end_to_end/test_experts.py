@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from radixlm import Engine
 from radixlm.base.errors import ConfigError
+from tests.end_to_end.server import RunningServer
+from tests.end_to_end.test_ranks import BODIES, FLAGS, ask, rank_process, shown
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 MODEL = str(cached_tiny("Qwen3MoeForCausalLM"))
@@ -108,3 +114,23 @@ def test_fake_dispatch_draws_the_experts(wanted: list[Any]) -> None:
 def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         start(**options)
+
+
+async def test_a_rank_may_die_while_experts_move() -> None:
+    """Every step rebalances; the streams go on with the same tokens."""
+    with start(tp_size=2) as engine:
+        wanted = [shown(engine.generate(**one)) for one in BODIES]
+    eplb = ("--enable-eplb", "--ep-num-redundant-experts", "2")
+    flags = (*eplb, "--eplb-rebalance-num-iterations", "1", "--tp-size", "2", *FLAGS)
+    with RunningServer(*flags, model=MODEL) as server:
+        for rank in (1, 0):
+            server.wait_ready()
+            before = server.engines()
+            server.post("/slow_down", forward_sleep_time=0.01)
+            answers = asyncio.create_task(ask(server, BODIES))
+            while not server.info()["num_running_reqs"]:
+                await asyncio.sleep(0.01)
+            os.kill(rank_process(server, rank).pid, signal.SIGKILL)
+            assert await answers == wanted
+            assert not psutil.wait_procs(before, 5)[1], "a rank has outlived its replica"
+        assert server.terminate() == 0
