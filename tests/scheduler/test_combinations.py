@@ -84,6 +84,16 @@ def draw_world(rng: random.Random) -> dict[str, Any]:
     return world
 
 
+def draw_stages(rng: random.Random) -> dict[str, Any]:
+    """Pipeline stages, and whether the model is recurrent."""
+    stages, states = rng.choice([1, 1, 2, 3, 5]), rng.random() < 0.25
+    found: dict[str, Any] = {"window": 0, "states": True, "num_window": 160} if states else {}
+    if stages > 1:
+        found |= {"stages": stages, "depth": stages - 1, "waits_for_chunks": states}
+        found["max_micro_batch"] = rng.choice([None, 1, 3])
+    return found
+
+
 def alone(world: dict[str, Any], request: dict[str, Any]) -> tuple[list[int], Any]:
     """The tokens and the end of a request that has the engine for itself."""
     fields = {**request}
@@ -112,6 +122,7 @@ def play(seed: int) -> tuple[int, int]:
     """One case; how many tokens were drafted and accepted."""
     rng = random.Random(seed)
     world, kind = draw_world(rng), rng.choice(KINDS)
+    world |= draw_stages(random.Random(~seed))
     meant = {"matcher": rng.choice(sorted(MATCHERS)), "jump": rng.random() < 0.7}
     family = [rng.randint(1, VOCAB - 1) for _ in range(24)]
     requests = {f"r{i}": draw_request(rng, family) for i in range(rng.randint(1, 6))}

@@ -98,7 +98,7 @@ class Committer:
             request.inflight -= 1
             self._commit_item(request, item, item_result, reply)
         if self._has_states:
-            self._kv_manager.free_saved()
+            self._kv_manager.free_saved(items.decodes.slots)
         if self._drafting is not None and result.proposals is not None:
             self._drafting.keep(items, result.proposals)
         return reply

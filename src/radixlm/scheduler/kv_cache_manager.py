@@ -329,12 +329,13 @@ class KVCacheManager:
         self._trim_to(request, start)
         request.num_computed = request.num_committed = start
 
-    def free_saved(self) -> None:
-        """Free the saved states; no step is in flight that may be undone."""
-        for page in self._saved.values():
-            assert self.window is not None
-            self.window.pages.free(page)
-        self._saved.clear()
+    def free_saved(self, slots: Int64Array) -> None:
+        """Free the saved states of these slots, whose step can be undone no more."""
+        for slot in slots.tolist() if self._saved else ():
+            page = self._saved.pop(slot, None)
+            if page is not None:
+                assert self.window is not None
+                self.window.pages.free(page)
 
     def _num_pages(self, request: Request) -> int:
         return request.num_allocated // self.page_size
