@@ -472,7 +472,7 @@ NB_MODULE(_cpu, m) {
              arg("selected") = false)
         .def("linear", &Program::linear, arg("x"), arg("y"), arg("w"), arg("residual") = -1,
              arg("out_scale") = 1.0f, arg("act") = int(ACT_NONE), arg("selected") = false, arg("site") = -1,
-             arg("lora_x") = -1)
+             arg("lora_x") = -1, arg("offset") = 0)
         .def("store", &Program::store, arg("x"), arg("offsets"), arg("args"), arg("rope"), arg("group"),
              arg("parts"))
         .def("latent_store", &Program::latent_store, arg("q"), arg("kv"), arg("absorbed"), arg("args"),
@@ -503,7 +503,7 @@ NB_MODULE(_cpu, m) {
         .def("hidden", &Program::hidden, arg("x"), arg("dim"))
         .def("tap", &Program::tap, arg("x"), arg("dim"), arg("offset"), arg("selected"))
         .def("all_gather", &Program::all_gather, nb::keep_alive<1, 4>(), arg("y"), arg("bounds"),
-             arg("group"), arg("offset") = 0, arg("selected") = false)
+             arg("group"), arg("offset") = 0, arg("selected") = false, arg("x") = -1)
         .def("gather_logits", &Program::gather_logits, nb::keep_alive<1, 3>(), arg("bounds"), arg("group"),
              arg("target") = 0)
         .def("logits", &Program::logits, arg("x"), arg("w"), arg("scale"), arg("softcap"), arg("site") = -1,

@@ -55,8 +55,8 @@ void Program::bind(const Step& c) {
                 LinearArgs& a = op.linear;
                 const bool is_logits = op.kind == LOGITS;
                 a.x = x, a.ldx = stride(op.x), a.m = is_logits && !c.logits ? 0 : n;
-                a.residual = data(op.residual), a.ldr = stride(op.residual);
-                a.y = is_logits ? at<float>(c.logits) + op.y_offset : y;
+                a.residual = data(op.residual, op.y_offset), a.ldr = stride(op.residual);
+                a.y = (is_logits ? at<float>(c.logits) : y) + op.y_offset;
                 a.ldy = is_logits ? c.ld_logits : stride(op.y);
                 if (op.site >= 0) bind_lora(op);
                 break;
@@ -84,6 +84,8 @@ void Program::bind(const Step& c) {
                 op.gathered = (char*)(is_logits ? at<float>(c.logits) : y + op.y_offset);
                 op.ld_gathered = (is_logits ? c.ld_logits : stride(op.y)) * 4;
                 op.num_rows = is_logits && !c.logits ? 0 : n;
+                op.own = op.x < 0 ? op.gathered + op.bounds[size_t(op.group_of_ranks->rank)] : (char*)x;
+                op.ld_own = op.x < 0 ? op.ld_gathered : stride(op.x) * 4;
                 break;
             }
             case STORE:
@@ -246,7 +248,7 @@ void Program::execute_linear(const Op& op, const Kernels& k, const Ctx& ctx) {
     run_linear(k, a, ctx);
     l.tasks = op.lora->expand.data(), l.num_tasks = int64_t(op.lora->expand.size());
     k.lora_expand(l, ctx);
-    float* y = data(op.y);
+    float* y = data(op.y, op.y_offset);
     if (a.w.paired || op.act != ACT_NONE) {
         ActArgs act;
         act.x = a.y, act.ldx = a.ldy, act.y = y, act.ldy = stride(op.y), act.rows = a.m, act.act = op.act;
@@ -336,10 +338,8 @@ void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) {
 }
 
 void Program::execute_gather(const Op& op, const Ctx& ctx) {
-    ShmGroup& group = *op.group_of_ranks;
-    const char* own = op.gathered + op.bounds[size_t(group.rank)];
-    group.gather(ctx, own, op.ld_gathered, op.gathered, op.ld_gathered, op.num_rows, op.bounds.data(),
-                 op.target);
+    op.group_of_ranks->gather(ctx, op.own, op.ld_own, op.gathered, op.ld_gathered, op.num_rows,
+                              op.bounds.data(), op.target);
 }
 
 void Program::run(const Step& c) {

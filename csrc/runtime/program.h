@@ -66,9 +66,9 @@ class Program {
     void embed(int y, const Linear* tied, EmbedArgs args, bool replaced);
     void norm(int x, int y, NormArgs args, int64_t offset, bool selected);  // offset: of x and of y
     // y = act(x w^T + bias) * out_scale + residual. `site`: the layer's number among those that adapters may
-    // change, `lora_x`: their input where it is not x.
+    // change, `lora_x`: their input where it is not x. `offset`: of y and the residual.
     void linear(int x, int y, const Linear& w, int residual, float out_scale, int act, bool selected,
-                int site, int lora_x);
+                int site, int lora_x, int64_t offset);
     // q, k and v are at `offsets` of x. `parts`: which of q and k are normed and rotated, and whether
     // k and v go to the cache.
     void store(int x, std::array<int64_t, 3> offsets, StoreArgs args, int rope, int group, int parts);
@@ -99,8 +99,9 @@ class Program {
              const ExpertPart* part, int site);
     // Columns from `first` on of the step's logits.
     void logits(int x, const Linear& w, float scale, float softcap, int site, int lora_x, int64_t first);
-    // y's columns offset + bounds[r] .. offset + bounds[r + 1] come from rank r of the group.
-    void all_gather(int y, std::vector<int64_t> bounds, ShmGroup& group, int64_t offset, bool selected);
+    // y's columns offset + bounds[r] .. offset + bounds[r + 1] come from rank r of the group, which has them
+    // there, or in x.
+    void all_gather(int y, std::vector<int64_t> bounds, ShmGroup& group, int64_t offset, bool selected, int x);
     // The step's logits likewise, which only `target` gets whole.
     void gather_logits(std::vector<int64_t> bounds, ShmGroup& group, int target);
     void hidden(int x, int64_t dim);                              // rows that a step may want
@@ -161,8 +162,9 @@ class Program {
         // of ranks: bounds in bytes, what is gathered
         ShmGroup* group_of_ranks = nullptr;
         std::vector<int64_t> bounds;
+        const char* own = nullptr;
         char* gathered = nullptr;
-        int64_t ld_gathered = 0, num_rows = 0;
+        int64_t ld_own = 0, ld_gathered = 0, num_rows = 0;
         int target = -1;
         // of a linear layer that adapters may change; `apart`: its outcome before what follows
         int site = -1, lora_x = -1, apart = -1, act = 0;

@@ -38,13 +38,13 @@ void Program::norm(int x, int y, NormArgs args, int64_t offset, bool selected) {
     op.x = x, op.y = y, op.norm = args, op.x_offset = offset, op.selected = selected;
 }
 void Program::linear(int x, int y, const Linear& w, int residual, float out_scale, int act, bool selected,
-                     int site, int lora_x) {
+                     int site, int lora_x, int64_t offset) {
     if (site >= 0 && (act || w.w.paired) && (residual >= 0 || out_scale != 1.0f))
         throw std::invalid_argument("adapters need an activation without scale and residual");
     if (site >= 0 && residual >= 0 && residual != y)
         throw std::invalid_argument("adapters need the residual in the place of the outcome");
     Op& op = push(LINEAR);
-    op.x = x, op.y = y, op.residual = residual, op.selected = selected;
+    op.x = x, op.y = y, op.residual = residual, op.selected = selected, op.y_offset = offset;
     op.linear.w = w.w, op.linear.out_scale = op.out_scale = out_scale, op.linear.act = op.act = act;
     op.site = site, op.lora_x = lora_x;
     if (site < 0) return;
@@ -183,14 +183,15 @@ void Program::tap(int x, int64_t dim, int64_t offset, bool selected) {
     op.x = x, op.y_offset = offset, op.selected = selected;
     op.mix.kind = MixKind::COPY_ROWS, op.mix.dim = dim;
 }
-void Program::all_gather(int y, std::vector<int64_t> bounds, ShmGroup& group, int64_t offset, bool selected) {
+void Program::all_gather(int y, std::vector<int64_t> bounds, ShmGroup& group, int64_t offset, bool selected,
+                         int x) {
     if (int(bounds.size()) != group.size + 1) throw std::invalid_argument("bounds do not fit the group");
     Op& op = push(GATHER);
-    op.y = y, op.y_offset = offset, op.selected = selected, op.group_of_ranks = &group;
+    op.x = x, op.y = y, op.y_offset = offset, op.selected = selected, op.group_of_ranks = &group;
     for (int64_t bound : bounds) op.bounds.push_back(bound * 4);
 }
 void Program::gather_logits(std::vector<int64_t> bounds, ShmGroup& group, int target) {
-    all_gather(-1, bounds, group, 0, true);
+    all_gather(-1, bounds, group, 0, true, -1);
     ops.back().target = target;
 }
 void Program::logits(int x, const Linear& w, float scale, float softcap, int site, int lora_x,

@@ -27,6 +27,7 @@ from radixlm.kernels.ops.linear import GatherLinear
 from radixlm.kernels.ops.rope import QkNorm
 from radixlm.layers.linear import Linear
 from radixlm.layers.logn_scaling import logn_scales
+from radixlm.layers.placement import WHOLE, Bounds, CutLinear, Placement
 from radixlm.pools.state import StatePool
 from radixlm.step.batch import AttentionSite
 
@@ -166,7 +167,8 @@ class ProgramBuilder:
 
     def packed(self, linear: object) -> PackedLinear:
         """The C++ weight of a packed linear layer."""
-        inner = linear.inner if isinstance(linear, GatherLinear) else linear
+        inner = linear.inner if isinstance(linear, CutLinear) else linear
+        inner = inner.inner if isinstance(inner, GatherLinear) else inner
         packed = getattr(inner, "packed", None)
         if not isinstance(packed, PackedLinear):
             raise Unsupported(f"weights as {type(inner).__name__}")
@@ -184,15 +186,52 @@ class ProgramBuilder:
         act: int = 0,
     ) -> int:
         """``target = act(linear(source)) * scale + residual``; the target."""
-        handle, site = self.packed(linear).handle, self.site_of(linear)
-        if site >= 0 and (act or self.packed(linear).is_paired) and (residual >= 0 or scale != 1.0):
+        packed, site = self.packed(linear), self.site_of(linear)
+        if site >= 0 and (act or packed.is_paired) and (residual >= 0 or scale != 1.0):
             raise Unsupported("adapters of a layer with activation and residual")
+        place = linear.place if isinstance(linear, CutLinear) else WHOLE
+        if place.inputs:
+            whole = self.buffer("inputs of all ranks", place.inputs[-1])
+            source = self.all_gather(place, place.inputs, whole, selected, source)
+        offset = place.outputs[place.group.rank] if place.outputs else 0
         ordered = self.reordered(linear, source, selected)
         self.ops.linear(
-            x=ordered, y=target, w=handle, residual=residual, out_scale=scale, act=act,
-            selected=selected, site=site, lora_x=source,
+            x=ordered, y=target, w=packed.handle, residual=residual, out_scale=scale, act=act,
+            selected=selected, site=site, lora_x=source, offset=offset,
         )  # fmt: skip
+        if place.outputs:
+            self.all_gather(place, place.outputs, target, selected)
         return target
+
+    def all_gather(
+        self, place: Placement, cut: Bounds, target: int, selected: bool, source: int = NOWHERE
+    ) -> int:
+        """The columns of all ranks in the target, where this rank's own are already, or in
+        ``source``; the target."""
+        group = self._native(place)
+        self.ops.all_gather(y=target, bounds=cut, group=group, selected=selected, x=source)
+        return target
+
+    @staticmethod
+    def _native(place: Placement) -> Any:
+        native_group = getattr(place.group, "native", None)
+        if native_group is None:
+            raise Unsupported(f"ranks of {type(place.group).__name__}")
+        return native_group
+
+    def logits(
+        self, head: object, source: int, selected: bool, scale: float, softcap: float, site: int
+    ) -> None:
+        """The step's logits, which rank 0 gets whole."""
+        ordered = self.reordered(head, source, selected)
+        place = head.place if isinstance(head, CutLinear) else WHOLE
+        first = place.outputs[place.group.rank] if place.outputs else 0
+        self.ops.logits(
+            x=ordered, w=self.packed(head).handle, scale=scale, softcap=softcap, site=site,
+            lora_x=source, first=first,
+        )  # fmt: skip
+        if place.outputs:
+            self.ops.gather_logits(bounds=place.outputs, group=self._native(place))
 
     def project(self, layer: Linear, source: int, name: str, selected: bool = False) -> int:
         """A layer's outcome, in the buffer of a name."""
@@ -201,6 +240,7 @@ class ProgramBuilder:
 
     def reordered(self, linear: object, source: int, selected: bool) -> int:
         """The inputs in the order of the weight's columns."""
+        linear = linear.inner if isinstance(linear, CutLinear) else linear
         if not isinstance(linear, GatherLinear):
             return source
         index_J = linear.index_J.int().contiguous()

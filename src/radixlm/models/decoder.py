@@ -261,12 +261,8 @@ class DecoderModel(Module):
         final = program.buffer("final")
         self.norm.emit(program, stream.residual, final, 0, stream.selected)
         program.ops.hidden(x=final, dim=decoder.dim)
-        head = program.packed(self.packed_head).handle
-        ordered = program.reordered(self.packed_head, final, stream.selected)
         scale, softcap = decoder.logit_scale, decoder.logit_softcap
-        program.ops.logits(
-            x=ordered, w=head, scale=scale, softcap=softcap, site=self.head_site, lora_x=final
-        )
+        program.logits(self.packed_head, final, stream.selected, scale, softcap, self.head_site)
 
     def _emit_embedding(self, program: ProgramBuilder, target: int) -> None:
         decoder, table = self.decoder, self.embed.plain_table

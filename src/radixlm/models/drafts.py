@@ -278,11 +278,9 @@ class DraftModel(DecoderModel):
         if spec.decoder.norm.affine:
             final = self.norm.emit(program, final, program.buffer("final"), 0, stream.selected)
         program.ops.hidden(x=final if spec.passes_normed else stream.residual, dim=dim)
-        final = program.reordered(self.packed_head, final, stream.selected)
-        program.ops.logits(
-            x=final, w=program.packed(self.packed_head).handle, scale=head.logit_scale,
-            softcap=head.logit_softcap,
-        )  # fmt: skip
+        program.logits(
+            self.packed_head, final, stream.selected, head.logit_scale, head.logit_softcap, NOWHERE
+        )
 
 
 class StandaloneDraft:
