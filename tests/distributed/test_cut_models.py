@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.fakes.cut_model import CutModel, logits_of
+from tests.fakes.cut_model import CutModel, StepRunner, logits_of
 from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import ARCHITECTURES, cached_tiny
 
@@ -35,6 +35,21 @@ def test_bits_equal_the_whole_model(arch: str, tp: int) -> None:
     tokens = prompts(whole.decoder.vocab)
     wanted = logits_of(PagedRunner(whole, "cpu", 16), tokens)
     found = CutModel(folder, Topology(tp=tp)).prefill(tokens, backend="cpu", page_size=16)
+    assert all(torch.equal(found[s], wanted[s]) for s in tokens)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_bits_of_step_programs(arch: str) -> None:
+    """The same of C++ step programs, which gather through shared memory."""
+    folder = cached_tiny(arch)
+    whole = load_model(folder, bind("cpu", {}))
+    tokens = prompts(whole.decoder.vocab)
+    wanted = logits_of(StepRunner(whole, "cpu", 16), tokens)
+    if whole.program is None:
+        pytest.skip("runs layer by layer")
+    cut = CutModel(folder, Topology(tp=2), shared=True)
+    found = cut.prefill(tokens, backend="cpu", page_size=16, kind=StepRunner)
+    assert all(model.program is not None for model in cut.models)
     assert all(torch.equal(found[s], wanted[s]) for s in tokens)
 
 

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from radixlm.distributed.groups import Ranks, ThreadGroup, thread_ranks
+from radixlm.distributed.shm import Layout, Segment
 from radixlm.distributed.topology import Topology
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.models.build import Model
+from radixlm.step.batch import ForwardBatch
 from tests.fakes.paged_runner import PagedRunner, load_model
 
 T = TypeVar("T")
@@ -44,18 +46,38 @@ def run_ranks(calls: Sequence[Callable[[], T]], ranks: Sequence[Ranks]) -> list[
     return [results[n] for n in range(len(calls))]
 
 
+def shared_ranks(topology: Topology) -> list[Ranks]:
+    """Ranks that exchange through shared memory, as a step program does."""
+    layout = Layout(topology)
+    first = Segment.create(layout, spin_us=0.0)
+    rest = [Segment(first.fd, layout, spin_us=0.0) for _ in range(topology.world - 1)]
+    return [segment.ranks(rank) for rank, segment in enumerate([first, *rest])]
+
+
+class StepRunner(PagedRunner):
+    """Takes the logits of whole steps, as the executor does."""
+
+    def logits(self, batch: ForwardBatch) -> Tensor:
+        found = self.model.step(batch, False)[1]
+        assert found is not None
+        return found
+
+
 class CutModel:
     """The models of all ranks, run in step. ``run`` gives rank 0's logits."""
 
     def __init__(self, folder: Path, topology: Topology, **build: Any) -> None:
-        self.ranks = thread_ranks(topology)
+        self.ranks = (
+            shared_ranks(topology) if build.pop("shared", False) else thread_ranks(topology)
+        )
         kernels: Kernels = build.pop("kernels", None) or bind("cpu", {})
         loads = [lambda r=r: load_model(folder, kernels, ranks=r, **build) for r in self.ranks]
         self.models: list[Model] = run_ranks(loads, self.ranks)
 
     def prefill(self, tokens: dict[int, Sequence[int]], **runner: Any) -> dict[int, Tensor]:
         """The logits of a prompt in chunks and then token by token."""
-        runners = [PagedRunner(model, **runner) for model in self.models]
+        kind = runner.pop("kind", PagedRunner)
+        runners = [kind(model, **runner) for model in self.models]
         return run_ranks([lambda r=r: logits_of(r, tokens) for r in runners], self.ranks)[0]
 
 

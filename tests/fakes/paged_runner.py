@@ -77,12 +77,16 @@ class PagedRunner:
             setattr(batch, name, value)
         with torch.inference_mode():
             self.backend.begin(batch)
-            lora = () if batch.lora is None else (batch.lora,)
-            logits = self.model.logits(self.model.forward(batch), *lora)
+            logits = self.logits(batch)
         if not len(logits):
             return {}  # a rank without logits
         counts = [len(t) for t in tokens.values()]
         return dict(zip(tokens, logits.split(counts), strict=True))
+
+    def logits(self, batch: ForwardBatch) -> Tensor:
+        """Of all tokens."""
+        lora = () if batch.lora is None else (batch.lora,)
+        return self.model.logits(self.model.forward(batch), *lora)
 
     def batch(self, tokens: dict[int, Sequence[int]]) -> ForwardBatch:
         """The step's tensors; the sequences grow by their tokens."""

@@ -11,13 +11,14 @@ from torch import Tensor
 from radixlm.base.record import Record
 from radixlm.distributed.groups import SOLO, Group
 from radixlm.distributed.topology import bounds
-from radixlm.kernels.ops.linear import PackedLinear
+from radixlm.kernels.ops.linear import PackedLinear, TiedTable
 from radixlm.quant.param import Cut, Param
 
 Bounds = tuple[int, ...]
 Ranges = tuple[tuple[int, int], ...]
 
-_PANELS = (64, 32, 16, 8, 4, 2, 1)  # outputs; the kernels store panels of 32
+PANEL = 32  # outputs that the kernels store together
+_STEPS = (2 * PANEL, PANEL, 16, 8, 4, 2, 1)
 
 
 class Placement(Record, eq=False):
@@ -43,7 +44,7 @@ def even_bounds(total: int, group: Group, together: int = 1) -> Bounds | None:
     panels where there are enough; None for fewer blocks of ``together`` outputs than ranks."""
     if group.size == 1:
         return None
-    for panel in _PANELS:
+    for panel in _STEPS:
         step = max(panel, together)
         if -(-total // step) >= group.size:
             return bounds(total, group.size, step)
@@ -94,6 +95,17 @@ class CutLinear:
     def unpack(self) -> Tensor:
         """This rank's rows of the weight."""
         return self.inner.unpack()
+
+
+def cut_table(table: TiedTable, vocab: int, group: Group) -> TiedTable | CutLinear:
+    """The head of a table that each rank holds whole: a rank computes a range of the vocabulary
+    where the kernels can, and rank 0 gets all logits."""
+    cut = even_bounds(vocab, group, PANEL)
+    take = getattr(table, "part", None)
+    if cut is None or take is None:
+        return table
+    own = take(cut[group.rank], cut[group.rank + 1])
+    return CutLinear(own, Placement(group, outputs=cut, to_first=True))
 
 
 class HeadCut(Record, eq=False):

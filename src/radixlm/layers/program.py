@@ -140,6 +140,7 @@ class ProgramBuilder:
         self.keep: list[object] = [pools, states]
         self.num_positions = min(max_positions, MAX_POSITIONS)
         self.layer_inputs = NOWHERE  # a row holds the inputs of all layers, one after another
+        self.has_logits = True  # else another rank gets them
         self.num_taps = 0  # hidden states that a step leaves for a drafter
         self.max_kv_len = sys.maxsize  # the longest sequence that the program can run
         self._buffers: dict[tuple[str, int], int] = {}
@@ -232,6 +233,7 @@ class ProgramBuilder:
         )  # fmt: skip
         if place.outputs:
             self.ops.gather_logits(bounds=place.outputs, group=self._native(place))
+            self.has_logits = place.group.rank == 0
 
     def project(self, layer: Linear, source: int, name: str, selected: bool = False) -> int:
         """A layer's outcome, in the buffer of a name."""

@@ -31,6 +31,7 @@ from radixlm.layers.hyper_connections import HyperConnectionBlock, HyperConnecti
 from radixlm.layers.linear import Adaptable, StepAdapters
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
+from radixlm.layers.placement import cut_table
 from radixlm.layers.program import ProgramBuilder, ProgramStream, Unsupported, handles, struct
 from radixlm.layers.residual import added
 from radixlm.layers.rope import RopeTables
@@ -195,7 +196,10 @@ class DecoderModel(Module):
         """After the loader has filled and finished every layer."""
         head: PackedLinear | TiedTable
         if self.stage.is_last or (self.stage.is_first and self.decoder.tied):
-            head = self.embed.tied if self.decoder.tied else self.head.packed
+            if self.decoder.tied:
+                head = cut_table(self.embed.tied, self.decoder.vocab, self.context.ranks.tp)
+            else:
+                head = self.head.packed
             self.packed_head, self._run_head = head, head.run
         # on the device: a list would be copied there in each step
         self._suppressed_tokens = torch.tensor(
@@ -274,7 +278,7 @@ class DecoderModel(Module):
         if decoder.positions is not None:
             args.positions_table = program.hold(self.positions.unpack().float())
             args.position_offset = decoder.positions[1]
-        tied = program.packed(self.packed_head).handle if table is None else None
+        tied = program.packed(self.embed.tied).handle if table is None else None
         program.ops.embed(y=target, tied=tied, args=args, replaced=True)
         if decoder.embed_norm is not None:
             self.embed_norm.emit(program, target, target)

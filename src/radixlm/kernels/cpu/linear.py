@@ -3,8 +3,11 @@
 Weights are stored in panels of 32 outputs: [ceil(N / 32)][K][32]. Every output is one chain of
 fused multiply-adds over ascending k, so a row's result does not depend on the other rows."""
 
+from __future__ import annotations
+
 import ctypes
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -114,6 +117,22 @@ class PackedLinear:
             address(b.column_sum), address(bias),
         )  # fmt: skip
 
+    def part(self, begin: int, end: int) -> PackedLinear:
+        """The outputs ``begin`` to ``end`` (whole panels but for the last) of a weight that is
+        neither paired nor in groups: a view of the same memory."""
+        assert not (begin % PANEL or self.is_paired or self._group), "no view of such a part"
+        part, b = copy(self), self._buffers
+        part.num_out = part.out_features = end - begin
+        scale, column_sum, bias = (
+            None if t is None else t[begin:] for t in (b.scale, b.column_sum, b.bias)
+        )
+        part.handle = native().Linear(
+            end - begin, self.num_in, self.format_code, 0, self._span, False,
+            b.data.address + begin // PANEL * self._panel_bytes, address(scale), 0, 0,
+            address(column_sum), address(bias),
+        )  # fmt: skip
+        return part
+
     def _padded_rows(self) -> int:
         rows, panel = (self.num_out // 2, 16) if self.is_paired else (self.num_out, PANEL)
         return (rows + panel - 1) // panel * PANEL
@@ -122,7 +141,8 @@ class PackedLinear:
         whole = 32 if self.format_code == BF16_TILES else 4 if BITS[self._kind] <= 8 else 1
         inputs = -(-self.num_in // whole) * whole
         tail = TAIL_BYTES if self.format_code in BYTE_TILES and inputs % 64 else 0
-        data = native().Memory(self.padded * inputs * BITS[self._kind] // 8 + tail)
+        self._panel_bytes = PANEL * inputs * BITS[self._kind] // 8
+        data = native().Memory(self.padded // PANEL * self._panel_bytes + tail)
         scale = offset = multiple = column_sum = None
         if self._group:
             panels = self.padded // PANEL

@@ -4,6 +4,8 @@ They take float32 activations only; other dtypes, and shapes without a kernel, g
 reference of the op.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 
@@ -126,6 +128,10 @@ class NativeLinear:
             x = x.reshape(-1, x.shape[-1])
         y = self.packed.run(x).to(x_TI.dtype)
         return y if x_TI.ndim == 2 else y.view(*x_TI.shape[:-1], self.out_features)
+
+    def part(self, begin: int, end: int) -> NativeLinear:
+        """The outputs ``begin`` to ``end``, of the same memory."""
+        return NativeLinear(self.packed.part(begin, end), self._dtype)
 
     def unpack(self) -> Tensor:
         """The weight [O, I] in its original dtype."""

@@ -120,6 +120,8 @@ class StepProgram:
         self._builder = _emitted(model, pools, states)
         ext = native()
         self._program, self._step = self._builder.ops, ext.Step()
+        # ranks whose logits are gathered elsewhere return none
+        self._num_logits = None if self._builder.has_logits else 0
         self._group, self._rope = ext.KvGroup, ext.RopeTable
 
     @property
@@ -159,7 +161,7 @@ class StepProgram:
         self._run(batch, rows_R, out_RV, None)
         if len(self._suppressed_tokens):
             out_RV.index_fill_(1, self._suppressed_tokens, -torch.inf)
-        return out_RV
+        return out_RV[: self._num_logits]
 
     def hidden_and_logits(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """Both, of the rows that the batch asks for: [R, D] and [R, V] float32."""
@@ -169,7 +171,7 @@ class StepProgram:
         self._run(batch, rows_R, out_RV, out_RD)
         if len(self._suppressed_tokens):
             out_RV.index_fill_(1, self._suppressed_tokens, -torch.inf)
-        return out_RD, out_RV
+        return out_RD, out_RV[: self._num_logits]
 
     def _run(
         self, batch: ForwardBatch, rows_R: Tensor, logits: Tensor | None, hidden: Tensor | None
