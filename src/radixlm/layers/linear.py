@@ -42,6 +42,7 @@ class Linear(Module):
 
     run: Callable[[Tensor], Tensor]
     packed: PackedLinear
+    own: PackedLinear  # this rank's outputs, without what ranks exchange
     site = -1
 
     def __init__(
@@ -70,16 +71,16 @@ class Linear(Module):
         return self._params
 
     def finish(self) -> None:
-        packed = self.scheme.pack(self._kernels, self._params, self._gate_act)
+        self.own = self.scheme.pack(self._kernels, self._params, self._gate_act)
         is_whole = not (self.place.inputs or self.place.outputs)
-        self.packed = packed if is_whole else CutLinear(packed, self.place)
+        self.packed = self.own if is_whole else CutLinear(self.own, self.place)
         self.run = self.packed.run if self.site < 0 else self._run_adapted
 
     def adapt(self, site: int, step: StepAdapters) -> None:
         """Let adapters change the layer, which is loaded. ConfigError if its kernels cannot."""
-        if self._gate_act and not hasattr(self.packed, "run_changed"):
+        if self._gate_act and not hasattr(self.own, "run_changed"):
             raise ConfigError(
-                f"--enable-lora: {type(self.packed).__name__} takes no adapters; choose another "
+                f"--enable-lora: {type(self.own).__name__} takes no adapters; choose another "
                 "--quantization"
             )
         self.site, self._step, self.run = site, step, self._run_adapted
@@ -90,17 +91,17 @@ class Linear(Module):
         return {id(self.packed): self.site}
 
     def own_bias(self) -> Tensor | None:
-        """The bias of the loaded layer, float32 [O], which is what it makes of zeros; None without
-        one."""
+        """The bias of this rank's outputs of the loaded layer, float32 [O], which is what it makes
+        of zeros; None without one."""
         if "bias" not in self._params:
             return None
         found: list[Tensor] = []
         zeros_1I = self.packed.unpack().new_zeros(1, self.in_features)  # where the weight is
         if self._gate_act:
-            changed: Callable[..., Tensor] = self.packed.run_changed  # type: ignore[attr-defined]
+            changed: Callable[..., Tensor] = self.own.run_changed  # type: ignore[attr-defined]
             changed(zeros_1I, lambda h: found.append(h.clone()))
         else:
-            found.append(self.packed.run(zeros_1I))
+            found.append(self.own.run(zeros_1I))
         return found[0][0].float()
 
     def _run_adapted(self, x_TI: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from radixlm.layers.hyper_connections import HyperConnectionBlock, HyperConnecti
 from radixlm.layers.linear import Adaptable, StepAdapters
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
-from radixlm.layers.placement import cut_table
+from radixlm.layers.placement import CutLinear, cut_table
 from radixlm.layers.program import ProgramBuilder, ProgramStream, Unsupported, handles, struct
 from radixlm.layers.residual import added
 from radixlm.layers.rope import RopeTables
@@ -486,9 +486,14 @@ class DecoderModel(Module):
             hidden_RD = self.head_norm.run(act(dense_RD, decoder.head_layer.act))
         if decoder.embed_dim:
             hidden_RD = self.embed_out.run(hidden_RD)
-        logits_RV = self._run_head(hidden_RD).float()
         if lora is not None and lora.has(self.head_site):
+            head = self.packed_head
+            cut = head if isinstance(head, CutLinear) else None
+            logits_RV = (head if cut is None else cut.inner).run(hidden_RD).float()
             lora.add_(self.head_site, hidden_RD, logits_RV)
+            logits_RV = logits_RV if cut is None else cut.gathered(logits_RV)
+        else:
+            logits_RV = self._run_head(hidden_RD).float()
         if decoder.logit_scale != 1.0:
             logits_RV = logits_RV * decoder.logit_scale
         if decoder.logit_softcap:
