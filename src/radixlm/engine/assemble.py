@@ -21,7 +21,7 @@ from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.adapters import AdapterLoader
-from radixlm.engine.draft_model import LoadedDraft, load_draft
+from radixlm.engine.draft_model import LoadedDraft, load_draft, tap_for_drafter
 from radixlm.engine.drafting import corpus_commands, make_drafting, make_ngram, max_drafts
 from radixlm.engine.experts import ExpertPlaces
 from radixlm.engine.features.processors import ProcessorFeature
@@ -108,7 +108,11 @@ def load_engine(
         model, weight_bytes = load_model(config, info, where, kernels, peers.ranks, experts.place)
         experts.finish(model)
         # drafts are rank 0's, which alone samples
-        draft = load_draft(config, info, model, where, kernels) if peers.is_first else None
+        draft = None
+        if peers.is_first:
+            draft = load_draft(config, info, model, where, kernels)
+        else:
+            tap_for_drafter(config, info, model)
         weight_bytes += draft.num_bytes if draft else 0
     load_s = time.perf_counter() - started_s
     attn = _attention(config, model, kernels, where)

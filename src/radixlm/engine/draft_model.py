@@ -30,6 +30,7 @@ from radixlm.models.dtype import resolve_dtypes
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 from radixlm.quant.scheme import Scheme
+from radixlm.step.batch import HiddenNeeds
 from radixlm.text.tokenizer import load_tokenizer
 from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.folder import open_folder
@@ -91,6 +92,22 @@ def load_draft(
     num_ids = min(net.decoder.vocab, info.decoder.vocab) if net.needs is None else 0
     own = tuple(zip(later, others, strict=True))
     return LoadedDraft(net, attn, num_ids or info.decoder.vocab, num_bytes, own)
+
+
+def shares_head(config: ServerConfig, info: ModelInfo) -> bool:
+    """Whether a drafter on rank 0 may run the target's output head, which is whole then."""
+    has_states = any(block.state is not None for block in info.decoder.blocks)
+    return config.speculate.speculative_algorithm in ("EAGLE", "EAGLE3", "NEXTN") and not has_states
+
+
+def tap_for_drafter(config: ServerConfig, info: ModelInfo, target: Model) -> None:
+    """Leave in each step what rank 0's drafter reads: the steps of all ranks are alike."""
+    if not shares_head(config, info) or not isinstance(target, DecoderModel):
+        return
+    spec = describe_draft(find_draft(config, info))
+    if spec is not None:
+        layers = tapped_layers(spec, len(target.decoder.blocks))
+        target.tap(HiddenNeeds(layers, not layers))
 
 
 def find_draft(config: ServerConfig, info: ModelInfo) -> Path:

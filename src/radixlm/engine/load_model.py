@@ -15,6 +15,7 @@ from radixlm.base.errors import ConfigError, InvalidRequest
 from radixlm.base.lazy import load
 from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE, Ranks
+from radixlm.engine.draft_model import shares_head
 from radixlm.engine.model_info import ModelInfo
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.moe import MoeLayer
@@ -62,6 +63,7 @@ def load_model(
         ranks=ranks,
         place_experts=place_experts,
         moe_dense_tp=config.parallel.moe_dense_tp_size,
+        cuts_output_head=not shares_head(config, info),
     )
     report = load_weights(model, info.folder, config.model.load_format, device=device)
     if left_out := layers_left_out(report.ignored, info.decoder):

@@ -3,7 +3,7 @@
 import torch
 
 from radixlm.base.record import Record, field, replace
-from radixlm.distributed.groups import ALONE, Group, Ranks
+from radixlm.distributed.groups import ALONE, SOLO, Group, Ranks
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.linear import Linear
 from radixlm.layers.placement import Bounds, Placement, evenly
@@ -22,6 +22,7 @@ class LayerContext(Record):
     ranks: Ranks = ALONE
     cuts_heads: bool = True  # else each rank has all heads of an attention
     cuts_dense: bool = True  # else each rank has the dense feed-forwards of blocks whole
+    cuts_output_head: bool = True  # else each rank has the whole output head
 
     @property
     def of_dense(self) -> "LayerContext":
@@ -64,7 +65,8 @@ class LayerContext(Record):
     def head_linear(self, in_features: int, out_features: int, bias: bool = False) -> Linear:
         """The output head, in the format that the scheme has for it."""
         scheme = HeadScheme(self.scheme.head_fmt)
-        place = evenly(out_features, self.ranks.tp, scheme.rows_together(in_features))
+        group = self.ranks.tp if self.cuts_output_head else SOLO
+        place = evenly(out_features, group, scheme.rows_together(in_features))
         place = replace(place, to_first=True)
         return Linear(in_features, out_features, bias, scheme, self.kernels, place=place)
 

@@ -41,6 +41,7 @@ def build_model(
     ranks: Ranks = ALONE,
     place_experts: Callable[[Sequence[MoeLayer], Ranks], None] | None = None,
     moe_dense_tp: int | None = None,
+    cuts_output_head: bool = True,
 ) -> NativeModel:
     """A model without weights; ``weights.load.load_weights`` fills it.
 
@@ -48,7 +49,8 @@ def build_model(
     as in the checkpoint). With ``merge_windows``, windowed layers live in a full KV group.
     ``ranks`` share its layers; ``place_experts`` tells those with experts which each rank holds,
     an even part unless given. ``moe_dense_tp`` 1: each rank has the dense feed-forwards of a
-    mixture of experts whole. ConfigError for more ranks than attention heads.
+    mixture of experts whole; without ``cuts_output_head`` each has the whole output head.
+    ConfigError for more ranks than attention heads.
     """
     heads = [block.attention.heads for block in decoder.blocks if block.attention is not None]
     if heads and ranks.attn.size > max(heads):
@@ -56,7 +58,10 @@ def build_model(
             f"--tp-size: {ranks.attn.size} ranks cannot share the model's {max(heads)} attention "
             f"heads; {max(heads)} ranks can"
         )
-    context = LayerContext(kernels, device, compute_dtype, scheme or UnquantizedScheme(), ranks)
+    scheme = scheme or UnquantizedScheme()
+    context = LayerContext(
+        kernels, device, compute_dtype, scheme, ranks, cuts_output_head=cuts_output_head
+    )
     if moe_dense_tp == 1 and any(isinstance(block.ffn, Moe) for block in decoder.blocks):
         context = replace(context, cuts_dense=False)
     model: NativeModel
@@ -75,8 +80,9 @@ def build_model(
         stage = stage_of(decoder, ranks, costs)
         model = DecoderModel(decoder, context, weight_dtype, merge_windows, stage)
     if decoder.pool is not None:  # further layers of the tree, which the loader fills with the rest
-        model.pool = head_layers(decoder.pool.head, decoder.dim, context)
-        model.gate = head_layers(decoder.pool.gate, decoder.dim, context)
+        alone = replace(context, ranks=ALONE)  # the first rank computes it alone
+        model.pool = head_layers(decoder.pool.head, decoder.dim, alone)
+        model.gate = head_layers(decoder.pool.gate, decoder.dim, alone)
     if ranks.tp.size > 1:
         (place_experts or place_evenly)(mixtures_of(model), ranks)
     return model

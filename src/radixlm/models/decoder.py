@@ -215,6 +215,11 @@ class DecoderModel(Module):
         self.program: StepProgram | None = None
         self._program_backend: object = None
 
+    @property
+    def whole_head(self) -> PackedLinear | TiedTable:
+        """The head of all tokens, which a rank has where it is tied or was not to be cut."""
+        return self.embed.tied if self.decoder.tied else self.packed_head
+
     def tap(self, needs: HiddenNeeds | None) -> None:
         """From now on each step leaves these hidden states in ``ForwardBatch.taps_TN``. ConfigError
         for models with several residual streams."""
@@ -466,9 +471,13 @@ class DecoderModel(Module):
             return sinusoids(rows_T, self.decoder.dim, self.decoder.sinusoid_steps)
         return self.positions.run(rows_T)
 
+    def whole_logits(self, hidden_RD: Tensor) -> Tensor:
+        """``logits`` without adapters, which this rank computes alone."""
+        return self._logits(hidden_RD, None, self.whole_head)
+
     def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor:
-        """float32 [R, V], scaled and capped; a new tensor. ``lora``: the rows' adapters. Of several
-        stages the last computes them and the first gets them; others have none."""
+        """float32 [R, V], scaled and capped; a new tensor. ``lora``: the rows' adapters. All ranks
+        call it and the first gets the logits; of several stages the last computes them."""
         if self.pipeline is not None and not self.stage.is_last:
             if self.pipeline.place.rank == 0:
                 return self.pipeline.take_result(TARGETS)
@@ -478,7 +487,12 @@ class DecoderModel(Module):
             self.pipeline.give_result(TARGETS, logits_RV)
         return logits_RV
 
-    def _logits(self, hidden_RD: Tensor, lora: LoraRows | None) -> Tensor:
+    def _logits(
+        self,
+        hidden_RD: Tensor,
+        lora: LoraRows | None,
+        head: PackedLinear | TiedTable | None = None,
+    ) -> Tensor:
         decoder = self.decoder
         if decoder.head_layer is not None:
             dense_RD = self.head_dense.run(hidden_RD)
@@ -487,13 +501,14 @@ class DecoderModel(Module):
         if decoder.embed_dim:
             hidden_RD = self.embed_out.run(hidden_RD)
         if lora is not None and lora.has(self.head_site):
-            head = self.packed_head
-            cut = head if isinstance(head, CutLinear) else None
-            logits_RV = (head if cut is None else cut.inner).run(hidden_RD).float()
+            own = self.packed_head
+            cut = own if isinstance(own, CutLinear) else None
+            logits_RV = (own if cut is None else cut.inner).run(hidden_RD).float()
             lora.add_(self.head_site, hidden_RD, logits_RV)
             logits_RV = logits_RV if cut is None else cut.gathered(logits_RV)
         else:
-            logits_RV = self._run_head(hidden_RD).float()
+            run = self._run_head if head is None else head.run
+            logits_RV = run(hidden_RD).float()
         if decoder.logit_scale != 1.0:
             logits_RV = logits_RV * decoder.logit_scale
         if decoder.logit_softcap:

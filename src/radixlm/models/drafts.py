@@ -11,7 +11,7 @@ target's hidden states, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -129,6 +129,7 @@ class DraftModel(DecoderModel):
     once both are loaded."""
 
     needs: HiddenNeeds | None
+    _make_logits: Callable[[Tensor], Tensor]
     target_ids_V: Tensor | None  # int64: the target's token of each of the draft's; None: the same
 
     def __init__(
@@ -187,11 +188,11 @@ class DraftModel(DecoderModel):
         self.needs = HiddenNeeds(layers, not layers)
 
     def _share_head(self, target: DecoderModel, kept_ids_K: Tensor | None) -> None:
-        self.packed_head, self._target_decoder = target.packed_head, target.decoder
+        self.packed_head, self._target_decoder = target.whole_head, target.decoder
         if kept_ids_K is None:
-            self._make_logits = target.logits
+            self._make_logits = target.whole_logits
             return
-        rows_KD = target.packed_head.unpack()[kept_ids_K].contiguous()
+        rows_KD = target.whole_head.unpack()[kept_ids_K].contiguous()
         packed = self.context.kernels.pack_linear(rows_KD, None, self.context.scheme.head_fmt)
         self.packed_head, self._run_head, self._target_decoder = packed, packed.run, self.decoder
 
