@@ -7,55 +7,74 @@ from pathlib import Path
 import pytest
 import torch
 
-from radixlm.base.errors import CheckpointError
 from radixlm.distributed.topology import Topology
-from radixlm.lora.adapter import local_parts, read_adapter
-from radixlm.lora.targets import EMBED, HEAD, AdapterTargets
+from radixlm.lora.adapter import read_adapter
+from radixlm.lora.targets import AdapterTargets
 from tests.fakes.cut_model import CutModel, run_ranks
 from tests.fakes.lora_adapters import write_adapter, write_folder
 from tests.fakes.tiny_checkpoint import VOCAB, cached_tiny
 from tests.lora.test_run import PATTERN, Adapted
 
+HEADS = rf"({PATTERN})|lm_head$"
 LATENT = r"kv_b_proj$|q_b_proj$|o_proj$"
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["program", "layers"])
 @pytest.mark.parametrize("tp", [2, 3])
 @pytest.mark.parametrize(
     ("arch", "pattern"),
     [
-        ("LlamaForCausalLM", PATTERN), ("Qwen2ForCausalLM", PATTERN), ("Phi3ForCausalLM", PATTERN),
-        ("Qwen3NextForCausalLM", PATTERN), ("DeepseekV3ForCausalLM", LATENT),
+        ("LlamaForCausalLM", HEADS), ("Qwen2ForCausalLM", HEADS), ("Phi3ForCausalLM", HEADS),
+        ("GPT2LMHeadModel", PATTERN), ("Qwen3NextForCausalLM", PATTERN),
+        ("DeepseekV3ForCausalLM", LATENT),
     ],
 )  # fmt: skip
-def test_ranks_give_the_bits_of_one(arch: str, pattern: str, tp: int, tmp_path: Path) -> None:
+def test_ranks_give_the_bits_of_one(
+    arch: str, pattern: str, tp: int, shared: bool, tmp_path: Path
+) -> None:
+    """Plain adapters, DoRA, the output head; rows without an adapter beside them."""
     base = cached_tiny(arch)
+    dora = {} if pattern == LATENT else {"use_dora": True}
     folders = [
-        write_adapter(base, tmp_path / f"{i}", 2 + 3 * i, pattern, seed=i, size=0.1)
-        for i in range(2)
+        write_adapter(base, tmp_path / "0", 2, pattern, size=0.1),
+        write_adapter(base, tmp_path / "1", 5, PATTERN, seed=1, size=0.1, **dora),
     ]
     owners = {0: 0, 1: -1, 2: 1}
     alone = Adapted(base, folders)
-    alone.model.use_program = False  # which adds to the residual in another order
+    alone.model.use_program = shared  # type: ignore[union-attr]
     wanted = alone.run(owners)
-    cut = CutModel(base, Topology(tp=tp))
+    cut = CutModel(base, Topology(tp=tp), shared=shared)
     ranks = [Adapted(base, folders, model=model) for model in cut.models]
     got = run_ranks([lambda r=r: r.run(owners) for r in ranks], cut.ranks)[0]
     for sequence in owners:
         assert torch.equal(got[sequence], wanted[sequence]), sequence
 
 
-def test_what_is_not_cut_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_that_are_saved_whole(tied: bool, tmp_path: Path) -> None:
+    """A layer, its bias and the head in the place of the model's."""
+    base = cached_tiny("Qwen2ForCausalLM", tie_word_embeddings=tied)
+    generator = torch.Generator().manual_seed(1)
+    first, head = "base_model.model.model.layers.1.self_attn.k_proj", "base_model.model.lm_head"
+    tensors = {
+        f"{first}.weight": torch.randn(32, 64, generator=generator) * 0.2,
+        f"{first}.bias": torch.randn(32, generator=generator),
+        f"{head}.weight": torch.randn(VOCAB, 64, generator=generator) * 0.2,
+    }
+    config = {"r": 4, "modules_to_save": ["k_proj", "lm_head"]}
+    folder = write_folder(tmp_path / "a", config, tensors)
+    owners = {0: 0, 1: -1}
+    wanted = Adapted(base, [folder]).run(owners)
+    cut = CutModel(base, Topology(tp=2), shared=True)
+    ranks = [Adapted(base, [folder], model=model) for model in cut.models]
+    got = run_ranks([lambda r=r: r.run(owners) for r in ranks], cut.ranks)[0]
+    assert all(torch.equal(got[s], wanted[s]) for s in owners)
+    assert (got[0] - got[1]).abs().max() > 0.01
+
+
+def test_the_digest_is_that_of_the_whole_adapter(tmp_path: Path) -> None:
     base = cached_tiny("LlamaForCausalLM", tie_word_embeddings=False)
-    targets = AdapterTargets(CutModel(base, Topology(tp=2)).models[1])
-    head = "base_model.model.lm_head.lora_"
-    tensors = {f"{head}A.weight": torch.ones(4, 64), f"{head}B.weight": torch.ones(VOCAB, 4)}
-    folder = write_folder(tmp_path / "a", {"r": 4}, tensors)
-    with pytest.raises(CheckpointError, match="this layer of the model takes no adapter"):
-        read_adapter(folder, targets)
-    dora = write_adapter(base, tmp_path / "b", use_dora=True)
-    with pytest.raises(CheckpointError, match="with --tp-size above 1 are not supported"):
-        read_adapter(dora, targets)
-    whole = read_adapter(write_adapter(base, tmp_path / "c"), targets)
-    assert not {HEAD, EMBED} & set(local_parts(whole, targets))
-    other = AdapterTargets(CutModel(base, Topology(tp=2)).models[0])
-    assert read_adapter(tmp_path / "c", other).digest == whole.digest
+    write_adapter(base, tmp_path / "c")
+    models = CutModel(base, Topology(tp=2)).models
+    adapters = [read_adapter(tmp_path / "c", AdapterTargets(model)) for model in models]
+    assert adapters[0].digest == adapters[1].digest

@@ -35,17 +35,6 @@ class Placement(Record, eq=False):
     outputs: Bounds = ()
     to_first: bool = False
 
-    def rows_within(self, first: int, count: int) -> list[tuple[int, slice]]:
-        """Of ``count`` outputs of the layer from ``first`` on, those of this rank: runs of them,
-        each with its first place among the rank's outputs."""
-        found, at = [], 0
-        for begin, end in self.rows or ((0, first + count),):
-            low, high = max(begin, first), min(end, first + count)
-            if low < high:
-                found.append((at + low - begin, slice(low - first, high - first)))
-            at += end - begin
-        return found
-
 
 WHOLE = Placement()
 

@@ -18,6 +18,7 @@ from radixlm.base.record import Record, replace
 from radixlm.kernels.ops.lora import AdapterPart, LoraPart, TableRows
 from radixlm.layers.latent import UpProjection
 from radixlm.layers.linear import Linear
+from radixlm.layers.placement import Ranges
 from radixlm.lora.config import LoraConfig, read_lora_config
 from radixlm.lora.targets import EMBED, HEAD, KEY, VALUE, AdapterTargets, Target, place
 from radixlm.lora.tensors import (
@@ -103,8 +104,7 @@ def local_parts(adapter: Adapter, targets: AdapterTargets) -> dict[str, Sequence
     """What of the adapter this rank's parts of the layers need."""
     found: dict[str, Sequence[AdapterPart]] = {}
     for path, parts in adapter.parts.items():
-        layer = targets.sites.get(path)
-        rows = layer.place.rows if isinstance(layer, Linear) else ()
+        rows = targets.rows_of(path)
         found[path] = [
             one
             for part in parts
@@ -253,8 +253,6 @@ class _PartReader(AdapterReader):
         found: list[tuple[str, AdapterPart]] = []
         if paths == [EMBED]:
             found.append((EMBED, TableRows(torch.tensor(ids), rows_ND)))
-        if self._model.is_tied and self._model.is_head_cut:
-            raise ValueError("the head that shares the table is cut (--tp-size): not supported")
         if paths == [HEAD] or self._model.is_tied:
             order = sorted(range(len(ids)), key=ids.__getitem__)
             for run in _runs([ids[i] for i in order]):
@@ -305,16 +303,18 @@ class _PartReader(AdapterReader):
         rows at a time, in float32."""
         layer = self._model.sites.get(path)
         change_OI, bias_change = rows_OI, bias_O
-        outputs = slice(first, first + len(rows_OI))
+        span = first, len(rows_OI)
         if isinstance(layer, Linear) and hasattr(layer, "packed"):
-            _require_whole(layer)
-            change_OI = rows_OI - layer.packed.unpack()[outputs].float().cpu()
+            rows = layer.place.rows
+            change_OI = rows_OI - _of_rank(layer.packed.unpack(), rows, *span).float().cpu()
             bias_change = None if bias_O is None else _bias_change(layer, bias_O, first)
         elif self._model.has_weights:
             weight = self._model.end_weight(path)
             if weight is None:
                 raise ValueError("the model's head is quantized; what works: a plain one")
-            change_OI = rows_OI - weight[outputs].float().cpu()
+            # a tied head is read from the table, which is whole
+            rows = () if path == EMBED or self._model.is_tied else self._model.rows_of(path)
+            change_OI = rows_OI - _of_rank(weight, rows, *span).float().cpu()
         for at in range(0, len(change_OI), ROWS_OF_PART):
             a_RI = change_OI[at : at + ROWS_OF_PART].contiguous()
             bias = None if bias_change is None else bias_change[at : at + len(a_RI)].contiguous()
@@ -379,12 +379,18 @@ def _check_covered(covered: Tensor) -> None:
         raise ValueError("a part of its outputs is in a layer that takes no adapter")
 
 
-def _require_whole(layer: Linear) -> None:
-    if layer.place.rows:
-        raise ValueError(
-            "DoRA, trained biases and modules_to_save with --tp-size above 1 are not supported; "
-            "what works: plain LoRA"
-        )
+def _of_rank(own: Tensor, rows: Ranges, first: int, count: int) -> Tensor:
+    """``count`` outputs of a layer from ``first`` on, of which ``own`` holds this rank's ``rows``.
+    The others are zeros: what is made of them is cut away later."""
+    if not rows:
+        return own[first : first + count]
+    whole, at = own.new_zeros(count, *own.shape[1:]), 0
+    for begin, end in rows:
+        low, high = max(begin, first), min(end, first + count)
+        if low < high:
+            whole[low - first : high - first] = own[at + low - begin : at + high - begin]
+        at += end - begin
+    return whole
 
 
 def _bias_change(layer: Linear, whole_O: Tensor, first: int) -> Tensor:
@@ -392,24 +398,22 @@ def _bias_change(layer: Linear, whole_O: Tensor, first: int) -> Tensor:
     none."""
     if not hasattr(layer, "packed"):
         return whole_O  # the model has no weights: an adapter is only inspected
-    _require_whole(layer)
     own_O = layer.own_bias()
     if own_O is None:
         raise ValueError("its bias was trained, the model's layer has none")
-    return whole_O - own_O[first : first + len(whole_O)].cpu()
+    return whole_O - _of_rank(own_O, layer.place.rows, first, len(whole_O)).cpu()
 
 
 def _with_gain(part: LoraPart, magnitude_O: Tensor, is_mine: Tensor, layer: Linear) -> LoraPart:
     """DoRA: each row of W + scale * B A gets the length ``magnitude``. Other modules' rows stay."""
     if not hasattr(layer, "packed"):
         return part  # the model has no weights: an adapter is only inspected
-    _require_whole(layer)
-    outputs = slice(part.first, part.first + len(magnitude_O))
-    whole_OI = layer.packed.unpack()[outputs].float().cpu()
+    span = layer.place.rows, part.first, len(magnitude_O)
+    whole_OI = _of_rank(layer.packed.unpack(), *span).float().cpu()
     whole_OI = whole_OI + part.scale * (part.b_OR.float() @ part.a_RI.float())
     gain_O = torch.where(is_mine, magnitude_O / whole_OI.norm(dim=1), 1.0)
     own_O = layer.own_bias()
-    own_O = None if own_O is None else own_O[outputs].cpu().contiguous()
+    own_O = None if own_O is None else _of_rank(own_O, *span).cpu().contiguous()
     return LoraPart(
         part.a_RI, part.b_OR, part.scale, part.first, part.bias_O, gain_O.contiguous(), own_O
     )
@@ -419,7 +423,8 @@ def _check_copies(where: Path, source: TensorSource, targets: AdapterTargets) ->
     """Weights of the base model in the adapter's file must be those of the model."""
     for name, module in copied_tables(source):
         paths = [target.path for target in targets.find(module)]
-        mine, copied = targets.end_weight(paths[0]) if len(paths) == 1 else None, source.read(name)
+        is_one = len(paths) == 1 and not (paths == [HEAD] and targets.rows_of(HEAD))
+        mine, copied = targets.end_weight(paths[0]) if is_one else None, source.read(name)
         if mine is None:
             log.warning("%s: %s is not compared with the model", where, name)
         elif mine.shape != copied.shape or not torch.equal(mine, copied.to(mine.dtype)):

@@ -22,6 +22,7 @@ from radixlm.layers.latent import UpProjection
 from radixlm.layers.linear import Adaptable, Linear
 from radixlm.layers.modality_moe import ModalityMoeLayer
 from radixlm.layers.moe import MoeLayer
+from radixlm.layers.placement import CutLinear, Ranges
 from radixlm.quant.param import Shard
 from radixlm.weights.mapper import LoadableModel, ParamMapping, WeightsMapper
 
@@ -136,9 +137,6 @@ class AdapterTargets:
         for path, (num_in, num_out) in ends.items():
             for mapping in mapper.spellings(path):
                 name = mapping.tensors[0][0].removesuffix(".weight")
-                if path == HEAD and self.is_head_cut:
-                    self._others.add(name)
-                    continue
                 if mapping.recipe is None and len(mapping.tensors) == 1:
                     target = Target(path, num_in, num_out, 0, 1, (num_out,), None)
                     self._targets.setdefault(name, [target])
@@ -169,15 +167,17 @@ class AdapterTargets:
         """Whether the model is loaded; else adapters are only inspected."""
         return hasattr(self._model, "packed_head")
 
-    @property
-    def is_head_cut(self) -> bool:
-        """Whether ranks have parts of the output head, which takes no adapters then."""
-        model: Any = self._model
-        return bool(model.context.ranks.tp.size > 1)
+    def rows_of(self, path: str) -> Ranges:
+        """The outputs of a linear layer or the head that this rank has; () for all."""
+        site = self.sites.get(path)
+        if isinstance(site, Linear):
+            return site.place.rows
+        head = getattr(self._model, "packed_head", None) if path == HEAD else None
+        return head.place.rows if isinstance(head, CutLinear) else ()
 
     def end_weight(self, path: str) -> Tensor | None:
-        """The weight of the token table or the head, as the checkpoint has it; None where it is not
-        loaded, or quantized."""
+        """The weight of the token table or this rank's rows of the head, as the checkpoint has it;
+        None where it is not loaded, or quantized."""
         model: Any = self._model
         if path not in (HEAD, EMBED) or not self.has_weights:
             return None
