@@ -109,9 +109,10 @@ def rank_problems(config: ServerConfig) -> Iterator[str]:
         yield f"--nnodes {p.nnodes} must divide --tp-size x --pp-size = {ranks}"
     if p.node_rank >= p.nnodes:
         yield f"--node-rank {p.node_rank} must be below --nnodes {p.nnodes}"
-    if p.nnodes > 1 and p.dist_init_addr is None:
+    is_placed_here = p.nnodes > 1 and not p.use_ray
+    if is_placed_here and p.dist_init_addr is None:
         yield f"--nnodes {p.nnodes} needs --dist-init-addr host:port, where the nodes meet"
-    if p.nnodes > 1 and p.cluster_secret_file is None:
+    if is_placed_here and p.cluster_secret_file is None:
         yield f"--nnodes {p.nnodes} needs --cluster-secret-file FILE, with a secret that they share"
     if p.nnodes > 1 and p.num_replicas > 1:
         yield (

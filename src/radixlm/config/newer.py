@@ -193,7 +193,7 @@ _REFUSED: Mapping[str, str] = {
     "groups of ranks with other weights": "dwdp_size=1 moe_data_parallel_size=1 moe_dp_size=1",
     "expert parallelism that grows and shrinks": "elastic_ep_backend",
     "reports about the balance of experts": "expert_balancedness_report_mode=off",
-    "a launcher of several processes": "gated_launch_port use_ray",
+    "a launcher of several processes": "gated_launch_port",
     "gRPC": "grpc_mode grpc_port sidecar smg_grpc_mode",
     "HTTP/2": "enable_http2",
     "TLS": """

@@ -101,6 +101,11 @@ class ParallelConfig(Group):
         "Number of this host. Node 0 serves; the others run ranks for it.",
         Flag(within=NON_NEGATIVE, part_of=("nnodes",)),
     ] = 0
+    use_ray: Annotated[
+        bool,
+        "Have Ray place and restart the agents of the other hosts; --node-rank is not given then.",
+        Flag(part_of=("nnodes",)),
+    ] = False
     dist_init_addr: Annotated[
         str | None,
         "host:port of node 0, at which the other nodes join it.",

@@ -19,6 +19,9 @@ from typing import Any
 import zmq
 
 from radixlm.base.errors import ConfigError
+from radixlm.config.server_config import ServerConfig, flat
+from radixlm.engine.model_info import resolved
+from radixlm.engine.node_facts import node_facts
 from radixlm.engine.nodes import BEAT_S, LOST_S, MAX_MESSAGE_BYTES, WAIT_S
 from radixlm.engine.process import EngineProcess
 from radixlm.engine.rank_processes import COMMAND
@@ -36,7 +39,7 @@ from radixlm.wire.cluster import (
     ToNode0,
     Welcome,
 )
-from radixlm.wire.cluster_socket import FLAG, ClusterSocket
+from radixlm.wire.cluster_socket import FLAG, ClusterSocket, local_address, read_secret
 from radixlm.wire.codec import Codec
 from radixlm.wire.pieces import pieces
 
@@ -45,6 +48,9 @@ log = logging.getLogger(__name__)
 RETRY_S = 2 * LOST_S  # how long a node may wait for the place of one that is gone
 END_WAIT_S = 1.0  # for the process of a rank that has closed its socket
 MAX_HANDSHAKES = 3  # that fail in a row until the secret is believed to differ
+
+# options that a node reads from its own command line; node 0's hold for all others
+OWN = ("model_path", "tokenizer_path", "cluster_secret_file", "numa_node", "base_gpu_id")
 
 
 class RankProcess(EngineProcess):
@@ -249,3 +255,22 @@ class NodeAgent:
 
     def _send(self, message: ToNode0) -> None:
         self._socket.send(self._codec.encode(message))
+
+
+def make_agent(config: ServerConfig, given: frozenset[str], node_rank: int) -> NodeAgent:
+    """The agent of this node; with ``node_rank`` -1 node 0 chooses its number."""
+    parallel = config.parallel
+    address = parallel.dist_init_addr or ""
+    secret = read_secret(parallel.cluster_secret_file)
+    config, info = resolved(config, given)
+    options = {name: flat(config).get(name) for name in OWN}
+    threads, count = config.execute.cpu_threads, parallel.world_size // parallel.nnodes
+    options["cpu_threads"] = threads if "cpu_threads" in given else max(1, threads // count)
+    return NodeAgent(
+        address,
+        secret,
+        node_facts(config, info.folder, local_address(address)),
+        node_rank,
+        {name: value for name, value in options.items() if value is not None},
+        parallel.dist_timeout or WAIT_S,
+    )

@@ -12,42 +12,16 @@ from typing import Any
 
 from radixlm.base.errors import ConfigError
 from radixlm.base.log import set_up_logging
-from radixlm.config.server_config import ServerConfig, flat
-from radixlm.engine.model_info import resolved
-from radixlm.engine.node_agent import NodeAgent
-from radixlm.engine.node_facts import node_facts
-from radixlm.engine.nodes import WAIT_S
-from radixlm.wire.cluster_socket import local_address, read_secret
+from radixlm.config.server_config import ServerConfig
+from radixlm.engine.node_agent import NodeAgent, make_agent
 
 log = logging.getLogger(__name__)
-
-# options that a node reads from its own command line; node 0's hold for all others
-OWN = ("model_path", "tokenizer_path", "cluster_secret_file", "numa_node", "base_gpu_id")
-
-
-def make_agent(config: ServerConfig, given: frozenset[str]) -> NodeAgent:
-    """The agent of this node."""
-    parallel = config.parallel
-    address = parallel.dist_init_addr or ""
-    secret = read_secret(parallel.cluster_secret_file)
-    config, info = resolved(config, given)
-    options = {name: flat(config).get(name) for name in OWN}
-    threads, count = config.execute.cpu_threads, parallel.world_size // parallel.nnodes
-    options["cpu_threads"] = threads if "cpu_threads" in given else max(1, threads // count)
-    return NodeAgent(
-        address,
-        secret,
-        node_facts(config, info.folder, local_address(address)),
-        parallel.node_rank,
-        {name: value for name, value in options.items() if value is not None},
-        parallel.dist_timeout or WAIT_S,
-    )
 
 
 def run(config: ServerConfig, given: frozenset[str]) -> int:
     """Run the agent until node 0 stops or a signal; the exit status."""
     set_up_logging(f"node{config.parallel.node_rank}", config.observe.log_level)
-    agent = make_agent(config, given)
+    agent = make_agent(config, given, config.parallel.node_rank)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: agent.stop())
     server = _stub(config, agent)

@@ -65,6 +65,19 @@ def run(config: ServerConfig, given: frozenset[str]) -> int:
     if config.model.load_format != "dummy":
         read_ahead(info.folder)
     sock = listen(config)
+    if config.parallel.use_ray and config.parallel.nnodes > 1:
+        with load("radixlm.engine.ray_nodes:placed_nodes")(config) as config:
+            return _serve(config, given, info, sock, began_s)
+    return _serve(config, given, info, sock, began_s)
+
+
+def _serve(
+    config: ServerConfig,
+    given: frozenset[str],
+    info: ModelInfo,
+    sock: socket.socket,
+    began_s: float,
+) -> int:
     if config.serve.tokenizer_worker_num > 1:
         gc.enable()
         serve_many = load("radixlm.entrypoints.http.workers:serve_many")

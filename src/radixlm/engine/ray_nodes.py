@@ -1,0 +1,125 @@
+"""--use-ray: Ray places the agents of the other nodes as actors, and starts them again when they
+die. An agent joins node 0 like any other (``engine/node_agent.py``); Ray carries no plan and no
+tensor.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from radixlm.base.errors import ConfigError
+from radixlm.base.lazy import require
+from radixlm.base.log import set_up_logging
+from radixlm.config.server_config import ServerConfig, flat
+from radixlm.engine.node_agent import make_agent
+from radixlm.engine.nodes import WAIT_S
+from radixlm.wire.cluster_socket import read_secret
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def _secret_file(secret: str) -> Iterator[str]:
+    """A file of mode 0600 that holds the secret."""
+    file, name = tempfile.mkstemp(prefix="radixlm-secret-")
+    try:
+        with os.fdopen(file, "w") as opened:
+            opened.write(secret)
+        yield name
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+class AgentActor:
+    """What Ray runs on another node. Its ranks die with it."""
+
+    def run(self, options: dict[str, Any], secret: str) -> int:
+        """Serve until node 0 stops; ConfigError if it refuses this node."""
+        with _secret_file(secret) as file:
+            config = ServerConfig.from_kwargs(**options, cluster_secret_file=file)
+            set_up_logging("agent", config.observe.log_level)
+            return make_agent(config, frozenset(options), -1).run()
+
+
+@contextmanager
+def placed_nodes(config: ServerConfig) -> Iterator[ServerConfig]:
+    """Within it the agents of nodes 1, 2, ... run; the options with which node 0 meets them.
+    ConfigError without Ray, without its cluster, or without room in it."""
+    ray: Any = require("ray", "ray", "--use-ray")
+    require("ray.util.placement_group", "ray", "--use-ray")
+    p = config.parallel
+    try:
+        # RAY_ADDRESS, else the cluster that runs on this machine
+        ray.init(address="auto", namespace="radixlm", log_to_driver=True)
+    except ConnectionError as error:
+        raise ConfigError(f"--use-ray: {error}; `ray start --head` starts a cluster") from error
+    here = ray.util.get_node_ip_address()
+    address = p.dist_init_addr or f"{here}:{_free_port(here)}"
+    secret = read_secret(p.cluster_secret_file) if p.cluster_secret_file else secrets.token_hex(32)
+    group = _placement_group(ray, here, p.nnodes, p.dist_timeout or WAIT_S)
+    set_ = {"dist_init_addr": address, "use_ray": False}
+    sent = {k: v for k, v in flat(config.with_values(set_)).items() if v not in (None, "***")}
+    sent.pop("cluster_secret_file", None)
+    actors = [_start(ray, group, index) for index in range(1, p.nnodes)]
+    runs = [actor.run.remote(sent, secret) for actor in actors]
+    threading.Thread(target=_watch, args=(ray, runs), name="ray agents", daemon=True).start()
+    try:
+        with _secret_file(secret) as file:
+            yield config.with_values({**set_, "cluster_secret_file": file})
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+        ray.util.remove_placement_group(group)
+        ray.shutdown()
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _placement_group(ray: Any, here: str, nnodes: int, timeout_s: float) -> Any:
+    """A bundle for each node, on machines of their own as far as there are; the first here."""
+    bundles = [{"CPU": 1.0} for _ in range(nnodes)]
+    bundles[0][f"node:{here}"] = 0.001
+    group = ray.util.placement_group(bundles, strategy="SPREAD")
+    if not group.wait(timeout_s):
+        ray.util.remove_placement_group(group)
+        raise ConfigError(
+            f"--use-ray --nnodes {nnodes}: the Ray cluster has had no room for {nnodes} bundles of "
+            f"one CPU for {timeout_s:g} s; it has {ray.available_resources()}"
+        )
+    return group
+
+
+def _start(ray: Any, group: Any, index: int) -> Any:
+    """An actor in bundle ``index``, which Ray starts again, and its call of ``run`` too."""
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+        placement_group=group, placement_group_bundle_index=index
+    )
+    options = {"num_cpus": 1, "max_restarts": -1, "max_task_retries": -1}
+    return ray.remote(AgentActor).options(scheduling_strategy=strategy, **options).remote()
+
+
+def _watch(ray: Any, runs: Sequence[Any]) -> None:
+    """Log why an agent has ended."""
+    waiting = list(runs)
+    while waiting:
+        done, waiting = ray.wait(waiting)
+        for run in done:
+            try:
+                ray.get(run)
+            except ray.exceptions.RayTaskError as error:
+                log.error("an agent placed by Ray: %s", error.cause)
+            except ray.exceptions.RayError:  # the server stops
+                return
