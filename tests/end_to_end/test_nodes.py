@@ -71,6 +71,7 @@ def link() -> Iterator[str]:
     try:
         ip("addr", "add", f"{HOSTS[0]}/24", "dev", mine)
         ip("link", "set", mine, "up")
+        ip("-n", NAME, "link", "set", "lo", "up")
         for command in (f"addr add {HOSTS[1]}/24 dev {theirs}", f"link set {theirs} up"):
             ip("-n", NAME, *command.split())
         yield mine
