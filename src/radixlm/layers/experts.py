@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixlm.base.errors import ConfigError
 from radixlm.base.record import Record, replace
 from radixlm.distributed.groups import Group
 from radixlm.distributed.moves import exchange_slots
@@ -101,11 +100,6 @@ class SplitExperts:
         split, inside, table = self.split, self.split.inside, self.split.slots_VE
         if not isinstance(split.group, ShmGroup) and inside is None:
             return None
-        if inside is not None and not isinstance(inside.group, ShmGroup):
-            raise ConfigError(
-                "--nnodes: the ranks that share an expert must be of one host; --ep-size "
-                f"{inside.group.size * split.group.size} gives each rank whole experts"
-            )
         group = split.group.native if isinstance(split.group, ShmGroup) else None
         cut = (None, (), ()) if inside is None else (inside.group.native, inside.inner, inside.dim)
         return native().ExpertPart(group, split.starts, table.data_ptr(), *table.shape, *cut)
