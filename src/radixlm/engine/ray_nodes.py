@@ -42,16 +42,16 @@ def _secret_file(secret: str) -> Iterator[str]:
 class AgentActor:
     """What Ray runs on another node. Its ranks die with it."""
 
-    def run(self, options: dict[str, Any], secret: str) -> int:
+    def run(self, options: dict[str, Any], given: list[str], secret: str) -> int:
         """Serve until node 0 stops; ConfigError if it refuses this node."""
         with _secret_file(secret) as file:
             config = ServerConfig.from_kwargs(**options, cluster_secret_file=file)
             set_up_logging("agent", config.observe.log_level)
-            return make_agent(config, frozenset(options), -1).run()
+            return make_agent(config, frozenset(given), -1).run()
 
 
 @contextmanager
-def placed_nodes(config: ServerConfig) -> Iterator[ServerConfig]:
+def placed_nodes(config: ServerConfig, given: frozenset[str]) -> Iterator[ServerConfig]:
     """Within it the agents of nodes 1, 2, ... run; the options with which node 0 meets them.
     ConfigError without Ray, without its cluster, or without room in it."""
     ray: Any = require("ray", "ray", "--use-ray")
@@ -68,9 +68,10 @@ def placed_nodes(config: ServerConfig) -> Iterator[ServerConfig]:
     group = _placement_group(ray, here, p.nnodes, p.dist_timeout or WAIT_S)
     set_ = {"dist_init_addr": address, "use_ray": False}
     sent = {k: v for k, v in flat(config.with_values(set_)).items() if v not in (None, "***")}
-    sent.pop("cluster_secret_file", None)
+    for name in {"cluster_secret_file", "cpu_threads"} - (given & {"cpu_threads"}):
+        sent.pop(name, None)  # of each node
     actors = [_start(ray, group, index) for index in range(1, p.nnodes)]
-    runs = [actor.run.remote(sent, secret) for actor in actors]
+    runs = [actor.run.remote(sent, sorted(given), secret) for actor in actors]
     threading.Thread(target=_watch, args=(ray, runs), name="ray agents", daemon=True).start()
     try:
         with _secret_file(secret) as file:

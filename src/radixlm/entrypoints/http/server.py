@@ -66,7 +66,7 @@ def run(config: ServerConfig, given: frozenset[str]) -> int:
         read_ahead(info.folder)
     sock = listen(config)
     if config.parallel.use_ray and config.parallel.nnodes > 1:
-        with load("radixlm.engine.ray_nodes:placed_nodes")(config) as config:
+        with load("radixlm.engine.ray_nodes:placed_nodes")(config, given) as config:
             return _serve(config, given, info, sock, began_s)
     return _serve(config, given, info, sock, began_s)
 
