@@ -110,9 +110,14 @@ class TextIndex:
         """Where the end of ``tail`` occurs, at least ``min_match`` tokens of it and with a token
         behind it; None if nowhere. The last ``lag`` tokens may not be indexed yet."""
         self._index(lag)
-        last = tail[-MAX_CHAIN:].tolist()
+        last, item = tail[-MAX_CHAIN:].tolist(), self._ids.item
         for chains in self._chains:
-            places = chains.places(last)
+            # most of those that only share a hash differ here, and cost no numpy
+            places = [
+                place
+                for place in chains.places(last)
+                if item(place) == last[-1] and item(place - 1) == last[-2]
+            ]
             if not places:
                 continue
             ends = np.array(places, np.int64)
