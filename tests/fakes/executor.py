@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from radixlm.step.plan import Item, Items, StepPlan
+from radixlm.step.plan import DecodeBatch, Drafts, Item, Items, PageUpdate, StepPlan
 from radixlm.step.result import ItemResult, StepResult
 
 VOCAB = 31
@@ -196,3 +196,56 @@ class StagedExecutor(FakeExecutor):
 
 class StagedStateExecutor(StagedExecutor, StateExecutor):
     """Several stages of a recurrent model."""
+
+
+class GroupedExecutor:
+    """Of data-parallel attention: each group of slots has an executor with pages of its own, and
+    gets its part of each plan, maybe an empty one."""
+
+    def __init__(self, groups: list[FakeExecutor], slots_per_group: int) -> None:
+        self.groups, self.per_group = groups, slots_per_group
+        self.steps: list[StepPlan] = []
+        self.control = groups[0].control
+
+    def forward(self, plan: StepPlan) -> list[FakeStep]:
+        self.steps.append(plan)
+        return [one.forward(self._part(plan, group)) for group, one in enumerate(self.groups)]
+
+    def _part(self, plan: StepPlan, group: int) -> StepPlan:
+        def own(parts: Any) -> list[Any]:
+            return [part for part in parts if part.slot // self.per_group == group]
+
+        pages = own(plan.pages)
+        if (new := plan.new_pages) is not None:
+            columns = zip(new.slots.tolist(), new.columns.tolist(), new.pages, strict=True)
+            pages += own(PageUpdate(0, s, c, np.array([page])) for s, c, page in columns)
+        items = Items.of(plan.items)
+        index = [i for i, item in enumerate(items) if item.slot // self.per_group == group]
+        mine: Items | list[Item] = [items[i] for i in index]
+        if (drafts := items.drafts) is not None:
+            rows = [i for i in index if i < len(items.starts)]
+            slots = items.decodes.slots[rows]
+            rids = tuple(items.decodes.rids[i] for i in rows)
+            tokens = [token for i in rows for token in items.drafts_of(i).tolist()]
+            kept = Drafts(drafts.lens[rows], np.array(tokens, np.int32))
+            mine = Items(
+                DecodeBatch(rids, slots), items.starts[rows], tuple(own(items.prefills)), kept
+            )
+        return StepPlan(
+            plan.index, mine, tuple(own(plan.admissions)), (), tuple(pages),
+            copies=tuple(own(plan.copies)),
+        )  # fmt: skip
+
+    def sample(self, steps: list[FakeStep], masks: dict[int, Any]) -> None:
+        assert not masks
+        for step, one in zip(steps, self.groups, strict=True):
+            one.sample(step, {})
+
+    def read(self, steps: list[FakeStep]) -> StepResult:
+        by_slot = {
+            item.slot: result
+            for step in steps
+            for item, result in zip(step.plan.items, step.results, strict=True)
+        }
+        items = self.steps[steps[0].plan.index].items
+        return StepResult.of(items, [by_slot[item.slot] for item in items])

@@ -10,6 +10,7 @@ from radixlm.memory.prefix.chunk import ChunkCache
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
+from radixlm.scheduler.grouped_kv_cache import GroupedKVCacheManager
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
 from radixlm.scheduler.limits import Limits
@@ -23,6 +24,7 @@ from tests.fakes.executor import (
     EOS,
     VOCAB,
     FakeExecutor,
+    GroupedExecutor,
     StagedExecutor,
     StagedStateExecutor,
     StateExecutor,
@@ -53,32 +55,45 @@ class SchedulerHarness:
         min_tail: int | None = 1,
         drafts: ForcedDrafts | None = None,
         states: bool = False,
+        groups: int = 1,
         **limits: Any,
     ) -> None:
+        """``groups``: of data-parallel attention, with as many pages each."""
         if states:  # of a recurrent model, in `num_window` pages
             window, min_tail = 1, None
         if drafts is not None:
             limits["max_drafts"] = drafts.most
         self.limits = replace(LIMITS, **limits)
         size, slots = self.limits.page_size, self.limits.max_running
-        allocator = PageAllocator(num_pages, size)
-        window_pages = None
-        group = None
-        if window:
-            second = PageAllocator(num_window, size)
-            window_pages = WindowPages(second, WindowTable(window, size), states)
-            group = WindowGroup(second, window)
-        cache = (
-            RadixCache(allocator, size, window=group) if radix else ChunkCache(size, bool(window))
-        )
-        sizes = num_pages + 1, size, slots + 1, num_window
-        kinds: tuple[type[FakeExecutor], type[FakeExecutor]] = (FakeExecutor, StateExecutor)
-        if self.limits.stages > 1:
-            kinds = (StagedExecutor, StagedStateExecutor)
-        self.executor = kinds[states](*sizes, 0 if states else window)
-        self.kv_manager = KVCacheManager(
-            allocator, SlotAllocator(slots), cache, size, window_pages, min_tail
-        )
+
+        def make_manager(slot_allocator: SlotAllocator) -> KVCacheManager:
+            allocator = PageAllocator(num_pages, size)
+            window_pages = None
+            group = None
+            if window:
+                second = PageAllocator(num_window, size)
+                window_pages = WindowPages(second, WindowTable(window, size), states)
+                group = WindowGroup(second, window)
+            is_hybrid = bool(window)
+            cache = (
+                RadixCache(allocator, size, window=group) if radix else ChunkCache(size, is_hybrid)
+            )
+            return KVCacheManager(allocator, slot_allocator, cache, size, window_pages, min_tail)
+
+        def make_executor() -> FakeExecutor:
+            sizes = num_pages + 1, size, slots + 1, num_window
+            kinds: tuple[type[FakeExecutor], type[FakeExecutor]] = (FakeExecutor, StateExecutor)
+            if self.limits.stages > 1:
+                kinds = (StagedExecutor, StagedStateExecutor)
+            return kinds[states](*sizes, 0 if states else window)
+
+        self.executor: Any = make_executor()
+        self.kv_manager = make_manager(SlotAllocator(slots))
+        if groups > 1:
+            each = slots // groups
+            ranges = [SlotAllocator(each, group * each) for group in range(groups)]
+            self.kv_manager = GroupedKVCacheManager([make_manager(one) for one in ranges])
+            self.executor = GroupedExecutor([make_executor() for _ in ranges], each)
         hooks, self.drafts = Hooks(features), drafts
         drafting = drafts.drafting(self.limits, self.kv_manager, hooks) if drafts else None
         self.mine, theirs = MemoryChannel.pair()

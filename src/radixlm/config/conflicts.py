@@ -124,11 +124,28 @@ def rank_problems(config: ServerConfig) -> Iterator[str]:
     yield from _expert_problems(p)
     if p.moe_dense_tp_size not in (None, 1, p.tp_size):
         yield f"--moe-dense-tp-size {p.moe_dense_tp_size}: 1 and --tp-size {p.tp_size} work"
+
+
+def attention_group_problems(config: ServerConfig) -> Iterator[str]:
+    """Groups of ranks that attend to requests of their own."""
+    p = config.parallel
     if p.enable_dp_attention and (p.dp_size == 1 or p.tp_size % p.dp_size):
         yield (
             f"--enable-dp-attention needs a --dp-size above 1 that divides --tp-size {p.tp_size}, "
             f"got {p.dp_size}"
         )
+    if p.enable_dp_attention and config.adapters.enable_lora:
+        yield (
+            "--enable-dp-attention cannot be combined with --enable-lora: a rank knows the "
+            "adapters of its own group's tokens only; --tp-size alone works"
+        )
+    if p.enable_dp_attention and config.speculate.uses_device_drafter:
+        yield (
+            "--enable-dp-attention: a draft model reads hidden states, of which each group has its "
+            "own; --speculative-algorithm NGRAM works"
+        )
+    if p.enable_dp_attention and p.pp_size > 1:
+        yield "--enable-dp-attention cannot be combined with --pp-size; --pp-size 1 works"
     if p.enable_dp_lm_head and not p.enable_dp_attention:
         yield "--enable-dp-lm-head needs --enable-dp-attention, whose groups it splits"
 
@@ -244,6 +261,7 @@ RULES: tuple[Rule, ...] = (
     triton_problems,
     conflict_problems,
     rank_problems,
+    attention_group_problems,
     schedule_problems,
     bucket_problems,
     adapter_problems,

@@ -87,13 +87,15 @@ class ParallelConfig(Group):
     ] = False
     enable_dp_attention: Annotated[
         bool,
-        "Data-parallel attention with tensor-parallel MLPs.",
-        Flag(state="planned", needs=_TP),
+        "Data-parallel attention: --dp-size groups of ranks attend to requests of their own, the "
+        "other layers have the tokens of all.",
+        Flag(),
     ] = False
     enable_dp_lm_head: Annotated[
         bool,
-        "Split the vocabulary inside the attention group of data-parallel attention.",
-        Flag(state="planned", needs=_TP),
+        "Split the vocabulary inside the groups of data-parallel attention, each of which computes "
+        "the logits of its own tokens.",
+        Flag(),
     ] = False
     nnodes: Annotated[int, "Hosts that share the ranks of a replica.", Flag(within=POSITIVE)] = 1
     node_rank: Annotated[

@@ -8,6 +8,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.drafting import max_drafts
 from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.rank_processes import topology_of
 from radixlm.executor.capacity import STATES_PER_REQUEST
 from radixlm.scheduler.limits import Limits, RopeLengths
 
@@ -26,7 +27,8 @@ def limits_for_pools(pools: Pools, config: ServerConfig, info: ModelInfo) -> Lim
     )
     if pools.states is None:
         return limits
-    max_running = max(1, pools.sizes.num_window // STATES_PER_REQUEST)
+    groups = topology_of(config).attn_dp
+    max_running = groups * max(1, pools.sizes.num_window // STATES_PER_REQUEST)
     return replace(limits, max_running=min(limits.max_running, max_running))
 
 
@@ -37,7 +39,9 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
     is_encoder = info.decoder.encoder is not None
     is_whole = chunk < 0 or is_encoder
     budget = schedule.max_prefill_tokens if chunk < 0 else chunk
-    max_running, stages = schedule.max_running_requests or 64, config.parallel.pp_size
+    # each attention group has as many
+    max_running = _multiple(schedule.max_running_requests or 64, topology_of(config).attn_dp)
+    stages = config.parallel.pp_size
     has_states = any(block.state is not None for block in info.decoder.blocks)
     micro_batch = config.parallel.max_micro_batch_size or max(1, max_running // stages)
     return Limits(
@@ -67,6 +71,11 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
         weights_version=config.model.weight_version,
         log_interval=config.observe.decode_log_interval or 0,
     )
+
+
+def _multiple(number: int, factor: int) -> int:
+    """``number`` rounded to a multiple of ``factor``, not to 0."""
+    return max(1, number // factor) * factor
 
 
 def overlap_depth(config: ServerConfig, info: ModelInfo) -> int:

@@ -61,6 +61,7 @@ def load_model(
             config.model.quantization, config.model.torchao_config, checkpoint_quant(info.folder)
         ),
         ranks=ranks,
+        splits_head=config.parallel.enable_dp_lm_head,
         place_experts=place_experts,
         moe_dense_tp=config.parallel.moe_dense_tp_size,
         cuts_output_head=not shares_head(config, info),

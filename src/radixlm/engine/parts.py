@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from radixlm.attention.base import AttentionBackend
 from radixlm.base.errors import CheckpointError
@@ -21,10 +21,12 @@ from radixlm.engine.limits import overlap_depth
 from radixlm.engine.logit_processors import processor_targets
 from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.rank_processes import topology_of
 from radixlm.executor.adapters import AdapterTable
 from radixlm.executor.device import Device
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.graphs import draft_widths
+from radixlm.executor.grouped_runner import GroupedRunner
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.media_embeddings import ImageVectors, VectorPooler
 from radixlm.executor.model_drafter import ModelDrafter
@@ -42,6 +44,7 @@ from radixlm.models.build import Model, head_of
 from radixlm.models.decoder import DecoderModel
 from radixlm.sampling.processors import LogitProcessors, ServerFacts
 from radixlm.sampling.table import SamplingTable
+from radixlm.scheduler.grouped_kv_cache import GroupedKVCacheManager
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
 from radixlm.scheduler.limits import Limits
@@ -110,7 +113,11 @@ def make_runner(
     pipeline = model.pipeline if isinstance(model, DecoderModel) else None
     if pipeline is not None and pipeline.place.rank == 0:
         return PipelinedRunner(runner_parts, options, pipeline)
-    return Runner(runner_parts, options)
+    groups = model.context.attention_groups if isinstance(model, DecoderModel) else None
+    if groups is None:
+        return Runner(runner_parts, options)
+    per_group = num_slots // groups.num_groups
+    return GroupedRunner(runner_parts, options, cast(DecoderModel, model), groups, per_group)
 
 
 def _drafter(
@@ -127,7 +134,18 @@ def _pooler(model: Model, media: EncoderCache | None) -> Pooler:
 
 
 def make_kv_manager(config: ServerConfig, pools: Pools, limits: Limits) -> KVCacheManager:
-    """The KV cache manager of the pools."""
+    """The KV cache manager of the pools, of which each attention group has its own."""
+    num_groups = topology_of(config).attn_dp
+    if num_groups == 1:
+        return _make_manager(config, pools, limits, SlotAllocator(limits.max_running))
+    count = limits.max_running // num_groups
+    slots = (SlotAllocator(count, group * count) for group in range(num_groups))
+    return GroupedKVCacheManager([_make_manager(config, pools, limits, one) for one in slots])
+
+
+def _make_manager(
+    config: ServerConfig, pools: Pools, limits: Limits, slots: SlotAllocator
+) -> KVCacheManager:
     page_size = pools.page_size
     allocator = PageAllocator(pools.sizes.num_full + 1, page_size)
     window = None
@@ -139,7 +157,7 @@ def make_kv_manager(config: ServerConfig, pools: Pools, limits: Limits) -> KVCac
     shares_nothing = isinstance(prefix_cache, ChunkCache)
     return KVCacheManager(
         allocator,
-        SlotAllocator(limits.max_running),
+        slots,
         prefix_cache,
         page_size,
         window,

@@ -298,7 +298,7 @@ class Runner:
         step.batch = self._graph_batches.get((size, width))
 
     @torch.inference_mode()
-    def _run(self, step: StepHandle, need_hidden: bool, states: _StateRows | None) -> None:
+    def _run(self, step: StepHandle, need_hidden: bool, states: StateRows | None) -> None:
         """Run the step without a graph."""
         shape, builder = step.shape, step.inputs.builder
         builder.update_tables(shape)
@@ -333,7 +333,7 @@ class Runner:
         if self._recorder is not None:
             self._recorder.collect(partial(_tokens_of, step, batch))
 
-    def _state_rows(self, plan: StepPlan) -> _StateRows | None:
+    def _state_rows(self, plan: StepPlan) -> StateRows | None:
         """For recurrent layers: page table rows, first tokens and token counts of the items."""
         if self.states is None:
             return None
@@ -475,7 +475,7 @@ class Runner:
         return self._commands[verb](args)
 
 
-_StateRows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+StateRows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 def _wanted(step: StepHandle) -> list[LogprobParams | None]:

@@ -3,6 +3,7 @@
 import torch
 
 from radixlm.base.record import Record, field, replace
+from radixlm.distributed.attention_groups import AttentionGroups
 from radixlm.distributed.groups import ALONE, SOLO, Group, Ranks
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.linear import Linear
@@ -21,13 +22,14 @@ class LayerContext(Record):
     scheme: Scheme = field(default_factory=UnquantizedScheme)
     ranks: Ranks = ALONE
     cuts_heads: bool = True  # else each rank has all heads of an attention
+    attention_groups: AttentionGroups | None = None  # with data-parallel attention
     cuts_dense: bool = True  # else each rank has the dense feed-forwards of blocks whole
     cuts_output_head: bool = True  # else each rank has the whole output head
 
     @property
     def of_dense(self) -> "LayerContext":
         """The context of a block's dense feed-forward."""
-        return self if self.cuts_dense else replace(self, ranks=ALONE)
+        return self if self.cuts_dense else replace(self, ranks=ALONE, attention_groups=None)
 
     def after(self, inputs: Bounds, in_features: int, out_features: int) -> Placement | None:
         """Of a layer whose inputs the ranks that share the attention have in parts; () for none."""
@@ -65,7 +67,9 @@ class LayerContext(Record):
     def head_linear(self, in_features: int, out_features: int, bias: bool = False) -> Linear:
         """The output head, in the format that the scheme has for it."""
         scheme = HeadScheme(self.scheme.head_fmt)
-        group = self.ranks.tp if self.cuts_output_head else SOLO
+        groups = self.attention_groups
+        group = self.ranks.attn if groups is not None and groups.splits_head else self.ranks.tp
+        group = group if self.cuts_output_head else SOLO
         place = evenly(out_features, group, scheme.rows_together(in_features))
         place = replace(place, to_first=True)
         return Linear(in_features, out_features, bias, scheme, self.kernels, place=place)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.record import Record, replace
+from radixlm.distributed.attention_groups import AttentionGroups
 from radixlm.distributed.groups import Group
 from radixlm.distributed.moves import exchange_slots
 from radixlm.distributed.shm import ShmGroup
@@ -83,10 +84,13 @@ def even_split(num_experts: int, group: Group, zero_experts: int = 0) -> ExpertS
 
 
 class SplitExperts:
-    """``PackedExperts`` of which ``pack`` holds this rank's."""
+    """``PackedExperts`` of which ``pack`` holds this rank's. ``groups``: of attention, each of
+    which brings its own tokens."""
 
-    def __init__(self, pack: PackedExperts, split: ExpertSplit) -> None:
-        self.pack, self.split = pack, split
+    def __init__(
+        self, pack: PackedExperts, split: ExpertSplit, groups: AttentionGroups | None = None
+    ) -> None:
+        self.pack, self.split, self._groups = pack, split, groups
         self._part = self._make_part()
         self._combine = pack.combine if isinstance(pack, Experts) else combine
 
@@ -114,7 +118,13 @@ class SplitExperts:
         self.split = replace(split, logical_P=tuple(logical_P))
 
     def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
-        """As in ``PackedExperts``; the same on all ranks."""
+        """As in ``PackedExperts``."""
+        if self._groups is None:
+            return self._run(x_TD, weights_TK, ids_TK)
+        return self._groups.own(self._run(*map(self._groups.gather, (x_TD, weights_TK, ids_TK))))
+
+    def _run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+        """The same on all ranks, for tokens that all of them have."""
         group, tokens, top_k = self.split.group, *ids_TK.shape
         if self.split.inside is not None:
             assert isinstance(self.pack, Experts)

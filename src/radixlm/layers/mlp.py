@@ -26,7 +26,7 @@ class MlpLayer(Module):
         parts = (spec.inner, spec.inner) if spec.gated else (spec.inner,)
         rows, is_unfused = sum(parts), bool(spec.sparsity or spec.limit)
         gate_act = spec.act if spec.gated and not is_unfused else ""
-        group = context.ranks.tp
+        group, self._groups = context.ranks.tp, context.attention_groups
         own = context.evenly(dim, rows, len(parts), group)
         after = context.evenly(spec.inner, dim, group=group)
         self.inner = spec.inner  # channels between the two layers
@@ -52,6 +52,11 @@ class MlpLayer(Module):
 
     def run(self, x_TD: Tensor) -> Tensor:
         """The feed-forward branch: [T, D]."""
+        if self._groups is not None:
+            return self._groups.own(self._run(self._groups.gather(x_TD)))
+        return self._run(x_TD)
+
+    def _run(self, x_TD: Tensor) -> Tensor:
         h = self.up.run(x_TD)
         if self.spec.sparsity:
             gate, up = h.chunk(2, -1)

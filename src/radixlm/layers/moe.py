@@ -68,6 +68,7 @@ class MoeLayer(Module):
     def __init__(self, spec: Moe, dim: int, context: LayerContext) -> None:
         self.spec = spec
         self._kernels: Kernels = context.kernels
+        self._groups = context.attention_groups
         wide, dim = dim, spec.width or dim  # what the router reads, what the experts read
         self._together = context.scheme.rows_together(dim), context.scheme.rows_together(spec.inner)
         self._fmts = (context.scheme.fmt(dim), context.scheme.fmt(spec.inner))
@@ -206,7 +207,7 @@ class MoeLayer(Module):
             up, down = (weight.clone() if copies else weight for weight in weights)
             reference = pack_experts if self.spec.gated else UngatedExperts
             pack = reference(up, down, biases[0], biases[1], act)
-        self.experts = pack if self.share is None else SplitExperts(pack, self.share)
+        self.experts = pack if self.share is None else SplitExperts(pack, self.share, self._groups)
         if self.share is not None and self.share.inside and not isinstance(pack, Experts):
             raise CheckpointError(
                 "no kernel runs parts of these experts; --ep-size as --tp-size works"

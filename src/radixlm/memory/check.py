@@ -94,7 +94,8 @@ def repair(
         group.allocator.rebuild(held=np.setdiff1d(held, cached), cached=cached)
         num_pages += max(0, group.allocator.num_free - num_free)
     num_slots = slots.num_free
-    slots.rebuild(h.slot for h in holdings if 0 <= h.slot < slots.num_total)
+    all_slots = range(slots.first, slots.first + slots.num_total)
+    slots.rebuild(h.slot for h in holdings if h.slot in all_slots)
     num_slots = max(0, slots.num_free - num_slots)
     remaining = check(allocator, slots, cache, holdings, window_allocator)
     return Repair(violations, num_pages, num_slots, remaining)

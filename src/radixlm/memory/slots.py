@@ -7,10 +7,11 @@ from radixlm.base.errors import InvariantError
 
 
 class SlotAllocator:
-    """Gives out slots ``0 .. num_slots - 1``, the lowest free one first."""
+    """Gives out slots ``first .. first + num_slots - 1``, the lowest free one first."""
 
-    def __init__(self, num_slots: int) -> None:
-        self._free = list(range(num_slots))
+    def __init__(self, num_slots: int, first: int = 0) -> None:
+        self.first = first
+        self._free = list(range(first, first + num_slots))
         self._is_free = bytearray(b"\x01" * num_slots)
 
     @property
@@ -28,26 +29,27 @@ class SlotAllocator:
         if not self._free:
             return None
         slot = heapq.heappop(self._free)
-        self._is_free[slot] = 0
+        self._is_free[slot - self.first] = 0
         return slot
 
     def free(self, slot: int) -> None:
         """Takes a slot back; InvariantError if it is not in use."""
-        if not 0 <= slot < len(self._is_free):
+        index = slot - self.first
+        if not 0 <= index < len(self._is_free):
             raise InvariantError(f"slot {slot} of {len(self._is_free)}")
-        if self._is_free[slot]:
+        if self._is_free[index]:
             raise InvariantError(f"slot {slot} is freed twice")
-        self._is_free[slot] = 1
+        self._is_free[index] = 1
         heapq.heappush(self._free, slot)
 
     def used(self) -> list[int]:
         """The slots in use, ascending."""
-        return [slot for slot, is_free in enumerate(self._is_free) if not is_free]
+        return [slot for slot, is_free in enumerate(self._is_free, self.first) if not is_free]
 
     def rebuild(self, used: Iterable[int]) -> None:
         """Makes the free list anew: every slot not in ``used`` is free."""
         self._is_free[:] = b"\x01" * len(self._is_free)
         for slot in used:
-            self._is_free[slot] = 0
+            self._is_free[slot - self.first] = 0
         # Ascending, hence already a heap.
-        self._free = [slot for slot, is_free in enumerate(self._is_free) if is_free]
+        self._free = [slot for slot, is_free in enumerate(self._is_free, self.first) if is_free]

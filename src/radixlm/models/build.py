@@ -11,6 +11,7 @@ from radixlm.arch.names import untied_with_bias
 from radixlm.arch.spec import Decoder, Moe
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import replace
+from radixlm.distributed.attention_groups import AttentionGroups
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
@@ -39,6 +40,7 @@ def build_model(
     merge_windows: bool = False,
     scheme: Scheme | None = None,
     ranks: Ranks = ALONE,
+    splits_head: bool = False,
     place_experts: Callable[[Sequence[MoeLayer], Ranks], None] | None = None,
     moe_dense_tp: int | None = None,
     cuts_output_head: bool = True,
@@ -50,6 +52,7 @@ def build_model(
     ``ranks`` share its layers; ``place_experts`` tells those with experts which each rank holds,
     an even part unless given. ``moe_dense_tp`` 1: each rank has the dense feed-forwards of a
     mixture of experts whole; without ``cuts_output_head`` each has the whole output head.
+    With ``splits_head``, a group of data-parallel attention computes the logits of its own tokens.
     ConfigError for more ranks than attention heads.
     """
     heads = [block.attention.heads for block in decoder.blocks if block.attention is not None]
@@ -59,8 +62,15 @@ def build_model(
             f"heads; {max(heads)} ranks can"
         )
     scheme = scheme or UnquantizedScheme()
+    groups = AttentionGroups(ranks, splits_head) if ranks.place.attn_tp < ranks.place.tp else None
     context = LayerContext(
-        kernels, device, compute_dtype, scheme, ranks, cuts_output_head=cuts_output_head
+        kernels,
+        device,
+        compute_dtype,
+        scheme,
+        ranks,
+        attention_groups=groups,
+        cuts_output_head=cuts_output_head,
     )
     if moe_dense_tp == 1 and any(isinstance(block.ffn, Moe) for block in decoder.blocks):
         context = replace(context, cuts_dense=False)

@@ -82,7 +82,8 @@ class DecoderModel(Module):
         self.head_site = self.embed_site = -1
         self._step_adapters = StepAdapters()
         is_cpu = cpu.available and context.device.type == "cpu"
-        self.use_program = is_cpu
+        # the steps of a program have the same tokens from end to end
+        self.use_program = is_cpu and context.attention_groups is None
         # states and windows would share the second page space: then windows keep all tokens
         own = decoder.blocks[stage.first : stage.end]
         self.state_layers = tuple(b.state.states for b in own if b.state is not None)

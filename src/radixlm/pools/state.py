@@ -78,6 +78,12 @@ class StatePool:
             for tensor in tensors:
                 tensor[list(target)] = tensor[list(source)]
 
+    def zero_null_page(self) -> None:
+        """After a step with a row of the dummy slot, which has written there."""
+        for tensors in self.layers:
+            for tensor in tensors:
+                tensor[0] = 0
+
     def begin(self, table_SP: Ids, starts_S: Ids, counts_S: Ids) -> StateStep:
         """How the step's sequences advance: ``starts`` tokens were computed, ``counts`` are new,
         ``table`` are their pages."""

@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from radixlm.base.errors import RadixError
-from radixlm.memory.check import repair
 from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.planner import Planner
@@ -177,6 +176,4 @@ class ControlHandler:
         self.num_breaches += len(violations)
         for violation in violations:
             log.error("KV cache manager: %s", violation)
-        window = kv_manager.window.pages if kv_manager.window is not None else None
-        holdings = kv_manager.holdings(running)
-        repair(kv_manager.pages, kv_manager.slots, kv_manager.prefix_cache, holdings, window)
+        kv_manager.repair(running)

@@ -9,12 +9,14 @@ A hit goes on behind whole pages: where a page of the prefix cache or of a runni
 next tokens (``min_tail`` or more), it is copied, and the copy is the request's own.
 """
 
-from collections.abc import Iterable
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from radixlm.base.record import Record, replace
-from radixlm.memory.check import Holding, check
+from radixlm.memory.check import Holding, check, repair
 from radixlm.memory.pages import NULL_PAGE, PageAllocator
 from radixlm.memory.prefix.base import Match, PrefixCache, Tail
 from radixlm.memory.prefix.window import WindowTable
@@ -65,6 +67,31 @@ class KVCacheManager:
         self.min_tail = min_tail
         self.num_hit_tokens = 0
         self.num_queried_tokens = 0
+
+    @property
+    def parts(self) -> Sequence[KVCacheManager]:
+        """The managers with pages of their own: this one, unless there are attention groups."""
+        return (self,)
+
+    def shares_pages(self, first: Request, second: Request) -> bool:
+        """Whether pages that one request frees can be given to the other."""
+        return True
+
+    def take_changes(self) -> tuple[list[PageUpdate], NewPages | None, list[PageCopy]]:
+        """What the next plan changes of the page tables, and what it copies."""
+        changes = self.updates, self.new_pages, self.copies
+        self.updates, self.new_pages, self.copies = [], None, []
+        return changes
+
+    def drop_changes(self, slot: int) -> None:
+        """Of a request that is released."""
+        self.updates = [u for u in self.updates if u.slot != slot]
+        self.copies = [c for c in self.copies if c.slot != slot]
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """The share of the prompts' tokens that were found in the prefix cache."""
+        return self.num_hit_tokens / max(1, self.num_queried_tokens)
 
     @property
     def num_available(self) -> int:
@@ -448,6 +475,11 @@ class KVCacheManager:
         """Invariant violations in words; empty if each page and each slot has one owner."""
         window = self.window.pages if self.window is not None else None
         return check(self.pages, self.slots, self.prefix_cache, self.holdings(running), window)
+
+    def repair(self, running: Iterable[Request]) -> None:
+        """Free what nobody owns."""
+        window = self.window.pages if self.window is not None else None
+        repair(self.pages, self.slots, self.prefix_cache, self.holdings(running), window)
 
 
 def _before_span(request: Request, start: int, count: int) -> int:

@@ -344,7 +344,7 @@ class Scheduler:
             num_used_tokens=kv_manager.num_used_tokens,
             num_total_tokens=kv_manager.num_total_tokens,
             gen_throughput=self._throughput,
-            cache_hit_rate=kv_manager.num_hit_tokens / max(1, kv_manager.num_queried_tokens),
+            cache_hit_rate=kv_manager.cache_hit_rate,
             num_retracted=self.planner.num_retracted,
             num_paused=len(self.planner.running) if self.is_paused else 0,
             is_paused=self.is_paused,

@@ -95,20 +95,20 @@ class Planner:
 
     def _make_plan(self, items: Items) -> StepPlan:
         draft_lens = self._drafting.device_lens(items) if self._drafting else None
+        updates, new_pages, copies = self.kv_manager.take_changes()
         plan = StepPlan(
             index=self._index,
             items=items,
             admissions=tuple(self._admissions),
             releases=tuple(self.releases),
-            pages=tuple(self.kv_manager.updates),
+            pages=tuple(updates),
             feature_data=self.hooks.extend(items),
-            new_pages=self.kv_manager.new_pages,
-            copies=tuple(self.kv_manager.copies),
+            new_pages=new_pages,
+            copies=tuple(copies),
             draft_lens=draft_lens,
         )
         self._index += 1
-        self._admissions, self.releases, self.kv_manager.updates = [], [], []
-        self.kv_manager.copies, self.kv_manager.new_pages = [], None
+        self._admissions, self.releases = [], []
         return plan
 
     def _make_items(self, slots: Int64Array, prefills: list[Item]) -> Items:
@@ -236,7 +236,7 @@ class Planner:
     def _allocate_next_token(self, request: Request) -> bool:
         """Allocate for one token more, retracting the newest requests if need be."""
         while not self.kv_manager.allocate(request, request.num_computed + 1):
-            victim = self._choose_victim()
+            victim = self._choose_victim(request)
             if victim is None or victim is request:
                 if victim is request and len(self.running) > 1:
                     self.retract(request)
@@ -244,9 +244,13 @@ class Planner:
             self.retract(victim)
         return True
 
-    def _choose_victim(self) -> Request | None:
-        """The request to retract: of the lowest priority, the latest; none with steps in flight."""
-        return self._least_important([r for r in self.running if not r.inflight and not r.finish])
+    def _choose_victim(self, needy: Request | None = None) -> Request | None:
+        """The request to retract: of the lowest priority, the latest; none with steps in flight.
+        ``needy``: who is to get its pages."""
+        found = [r for r in self.running if not r.inflight and not r.finish]
+        if needy is not None:
+            found = [r for r in found if self.kv_manager.shares_pages(needy, r)]
+        return self._least_important(found)
 
     def _least_important(self, candidates: list[Request]) -> Request | None:
         if not candidates or not self.limits.priorities:
@@ -263,8 +267,7 @@ class Planner:
         self.kv_manager.insert(request)
         self.kv_manager.free(request)
         self.releases.append(slot)
-        self.kv_manager.updates = [u for u in self.kv_manager.updates if u.slot != slot]
-        self.kv_manager.copies = [c for c in self.kv_manager.copies if c.slot != slot]
+        self.kv_manager.drop_changes(slot)
         self._admissions = [a for a in self._admissions if a.slot != slot]
 
     def retract(self, request: Request) -> None:

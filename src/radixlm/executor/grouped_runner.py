@@ -1,0 +1,163 @@
+"""GroupedRunner: a rank of data-parallel attention. It attends to the requests of its group; the
+layers behind the attention and the head have the tokens of all groups.
+
+Legend: T tokens of the step, R rows with logits, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from radixlm.base.record import replace
+from radixlm.distributed.attention_groups import AttentionGroups
+from radixlm.executor.media import caught
+from radixlm.executor.results import StepHandle
+from radixlm.executor.runner import Model, Runner, RunnerOptions, RunnerParts, StateRows
+from radixlm.kernels.ops.lora import LoraRows
+from radixlm.step.batch import ForwardBatch
+from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Drafts, Items, PageCopy, StepPlan
+
+
+class LayerModel(Model, Protocol):
+    """A model whose layers and head can be run apart."""
+
+    def forward(self, batch: ForwardBatch) -> Tensor: ...
+
+
+class _Order:
+    """Where the rows of a step lie when the groups' rows follow each other. ``counts``: of each
+    group; ``places``: of each row of the step."""
+
+    def __init__(self, groups_N: NDArray[np.int64], rows_N: NDArray[np.int64], num: int) -> None:
+        groups = np.repeat(groups_N, rows_N)
+        self.counts = tuple(np.bincount(groups, minlength=num).tolist())
+        self.places = torch.from_numpy(np.argsort(np.argsort(groups, kind="stable")))
+
+
+class GroupedModel:
+    """Runs the layers on the tokens of one group, and the head on the rows of all."""
+
+    def __init__(self, model: LayerModel, groups: AttentionGroups, vocab: int) -> None:
+        self._model, self._groups, self.vocab = model, groups, vocab
+        self.tokens = self.rows = _Order(np.zeros(0, np.int64), np.zeros(0, np.int64), 1)
+
+    def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Hidden states and logits of all groups, in the order of the step. A group without tokens
+        has run one that nobody reads."""
+        groups, tokens, rows = self._groups, self.tokens, self.rows
+        x_TD = self._model.forward(batch)
+        logits_RV = hidden_TD = None
+        if len(rows.places):
+            own_RD = x_TD[batch.logits_rows_R][: rows.counts[groups.group]]
+            logits_RV = self._logits(own_RD)
+        if need_hidden:
+            own_TD = x_TD[: tokens.counts[groups.group]]
+            hidden_TD = groups.gather(own_TD, tokens.counts)[tokens.places]
+        return hidden_TD, logits_RV
+
+    def _logits(self, own_RD: Tensor) -> Tensor:
+        """Of the rows of all groups; ``own`` are this group's."""
+        groups, rows = self._groups, self.rows
+        if not groups.splits_head:
+            return self._model.logits(groups.gather(own_RD, rows.counts)[rows.places])
+        # a group without rows brings none
+        own_RV = self._model.logits(own_RD) if len(own_RD) else own_RD.new_empty(0, self.vocab)
+        logits_RV = groups.collect(own_RV.float(), rows.counts)
+        return logits_RV[rows.places] if len(logits_RV) else logits_RV
+
+    def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor:
+        return self._model.logits(hidden_RD, lora)
+
+
+class GroupedRunner(Runner):
+    """Group g has the slots [g * n, g * n + n) of ``slots_per_group`` n."""
+
+    def __init__(
+        self,
+        parts: RunnerParts,
+        options: RunnerOptions,
+        model: LayerModel,
+        groups: AttentionGroups,
+        slots_per_group: int,
+    ) -> None:
+        super().__init__(parts, options)
+        self.model = self._grouped = GroupedModel(model, groups, self.sampling.vocab_size)
+        self._groups, self._per_group = groups, slots_per_group
+        self._own_inputs = self._make_inputs(self.tables.num_slots * (1 + options.max_drafts))
+        dummy = DecodeBatch(("",), np.array([self.tables.dummy]))
+        self._idle = Items(dummy, np.zeros(1, np.int64))
+        self._own_decodes = (EMPTY_DECODES, EMPTY_DECODES)  # the step's last, and ours of them
+
+    def _run(self, step: StepHandle, need_hidden: bool, states: StateRows | None) -> None:
+        """Run the layers on this group's items; the results are those of all."""
+        own = self._own_items(step.items)
+        items = own if len(own) else self._idle
+        self._set_order(step.items)
+        lora = None if self.adapters is None else self.adapters.rows(items)
+        shape, plan = self._own_inputs.fill(items, 0, 1), replace(step.plan, items=own)
+        mine = StepHandle(plan, items, shape, self._own_inputs, lora)
+        super()._run(mine, need_hidden, super()._state_rows(replace(plan, items=items)))
+        if self.states is not None and not len(own):
+            self.states.zero_null_page()
+        step.hidden_TD, step.logits_RV, step.failed = mine.hidden_TD, mine.logits_RV, mine.failed
+        if not step.shape.is_decode:
+            step.drafts = step.inputs.builder.draft_rows(step.shape)
+        self._find_failures(step)
+
+    def _state_rows(self, plan: StepPlan) -> None:
+        """Those of a group's own items are asked for when they are known."""
+
+    def _copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        super()._copy_pages([copy for copy in copies if self._is_own(copy.slot)])
+
+    def _is_own(self, slot: int) -> bool:
+        return slot // self._per_group == self._groups.group
+
+    def _own_items(self, items: Items) -> Items:
+        """The items of this group, in their order."""
+        decodes, drafts = items.decodes, items.drafts
+        is_own = decodes.slots // self._per_group == self._groups.group
+        index = np.flatnonzero(is_own)
+        if self._own_decodes[0] is not decodes:
+            place = {old: new for new, old in enumerate(index.tolist())}
+            hidden = frozenset(place[i] for i in decodes.hidden if i in place)
+            slots = decodes.slots[index]
+            self._own_decodes = (decodes, DecodeBatch(("",) * len(slots), slots, {}, hidden))
+        if drafts is not None:
+            own = drafts.tokens
+            if own is not None:
+                own = own[np.repeat(is_own, drafts.lens)]
+            drafts = Drafts(drafts.lens[index], own) if len(index) else None
+        prefills = tuple(item for item in items.prefills if self._is_own(item.slot))
+        return Items(self._own_decodes[1], items.starts[index], prefills, drafts)
+
+    def _set_order(self, items: Items) -> None:
+        """Tell the model and its layers which rows come from which group."""
+        prefills, num = items.prefills, self._groups.num_groups
+        slots = np.append(items.decodes.slots, [item.slot for item in prefills]).astype(np.int64)
+        counts = np.ones(len(items), np.int64)
+        if items.drafts is not None:
+            counts[: len(items.starts)] += items.drafts.lens
+        rows = counts.copy()
+        counts[len(items.starts) :] = [item.count for item in prefills]
+        rows[len(items.starts) :] = [item.emit for item in prefills]
+        groups = slots // self._per_group
+        self._grouped.tokens = tokens = _Order(groups, counts, num)
+        self._grouped.rows = _Order(groups, rows, num)
+        self._groups.counts = [max(1, count) for count in tokens.counts]
+
+    def _find_failures(self, step: StepHandle) -> None:
+        """Media that the other groups' encoders cannot read, which is the same here."""
+        for item in step.items.prefills if self.media is not None else ():
+            if self._is_own(item.slot) or item.tokens is None:
+                continue
+            for media in self.tables.state(item.slot).media:
+                with caught(media, item.rid, step.failed):
+                    assert self.media is not None
+                    self.media.of(media)

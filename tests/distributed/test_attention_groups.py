@@ -1,0 +1,80 @@
+"""Data-parallel attention in a replica of threads: the bits of one rank, layer by layer."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from tests.fakes.thread_replica import thread_engine
+from tests.fakes.tiny_checkpoint import cached_tiny
+
+from radixlm.models.decoder import DecoderModel
+
+SIZES = {"max_total_tokens": 4096, "cpu_threads": 1, "log_level": "warning"}
+TWO_GROUPS = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}
+
+
+def body(seed: int) -> dict[str, Any]:
+    """Greedy or seeded, with penalties, some with the log-probabilities of the prompt."""
+    rng = random.Random(seed)
+    ids = [rng.randrange(3, 250) for _ in range(rng.randint(1, 60))]
+    sampling: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0.0}
+    if seed % 2:
+        sampling |= {"temperature": 0.9, "sampling_seed": seed, "frequency_penalty": 0.3}
+    fields = {"return_logprob": True, "logprob_start_len": 0} if seed % 3 == 0 else {}
+    if seed == 4:
+        fields = {"return_hidden_states": True}
+    return {"input_ids": ids, "sampling_params": sampling, **fields}
+
+
+BODIES = [body(seed) for seed in range(7)]
+
+
+def shown(answer: dict[str, Any]) -> Any:
+    names = ("input_token_logprobs", "output_token_logprobs", "hidden_states")
+    return answer["output_ids"], [answer["meta_info"].get(name) for name in names]
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Any]:
+    """Of requests alone, beside a group without work, then of all at once."""
+    # groups run layer by layer; a step program rounds experts and states otherwise
+    monkeypatch.setattr(DecoderModel, "_program_for", lambda self, batch: None)
+    options |= {"enable_return_hidden_states": True, **SIZES}
+    with (
+        thread_engine(monkeypatch, **options) as engine,
+        ThreadPoolExecutor(len(BODIES)) as threads,
+    ):
+        alone = [shown(engine.generate(**one)) for one in BODIES[:3]]
+        assert engine.flush_cache()
+        together = list(threads.map(lambda one: shown(engine.generate(**one)), BODIES))
+        info = engine.get_server_info()["internal_states"][0]
+        assert info["num_breaches"] == 0
+        assert len(info["memory_usage"].get("ranks", [0])) == options.get("tp_size", 1)
+    return [alone, together]
+
+
+@pytest.mark.parametrize("head", [{}, {"enable_dp_lm_head": True}], ids=["head of all", "own head"])
+@pytest.mark.parametrize(
+    ("arch", "tp"),
+    [
+        ("Qwen3ForCausalLM", 2),
+        ("Qwen3ForCausalLM", 4),  # a group shares its heads, all share the feed-forward layers
+        ("Gemma3ForCausalLM", 2),
+        ("Qwen3MoeForCausalLM", 2),
+        ("DeepseekV3ForCausalLM", 2),
+        ("Qwen3NextForCausalLM", 2),
+    ],
+)
+def test_two_groups_give_the_bits_of_one_rank(
+    arch: str, tp: int, head: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"model_path": str(cached_tiny(arch))}
+    alone = answers(monkeypatch, **model)
+    assert answers(monkeypatch, **model, **{**TWO_GROUPS, "tp_size": tp}, **head) == alone
+
+
+def test_drafts_of_the_groups_are_verified_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = {"model_path": "radix-tiny", "speculative_algorithm": "NGRAM"}
+    assert answers(monkeypatch, **model, **TWO_GROUPS) == answers(monkeypatch, **model)
