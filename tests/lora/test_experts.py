@@ -14,6 +14,7 @@ from torch import Tensor
 from radixlm.base.errors import CheckpointError
 from radixlm.lora.adapter import read_adapter
 from radixlm.lora.inspect import targets_of
+from radixlm.quant.load_time import make_scheme
 from tests.fakes.lora_adapters import merged, write_adapter, write_folder
 from tests.fakes.tiny_checkpoint import cached_tiny, reference_model, write_tokenizer
 from tests.lora.test_run import Adapted
@@ -139,6 +140,20 @@ def test_company_changes_no_bit(arch: str, tmp_path: Path) -> None:
     layers = adapted.run(owners)
     for sequence in owners:
         torch.testing.assert_close(layers[sequence], together[sequence], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("quantization", ["int8wo", "w8a8_int8"])
+def test_quantized_experts(quantization: str, tmp_path: Path) -> None:
+    """Base rows keep their bits; the others are as near to merged weights as these are."""
+    base = cached_tiny("Qwen3MoeForCausalLM")
+    folder, scheme = stacked_adapter(base, tmp_path / "a"), make_scheme(quantization)
+    adapted, plain = Adapted(base, [folder], scheme=scheme), Adapted(base, [], scheme=scheme)
+    got, exact = adapted.run({0: 0, 1: -1}), Adapted(base, [folder]).run({0: 0, 1: -1})
+    assert torch.equal(got[1], plain.run({1: -1})[1])
+    assert torch.equal(adapted.run({0: 0}, 3)[0], got[0])
+    errors = [(got[s] - exact[s]).norm() / exact[s].norm() for s in (0, 1)]
+    assert errors[0] < 2 * errors[1] < 0.4, errors
+    assert (got[0] - got[1]).norm() > 3 * (got[0] - exact[0]).norm()
 
 
 @pytest.mark.parametrize("kernels", ["", "reference"])

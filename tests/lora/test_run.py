@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,10 +37,15 @@ class Adapted:
     """A model with adapters 0, 1, ..."""
 
     def __init__(
-        self, base: Path, adapters: Sequence[Path], kernels: str = "", model: Model | None = None
+        self,
+        base: Path,
+        adapters: Sequence[Path],
+        kernels: str = "",
+        model: Model | None = None,
+        **build: Any,
     ) -> None:
         self.kernels = bind("cpu", {"all": kernels} if kernels else None)
-        self.model: Model = model or load_model(base, self.kernels)
+        self.model: Model = model or load_model(base, self.kernels, **build)
         targets = AdapterTargets(self.model)
         self.model.adapt(tuple(targets.sites.values()))
         site = {path: number for number, path in enumerate(targets.sites)}
