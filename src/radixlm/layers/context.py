@@ -31,6 +31,14 @@ class LayerContext(Record):
         """The context of a block's dense feed-forward."""
         return self if self.cuts_dense else replace(self, ranks=ALONE, attention_groups=None)
 
+    @property
+    def head_group(self) -> Group:
+        """The ranks among which the output head is cut."""
+        groups = self.attention_groups
+        if not self.cuts_output_head:
+            return SOLO
+        return self.ranks.attn if groups is not None and groups.splits_head else self.ranks.tp
+
     def after(self, inputs: Bounds, in_features: int, out_features: int) -> Placement | None:
         """Of a layer whose inputs the ranks that share the attention have in parts; () for none."""
         if not inputs:
@@ -67,10 +75,7 @@ class LayerContext(Record):
     def head_linear(self, in_features: int, out_features: int, bias: bool = False) -> Linear:
         """The output head, in the format that the scheme has for it."""
         scheme = HeadScheme(self.scheme.head_fmt)
-        groups = self.attention_groups
-        group = self.ranks.attn if groups is not None and groups.splits_head else self.ranks.tp
-        group = group if self.cuts_output_head else SOLO
-        place = evenly(out_features, group, scheme.rows_together(in_features))
+        place = evenly(out_features, self.head_group, scheme.rows_together(in_features))
         place = replace(place, to_first=True)
         return Linear(in_features, out_features, bias, scheme, self.kernels, place=place)
 

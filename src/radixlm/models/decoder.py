@@ -198,7 +198,7 @@ class DecoderModel(Module):
         head: PackedLinear | TiedTable
         if self.stage.is_last or (self.stage.is_first and self.decoder.tied):
             if self.decoder.tied:
-                head = cut_table(self.embed.tied, self.decoder.vocab, self.context.ranks.tp)
+                head = cut_table(self.embed.tied, self.decoder.vocab, self.context.head_group)
             else:
                 head = self.head.packed
             self.packed_head, self._run_head = head, head.run
