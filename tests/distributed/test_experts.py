@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.distributed.test_groups import together
 from tests.distributed.test_shm import segments
-from tests.fakes.cut_model import CutModel, logits_of
+from tests.fakes.cut_model import CutModel, StepRunner, logits_of
 from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import cached_tiny
 from torch import Tensor
@@ -27,6 +27,7 @@ from radixlm.kernels.ops.moe import pack_experts as pack_reference
 from radixlm.layers.experts import ExpertSplit, InsideCut, SplitExperts, even_split
 from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.program import struct
+from radixlm.models.build import mixtures_of
 
 EXPERTS, DIM, INNER = 6, 48, 40
 Pack = Callable[[Tensor, Tensor], PackedExperts]
@@ -183,6 +184,30 @@ def test_experts_cut_inside_have_the_bits_of_whole_ones(
 
     for got in together([r.tp for r in ranks], run):
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+MODELS = (
+    "Qwen3MoeForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "GptOssForCausalLM",
+    "Qwen3NextForCausalLM",
+)
+
+
+@pytest.mark.parametrize("arch", MODELS)
+@pytest.mark.parametrize(("tp", "ep"), [(2, 2), (3, 1), (4, 2)])
+def test_models_have_the_bits_of_one_rank(arch: str, tp: int, ep: int) -> None:
+    """Step programs with whole experts, with parts of them, and with both."""
+    folder = cached_tiny(arch)
+    whole = load_model(folder, bind("cpu", {}))
+    tokens = {0: [5, 6, 7, 8, 9, 10, 11], 1: [20] * 12}
+    wanted = logits_of(StepRunner(whole, "cpu", 16), tokens)
+    cut = CutModel(folder, Topology(tp=tp, ep=ep), shared=True)
+    found = cut.prefill(tokens, backend="cpu", page_size=16, kind=StepRunner)
+    assert whole.program is not None and all(one.program is not None for one in cut.models)
+    assert all(torch.equal(found[s], wanted[s]) for s in tokens)
+    layers = mixtures_of(cut.models[0])
+    assert layers and all(layer.share and bool(layer.share.inside) == (ep < tp) for layer in layers)
 
 
 def test_dense_feed_forwards_may_be_whole_on_each_rank() -> None:

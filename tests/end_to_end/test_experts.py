@@ -52,7 +52,7 @@ KINDS = ("input", "output")
 
 @pytest.fixture(scope="module")
 def wanted() -> list[Any]:
-    with start(tp_size=2) as engine:
+    with start() as engine:
         return answers(engine)
 
 
@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> 
 
 async def test_a_rank_may_die_while_experts_move() -> None:
     """Every step rebalances; the streams go on with the same tokens."""
-    with start(tp_size=2) as engine:
+    with start() as engine:
         wanted = [shown(engine.generate(**one)) for one in BODIES]
     eplb = ("--enable-eplb", "--ep-num-redundant-experts", "2")
     flags = (*eplb, "--eplb-rebalance-num-iterations", "1", "--tp-size", "2", *FLAGS)
