@@ -206,6 +206,7 @@ class GroupedExecutor:
         self.groups, self.per_group = groups, slots_per_group
         self.steps: list[StepPlan] = []
         self.control = groups[0].control
+        self.places: dict[int, dict[int, int]] = {}  # index of an item in its group's part
 
     def forward(self, plan: StepPlan) -> list[FakeStep]:
         self.steps.append(plan)
@@ -221,6 +222,7 @@ class GroupedExecutor:
             pages += own(PageUpdate(0, s, c, np.array([page])) for s, c, page in columns)
         items = Items.of(plan.items)
         index = [i for i, item in enumerate(items) if item.slot // self.per_group == group]
+        self.places[group] = {i: place for place, i in enumerate(index)}
         mine: Items | list[Item] = [items[i] for i in index]
         if (drafts := items.drafts) is not None:
             rows = [i for i in index if i < len(items.starts)]
@@ -229,7 +231,10 @@ class GroupedExecutor:
             tokens = [token for i in rows for token in items.drafts_of(i).tolist()]
             kept = Drafts(drafts.lens[rows], np.array(tokens, np.int32))
             mine = Items(
-                DecodeBatch(rids, slots), items.starts[rows], tuple(own(items.prefills)), kept
+                DecodeBatch(rids, slots),
+                items.starts[rows],
+                tuple(own(items.prefills)),
+                kept if rows else None,
             )
         return StepPlan(
             plan.index, mine, tuple(own(plan.admissions)), (), tuple(pages),
@@ -237,9 +242,9 @@ class GroupedExecutor:
         )  # fmt: skip
 
     def sample(self, steps: list[FakeStep], masks: dict[int, Any]) -> None:
-        assert not masks
-        for step, one in zip(steps, self.groups, strict=True):
-            one.sample(step, {})
+        for group, (step, one) in enumerate(zip(steps, self.groups, strict=True)):
+            places = self.places[group]
+            one.sample(step, {places[i]: mask for i, mask in masks.items() if i in places})
 
     def read(self, steps: list[FakeStep]) -> StepResult:
         by_slot = {

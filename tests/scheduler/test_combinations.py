@@ -85,12 +85,14 @@ def draw_world(rng: random.Random) -> dict[str, Any]:
 
 
 def draw_stages(rng: random.Random) -> dict[str, Any]:
-    """Pipeline stages, and whether the model is recurrent."""
+    """Pipeline stages or groups of data-parallel attention, and whether the model is recurrent."""
     stages, states = rng.choice([1, 1, 2, 3, 5]), rng.random() < 0.25
     found: dict[str, Any] = {"window": 0, "states": True, "num_window": 160} if states else {}
     if stages > 1:
         found |= {"stages": stages, "depth": stages - 1, "waits_for_chunks": states}
         found["max_micro_batch"] = rng.choice([None, 1, 3])
+    elif rng.random() < 0.6:
+        found["groups"] = 2
     return found
 
 
