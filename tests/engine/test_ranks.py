@@ -1,0 +1,126 @@
+"""What rank 0 and the other ranks of a host say to each other, in threads of one process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+
+from radixlm.base.errors import CheckpointError, RadixError, RankLost
+from radixlm.config.server_config import ServerConfig
+from radixlm.engine.rank_processes import RankProcesses
+from radixlm.engine.ranks import Followers, LeaderLink
+from radixlm.executor.relay import Answer
+
+CONFIG = ServerConfig.from_kwargs(tp_size=3, rank_timeout_s=20.0)
+
+
+class Sockets:
+    """In place of processes: the ends of their sockets."""
+
+    def __init__(self) -> None:
+        pairs = {rank: socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for rank in (1, 2)}
+        self.sockets = {rank: pair[0] for rank, pair in pairs.items()}
+        self.theirs = {rank: pair[1].detach() for rank, pair in pairs.items()}
+        self.ranks = [1, 2]
+        self.on_loss: Callable[[str], None] = lambda reason: None
+        self.has_stopped = False
+
+    def wait(self) -> None:
+        """They run."""
+
+    def stop(self) -> None:
+        self.has_stopped = True
+
+
+Replica = tuple[Sockets, Followers, list[LeaderLink]]
+
+
+@pytest.fixture
+def replica() -> Iterator[Replica]:
+    sockets = Sockets()
+    first = Followers(cast(RankProcesses, sockets), CONFIG)
+    links = [
+        LeaderLink({"rank": rank, "ranks": [0, 1, 2], "socket": sockets.theirs[rank]}, CONFIG)
+        for rank in (1, 2)
+    ]
+    yield sockets, first, links
+    for link in (*sockets.sockets.values(), *(other._socket for other in links)):
+        link.close()
+
+
+def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
+    found: dict[int, Any] = {}
+    threads = [
+        threading.Thread(target=lambda n=n, call=call: found.update({n: call()}))
+        for n, call in enumerate(calls)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return [found[n] for n in range(len(calls))]
+
+
+def test_ranks_agree_on_the_smallest_of_each_number(replica: Replica) -> None:
+    _, first, (second, third) = replica
+    for numbers in ([(5, 9), (7, 3), (6, 6)], [(1,), (1,), (1,)], [(), (), ()]):
+        calls = zip((first, second, third), numbers, strict=True)
+        got = at_once([lambda p=p, n=n: p.agree(n) for p, n in calls])  # type: ignore[misc]
+        assert got == [[min(column) for column in zip(*numbers, strict=True)]] * 3
+
+
+def test_messages_of_any_size_come_in_order(replica: Replica) -> None:
+    sockets, first, links = replica
+    large = os.urandom(9 << 20)  # more than the ring holds, and far more than a socket
+
+    def send() -> None:
+        first.tell(ord("p"), large)
+        first.tell(ord("c"), b"next")
+        first.stop()
+
+    def read(link: LeaderLink) -> list[bytes]:
+        return [bytes(link.read()) for _ in range(3)]
+
+    got = at_once([send, lambda: read(links[0]), lambda: read(links[1])])
+    assert got[1] == got[2] == [b"p" + large, b"cnext", b"s"]
+    assert sockets.has_stopped
+
+
+def test_a_call_waits_for_all_ranks_and_gives_their_answers_in_order(replica: Replica) -> None:
+    _, first, (second, third) = replica
+    call, answers = first.expect()
+    other, later = first.expect()
+    third.answer(Answer(2, call, "c"))
+    third.answer(Answer(2, other, None, "no such file", "InvalidRequest"))
+    assert not answers.done()
+    second.answer(Answer(1, call, "b"))
+    second.answer(Answer(1, other, "fine"))
+    assert answers.result(20) == ["b", "c"]
+    with pytest.raises(RadixError, match="rank 2: no such file"):
+        later.result(20)
+
+
+def test_a_rank_that_cannot_load_ends_the_start_with_its_reason(replica: Replica) -> None:
+    _, first, (second, third) = replica
+    second.answer(Answer(1, -2, [4]))
+    third.fail(CheckpointError("layers.3.q_proj: expected 4 heads, checkpoint has 8"))
+    with pytest.raises(CheckpointError, match=r"rank 2: layers\.3\.q_proj"):
+        first.agree((4,))
+
+
+def test_a_loss_ends_every_wait(replica: Replica) -> None:
+    sockets, first, (second, third) = replica
+    threading.Timer(0.05, lambda: sockets.on_loss("rank 2 ended with SIGKILL")).start()
+    with pytest.raises(RankLost, match="rank 2 ended with SIGKILL"):
+        second.read()
+    with pytest.raises(RankLost):
+        first.ranks.tp.barrier()
+    first_end = sockets.sockets[2]
+    first_end.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(RankLost, match="rank 0 is gone"):
+        third.agree((1,))
