@@ -54,6 +54,9 @@ WORLDS = [
     World("states, stages", "FalconH1ForCausalLM", PP2, {}, {**NGRAM, "chunked_prefill_size": 16}),
     World("states, groups", "Qwen3NextForCausalLM", DP2, {}, {"chunked_prefill_size": 16}),
     World("experts, stages", "DeepseekV3ForCausalLM", {**TP2, **PP2}, {}, SMALL_POOL),
+    World("sinks, both", "GptOssForCausalLM", {**TP2, **PP2}, {}, {**NGRAM, "page_size": 16}),
+    World("four ranks", "Qwen3MoeForCausalLM", {**DP2, "tp_size": 4, "ep_size": 2}, {}, SMALL_POOL),
+    World("a head that drafts", BUNDLED, TP2, {}, {"speculative_algorithm": "EAGLE3"}),
     World("experts, ep", "Qwen3MoeForCausalLM", {**TP2, "ep_size": 2}, {}, SMALL_POOL),
 ]  # fmt: skip
 
