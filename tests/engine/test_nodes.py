@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -278,13 +279,18 @@ def test_messages_pass_between_rank_0_and_a_rank_and_an_orderly_end_is_no_loss(
 ) -> None:
     hub = make_hub()
     lost, pid = started(hub, run(hub))
-    sent = [b"%d" % i * 1000 for i in range(50)]
-    for data in sent:
+    for data in [b"%d" % i * 100 for i in range(1000)]:
         hub.sockets[1].send(data)
-    assert [said(hub) for _ in sent] == [b"rank 1: " + data for data in sent]
+        assert said(hub) == b"rank 1: " + data
+    before_s = time.process_time()
+    assert not select.select([hub.sockets[1]], [], [], 0.5)[0]
+    assert time.process_time() - before_s < 0.25, "the hub turns in circles"
     hub.sockets[1].send(b"read pieces")
     hub.tell(bytes(5_000_001))  # more than the socket of a process that does not read can hold
     assert said(hub) == b"rank 1: 5000001"
+    for _ in range(2000):  # more than the times that the hub can be woken at once
+        hub.tell(b"")
+    assert [said(hub) for _ in range(2000)] == [b"rank 1: \0"] * 2000
     descriptor = os.pidfd_open(pid)
     hub.sockets[1].send(b"stop")
     assert select.select([descriptor], [], [], 60)[0]

@@ -162,12 +162,12 @@ class Hub:
         while not self._is_closed or self._outgoing:
             poller = zmq.Poller()
             ends = {end.fileno(): rank for rank, (_, end) in self._relays.items()}
-            for source in (self._socket.socket, self._woken, *ends):
+            for source in (self._socket.socket, self._woken.fileno(), *ends):
                 poller.register(source, zmq.POLLIN)
             wait_s = next_beat_s - time.monotonic()
             ready = dict(poller.poll(max(0, round(1000 * wait_s))))
             with self._changed:
-                if self._woken in ready:
+                if self._woken.fileno() in ready:
                     self._woken.recv(1 << 16)
                 for descriptor in ready.keys() & ends.keys():
                     self._relay(ends[descriptor])
@@ -298,4 +298,5 @@ class Hub:
         """Have the hub's thread send ``message``."""
         self._outgoing.append((message, identity))
         if threading.current_thread() is not self._thread:
-            self._wake.send(b"x")
+            with suppress(BlockingIOError):  # enough of them wait
+                self._wake.send(b"x", socket.MSG_DONTWAIT)
