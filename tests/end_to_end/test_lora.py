@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import shutil
 import signal
 import threading
@@ -30,6 +32,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningSe
     with RunningServer(*flags, model=str(base)) as running:
         body = {"lora_name": "a1", "lora_path": str(root / "a1")}
         assert running.post("/load_lora_adapter", **body).status_code == 200
+        tensors = (root / "a1" / "adapter_model.safetensors").read_bytes()
+        answer = running.post(
+            "/load_lora_adapter_from_tensors", lora_name="sent",
+            config_dict=json.loads((root / "a1" / "adapter_config.json").read_text()),
+            serialized_named_tensors=base64.b64encode(tensors).decode(),
+        )  # fmt: skip
+        assert answer.json()["loaded_adapters"]["sent"] == "tensors"
         yield running, root
 
 
@@ -57,9 +66,11 @@ def test_streams_go_on_after_a_kill(server: tuple[RunningServer, Path]) -> None:
     for thread in threads:
         thread.join(120)
     assert [found[i]["output_ids"] for i in range(3)] == wanted
+    sent = running.post("/generate", **{**body(2), "lora_path": "sent"}).json()
+    assert sent["output_ids"] == wanted[2]  # read again from where intake has put it
     assert running.post("/unload_lora_adapter", lora_name="a1").json()[
         "loaded_adapters"
-    ].keys() == {"a0"}
+    ].keys() == {"a0", "sent"}
 
 
 def test_files_that_change_while_the_engine_is_dead(server: tuple[RunningServer, Path]) -> None:
