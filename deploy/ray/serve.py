@@ -5,11 +5,12 @@
 
 Each replica is a `radixlm serve` of its own on a free port of its machine, and this deployment a
 thin proxy before it. It is healthy while /ready answers, and drains as the server does on SIGTERM.
-Environment: RADIXLM_ARGS (options of `radixlm serve`), RADIXLM_MIN_REPLICAS (1),
+Environment of `serve run`: RADIXLM_ARGS (options of `radixlm serve`), RADIXLM_MIN_REPLICAS (1),
 RADIXLM_MAX_REPLICAS (4), RADIXLM_QUEUE_PER_REPLICA (8 waiting requests), RADIXLM_GPUS (0).
 """
 
 import asyncio
+import ctypes
 import os
 import re
 import shlex
@@ -24,23 +25,31 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-QUEUE_PER_REPLICA = float(os.environ.get("RADIXLM_QUEUE_PER_REPLICA", "8"))
 START_S, STOP_S = 600.0, 60.0
 HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "transfer-encoding"}
 
 
-def replicas_for(waiting: float, current: int, least: int, most: int) -> int:
-    """One more replica for every QUEUE_PER_REPLICA requests that wait; one less while none do."""
-    wanted = current + int(waiting // QUEUE_PER_REPLICA) if waiting else current - 1
-    return max(least, min(most, wanted))
+class GrowWithTheQueue:
+    """Ray Serve's policy: one more replica for every ``queue_per_replica`` requests that wait, and
+    one less while none do."""
+
+    def __init__(self, queue_per_replica: float) -> None:
+        self.queue_per_replica = queue_per_replica
+
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        """The number of replicas, and a state that Ray Serve keeps."""
+        waiting = sum((context.aggregated_metrics or {}).get("num_queue_reqs", {}).values())
+        most, least = context.capacity_adjusted_max_replicas, context.capacity_adjusted_min_replicas
+        return self.replicas(waiting, context.target_num_replicas, least, most), {}
+
+    def replicas(self, waiting: float, current: int, least: int, most: int) -> int:
+        wanted = current + int(waiting // self.queue_per_replica) if waiting else current - 1
+        return max(least, min(most, wanted))
 
 
-def grow_with_the_queue(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """Ray Serve's policy: the number of replicas, and a state that it keeps."""
-    by_replica = (context.aggregated_metrics or {}).get("num_queue_reqs", {})
-    least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-    waiting = sum(by_replica.values())
-    return replicas_for(waiting, context.target_num_replicas, least, most), {}
+def end_with_replica() -> None:
+    """Have Linux send SIGTERM to this process when the replica that started it dies."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 @serve.deployment(
@@ -54,13 +63,19 @@ def grow_with_the_queue(context: AutoscalingContext) -> tuple[int, dict[str, Any
         max_replicas=int(os.environ.get("RADIXLM_MAX_REPLICAS", "4")),
         upscale_delay_s=10,
         downscale_delay_s=300,
-        policy=AutoscalingPolicy(policy_function=grow_with_the_queue),
+        policy=AutoscalingPolicy(
+            policy_function=GrowWithTheQueue,
+            policy_kwargs={
+                "queue_per_replica": float(os.environ.get("RADIXLM_QUEUE_PER_REPLICA", "8"))
+            },
+        ),
     ),
 )
 class RadixLM:
-    """One server."""
+    """One server, with these options of `radixlm serve`."""
 
-    def __init__(self) -> None:
+    def __init__(self, args: list[str]) -> None:
+        self.args = args
         self.process: asyncio.subprocess.Process | None = None
         self.session: aiohttp.ClientSession
         self._starting = asyncio.Lock()
@@ -72,10 +87,9 @@ class RadixLM:
             if self.process is not None:
                 return
             command = (sys.executable, "-m", "radixlm", "serve")
-            args = shlex.split(os.environ.get("RADIXLM_ARGS", ""))
             self.process = await asyncio.create_subprocess_exec(
-                *command, *args, "--host", "127.0.0.1", "--port", "0",
-                stderr=asyncio.subprocess.PIPE,
+                *command, *self.args, "--host", "127.0.0.1", "--port", "0",
+                stderr=asyncio.subprocess.PIPE, preexec_fn=end_with_replica,
             )  # fmt: skip
             url = await asyncio.wait_for(self._read_url(), START_S)
             self._reader = asyncio.create_task(self._pass_on_log())
@@ -107,7 +121,7 @@ class RadixLM:
             answer.raise_for_status()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What ``grow_with_the_queue`` reads."""
+        """What ``GrowWithTheQueue`` reads."""
         await self._start()
         async with self.session.get("/get_load") as answer:
             loads = await answer.json()
@@ -140,4 +154,4 @@ class RadixLM:
             await self.session.close()
 
 
-app = RadixLM.bind()
+app = RadixLM.bind(shlex.split(os.environ.get("RADIXLM_ARGS", "")))

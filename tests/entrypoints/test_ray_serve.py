@@ -32,5 +32,5 @@ def application() -> Iterator[ModuleType]:
 def test_replicas_follow_the_queue(
     application: ModuleType, waiting: float, current: int, wanted: int
 ) -> None:
-    assert application.QUEUE_PER_REPLICA == 8
-    assert application.replicas_for(waiting, current, least=1, most=4) == wanted
+    policy = application.GrowWithTheQueue(8.0)
+    assert policy.replicas(waiting, current, least=1, most=4) == wanted
