@@ -94,15 +94,14 @@ def load_draft(
     return LoadedDraft(net, attn, num_ids or info.decoder.vocab, num_bytes, own)
 
 
-def shares_head(config: ServerConfig, info: ModelInfo) -> bool:
+def shares_head(config: ServerConfig) -> bool:
     """Whether a drafter on rank 0 may run the target's output head, which is whole then."""
-    has_states = any(block.state is not None for block in info.decoder.blocks)
-    return config.speculate.speculative_algorithm in ("EAGLE", "EAGLE3", "NEXTN") and not has_states
+    return config.speculate.speculative_algorithm in ("EAGLE", "EAGLE3", "NEXTN")
 
 
 def tap_for_drafter(config: ServerConfig, info: ModelInfo, target: Model) -> None:
     """Leave in each step what rank 0's drafter reads: the steps of all ranks are alike."""
-    if not shares_head(config, info) or not isinstance(target, DecoderModel):
+    if not shares_head(config) or not isinstance(target, DecoderModel):
         return
     spec = describe_draft(find_draft(config, info))
     if spec is not None:

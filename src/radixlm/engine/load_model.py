@@ -64,7 +64,7 @@ def load_model(
         splits_head=config.parallel.enable_dp_lm_head,
         place_experts=place_experts,
         moe_dense_tp=config.parallel.moe_dense_tp_size,
-        cuts_output_head=not shares_head(config, info),
+        cuts_output_head=not shares_head(config),
     )
     report = load_weights(model, info.folder, config.model.load_format, device=device)
     if left_out := layers_left_out(report.ignored, info.decoder):

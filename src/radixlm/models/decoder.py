@@ -324,6 +324,8 @@ class DecoderModel(Module):
     ) -> tuple[Tensor | None, Tensor | None]:
         """``step`` of the last stage."""
         rows_R, num_tokens = batch.logits_rows_R, batch.num_tokens
+        if self.context.ranks.tp.size > 1:
+            batch.leaves_taps = True  # the other ranks do not know whether drafts rest
         needs = self.taps if batch.leaves_taps else None
         # the program's last block computes the rows with logits only
         reads_end = needs is not None and (needs.final or len(self.blocks) - 1 in needs.layers)
