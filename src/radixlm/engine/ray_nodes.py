@@ -6,14 +6,11 @@ tensor.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from radixlm.base.errors import ConfigError
@@ -22,6 +19,7 @@ from radixlm.base.log import set_up_logging
 from radixlm.config.server_config import ServerConfig, flat
 from radixlm.engine.node_agent import make_agent
 from radixlm.engine.nodes import WAIT_S
+from radixlm.engine.run_folder import RunFolder, remove_stale
 from radixlm.wire.cluster_socket import read_secret
 
 log = logging.getLogger(__name__)
@@ -29,14 +27,14 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def _secret_file(secret: str) -> Iterator[str]:
-    """A file of mode 0600 that holds the secret."""
-    file, name = tempfile.mkstemp(prefix="radixlm-secret-")
+    """A file that holds the secret, in a folder of mode 0700; those of killed processes go."""
+    remove_stale()
+    folder = RunFolder()
     try:
-        with os.fdopen(file, "w") as opened:
-            opened.write(secret)
-        yield name
+        (folder.path / "secret").write_text(secret)
+        yield str(folder.path / "secret")
     finally:
-        Path(name).unlink(missing_ok=True)
+        folder.remove()
 
 
 class AgentActor:
