@@ -20,7 +20,12 @@ from tests.fakes.tiny_checkpoint import cached_tiny
 
 NUM_KILLS = int(os.environ.get("CHAOS_KILLS", "20"))
 FLAGS = ("--max-engine-restarts", "1000", "--rank-timeout-s", "2", "--watchdog-timeout", "20")
-LAYOUTS = {"tp2": ("--tp-size", "2"), "tp3": ("--tp-size", "3")}
+LAYOUTS: dict[str, tuple[Any, ...]] = {
+    "tp2": (2, "--tp-size", "2"),
+    "tp3": (3, "--tp-size", "3"),
+    "tp2pp2": (4, "--tp-size", "2", "--pp-size", "2"),
+    "dp2": (2, "--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"),
+}
 
 
 def segments() -> set[str]:
@@ -89,8 +94,7 @@ class Killer:
 async def strike(layout: str, num_kills: int, num_streams: int, seed: int) -> list[float]:
     """Run rounds of streams until ``num_kills`` strikes have come; each round has the tokens of the
     undisturbed one. Seconds from each strike until the server was ready again."""
-    flags = LAYOUTS[layout]
-    num_ranks = int(flags[1])
+    num_ranks, *flags = LAYOUTS[layout]
     bodies: list[dict[str, Any]] = [_body(number, 80) for number in range(num_streams)]
     before = segments()
     with RunningServer(*flags, *FLAGS, model=str(cached_tiny("Qwen3ForCausalLM"))) as server:
