@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 START_S, STOP_S = 600.0, 60.0
+LOG_LINE = 1 << 26  # bytes: logged requests hold whole prompts, and a longer line ends the reader
 HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "transfer-encoding"}
 
 
@@ -89,7 +90,7 @@ class RadixLM:
             command = (sys.executable, "-m", "radixlm", "serve")
             self.process = await asyncio.create_subprocess_exec(
                 *command, *self.args, "--host", "127.0.0.1", "--port", "0",
-                stderr=asyncio.subprocess.PIPE, preexec_fn=end_with_replica,
+                stderr=asyncio.subprocess.PIPE, limit=LOG_LINE, preexec_fn=end_with_replica,
             )  # fmt: skip
             url = await asyncio.wait_for(self._read_url(), START_S)
             self._reader = asyncio.create_task(self._pass_on_log())
@@ -100,8 +101,8 @@ class RadixLM:
         """The address in the log line that says that the server is ready."""
         assert self.process is not None and self.process.stderr is not None
         async for line in self.process.stderr:
-            print(line.decode(), end="", file=sys.stderr)
-            found = re.search(r"ready in .*: (http://\S+) serves", line.decode())
+            print(line.decode(errors="replace"), end="", file=sys.stderr)
+            found = re.search(r"ready in .*: (http://\S+) serves", line.decode(errors="replace"))
             if found:
                 return found[1]
         raise RuntimeError(f"radixlm serve ended with status {await self.process.wait()}")
@@ -109,7 +110,7 @@ class RadixLM:
     async def _pass_on_log(self) -> None:
         assert self.process is not None and self.process.stderr is not None
         async for line in self.process.stderr:
-            print(line.decode(), end="", file=sys.stderr)
+            print(line.decode(errors="replace"), end="", file=sys.stderr)
 
     async def check_health(self) -> None:
         """Raises while the server cannot answer; Ray Serve then replaces this replica."""

@@ -93,6 +93,17 @@ def test_a_group_out_of_pages_takes_none_of_the_other() -> None:
     assert bench.scheduler.planner.num_retracted > 0
 
 
+def test_a_prompt_that_no_group_has_room_for_is_refused() -> None:
+    bench = SchedulerHarness(groups=2, num_pages=16, max_running=8)
+    capacity = bench.kv_manager.parts[0].num_total_tokens
+    long, longest = [5] * capacity, [5] * (capacity - 1)
+    for rid, prompt in (("long", long), ("longest", longest)):
+        bench.submit(rid, prompt, 1, ignore_eos=True)
+    bench.run()
+    assert bench.out == {"long": [], "longest": reference(longest, 1, ignore_eos=True)}
+    assert f"the KV cache holds {capacity}: raise" in (bench.finish["long"].message or "")
+
+
 def test_figures_are_of_all_groups_and_a_leak_is_mended() -> None:
     bench = SchedulerHarness(groups=2)
     bench.submit("a", [1] * 20, 2)

@@ -49,7 +49,7 @@ class ParallelConfig(Group):
     rank_timeout_s: Annotated[
         float,
         "Seconds that a rank may be silent in a step until all ranks are replaced.",
-        Flag(within=ABOVE_ZERO),
+        Flag(within=ABOVE_ZERO, part_of=("tp_size", "pp_size")),
     ] = 30.0
     max_micro_batch_size: Annotated[
         int | None,

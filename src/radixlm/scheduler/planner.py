@@ -437,7 +437,8 @@ class Planner:
 
     def too_long(self, request: Request) -> RequestError | None:
         """Why the request can never run, if so."""
-        capacity = self.kv_manager.num_total_tokens
+        # the pages of one attention group must do
+        capacity = max(part.num_total_tokens for part in self.kv_manager.parts)
         if request.prefill_len + 1 > capacity:
             return InvalidRequest(
                 f"the prompt has {request.prefill_len} tokens, the KV cache holds {capacity}: "
