@@ -191,6 +191,8 @@ def refusal(folder: Path, base: Path, limits: LoraLimits | None = None) -> str:
         ({"r": 5}, "its tensors have rank 4, adapter_config.json says 5"),
         ({"lora_alpha": "x"}, "lora_alpha = 'x' must be a number"),
         ({"rank_pattern": {"(": 3}}, r"rank_pattern: '\(' is no regular expression"),
+        ({"rank_pattern": {"(?i)q": 3}}, r"'\(\?i\)q' is no regular expression: global flags"),
+        ({"alora_invocation_tokens": [1 << 31]}, "alora_invocation_tokens .* list of token ids"),
     ],
 )
 def test_configs_that_are_refused(config: dict[str, object], words: str, tmp_path: Path) -> None:
@@ -245,6 +247,31 @@ def test_values_that_are_refused(
     name = next(n for n in sorted(tensors) if "lora_B" in n)
     tensors[name] = change(tensors[name]).contiguous()
     save_file(tensors, folder / _FILE)
+    assert re.search(words, refusal(folder, base))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "words"),
+    [
+        ("lora_B.weight", (), r"lora_B.weight has the shape \[\]"),
+        ("bias", (), r"bias has the shape \[\]"),
+        ("bias", (2, 64), r"bias has the shape \[2, 64\]"),
+        ("token_adapter.trainable_tokens_delta", (2, 64), "are no rows of 2 tokens"),
+    ],
+)
+def test_shapes_that_a_joined_layer_cannot_have(
+    name: str, shape: tuple[int, ...], words: str, tmp_path: Path
+) -> None:
+    """How many rows each module of GPT-2's joined q, k and v has is the adapter's to say."""
+    base, module = cached_tiny("GPT2LMHeadModel"), "base_model.model.transformer.h.0.attn.c_attn"
+    folder = write_adapter(base, tmp_path / "a", pattern=r"h\.1\..*c_attn$", bias="all")
+    tensors = load_file(folder / _FILE)
+    if "lora" in name:
+        tensors[f"{module}.lora_A.weight"] = torch.ones(4, 64)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    tokens = {"trainable_token_indices": {"c_attn": [1, 2]}} if "token" in name else {}
+    tensors[f"{module}.{name}"] = torch.ones(shape)
+    folder = write_folder(tmp_path / "b", config | tokens, tensors)
     assert re.search(words, refusal(folder, base))
 
 

@@ -6,6 +6,7 @@ ranks run.
 
 import logging
 import signal
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -53,8 +54,12 @@ def _stub(config: ServerConfig, agent: NodeAgent) -> ThreadingHTTPServer:
             log.debug(format, *args)
 
     host, port = config.serve.host, config.serve.port
+
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
     try:
-        return ThreadingHTTPServer((host, port), Stub)
+        return Server((host, port), Stub)
     except OSError as error:
         raise ConfigError(
             f"--host {host} --port {port}: {error.strerror}; --port 0 takes a free port"

@@ -135,8 +135,9 @@ class _PartReader(AdapterReader):
         self._widths: dict[str, dict[int, int]] = {}  # rows of a layer's modules in the adapter
         for tensors in modules.values():
             tensors.targets = self._targets(tensors)
-            for target in (t for t in tensors.targets if not t.widths):
-                num_rows = len(self.read(tensors.b or tensors.saved or tensors.whole_bias))
+            name = tensors.b or tensors.saved or tensors.whole_bias  # "": rows of a table
+            for target in (t for t in tensors.targets if name and not t.widths):
+                num_rows = len(self.read(name))
                 self._widths.setdefault(target.path, {})[target.part] = num_rows
 
     def _targets(self, tensors: ModuleTensors) -> list[Target]:
@@ -181,7 +182,7 @@ class _PartReader(AdapterReader):
         """A trained bias of a layer that has no other change."""
         if not all(isinstance(self._model.sites.get(t.path), Linear) for t in tensors.targets):
             raise ValueError("a trained bias alone works of linear layers only")
-        bias_O, num_in = self.read(tensors.whole_bias).float(), tensors.targets[0].in_features
+        bias_O, num_in = self.read(tensors.whole_bias, 1).float(), tensors.targets[0].in_features
         a_1I, b_O1 = torch.zeros(1, num_in), torch.zeros(len(bias_O), 1)
         return self._all_placed(tensors, LoraPart(a_1I, b_O1, 1.0, 0, None, None, bias_O))
 

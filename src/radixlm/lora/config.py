@@ -17,6 +17,8 @@ T = TypeVar("T")
 CONFIG_FILE = "adapter_config.json"
 MAX_RANK = 4096  # a larger one is no adapter but a damaged config
 
+_WHOLE_NAME = r"(.*\.)?(%s)$"  # of a module, by a pattern: peft/utils/other.py: get_pattern_key
+
 # key -> what works instead; any other value than null, false, "", [] and {} is refused
 _REFUSED = {
     "layer_replication": "adapters for the layers that the model has (null)",
@@ -138,7 +140,7 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
 def _invocation(config: Mapping[str, Any]) -> tuple[int, ...]:
     """alora_invocation_tokens. ValueError for what else would have to wait for them."""
     ids = config.get("alora_invocation_tokens") or []
-    if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids):
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 1 << 31 for i in ids):
         raise ValueError(f"alora_invocation_tokens = {ids!r:.40} must be a list of token ids")
     for key in ("use_dora", "modules_to_save", "trainable_token_indices", "target_parameters"):
         if ids and config.get(key):
@@ -177,7 +179,7 @@ def _pattern(config: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
         raise ValueError(f"{name}_pattern is no object of patterns and numbers")
     for key in pattern:
         try:
-            re.compile(key)
+            re.compile(_WHOLE_NAME % key)
         except re.error as error:
             message = f"{name}_pattern: {key!r:.80} is no regular expression: {error}"
             raise ValueError(message) from error
@@ -197,6 +199,5 @@ def _number(key: str, value: object) -> float:
 
 
 def _first_match(patterns: tuple[tuple[str, T], ...], module: str, default: T) -> T:
-    """peft/utils/other.py: get_pattern_key."""
-    matches = (value for key, value in patterns if re.match(rf"(.*\.)?({key})$", module))
+    matches = (value for key, value in patterns if re.match(_WHOLE_NAME % key, module))
     return next(matches, default)

@@ -151,14 +151,14 @@ class AdapterReader:
 
     def read(self, name: str, num_dims: int = 0) -> Tensor:
         """CheckpointError for other dtypes than floats of 16 or 32 bits, other numbers of axes
-        than ``num_dims`` (0: any), NaN and infinity."""
+        than ``num_dims`` (0: any but none), NaN and infinity."""
         tensor = self._source.read(name)
         if tensor.dtype not in DTYPES:
             raise CheckpointError(
                 f"{self._where}: {name} is {dtype_name(tensor)}; what works: bfloat16, float16, "
                 "float32"
             )
-        if num_dims not in (0, tensor.ndim) or tensor.numel() == 0:
+        if tensor.ndim != (num_dims or max(tensor.ndim, 1)) or tensor.numel() == 0:
             raise CheckpointError(f"{self._where}: {name} has the shape {list(tensor.shape)}")
         if kind := non_finite_kind(tensor):
             raise CheckpointError(f"{self._where}: {name} holds {kind}")

@@ -253,6 +253,17 @@ async def test_metrics_only_by_flag(server: ScriptedServer, toy_folder: Any) -> 
         assert "sglang:token_usage{" in text
 
 
+async def test_metrics_do_not_wait_for_a_busy_engine(
+    toy_folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixlm.entrypoints.http.admin.metrics.ANSWER_S", 0.01)
+    async with scripted_server(toy_folder, {}, enable_metrics=True, tp_size=2) as made:
+        never = asyncio.get_running_loop().create_future
+        monkeypatch.setattr(made.engine.intake, "control_each", lambda *_: never())
+        text = (await asyncio.wait_for(made.client.get("/metrics"), 60.0)).text
+        assert "sglang:token_usage{" in text
+
+
 async def test_admin_routes_are_closed_on_a_public_address(toy_folder: Any) -> None:
     async with scripted_server(toy_folder, {}, host="0.0.0.0") as made:
         for path in sorted(ADMIN_PATHS):

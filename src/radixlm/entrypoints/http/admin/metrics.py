@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import FastAPI
 from fastapi.responses import Response
@@ -20,6 +22,8 @@ from radixlm.wire.replies import DraftTotals, Finish
 if TYPE_CHECKING:
     from radixlm.observe.metrics import Buckets, Metrics
 
+T = TypeVar("T")
+ANSWER_S = 2.0  # a scrape waits no longer for an engine that computes a long step
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -101,10 +105,8 @@ async def expert_balance(state: ServerState) -> dict[str, float]:
     """How evenly tokens chose the ranks' experts; {} while no engine answers."""
     if not state.config.parallel.enable_expert_distribution_metrics:
         return {}
-    try:
-        averages = (await state.intake.control("expert_balance")).data or {}
-    except Overloaded:
-        return {}
+    reply = await _soon(state.intake.control("expert_balance"))
+    averages = (reply and reply.data) or {}
     return {f"expert_balancedness_{steps}": mean for steps, mean in averages.items()}
 
 
@@ -112,12 +114,19 @@ async def rank_wait(state: ServerState) -> dict[str, float]:
     """How long ranks waited, of all replicas; {} without several ranks or while none answers."""
     if state.config.parallel.world_size == 1:
         return {}
-    try:
-        replies = await state.intake.control_each("memory_usage")
-    except Overloaded:
+    replies = await _soon(state.intake.control_each("memory_usage"))
+    if replies is None:
         return {}
     ranks = [rank for reply in replies if reply.ok for rank in reply.data["ranks"]]
     return {"radixlm:rank_wait_seconds": sum(rank["wait_seconds"] for rank in ranks)}
+
+
+async def _soon(answer: Awaitable[T]) -> T | None:
+    """What engines answer before a scrape gives up; None while one is busy or none serves."""
+    try:
+        return await asyncio.wait_for(answer, ANSWER_S)
+    except (Overloaded, TimeoutError):
+        return None
 
 
 def gauges(state: ServerState) -> dict[str, float]:
