@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
+from tests.fakes.cut_model import CutModel
 from tests.fakes.thread_replica import thread_engine
 from tests.fakes.tiny_checkpoint import cached_tiny
 
+from radixlm.base.errors import ConfigError
+from radixlm.config.server_config import ServerConfig
+from radixlm.distributed.groups import thread_ranks
+from radixlm.distributed.topology import Topology
+from radixlm.engine.load_model import load_model
+from radixlm.engine.model_info import ModelInfo
+from radixlm.kernels.dispatch import bind
 from radixlm.models.decoder import DecoderModel
 
 SIZES = {"max_total_tokens": 4096, "cpu_threads": 1, "log_level": "warning"}
@@ -78,3 +88,15 @@ def test_two_groups_give_the_bits_of_one_rank(
 def test_drafts_of_the_groups_are_verified_together(monkeypatch: pytest.MonkeyPatch) -> None:
     model = {"model_path": "radix-tiny", "speculative_algorithm": "NGRAM"}
     assert answers(monkeypatch, **model, **TWO_GROUPS) == answers(monkeypatch, **model)
+
+
+def test_models_without_groups_are_refused() -> None:
+    """An encoder, and a model that runs by transformers: no rank knows the others' tokens there."""
+    topology = Topology(tp=2, attn_dp=2)
+    with pytest.raises(ConfigError, match=r"an encoder has no KV cache .* --dp-size alone works"):
+        CutModel(cached_tiny("BertModel"), topology)
+    folder = cached_tiny("Qwen3ForCausalLM")
+    info = SimpleNamespace(is_transformers=True, architecture="Qwen3ForCausalLM", folder=folder)
+    config, ranks = ServerConfig.from_kwargs(), thread_ranks(topology)[0]
+    with pytest.raises(ConfigError, match=r"runs by transformers, .* --dp-size alone works"):
+        load_model(config, cast(ModelInfo, info), torch.device("cpu"), bind("cpu", {}), ranks)

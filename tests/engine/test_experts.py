@@ -12,6 +12,10 @@ import pytest
 
 import radixlm
 from radixlm.base.errors import ConfigError
+from radixlm.config.parallel import ParallelConfig
+from radixlm.distributed.groups import thread_ranks
+from radixlm.distributed.topology import Topology
+from radixlm.engine.experts import ExpertPlaces
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
@@ -86,3 +90,19 @@ def test_a_model_without_experts_is_refused() -> None:
             log_level="error",
             expert_distribution_recorder_mode="stat",
         )
+
+
+@pytest.mark.parametrize(
+    ("flag", "options"),
+    [
+        ("--ep-num-redundant-experts", {"ep_num_redundant_experts": 2}),
+        ("--init-expert-location", {"init_expert_location": "places.json"}),
+    ],
+)
+def test_a_placement_for_a_model_without_experts_is_refused(
+    flag: str, options: dict[str, Any]
+) -> None:
+    ranks = thread_ranks(Topology(tp=2))[0]
+    with pytest.raises(ConfigError, match=f"{flag}: the model has no experts to place"):
+        ExpertPlaces(ParallelConfig(tp_size=2, **options), ranks).place([], ranks)
+    ExpertPlaces(ParallelConfig(tp_size=2), ranks).place([], ranks)

@@ -48,6 +48,9 @@ class ExpertPlaces:
         extra, location = parallel.ep_num_redundant_experts, parallel.init_expert_location
         asked = extra or parallel.enable_eplb or location != "trivial"
         is_fake = parallel.ep_dispatch_algorithm == "fake"
+        if not mixtures and (extra or location != "trivial"):
+            flag = "--ep-num-redundant-experts" if extra else "--init-expert-location"
+            raise ConfigError(f"{flag}: the model has no experts to place; leave it out")
         if not mixtures or not (asked or is_fake):
             place_evenly(mixtures, ranks)
             return

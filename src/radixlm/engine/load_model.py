@@ -48,6 +48,13 @@ def load_model(
         raise ConfigError(
             f"--pp-size: {info.architecture} runs by transformers, in one stage; use --pp-size 1"
         )
+    if info.is_transformers and ranks.place.attn_tp < ranks.place.tp:
+        raise ConfigError(
+            f"--enable-dp-attention: {info.architecture} runs by transformers, which has no groups "
+            "of ranks; --dp-size alone works"
+        )
+    if info.is_transformers and ranks.tp.size > 1:
+        log.warning("--tp-size gains nothing here: each rank has the whole transformers model")
     if info.is_transformers:
         return _load_transformers(config, info, device, weight, kernels)
     model = build_model(

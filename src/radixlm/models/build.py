@@ -78,6 +78,10 @@ def build_model(
     if decoder.encoder is not None:
         if ranks.place.pp > 1:
             raise ConfigError("--pp-size: an encoder has one stage; use --pp-size 1")
+        if groups is not None:
+            raise ConfigError(
+                "--enable-dp-attention: an encoder has no KV cache to divide; --dp-size alone works"
+            )
         model = EncoderModel(decoder, context, weight_dtype)
     else:
         decoder = untied_with_bias(decoder)
