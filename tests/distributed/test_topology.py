@@ -52,6 +52,8 @@ def test_each_rank_stands_once_in_each_kind_of_group(topology: Topology) -> None
         (Topology(tp=2, pp=4, nnodes=2), [0, 0, 0, 0, 1, 1, 1, 1]),
         (Topology(tp=4, pp=2, nnodes=4), [0, 0, 1, 1, 2, 2, 3, 3]),
         (Topology(tp=1, pp=2), [0, 0]),
+        (Topology(tp=2, pp=3, nnodes=2), [0, 0, 0, 1, 1, 1]),
+        (Topology(tp=3, pp=2, nnodes=3), [0, 0, 1, 1, 2, 2]),
     ],
 )
 def test_ranks_stand_on_nodes_as_in_the_reference(topology: Topology, nodes: list[int]) -> None:

@@ -188,6 +188,15 @@ def test_a_node_that_falls_silent_is_lost(
     assert lost.wait() == ("node 1 on a sent nothing for 0.5 s", 1)
 
 
+def test_node_0_that_stood_still_hears_that_the_ranks_were_ended(
+    make_hub: Callable[..., Hub], run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = make_hub()
+    lost, _ = started(hub, run(hub))
+    monkeypatch.setattr(node_agent, "LOST_S", 0.0)
+    assert lost.wait() == ("rank 1 ended with exit code 1", 1)
+
+
 @pytest.mark.parametrize(
     ("facts", "rank", "says"),
     [

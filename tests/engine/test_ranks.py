@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from radixlm.base.errors import CheckpointError, RadixError, RankLost
+from radixlm.base.errors import CheckpointError, InvalidRequest, RankLost
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.rank_processes import RankProcesses
 from radixlm.engine.ranks import Followers, LeaderLink
@@ -28,7 +28,7 @@ class Sockets:
         self.theirs = {rank: pair[1].detach() for rank, pair in pairs.items()}
         self.ranks = [1, 2]
         self.on_loss: Callable[[str], None] = lambda reason: None
-        self.has_stopped = False
+        self.is_stopping = self.has_stopped = False
 
     def wait(self) -> None:
         """They run."""
@@ -91,6 +91,16 @@ def test_messages_of_any_size_come_in_order(replica: Replica) -> None:
     assert sockets.has_stopped
 
 
+def test_ranks_that_are_told_to_stop_may_end_at_once(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sockets, first, _ = replica
+    expected: list[bool] = []
+    monkeypatch.setattr(first, "tell", lambda kind: expected.append(sockets.is_stopping))
+    first.stop()
+    assert expected == [True]
+
+
 def test_a_call_waits_for_all_ranks_and_gives_their_answers_in_order(replica: Replica) -> None:
     _, first, (second, third) = replica
     call, answers = first.expect()
@@ -101,7 +111,7 @@ def test_a_call_waits_for_all_ranks_and_gives_their_answers_in_order(replica: Re
     second.answer(Answer(1, call, "b"))
     second.answer(Answer(1, other, "fine"))
     assert answers.result(20) == ["b", "c"]
-    with pytest.raises(RadixError, match="rank 2: no such file"):
+    with pytest.raises(InvalidRequest, match="rank 2: no such file"):
         later.result(20)
 
 

@@ -134,12 +134,8 @@ class Topology(Record):
         }
 
     def node_of(self, rank: int) -> int:
-        """The node of a rank: tp ranks of a stage stay on one node as long as they fit."""
-        stage, tp_rank = divmod(rank, self.tp)
-        nodes_per_stage = max(self.nnodes // self.pp, 1)
-        stages_per_node = max(self.pp // self.nnodes, 1)
-        tp_per_node = self.tp // nodes_per_stage
-        return stage // stages_per_node * nodes_per_stage + tp_rank // tp_per_node
+        """The node of a rank: each has as many, in order."""
+        return rank // (self.world // self.nnodes)
 
     def ranks_of(self, node: int) -> tuple[int, ...]:
         """The world ranks of a node, ascending."""

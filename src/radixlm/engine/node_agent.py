@@ -191,6 +191,8 @@ class NodeAgent:
                     return message.is_final
             if now_s - self._heard_s > LOST_S:
                 log.warning("node 0 at %s sent nothing for %g s", self.address, LOST_S)
+                for rank in self.ranks:  # it may only have stood still: then it must hear of this
+                    self._send(RankEnded(self._generation, rank, 1))
                 self._leave()
                 return False
             if now_s >= next_beat_s:

@@ -161,7 +161,8 @@ class Hub:
         next_beat_s = 0.0
         while not self._is_closed or self._outgoing:
             poller = zmq.Poller()
-            ends = {end.fileno(): rank for rank, (_, end) in self._relays.items()}
+            with self._changed:  # ``start`` adds some
+                ends = {end.fileno(): rank for rank, (_, end) in self._relays.items()}
             for source in (self._socket.socket, self._woken.fileno(), *ends):
                 poller.register(source, zmq.POLLIN)
             wait_s = next_beat_s - time.monotonic()

@@ -53,7 +53,7 @@ class RankProcesses(threading.Thread):
         self.sockets: dict[int, socket.socket] = {}
         self.on_loss: Callable[[str], None] = lambda reason: None
         self._error: OSError | None = None
-        self._is_started, self._is_stopping = threading.Event(), False
+        self._is_started, self.is_stopping = threading.Event(), False
         self.start()
 
     def run(self) -> None:
@@ -104,7 +104,7 @@ class RankProcesses(threading.Thread):
                 rank = rank_of.pop(descriptor)
                 code = self.processes[rank].wait()
                 # a rank that refuses to start has told why, and rank 0 raises it as its own error
-                if not self._is_stopping and code != REFUSED:
+                if not self.is_stopping and code != REFUSED:
                     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
                     self.end(f"rank {rank} ended with {how}", code)
 
@@ -123,8 +123,8 @@ class RankProcesses(threading.Thread):
             process.kill()
 
     def stop(self) -> None:
-        """Wait for the end of the ranks, which were told to stop, and kill those that do not."""
-        self._is_stopping = True
+        """Wait for the end of the ranks, which were told to stop, and kill those that do not.
+        ``is_stopping`` was set before: their ends are no loss."""
         for process in self.processes.values():
             try:
                 process.wait(STOP_WAIT_S)

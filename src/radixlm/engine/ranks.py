@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from radixlm.base.errors import CheckpointError, ConfigError, RadixError, RankLost
+from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest, RadixError, RankLost
 from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.distributed.remote import HubStore, KeyValues, RemoteValues, over_hosts
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 1 << 20
 AGREE, FAILED = -2, -1  # calls of an ``Answer`` that no command has
-_ERRORS = {kind.__name__: kind for kind in (ConfigError, CheckpointError, RankLost)}
+_ERRORS = {kind.__name__: kind for kind in (ConfigError, CheckpointError, InvalidRequest, RankLost)}
 
 
 def _shared(config: ServerConfig, ranks: list[int]) -> tuple[Layout, float, float]:
@@ -184,8 +184,11 @@ class Followers(Peers):
             return self._last_call, self._calls[self._last_call].future
 
     def agree(self, numbers: Sequence[int]) -> list[int]:
-        theirs = self._calls[AGREE].future.result()
-        del self._calls[AGREE]
+        with self._lock:  # which makes it, unless an answer has
+            call = self._calls[AGREE]
+        theirs = call.future.result()
+        with self._lock:
+            del self._calls[AGREE]
         least = [min(column) for column in zip(numbers, *theirs, strict=True)]
         data = msgspec.msgpack.encode(least)
         for link in self._sockets.values():
@@ -208,6 +211,7 @@ class Followers(Peers):
         return Relay(runner, self)
 
     def stop(self) -> None:
+        self.processes.is_stopping = True  # before the first of them can end
         self.tell(STOP)
         self.processes.stop()
         if self._hub is not None:

@@ -29,6 +29,11 @@ from radixlm.step.result import HIDDEN, LOGITS, TARGETS, StepResult
 class LastStage(Protocol):
     """The last stage as rank 0 sees it."""
 
+    @property
+    def taking(self) -> ThreadPoolExecutor:
+        """The thread that calls ``take_result``."""
+        ...
+
     def take_result(self, kind: str) -> Tensor:
         """Wait for its next result of a kind. They come step by step: logits, hidden states, then
         the logits of prompt tokens, as far as they are wanted."""
@@ -55,7 +60,6 @@ class PipelinedRunner(Runner):
     def __init__(self, parts: RunnerParts, options: RunnerOptions, last: LastStage) -> None:
         super().__init__(parts, options)
         self._last = last
-        self._thread = ThreadPoolExecutor(1, "results")
         self._pending: dict[int, _Pending] = {}  # by plan index
         self._reader.target_logits = self._take_target_logits
         self._current: _Pending | None = None  # of the step that is read
@@ -69,7 +73,9 @@ class PipelinedRunner(Runner):
         wanted = [LOGITS] if step.shape.num_rows else []
         wanted += [HIDDEN] if needs_hidden(step.items) else []
         wanted += [TARGETS] * sum(map(num_target_blocks, step.items.prefills))
-        results = deque((one, self._thread.submit(self._last.take_result, one)) for one in wanted)
+        results = deque(
+            (one, self._last.taking.submit(self._last.take_result, one)) for one in wanted
+        )
         self._pending[plan.index] = _Pending(results)
         return step
 

@@ -8,7 +8,8 @@ rank 0, which samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import Protocol
 
@@ -176,6 +177,12 @@ class Pipeline:
     @property
     def is_last(self) -> bool:
         return self.place.is_last_stage
+
+    @cached_property
+    def taking(self) -> ThreadPoolExecutor:
+        """Of rank 0: the thread that takes results. One for all runners: a new one's come after
+        those of the steps that the runner before it had in flight."""
+        return ThreadPoolExecutor(1, "results")
 
     def step(
         self, model: StagedModel, batch: ForwardBatch, need_hidden: bool
