@@ -181,7 +181,13 @@ ProgramEngine = ProcessEngine | ThreadEngine
 def engine_for_program(
     config: ServerConfig, given: frozenset[str], info: ModelInfo, tokenizer: Tokenizer | None
 ) -> ProgramEngine:
-    """The engine of a program without a server: a thread, or processes where several are needed."""
+    """The engine of a program without a server: a thread, or processes where several are needed.
+    ConfigError for what a server alone does."""
+    if config.parallel.node_rank or (config.parallel.use_ray and config.parallel.nnodes > 1):
+        raise ConfigError(
+            "--node-rank and --use-ray start agents, which `radixlm serve` alone does; what works: "
+            "node 0 here, `radixlm serve --node-rank 1` on another host"
+        )
     if config.parallel.num_processes > 1 and not config.serve.engine_in_process:
         return ProcessEngine(config, given, info, tokenizer)
     return ThreadEngine(config, info, tokenizer)

@@ -128,3 +128,16 @@ def test_layers_without_parts_are_known() -> None:
     assert NativeLoraRows(packed, torch.tensor([0, -1], dtype=torch.int32)).has(SITE)
     assert not NativeLoraRows(packed, torch.tensor([0], dtype=torch.int32)).has(SITE + 1)
     assert not NativeLoraRows(packed, torch.tensor([-1], dtype=torch.int32)).has(SITE)
+
+
+@pytest.mark.parametrize("block", [0, 1])
+def test_one_expert_gets_its_own_change_alone(block: int) -> None:
+    """A layer without a kernel for its experts asks for one of them at a time."""
+    g = torch.Generator().manual_seed(block)
+    shapes = ((2, 8), (5, 2), (3, 8), (3, 5))
+    a, b, x, y = (torch.randn(*shape, generator=g) for shape in shapes)
+    parts = {SITE: tuple(LoraPart(a + k, b - k, 0.5, block=k) for k in range(3))}
+    of, wanted = torch.tensor([0, -1, 0], dtype=torch.int32), y.clone()
+    wanted[::2] += 0.5 * x[::2] @ (a + block).T @ (b - block).T
+    NativeLoraRows([NativeAdapter(parts)], of).add_(SITE, x, y, block)
+    torch.testing.assert_close(y, wanted)

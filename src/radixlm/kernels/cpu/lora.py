@@ -24,6 +24,9 @@ class NativeAdapter:
         self.tables = frozenset(  # sites that the extension does not know
             site for site, of in parts.items() if any(isinstance(one, TableRows) for one in of)
         )
+        self.blocked = frozenset(  # sites with maps of several experts or heads
+            site for site, of in parts.items() if any(getattr(one, "block", 0) for one in of)
+        )
         self._keep: list[tuple[Tensor | None, ...]] = []  # the extension knows addresses alone
         for site, of_site in parts.items():
             for part in (one for one in of_site if isinstance(one, LoraPart)):
@@ -47,6 +50,7 @@ class NativeLoraRows(ReferenceLoraRows):
         self._numbers = int32(adapter_T, "adapter_T")
         native_ones = [cast(NativeAdapter, adapter) for adapter in adapters]
         self._tables = frozenset().union(*(one.tables for one in native_ones))
+        self._blocked = frozenset().union(*(one.blocked for one in native_ones))
         handles = [one.handle for one in native_ones]
         self._batch = native().LoraBatch(handles, self._numbers.data_ptr(), self.num_tokens)
 
@@ -64,7 +68,8 @@ class NativeLoraRows(ReferenceLoraRows):
         """See kernels/ops/lora.py. ValueError for matrices of other numbers of rows."""
         if len(x_TI) != self.num_tokens or len(y_TO) != self.num_tokens:
             raise ValueError(f"expected {self.num_tokens} rows, got {len(x_TI)} and {len(y_TO)}")
-        if block or not _are_plain(x_TI, y_TO):
+        # the extension would add the maps of all blocks
+        if block or site in self._blocked or not _are_plain(x_TI, y_TO):
             super().add_(site, x_TI, y_TO, block)
             return
         x, ldx = rows_of(x_TI, "x")
