@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -106,3 +107,15 @@ def test_a_placement_for_a_model_without_experts_is_refused(
     with pytest.raises(ConfigError, match=f"{flag}: the model has no experts to place"):
         ExpertPlaces(ParallelConfig(tp_size=2, **options), ranks).place([], ranks)
     ExpertPlaces(ParallelConfig(tp_size=2), ranks).place([], ranks)
+
+
+def test_groups_that_do_not_divide_among_nodes_are_refused_at_the_start() -> None:
+    ranks = thread_ranks(Topology(tp=2))[0]
+    options: dict[str, Any] = {
+        "enable_eplb": True,
+        "eplb_algorithm": "deepseek_hierarchical",
+        "nnodes": 2,
+    }
+    layer: Any = SimpleNamespace(spec=SimpleNamespace(experts=4, groups=(1, 1)))
+    with pytest.raises(ConfigError, match=r"1 groups .* auto works"):
+        ExpertPlaces(ParallelConfig(tp_size=2, **options), ranks).place([layer], ranks)

@@ -66,10 +66,16 @@ class ExpertPlaces:
                 f"--ep-num-redundant-experts {extra}: {num_slots} experts do not divide among "
                 f"{size} ranks; {extra + -num_slots % size} does"
             )
+        groups, nodes = mixtures[0].spec.groups[0], parallel.nnodes
+        if parallel.eplb_algorithm == "deepseek_hierarchical" and groups % nodes:
+            raise ConfigError(
+                f"--eplb-algorithm deepseek_hierarchical: {groups} groups of experts do not divide "
+                f"among {nodes} nodes; auto works"
+            )
         self._mixtures = list(mixtures)
         self._placement = placement = balance.read_location(
-            location, len(mixtures), counts[0], num_slots, size, parallel.nnodes,
-            mixtures[0].spec.groups[0], parallel.eplb_algorithm,
+            location, len(mixtures), counts[0], num_slots, size, nodes, groups,
+            parallel.eplb_algorithm,
         )  # fmt: skip
         starts = tuple(range(0, num_slots + 1, num_slots // size))
         for number, layer in enumerate(mixtures):
