@@ -66,16 +66,27 @@ def groups_of(bench: SchedulerHarness) -> dict[str, int]:
 
 def test_requests_spread_over_groups_and_follow_their_prefix() -> None:
     bench = SchedulerHarness(groups=2)
-    bench.submit("a", [1] * 16, 2, ignore_eos=True)
+    bench.submit("a", [1] * 64, 2, ignore_eos=True)
     bench.run()
     bench.submit("b", [2] * 16, 40, ignore_eos=True)
     bench.tick()
-    bench.submit("c", [1] * 16 + [5], 2)  # its prefix lies with a
+    bench.submit("c", [1] * 64 + [5], 2)  # its prefix lies with a
     bench.submit("d", [3] * 16, 2)  # the other group has more free pages
     bench.run()
     groups = groups_of(bench)
-    assert groups["a"] == groups["c"] and bench.cached["c"] == 16
+    assert groups["a"] == groups["c"] and bench.cached["c"] == 64
     assert groups["b"] != groups["d"]
+
+
+def test_requests_of_one_prefix_use_all_groups() -> None:
+    bench = SchedulerHarness(groups=2)
+    bench.submit("first", [1] * 16, 2, ignore_eos=True)
+    bench.run()
+    for n in range(8):
+        bench.submit(f"{n}", [1] * 16 + [n + 2], 40, ignore_eos=True)
+    bench.run()
+    groups = [group for rid, group in groups_of(bench).items() if rid != "first"]
+    assert 3 <= groups.count(0) <= 5
 
 
 def test_a_group_out_of_pages_takes_none_of_the_other() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import Future
 from itertools import product
 from typing import Any
 
@@ -155,6 +156,24 @@ def test_a_sleep_that_cannot_be_is_refused(sleep_s: Any) -> None:
     bench.tick()
     (reply,) = [reply for reply in bench.replies if isinstance(reply, ControlReply)]
     assert not reply.ok
+    bench.submit("r", [1, 2], 2)
+    bench.run()
+    assert "r" in bench.finish
+
+
+def test_a_command_with_a_fault_does_not_end_the_scheduler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, work = SchedulerHarness(), Future[Any]()
+    work.set_result(lambda: {}["absent"])
+    answers: dict[str, Any] = {"later": lambda: work, "now": lambda: {}["absent"]}
+    monkeypatch.setattr(bench.executor, "control", lambda verb, args: answers[verb]())
+    for verb in answers:
+        bench.mine.send(Control(verb, verb, {}))
+    bench.tick()
+    replies = [reply for reply in bench.replies if isinstance(reply, ControlReply)]
+    assert {reply.call_id: reply.ok for reply in replies} == {"now": False, "later": False}
+    assert all("KeyError" in reply.message for reply in replies)
     bench.submit("r", [1, 2], 2)
     bench.run()
     assert "r" in bench.finish

@@ -88,8 +88,8 @@ class ControlHandler:
                 self._pending.append((control.call_id, data))
                 return None
             return ControlReply(control.call_id, True, data=data)
-        except (RadixError, TypeError, ValueError, OverflowError) as error:
-            return ControlReply(control.call_id, False, str(error))
+        except Exception as error:
+            return _failed(control.call_id, error)
 
     def finished(self) -> list[ControlReply]:
         """Replies to commands whose work another thread has done. Its result is called here, in
@@ -99,8 +99,8 @@ class ControlHandler:
             self._pending.remove((call_id, future))
             try:
                 replies.append(ControlReply(call_id, True, data=future.result()()))
-            except (RadixError, TypeError, ValueError, OverflowError, OSError) as error:
-                replies.append(ControlReply(call_id, False, str(error)))
+            except Exception as error:
+                replies.append(_failed(call_id, error))
         return replies
 
     def _flush(self, control: Control) -> ControlReply:
@@ -177,3 +177,11 @@ class ControlHandler:
         for violation in violations:
             log.error("KV cache manager: %s", violation)
         kv_manager.repair(running)
+
+
+def _failed(call_id: str, error: Exception) -> ControlReply:
+    """The reply to a command that failed. A fault of its code ends the command, not the engine."""
+    if isinstance(error, (RadixError, TypeError, ValueError, OverflowError, OSError)):
+        return ControlReply(call_id, False, str(error))
+    log.error("an operator's command failed", exc_info=error)
+    return ControlReply(call_id, False, f"{type(error).__name__}: {error}")

@@ -102,9 +102,11 @@ class GroupedKVCacheManager(KVCacheManager):
         limit = min(self.match_limit(request), request.share_limit)
         ids, spare = request.ids[:limit], -(-spare_pages // len(self._parts))
 
-        def worth(part: KVCacheManager) -> tuple[int, int, int]:
+        def worth(part: KVCacheManager) -> tuple[int, int]:
+            # a hit counts like as many free pages: else all requests of one system prompt would
+            # go to one group until it is full
             hit = part.prefix_cache.peek(ids, request.namespace)
-            return hit // self.page_size, part.num_available, part.slots.num_free
+            return hit // self.page_size + part.num_available, part.slots.num_free
 
         parts = sorted(self._parts, key=worth, reverse=True)
         return any(part.admit(request, spare) for part in parts)
