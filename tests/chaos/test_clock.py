@@ -19,7 +19,7 @@ SOURCE = Path(radixlm.__file__).parent
 # the wall clock is right for dates that clients and people read
 DATES = frozenset(
     """
-    engine/crash_dump.py executor/profile.py entrypoints/http/batches/files.py
+    distributed/record.py engine/crash_dump.py executor/profile.py entrypoints/http/batches/files.py
     entrypoints/http/batches/runner.py
     entrypoints/http/admin/info.py entrypoints/http/openai/chat.py
     entrypoints/http/openai/completions.py

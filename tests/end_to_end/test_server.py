@@ -248,7 +248,7 @@ def test_bad_options_and_checkpoints_exit_2(tmp_path: Any) -> None:
         ("--model-path", str(tmp_path)): "NoSuchForCausalLM",
         ("--model-path", "/nowhere"): "--model-path",
         ("--page-sise", "4"): "--page-size",
-        ("--tp", "2"): "--tp",
+        ("--tp", "64"): "--tp-size: 64 ranks cannot share",
     }
     for args, word in cases.items():
         command = [sys.executable, "-m", "radixlm", "serve", "--port", "0", *args]

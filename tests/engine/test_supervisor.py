@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
-from radixlm.base.errors import ConfigError
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine import supervisor as module
-from radixlm.engine.launch import ThreadEngine
 from radixlm.engine.process import EngineProcess
 from radixlm.engine.restart_reserve import NUM_DESCRIPTORS
 from radixlm.engine.supervisor import EngineListener, EngineSupervisor
@@ -288,13 +286,6 @@ async def test_a_server_that_stood_still_does_not_blame_its_engine(
         wait.cancel()
     assert case.over.is_set() == is_killed
     await case.supervisor.stop()
-
-
-def test_an_engine_inside_a_program_has_no_replicas() -> None:
-    config = ServerConfig.from_kwargs(model_path="x", dp_size=2)
-    info: Any = None
-    with pytest.raises(ConfigError, match="--dp-size 2"):
-        ThreadEngine(config, info, None)
 
 
 async def test_the_configuration_has_no_secrets_and_shares_the_cores(tmp_path: Path) -> None:

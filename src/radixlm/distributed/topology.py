@@ -7,6 +7,8 @@ ranks share each of these layers. The tp ranks of a stage are divided in two mor
     experts     tp = ep parts of moe_tp = tp / ep ranks (expert-parallel)
 """
 
+from collections.abc import Sequence
+
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import Record
 
@@ -152,3 +154,12 @@ def bounds(total: int, parts: int, multiple: int = 1) -> tuple[int, ...]:
     """
     each, more = divmod(-(-total // multiple), parts)
     return tuple(min(total, (r * each + min(r, more)) * multiple) for r in range(parts + 1))
+
+
+def refuse_too_many_ranks(num_ranks: int, heads: Sequence[int]) -> None:
+    """ConfigError for more ranks than attention ``heads`` that share them, of a model's layers."""
+    if heads and num_ranks > max(heads):
+        raise ConfigError(
+            f"--tp-size: {num_ranks} ranks cannot share the model's {max(heads)} attention heads; "
+            f"{max(heads)} ranks can"
+        )

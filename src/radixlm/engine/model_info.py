@@ -32,6 +32,7 @@ from radixlm.base.record import Record
 from radixlm.config.host import read_host_info
 from radixlm.config.resolve import resolve
 from radixlm.config.server_config import ServerConfig
+from radixlm.distributed.topology import refuse_too_many_ranks
 from radixlm.wire.sampling_params import SamplingParams, parameter_names
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -214,6 +215,12 @@ def resolved(config: ServerConfig, given: frozenset[str]) -> tuple[ServerConfig,
     if config.model.model_path in (None, ""):
         config = config.with_values({"model_path": DEFAULT_MODEL})
     info, c = read_model(config)
+    p, attention = config.parallel, [block.attention for block in info.decoder.blocks]
+    # before any rank starts
+    refuse_too_many_ranks(
+        p.tp_size // (p.dp_size if p.enable_dp_attention else 1),
+        [one.heads for one in attention if one is not None],
+    )
     decoder, asked = info.decoder, config.model.context_length
     facts = read_host_info(
         {

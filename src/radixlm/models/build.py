@@ -13,6 +13,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.base.record import replace
 from radixlm.distributed.attention_groups import AttentionGroups
 from radixlm.distributed.groups import ALONE, Ranks
+from radixlm.distributed.topology import refuse_too_many_ranks
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
@@ -56,11 +57,7 @@ def build_model(
     ConfigError for more ranks than attention heads.
     """
     heads = [block.attention.heads for block in decoder.blocks if block.attention is not None]
-    if heads and ranks.attn.size > max(heads):
-        raise ConfigError(
-            f"--tp-size: {ranks.attn.size} ranks cannot share the model's {max(heads)} attention "
-            f"heads; {max(heads)} ranks can"
-        )
+    refuse_too_many_ranks(ranks.attn.size, heads)
     scheme = scheme or UnquantizedScheme()
     groups = AttentionGroups(ranks, splits_head) if ranks.place.attn_tp < ranks.place.tp else None
     context = LayerContext(

@@ -56,7 +56,7 @@ _FAILURES = (
     GuardOnDataDependentSymNode,
 )
 # steps with any other optional part of a batch are rare and run uncompiled
-_COMPILED_PARTS = ("is_decode", "fused_attn", "scratch")
+_COMPILED_PARTS = ("is_decode", "fused_attn", "leaves_taps", "scratch")
 _OTHER_PARTS = tuple(
     one.name
     for one in fields(ForwardBatch)

@@ -4,6 +4,7 @@ There is no prefill phase and no decode phase. Each request's computed tokens ca
 known tokens, and all requests of a step share one budget of tokens."""
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable
 
@@ -62,7 +63,7 @@ class Planner:
         self._decode_batch = EMPTY_DECODES
         self._last_decoded = np.zeros(limits.max_running, np.int64)  # by slot: index of the step
         # requests of a step at most, and how many more the step that is planned may have
-        self._room = self._max_items = limits.max_micro_batch or limits.max_running
+        self._room = self._max_items = limits.max_micro_batch or sys.maxsize
         self._blocked: Request | None = None  # with priorities: the one that found no room last
         self._held: Request | None = None  # a victim that this step leaves out
 
