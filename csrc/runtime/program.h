@@ -101,7 +101,8 @@ class Program {
     void logits(int x, const Linear& w, float scale, float softcap, int site, int lora_x, int64_t first);
     // y's columns offset + bounds[r] .. offset + bounds[r + 1] come from rank r of the group, which has them
     // there, or in x.
-    void all_gather(int y, std::vector<int64_t> bounds, ShmGroup& group, int64_t offset, bool selected, int x);
+    void all_gather(int y, std::vector<int64_t> bounds, ShmGroup& group, int64_t offset, bool selected,
+                    int x);
     // The step's logits likewise, which only `target` gets whole.
     void gather_logits(std::vector<int64_t> bounds, ShmGroup& group, int target);
     void hidden(int x, int64_t dim);                              // rows that a step may want
