@@ -33,6 +33,7 @@ from radixlm.config.host import read_host_info
 from radixlm.config.resolve import resolve
 from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.topology import refuse_too_many_ranks
+from radixlm.engine.rank_processes import topology_of
 from radixlm.wire.sampling_params import SamplingParams, parameter_names
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -215,12 +216,9 @@ def resolved(config: ServerConfig, given: frozenset[str]) -> tuple[ServerConfig,
     if config.model.model_path in (None, ""):
         config = config.with_values({"model_path": DEFAULT_MODEL})
     info, c = read_model(config)
-    p, attention = config.parallel, [block.attention for block in info.decoder.blocks]
-    # before any rank starts
-    refuse_too_many_ranks(
-        p.tp_size // (p.dp_size if p.enable_dp_attention else 1),
-        [one.heads for one in attention if one is not None],
-    )
+    attention = [block.attention for block in info.decoder.blocks]
+    heads = [one.heads for one in attention if one is not None]
+    refuse_too_many_ranks(topology_of(config).place(0).attn_tp, heads)  # before any of them starts
     decoder, asked = info.decoder, config.model.context_length
     facts = read_host_info(
         {

@@ -442,11 +442,9 @@ class DeepRouterLayer(Module):
         return self.out.run(F.gelu(self.second.run(h_TR)))
 
 
-class LoopedExperts:
+class LoopedExperts(UngatedExperts):
     """Gated experts whose gate and up are cut at a limit, or whose outputs are normed, one after
     another in torch."""
-
-    takes_adapters = True
 
     def __init__(
         self,
@@ -456,33 +454,12 @@ class LoopedExperts:
         norm: NormLayer | None,
     ) -> None:
         """``weights`` and ``biases`` of up [E, 2I, D] and down [E, D, I]."""
-        self._up, self._down = weights
-        self._up_bias, self._down_bias = biases
+        super().__init__(*weights, *biases, spec.act)
         self._spec, self._norm = spec, norm
         self._limit = spec.limit or math.inf
 
-    def run(
-        self,
-        x_TD: Tensor,
-        weights_TK: Tensor,
-        ids_TK: Tensor,
-        lora: ExpertAdapters | None = None,
-    ) -> Tensor:
-        """As in ``PackedExperts``."""
-        out_TKD = x_TD.new_empty(*ids_TK.shape, x_TD.shape[1])
-        for expert in sorted(set(ids_TK.flatten().tolist())):
-            rows, ranks = (ids_TK == expert).nonzero(as_tuple=True)
-            h = _linear(x_TD[rows], self._up[expert], self._up_bias, expert)
-            if lora is not None:
-                lora.up(expert, rows, x_TD[rows], h)
-            h = clamped_glu(h, self._spec.act, self._limit, self._spec.limit_after)
-            y = _linear(h, self._down[expert], self._down_bias, expert)
-            if lora is not None:
-                lora.down(expert, rows, h, y)
-            out_TKD[rows, ranks] = y if self._norm is None else self._norm.run(y)
-        return (out_TKD * weights_TK[..., None].to(x_TD.dtype)).sum(1)
+    def activate(self, h: Tensor) -> Tensor:
+        return clamped_glu(h, self._spec.act, self._limit, self._spec.limit_after)
 
-
-def _linear(x: Tensor, weight: Tensor, biases: Tensor | None, expert: int) -> Tensor:
-    bias = None if biases is None else biases[expert].to(x.dtype)
-    return F.linear(x, weight.to(x.dtype), bias)
+    def norm(self, y: Tensor) -> Tensor:
+        return y if self._norm is None else self._norm.run(y)

@@ -168,7 +168,7 @@ class ReferenceExperts:
 
 
 class UngatedExperts:
-    """Experts ``down(act(up))`` without a gate."""
+    """Experts ``down(act(up))`` without a gate, one after another in torch."""
 
     takes_adapters = True
 
@@ -195,15 +195,23 @@ class UngatedExperts:
         for expert in sorted(set(ids_TK.flatten().tolist())):
             rows, ranks = (ids_TK == expert).nonzero(as_tuple=True)
             x = x_TD[rows]
-            h = F.linear(x, self._up[expert].to(x.dtype), _row(self._up_bias, expert))
+            h = _linear(x, self._up[expert], self._up_bias, expert)
             if lora is not None:
                 lora.up(expert, rows, x, h)
-            h = activation.activate(h, self._act)
-            y = F.linear(h, self._down[expert].to(x.dtype), _row(self._down_bias, expert))
+            h = self.activate(h)
+            y = _linear(h, self._down[expert], self._down_bias, expert)
             if lora is not None:
                 lora.down(expert, rows, h, y)
-            out_TKD[rows, ranks] = y
+            out_TKD[rows, ranks] = self.norm(y)
         return (out_TKD * weights_TK[..., None].to(x_TD.dtype)).sum(1)
+
+    def activate(self, h: Tensor) -> Tensor:
+        """What ``down`` takes, of the outputs of ``up``."""
+        return activation.activate(h, self._act)
+
+    def norm(self, y: Tensor) -> Tensor:
+        """An expert's outcome, of the outputs of ``down``."""
+        return y
 
 
 def combine(out_ND: Tensor, place_TK: Tensor, weights_TK: Tensor) -> Tensor:
@@ -212,8 +220,9 @@ def combine(out_ND: Tensor, place_TK: Tensor, weights_TK: Tensor) -> Tensor:
     return (out_ND[place_TK] * weights_TK[..., None].to(out_ND.dtype)).sum(1)
 
 
-def _row(table: Tensor | None, row: int) -> Tensor | None:
-    return None if table is None else table[row]
+def _linear(x: Tensor, weight: Tensor, biases: Tensor | None, expert: int) -> Tensor:
+    bias = None if biases is None else biases[expert].to(x.dtype)
+    return F.linear(x, weight.to(x.dtype), bias)
 
 
 def pack_experts(
