@@ -216,6 +216,8 @@ def test_planned_contradictory_and_idle_options_are_met(caplog: pytest.LogCaptur
         settle(enable_hierarchical_cache=True)
     with pytest.raises(ConfigError, match="cannot be combined"):
         settle(engine_in_process=True, tokenizer_worker_num=2)
+    with pytest.raises(ConfigError, match="--dp-size 2"):
+        settle(engine_in_process=True, dp_size=2)
     with caplog.at_level(logging.INFO, "radixlm"):
         settle(disable_cuda_graph=True)
     assert "--disable-cuda-graph has no effect" in caplog.text

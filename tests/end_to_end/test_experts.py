@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from radixlm import Engine
 from radixlm.base.errors import ConfigError
 from tests.end_to_end.server import RunningServer
-from tests.end_to_end.test_ranks import BODIES, FLAGS, ask, rank_process, shown
+from tests.end_to_end.test_ranks import BODIES, FLAGS, outlive, shown
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 MODEL = str(cached_tiny("Qwen3MoeForCausalLM"))
@@ -124,13 +121,5 @@ async def test_a_rank_may_die_while_experts_move() -> None:
     flags = (*eplb, "--eplb-rebalance-num-iterations", "1", "--tp-size", "2", *FLAGS)
     with RunningServer(*flags, model=MODEL) as server:
         for rank in (1, 0):
-            server.wait_ready()
-            before = server.engines()
-            server.post("/slow_down", forward_sleep_time=0.01)
-            answers = asyncio.create_task(ask(server, BODIES))
-            while not server.info()["num_running_reqs"]:
-                await asyncio.sleep(0.01)
-            os.kill(rank_process(server, rank).pid, signal.SIGKILL)
-            assert await answers == wanted
-            assert not psutil.wait_procs(before, 5)[1], "a rank has outlived its replica"
+            await outlive(server, rank, signal.SIGKILL, wanted)
         assert server.terminate() == 0

@@ -75,6 +75,20 @@ async def ask(server: RunningServer, bodies: list[dict[str, Any]]) -> list[Any]:
     return [shown(answer.json()) for answer in answers]
 
 
+async def outlive(server: RunningServer, rank: int, signum: int, wanted: list[Any]) -> None:
+    """Kill a rank while streams run: they have the tokens of ``wanted``, and no rank is left."""
+    server.wait_ready()
+    before = server.engines()
+    server.post("/slow_down", forward_sleep_time=0.01)
+    answers = asyncio.create_task(ask(server, BODIES))
+    while not server.info()["num_running_reqs"]:
+        await asyncio.sleep(0.01)
+    os.kill(rank_process(server, rank).pid, signum)
+    assert await answers == wanted
+    _, alive = psutil.wait_procs(before, 5)
+    assert not alive, "a rank has outlived its replica"
+
+
 def rank_process(server: RunningServer, rank: int) -> psutil.Process:
     """Rank 0 is the server's child, the others are its children in their order."""
     (first,) = psutil.Process(server.process.pid).children()
@@ -103,15 +117,6 @@ def test_ranks_are_told_of(server: RunningServer) -> None:
 async def test_streams_outlive_the_death_of_a_rank(
     server: RunningServer, wanted: list[Any], rank: int, signum: int
 ) -> None:
-    server.wait_ready()
-    before = server.engines()
-    server.post("/slow_down", forward_sleep_time=0.01)
-    answers = asyncio.create_task(ask(server, BODIES))
-    while not server.info()["num_running_reqs"]:
-        await asyncio.sleep(0.01)
-    os.kill(rank_process(server, rank).pid, signum)
-    assert await answers == wanted
-    _, alive = psutil.wait_procs(before, 5)
-    assert not alive, "a rank has outlived its replica"
+    await outlive(server, rank, signum, wanted)
     server.wait_ready()
     assert len(server.engines()) == 2

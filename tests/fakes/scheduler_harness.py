@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from radixlm.base.record import replace
@@ -28,6 +29,7 @@ from tests.fakes.executor import (
     StagedExecutor,
     StagedStateExecutor,
     StateExecutor,
+    reference,
 )
 
 LIMITS = Limits(
@@ -151,3 +153,24 @@ class SchedulerHarness:
         assert not self.scheduler.committer.requests
         assert self.kv_manager.find_violations([]) == []
         assert self.scheduler.controls.num_breaches == 0
+
+
+def draw_prompts(rng: random.Random, count: int, shared: int) -> list[list[int]]:
+    """Prompts that begin with ``shared`` common tokens."""
+    common = [rng.randrange(1, 31) for _ in range(shared)]
+    return [
+        common + [rng.randrange(1, 31) for _ in range(rng.randint(1, 40))] for _ in range(count)
+    ]
+
+
+def serve_drawn(bench: SchedulerHarness, rng: random.Random) -> None:
+    """Each of 16 drawn requests that arrive in turn gets the tokens that it would get alone."""
+    prompts = draw_prompts(rng, 16, shared=12)
+    lengths = [rng.randint(1, 25) for _ in prompts]
+    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        bench.submit(f"r{i}", prompt, length, ignore_eos=i % 3 == 0)
+        if i % 4 == 0:
+            bench.tick()
+    bench.run()
+    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        assert bench.out[f"r{i}"] == reference(prompt, length, i % 3 == 0), i

@@ -18,15 +18,7 @@ from radixlm.wire.media import Media
 from radixlm.wire.replies import ControlReply, Logprobs, StepReply
 from radixlm.wire.requests import AdapterRef, Control, LogprobParams
 from tests.fakes.executor import EOS, FakeStep, reference
-from tests.fakes.scheduler_harness import SchedulerHarness
-
-
-def _prompts(rng: random.Random, count: int, shared: int) -> list[list[int]]:
-    common = [rng.randrange(1, 31) for _ in range(shared)]
-    return [
-        common + [rng.randrange(1, 31) for _ in range(rng.randint(1, 40))] for _ in range(count)
-    ]
-
+from tests.fakes.scheduler_harness import SchedulerHarness, draw_prompts, serve_drawn
 
 POLICIES = ["fcfs", "lpm", "dfs-weight", "lof", "random"]
 # every value of every option, and every pair of depth, cache, pool size and window
@@ -52,20 +44,12 @@ def test_equals_one_at_a_time(
         window=window,
         num_window=60,
     )
-    prompts = _prompts(rng, 16, shared=12)
-    lengths = [rng.randint(1, 25) for _ in prompts]
-    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        bench.submit(f"r{i}", prompt, length, ignore_eos=i % 3 == 0)
-        if i % 4 == 0:
-            bench.tick()
-    bench.run()
-    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        assert bench.out[f"r{i}"] == reference(prompt, length, i % 3 == 0), i
+    serve_drawn(bench, rng)
 
 
 def test_retractions_do_not_change_tokens() -> None:
     bench = SchedulerHarness(num_pages=24, reserve=0.0)
-    prompts = _prompts(random.Random(3), 6, shared=0)
+    prompts = draw_prompts(random.Random(3), 6, shared=0)
     for i, prompt in enumerate(prompts):
         bench.submit(f"r{i}", prompt[:8], 40, ignore_eos=True)
     bench.run()

@@ -12,7 +12,7 @@ import pytest
 from radixlm.step.plan import Items
 from radixlm.wire.requests import AbortRequest
 from tests.fakes.executor import StagedExecutor, reference
-from tests.fakes.scheduler_harness import SchedulerHarness
+from tests.fakes.scheduler_harness import SchedulerHarness, serve_drawn
 
 
 def staged(stages: int, **options: Any) -> SchedulerHarness:
@@ -37,18 +37,7 @@ def test_equals_one_at_a_time(stages: int, radix: bool, num_pages: int, kind: st
         "states": {"states": True, "num_window": 90, "waits_for_chunks": True},
     }[kind]
     bench = staged(stages, num_pages=num_pages, radix=radix, **options)
-    common = [rng.randrange(1, 31) for _ in range(12)]
-    prompts = [
-        common + [rng.randrange(1, 31) for _ in range(rng.randint(1, 40))] for _ in range(16)
-    ]
-    lengths = [rng.randint(1, 25) for _ in prompts]
-    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        bench.submit(f"r{i}", prompt, length, ignore_eos=i % 3 == 0)
-        if i % 4 == 0:
-            bench.tick()
-    bench.run()
-    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        assert bench.out[f"r{i}"] == reference(prompt, length, i % 3 == 0), i
+    serve_drawn(bench, rng)
 
 
 @pytest.mark.parametrize(("stages", "count", "sizes"), [(2, 8, {4}), (3, 8, {2, 3}), (4, 3, {1})])
