@@ -16,7 +16,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("config", "memory", "kernels", "text", "multimodal", "distributed"),
     ("pools", "quant", "sampling", "grammar", "speculative"),
     ("layers", "attention", "weights", "transfer"),
-    ("models",),
+    ("models", "tiers"),
     ("lora",),
     ("intake", "scheduler", "executor"),
     ("engine",),
@@ -28,7 +28,7 @@ FLOOR = {package: number for number, packages in enumerate(FLOORS) for package i
 SIDEWAYS = {("step", "wire"), ("observe", "wire"), ("distributed", "kernels")}
 TORCH_FREE = (
     "base arch wire observe config memory text speculative intake scheduler entrypoints router "
-    "lang".split()
+    "lang tiers".split()
 )
 TORCH_FREE_FILES = {"distributed/topology.py", "distributed/balance.py"}
 FILES = sorted(ROOT.rglob("*.py"))

@@ -1,0 +1,178 @@
+"""Tiers: places below the KV pool that keep pages by key, and what the scheduler and the worker of
+a rank (``worker.py``) say to each other about them.
+
+A page of a window or of recurrent states is a record of its own, under ``memory.keys.window_key``
+of its full page's key: a tier need not know of page spaces. Payloads of the two kinds differ in
+length (``Manifest.page_bytes``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from radixlm.base.record import Record
+
+Payload = NDArray[np.uint8]
+Int32Array = NDArray[np.int32]
+TierName = Literal["host", "storage", "peer"]
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """Where a request's pages are being computed: the fields that a router sends for prefill and
+    decode servers. ``attempt`` counts the starts of the request; ``alternatives``: further (host,
+    port) that may have the pages; ``deadline_s``: monotonic time after which nobody waits."""
+
+    bootstrap_host: str
+    bootstrap_port: int
+    bootstrap_room: int
+    attempt: int = 0
+    alternatives: tuple[tuple[str, int], ...] = ()
+    deadline_s: float = 0.0
+
+
+class PageRecord(Record, eq=False):
+    """One page to be kept. ``parent``: the key before, zeros at the start; of a page of a window or
+    state, the key of its full page. ``tokens``: int32 [page_size]. ``payload``: uint8 [nbytes], the
+    tier's to keep, unless it copies it. ``hint``: of the request that computed it."""
+
+    key: bytes
+    parent: bytes
+    tokens: Int32Array
+    payload: Payload
+    space: int = 0
+    hint: Hint | None = None
+
+
+class Tier(Protocol):
+    """Pages by key. Errors are misses, counted in ``stats``: no method raises for a fault of a
+    disk, a store or a peer. Only ``contains`` may be called by any thread; the others are called by
+    the worker's threads, one at a time."""
+
+    name: TierName
+    medium: str  # of KV events: "CPU_PINNED", "DISK", "EXTERNAL"
+
+    def contains(self, keys: Sequence[bytes], hint: Hint | None = None) -> int:
+        """How many leading ones of ``keys`` it has: from an index in memory, or by a deadline."""
+        ...
+
+    def get(self, keys: Sequence[bytes], out: Sequence[Payload], hint: Hint | None = None) -> int:
+        """Fill ``out`` with the payloads of leading keys; how many were filled and verified. Bytes
+        behind them may be garbage. A record of another length than ``out`` is a miss. Bounded by
+        deadlines of its own."""
+        ...
+
+    def put(self, records: Sequence[PageRecord]) -> None:
+        """Keep pages. Must not block for long, and may drop them."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all pages."""
+        ...
+
+    def stats(self) -> dict[str, float]:
+        """Counters and gauges by name, for metrics."""
+        ...
+
+    def close(self) -> None:
+        """Write what is due and give up threads, files and connections."""
+        ...
+
+
+# ---- from the scheduler to the worker of each rank ---------------------------------------------
+
+
+class Lookup(msgspec.Struct, tag="lookup", frozen=True):
+    """Which leading pages of ``keys`` do the tiers have? Answered by Found."""
+
+    job: int
+    keys: list[bytes]
+    hint: Hint | None = None
+
+
+class Get(msgspec.Struct, tag="get", frozen=True):
+    """Bring pages of ``keys`` into ``pages`` (int32, as bytes). ``windows``: indexes of keys whose
+    window's or state's page must come too, into ``window_pages``. Answered by Done."""
+
+    job: int
+    keys: list[bytes]
+    pages: bytes
+    windows: tuple[int, ...] = ()
+    window_pages: bytes = b""
+    hint: Hint | None = None
+
+
+class Put(msgspec.Struct, tag="put", frozen=True):
+    """Keep pages in the tiers; they stay locked until Done. ``tokens``: int32 [num * page_size] as
+    bytes; ``windows`` as in Get."""
+
+    job: int
+    keys: list[bytes]
+    parents: list[bytes]
+    pages: bytes
+    tokens: bytes
+    windows: tuple[int, ...] = ()
+    window_pages: bytes = b""
+    hint: Hint | None = None
+
+
+class Cancel(msgspec.Struct, tag="cancel", frozen=True):
+    """End a job as soon as can be; its Done or Found comes all the same."""
+
+    job: int
+
+
+class Admin(msgspec.Struct, tag="admin", frozen=True):
+    """An operator's command: "clear", "stats", ...; answered by Told."""
+
+    job: int
+    verb: str
+    args: dict[str, Any] = {}
+
+
+Command = Lookup | Get | Put | Cancel | Admin
+
+# ---- from the worker -----------------------------------------------------------------------------
+
+
+class Found(msgspec.Struct, tag="found", frozen=True):
+    """``ends``: the numbers of pages at which a prefix may end, ascending: every one up to what is
+    there, or those with the pages of a window or a state. ``tiers``: (tier, leading pages), in the
+    order of the tiers."""
+
+    job: int
+    ends: list[int]
+    tiers: list[tuple[str, int]] = []
+    seconds: float = 0.0
+
+
+class Arrived(msgspec.Struct, tag="arrived", frozen=True):
+    """The first ``num_pages`` of a Get are in their pages; more will come."""
+
+    job: int
+    num_pages: int
+
+
+class Done(msgspec.Struct, tag="done", frozen=True):
+    """A Get or Put is over. ``num_pages``: leading ones that arrived, or all that were read.
+    ``tiers``: (tier, pages, bytes, seconds) of each that gave some."""
+
+    job: int
+    num_pages: int
+    tiers: list[tuple[str, int, int, float]] = []
+    seconds: float = 0.0
+
+
+class Told(msgspec.Struct, tag="told", frozen=True):
+    """The answer to Admin; ``error``: why there is none."""
+
+    job: int
+    data: Any = None
+    error: str = ""
+
+
+Report = Found | Arrived | Done | Told

@@ -1,0 +1,128 @@
+"""Manifest: what a KV page is made of. Two engines with equal digests compute the same KV.
+
+``digest`` seeds the page keys, so it has what the numbers mean. ``storage_digest`` also has how the
+bytes lie and which part of a page they are: it names folders and objects of stored pages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from radixlm.base.record import Record
+
+FORMAT: Final = 1
+_END_BYTES: Final = 64 << 10
+_WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
+
+
+class PageGroup(Record):
+    """Layers with pages in one pool, by the numbers of the whole model. ``space`` 0: pages of the
+    full page table, 1: of windows or recurrent states (then ``states``: the shapes of each layer).
+    ``rope``: the kind of rotation, which stored keys contain."""
+
+    space: int
+    layers: tuple[int, ...]
+    kv_heads: int = 0
+    head_dim: int = 0
+    v_dim: int = 0
+    latent: bool = False
+    window: int = 0
+    rope: str = ""
+    compress_ratio: int = 0
+    states: tuple[str, ...] = ()
+
+
+class Rectangle(Record):
+    """The part of a page that one rank keeps: rank ``rank`` of ``num_ranks``, layers [first_layer,
+    end_layer), KV heads [first_head, end_head) of the whole model."""
+
+    rank: int = 0
+    num_ranks: int = 1
+    first_layer: int = 0
+    end_layer: int = 0
+    first_head: int = 0
+    end_head: int = 0
+
+    @property
+    def name(self) -> str:
+        return (
+            f"L{self.first_layer}-{self.end_layer}_H{self.first_head}-{self.end_head}"
+            f"_R{self.rank}-{self.num_ranks}"
+        )
+
+
+class Manifest(Record):
+    """``kv_dtype``: and its scheme, such as "torch.int8, a scale a row". ``layout``: of the bytes
+    (``PageBytes.layout``). ``numerics``: what rounds: device, kernels, dtype and number format of
+    the weights. ``page_bytes``: of a page of each space; a stored page of another size is refused.
+    """
+
+    model: str
+    weights_digest: str
+    weights_version: str
+    kv_dtype: str
+    page_size: int
+    groups: tuple[PageGroup, ...] = ()
+    quantization: str = ""
+    layout: str = ""
+    numerics: str = ""
+    rectangle: Rectangle = Rectangle()
+    page_bytes: tuple[int, int] = (0, 0)
+    format: int = FORMAT
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 over what the numbers of a page mean; equal for all ranks and layouts."""
+        return _digest(
+            self.format,
+            self.model,
+            self.weights_digest,
+            self.weights_version,
+            self.kv_dtype,
+            self.page_size,
+            self.groups,
+            self.quantization,
+        )
+
+    @property
+    def storage_digest(self) -> bytes:
+        """SHA-256 over ``digest``, the layout, what rounds, and the rank's part."""
+        return _digest(self.digest, self.layout, self.numerics, self.rectangle, self.page_bytes)
+
+    def differences(self, other: Manifest) -> list[str]:
+        """The fields of ``digest`` in which two manifests differ, with both values."""
+        names = ("format", "model", "weights_digest", "weights_version", "kv_dtype", "page_size")
+        pairs = {
+            n: (getattr(self, n), getattr(other, n)) for n in (*names, "groups", "quantization")
+        }
+        return [
+            f"{name}: {mine} and {theirs}"
+            for name, (mine, theirs) in pairs.items()
+            if mine != theirs
+        ]
+
+
+def _digest(*fields: object) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode(fields, order="deterministic")).digest()
+
+
+def weights_digest(folder: Path, files: Iterable[Path] | None = None) -> str:
+    """A digest of a checkpoint, hex: for each file of weights its name, its size and its first and
+    last 64 KB, which have names and shapes of the tensors."""
+    if files is None:
+        found = folder.iterdir() if folder.is_dir() else iter([folder])
+        files = (path for path in found if path.suffix in _WEIGHT_SUFFIXES or path == folder)
+    hasher = hashlib.sha256()
+    for path in sorted(files):
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            hasher.update(f"{path.name} {size} ".encode())
+            for start in (0, max(0, size - _END_BYTES)):
+                file.seek(start)
+                hasher.update(file.read(_END_BYTES))
+    return hasher.hexdigest()
