@@ -44,6 +44,16 @@ LONGCAT = {
 }
 DSA = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 8}
 DSA |= {"indexer_types": ["full", "shared"] * 2}
+MIMO_V2 = {"head_dim": 24, "v_head_dim": 12, "sliding_window": 8, "n_routed_experts": 4}
+MIMO_V2 |= {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+NEMOTRON = {**SHAPE, "num_hidden_layers": 2, "head_dim": 16, "hybrid_override_pattern": "M*"}
+NEMOTRON |= {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2}
+NEMOTRON |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+NEMOTRON |= {"moe_shared_expert_intermediate_size": 24, "mtp_hybrid_override_pattern": "*E"}
+STEP = {"head_dim": 16, "sliding_window": 8, "num_sliding_attention_heads": 6}
+STEP |= {"layer_types": ["full_attention", *["sliding_attention"] * 5], "moe_layers_enum": "1,2,3"}
+STEP |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+STEP |= {"share_expert_dim": 24, "swiglu_limits_shared": [0.0, 0.0, 0.1, 0.0, 0.2, 0.2]}
 NEXTN = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
 # architecture -> (config, tensors outside the blocks, one tensor of a block)
 CASES: dict[str, tuple[dict[str, Any], set[str], str]] = {
@@ -95,6 +105,27 @@ CASES: dict[str, tuple[dict[str, Any], set[str], str]] = {
             "model.mtp.norm.weight",
         },
         "model.mtp.layers.0.transformer_layer.mlp.down_proj.weight",
+    ),
+    "MiMoV2FlashForCausalLM": (
+        {**SHAPE, **MIMO_V2},
+        {f"model.mtp.layers.0.{p}.weight" for p in (*NEXTN[:3], "final_layernorm")},
+        "model.mtp.layers.0.self_attn.q_proj.weight",
+    ),
+    "NemotronHForCausalLM": (
+        NEMOTRON,
+        {
+            *(f"mtp.layers.0.{part}.weight" for part in ("eh_proj", "enorm", "hnorm")),
+            "mtp.layers.1.final_layernorm.weight",
+        },
+        "mtp.layers.1.mixer.experts.3.up_proj.weight",
+    ),
+    "Step3p5ForCausalLM": (
+        {**SHAPE, **STEP},
+        {
+            *(f"model.layers.4.{part}.weight" for part in ("eh_proj", "enorm", "hnorm")),
+            "model.layers.4.transformer.shared_head.norm.weight",
+        },
+        "model.layers.4.self_attn.g_proj.weight",
     ),
     "LlamaForCausalLMEagle": (
         {**SHAPE, "num_hidden_layers": 1},
@@ -157,7 +188,7 @@ def test_tensors_have_their_published_names(architecture: str) -> None:
     names = _of_block(draft)
     assert of_block in names and not names & joint
     prefix = of_block.partition(".self_attn")[0].partition(".mlp")[0].partition(".attention")[0]
-    prefix = prefix.removesuffix(".transformer_layer")
+    prefix = prefix.removesuffix(".transformer_layer").partition(".1.mixer")[0]
     assert all(name.startswith(prefix + ".") for name in names)
 
 
@@ -171,6 +202,17 @@ def test_the_parts_of_draft_models() -> None:
     assert found["Qwen3NextForCausalLM"].embed_norm.offset == 1.0
     assert found["MiMoForCausalLM"].order == "hidden embed"
     assert found["MiMoForCausalLM"].blanks_first
+    norm2 = "model.mtp.layers.0.pre_mlp_layernorm.weight"
+    assert norm2 in _of_block(found["MiMoV2FlashForCausalLM"])
+    assert found["Step3p5ForCausalLM"].hidden_norm.offset == 1.0
+    assert block["Step3p5ForCausalLM"].ffn.limit == 0.2
+    for name in ("MiMoV2FlashForCausalLM", "Step3p5ForCausalLM"):
+        assert block[name].mixer.window == 8 and isinstance(block[name].ffn, Mlp)
+        assert tapped_layers(found[name], 4) == (3,) and not found[name].passes_normed
+    assert [type(b.mixer or b.ffn) for b in found["NemotronHForCausalLM"].decoder.blocks] == [
+        Attention,
+        Moe,
+    ]
     assert block["LlamaForCausalLMEagle"].layout == "prenorm_ffn_only"
     third = found["LlamaForCausalLMEagle3"]
     assert (third.taps, third.is_projected, third.has_vocab_map) == (3, False, True)

@@ -46,13 +46,16 @@ class Draft(Record):
     taps_norm: Norm | None = None  # of the concatenated hidden states
     passes_normed: bool = True  # its next step reads its hidden state after the last norm
     owns_head: bool = False
+    before_norm: bool = False  # it reads the target's last hidden state before the final norm
     has_vocab_map: bool = False  # draft token t is target token t + map[t]
     blanks_first: bool = False  # the embedding of the second token is zero
 
 
 def tapped_layers(draft: Draft, num_layers: int) -> tuple[int, ...]:
     """The target layers whose outputs the draft reads: those of its config, else one of the first,
-    one in the middle and one near the end, as EAGLE-3's authors chose them."""
+    one in the middle and one near the end, as EAGLE-3's authors chose them; or the last one."""
+    if draft.before_norm:
+        return (num_layers - 1,)
     return draft.tap_layers or (1, num_layers // 2 - 1, num_layers - 4) if draft.taps else ()
 
 

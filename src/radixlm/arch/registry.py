@@ -258,10 +258,13 @@ DRAFTS: dict[str, str] = {
     "EagleLlamaForCausalLM": "drafts:llama_eagle",
     "LongcatFlashForCausalLMNextN": "drafts:longcat",
     "MiMoMTP": "drafts:mimo",
+    "MiMoV2MTP": "drafts:mimo_v2",
     "MistralForCausalLMEagle": "drafts:llama_eagle",
+    "NemotronHForCausalLMMTP": "drafts:nemotron_h",
     "Qwen2ForCausalLMEagle": "drafts:qwen2_eagle",
     "Qwen3_5ForCausalLMMTP": "drafts:qwen3_next",
     "Qwen3NextForCausalLMMTP": "drafts:qwen3_next",
+    "Step3p5MTP": "drafts:step",
 }
 ARCHITECTURES |= dict.fromkeys(DRAFTS, "drafts:refuse_draft")
 # Models whose checkpoints hold multi-token-prediction layers beside the decoder's.
@@ -279,6 +282,10 @@ MTP_LAYERS: dict[str, str] = {
     "Qwen3_5ForCausalLM": "drafts:qwen3_next",
     "Qwen3_5MoeForCausalLM": "drafts:qwen3_next",
     "LongcatFlashForCausalLM": "drafts:longcat",
+    "MiMoV2FlashForCausalLM": "drafts:mimo_v2",
+    "NemotronHForCausalLM": "drafts:nemotron_h",
+    "Step3p5ForCausalLM": "drafts:step",
+    "Step3p7ForConditionalGeneration": "drafts:step",
 }
 
 # model_type -> the function that gives a published config.json the keys of its Hugging Face class.

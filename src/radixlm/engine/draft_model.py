@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from radixlm.arch.draft import Draft, tapped_layers
+from radixlm.arch.draft import Draft, at_step, tapped_layers
 from radixlm.arch.hf import describe, describe_draft, load_config
+from radixlm.arch.names import spellings
 from radixlm.arch.quant_methods import ONLINE_FORMATS
 from radixlm.arch.registry import DRAFTS
 from radixlm.arch.spec import Decoder
@@ -215,10 +216,13 @@ def algorithm_of(spec: Draft | None) -> str:
 
 
 def completed(spec: Draft, folder: Path, present: frozenset[str]) -> Draft:
-    """A head of EAGLE-3 with the parts that its files have: configs say too little. ConfigError if
-    a smaller vocabulary has no map to the target's."""
+    """A draft with the modules, a head of EAGLE-3 with the parts that its files have: configs say
+    too little. ConfigError if a smaller vocabulary has no map to the target's."""
     if spec.is_projected:
-        return spec
+        joins = (spellings(at_step(spec, n).names, "draft.join") for n in range(spec.modules))
+        stems = (f"{names[0].templates[0]}." for names in joins)
+        num = sum(any(stem in name for name in present) for stem in stems)
+        return replace(spec, modules=num or spec.modules)
     if spec.has_vocab_map and "d2t" not in present:
         raise ConfigError(
             f"{FLAG} {folder}: its head has {spec.decoder.vocab} tokens and no tensor 'd2t' that "

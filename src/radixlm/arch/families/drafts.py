@@ -1,6 +1,6 @@
 """Draft models: EAGLE and EAGLE-3 heads (arXiv:2401.15077, 2503.01840), and the
-multi-token-prediction layers of DeepSeek, GLM, ERNIE, MiMo, Bailing, LongCat and Qwen3-Next
-checkpoints."""
+multi-token-prediction layers of DeepSeek, GLM, ERNIE, MiMo, Bailing, LongCat, Nemotron-H,
+Qwen3-Next and Step checkpoints."""
 
 from typing import Any, NoReturn
 
@@ -16,6 +16,7 @@ from radixlm.arch.spec import Attention, Block, Decoder, LatentAttention, Mlp, N
 from radixlm.base.record import replace
 
 _NO_NORM = Norm(0.0, kind="none", affine=False)
+_KEY = "num_nextn_predict_layers"
 _NEXT_N = ("eh_proj", "enorm", "hnorm")  # DeepSeek's names, which others took over
 
 
@@ -59,7 +60,7 @@ def _normed(c: Config, module: Decoder, count: int, first: int = 0, **fields: An
 
 def _count(c: Config) -> int:
     """Modules in the checkpoint: as in the config; a draft whose config does not say has one."""
-    return int(c.get("num_nextn_predict_layers", c.architecture in DRAFTS))
+    return int(c.get(_KEY, c.architecture in DRAFTS))
 
 
 def _target(c: Config) -> Decoder:
@@ -111,6 +112,58 @@ def mimo(c: Config) -> Draft:
     names = _joint(decoder, at, at, joint, norm=at + "final_layernorm")
     module = _module(decoder, decoder.blocks[-1], names)
     return _normed(c, module, _count(c), order="hidden embed", blanks_first=True)
+
+
+def mimo_v2(c: Config) -> Draft:
+    """A window layer with a dense feed-forward. Configs do not say that there are modules."""
+    decoder, at = _target(c), f"model.mtp.layers.{STEP}."
+    slides = [b for b in decoder.blocks if isinstance(b.mixer, Attention) and b.mixer.window]
+    if not slides:
+        raise c.error("layer_types", "has no window layer for the draft to be like")
+    norms: dict[str, Name] = {"norm": at + "final_layernorm", "norm2": at + "pre_mlp_layernorm"}
+    names, block = _joint(decoder, at, at, _NEXT_N, **norms), replace(slides[0], ffn=mlp(c))
+    fields: dict[str, Any] = {"before_norm": True, "passes_normed": False}
+    return _normed(c, _module(decoder, block, names), c.get(_KEY, 3), **fields)
+
+
+def step(c: Config) -> Draft:
+    """Layers after the last one, of the kinds that follow in the config's lists."""
+    count, num = c.num_hidden_layers, _count(c)
+    dense = ["dense"] * min(3, count) + ["sparse"] * (count - 3)
+    whole = {"layer_types": c.layer_types, "mlp_layer_types": c.mlp_layer_types or dense}
+    whole |= {key: c.get(key) for key in ("swiglu_limits", "swiglu_limits_shared")}
+    lists: dict[str, Any] = {}
+    for key, none in zip(whole, ("full_attention", "dense", 0.0, 0.0), strict=True):
+        if (listed := whole[key]) is not None:
+            more = c.get("mtp_" + key) or [none] * num
+            lists[key] = [*listed, *more][: count + num]
+    at = f"model.layers.{STEP}."
+    decoder = _target(c.replace(num_hidden_layers=count + num, **lists))
+    blocks = decoder.blocks[count:]
+    if any(block != blocks[0] for block in blocks):
+        raise c.error("layer_types", "prediction layers that differ in kind are not supported")
+    heads = (at + "transformer.shared_head.norm", at + "shared_head.norm")
+    names = _joint(decoder, at, at, _NEXT_N, norm=AnyOf(*heads))
+    module, norm = replace(decoder, blocks=blocks[:1], names=names), rms(c, offset=1.0)
+    fields: dict[str, Any] = {"before_norm": True, "passes_normed": False}
+    return Draft(module, num, count, embed_norm=norm, hidden_norm=norm, **fields)
+
+
+def nemotron_h(c: Config) -> Draft:
+    """A module of several layers of one branch each, as ``mtp_layers_block_type`` says."""
+    if (count := _count(c)) > 1:
+        raise c.error(_KEY, f"= {count} is not supported (must be 0 or 1)")
+    kinds = c.get("mtp_layers_block_type") or c.get("mtp_hybrid_override_pattern") or "*E"
+    decoder = find("NemotronHForCausalLM")(
+        c.replace(layers_block_type=None, hybrid_override_pattern=list(kinds))
+    )
+    roles: dict[str, Any] = {**DEFAULT, **decoder.names}
+    names = {role: renamed(name, "backbone.layers.", "mtp.layers.") for role, name in roles.items()}
+    joint = zip(("join", "embed_norm", "hidden_norm"), _NEXT_N, strict=True)
+    names |= {f"draft.{role}": "mtp.layers.0." + stored for role, stored in joint}
+    names["norm"] = f"mtp.layers.{len(decoder.blocks) - 1}.final_layernorm"
+    norm = decoder.norm
+    return Draft(replace(decoder, names=names), count, embed_norm=norm, hidden_norm=norm)
 
 
 def qwen3_next(c: Config) -> Draft:

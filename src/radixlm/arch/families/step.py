@@ -19,11 +19,12 @@ _BY_LAYER = (
 
 
 def step_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """Published lists include multi-token-prediction layers; there is one rope for each layer, and
-    keys have older names."""
+    """Published lists include multi-token-prediction layers, which get lists "mtp_..." here; there
+    is one rope for each layer, and keys have older names."""
     out, count = dict(raw), raw.get("num_hidden_layers", 45)
     for key in _BY_LAYER:
         if isinstance(out.get(key), list):
+            out["mtp_" + key] = out.get("mtp_" + key) or out[key][count:]
             out[key] = out[key][:count]
     for new_key, old_key in (
         ("num_key_value_heads", "num_attention_groups"),
@@ -36,6 +37,8 @@ def step_config(raw: dict[str, Any]) -> dict[str, Any]:
         items = listed.split(",") if isinstance(listed, str) else listed
         sparse = {int(one) for one in items if str(one).strip()}
         out["mlp_layer_types"] = ["sparse" if i in sparse else "dense" for i in range(count)]
+        later = range(count, count + (raw.get("num_nextn_predict_layers") or 0))
+        out["mtp_mlp_layer_types"] = ["sparse" if i in sparse else "dense" for i in later]
     other = out.get("attention_other_setting")
     if out.get("num_sliding_attention_heads") is None and other:
         out["num_sliding_attention_heads"] = other.get("num_attention_heads")
@@ -89,7 +92,7 @@ def step3p5(c: Config) -> Decoder:
     def ffn(i: int) -> b.Ffn:
         width, cut = c.share_expert_dim, limit(of_dense, i)
         if kinds[i] != "sparse" if kinds else i < 3:
-            return Mlp(c.intermediate_size, act, bias=c.mlp_bias, limit=cut, limit_after=True)
+            return Mlp(c.intermediate_size, act, bias=c.mlp_bias, limit=cut, limit_after=cut > 0)
         return b.moe(
             c,
             score="sigmoid",

@@ -1,0 +1,126 @@
+"""Prediction layers of families with a block of their own compute what the family's Hugging Face
+class computes, where that block is its only layer and its input the projection's output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.fakes.paged_runner import load_model
+from tests.fakes.tiny_checkpoint import ARCHITECTURES, cached_tiny, copy_tiny, reference_model
+from tests.models.reference_math import rms
+from tests.models.test_decoder import relative_error
+from tests.models.test_drafts import BACKENDS, DIM, ids_and_hidden, kernels_of, loaded, run
+
+from radixlm.arch.hf import describe_draft
+from radixlm.engine.draft_model import completed
+from radixlm.step.batch import HiddenNeeds
+
+STEP3P7 = "Step3p7ForConditionalGeneration"
+_STEP: dict[str, Any] = ARCHITECTURES[STEP3P7]["text_config"]
+_ONE_WINDOW: dict[str, Any] = {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]}
+_ONE_STEP = {**_ONE_WINDOW, "moe_layers_enum": "", "swiglu_limits": None}
+_ONE_STEP |= {"swiglu_limits_shared": None}
+# architecture -> settings of a model with the block only; of the model that it predicts for; names
+# in the block's model and in the checkpoint; the last norm there; what the norms' weights lack
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str], str, float]] = {
+    "MiMoV2FlashForCausalLM": (
+        {**_ONE_WINDOW, "mlp_layer_types": ["dense"]},
+        {},
+        {
+            "model.layers.0.post_attention_layernorm": "model.mtp.layers.0.pre_mlp_layernorm",
+            "model.layers.0.": "model.mtp.layers.0.",
+            "model.norm.": "model.mtp.layers.0.final_layernorm.",
+        },
+        "model.mtp.layers.0.",
+        0.0,
+    ),
+    "NemotronHForCausalLM": (
+        {"layers_block_type": ["full_attention", "moe"]},
+        {"mtp_layers_block_type": ["full_attention", "moe"]},
+        {
+            "backbone.layers.": "mtp.layers.",
+            "backbone.norm_f.": "mtp.layers.1.final_layernorm.",
+        },
+        "mtp.layers.0.",
+        0.0,
+    ),
+    STEP3P7: (
+        {"text_config": _STEP | _ONE_STEP},
+        {"layer_types": [*_STEP["layer_types"], "sliding_attention"]},
+        {
+            "model.layers.0.": "model.layers.4.",
+            "model.norm.": "model.layers.4.transformer.shared_head.norm.",
+        },
+        "model.layers.4.",
+        1.0,
+    ),
+}  # fmt: skip
+
+
+def _with_block(architecture: str, folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A checkpoint with one prediction layer, and the tensors that join its inputs."""
+    alone, more, names, at, _ = CASES[architecture]
+    copy_tiny(cached_tiny(architecture), folder)
+    tensors, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(5)
+    own = {f"{at}eh_proj.weight": torch.randn(DIM, 2 * DIM, generator=generator) * 0.1}
+    own |= {f"{at}{n}norm.weight": torch.rand(DIM, generator=generator) + 0.5 for n in "eh"}
+    for name, tensor in load_file(cached_tiny(architecture, **alone) / "model.safetensors").items():
+        old = next((old for old in names if name.startswith(old)), None)
+        if old is not None:
+            own[names[old] + name.removeprefix(old)] = tensor
+    save_file(tensors | own, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    text = config.get("text_config", config)
+    text.update(more, num_nextn_predict_layers=1)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder, own
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("architecture", CASES)
+def test_the_layer_of(architecture: str, backend: str, tmp_path: Path) -> None:
+    alone, _, _, at, offset = CASES[architecture]
+    folder, own = _with_block(architecture, tmp_path / "model")
+    target = load_model(folder, kernels_of(backend))
+    model = loaded(folder, target, backend)
+    if architecture == "NemotronHForCausalLM":
+        assert model.needs == HiddenNeeds((), True)
+    else:  # before the last norm
+        assert model.needs == HiddenNeeds((len(target.decoder.blocks) - 1,), False)
+    ids, hidden = ids_and_hidden()
+    logits, passed = run(model, backend, ids, model.combine(hidden))
+    embeds, eps = target.embed.run(torch.tensor(ids)), target.decoder.norm.eps
+    joined = torch.cat(
+        (
+            rms(embeds, own[f"{at}enorm.weight"] + offset, eps),
+            rms(hidden, own[f"{at}hnorm.weight"] + offset, eps),
+        ),
+        -1,
+    )
+    reference = reference_model(cached_tiny(architecture, **alone)).get_decoder()
+    layers = reference.layers
+    streams: list[torch.Tensor] = []
+    layers[-1].register_forward_hook(lambda *call: streams.append(call[-1]))
+    with torch.inference_mode():
+        made = reference(inputs_embeds=(joined @ own[f"{at}eh_proj.weight"].T)[None])
+    normed, stream = made.last_hidden_state[0], streams[0]
+    stream = stream[0] if isinstance(stream, tuple) else stream
+    expected = normed if model.spec.passes_normed else stream.view(normed.shape)
+    assert relative_error(logits, target.logits(normed)) < 1e-4
+    assert relative_error(passed, expected) < 1e-4
+
+
+def test_modules_are_those_in_the_files() -> None:
+    """MiMo V2's config does not say how many there are."""
+    config = {"architectures": ["MiMoV2FlashForCausalLM"]}
+    config |= json.loads((cached_tiny("MiMoV2FlashForCausalLM") / "config.json").read_text())
+    spec = describe_draft(config)
+    assert spec is not None and spec.modules == 3
+    present = [f"model.mtp.layers.{n}.eh_proj.weight" for n in range(2)]
+    assert completed(spec, Path("x"), frozenset(present)).modules == 2
+    assert completed(spec, Path("x"), frozenset()).modules == 3
