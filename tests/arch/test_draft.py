@@ -44,6 +44,10 @@ LONGCAT = {
 }
 DSA = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 8}
 DSA |= {"indexer_types": ["full", "shared"] * 2}
+V4 = {"head_dim": 16, "q_lora_rank": 24, "o_groups": 2, "o_lora_rank": 12, "hc_mult": 3}
+V4 |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+V4 |= {"sliding_window": 8, "index_n_heads": 4, "index_head_dim": 12, "index_topk": 3}
+V4 |= {"qk_rope_head_dim": 8}
 MIMO_V2 = {"head_dim": 24, "v_head_dim": 12, "sliding_window": 8, "n_routed_experts": 4}
 MIMO_V2 |= {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 NEMOTRON = {**SHAPE, "num_hidden_layers": 2, "head_dim": 16, "hybrid_override_pattern": "M*"}
@@ -61,6 +65,13 @@ CASES: dict[str, tuple[dict[str, Any], set[str], str]] = {
         {**SHAPE, **LATENT, **ROUTED},
         {f"model.layers.4.{part}.weight" for part in NEXTN},
         "model.layers.4.mlp.experts.3.down_proj.weight",
+    ),
+    "DeepseekV4ForCausalLM": (
+        {**SHAPE, **V4},
+        {
+            *(f"mtp.0.{part}.weight" for part in ("e_proj", "h_proj", "enorm", "hnorm", "norm")),
+        },
+        "mtp.0.ffn.experts.3.w2.weight",
     ),
     "GlmMoeDsaForCausalLM": (
         {**SHAPE, **LATENT, **ROUTED, **DSA},
@@ -188,7 +199,7 @@ def test_tensors_have_their_published_names(architecture: str) -> None:
     names = _of_block(draft)
     assert of_block in names and not names & joint
     prefix = of_block.partition(".self_attn")[0].partition(".mlp")[0].partition(".attention")[0]
-    prefix = prefix.removesuffix(".transformer_layer").partition(".1.mixer")[0]
+    prefix = prefix.removesuffix(".transformer_layer").partition(".1.mixer")[0].partition(".ffn")[0]
     assert all(name.startswith(prefix + ".") for name in names)
 
 

@@ -23,6 +23,8 @@ from radixlm.engine.model_info import ASSETS, ZOO, read_model
 from radixlm.executor.model_drafter import ModelDrafter
 from radixlm.speculative.lengths import DraftLength
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
+from tests.models.test_mtp_families import CASES as FAMILIES
+from tests.models.test_mtp_families import with_block
 
 TARGET, DRAFT, HEAD = ASSETS / "radix-tiny", ZOO / "radix-tiny-draft", ZOO / "radix-tiny-eagle3"
 NEEDS_MODELS = pytest.mark.skipif(
@@ -216,6 +218,22 @@ def test_prediction_layers_draft_for_their_model(
     assert generate(prompts, speculative_algorithm="NEXTN", **sampled) == generate(
         prompts, **sampled
     )
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_prediction_layers_of_other_families(
+    architecture: str, tmp_path: Path, rounds: list[tuple[int, int]]
+) -> None:
+    """Layers that read the hidden states before the last norm, or all residual streams."""
+    prompts = [[3 + (7 * n + k) % 300 for k in range(20 + n)] for n in range(3)]
+    options: dict[str, Any] = {
+        "model_path": str(with_block(architecture, tmp_path / "model")[0]),
+        "sampling": {"temperature": 0.8, "max_new_tokens": 16, "ignore_eos": True},
+        "chunked_prefill_size": 8,
+    }
+    plain = generate(prompts, **options)
+    assert generate(prompts, speculative_algorithm="NEXTN", **options) == plain
+    assert rounds and all(drafted > 0 for drafted, _ in rounds)
 
 
 def test_each_prediction_layer_drafts_one_token_further(

@@ -49,6 +49,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str], str, floa
         "mtp.layers.0.",
         0.0,
     ),
+    "DeepseekV4ForCausalLM": (
+        {**_ONE_WINDOW, "mlp_layer_types": ["moe"]},
+        {},
+        {
+            "model.layers.0.": "mtp.0.",
+            "model.norm.": "mtp.0.norm.",
+            "model.hc_head.hc_": "mtp.0.hc_head_",
+        },
+        "mtp.0.",
+        0.0,
+    ),
     STEP3P7: (
         {"text_config": _STEP | _ONE_STEP},
         {"layer_types": [*_STEP["layer_types"], "sliding_attention"]},
@@ -62,12 +73,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str], str, floa
 }  # fmt: skip
 
 
-def _with_block(architecture: str, folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+def with_block(architecture: str, folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:
     """A checkpoint with one prediction layer, and the tensors that join its inputs."""
     alone, more, names, at, _ = CASES[architecture]
     copy_tiny(cached_tiny(architecture), folder)
     tensors, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(5)
     own = {f"{at}eh_proj.weight": torch.randn(DIM, 2 * DIM, generator=generator) * 0.1}
+    if architecture == "DeepseekV4ForCausalLM":
+        both = own.pop(f"{at}eh_proj.weight").chunk(2, 1)
+        own = {f"{at}{n}_proj.weight": part.clone() for n, part in zip("eh", both, strict=True)}
     own |= {f"{at}{n}norm.weight": torch.rand(DIM, generator=generator) + 0.5 for n in "eh"}
     for name, tensor in load_file(cached_tiny(architecture, **alone) / "model.safetensors").items():
         old = next((old for old in names if name.startswith(old)), None)
@@ -85,34 +99,40 @@ def _with_block(architecture: str, folder: Path) -> tuple[Path, dict[str, torch.
 @pytest.mark.parametrize("architecture", CASES)
 def test_the_layer_of(architecture: str, backend: str, tmp_path: Path) -> None:
     alone, _, _, at, offset = CASES[architecture]
-    folder, own = _with_block(architecture, tmp_path / "model")
+    folder, own = with_block(architecture, tmp_path / "model")
     target = load_model(folder, kernels_of(backend))
     model = loaded(folder, target, backend)
     if architecture == "NemotronHForCausalLM":
         assert model.needs == HiddenNeeds((), True)
     else:  # before the last norm
         assert model.needs == HiddenNeeds((len(target.decoder.blocks) - 1,), False)
-    ids, hidden = ids_and_hidden()
+    streams = 1 if target.decoder.streams is None else target.decoder.streams.count
+    ids, hidden = ids_and_hidden(streams * DIM)
     logits, passed = run(model, backend, ids, model.combine(hidden))
     embeds, eps = target.embed.run(torch.tensor(ids)), target.decoder.norm.eps
-    joined = torch.cat(
-        (
-            rms(embeds, own[f"{at}enorm.weight"] + offset, eps),
-            rms(hidden, own[f"{at}hnorm.weight"] + offset, eps),
-        ),
-        -1,
-    )
-    reference = reference_model(cached_tiny(architecture, **alone)).get_decoder()
-    layers = reference.layers
-    streams: list[torch.Tensor] = []
-    layers[-1].register_forward_hook(lambda *call: streams.append(call[-1]))
-    with torch.inference_mode():
-        made = reference(inputs_embeds=(joined @ own[f"{at}eh_proj.weight"].T)[None])
-    normed, stream = made.last_hidden_state[0], streams[0]
-    stream = stream[0] if isinstance(stream, tuple) else stream
-    expected = normed if model.spec.passes_normed else stream.view(normed.shape)
+    own = {name.removeprefix(at): tensor for name, tensor in own.items()}
+    embeds = rms(embeds, own["enorm.weight"] + offset, eps)
+    hidden = rms(hidden.view(len(ids), -1, DIM), own["hnorm.weight"] + offset, eps)
+    if "eh_proj.weight" in own:
+        embed_DD, hidden_DD = own["eh_proj.weight"].chunk(2, 1)
+    else:
+        embed_DD, hidden_DD = own["e_proj.weight"], own["h_proj.weight"]
+    joined = (embeds @ embed_DD.T)[:, None] + hidden @ hidden_DD.T  # [T, streams, DIM]
+    normed, stream = _reference(cached_tiny(architecture, **alone), joined)
     assert relative_error(logits, target.logits(normed)) < 1e-4
-    assert relative_error(passed, expected) < 1e-4
+    assert relative_error(passed, normed if model.spec.passes_normed else stream) < 1e-4
+
+
+def _reference(folder: Path, joined: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The Hugging Face model's hidden states after the last norm, and before it (all streams)."""
+    decoder, seen = reference_model(folder).get_decoder(), list[torch.Tensor]()
+    if joined.shape[1] > 1:  # it would begin with equal streams
+        decoder.layers[0].register_forward_pre_hook(lambda _, args: (joined[None], *args[1:]))
+    decoder.layers[-1].register_forward_hook(lambda *call: seen.append(call[-1]))
+    with torch.inference_mode():
+        made = decoder(inputs_embeds=joined[None, :, 0])
+    stream = seen[0][0] if isinstance(seen[0], tuple) else seen[0]
+    return made.last_hidden_state[0], stream.reshape(len(joined), -1)
 
 
 def test_modules_are_those_in_the_files() -> None:

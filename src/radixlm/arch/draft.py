@@ -23,7 +23,8 @@ class Draft(Record):
 
     ``decoder`` has the blocks of a module, its last norm (of kind "none" where it has none) and its
     head; the token table is always the target's, and so is the head unless ``owns_head``. Further
-    roles: draft.{join embed_norm hidden_norm taps taps_norm vocab}. Names may hold ``{step}``: see
+    roles: draft.{join embed_norm hidden_norm taps taps_norm vocab}; with several residual streams,
+    join_embed and join_hidden (of each stream), which are added. Names may hold ``{step}``: see
     ``at_step``.
     """
 
@@ -46,7 +47,8 @@ class Draft(Record):
     taps_norm: Norm | None = None  # of the concatenated hidden states
     passes_normed: bool = True  # its next step reads its hidden state after the last norm
     owns_head: bool = False
-    before_norm: bool = False  # it reads the target's last hidden state before the final norm
+    # it reads the target's last hidden state before the final norm; of several residual streams all
+    before_norm: bool = False
     has_vocab_map: bool = False  # draft token t is target token t + map[t]
     blanks_first: bool = False  # the embedding of the second token is zero
 
@@ -57,6 +59,11 @@ def tapped_layers(draft: Draft, num_layers: int) -> tuple[int, ...]:
     if draft.before_norm:
         return (num_layers - 1,)
     return draft.tap_layers or (1, num_layers // 2 - 1, num_layers - 4) if draft.taps else ()
+
+
+def join_role(draft: Draft) -> str:
+    """The role of the projection of hidden states."""
+    return "draft.join" if draft.decoder.streams is None else "draft.join_hidden"
 
 
 def at_step(draft: Draft, step: int) -> Decoder:

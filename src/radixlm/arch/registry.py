@@ -246,6 +246,7 @@ DRAFT_STEPS = {"DeepseekV2ForCausalLM": 3, "DeepseekV3ForCausalLM": 3, "GptOssFo
 DRAFTS: dict[str, str] = {
     "BailingMoeForCausalLMNextN": "drafts:bailing",
     "DeepseekV3ForCausalLMNextN": "drafts:next_n",
+    "DeepseekV4ForCausalLMNextN": "drafts:deepseek_v4",
     "Ernie4_5_MoeForCausalLMMTP": "drafts:ernie",
     "Glm4MoeForCausalLMNextN": "drafts:next_n",
     "Glm4MoeLiteForCausalLMNextN": "drafts:next_n",
@@ -273,6 +274,7 @@ MTP_LAYERS: dict[str, str] = {
     "Glm4MoeForCausalLM": "drafts:next_n",
     "Glm4MoeLiteForCausalLM": "drafts:next_n",
     "DeepseekV32ForCausalLM": "drafts:next_n",
+    "DeepseekV4ForCausalLM": "drafts:deepseek_v4",
     "GlmMoeDsaForCausalLM": "drafts:next_n",
     "BailingMoeV2ForCausalLM": "drafts:bailing",
     "Ernie4_5_MoeForCausalLM": "drafts:ernie",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from radixlm.arch.draft import Draft, at_step, tapped_layers
+from radixlm.arch.draft import Draft, at_step, join_role, tapped_layers
 from radixlm.arch.hf import describe, describe_draft, load_config
 from radixlm.arch.names import spellings
 from radixlm.arch.quant_methods import ONLINE_FORMATS
@@ -219,7 +219,8 @@ def completed(spec: Draft, folder: Path, present: frozenset[str]) -> Draft:
     """A draft with the modules, a head of EAGLE-3 with the parts that its files have: configs say
     too little. ConfigError if a smaller vocabulary has no map to the target's."""
     if spec.is_projected:
-        joins = (spellings(at_step(spec, n).names, "draft.join") for n in range(spec.modules))
+        role = join_role(spec)
+        joins = (spellings(at_step(spec, n).names, role) for n in range(spec.modules))
         stems = (f"{names[0].templates[0]}." for names in joins)
         num = sum(any(stem in name for name in present) for stem in stems)
         return replace(spec, modules=num or spec.modules)

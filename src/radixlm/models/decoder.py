@@ -223,9 +223,10 @@ class DecoderModel(Module):
 
     def tap(self, needs: HiddenNeeds | None) -> None:
         """From now on each step leaves these hidden states in ``ForwardBatch.taps_TN``. ConfigError
-        for models with several residual streams."""
+        for models with several residual streams, except all streams behind hyper-connections."""
         decoder = self.decoder
-        if needs and (decoder.altup or decoder.streams or decoder.gated_streams or decoder.cycles):
+        has_others = decoder.streams and needs and needs.layers != (len(decoder.blocks) - 1,)
+        if needs and (decoder.altup or has_others or decoder.gated_streams or decoder.cycles):
             raise ConfigError(
                 "--speculative-algorithm: heads cannot read the hidden states of this model, which "
                 "has several residual streams; STANDALONE and NGRAM work"
@@ -411,7 +412,7 @@ class DecoderModel(Module):
             if layer in layers:  # a sum of its own: the next norm's rounding stays the same
                 tapped[layer] = x_TD.clone() if pending_TD is None else x_TD + pending_TD
         if layers:
-            batch.taps_TN = torch.cat([tapped[layer] for layer in layers], -1)
+            batch.taps_TN = torch.cat([tapped[layer].flatten(1) for layer in layers], -1)
         if self.pipeline is not None and not stage.is_last:
             x_TD = added(x_TD, pending_TD)
             self.pipeline.hand_on(batch, x_TD, kept)

@@ -70,7 +70,9 @@ class DraftInputs(Module):
         for name in ("embed_norm", "hidden_norm"):
             if (norm := getattr(spec, name)) is not None:
                 setattr(self, name, NormLayer(norm, (dim,), kernels, device))
-        if spec.is_projected:
+        if spec.decoder.streams is not None:
+            self.join_embed, self.join_hidden = (context.linear(dim, dim) for _ in range(2))
+        elif spec.is_projected:
             self.join = context.linear(2 * dim, dim, spec.join_bias)
         if spec.taps:
             width = spec.taps * (spec.target_dim or dim)
@@ -215,22 +217,29 @@ class DraftModel(DecoderModel):
         batch.attn.begin(batch)  # type: ignore[attr-defined]
         program, num_rows = self._program_for(batch), batch.logits_rows_R.shape[0]
         if passes_all:
-            hidden_TD = self._hidden(batch) if program is None else program.hidden(batch)
-            rows_RD = hidden_TD[batch.logits_rows_R]
-            if self.spec.decoder.norm.affine and not self.spec.passes_normed:
-                rows_RD = self.norm.run(rows_RD)
-            return DraftOutput(self._make_logits(rows_RD), hidden_TD)
+            x_TD = self._stream(batch) if program is None else program.hidden(batch)
+            if self.spec.passes_normed and program is None:
+                x_TD = self._normed(x_TD)
+            rows_RD = x_TD[batch.logits_rows_R]
+            if not self.spec.passes_normed:
+                rows_RD = self._normed(rows_RD)
+            return DraftOutput(self._make_logits(rows_RD), x_TD.flatten(1))
         if program is not None and num_rows:
             hidden_RD, logits_RV = program.hidden_and_logits(batch)
             return DraftOutput(logits_RV, hidden_RD)
         x_RD = self._stream(batch)[batch.logits_rows_R]
-        normed_RD = self.norm.run(x_RD) if self.spec.decoder.norm.affine else x_RD
-        return DraftOutput(
-            self._make_logits(normed_RD), normed_RD if self.spec.passes_normed else x_RD
-        )
+        normed_RD = self._normed(x_RD)
+        passed_RD = normed_RD if self.spec.passes_normed else x_RD.flatten(1)
+        return DraftOutput(self._make_logits(normed_RD), passed_RD)
+
+    def _normed(self, x_TD: Tensor) -> Tensor:
+        """What the head reads: of several streams (x [T, N, D]) their sum."""
+        if self.spec.decoder.streams is not None:
+            x_TD = self.streams.end(x_TD)
+        return self.norm.run(x_TD) if self.spec.decoder.norm.affine else x_TD
 
     def _stream(self, batch: ForwardBatch) -> Tensor:
-        """The residual stream behind the blocks, layer by layer: [T, D]."""
+        """The residual stream behind the blocks, layer by layer: [T, D], or streams [T, N, D]."""
         assert batch.embeds is not None
         x_TD, pending_TD = batch.embeds.rows_TD, None
         angles = self.ropes.angles(batch)
@@ -238,22 +247,21 @@ class DraftModel(DecoderModel):
             x_TD, pending_TD = block.run_deferred(x_TD, pending_TD, batch, angles)
         return added(x_TD, pending_TD)
 
-    def _hidden(self, batch: ForwardBatch) -> Tensor:
-        """What the next step reads, layer by layer: [T, D]."""
-        x_TD = self._stream(batch)
-        is_normed = self.spec.decoder.norm.affine and self.spec.passes_normed
-        return self.norm.run(x_TD) if is_normed else x_TD
-
     def _inputs(self, batch: ForwardBatch, hidden_TD: Tensor) -> Tensor:
-        """What the first block reads: [T, D], or [T, 3 D] of a ``JointBlock``."""
+        """What the first block reads: [T, D], [T, 3 D] of a ``JointBlock`` or streams [T, N, D]."""
         spec, draft = self.spec, self.draft
         embeds_TD = self._embed_tokens(batch.token_ids_T)
         if spec.blanks_first:
             embeds_TD = embeds_TD * (batch.positions_T != 1)[:, None].to(embeds_TD.dtype)
         hidden_TD = hidden_TD.to(embeds_TD.dtype)
+        if spec.decoder.streams is not None:
+            hidden_TD = hidden_TD.reshape(-1, self.decoder.dim)  # [T * N, D]
         if spec.embed_norm is not None:
             embeds_TD = draft.embed_norm.run(embeds_TD)
         normed_TD = draft.hidden_norm.run(hidden_TD) if spec.hidden_norm is not None else hidden_TD
+        if spec.decoder.streams is not None:
+            both_TND = draft.join_hidden.run(normed_TD).view(len(embeds_TD), -1, self.decoder.dim)
+            return both_TND + draft.join_embed.run(embeds_TD)[:, None]
         if not spec.is_projected:
             residual_TD = normed_TD if spec.residual_is_normed else hidden_TD
             return torch.cat((embeds_TD, normed_TD, residual_TD), -1)

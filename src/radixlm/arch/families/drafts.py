@@ -1,5 +1,5 @@
 """Draft models: EAGLE and EAGLE-3 heads (arXiv:2401.15077, 2503.01840), and the
-multi-token-prediction layers of DeepSeek, GLM, ERNIE, MiMo, Bailing, LongCat, Nemotron-H,
+multi-token-prediction layers of DeepSeek (V4 too), GLM, ERNIE, MiMo, Bailing, LongCat, Nemotron-H,
 Qwen3-Next and Step checkpoints."""
 
 from typing import Any, NoReturn
@@ -87,6 +87,25 @@ def next_n(c: Config) -> Draft:
         block = replace(block, mixer=replace(block.mixer, indexer=index))
     names = _joint(decoder, at, at, _NEXT_N, norm=at + "shared_head.norm")
     return _normed(c, _module(decoder, block, names), _count(c), c.num_hidden_layers)
+
+
+def deepseek_v4(c: Config) -> Draft:
+    """A layer on several residual streams, which attends to a window only. Its table and head are
+    the model's."""
+    one = {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]}
+    decoder, at = _target(c.replace(**one, mlp_layer_types=["moe"])), f"mtp.{STEP}."
+    roles: dict[str, Any] = dict(decoder.names)
+    names = {
+        role: renamed(renamed(name, LAYER.removeprefix("model."), at), "model.mtp.", "mtp.")
+        for role, name in roles.items()
+    }
+    for part in ("fn", "base", "scale"):
+        names[f"streams.end_weights.{part}"] = f"{at}hc_head_{part}"
+    parts = {"join_embed": "e_proj", "join_hidden": "h_proj"}
+    parts |= {"embed_norm": "enorm", "hidden_norm": "hnorm"}
+    names |= {f"draft.{role}": at + stored for role, stored in parts.items()}
+    module = replace(decoder, names=names | {"norm": at + "norm"})
+    return _normed(c, module, _count(c), before_norm=True, passes_normed=False)
 
 
 def bailing(c: Config) -> Draft:
