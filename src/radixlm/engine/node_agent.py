@@ -11,8 +11,7 @@ import os
 import secrets
 import socket
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -41,7 +40,7 @@ from radixlm.wire.cluster import (
 )
 from radixlm.wire.cluster_socket import FLAG, ClusterSocket, local_address, read_secret
 from radixlm.wire.codec import Codec
-from radixlm.wire.pieces import pieces
+from radixlm.wire.pieces import Outbox, pieces
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class RankProcess(EngineProcess):
     def __init__(self, command: Sequence[str]) -> None:
         self.socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._number = self._theirs.fileno()
-        self.unsent = deque[bytes]()
+        self.outbox = Outbox(self.socket)
         try:
             super().__init__(command, descriptors=(self._number,))
         finally:
@@ -69,14 +68,6 @@ class RankProcess(EngineProcess):
         """Send the startup config, and the descriptor of the memory that it shares with others."""
         socket.send_fds(self.socket, [b"segment"], [segment])
         self.send_config({**startup, "socket": self._number, "parent": os.getpid()})
-
-    def send(self, messages: Iterable[bytes]) -> None:
-        """Send messages as far as the process reads them; the rest waits in ``unsent``."""
-        self.unsent.extend(messages)
-        with suppress(OSError):  # it has ended, which is noticed in its turn, or reads nothing
-            while self.unsent:
-                self.socket.send(self.unsent[0], socket.MSG_DONTWAIT)
-                self.unsent.popleft()
 
     def drop(self, wait_s: float = 0.0) -> int:
         self.socket.close()
@@ -180,9 +171,9 @@ class NodeAgent:
                 if message.generation != self._generation:  # of a node 0 that is gone
                     continue
                 if isinstance(message, RankMessage) and message.rank in self.ranks:
-                    self.ranks[message.rank].send([message.data])
+                    self.ranks[message.rank].outbox.send([message.data])
                 elif isinstance(message, ToNode) and self.ranks:
-                    self.ranks[min(self.ranks)].send(pieces(message.data))
+                    self.ranks[min(self.ranks)].outbox.send(pieces(message.data))
                 elif isinstance(message, StartRanks):
                     self._start_ranks(message.startups)
                 elif isinstance(message, Leave):
@@ -209,13 +200,12 @@ class NodeAgent:
         for source in (self._socket.socket, self._woken):
             poller.register(source, zmq.POLLIN)
         for process in self.ranks.values():
-            events = zmq.POLLIN | (zmq.POLLOUT if process.unsent else 0)
-            poller.register(process.socket.fileno(), events)
+            poller.register(process.socket.fileno(), process.outbox.events)
         ready = dict(poller.poll(round(wait_s * 1000)))
         for rank, process in list(self.ranks.items()):
             events = ready.get(process.socket.fileno(), 0)
             if events & zmq.POLLOUT:
-                process.send([])
+                process.outbox.send()
             if events & ~zmq.POLLOUT:
                 self._relay(rank)
         return [self._codec.decode(data) for _, data in self._socket.receive()]

@@ -42,6 +42,7 @@ from radixlm.wire.cluster import (
 )
 from radixlm.wire.cluster_socket import FLAG, ClusterSocket
 from radixlm.wire.codec import Codec, MalformedMessage
+from radixlm.wire.pieces import Outbox
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ LOST_S = 4.0  # three beats missed, and the time of one that is late
 REPORT_S = 10.0
 MAX_MESSAGE_BYTES = 1 << 20
 WAIT_S = 300.0  # --dist-timeout when unset
+CLOSE_WAIT_S = 10.0
 
 
 class Member:
@@ -73,7 +75,7 @@ class Hub:
         self.members: dict[int, Member] = {}
         self.sockets: dict[int, socket.socket] = {}
         self._codec, self._outgoing = Codec(ToNode0), deque[tuple[FromNode0, bytes]]()
-        self._relays: dict[int, tuple[int, socket.socket]] = {}  # rank -> its node, other end
+        self._relays: dict[int, tuple[int, Outbox]] = {}  # rank -> its node, other end
         self._values: dict[str, bytes] = {}
         self._waiting: dict[str, list[bytes]] = {}
         self._on_lost: Callable[[str, int], None] | None = None
@@ -115,7 +117,7 @@ class Hub:
                     self.sockets[rank], end = socket.socketpair(
                         socket.AF_UNIX, socket.SOCK_SEQPACKET
                     )
-                    self._relays[rank] = (node, end)
+                    self._relays[rank] = (node, Outbox(end))
                 self._send(StartRanks(self.generation, list(configs)), self._identity(node))
             if self._lost:
                 on_lost(*self._lost)
@@ -147,13 +149,13 @@ class Hub:
             for member in self.members.values():
                 self._send(Leave(self.generation, is_final), member.identity)
             self._is_closed = True
-        self._thread.join()
+        self._thread.join(CLOSE_WAIT_S)
         time.sleep(0.05 if self.members else 0.0)  # zmq sends in the background, LINGER is 0
         self._socket.close()
         for one in (self._woken, self._wake, *self.sockets.values()):
             one.close()
         for _, end in self._relays.values():
-            end.close()
+            end.link.close()
 
     # in the hub's thread
 
@@ -162,8 +164,10 @@ class Hub:
         while not self._is_closed or self._outgoing:
             poller = zmq.Poller()
             with self._changed:  # ``start`` adds some
-                ends = {end.fileno(): rank for rank, (_, end) in self._relays.items()}
-            for source in (self._socket.socket, self._woken.fileno(), *ends):
+                ends = {end.link.fileno(): rank for rank, (_, end) in self._relays.items()}
+                for _, end in self._relays.values():
+                    poller.register(end.link.fileno(), end.events)
+            for source in (self._socket.socket, self._woken.fileno()):
                 poller.register(source, zmq.POLLIN)
             wait_s = next_beat_s - time.monotonic()
             ready = dict(poller.poll(max(0, round(1000 * wait_s))))
@@ -184,10 +188,11 @@ class Hub:
                     self._socket.send(self._codec.encode(message), to)
 
     def _relay(self, rank: int) -> None:
-        """Pass on what rank 0 has said to a rank."""
+        """Pass on what rank 0 has said to a rank, and what it has not read of what that said."""
         node, end = self._relays[rank]
+        end.send()
         with suppress(BlockingIOError):
-            while data := end.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
+            while data := end.link.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
                 self._send(RankMessage(self.generation, rank, data), self._identity(node))
 
     def _beat(self, now_s: float, is_late: bool) -> None:
@@ -228,8 +233,7 @@ class Hub:
             case _ if message.generation != self.generation:
                 self._send(Leave(message.generation), identity)  # of an earlier rank 0
             case RankMessage(_, rank, data) if rank in self._relays:
-                with suppress(OSError):  # rank 0 ends
-                    self._relays[rank][1].send(data)
+                self._relays[rank][1].send([data])
             case RankEnded(_, rank, code) if code not in (0, REFUSED):  # those are told by others
                 how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
                 self._lose(f"rank {rank} ended with {how}", code)

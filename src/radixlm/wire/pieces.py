@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import zmq
 
 PIECE_BYTES = 1 << 16
 MORE, LAST = b"\1", b"\0"
@@ -24,3 +27,27 @@ def read_pieces(link: socket.socket) -> bytes | None:
         if packet[:1] == LAST:
             return b"".join(parts)
     return None
+
+
+class Outbox:
+    """Sends over ``link`` without ever waiting for who reads there."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link, self._unsent = link, deque[bytes]()
+
+    @property
+    def events(self) -> int:
+        """What to poll the link for."""
+        return zmq.POLLIN | (zmq.POLLOUT if self._unsent else 0)
+
+    def send(self, messages: Iterable[bytes] = ()) -> None:
+        """Send messages as far as there is room; the rest goes with the next call."""
+        self._unsent.extend(messages)
+        try:
+            while self._unsent:
+                self.link.send(self._unsent[0], socket.MSG_DONTWAIT)
+                self._unsent.popleft()
+        except BlockingIOError:
+            return
+        except OSError:  # who reads there has ended, which is noticed elsewhere
+            self._unsent.clear()
