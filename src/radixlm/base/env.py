@@ -143,6 +143,33 @@ VERTEX_ROUTE = Variable(
     read_route,
     "Route of Vertex AI predictions.",
 )
+HOST_IP = Variable(
+    "RADIXLM_HOST_IP",
+    "",
+    str,
+    "Address at which other servers fetch KV from this one; found out when empty.",
+    ("SGLANG_HOST_IP", "HOST_IP"),
+)
+TRANSFER_WAIT_S = Variable(
+    "RADIXLM_TRANSFER_WAIT_S",
+    300.0,
+    read_seconds,
+    "Seconds that a decode server waits for a prefill server that is alive, then it computes.",
+    ("SGLANG_DISAGGREGATION_WAITING_TIMEOUT",),
+)
+TRANSFER_RETRY_S = Variable(
+    "RADIXLM_TRANSFER_RETRY_S",
+    5.0,
+    read_seconds,
+    "Seconds before a decode server asks a prefill server again that has failed.",
+    ("SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL",),
+)
+TRANSFER_BUFFER_MB = Variable(
+    "RADIXLM_TRANSFER_BUFFER_MB",
+    1024,
+    int,
+    "Most memory in MB for pages that a prefill server has computed and decode servers fetch.",
+)
 CUDA_VISIBLE_DEVICES: Variable[str | None] = Variable(
     "CUDA_VISIBLE_DEVICES", None, str, "GPUs that the driver shows to this process."
 )

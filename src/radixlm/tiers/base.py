@@ -16,23 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.record import Record
+from radixlm.wire.transfer import Hint
 
 Payload = NDArray[np.uint8]
 Int32Array = NDArray[np.int32]
 TierName = Literal["host", "storage", "peer"]
-
-
-class Hint(msgspec.Struct, frozen=True):
-    """Where a request's pages are being computed: the fields that a router sends for prefill and
-    decode servers. ``attempt`` counts the starts of the request; ``alternatives``: further (host,
-    port) that may have the pages; ``deadline_s``: monotonic time after which nobody waits."""
-
-    bootstrap_host: str
-    bootstrap_port: int
-    bootstrap_room: int
-    attempt: int = 0
-    alternatives: tuple[tuple[str, int], ...] = ()
-    deadline_s: float = 0.0
 
 
 class PageRecord(Record, eq=False):

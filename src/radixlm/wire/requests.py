@@ -10,6 +10,7 @@ import numpy as np
 
 from radixlm.wire.media import Media
 from radixlm.wire.sampling_params import SamplingParams
+from radixlm.wire.transfer import Hint
 
 
 class GrammarSpec(msgspec.Struct, frozen=True):
@@ -69,6 +70,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     ``cache_salt``, ``extra_key`` and ``tenant`` are equal share cached prefixes. ``owner``: whose
     request it is (``intake/identity.py``). ``bad_words``: token ids of each; the last token of one
     never follows the others in the output. ``prediction``: int32 ids that the output may repeat.
+    ``hint``: the servers that prefill and decode it.
     """
 
     rid: str
@@ -98,6 +100,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     prediction: bytes = b""
     is_quarantined: bool = False
+    hint: Hint | None = None
 
     def __post_init__(self) -> None:
         """ValueError for a message that intake cannot have made; the codec rejects it."""

@@ -1,0 +1,280 @@
+"""Pulls between two ends in one process: whole, chunk by chunk, refused, cut, hostile."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from radixlm.transfer import server as serving
+from radixlm.transfer.client import Address, Damaged, Differs, TransferClient
+from radixlm.transfer.frames import TransferError, machine, proof, server_frames
+from radixlm.transfer.outbox import Bytes, Outbox
+from radixlm.transfer.server import NO_ROOM, ServedPages, TransferServer
+from radixlm.wire.transfer import Challenge, Hello, Ready, SharedArena, Slot, Want, Welcome
+
+SECRET = b"s" * 32
+SIZE = 4096
+ROOM = 7
+pytestmark = pytest.mark.timeout(60)
+
+
+def _differences(theirs: bytes) -> list[str]:
+    return [] if theirs == b"manifest" else ["kv_dtype: bf16 and int8"]
+
+
+def _cut(payload: Bytes, part: bytes) -> Bytes:
+    return np.ascontiguousarray(payload[: int(part)])
+
+
+PAGES = ServedPages(b"manifest", _differences, _cut)
+
+
+class Pair:
+    """An outbox with its server, and what connects to it."""
+
+    def __init__(self, num_slots: int = 64) -> None:
+        self.outbox = Outbox([SIZE], num_slots * SIZE)
+        self.server = TransferServer(self.outbox, PAGES, SECRET, "127.0.0.1")
+        self.clients: list[TransferClient] = []
+
+    def client(self, *backends: str, manifest: bytes = b"manifest", **more: Any) -> TransferClient:
+        address = Address(self.server.host, self.server.port)
+        client = TransferClient(address, SECRET, manifest, backends or ("shm", "tcp"), **more)
+        self.clients.append(client)
+        return client
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.server.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with contextlib.closing(Pair()) as made:
+        yield made
+
+
+def _page(number: int) -> Bytes:
+    return np.random.default_rng(number).integers(0, 256, SIZE, np.uint8)
+
+
+def _keys(count: int) -> list[bytes]:
+    return [number.to_bytes(32, "big") for number in range(count)]
+
+
+def _want(count: int, room: int = ROOM, **more: Any) -> Want:
+    return Want(room, 0, _keys(count), [SIZE] * count, more.pop("wait_s", 20.0), **more)
+
+
+def _out(count: int) -> Bytes:
+    return np.zeros((count, SIZE), np.uint8)
+
+
+@pytest.mark.parametrize("backend", ["shm", "tcp"])
+def test_pages_come_as_they_become_ready(pair: Pair, backend: str) -> None:
+    pair.outbox.open_room(ROOM)
+    out, seen = _out(9), []
+    client = pair.client(backend)
+    assert client.backend == backend
+
+    def compute() -> None:
+        for first in (0, 3, 6):
+            while len(seen) < first // 3:  # the pages before have been read
+                time.sleep(0.001)
+            for number in range(first, first + 3):
+                pair.outbox.put(_keys(9)[number], _page(number))
+
+    def note(count: int) -> None:
+        if count % 3 == 0:
+            seen.append(count)
+
+    thread = threading.Thread(target=compute, daemon=True)
+    thread.start()
+    assert client.pull(_want(9), list(out), arrived=note) == (9, "")
+    thread.join(10)
+    assert seen == [3, 6, 9]
+    for number in range(9):
+        np.testing.assert_array_equal(out[number], _page(number))
+    assert client.num_bytes == {backend: 9 * SIZE}
+    # the connection takes another Want, of a room that nobody knows
+    assert client.is_open
+    assert client.pull(_want(9, NO_ROOM), list(_out(9))) == (9, "")
+
+
+def test_a_part_of_each_page_is_cut_by_the_server(pair: Pair) -> None:
+    for number, key in enumerate(_keys(2)):
+        pair.outbox.put(key, _page(number))
+    out = np.zeros((2, 100), np.uint8)
+    want = Want(NO_ROOM, 0, _keys(2), [100, 100], 5.0, b"100")
+    assert pair.client().pull(want, list(out)) == (2, "")
+    np.testing.assert_array_equal(out[1], _page(1)[:100])
+
+
+def test_pages_that_are_only_asked_for_bring_no_bytes(pair: Pair) -> None:
+    pair.outbox.put(_keys(1)[0], _page(0))
+    out, client = _out(1), pair.client("tcp")
+    assert client.pull(_want(1, NO_ROOM, is_data=False), list(out)) == (1, "")
+    assert not out.any()
+    assert client.num_bytes == {}
+
+
+def test_a_prefix_stays_when_the_request_is_over(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "ALIVE_S", 0.01)
+    monkeypatch.setattr(serving, "GRACE_S", 0.05)
+    pair.outbox.open_room(ROOM)
+    pair.outbox.put(_keys(3)[0], _page(0))
+    pair.outbox.close_room(ROOM)
+    assert pair.client().pull(_want(3), list(_out(3))) == (1, "the room's request is over")
+
+
+def test_a_room_that_no_request_comes_for_fails(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "ALIVE_S", 0.01)
+    monkeypatch.setattr(serving, "UNKNOWN_S", 0.05)
+    count, reason = pair.client().pull(_want(1), list(_out(1)))
+    assert (count, reason) == (0, "no request has come for the room")
+
+
+def test_a_client_that_leaves_frees_what_it_read(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "ALIVE_S", 0.01)
+    pair.outbox.open_room(ROOM)
+    client = pair.client()
+    with pytest.raises(TransferError, match="nobody waits"):
+        client.pull(_want(1), list(_out(1)), is_over=lambda: True)
+    client.close()
+    deadline_s = time.monotonic() + 10
+    while pair.server.num_waiting and time.monotonic() < deadline_s:
+        time.sleep(0.005)
+    assert pair.server.num_waiting == 0
+
+
+def test_a_dead_server_is_noticed_at_once(pair: Pair) -> None:
+    pair.outbox.open_room(ROOM)
+    client = pair.client()
+    timer = threading.Timer(0.1, pair.server.close)
+    timer.daemon = True
+    timer.start()
+    began_s = time.monotonic()
+    with pytest.raises(TransferError):
+        client.pull(_want(1), list(_out(1)))
+    assert time.monotonic() - began_s < 1.9  # PROGRESS_S would have been the limit
+    assert not client.is_open
+
+
+def test_without_the_secret_nothing_is_served(pair: Pair) -> None:
+    address = Address(pair.server.host, pair.server.port)
+    with pytest.raises(TransferError, match="does not know the secret"):
+        TransferClient(address, b"x" * 32, b"manifest")
+    assert pair.server.num_refused == 1
+
+
+def test_other_pages_are_refused_with_the_fields(pair: Pair) -> None:
+    with pytest.raises(Differs, match="kv_dtype: bf16 and int8"):
+        pair.client(manifest=b"other")
+
+
+def test_the_outbox_drops_the_oldest_pages_that_nobody_reads() -> None:
+    outbox = Outbox([SIZE], 2 * SIZE)
+    keys = _keys(4)
+    assert outbox.put(keys[0], _page(0))
+    assert outbox.put(keys[1], _page(1))
+    read = outbox.take(keys[:1], 0.0, SIZE)
+    assert outbox.put(keys[2], _page(2))  # in place of page 1: page 0 is being read
+    assert [outbox.has(key) for key in keys] == [True, False, True, False]
+    more = outbox.take(keys[2:3], 0.0, SIZE)
+    assert not outbox.put(keys[3], _page(3))
+    outbox.give_back([*read, *more])
+    assert outbox.put(keys[3], _page(3))
+    assert not outbox.put(b"k", np.zeros(SIZE + 1, np.uint8))  # no slots of that size
+    assert outbox.num_dropped == 2
+    outbox.clear()
+    assert not any(outbox.has(key) for key in keys)
+    outbox.close()
+
+
+class Liar:
+    """A peer that knows the secret and answers a Want with what a test says."""
+
+    def __init__(self, answer: Ready, payload: bytes = b"", arenas: Any = ()) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = Address(*self._listener.getsockname()[:2])
+        self._said = answer, payload, arenas
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        answer, payload, arenas = self._said
+        with self._listener, self._listener.accept()[0] as sock:
+            self._say(server_frames(sock, 5.0), answer, payload, arenas)
+
+    def _say(self, frames: Any, answer: Ready, payload: bytes, arenas: Any) -> None:
+        nonce = b"n" * 32
+        frames.send(Challenge(1, nonce))
+        hello = frames.receive()
+        assert isinstance(hello, Hello)
+        said = proof(SECRET, "server", nonce, hello.nonce, b"manifest")
+        frames.send(Welcome(said, b"manifest", "shm" if arenas else "tcp", tuple(arenas)))
+        with contextlib.suppress(TransferError):
+            frames.receive()
+            frames.send(answer, [payload])
+            frames.receive()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Ready(1, [0]),
+        Ready(0, [0, 0, 0]),
+        Ready(0, []),
+        Ready(0, [0], [Slot(0, 0, 0)]),
+        Ready(0, [0], [Slot(-1, 0, 0)]),
+    ],
+)
+def test_answers_that_break_the_protocol_end_the_connection(answer: Ready) -> None:
+    client = TransferClient(Liar(answer, bytes(3 * SIZE)).address, SECRET, b"manifest", ("tcp",))
+    out = _out(3)
+    with contextlib.closing(client), pytest.raises(TransferError):
+        client.pull(_want(2), list(out[:2]))
+    assert not out[2].any()  # nothing behind what was asked for
+
+
+def test_a_flipped_bit_is_found() -> None:
+    client = TransferClient(Liar(Ready(0, [1]), bytes(SIZE)).address, SECRET, b"m", ("tcp",))
+    with contextlib.closing(client), pytest.raises(Damaged):
+        client.pull(_want(1), list(_out(1)))
+
+
+def test_a_slot_of_another_page_is_found() -> None:
+    outbox = Outbox([SIZE], SIZE)
+    outbox.put(b"k", _page(0))
+    arenas = [arena.shared() for arena in outbox.arenas]
+    liar = Liar(Ready(0, [0], [Slot(0, 0, 5)]), arenas=arenas)
+    client = TransferClient(liar.address, SECRET, b"manifest", ("shm",))
+    with contextlib.closing(client), pytest.raises(TransferError, match="another page"):
+        client.pull(_want(1), list(_out(1)))
+
+
+def test_a_foreign_arena_falls_back_to_tcp(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: Any) -> SharedArena:
+        return SharedArena(1, 0, SIZE, 1, b"x" * 32)
+
+    monkeypatch.setattr("radixlm.transfer.outbox.Arena.shared", wrong)
+    assert pair.client().backend == "tcp"
+    with pytest.raises(TransferError, match="shared memory"):
+        pair.client("shm")
+
+
+def test_machine_names_this_host() -> None:
+    assert machine() == machine() != ""
