@@ -1,6 +1,7 @@
 // radixlm._cpu: kernels called with raw addresses; the GIL is released around every one.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -325,6 +326,8 @@ void bind_program_args(nb::module_& m) {
         .def_rw("runs", &Step::runs)
         .def_rw("num_runs", &Step::num_runs)
         .def_rw("lora", &Step::lora)
+        .def_rw("group_tokens", &Step::group_tokens)
+        .def_rw("lora_of_all", &Step::lora_of_all)
         .def_rw("threads", &Step::threads);
 }
 
@@ -345,7 +348,9 @@ void bind_ranks(nb::module_& m) {
         .def("reason", &Segment::reason)
         .def("check", &Segment::check)
         .def("take_waited_s", &Segment::take_waited_s);
-    nb::class_<ShmGroup>(m, "ShmGroup")
+    nb::class_<RankGroup>(m, "RankGroup");
+    nb::class_<CalledGroup, RankGroup>(m, "CalledGroup").def(nb::init<int, int, CalledGroup::Call>());
+    nb::class_<ShmGroup, RankGroup>(m, "ShmGroup")
         .def(nb::init<Segment&, int, std::vector<int>, int, size_t, size_t, double>(), nb::keep_alive<1, 2>())
         .def(
             "gather",
@@ -442,12 +447,13 @@ NB_MODULE(_cpu, m) {
              Release())
         .def("combine", &Experts::combine, Release())
         .def("take_chosen", &Experts::take_chosen)
-        .def_rw("records", &Experts::records);
+        .def_rw("records", &Experts::records)
+        .def_rw("blocks", &Experts::blocks);
     nb::class_<ExpertPart>(m, "ExpertPart")
         .def(
             "__init__",
-            [](ExpertPart* p, ShmGroup* group, std::vector<int64_t> starts, Address table, int variants,
-               int width, ShmGroup* inside, std::vector<int64_t> inner, std::vector<int64_t> dim) {
+            [](ExpertPart* p, RankGroup* group, std::vector<int64_t> starts, Address table, int variants,
+               int width, RankGroup* inside, std::vector<int64_t> inner, std::vector<int64_t> dim) {
                 new (p) ExpertPart{group,  std::move(starts), at<int32_t>(table), variants, width,
                                    inside, std::move(inner),  std::move(dim)};
             },
@@ -504,6 +510,10 @@ NB_MODULE(_cpu, m) {
         .def("tap", &Program::tap, arg("x"), arg("dim"), arg("offset"), arg("selected"))
         .def("all_gather", &Program::all_gather, nb::keep_alive<1, 4>(), arg("y"), arg("bounds"),
              arg("group"), arg("offset") = 0, arg("selected") = false, arg("x") = -1)
+        .def("gather_rows", &Program::gather_rows, nb::keep_alive<1, 4>(), arg("x"), arg("y"), arg("group"),
+             arg("each"))
+        .def("own_rows", &Program::own_rows, nb::keep_alive<1, 5>(), arg("x"), arg("y"), arg("dim"),
+             arg("group"), arg("each"))
         .def("gather_logits", &Program::gather_logits, nb::keep_alive<1, 3>(), arg("bounds"), arg("group"),
              arg("target") = 0)
         .def("logits", &Program::logits, arg("x"), arg("w"), arg("scale"), arg("softcap"), arg("site") = -1,
@@ -511,6 +521,7 @@ NB_MODULE(_cpu, m) {
         .def("run", &Program::run, Release())
         .def("profile", &Program::profile)
         .def_rw("profiling", &Program::profiling)
+        .def_rw("of_all", &Program::of_all)
         .def_prop_ro("num_ops", &Program::num_ops);
     m.attr("STORE_Q") = int(Program::STORE_Q);
     m.attr("STORE_K") = int(Program::STORE_K);

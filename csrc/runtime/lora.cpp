@@ -97,14 +97,15 @@ void LoraBatch::make(const Rows& rows, int site, LoraWork& work) const {
                 add_tasks(part, rows.first[i], rows.first[i + 1], work);
 }
 
-void LoraBatch::work(int site, bool is_selected, const Assignment& a, int experts, LoraSlots& to) const {
+void LoraBatch::work(int site, bool is_selected, const Assignment& a, int slot_begin, int slot_end,
+                     const std::vector<int32_t>& blocks, LoraSlots& to) const {
     const std::vector<int32_t>& of = is_selected ? selected.of : all.of;
     to.slots.clear(), to.tokens.clear(), to.first.clear();
     LoraWork* works[] = {&to.up, &to.down};
     for (LoraWork* one : works) *one = {};
     for (size_t i = 0; i < adapters.size(); i++) {
         const size_t begin = to.first.size();
-        for (int e = 0; e < experts; e++) {
+        for (int e = slot_begin; e < slot_end; e++) {
             to.first.push_back(int32_t(to.slots.size()));
             for (int32_t slot = a.first[size_t(e)]; slot < a.first[size_t(e) + 1]; slot++) {
                 const int32_t token = a.rows[size_t(slot)];
@@ -114,10 +115,12 @@ void LoraBatch::work(int site, bool is_selected, const Assignment& a, int expert
         to.first.push_back(int32_t(to.slots.size()));
         for (size_t half = 0; half < 2; half++)
             if (size_t(site) + half < adapters[i]->sites.size())
-                for (const LoraPart& part : adapters[i]->sites[size_t(site) + half]) {
-                    const int32_t* first = to.first.data() + begin + part.block;
-                    add_tasks(part, first[0], first[1], *works[half]);
-                }
+                for (const LoraPart& part : adapters[i]->sites[size_t(site) + half])
+                    for (int e = slot_begin; e < slot_end; e++) {
+                        if ((blocks.empty() ? e : blocks[size_t(e)]) != part.block) continue;
+                        const int32_t* first = to.first.data() + begin + (e - slot_begin);
+                        add_tasks(part, first[0], first[1], *works[half]);
+                    }
     }
     to.h.resize(size_t(std::max(to.up.num_h, to.down.num_h)));
 }

@@ -27,7 +27,7 @@ struct LoraWork {
 // Rows of a step in the order of their experts, of those that have adapters.
 struct LoraSlots {
     std::vector<int32_t> slots, tokens;  // places in Assignment's order and the tokens there, by adapter
-    std::vector<int32_t> first;          // [adapters, experts + 1]
+    std::vector<int32_t> first;          // [adapters, slots of this rank + 1]
     LoraWork up, down;
     std::vector<float> h;
 };
@@ -44,8 +44,10 @@ class LoraBatch {
     void select(const int32_t* rows, int64_t count);  // the tokens that are the rows of `selected` work
     // null where no row of the step has an adapter that changes the layer
     const LoraWork* work(int site, bool selected);
-    // The work of experts whose layer has the numbers site (up) and site + 1 (down).
-    void work(int site, bool selected, const Assignment& a, int experts, LoraSlots& to) const;
+    // The work of experts whose layer has the numbers site (up) and site + 1 (down): those in the slots from
+    // `begin` to `end`. `blocks`: the expert in each slot; empty where they are the same numbers.
+    void work(int site, bool selected, const Assignment& a, int begin, int end,
+              const std::vector<int32_t>& blocks, LoraSlots& to) const;
     // y += what the adapters add, of all tokens. Blocks: numbers from one head to the next
     void add_to(int site, Address x, int64_t ldx, int64_t inputs, Address y, int64_t ldy, int64_t x_block,
                 int64_t y_block, int threads);

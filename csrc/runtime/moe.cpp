@@ -141,7 +141,26 @@ static void scale_inputs(const ExpertArgs& e, const Assignment& a, const Ctx& ct
     ctx.barrier();
 }
 
-// All experts with what adapters add: between up and the activation, and to down.
+constexpr int64_t FLOAT = sizeof(float);
+
+std::vector<int32_t> ExpertPart::experts() const {
+    std::vector<int32_t> found(size_t(starts.back()), -1);
+    for (int32_t i = 0; i < variants * width; i++)
+        if (size_t(table[i]) < found.size()) found[size_t(table[i])] = i % width;
+    return found;
+}
+
+// Columns that the ranks of `inside` have computed, of rows [rows, ld].
+static void gather_inside(const ExpertArgs& e, float* y, int64_t ld, int64_t rows,
+                          const std::vector<int64_t>& bounds, const Ctx& ctx) {
+    std::vector<int64_t> bytes;
+    for (int64_t bound : bounds) bytes.push_back(bound * FLOAT);
+    RankGroup& inside = *e.part->inside;
+    inside.gather(ctx, (char*)y + bytes[size_t(inside.rank)], ld * FLOAT, (char*)y, ld * FLOAT, rows,
+                  bytes.data(), -1);
+}
+
+// This rank's experts with what adapters add: between up and the activation, and to down.
 static void run_adapted(const Kernels& k, const ExpertArgs& e, const Assignment& a, const Ctx& ctx) {
     LoraSlots& lora = *e.lora;
     const int64_t wide = e.up[0].n;
@@ -150,7 +169,7 @@ static void run_adapted(const Kernels& k, const ExpertArgs& e, const Assignment&
         l.max_rank = work.max_rank, l.h = lora.h.data();
         l.tasks = work.shrink.data(), l.num_tasks = int64_t(work.shrink.size());
         k.lora_shrink(l, ctx);
-        for (int expert = 0; expert < e.experts; expert++) {
+        for (int expert = e.first; expert < e.first + e.count; expert++) {
             LinearArgs one = args_of(e, a, expert);
             if (one.m > 0) run_linear(k, one, ctx);
         }
@@ -163,12 +182,15 @@ static void run_adapted(const Kernels& k, const ExpertArgs& e, const Assignment&
     up.x = e.scaled ? e.scaled : e.x, up.ldx = e.scaled ? e.lds : e.ldx, up.y = e.wide, up.ldy = wide;
     products(wide_args, lora.up, up);
     ActArgs act;
-    act.x = e.wide, act.ldx = wide, act.y = e.hidden, act.ldy = act.dim = e.inner, act.act = e.act;
-    act.rows = a.first[size_t(e.experts)], act.gated = e.up[0].paired;
+    const int32_t first = a.first[size_t(e.first)], rows = a.first[size_t(e.first + e.count)] - first;
+    float* hidden = e.hidden + first * e.inner;
+    act.x = e.wide + first * wide, act.ldx = wide, act.y = hidden + e.first_inner, act.ldy = e.inner;
+    act.act = e.act, act.rows = rows, act.gated = e.up[0].paired, act.dim = act.gated ? wide / 2 : wide;
     k.activation(act, ctx);
+    if (e.part && e.part->inside) gather_inside(e, hidden, e.inner, rows, e.part->inner, ctx);
     LoraArgs down;
     down.tokens = lora.slots.data(), down.inputs = e.inner, down.x = e.hidden, down.ldx = e.inner;
-    down.y = e.out, down.ldy = e.dim;
+    down.y = e.out, down.ldy = e.own_dim;
     products(down_args, lora.down, down);
 }
 
@@ -196,18 +218,6 @@ void combine(const ExpertArgs& e, const int32_t* ids, const int32_t* slot, const
     ctx.barrier();
 }
 
-constexpr int64_t FLOAT = sizeof(float);
-
-// Columns that the ranks of `inside` have computed, of rows [rows, ld].
-static void gather_inside(const ExpertArgs& e, float* y, int64_t ld, int64_t rows,
-                          const std::vector<int64_t>& bounds, const Ctx& ctx) {
-    std::vector<int64_t> bytes;
-    for (int64_t bound : bounds) bytes.push_back(bound * FLOAT);
-    ShmGroup& inside = *e.part->inside;
-    inside.gather(ctx, (char*)y + bytes[size_t(inside.rank)], ld * FLOAT, (char*)y, ld * FLOAT, rows,
-                  bytes.data(), -1);
-}
-
 static void run_cut(const Kernels& k, const ExpertArgs& e, const Assignment& a, const Ctx& ctx) {
     const int32_t first = a.first[size_t(e.first)], rows = a.first[size_t(e.first + e.count)] - first;
     auto run = [&](LinearArgs (*args)(const ExpertArgs&, const Assignment&, int)) {
@@ -230,8 +240,10 @@ static void gather_outcomes(const ExpertArgs& e, const Assignment& a, const Ctx&
 void run_experts(const Kernels& k, const ExpertArgs& e, const Assignment& a, const Ctx& ctx) {
     if (e.scaled) scale_inputs(e, a, ctx);
     const bool is_cut = e.part && e.part->inside;
-    if (e.lora) run_adapted(k, e, a, ctx);
-    if (is_cut) run_cut(k, e, a, ctx);
+    if (e.lora)
+        run_adapted(k, e, a, ctx);
+    else if (is_cut)
+        run_cut(k, e, a, ctx);
     for (int expert = e.first; expert < e.first + e.count && !is_cut && !e.lora; expert++) {
         if (a.first[size_t(expert) + 1] == a.first[size_t(expert)]) continue;
         run_linear(k, up_args(e, a, expert), ctx);
@@ -287,7 +299,8 @@ void Experts::run(Address x, int64_t ldx, int64_t tokens, Address ids, Address w
         e.max_expert_rows = std::max<int64_t>(e.max_expert_rows,
                                               assignment.first[size_t(i) + 1] - assignment.first[size_t(i)]);
     if (lora) {
-        at<LoraBatch>(lora)->work(site, false, assignment, experts, slots);
+        at<LoraBatch>(lora)->work(site, false, assignment, e.first, e.first + e.count,
+                                  part ? part->experts() : blocks, slots);
         if (wide.size() < size_t(tokens * top_k * up[0].n)) wide.resize(size_t(tokens * top_k * up[0].n));
         e.lora = &slots, e.wide = wide.data();
     }
@@ -299,7 +312,7 @@ void Experts::run(Address x, int64_t ldx, int64_t tokens, Address ids, Address w
     const size_t spare = e.lora ? k.lora_local(at<LoraBatch>(lora)->max_rank) : 0;
     run_team(n, experts_shared(k, e), std::max(spare, experts_local(k, e, n)),
              [&](const Ctx& c) { run_experts(k, e, assignment, c); });
-    if (part) (part->group ? part->group : part->inside)->segment.check();
+    if (part) (part->group ? part->group : part->inside)->check();
 }
 
 void Experts::fill(ExpertArgs& e, int slots, const ExpertPart* part) const {

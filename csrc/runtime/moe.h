@@ -47,14 +47,15 @@ void choose(const Route& r, const float* logits, int32_t* ids, float* weights); 
 // The ranks of `inside` share the insides of the same slots: rank r has inner channels inner[r] to inner[r +
 // 1] of up, outputs dim[r] to dim[r + 1] of down.
 struct ExpertPart {
-    ShmGroup* group = nullptr;  // null: every rank has all slots
+    RankGroup* group = nullptr;  // null: every rank has all slots
     std::vector<int64_t> starts;
     const int32_t* table = nullptr;
     int variants = 1, width = 0;  // of the table: rows, entries of a row
-    ShmGroup* inside = nullptr;
+    RankGroup* inside = nullptr;
     std::vector<int64_t> inner, dim;
     int32_t slot(int64_t token, int32_t id) const { return table[token % variants * width + id]; }
     size_t place() const { return group ? size_t(group->rank) : 0; }
+    std::vector<int32_t> experts() const;  // in each slot, -1 in those that no token uses
 };
 
 struct ExpertArgs {
@@ -94,6 +95,7 @@ struct Experts {
     Assignment assignment;
     std::vector<float> hidden, out, wide;
     LoraSlots slots;
+    std::vector<int32_t> blocks;  // the expert of each, where they are some of many; see LoraPart
     bool records = false;         // keep what the tokens of a step program chose
     std::vector<int32_t> chosen;  // [T * top_k] of the last step
     Experts(const std::vector<const Linear*>& ups, const std::vector<const Linear*>& downs, int activation);

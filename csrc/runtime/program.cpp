@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <new>
+#include <numeric>
 
 namespace radix {
 
@@ -33,9 +34,11 @@ void Program::grow(int64_t tokens) {
 // Fills this step's addresses and row counts into the ops.
 void Program::bind(const Step& c) {
     lora_batch = c.lora ? at<LoraBatch>(c.lora) : nullptr;
+    lora_of_all = c.lora_of_all ? at<LoraBatch>(c.lora_of_all) : nullptr;
     if (lora_batch) lora_batch->select(at<int32_t>(c.rows), c.num_rows);
+    const int64_t all = tokens_before(c, int(c.group_tokens.size()));
     for (Op& op : ops) {
-        const int64_t n = op.selected ? c.num_rows : c.tokens;
+        const int64_t n = op.of_all ? all : op.selected ? c.num_rows : c.tokens;
         float *x = data(op.x), *y = data(op.y);
         switch (op.kind) {
             case EMBED: {
@@ -73,21 +76,14 @@ void Program::bind(const Step& c) {
                 a.x = x, a.ldx = stride(op.x), a.tokens = n, a.y = y, a.ldy = stride(op.y);
                 a.scaled = data(op.residual), a.lds = stride(op.residual);
                 a.hidden = data(op.hidden), a.out = data(op.out), a.wide = data(op.wide);
+                const LoraBatch* lora = lora_of(op);
                 const bool is_adapted =
-                    lora_batch && op.site >= 0 && (lora_batch->has(op.site) || lora_batch->has(op.site + 1));
+                    lora && op.site >= 0 && (lora->has(op.site) || lora->has(op.site + 1));
                 a.lora = is_adapted ? &lora_slots : nullptr;
                 assignment.reserve(n, op.route.top_k, op.num_slots);
                 break;
             }
-            case GATHER: {
-                const bool is_logits = op.y < 0;
-                op.gathered = (char*)(is_logits ? at<float>(c.logits) : y + op.y_offset);
-                op.ld_gathered = (is_logits ? c.ld_logits : stride(op.y)) * 4;
-                op.num_rows = is_logits && !c.logits ? 0 : n;
-                op.own = op.x < 0 ? op.gathered + op.bounds[size_t(op.group_of_ranks->rank)] : (char*)x;
-                op.ld_own = op.x < 0 ? op.ld_gathered : stride(op.x) * 4;
-                break;
-            }
+            case GATHER: bind_gather(op, c, n); break;
             case STORE:
             case ATTENTION: bind_attention(op, c, n); break;
             case EMBEDS:
@@ -99,11 +95,30 @@ void Program::bind(const Step& c) {
     }
 }
 
+int64_t Program::tokens_before(const Step& c, int group) {
+    return std::accumulate(c.group_tokens.begin(), c.group_tokens.begin() + group, int64_t(0));
+}
+
+void Program::bind_gather(Op& op, const Step& c, int64_t n) {
+    const bool is_logits = op.y < 0;
+    op.gathered = (char*)(is_logits ? at<float>(c.logits) : data(op.y, op.y_offset));
+    op.ld_gathered = (is_logits ? c.ld_logits : stride(op.y)) * 4;
+    op.num_rows = is_logits && !c.logits ? 0 : n;
+    op.own = op.x < 0 ? op.gathered + op.bounds[size_t(op.group_of_ranks->rank)] : (char*)data(op.x);
+    op.ld_own = op.x < 0 ? op.ld_gathered : stride(op.x) * 4;
+    if (!op.each) return;
+    // whole rows are one run of bytes, which the first rank of a group brings
+    for (int r = 0; r <= op.group_of_ranks->size; r++)
+        op.bounds[size_t(r)] = tokens_before(c, (r + op.each - 1) / op.each) * op.ld_gathered;
+    op.num_rows = 1;
+}
+
 // What adapters add comes before the activation; with a gain, before scale and residual too. These are then
 // steps of their own, from a buffer apart.
 void Program::bind_lora(Op& op) {
     LinearArgs& a = op.linear;
-    op.lora = lora_batch && a.m > 0 ? lora_batch->work(op.site, op.selected) : nullptr;
+    LoraBatch* lora = lora_of(op);
+    op.lora = lora && a.m > 0 ? lora->work(op.site, op.selected && !op.of_all) : nullptr;
     a.act = op.act, a.out_scale = op.out_scale;
     if (!op.lora) return;
     reserve_lora(*op.lora);
@@ -150,6 +165,7 @@ void Program::bind_mix(Op& op, const Step& c, int64_t n) {
     MixArgs& a = op.mix;
     a.x = op.x < 0 ? nullptr : data(op.x, op.x_offset), a.ldx = stride(op.x);
     a.y = data(op.y, op.y_offset), a.ldy = stride(op.y), a.rows = n;
+    if (op.each) a.x += tokens_before(c, op.group_of_ranks->rank / op.each) * a.ldx;
     if (op.gathers) a.index = at<int32_t>(c.rows);
     if (op.kind == EMBEDS) {
         a.kind = MixKind::COPY_ROWS, a.x = at<float>(c.embeds), a.ldx = a.dim;
@@ -285,7 +301,10 @@ void Program::execute_moe(const Op& op, const Kernels& k, const Ctx& ctx) {
             }
         assignment.sort(op.experts.tokens, r.top_k, op.num_slots);
         if (op.experts.lora)
-            lora_batch->work(op.site, op.selected, assignment, op.experts.experts, lora_slots);
+            lora_of(op)->work(op.site, op.selected && !op.of_all, assignment, op.experts.first,
+                              op.experts.first + op.experts.count,
+                              op.experts.part ? op.experts.part->experts() : op.expert_owner->blocks,
+                              lora_slots);
     }
     ctx.barrier();
     run_experts(k, op.experts, assignment, ctx);
@@ -343,12 +362,14 @@ void Program::execute_gather(const Op& op, const Ctx& ctx) {
 }
 
 void Program::run(const Step& c) {
-    grow(std::max(c.tokens, c.num_rows));
+    grow(std::max({c.tokens, c.num_rows, tokens_before(c, int(c.group_tokens.size()))}));
     bind(c);
     const int threads = c.threads;
     const Kernels& k = kernels();
     const int team = threads > 0 ? threads : max_threads();
-    size_t shared = 0, local = lora_batch ? k.lora_local(lora_batch->max_rank) : 0;
+    size_t shared = 0, local = 0;
+    for (const LoraBatch* lora : {lora_batch, lora_of_all})
+        if (lora) local = std::max(local, k.lora_local(lora->max_rank));
     for (size_t p = 0; p < plans.size(); p++) {
         const AttnArgs& a = ops[size_t(plan_of[p])].attention;
         plans[p].make(a, team);
@@ -382,7 +403,7 @@ void Program::run(const Step& c) {
         }
     });
     for (const Op& op : ops)
-        if (op.group_of_ranks) op.group_of_ranks->segment.check();
+        if (op.group_of_ranks) op.group_of_ranks->check();
 }
 
 std::vector<std::tuple<std::string, double>> Program::profile() {

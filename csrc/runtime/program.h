@@ -51,7 +51,11 @@ struct Step {
     Address runs = 0;  // StateRun [num_runs]
     int64_t num_runs = 0;
     Address lora = 0;  // LoraBatch: the rows with adapters, or 0
-    int threads = 0;   // 0: by the amount of work
+    // Of data-parallel attention: tokens of each group, and the rows of all of them with adapters. All rows
+    // are wanted then.
+    std::vector<int64_t> group_tokens;
+    Address lora_of_all = 0;
+    int threads = 0;  // 0: by the amount of work
 };
 
 // Buffers are numbers that `buffer` returned, -1 for none. `selected`: of the wanted rows only.
@@ -101,10 +105,13 @@ class Program {
     void logits(int x, const Linear& w, float scale, float softcap, int site, int lora_x, int64_t first);
     // y's columns offset + bounds[r] .. offset + bounds[r + 1] come from rank r of the group, which has them
     // there, or in x.
-    void all_gather(int y, std::vector<int64_t> bounds, ShmGroup& group, int64_t offset, bool selected,
+    void all_gather(int y, std::vector<int64_t> bounds, RankGroup& group, int64_t offset, bool selected,
                     int x);
+    // Rows of all attention groups, of `each` ranks, one group after another; and this rank's among them.
+    void gather_rows(int x, int y, RankGroup& group, int each);
+    void own_rows(int x, int y, int64_t dim, RankGroup& group, int each);
     // The step's logits likewise, which only `target` gets whole.
-    void gather_logits(std::vector<int64_t> bounds, ShmGroup& group, int target);
+    void gather_logits(std::vector<int64_t> bounds, RankGroup& group, int target);
     void hidden(int x, int64_t dim);                              // rows that a step may want
     void tap(int x, int64_t dim, int64_t offset, bool selected);  // to the step's taps, from `offset` on
 
@@ -112,6 +119,7 @@ class Program {
     int num_ops() const { return int(ops.size()); }
     std::vector<std::tuple<std::string, double>> profile();  // seconds in each kind of op since the last call
     bool profiling = false;
+    bool of_all = false;  // whether ops that are appended work on the rows of all attention groups
 
   private:
     enum Kind {
@@ -138,7 +146,7 @@ class Program {
     struct Op {
         Kind kind;
         int x = -1, y = -1, residual = -1, q = -1, q_to = -1, group = 0, rope = -1, plan = -1;
-        bool selected = false, gathers = false;
+        bool selected = false, gathers = false, of_all = false;
         const float* factors = nullptr;  // of positions
         int64_t x_offset = 0, y_offset = 0, offsets[3] = {0, 0, 0};
         int parts = STORE_Q | STORE_K | STORE_CACHE;
@@ -161,12 +169,12 @@ class Program {
         ScanArgs scan;
         int logits = -1, hidden = -1, out = -1, wide = -1;
         // of ranks: bounds in bytes, what is gathered
-        ShmGroup* group_of_ranks = nullptr;
+        RankGroup* group_of_ranks = nullptr;
         std::vector<int64_t> bounds;
         const char* own = nullptr;
         char* gathered = nullptr;
         int64_t ld_own = 0, ld_gathered = 0, num_rows = 0;
-        int target = -1;
+        int target = -1, each = 0;  // each: ranks of an attention group
         // of a linear layer that adapters may change; `apart`: its outcome before what follows
         int site = -1, lora_x = -1, apart = -1, act = 0;
         float out_scale = 1.0f;
@@ -186,7 +194,7 @@ class Program {
     double seconds[NUM_KINDS] = {0};
     Assignment assignment;  // of the layer that runs
     LoraSlots lora_slots;   // of it, too
-    LoraBatch* lora_batch = nullptr;
+    LoraBatch *lora_batch = nullptr, *lora_of_all = nullptr;
     std::vector<float> lora_h;
 
     Op& push(Kind kind);
@@ -198,6 +206,9 @@ class Program {
     void grow(int64_t tokens);
     void bind(const Step& step);
     void bind_lora(Op& op);
+    void bind_gather(Op& op, const Step& step, int64_t rows);
+    LoraBatch* lora_of(const Op& op) const { return op.of_all ? lora_of_all : lora_batch; }
+    static int64_t tokens_before(const Step& step, int group);  // of the groups before it
     void reserve_lora(const LoraWork& work);
     static bool is_apart(const Op& op);
     void bind_attention(Op& op, const Step& step, int64_t rows);

@@ -8,7 +8,7 @@ namespace radix {
 
 Program::Op& Program::push(Kind kind) {
     ops.emplace_back();
-    ops.back().kind = kind;
+    ops.back().kind = kind, ops.back().of_all = of_all;
     return ops.back();
 }
 Program::Op& Program::push_mix(MixKind kind, int x, int y, int64_t dim, bool selected) {
@@ -183,14 +183,24 @@ void Program::tap(int x, int64_t dim, int64_t offset, bool selected) {
     op.x = x, op.y_offset = offset, op.selected = selected;
     op.mix.kind = MixKind::COPY_ROWS, op.mix.dim = dim;
 }
-void Program::all_gather(int y, std::vector<int64_t> bounds, ShmGroup& group, int64_t offset, bool selected,
+void Program::all_gather(int y, std::vector<int64_t> bounds, RankGroup& group, int64_t offset, bool selected,
                          int x) {
     if (int(bounds.size()) != group.size + 1) throw std::invalid_argument("bounds do not fit the group");
     Op& op = push(GATHER);
     op.x = x, op.y = y, op.y_offset = offset, op.selected = selected, op.group_of_ranks = &group;
     for (int64_t bound : bounds) op.bounds.push_back(bound * 4);
 }
-void Program::gather_logits(std::vector<int64_t> bounds, ShmGroup& group, int target) {
+void Program::gather_rows(int x, int y, RankGroup& group, int each) {
+    if (stride(x) != stride(y)) throw std::invalid_argument("rows of groups are gathered whole");
+    Op& op = push(GATHER);
+    op.x = x, op.y = y, op.group_of_ranks = &group, op.each = each;
+    op.bounds.resize(size_t(group.size) + 1);
+}
+void Program::own_rows(int x, int y, int64_t dim, RankGroup& group, int each) {
+    Op& op = push_mix(MixKind::COPY_ROWS, x, y, dim, false);
+    op.group_of_ranks = &group, op.each = each;
+}
+void Program::gather_logits(std::vector<int64_t> bounds, RankGroup& group, int target) {
     all_gather(-1, bounds, group, 0, true, -1);
     ops.back().target = target;
 }

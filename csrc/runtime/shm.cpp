@@ -131,8 +131,7 @@ void Segment::check() const {
 
 ShmGroup::ShmGroup(Segment& s, int r, std::vector<int> names, int first_flag, size_t from, size_t each,
                    double timeout)
-    : rank(r),
-      size(int(names.size())),
+    : RankGroup(r, int(names.size())),
       segment(s),
       ranks(std::move(names)),
       flags(s.flag(first_flag)),
@@ -140,6 +139,20 @@ ShmGroup::ShmGroup(Segment& s, int r, std::vector<int> names, int first_flag, si
       slot_bytes(each),
       timeout_s(timeout),
       round(flags[r].value.load() & COUNT) {}
+
+void CalledGroup::gather(const Ctx& ctx, const char* x, int64_t ldx, char* y, int64_t ldy, int64_t rows,
+                         const int64_t* bounds, int target) {
+    ctx.barrier();
+    if (ctx.tid == 0 && !failure) try {
+            call(Address(x), ldx, Address(y), ldy, rows, {bounds, bounds + size + 1}, target);
+        } catch (...) {
+            failure = std::current_exception();
+        }
+    ctx.barrier();
+}
+void CalledGroup::check() {
+    if (failure) std::rethrow_exception(failure);
+}
 
 bool ShmGroup::begin() {
     const uint32_t last = round++ & COUNT;

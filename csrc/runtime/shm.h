@@ -5,12 +5,14 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "../common/api.h"
+#include "linear.h"
 
 namespace radix {
 
@@ -52,25 +54,52 @@ class Segment {
     void fail(const std::string& why);
 };
 
+// Ranks that gather parts of a tensor, as a step program does between its kernels.
+class RankGroup {
+  public:
+    RankGroup(int rank, int size) : rank(rank), size(size) {}
+    virtual ~RankGroup() = default;
+    // Row i of y [rows, ldy] gets the bytes bounds[r] .. bounds[r + 1] from rank r, whose own are row i of x.
+    // `target`: the only rank that gets them, or -1. x may lie in y. ldx and ldy are bytes. A whole team
+    // calls it; it never throws.
+    virtual void gather(const Ctx& ctx, const char* x, int64_t ldx, char* y, int64_t ldy, int64_t rows,
+                        const int64_t* bounds, int target) = 0;
+    virtual void check() = 0;  // throws what has gone wrong
+    const int rank, size;
+};
+
+// Ranks of several hosts, whose messages Python sends.
+class CalledGroup : public RankGroup {
+  public:
+    using Call = std::function<void(Address x, int64_t ldx, Address y, int64_t ldy, int64_t rows,
+                                    const std::vector<int64_t>& bounds, int target)>;
+    CalledGroup(int rank, int size, Call call) : RankGroup(rank, size), call(std::move(call)) {}
+    void gather(const Ctx& ctx, const char* x, int64_t ldx, char* y, int64_t ldy, int64_t rows,
+                const int64_t* bounds, int target) override;
+    void check() override;
+
+  private:
+    Call call;
+    std::exception_ptr failure;
+};
+
 // Ranks that exchange pieces in rounds. A piece lies in its rank's slot, of which there are two in turn: who
 // has come to round s has read all of round s - 1. All ranks make the same calls in the same order; a team of
 // threads may make one together. After a loss the calls do nothing and `Segment::check` throws.
-class ShmGroup {
+class ShmGroup : public RankGroup {
   public:
     // `ranks`: how messages name them. A flag for each from first_flag on, two slots for each from `offset`
     // on.
     ShmGroup(Segment& segment, int rank, std::vector<int> ranks, int first_flag, size_t offset,
              size_t slot_bytes, double timeout_s);
-    // Row i of y [rows, ldy] gets the bytes bounds[r] .. bounds[r + 1] from rank r, whose own are row i of x.
-    // `target`: the only rank that gets them, or -1. x may lie in y. ldx and ldy are bytes.
     void gather(const Ctx& ctx, const char* x, int64_t ldx, char* y, int64_t ldy, int64_t rows,
-                const int64_t* bounds, int target);
+                const int64_t* bounds, int target) override;
+    void check() override { segment.check(); }
     void all_reduce(const Ctx& ctx, const float* x, float* y, int64_t count);  // adds in rank order
     // x has the bytes for rank 0, then for rank 1, ...; y gets those from rank 0, then from rank 1, ...
     void all_to_all(const char* x, const std::vector<int64_t>& send, char* y,
                     const std::vector<int64_t>& receive);
     void barrier();
-    const int rank, size;
     Segment& segment;
 
   private:

@@ -1,4 +1,5 @@
-"""Data-parallel attention in a replica of threads: the bits of one rank, layer by layer."""
+"""Data-parallel attention in a replica of threads: the bits of one rank, layer by layer and by step
+programs, which exchange through shared memory."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from radixlm.engine.load_model import load_model
 from radixlm.engine.model_info import ModelInfo
 from radixlm.kernels.dispatch import bind
 from radixlm.models.decoder import DecoderModel
+from radixlm.step.batch import ForwardBatch
 
 SIZES = {"max_total_tokens": 4096, "cpu_threads": 1, "log_level": "warning"}
 TWO_GROUPS = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}
@@ -47,13 +49,20 @@ def shown(answer: dict[str, Any]) -> Any:
     return answer["output_ids"], [answer["meta_info"].get(name) for name in names]
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Any]:
-    """Of requests alone, beside a group without work, then of all at once."""
-    # groups run layer by layer; a step program rounds experts and states otherwise
-    monkeypatch.setattr(DecoderModel, "_program_for", lambda self, batch: None)
+def answers(monkeypatch: pytest.MonkeyPatch, shared: bool = False, **options: Any) -> list[Any]:
+    """Of requests alone, beside a group without work, then of all at once. ``shared``: by step
+    programs, which round experts and states otherwise than layers."""
+    find, programs = DecoderModel._program_for, set[bool]()
+
+    def found(self: DecoderModel, batch: ForwardBatch) -> Any:
+        program = find(self, batch) if shared else None
+        programs.add(program is not None)
+        return program
+
+    monkeypatch.setattr(DecoderModel, "_program_for", found)
     options |= {"enable_return_hidden_states": True, **SIZES}
     with (
-        thread_engine(monkeypatch, **options) as engine,
+        thread_engine(monkeypatch, shared, **options) as engine,
         ThreadPoolExecutor(len(BODIES)) as threads,
     ):
         alone = [shown(engine.generate(**one)) for one in BODIES[:3]]
@@ -62,9 +71,11 @@ def answers(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Any]:
         info = engine.get_server_info()["internal_states"][0]
         assert info["num_breaches"] == 0
         assert len(info["memory_usage"].get("ranks", [0])) == options.get("tp_size", 1)
+    assert programs == {shared}
     return [alone, together]
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["layers", "program"])
 @pytest.mark.parametrize("head", [{}, {"enable_dp_lm_head": True}], ids=["head of all", "own head"])
 @pytest.mark.parametrize(
     ("arch", "tp"),
@@ -78,11 +89,12 @@ def answers(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Any]:
     ],
 )
 def test_two_groups_give_the_bits_of_one_rank(
-    arch: str, tp: int, head: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    arch: str, tp: int, head: dict[str, Any], shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = {"model_path": str(cached_tiny(arch))}
-    alone = answers(monkeypatch, **model)
-    assert answers(monkeypatch, **model, **{**TWO_GROUPS, "tp_size": tp}, **head) == alone
+    alone = answers(monkeypatch, shared, **model)
+    options = {**model, **TWO_GROUPS, "tp_size": tp, **head}
+    assert answers(monkeypatch, shared, **options) == alone
 
 
 def test_drafts_of_the_groups_are_verified_together(monkeypatch: pytest.MonkeyPatch) -> None:

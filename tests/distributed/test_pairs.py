@@ -48,6 +48,8 @@ SMALL_POOL: dict[str, Any] = {"max_total_tokens": 448, "chunked_prefill_size": 1
 LORA: dict[str, Any] = {"enable_lora": True, "lora_paths": ADAPTERS}
 WORLDS = [
     World("adapters, tp", BUNDLED, TP2, LORA, {**NGRAM, "page_size": 16}),
+    World("adapters, groups", BUNDLED, DP2, LORA, {**NGRAM, "page_size": 16}),
+    World("adapters, own head", BUNDLED, {**DP2, "enable_dp_lm_head": True}, LORA, SMALL_POOL),
     World("grammars, groups", BUNDLED, DP2, {}, {**NGRAM, "page_size": 16}),
     World("retractions, tp", "Qwen3ForCausalLM", TP2, {"kv_cache_dtype": "int8"}, SMALL_POOL),
     World("windows, both", "Gemma3ForCausalLM", {**TP2, **PP2}, {}, {"page_size": 4, **SMALL_POOL}),
@@ -121,17 +123,20 @@ def together(engine: Engine, bodies: list[dict[str, Any]]) -> list[Any]:
     return found
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["layers", "program"])
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
 def test_a_crowd_on_ranks_gets_the_bits_of_each_alone(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks are threads, which run layer by layer; the step program rounds otherwise."""
-    monkeypatch.setattr(DecoderModel, "_program_for", lambda self, batch: None)
+    """Ranks are threads, which run layer by layer, or by step programs that exchange through shared
+    memory; these round otherwise."""
+    if not shared:
+        monkeypatch.setattr(DecoderModel, "_program_for", lambda self, batch: None)
     rng = random.Random(f"{world.name} {world.seed}")
     bodies = [draw(rng, world) for _ in range(8)]
     wanted = alone(world, bodies)
     flags = SIZES | world.numbers | world.ranks | world.others
-    with thread_engine(monkeypatch, model_path=world.path, **flags) as engine:
+    with thread_engine(monkeypatch, shared, model_path=world.path, **flags) as engine:
         got = together(engine, bodies)
     for body, ours, single in zip(bodies, got, wanted, strict=True):
         assert ours == single, body

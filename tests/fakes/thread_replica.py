@@ -27,6 +27,7 @@ from radixlm.executor.rank import RankLoop
 from radixlm.executor.relay import RENEW, STOP, Answer, Relay
 from radixlm.executor.runner import Runner
 from radixlm.scheduler.loop import Executor
+from tests.fakes.cut_model import shared_ranks
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +82,11 @@ class ThreadReplica(ThreadEngine):
     """Assembles rank 0 in the engine's thread, the others in threads of their own."""
 
     errors: list[BaseException]
+    shared = False
 
     def _serve(self) -> None:
-        ranks = thread_ranks(topology_of(self._config))
+        make = shared_ranks if self.shared else thread_ranks
+        ranks = make(topology_of(self._config))
         hub = Hub(len(ranks))
         peers, *others = [ThreadPeers(one, hub) for one in ranks]
         self.errors = []
@@ -117,13 +120,16 @@ class ThreadReplica(ThreadEngine):
                     group.poison()
 
 
-def thread_engine(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Engine:
-    """``Engine(**options)``, whose ranks are threads."""
+def thread_engine(monkeypatch: pytest.MonkeyPatch, shared: bool = False, **options: Any) -> Engine:
+    """``Engine(**options)``, whose ranks are threads; ``shared``: they exchange through shared
+    memory, so that steps are programs."""
 
     def make(
         config: ServerConfig, given: frozenset[str], info: ModelInfo, tokenizer: Any
     ) -> ThreadReplica:
-        return ThreadReplica(config, info, tokenizer)
+        replica = ThreadReplica(config, info, tokenizer)
+        replica.shared = shared
+        return replica
 
     monkeypatch.setattr("radixlm.entrypoints.offline.engine_for_program", make)
     return Engine(**options)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from radixlm import Engine
 from radixlm.distributed.topology import Topology
 from radixlm.lora.adapter import read_adapter
 from radixlm.lora.targets import AdapterTargets
 from tests.fakes.cut_model import CutModel, run_ranks
 from tests.fakes.lora_adapters import write_adapter, write_folder
+from tests.fakes.thread_replica import thread_engine
 from tests.fakes.tiny_checkpoint import VOCAB, cached_tiny
+from tests.lora.test_experts import stacked_adapter
 from tests.lora.test_run import PATTERN, Adapted
 
 HEADS = rf"({PATTERN})|lm_head$"
@@ -50,6 +55,24 @@ def test_ranks_give_the_bits_of_one(
         assert torch.equal(got[sequence], wanted[sequence]), sequence
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["program", "layers"])
+@pytest.mark.parametrize(("tp", "ep"), [(2, 1), (2, 2), (3, 3), (4, 2)])
+@pytest.mark.parametrize("arch", ["Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"])
+def test_adapters_of_experts(arch: str, tp: int, ep: int, shared: bool, tmp_path: Path) -> None:
+    """Whole experts on each rank, or parts of all of them."""
+    base = cached_tiny(arch)
+    folders = [stacked_adapter(base, tmp_path / f"{seed}", seed) for seed in range(2)]
+    owners = {0: 0, 1: -1, 2: 1, 3: 0}
+    alone = Adapted(base, folders)
+    alone.model.use_program = shared  # type: ignore[union-attr]
+    wanted = alone.run(owners)
+    cut = CutModel(base, Topology(tp=tp, ep=ep), shared=shared)
+    ranks = [Adapted(base, folders, model=model) for model in cut.models]
+    got = run_ranks([lambda r=r: r.run(owners) for r in ranks], cut.ranks)[0]
+    assert all(torch.equal(got[s], wanted[s]) for s in owners)
+    assert (alone.run(dict.fromkeys(owners, -1))[0] - wanted[0]).abs().max() > 0.001
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_that_are_saved_whole(tied: bool, tmp_path: Path) -> None:
     """A layer, its bias and the head in the place of the model's."""
@@ -78,3 +101,36 @@ def test_the_digest_is_that_of_the_whole_adapter(tmp_path: Path) -> None:
     models = CutModel(base, Topology(tp=2)).models
     adapters = [read_adapter(tmp_path / "c", AdapterTargets(model)) for model in models]
     assert adapters[0].digest == adapters[1].digest
+
+
+@pytest.mark.parametrize("eplb", [False, True], ids=["fixed", "moving"])
+def test_adapters_of_experts_in_groups(
+    eplb: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose experts see the tokens of all groups, and move while they serve."""
+    base = cached_tiny("Qwen3MoeForCausalLM")
+    folders = [f"{n}={stacked_adapter(base, tmp_path / n, i)}" for i, n in enumerate("ab")]
+    flags = {"enable_lora": True, "lora_paths": folders, "cpu_threads": 1}
+    bodies = [
+        {
+            "input_ids": list(range(5 + n, 30 + 3 * n)),
+            "sampling_params": {"max_new_tokens": 12, "temperature": 0.0, "ignore_eos": True},
+            "lora_path": ("a", "b", None)[n % 3],
+            "return_logprob": True,
+        }
+        for n in range(6)
+    ]
+
+    def ask(engine: Engine) -> list[Any]:
+        with ThreadPoolExecutor(6) as threads:
+            found = list(threads.map(lambda body: engine.generate(**body), bodies))
+        return [(one["output_ids"], one["meta_info"]["output_token_logprobs"]) for one in found]
+
+    ranks: dict[str, Any] = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True, "ep_size": 2}
+    if eplb:
+        ranks |= {"enable_eplb": True, "eplb_rebalance_num_iterations": 3}
+        ranks |= {"ep_num_redundant_experts": 2, "ep_dispatch_algorithm": "dynamic"}
+    with Engine(model_path=str(base), **flags) as engine:
+        wanted = ask(engine)
+    with thread_engine(monkeypatch, shared=True, model_path=str(base), **flags, **ranks) as engine:
+        assert [ask(engine), ask(engine)] == [wanted, wanted]

@@ -140,11 +140,6 @@ def attention_group_problems(config: ServerConfig) -> Iterator[str]:
             f"--enable-dp-attention needs a --dp-size above 1 that divides --tp-size {p.tp_size}, "
             f"got {p.dp_size}"
         )
-    if p.enable_dp_attention and config.adapters.enable_lora:
-        yield (
-            "--enable-dp-attention cannot be combined with --enable-lora: a rank knows the "
-            "adapters of its own group's tokens only; --tp-size alone works"
-        )
     if p.enable_dp_attention and config.speculate.uses_device_drafter:
         yield (
             "--enable-dp-attention: a draft model reads hidden states, of which each group has its "

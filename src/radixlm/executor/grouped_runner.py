@@ -37,7 +37,19 @@ class _Order:
     def __init__(self, groups_N: NDArray[np.int64], rows_N: NDArray[np.int64], num: int) -> None:
         groups = np.repeat(groups_N, rows_N)
         self.counts = tuple(np.bincount(groups, minlength=num).tolist())
-        self.places = torch.from_numpy(np.argsort(np.argsort(groups, kind="stable")))
+        self._sorted = np.argsort(groups, kind="stable")
+        self.places = torch.from_numpy(np.argsort(self._sorted))
+
+    def of_group(self, group: int) -> Tensor:
+        """The rows of a group in the step, int64; -1 of the row that runs where it has none."""
+        first = sum(self.counts[:group])
+        rows = self._sorted[first : first + self.counts[group]]
+        return torch.from_numpy(rows if len(rows) else np.full(1, -1))
+
+    @property
+    def padded(self) -> Tensor:
+        """The rows of all groups, one after another, as they run."""
+        return torch.cat([self.of_group(group) for group in range(len(self.counts))])
 
 
 class GroupedModel:
@@ -46,6 +58,8 @@ class GroupedModel:
     def __init__(self, model: LayerModel, groups: AttentionGroups, vocab: int) -> None:
         self._model, self._groups, self.vocab = model, groups, vocab
         self.tokens = self.rows = _Order(np.zeros(0, np.int64), np.zeros(0, np.int64), 1)
+        self.rows_of_tokens = self.rows.places  # of the step
+        self.lora: LoraRows | None = None  # of the step's tokens
 
     def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
         """Hidden states and logits of all groups, in the order of the step. A group without tokens
@@ -64,10 +78,13 @@ class GroupedModel:
     def _logits(self, own_RD: Tensor) -> Tensor:
         """Of the rows of all groups; ``own`` are this group's."""
         groups, rows = self._groups, self.rows
+        lora = None if self.lora is None else self.lora.select(self.rows_of_tokens)
         if not groups.splits_head:
-            return self._model.logits(groups.gather(own_RD, rows.counts)[rows.places])
+            return self._model.logits(groups.gather(own_RD, rows.counts)[rows.places], lora)
+        lora = None if lora is None else lora.select(rows.of_group(groups.group))
         # a group without rows brings none
-        own_RV = self._model.logits(own_RD) if len(own_RD) else own_RD.new_empty(0, self.vocab)
+        own_RV = own_RD.new_empty(0, self.vocab)
+        own_RV = self._model.logits(own_RD, lora) if len(own_RD) else own_RV
         logits_RV = groups.collect(own_RV.float(), rows.counts)
         return logits_RV[rows.places] if len(logits_RV) else logits_RV
 
@@ -93,13 +110,15 @@ class GroupedRunner(Runner):
         dummy = DecodeBatch(("",), np.array([self.tables.dummy]))
         self._idle = Items(dummy, np.zeros(1, np.int64))
         self._own_decodes = (EMPTY_DECODES, EMPTY_DECODES)  # the step's last, and ours of them
+        # adapters of a step's tokens: in its order, of this group's, of all groups' one by one
+        self._lora: tuple[LoraRows | None, ...] = (None, None, None)
 
     def _run(self, step: StepHandle, need_hidden: bool, states: StateRows | None) -> None:
         """Run the layers on this group's items; the results are those of all."""
         own = self._own_items(step.items)
         items = own if len(own) else self._idle
         self._set_order(step.items)
-        lora = None if self.adapters is None else self.adapters.rows(items)
+        lora = self._own_adapters(step.lora)
         shape, plan = self._own_inputs.fill(items, 0, 1), replace(step.plan, items=own)
         mine = StepHandle(plan, items, shape, self._own_inputs, lora)
         super()._run(mine, need_hidden, super()._state_rows(replace(plan, items=items)))
@@ -150,7 +169,20 @@ class GroupedRunner(Runner):
         groups = slots // self._per_group
         self._grouped.tokens = tokens = _Order(groups, counts, num)
         self._grouped.rows = _Order(groups, rows, num)
+        # the last tokens of each item
+        ends, before = counts.cumsum() - rows.cumsum(), np.repeat(np.arange(len(rows)), rows)
+        self._grouped.rows_of_tokens = torch.from_numpy(ends[before] + np.arange(rows.sum()))
         self._groups.counts = [max(1, count) for count in tokens.counts]
+
+    def _own_adapters(self, lora: LoraRows | None) -> LoraRows | None:
+        """Of this group's tokens; the layers and the head are told those of all."""
+        if lora is not self._lora[0]:
+            order, own = self._grouped.tokens, self._groups.group
+            mine, whole = (None if lora is None else lora.select(rows_T)
+                           for rows_T in (order.of_group(own), order.padded))  # fmt: skip
+            self._lora = (lora, mine, whole)
+        self._groups.lora, self._grouped.lora = self._lora[2], lora
+        return self._lora[1]
 
     def _find_failures(self, step: StepHandle) -> None:
         """Media that the other groups' encoders cannot read, which is the same here."""

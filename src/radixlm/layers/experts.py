@@ -7,9 +7,9 @@ Legend: T tokens, K chosen experts, D channels, E experts, P slots, N pairs of a
 V variants of the choice among copies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from radixlm.distributed.shm import ShmGroup
 from radixlm.distributed.topology import bounds
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.moe import Experts
-from radixlm.kernels.ops.moe import PackedExperts, combine
+from radixlm.kernels.ops.moe import ExpertAdapters, PackedExperts, combine
 from radixlm.layers.program import Unsupported
 from radixlm.quant.param import Cut
 
@@ -91,6 +91,9 @@ class SplitExperts:
         self, pack: PackedExperts, split: ExpertSplit, groups: AttentionGroups | None = None
     ) -> None:
         self.pack, self.split, self._groups = pack, split, groups
+        if hasattr(pack, "takes_adapters"):
+            self.takes_adapters = True
+        self._name_blocks()
         self._part = self._make_part()
         self._combine = pack.combine if isinstance(pack, Experts) else combine
 
@@ -116,30 +119,49 @@ class SplitExperts:
         exchange_slots(split.group, split.logical_P, logical_P, pack.slot_tensors)
         split.slots_VE.copy_(slots_VE)
         self.split = replace(split, logical_P=tuple(logical_P))
+        self._name_blocks()
 
-    def run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
+    def _name_blocks(self) -> None:
+        """Tell the kernel which experts it has, as adapters number them."""
+        if isinstance(self.pack, Experts):
+            self.pack.handle.blocks = self.split.held
+
+    def run(
+        self,
+        x_TD: Tensor,
+        weights_TK: Tensor,
+        ids_TK: Tensor,
+        lora: ExpertAdapters | None = None,
+    ) -> Tensor:
         """As in ``PackedExperts``."""
         if self._groups is None:
-            return self._run(x_TD, weights_TK, ids_TK)
-        return self._groups.own(self._run(*map(self._groups.gather, (x_TD, weights_TK, ids_TK))))
+            return self._run(x_TD, weights_TK, ids_TK, lora)
+        whole = [self._groups.gather(one) for one in (x_TD, weights_TK, ids_TK)]
+        return self._groups.own(self._run(whole[0], whole[1], whole[2], lora))
 
-    def _run(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
-        """The same on all ranks, for tokens that all of them have."""
+    def _run(
+        self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor, lora: ExpertAdapters | None
+    ) -> Tensor:
+        """The same on all ranks, for tokens that all of them have, with their adapters."""
         group, tokens, top_k = self.split.group, *ids_TK.shape
         if self.split.inside is not None:
             assert isinstance(self.pack, Experts)
-            return self.pack.run(x_TD, weights_TK, ids_TK, part=self._part)
+            return self.pack.run(x_TD, weights_TK, ids_TK, lora, part=self._part)
+        if lora is not None and self._part is not None:
+            return cast(Experts, self.pack).run(x_TD, weights_TK, ids_TK, lora, part=self._part)
         slots_N = self.split.slots(ids_TK).flatten()
         if tokens < ALL_TO_ALL_TOKENS or group.size == 2:
             order_N, counts = self._sorted(slots_N)
-            out_ND = group.all_gather_rows(self._outcomes(x_TD, slots_N, order_N, counts), counts)
+            pairs_M = self._mine(order_N, counts)
+            mine_MD = self._run_pairs(x_TD, slots_N, pairs_M, top_k, lora)
+            out_ND = group.all_gather_rows(mine_MD, counts)
             return self._combine(out_ND, _inverse(order_N).view(-1, top_k), weights_TK)
         cuts = bounds(tokens, group.size)
         # of the pairs of each share of the tokens: their order by slot, pairs on each rank
         shares = [(begin * top_k, *self._sorted(slots_N[begin * top_k : end * top_k]))
                   for begin, end in pairwise(cuts)]  # fmt: skip
         mine = [self._mine(order_N + first, counts) for first, order_N, counts in shares]
-        sent_ND = self._run_pairs(x_TD, slots_N, torch.cat(mine), top_k)
+        sent_ND = self._run_pairs(x_TD, slots_N, torch.cat(mine), top_k, lora)
         _, order_N, received = shares[group.rank]
         out_ND = group.all_to_all_rows(sent_ND, tuple(map(len, mine)), received)
         begin, end = cuts[group.rank : group.rank + 2]
@@ -159,19 +181,25 @@ class SplitExperts:
         rank = self.split.group.rank
         return order_N[sum(counts[:rank]) : sum(counts[: rank + 1])]
 
-    def _outcomes(
-        self, x_TD: Tensor, slots_N: Tensor, order_N: Tensor, counts: tuple[int, ...]
+    def _run_pairs(
+        self,
+        x_TD: Tensor,
+        slots_N: Tensor,
+        pairs_M: Tensor,
+        top_k: int,
+        lora: ExpertAdapters | None,
     ) -> Tensor:
-        top_k = len(slots_N) // max(1, len(x_TD))
-        return self._run_pairs(x_TD, slots_N, self._mine(order_N, counts), top_k)
-
-    def _run_pairs(self, x_TD: Tensor, slots_N: Tensor, pairs_M: Tensor, top_k: int) -> Tensor:
         """What this rank's experts make of these pairs, without their weights: [M, D]."""
         if not len(pairs_M):
             return x_TD.new_empty(0, x_TD.shape[1])
         ids_M1 = (slots_N[pairs_M] - self.split.first)[:, None]
-        x_MD = x_TD[pairs_M // top_k]
-        return self.pack.run(x_MD, torch.ones(len(pairs_M), 1, device=x_TD.device), ids_M1)
+        rows_M = pairs_M // top_k
+        x_MD, ones_M1 = x_TD[rows_M], torch.ones(len(pairs_M), 1, device=x_TD.device)
+        if lora is None:
+            return self.pack.run(x_MD, ones_M1, ids_M1)
+        own = ExpertAdapters(lora.rows.select(rows_M), lora.site, self.split.held)
+        run: Callable[..., Tensor] = self.pack.run
+        return run(x_MD, ones_M1, ids_M1, own)
 
 
 def _inverse(order_N: Tensor) -> Tensor:

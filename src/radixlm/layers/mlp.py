@@ -52,9 +52,7 @@ class MlpLayer(Module):
 
     def run(self, x_TD: Tensor) -> Tensor:
         """The feed-forward branch: [T, D]."""
-        if self._groups is not None:
-            return self._groups.own(self._run(self._groups.gather(x_TD)))
-        return self._run(x_TD)
+        return self._run(x_TD) if self._groups is None else self._groups.run(self._run, x_TD)
 
     def _run(self, x_TD: Tensor) -> Tensor:
         h = self.up.run(x_TD)
@@ -74,6 +72,10 @@ class MlpLayer(Module):
 
     def emit(self, program: ProgramBuilder, source: int, target: Target) -> None:
         """The same as operations of a program."""
+        with program.of_all_groups(self._groups, target, source) as (into, (x,)):
+            self._emit(program, x, into)
+
+    def _emit(self, program: ProgramBuilder, source: int, target: Target) -> None:
         spec, selected = self.spec, target.selected
         handles(spec, "inner", "act", "gated", "bias", "down_bias", "sub_norm")
         up = program.buffer("up", self.inner)

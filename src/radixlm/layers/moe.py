@@ -31,7 +31,7 @@ from radixlm.layers.linear import StepAdapters
 from radixlm.layers.mlp import MlpLayer, clamped_glu
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
-from radixlm.layers.placement import even_bounds
+from radixlm.layers.placement import Ranges, even_bounds
 from radixlm.layers.program import (
     NOWHERE,
     ProgramBuilder,
@@ -132,6 +132,12 @@ class MoeLayer(Module):
         if self.spec.bias:
             self.up_bias.cut(*up)
             self.down_bias.cut(*down)
+
+    def own_rows(self, is_up: bool) -> Ranges:
+        """The outputs of each expert's up or down that this rank has; () for all."""
+        if self.share is None or self.share.inside is None:
+            return ()
+        return self.share.inside.cuts(len(parts_of(self.spec)))[not is_up][0].ranges
 
     def even_split(self, ranks: Ranks) -> ExpertSplit:
         """Whole experts on the ranks that --ep-size divides them among, cut inside by the others;
@@ -293,6 +299,11 @@ class MoeLayer(Module):
             "scale_input", "zero_experts", "zero_experts_are_identity", "out_norm", "jitter",
             "router_norm", "expert_scale",
         )  # fmt: skip
+        sources = (source,) if routed_by == NOWHERE else (source, routed_by)
+        with program.of_all_groups(self._groups, target, *sources) as (into, whole):
+            self._emit(program, whole[0], into, whole[1] if len(whole) > 1 else NOWHERE)
+
+    def _emit(self, program: ProgramBuilder, source: int, target: Target, routed_by: int) -> None:
         if self.spec.out_norm is None:
             self._emit_sum(program, source, target, routed_by)
             return
@@ -395,6 +406,8 @@ class MoeLayer(Module):
     def _run_packed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """The experts that have weights, with what adapters add to them."""
         rows, site = None if self.site < 0 else self._step.rows, self.site
+        if self.site >= 0 and self._groups is not None:
+            rows = self._groups.lora  # experts see the tokens of all groups
         if rows is None or not (rows.has(site) or rows.has(site + 1)):
             return self.experts.run(x_TD, weights_TK, ids_TK)
         run: Callable[..., Tensor] = self.experts.run

@@ -10,7 +10,8 @@ alone whose logits are wanted: the last block gathers them.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +19,9 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.spec import LogNScaling, Norm, Rope
-from radixlm.base.record import Record
+from radixlm.base.record import Record, replace
+from radixlm.distributed.attention_groups import AttentionGroups
+from radixlm.distributed.groups import Group
 from radixlm.kernels.cpu.checks import dtype_code
 from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.cpu.linear import PackedLinear
@@ -143,6 +146,7 @@ class ProgramBuilder:
         self.has_logits = True  # else another rank gets them
         self.num_taps = 0  # hidden states that a step leaves for a drafter
         self.max_kv_len = sys.maxsize  # the longest sequence that the program can run
+        self.attention_groups: AttentionGroups | None = None  # where rows of all are needed
         self._buffers: dict[tuple[str, int], int] = {}
         self._scales: dict[LogNScaling, Tensor] = {}
         self._sites = dict(sites or {})
@@ -209,16 +213,37 @@ class ProgramBuilder:
     ) -> int:
         """The columns of all ranks in the target, where this rank's own are already, or in
         ``source``; the target."""
-        group = self._native(place)
+        group = self._native(place.group)
         self.ops.all_gather(y=target, bounds=cut, group=group, selected=selected, x=source)
         return target
 
     @staticmethod
-    def _native(place: Placement) -> Any:
-        native_group = getattr(place.group, "native", None)
+    def _native(group: Group) -> Any:
+        native_group = getattr(group, "native", None)
         if native_group is None:
-            raise Unsupported(f"ranks of {type(place.group).__name__}")
+            raise Unsupported(f"ranks of {type(group).__name__}")
         return native_group
+
+    @contextmanager
+    def of_all_groups(
+        self, groups: AttentionGroups | None, target: Target, *sources: int
+    ) -> Iterator[tuple[Target, Sequence[int]]]:
+        """What is emitted inside works on the rows of all groups of data-parallel attention, if
+        there are any: gives the sources and the target with these rows. Afterwards the target has
+        this group's."""
+        if groups is None or self.ops.of_all:
+            yield target, sources
+            return
+        whole = [self.buffer(f"all groups {n}") for n in range(1 + len(sources))]
+        group, each = self._native(groups.tp), groups.ranks_each
+        self.attention_groups = groups
+        for one, to in zip((target.buffer, *sources), whole, strict=True):
+            if one != target.buffer or target.adds or one in sources:
+                self.ops.gather_rows(x=one, y=to, group=group, each=each)
+        self.ops.of_all = True
+        yield replace(target, buffer=whole[0]), whole[1:]
+        self.ops.of_all = False
+        self.ops.own_rows(x=whole[0], y=target.buffer, dim=self.dim, group=group, each=each)
 
     def logits(
         self, head: object, source: int, selected: bool, scale: float, softcap: float, site: int
@@ -232,7 +257,7 @@ class ProgramBuilder:
             lora_x=source, first=first,
         )  # fmt: skip
         if place.outputs:
-            self.ops.gather_logits(bounds=place.outputs, group=self._native(place))
+            self.ops.gather_logits(bounds=place.outputs, group=self._native(place.group))
             self.has_logits = place.group.rank == 0
 
     def project(self, layer: Linear, source: int, name: str, selected: bool = False) -> int:

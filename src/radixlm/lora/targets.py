@@ -103,7 +103,7 @@ class AdapterTargets:
         """Modules of single experts, and parameters that hold all of them."""
         self.sites |= dict.fromkeys((f"{path}.up", f"{path}.down"), layer)
         for name, param in (("up", layer.up), ("down", layer.down)):
-            (count, out, num_in), site = param.shape, f"{path}.{name}"
+            (count, out, num_in), site = param.whole_shape, f"{path}.{name}"
             shard = param.shard if name == "up" else None
             for mapping in mapper.spellings(path, name):
                 for place, rows in enumerate(mapping.tensors) if mapping.is_stacked else ():
@@ -172,6 +172,8 @@ class AdapterTargets:
         site = self.sites.get(path)
         if isinstance(site, Linear):
             return site.place.rows
+        if isinstance(site, MoeLayer):
+            return site.own_rows(path.endswith(".up"))
         head = getattr(self._model, "packed_head", None) if path == HEAD else None
         return head.place.rows if isinstance(head, CutLinear) else ()
 

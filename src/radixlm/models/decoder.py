@@ -81,9 +81,10 @@ class DecoderModel(Module):
         self.adapted: tuple[Adaptable, ...] = ()
         self.head_site = self.embed_site = -1
         self._step_adapters = StepAdapters()
+        if context.attention_groups is not None:
+            context.attention_groups.adapters = self._step_adapters
         is_cpu = cpu.available and context.device.type == "cpu"
-        # the steps of a program have the same tokens from end to end
-        self.use_program = is_cpu and context.attention_groups is None
+        self.use_program = is_cpu
         # states and windows would share the second page space: then windows keep all tokens
         own = decoder.blocks[stage.first : stage.end]
         self.state_layers = tuple(b.state.states for b in own if b.state is not None)
@@ -388,7 +389,12 @@ class DecoderModel(Module):
             self.program = program = None
             if self.use_program:
                 self.program = program = make_program(self, batch.attn, states)
-        return program if program is not None and program.accepts(batch) else None
+        if program is None:
+            return None
+        accepts, groups = program.accepts(batch), self.context.attention_groups
+        if groups is not None:  # layers do not gather what the program gathers
+            accepts = groups.agree(accepts)
+        return program if accepts else None
 
     def _run_layers(self, batch: ForwardBatch) -> Tensor:
         """The step layer by layer."""

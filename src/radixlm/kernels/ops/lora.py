@@ -171,7 +171,8 @@ class ReferenceLoraRows:
         return torch.isin(self._adapter_T, torch.tensor(having, device=self._adapter_T.device))
 
     def select(self, rows_R: Tensor) -> LoraRows:
-        return type(self)(self._adapters, self._adapter_T[rows_R].contiguous())
+        numbers_R = torch.where(rows_R < 0, -1, self._adapter_T[rows_R])
+        return type(self)(self._adapters, numbers_R.contiguous())
 
     def add_heads_(self, site: int, x_THI: Tensor, y_THO: Tensor) -> None:
         for head in range(x_THI.shape[1]):

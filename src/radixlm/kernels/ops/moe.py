@@ -30,18 +30,23 @@ class PackedExperts(Protocol):
 
 
 class ExpertAdapters(Record):
-    """The adapters of a layer's experts: sites ``site`` (up) and ``site + 1`` (down)."""
+    """The adapters of a layer's experts: sites ``site`` (up) and ``site + 1`` (down). ``experts``:
+    the number of each, where they are some of many."""
 
     rows: LoraRows
     site: int
+    experts: tuple[int, ...] = ()
 
     def up(self, expert: int, tokens_M: Tensor, x_MD: Tensor, h_MI: Tensor) -> None:
         """Change what up has made of these tokens' x, before the activation."""
-        self.rows.select(tokens_M).add_(self.site, x_MD, h_MI, expert)
+        self.rows.select(tokens_M).add_(self.site, x_MD, h_MI, self._block(expert))
 
     def down(self, expert: int, tokens_M: Tensor, h_MI: Tensor, y_MD: Tensor) -> None:
         """Change what down has made."""
-        self.rows.select(tokens_M).add_(self.site + 1, h_MI, y_MD, expert)
+        self.rows.select(tokens_M).add_(self.site + 1, h_MI, y_MD, self._block(expert))
+
+    def _block(self, expert: int) -> int:
+        return self.experts[expert] if self.experts else expert
 
 
 def route(

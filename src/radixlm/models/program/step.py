@@ -203,6 +203,9 @@ class StepProgram:
         step.embeds, step.embeds_mask = address(embeds), address(mask_T)
         step.runs, step.num_runs = address(runs), 0 if runs is None else len(runs)
         step.lora = 0 if batch.lora is None else batch.lora.address
+        if (attention := self._builder.attention_groups) is not None:
+            step.group_tokens = list(attention.counts)
+            step.lora_of_all = 0 if attention.lora is None else attention.lora.address
         self._program.run(step)
 
 
