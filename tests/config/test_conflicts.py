@@ -23,7 +23,7 @@ def holding(term: str) -> dict[str, Any]:
     option = options()[name]
     sample = wanted.split("|")[0] or next(
         (choice for choice in option.flag.allowed if choice != option.default),
-        SAMPLES[option.kind],
+        "{}" if option.flag.is_json else SAMPLES[option.kind],
     )
     return {name: sample}
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from radixlm.base import env
 from radixlm.base.errors import ConfigError
+from radixlm.base.lazy import load
 from radixlm.config.adapters import read_lora_path
 from radixlm.config.observe import is_bucket_rule
 from radixlm.config.option import options
@@ -50,6 +51,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict("skip_tokenizer_init", "grammar_backend=xgrammar|outlines|llguidance", _NO_TEXT),
     Conflict("disable_radix_cache", "radix_eviction_policy", _NO_TREE),
     Conflict("disable_radix_cache", "enable_hierarchical_cache", _NO_TREE),
+    Conflict("disable_radix_cache", "kv_events_config", _NO_TREE),
     Conflict("disable_radix_cache", "enable_lmcache", _NO_TREE),
     Conflict(
         "enable_hierarchical_cache",
@@ -213,6 +215,17 @@ def bucket_problems(config: ServerConfig) -> Iterator[str]:
             yield f"{flag} must rise from value to value; {works} works"
 
 
+def kv_events_problems(config: ServerConfig) -> Iterator[str]:
+    """The JSON of --kv-events-config."""
+    text = config.observe.kv_events_config
+    if not text:
+        return
+    try:
+        load("radixlm.observe.kv_event_options:read_options")(text, config.parallel.dp_size)
+    except ConfigError as error:
+        yield str(error)
+
+
 def adapter_problems(config: ServerConfig) -> Iterator[str]:
     """Adapters: names, ranks, targets and limits."""
     a = config.adapters
@@ -260,6 +273,7 @@ Rule = Callable[[ServerConfig], Iterable[str]]
 
 RULES: tuple[Rule, ...] = (
     triton_problems,
+    kv_events_problems,
     conflict_problems,
     rank_problems,
     attention_group_problems,

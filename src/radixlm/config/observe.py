@@ -91,8 +91,8 @@ class ObserveConfig(Group):
     ] = None
     kv_events_config: Annotated[
         str | None,
-        "JSON object: where events of the KV cache are published.",
-        Flag(is_json=True, state="planned", needs="a publisher of KV events"),
+        "JSON object: where events of the KV cache are published (docs/kv-events.md).",
+        Flag(is_json=True),
     ] = None
     enable_trace: Annotated[bool, "OpenTelemetry traces.", Flag(state="planned", needs=_TRACE)] = (
         False

@@ -33,6 +33,7 @@ from radixlm.engine.gpu import (
     warm_up,
     why_no_graphs,
 )
+from radixlm.engine.kv_events import KvEvents
 from radixlm.engine.limits import limits_for_pools, scheduler_limits
 from radixlm.engine.load_model import load_model, read_weight
 from radixlm.engine.memory import MemoryNow, Pools, make_pools, needs_memory, trial_pools
@@ -71,11 +72,12 @@ UNPROFILED_SHARE = 0.85
 
 class EngineCore(Record):
     """One assembled engine. ``facts`` go to intake when it is ready; ``renew`` makes another
-    scheduler, which has no requests, for the same model and pools."""
+    scheduler, which has no requests, for the same model and pools; ``close`` comes last."""
 
     scheduler: Scheduler
     facts: dict[str, Any]
     renew: Callable[[], Scheduler]
+    close: Callable[[], None]
 
 
 class LoadedEngine(Record):
@@ -178,23 +180,27 @@ def assemble(
     channel: Channel,
     extra_features: tuple[Feature, ...] = (),
     peers: Peers = NO_PEERS,
+    replica_and_boot: tuple[int, int] = (0, 0),
 ) -> EngineCore:
-    """Load the model and build everything around it; ConfigError or CheckpointError if it fails."""
+    """Load the model and build everything around it; ConfigError or CheckpointError if it fails.
+    ``replica_and_boot``: which replica this is, and how often its engine was started before."""
     ngram = make_ngram(config, info, tokenizer_loader(config, info))
     engine = load_engine(config, info, peers, corpus_commands(ngram))
     limits, processors = engine.limits, ProcessorFeature(engine.parts.processors)
-    hooks = Hooks((*make_features(config, info, engine.loader), processors, *extra_features))
+    events = KvEvents(config, engine.parts.pools.page_size, *replica_and_boot)
+    features = make_features(config, info, engine.loader)
+    hooks = Hooks((*features, processors, events, *extra_features))
 
     def make() -> Scheduler:
         executor = peers.executor(new_runner(config, info, engine))
-        kv_manager = make_kv_manager(config, engine.parts.pools, limits)
+        kv_manager = make_kv_manager(config, engine.parts.pools, limits, events)
         interval = config.schedule.stream_interval
         drafting = make_drafting(config, limits, kv_manager, hooks, ngram)
         return Scheduler(limits, executor, channel, kv_manager, hooks, interval, drafting=drafting)
 
     scheduler = make()
     peers.agree(())  # all ranks are ready
-    return EngineCore(scheduler, engine.facts, make)
+    return EngineCore(scheduler, engine.facts, make, events.close)
 
 
 def assemble_rank(config: ServerConfig, info: ModelInfo, peers: Peers) -> Callable[[], Runner]:
@@ -228,6 +234,7 @@ def _facts(
     )
     return {
         "max_total_num_tokens": pools.num_tokens,
+        "page_size": pools.page_size,
         "max_req_input_len": limits.context_len - 1,
         "context_len": limits.context_len,
         "max_running": limits.max_running,

@@ -160,6 +160,7 @@ class ThreadEngine:
                 replica.scheduler, replica.renew, self._theirs, replica.facts, flight
             )
             self._serving.run()
+            replica.close()
         except RadixError as error:
             self._theirs.send(Failed(type(error).__name__, str(error)))
         except Exception as error:

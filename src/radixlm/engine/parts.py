@@ -17,6 +17,7 @@ from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.features.lora import LoraFeature
 from radixlm.engine.features.token_rules import TokenRules
+from radixlm.engine.kv_events import KvEvents
 from radixlm.engine.limits import overlap_depth
 from radixlm.engine.logit_processors import processor_targets
 from radixlm.engine.memory import Pools
@@ -133,14 +134,20 @@ def _pooler(model: Model, media: EncoderCache | None) -> Pooler:
     return VectorPooler(head, media) if isinstance(media, ImageVectors) else Pooler(head)
 
 
-def make_kv_manager(config: ServerConfig, pools: Pools, limits: Limits) -> KVCacheManager:
+def make_kv_manager(
+    config: ServerConfig, pools: Pools, limits: Limits, events: KvEvents | None = None
+) -> KVCacheManager:
     """The KV cache manager of the pools, of which each attention group has its own."""
     num_groups = topology_of(config).attn_dp
-    if num_groups == 1:
-        return _make_manager(config, pools, limits, SlotAllocator(limits.max_running))
     count = limits.max_running // num_groups
-    slots = (SlotAllocator(count, group * count) for group in range(num_groups))
-    return GroupedKVCacheManager([_make_manager(config, pools, limits, one) for one in slots])
+    managers = []
+    for group in range(num_groups):
+        slots = SlotAllocator(count, group * count)
+        manager = _make_manager(config, pools, limits, slots)
+        if events is not None and isinstance(manager.prefix_cache, RadixCache):
+            events.follow(manager.prefix_cache, group)
+        managers.append(manager)
+    return managers[0] if num_groups == 1 else GroupedKVCacheManager(managers)
 
 
 def _make_manager(

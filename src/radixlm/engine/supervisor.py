@@ -145,6 +145,7 @@ class EngineSupervisor:
         startup = {
             "options": _sendable(self.config, self.given, self.index),
             "index": self.index,
+            "boot": self.num_restarts,
             "local_ranks": list(topology.ranks_of(0)[1:]) if topology.world > 1 else None,
             "given": sorted(self.given),
             "addresses": self.addresses,

@@ -95,7 +95,8 @@ def main(early: StartupReader) -> int:
             if early.ranks is not None:
                 hub = start_nodes(startup, config, info.folder, early.ranks)
                 peers = Followers(early.ranks, config, hub)
-            replica = assemble(config, info, channel, (flight,), peers)
+            which = startup["index"], startup.get("boot", 0)
+            replica = assemble(config, info, channel, (flight,), peers, which)
     except RadixError as error:
         channel.send(Failed(type(error).__name__, str(error)))
         time.sleep(0.2)  # zmq sends in the background; LINGER is 0
@@ -116,6 +117,7 @@ def main(early: StartupReader) -> int:
         if early.ranks is None:
             raise
         early.ranks.end(str(error))
+    replica.close()
     channel.close()
     peers.stop()
     return 0

@@ -21,7 +21,7 @@ from radixlm.memory.prefix.namespace import CacheNamespace
 
 KEY_BYTES: Final = 32
 NO_KEY: Final = bytes(KEY_BYTES)  # the parent of a first page
-_REFERENCE_SEED: Final = b"sglang-cache-namespace-v1"
+REFERENCE_SEED: Final = b"sglang-cache-namespace-v1"
 _EVENT_SEED: Final = b"sglang-kv-event-namespace-v1"
 
 
@@ -85,7 +85,7 @@ def reference_chain(
     """The digests of SGLang's chain, which has a seed only where one of the two texts is given."""
     parts = (extra_key, cache_salt)
     is_plain = extra_key is None and cache_salt is None
-    return page_keys(ids, page_size, b"" if is_plain else reference_seed(_REFERENCE_SEED, parts))
+    return page_keys(ids, page_size, b"" if is_plain else reference_seed(REFERENCE_SEED, parts))
 
 
 def reference_seed(name: bytes, parts: Iterable[str | None]) -> bytes:

@@ -62,7 +62,7 @@ class RadixCache:
         self.tree = Tree(page_size)
         self.total_pages = 0
         self.num_locked = 0
-        self._events = events
+        self.events = events
         self._queue = EvictionQueue(policy(eviction))
         self._clock = 0
 
@@ -207,8 +207,8 @@ class RadixCache:
             node.window_access = self._clock
             self.window.put(node, np.array([window_page], np.int32))
         self.total_pages += 1
-        if self._events is not None:
-            self._events.on_store(pages, ids, _last_page(parent), namespace)
+        if self.events is not None:
+            self.events.on_store(pages, ids, _last_page(parent), namespace)
         return True
 
     def evict(self, num_pages: int) -> int:
@@ -258,8 +258,20 @@ class RadixCache:
         if self.num_locked:
             raise InvariantError(f"reset with {self.num_locked} of {self.total_pages} pages locked")
         self.evict(self.total_pages)
-        if self._events is not None:
-            self._events.on_reset()
+        if self.events is not None:
+            self.events.on_reset()
+
+    def describe(self, events: CacheEvents) -> None:
+        """Tell ``events`` of all that is cached, prefixes before what follows them."""
+        events.on_reset()
+        namespaces: dict[Node, Hashable] = {}
+        for node in self.tree.nodes():
+            edge, parent = node.edge, node.parent
+            assert parent is not None
+            namespaces[node] = edge[0] if isinstance(edge, tuple) else namespaces[parent]
+            if not self.tree.is_tail(node):
+                ids = np.frombuffer(node.tokens, np.int32)
+                events.on_store(page_ids(node.pages), ids, _last_page(parent), namespaces[node])
 
     def audit(self, locks: Iterable[Lock], is_repair: bool = False) -> Audit:
         """Compares the counters with the nodes and with all ``locks`` held; may correct them."""
@@ -344,8 +356,8 @@ class RadixCache:
             if self.window is not None and row is not None and begin == cut:
                 self.window.put(node, row[begin:end])
         self.total_pages += len(pages) - start_page
-        if self._events is not None:
-            self._events.on_store(
+        if self.events is not None:
+            self.events.on_store(
                 pages[start_page:],
                 ids[start_page * self.page_size :],
                 _last_page(parent),
@@ -386,8 +398,8 @@ class RadixCache:
         pages = join(freed)
         self.allocator.release(pages)
         self.total_pages -= len(pages)
-        if self._events is not None and len(pages):
-            self._events.on_remove(pages)
+        if self.events is not None and len(pages):
+            self.events.on_remove(pages)
 
 
 def _as_int32(values: ArrayLike) -> PageIds:

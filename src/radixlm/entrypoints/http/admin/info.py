@@ -15,6 +15,7 @@ from radixlm.config.server_config import flat
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.intake.adapters import Loaded
+from radixlm.observe.kv_event_options import server_facts as kv_events_facts
 from radixlm.wire.replies import DraftTotals, LoadReport
 
 router = APIRouter(tags=["info"])
@@ -101,6 +102,11 @@ async def server_facts(state: ServerState) -> dict[str, Any]:
         "internal_states": [options | each | load for each in internal or [{}]],
         "engine": intake.engine_facts,
         "version": __version__,
+        "kv_events": kv_events_facts(
+            state.config.observe.kv_events_config,
+            state.config.parallel.dp_size,
+            intake.engine_facts.get("page_size"),
+        ),
         "replicas": [replica.facts | {"is_ready": replica.is_ready} for replica in intake.replicas],
         "uptime_s": round(time.monotonic() - state.began_s, 3),
     }
