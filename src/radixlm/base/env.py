@@ -83,6 +83,13 @@ EXPERT_RECORDER_DIR = Variable(
     "Folder of the files of /dump_expert_distribution_record.",
     ("SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR",),
 )
+HICACHE_FILE_DIR = Variable(
+    "RADIXLM_HICACHE_DIR",
+    "",
+    str,
+    "Folder of --hicache-storage-backend file and shared_file.",
+    ("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR",),
+)
 PP_LAYER_PARTITION = Variable(
     "RADIXLM_PP_LAYER_PARTITION",
     "",

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from radixlm.base.errors import ConfigError
+
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 
@@ -31,3 +33,17 @@ def close_to_others(folder: Path) -> None:
         for path in folder.iterdir():
             if path.is_file() and not path.is_symlink():
                 path.chmod(FILE_MODE)
+
+
+def read_secret(path: str | Path) -> bytes:
+    """The contents of a file, without a line's end. ConfigError if it is absent, empty, or if
+    others than its owner may read it."""
+    try:
+        with open(path, "rb") as file:
+            mode, secret = os.fstat(file.fileno()).st_mode, file.read().rstrip(b"\r\n")
+    except OSError as error:
+        raise ConfigError(f"cannot read the secret in {path}: {error}") from error
+    if mode & 0o077 or not secret:
+        problem = "is empty" if not secret else "may be read by others: chmod 600"
+        raise ConfigError(f"the file of a secret {path} {problem}")
+    return secret
