@@ -8,10 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from tests.distributed.test_groups import SHAPES, check_collectives, every_collective, together
+from tests.fakes.cut_model import CutModel, StepRunner, logits_of
+from tests.fakes.paged_runner import load_model
+from tests.fakes.tiny_checkpoint import cached_tiny
 from torch.distributed import HashStore, PrefixStore
 
 from radixlm.base.errors import RankLost
 from radixlm.distributed.gloo import GlooGroup
+from radixlm.distributed.topology import Topology
+from radixlm.kernels.cpu.extension import native
+from radixlm.kernels.dispatch import bind
 
 
 def gloo_groups(size: int, timeout_s: float = 20.0) -> list[GlooGroup]:
@@ -31,6 +37,31 @@ def test_collectives_against_plain_tensors(size: int) -> None:
         for rows, columns in SHAPES:
             found = together(groups, lambda g: every_collective(g, rows, columns, dtype))  # noqa: B023
             check_collectives(found, rows, columns, dtype)
+
+
+@pytest.mark.parametrize("arch", ["Qwen3MoeForCausalLM", "FalconH1ForCausalLM"])
+@pytest.mark.parametrize("ep", [1, 2])
+def test_step_programs_have_the_bits_of_one_rank(arch: str, ep: int) -> None:
+    """Ranks of two hosts run step programs, as those of one host do."""
+    folder = cached_tiny(arch)
+    whole = load_model(folder, bind("cpu", {}))
+    tokens = {0: list(range(3, 22)), 1: [7, 9, 11, 13]}
+    wanted = logits_of(StepRunner(whole, "cpu", 16), tokens)
+    cut = CutModel(folder, Topology(tp=2, ep=ep), groups=gloo_groups(2))
+    found = cut.prefill(tokens, backend="cpu", page_size=16, kind=StepRunner)
+    assert all(model.program is not None for model in (whole, *cut.models))
+    assert all(torch.equal(found[s], wanted[s]) for s in tokens)
+
+
+def test_a_step_program_tells_a_lost_rank() -> None:
+    groups = gloo_groups(2, timeout_s=0.2)
+    program = native().Program()
+    buffer = program.buffer(2, 1)
+    program.all_gather(y=buffer, bounds=[0, 1, 2], group=groups[0].native)
+    step = native().Step()
+    step.tokens = 1
+    with pytest.raises(RankLost, match="a rank of 2 is lost"):
+        program.run(step)
 
 
 def test_sums_are_added_in_rank_order() -> None:

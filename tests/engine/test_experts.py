@@ -109,6 +109,17 @@ def test_a_placement_for_a_model_without_experts_is_refused(
     ExpertPlaces(ParallelConfig(tp_size=2), ranks).place([], ranks)
 
 
+def test_flags_without_an_effect_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    options = ParallelConfig(tp_size=2, ep_size=2, moe_dense_tp_size=1)
+    for ranks in thread_ranks(Topology(tp=2, ep=2)):
+        ExpertPlaces(options, ranks).place([], ranks)
+    assert [record.getMessage() for record in caplog.records] == [
+        "--ep-size 2 changes nothing: the model has no experts",
+        "--moe-dense-tp-size 1 changes nothing: the model has no experts",
+    ]
+
+
 def test_groups_that_do_not_divide_among_nodes_are_refused_at_the_start() -> None:
     ranks = thread_ranks(Topology(tp=2))[0]
     options: dict[str, Any] = {

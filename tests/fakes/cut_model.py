@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from radixlm.distributed.groups import Ranks, ThreadGroup, thread_ranks
+from radixlm.base.record import replace
+from radixlm.distributed.groups import Group, Ranks, ThreadGroup, thread_ranks
 from radixlm.distributed.shm import Layout, Segment
 from radixlm.distributed.topology import Topology
 from radixlm.kernels.dispatch import Kernels, bind
@@ -54,6 +55,12 @@ def shared_ranks(topology: Topology) -> list[Ranks]:
     return [segment.ranks(rank) for rank, segment in enumerate([first, *rest])]
 
 
+def over(ranks: Ranks, group: Group) -> Ranks:
+    """The ranks with this group in the place of those that they are all in."""
+    kinds = ("world", "tp", "attn", "experts", "expert_tp", "stages")
+    return replace(ranks, **{k: group for k in kinds if getattr(ranks, k).size == group.size})
+
+
 class StepRunner(PagedRunner):
     """Takes the logits of whole steps, as the executor does."""
 
@@ -66,10 +73,17 @@ class StepRunner(PagedRunner):
 class CutModel:
     """The models of all ranks, run in step. ``run`` gives rank 0's logits."""
 
-    def __init__(self, folder: Path, topology: Topology, **build: Any) -> None:
+    def __init__(
+        self, folder: Path, topology: Topology, groups: Sequence[Group] | None = None, **build: Any
+    ) -> None:
+        """``groups``: one of all ranks, in the place of each that several of them share."""
         self.ranks = (
             shared_ranks(topology) if build.pop("shared", False) else thread_ranks(topology)
         )
+        if groups is not None:
+            self.ranks = [
+                over(ranks, group) for ranks, group in zip(self.ranks, groups, strict=True)
+            ]
         kernels: Kernels = build.pop("kernels", None) or bind("cpu", {})
         loads = [lambda r=r: load_model(folder, kernels, ranks=r, **build) for r in self.ranks]
         self.models: list[Model] = run_ranks(loads, self.ranks)

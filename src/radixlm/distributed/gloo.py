@@ -6,16 +6,20 @@ gloo, whose order depends on the size.
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, distributed
 
 from radixlm.base.errors import RankLost
 from radixlm.distributed.groups import TIMEOUT_S, PieceGroup, Shape
+from radixlm.kernels.cpu.extension import native
 
 # messages to one rank that it has not received; the next one waits
 MAX_SENT = 4
@@ -36,6 +40,27 @@ class GlooGroup(PieceGroup):
         options._devices = [device]
         self._sent: dict[int, deque[tuple[Any, Tensor]]] = {}
         self._gloo: Any = self._kept(lambda: gloo(store, rank, size, options))
+
+    @cached_property
+    def native(self) -> Any:
+        """What a step program calls."""
+        gather = WeakMethod(self._gather)
+
+        def call(*args: Any) -> None:
+            if (run := gather()) is not None:
+                run(*args)
+
+        return native().CalledGroup(self.rank, self.size, call)
+
+    def _gather(
+        self, x: int, ldx: int, y: int, ldy: int, rows: int, bounds: list[int], target: int
+    ) -> None:
+        """Columns [bounds[r], bounds[r + 1]) of y [rows] from rank r, all in bytes, on ``target``
+        or, with -1, on all ranks; x and y are addresses of rows that lie ld apart."""
+        own = _memory(x, ldx, rows, bounds[self.rank + 1] - bounds[self.rank])
+        whole = self.all_gather_columns(own, tuple(bounds))
+        if target in (-1, self.rank):
+            _memory(y, ldy, rows, bounds[-1]).copy_(whole)
 
     def exchange(self, x: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
         sizes = [torch.Size(shape).numel() * x.element_size() for shape in shapes]
@@ -91,3 +116,11 @@ class GlooGroup(PieceGroup):
 def _bytes(x: Tensor) -> Tensor:
     """The elements as bytes [n]; of the same memory when they lie in a row."""
     return x.contiguous().flatten().view(torch.uint8)
+
+
+def _memory(address: int, ld: int, rows: int, width: int) -> Tensor:
+    """Bytes [rows, width] at an address; rows lie ``ld`` apart."""
+    if not rows or not width:
+        return torch.empty(rows, width, dtype=torch.uint8)
+    memory = (ctypes.c_char * ((rows - 1) * ld + width)).from_address(address)
+    return torch.frombuffer(memory, dtype=torch.uint8).as_strided((rows, width), (ld, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,17 @@ from radixlm.kernels.cpu.moe import Experts
 from radixlm.layers.experts import ExpertSplit, SplitExperts
 from radixlm.layers.moe import MoeLayer
 from radixlm.models.build import Model, mixtures_of, place_evenly
+
+log = logging.getLogger(__name__)
+
+
+def _useless_flags(parallel: ParallelConfig) -> list[str]:
+    """What is asked of the experts of a model without any."""
+    options = (
+        ("ep_size", parallel.ep_size, 1),
+        ("moe_dense_tp_size", parallel.moe_dense_tp_size, None),
+    )
+    return [f"--{n.replace('_', '-')} {value}" for n, value, default in options if value != default]
 
 
 def records_experts(parallel: ParallelConfig) -> bool:
@@ -51,6 +63,9 @@ class ExpertPlaces:
         if not mixtures and (extra or location != "trivial"):
             flag = "--ep-num-redundant-experts" if extra else "--init-expert-location"
             raise ConfigError(f"{flag}: the model has no experts to place; leave it out")
+        if not mixtures and ranks.place.rank == 0:
+            for flag in _useless_flags(parallel):
+                log.info("%s changes nothing: the model has no experts", flag)
         if not mixtures or not (asked or is_fake):
             place_evenly(mixtures, ranks)
             return

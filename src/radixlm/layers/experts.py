@@ -18,7 +18,6 @@ from radixlm.base.record import Record, replace
 from radixlm.distributed.attention_groups import AttentionGroups
 from radixlm.distributed.groups import Group
 from radixlm.distributed.moves import exchange_slots
-from radixlm.distributed.shm import ShmGroup
 from radixlm.distributed.topology import bounds
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.moe import Experts
@@ -33,7 +32,7 @@ class InsideCut(Record, eq=False):
     """Rank r of ``group`` has the inner channels inner[r]:inner[r + 1] of gate and up, and the
     outputs dim[r]:dim[r + 1] of down."""
 
-    group: ShmGroup
+    group: Group
     inner: tuple[int, ...]
     dim: tuple[int, ...]
 
@@ -76,6 +75,11 @@ class ExpertSplit(Record, eq=False):
         return self.slots_VE[rows_T[:, None], ids_TK].long()
 
 
+def native_of(group: Group) -> Any:
+    """What C++ kernels call for a group's collectives; None of ranks that are threads, or alone."""
+    return getattr(group, "native", None)
+
+
 def even_split(num_experts: int, group: Group, zero_experts: int = 0) -> ExpertSplit:
     """Each expert once, in order; the first ranks hold one more where they do not divide."""
     numbers = tuple(range(num_experts))
@@ -98,17 +102,19 @@ class SplitExperts:
         self._combine = pack.combine if isinstance(pack, Experts) else combine
 
     def program_part(self) -> Any:
-        """What a step program needs besides the pack. Unsupported without shared memory."""
+        """What a step program needs besides the pack. Unsupported of ranks that are threads."""
         if self._part is None:
-            raise Unsupported("experts on ranks without shared memory")
+            raise Unsupported("experts on ranks that are threads")
         return self._part
 
     def _make_part(self) -> Any:
         split, inside, table = self.split, self.split.inside, self.split.slots_VE
-        if not isinstance(split.group, ShmGroup) and inside is None:
+        group = native_of(split.group)
+        if group is None and inside is None:
             return None
-        group = split.group.native if isinstance(split.group, ShmGroup) else None
-        cut = (None, (), ()) if inside is None else (inside.group.native, inside.inner, inside.dim)
+        cut: tuple[Any, Sequence[int], Sequence[int]] = (None, (), ())
+        if inside is not None:
+            cut = (native_of(inside.group), inside.inner, inside.dim)
         return native().ExpertPart(group, split.starts, table.data_ptr(), *table.shape, *cut)
 
     def move(self, logical_P: Sequence[int], slots_VE: Tensor) -> None:

@@ -12,7 +12,6 @@ from radixlm.arch.spec import DeepRouter, Moe
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import replace
 from radixlm.distributed.groups import Ranks
-from radixlm.distributed.shm import ShmGroup
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.linear import ACT_CODE, GATED_CODE
 from radixlm.kernels.cpu.moe import Experts
@@ -26,7 +25,7 @@ from radixlm.kernels.ops.moe import (
 )
 from radixlm.kernels.ops.quantized import QuantScales
 from radixlm.layers.context import LayerContext
-from radixlm.layers.experts import ExpertSplit, InsideCut, SplitExperts, even_split
+from radixlm.layers.experts import ExpertSplit, InsideCut, SplitExperts, even_split, native_of
 from radixlm.layers.linear import StepAdapters
 from radixlm.layers.mlp import MlpLayer, clamped_glu
 from radixlm.layers.module import Module
@@ -143,7 +142,7 @@ class MoeLayer(Module):
         """Whole experts on the ranks that --ep-size divides them among, cut inside by the others;
         whole ones on all where no kernel computes a part."""
         spec, group = self.spec, ranks.expert_tp
-        if isinstance(group, ShmGroup) and self._takes_parts:
+        if native_of(group) is not None and self._takes_parts:
             inner = even_bounds(spec.inner, group, self._together[0])
             dim = even_bounds(self.down.shape[1], group, self._together[1])
             if inner and dim and not spec.inner % self._together[0]:
