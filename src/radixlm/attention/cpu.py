@@ -41,6 +41,10 @@ class CpuPool:
             native().advise_huge(tensor.data_ptr(), tensor.nbytes)
 
     @property
+    def tensors(self) -> Sequence[Tensor]:
+        return self.k, self.v
+
+    @property
     def nbytes_per_page(self) -> int:
         return page_nbytes(self.group, self.page_size, self.dtype)
 

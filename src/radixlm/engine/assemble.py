@@ -47,6 +47,7 @@ from radixlm.engine.parts import (
     tokenizer_loader,
 )
 from radixlm.engine.ranks import NO_PEERS, Peers
+from radixlm.engine.tiers import EnginePages, make_feature, make_pages
 from radixlm.engine.torch_compile import compile_now, compiled_steps, for_compiling
 from radixlm.executor.controls import TensorControls
 from radixlm.executor.device import CudaDevice, Device
@@ -91,6 +92,7 @@ class LoadedEngine(Record):
     controls: TensorControls
     loader: AdapterLoader | None
     facts: dict[str, Any]
+    pages: EnginePages | None = None  # with tiers
 
 
 def load_engine(
@@ -134,6 +136,7 @@ def load_engine(
         weight, weight_bytes, pools.num_bytes, pools.num_tokens, profiler, peers.take_waited_s
     )
     limits = limits_for_pools(pools, config, info)
+    pages = make_pages(config, info, model, attn.pools, pools, draft, peers)
     parts = EngineParts(
         model,
         attn,
@@ -143,6 +146,7 @@ def load_engine(
             **commands,
             **(loader.commands() if loader else {}),
             **experts.commands(),
+            **(pages.worker.commands() if pages else {}),
         },
         make_processors(config, info),
         _media(config, info, where),
@@ -153,7 +157,7 @@ def load_engine(
         experts.recorder,
     )
     facts = _facts(info, pools, limits, weight_bytes, load_s)
-    return LoadedEngine(device, parts, limits, sizes, controls, loader, facts)
+    return LoadedEngine(device, parts, limits, sizes, controls, loader, facts, pages)
 
 
 def new_runner(config: ServerConfig, info: ModelInfo, engine: LoadedEngine) -> Runner:
@@ -165,6 +169,8 @@ def new_runner(config: ServerConfig, info: ModelInfo, engine: LoadedEngine) -> R
     if isinstance(device, CudaDevice) and _can_profile(info, parts.model):
         warm_up(partial(make, limits), limits)
     runner = make(limits)
+    if engine.pages is not None:
+        engine.pages.begin(runner)
     if engine.graph_sizes and parts.profiler is not None:
         free = _free_bytes(device)
         with parts.profiler.of_graphs(config.execute.enable_profile_cuda_graph):
@@ -188,12 +194,16 @@ def assemble(
     engine = load_engine(config, info, peers, corpus_commands(ngram))
     limits, processors = engine.limits, ProcessorFeature(engine.parts.processors)
     events = KvEvents(config, engine.parts.pools.page_size, *replica_and_boot)
-    features = make_features(config, info, engine.loader)
-    hooks = Hooks((*features, processors, events, *extra_features))
+    pages = engine.pages
+    arrivals = None if pages is None else make_feature(pages)
+    features = [*make_features(config, info, engine.loader), processors, events, *extra_features]
+    hooks = Hooks(features if arrivals is None else (*features, arrivals))
 
     def make() -> Scheduler:
         executor = peers.executor(new_runner(config, info, engine))
         kv_manager = make_kv_manager(config, engine.parts.pools, limits, events)
+        if pages is not None and arrivals is not None:
+            arrivals.bind(kv_manager, pages.port(executor))
         interval = config.schedule.stream_interval
         drafting = make_drafting(config, limits, kv_manager, hooks, ngram)
         return Scheduler(limits, executor, channel, kv_manager, hooks, interval, drafting=drafting)

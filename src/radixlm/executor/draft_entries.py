@@ -53,7 +53,7 @@ class DraftEntries:
         self._num_steps = self.num_tokens = 0
         self._last: dict[int, tuple[int, Tensor]] = {}  # a chunk's end and last hidden state
         self._blanks: list[tuple[int, int]] = []  # slots and positions that need zeros
-        self._filled: set[int] = set()  # pages all of whose entries were written
+        self.filled: set[int] = set()  # pages all of whose entries were written
 
     def release(self, slot: int) -> None:
         """The slot's request is over; others may have its pages from now on."""
@@ -67,7 +67,7 @@ class DraftEntries:
     def _empty(self, slot: int, begin: int, end: int) -> None:
         """The pages of these positions lack entries."""
         pages = self._tables.pages[0, slot, begin // self._page_size : end // self._page_size + 1]
-        self._filled.difference_update(pages.tolist())
+        self.filled.difference_update(pages.tolist())
 
     # ---- what steps made known -----------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class DraftEntries:
     def _begin(self, slot: int, start: int) -> None:
         """A request whose first ``start`` tokens another one has computed."""
         pages = self._tables.pages[0, slot, : start // self._page_size].tolist()
-        lacking = [i for i, page in enumerate(pages) if page not in self._filled]
+        lacking = [i for i, page in enumerate(pages) if page not in self.filled]
         self.base[slot] = (lacking[-1] + 1) * self._page_size if lacking else 0
         self.done[slot] = start
         if start == 0 and self._is_head:
@@ -218,7 +218,7 @@ class DraftEntries:
                 done = first
             elif (last + 1) // size > done // size:
                 begin = max(done, int(self.base[slot])) // size
-                self._filled.update(pages_SP[slot, begin : (last + 1) // size].tolist())
+                self.filled.update(pages_SP[slot, begin : (last + 1) // size].tolist())
             self.done[slot] = last + 1
 
     def blanks(self) -> Tensor | None:

@@ -115,6 +115,11 @@ class ModelDrafter:
         self._entries = DraftEntries(tables, page_size, self.hidden is not None)
         self._num_rounds = self._num_accepted = 0
 
+    @property
+    def filled_pages(self) -> set[int]:
+        """Pages all of whose entries were written; the set changes with later steps."""
+        return self._entries.filled
+
     def release(self, slot: int) -> None:
         """The request of this slot is over."""
         self._entries.release(slot)

@@ -12,9 +12,10 @@ import msgspec
 import torch
 
 from radixlm.base.errors import InvariantError, RadixError
-from radixlm.executor.relay import COMMAND, FINISH, PLAN, RENEW, STOP, Answer, Command
+from radixlm.executor.relay import COMMAND, FINISH, PAGES, PLAN, RENEW, STOP, Answer, Command
 from radixlm.executor.runner import Runner
 from radixlm.step.codec import PlanDecoder
+from radixlm.tiers import base as tiers
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,8 @@ class RankLoop:
                 self._obey(msgspec.msgpack.decode(data, type=Command))
             elif kind == FINISH:
                 self._finish(*msgspec.msgpack.decode(data, type=tuple[int, int]))
+            elif kind == PAGES:
+                self._move(*msgspec.msgpack.decode(data, type=tuple[int, tiers.Command]))
             elif kind == RENEW:
                 self._renew()
             elif kind == STOP:
@@ -87,6 +90,16 @@ class RankLoop:
             data.add_done_callback(lambda _: self._leader.answer(Answer(self.rank, call)))
         else:
             self._leader.answer(Answer(self.rank, call, data))
+
+    def _move(self, call: int, command: tiers.Command) -> None:
+        """Have this rank's worker move its part of pages; rank 0 awaits the last report."""
+
+        def answer(report: tiers.Report) -> None:
+            if not isinstance(report, tiers.Arrived):
+                data = msgspec.msgpack.encode(report)
+                self._leader.answer(Answer(self.rank, call, data))
+
+        self.runner.control("pages", {"command": command, "answer": answer})
 
     def _finish(self, prepared: int, call: int) -> None:
         """Let what call ``prepared`` has prepared take effect."""

@@ -21,8 +21,9 @@ from radixlm.executor.runner import Runner
 from radixlm.step.codec import PlanEncoder
 from radixlm.step.plan import StepPlan
 from radixlm.step.result import StepResult
+from radixlm.tiers import base as tiers
 
-PLAN, COMMAND, FINISH, RENEW, STOP = b"pcfrs"
+PLAN, COMMAND, FINISH, RENEW, STOP, PAGES = b"pcfrsg"
 
 # commands that concern every rank; the others are rank 0's own
 ON_ALL_RANKS = frozenset(
@@ -36,6 +37,7 @@ ON_ALL_RANKS = frozenset(
         "load_lora_adapter",
         "unload_lora_adapter",
         "keep_lora_adapters",
+        "tiers",
     }
 )
 _UNDO = {"load_lora_adapter": "unload_lora_adapter"}
@@ -108,6 +110,15 @@ class Relay:
         if not isinstance(mine, Future):
             return _merged(mine, theirs.result())
         return _when_both(mine, theirs, partial(self._finish, verb, args, call, mine))
+
+    def move_pages(self, command: tiers.Command) -> Future[list[bytes]] | None:
+        """Hand a command for page workers on; the reports of the other ranks, packed. None for one
+        that is not answered."""
+        call, theirs = -1, None
+        if not isinstance(command, tiers.Cancel):
+            call, theirs = self._followers.expect()
+        self._followers.tell(PAGES, msgspec.msgpack.encode((call, command)))
+        return theirs
 
     def _finish(self, verb: str, args: dict[str, Any], call: int, mine: Future[Any]) -> Any:
         """Make what all ranks have prepared take effect; nowhere, if it fails on one of them."""

@@ -138,7 +138,7 @@ class Runner:
         self.draft_graphs: dict[int, DecodeGraphs] = {}  # by tokens of a row
         self._graph_batches: dict[tuple[int, int], ForwardBatch] = {}
         self._fused = fused_sampler(self.device.where)
-        self._tail = None
+        self._tail, self.drafter = None, parts.drafter
         if parts.drafter is not None:
             has_states = parts.states is not None
             self._tail = DraftTail(parts.drafter, self.tables, self.sampling, has_states)

@@ -28,6 +28,7 @@ class Holding(NamedTuple):
         be the cache's. handle: the prefix it has locked (once), or None.
     window_pages: the same of the window group, null entries skipped.
     is_window_locked: False after ``unlock_window``.
+    slot: -1 of pages and locks that no request has (``scheduler/reservations.py``).
     """
 
     slot: int
@@ -143,7 +144,7 @@ def _in_pool(allocator: PageAllocator, pages: PageIds) -> PageIds:
 
 def _check_slots(slots: SlotAllocator, holdings: list[Holding]) -> list[str]:
     """Each running request has a slot of its own, and no other slot is in use."""
-    running = Counter(h.slot for h in holdings)
+    running = Counter(h.slot for h in holdings if h.slot >= 0)
     used = set(slots.used())
     violations = [
         f"slot {slot} has {count} running requests" for slot, count in running.items() if count > 1
@@ -163,7 +164,7 @@ def _check_group(group: _Group) -> list[str]:
     """Each page has one owner, and the allocator knows which."""
     name, allocator = group.name, group.allocator
     violations: list[str] = []
-    owned = [("the prefix cache", group.cached), *((f"slot {s}", p) for s, p in group.own)]
+    owned = [("the prefix cache", group.cached), *((_owner(s), p) for s, p in group.own)]
     valid = [_in_pool(allocator, pages) for _, pages in owned]
     for (owner, pages), inside in zip(owned, valid, strict=True):
         if len(inside) != len(pages):
@@ -182,6 +183,10 @@ def _check_group(group: _Group) -> list[str]:
     violations += _compare(name, "owned by the cache", allocator.pages_in(CACHED), group.cached)
     violations += _compare(name, "held by requests", allocator.pages_in(HELD), held)
     return violations + [f"{name}: {violation}" for violation in allocator.audit()]
+
+
+def _owner(slot: int) -> str:
+    return f"slot {slot}" if slot >= 0 else "an arrival"
 
 
 def _compare(name: str, what: str, booked: PageIds, found: PageIds) -> list[str]:

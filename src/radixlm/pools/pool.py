@@ -26,6 +26,11 @@ class KvPool(Protocol):
         """Device bytes of one page over all layers of the group."""
         ...
 
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """All of its memory, as tensors [layers, pages, ...]; some may be empty."""
+        ...
+
     def store(self, layer: int, slots_T: Tensor, k_TKC: Tensor, v_TKV: Tensor | None) -> None:
         """Write rows at slots (page * page_size + offset); no V where latent."""
         ...
@@ -69,6 +74,11 @@ class PagedPool:
         self.scales = [torch.zeros(*shape, device=device) for _ in range(num_scales)]
 
     @property
+    def tensors(self) -> Sequence[Tensor]:
+        values = () if self.v_LPBKV is None else (self.v_LPBKV,)
+        return (self.k_LPBKC, *values, *self.scales)
+
+    @property
     def nbytes_per_page(self) -> int:
         return rows_nbytes(self.group, self.page_size, self.dtype)
 
@@ -87,10 +97,9 @@ class PagedPool:
         return k, self._take(1, self.v_LPBKV[layer].flatten(0, 1), layer, slots).to(dtype)
 
     def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
-        for tensor in (self.k_LPBKC, self.v_LPBKV, *self.scales):
-            if tensor is not None:
-                pages = indexable_view(tensor)
-                pages[:, self._index(target)] = pages[:, self._index(source)]
+        for tensor in self.tensors:
+            pages = indexable_view(tensor)
+            pages[:, self._index(target)] = pages[:, self._index(source)]
 
     def read(self, layer: int, pages: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         dtype = torch.float32 if self.dtype == torch.int8 else self.dtype

@@ -401,6 +401,7 @@ class Committer:
             queue_time_s=max(0.0, request.started_s - request.queued_s),
             draft_rounds=draft_rounds,
             num_drafted=num_drafted,
+            cached_by_tier=request.arrived,
         )
 
     def end(

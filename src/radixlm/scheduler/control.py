@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from radixlm.base.errors import RadixError
 from radixlm.scheduler.drafting import Drafting
+from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.queue import WaitingQueue
@@ -33,6 +34,7 @@ class ControlledScheduler(Protocol):
     planner: Planner
     queue: WaitingQueue
     kv_manager: KVCacheManager
+    hooks: Hooks
     drafting: Drafting | None
     clock: Callable[[], float]
     is_paused: bool
@@ -109,6 +111,7 @@ class ControlHandler:
             running, waiting = len(s.planner.running), len(s.queue)
             message = f"not flushed: {running} requests run and {waiting} wait"
             return ControlReply(control.call_id, False, message)
+        s.hooks.flush()
         s.kv_manager.prefix_cache.reset()
         if s.drafting is not None:
             s.drafting.flush()

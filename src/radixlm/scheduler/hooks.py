@@ -8,6 +8,9 @@
     committed(request)   tokens were appended              advance the grammar
     forced(request)      which tokens follow for certain?  jump forward
     release(request)     the request is over               free its state
+    tick()               messages were read                take what a thread has done
+    flush()              the prefix cache is emptied       let go what is locked in it
+    stats()              the load is reported              figures for metrics, by name
 
 A feature keeps its state in a dict of its own by request id, and never imports another feature.
 """
@@ -67,6 +70,16 @@ class Feature:
     def release(self, request: Request) -> None:
         """The request is over: free its state."""
 
+    def tick(self) -> None:
+        """A turn of the loop begins."""
+
+    def flush(self) -> None:
+        """The prefix cache is about to be emptied; no request runs or waits."""
+
+    def stats(self) -> dict[str, float]:
+        """Figures for metrics."""
+        return {}
+
 
 class Hooks:
     """All features; calls each hook of those that override it, in order."""
@@ -81,7 +94,7 @@ class Hooks:
         self._extend, self._masks = overriding("extend"), overriding("masks")
         self._drafts = overriding("drafts")
         self._committed, self._release = overriding("committed"), overriding("release")
-        self._forced = overriding("forced")
+        self._forced, self._tick = overriding("forced"), overriding("tick")
         self._token_features = {*self._committed, *self._forced}
 
     def arrive(self, request: Request) -> bool:
@@ -130,3 +143,17 @@ class Hooks:
     def release(self, request: Request) -> None:
         for feature in self._release:
             feature.release(request)
+
+    def tick(self) -> None:
+        for feature in self._tick:
+            feature.tick()
+
+    def flush(self) -> None:
+        for feature in self.features:
+            feature.flush()
+
+    def stats(self) -> dict[str, float]:
+        figures: dict[str, float] = {}
+        for feature in self.features:
+            figures.update(feature.stats())
+        return figures

@@ -11,17 +11,18 @@ next tokens (``min_tail`` or more), it is copied, and the copy is the request's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from radixlm.base.record import Record, replace
 from radixlm.memory.check import Holding, check, repair
 from radixlm.memory.pages import NULL_PAGE, PageAllocator
-from radixlm.memory.prefix.base import Match, PrefixCache, Tail
+from radixlm.memory.prefix.base import InsertResult, Match, PrefixCache, Tail
 from radixlm.memory.prefix.window import WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.scheduler.request import Request
+from radixlm.scheduler.reservations import Reservations
 from radixlm.scheduler.slot_table import Int64Array, SlotTable
 from radixlm.step.plan import Int32Array, NewPages, PageCopy, PageUpdate
 
@@ -65,6 +66,10 @@ class KVCacheManager:
         # by slot: a copy of the state from before a step that verifies drafts
         self._saved: dict[int, Int32Array] = {}
         self.min_tail = min_tail
+        second = window.pages if window is not None else None
+        self.reservations = Reservations(pages, second, prefix_cache)
+        # told of what ``insert`` has put into the prefix cache
+        self.on_insert: Callable[[Request, InsertResult], None] | None = None
         self.num_hit_tokens = 0
         self.num_queried_tokens = 0
 
@@ -428,6 +433,8 @@ class KVCacheManager:
         if len(changed) and request.finish is None:
             self._add_update(request, int(changed[0]), shared)
         self.pages.free(result.duplicate_pages)
+        if self.on_insert is not None:
+            self.on_insert(request, result)
 
     def free_out_of_window(self, request: Request) -> None:
         """Free the window pages that no later token reads."""
@@ -461,8 +468,9 @@ class KVCacheManager:
         request.release_slot()
 
     def holdings(self, running: Iterable[Request]) -> list[Holding]:
-        """What each running request has of its own, and the prefix that it has locked."""
-        return [self._holding(r) for r in running]
+        """What each running request has of its own, and the prefix that it has locked; and pages
+        that are on their way."""
+        return [*map(self._holding, running), *self.reservations.holdings()]
 
     def _holding(self, r: Request) -> Holding:
         own = slice(r.num_inserted // self.page_size, self._num_pages(r))

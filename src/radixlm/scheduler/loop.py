@@ -106,6 +106,7 @@ class Scheduler:
     def tick(self, wait: bool = True) -> None:
         """Read messages, then plan, launch and commit what can be."""
         self._receive(self._max_wait_s() if wait else 0)
+        self.hooks.tick()
         now_s = self.clock()
         self._expire(now_s)
         plan = None if self.is_paused else self.planner.plan(now_s)
@@ -352,4 +353,5 @@ class Scheduler:
             num_breaches=self.controls.num_breaches,
             spec_accept_length=self.drafting.counts.accept_len if self.drafting else 0.0,
             drafts=self.drafting.counts.totals if self.drafting else None,
+            tiers=self.hooks.stats(),
         )

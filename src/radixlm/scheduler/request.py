@@ -51,6 +51,7 @@ class Request:
         "_ids",
         "_num_sent",
         "_num_stored",
+        "arrived",
         "emit_interval",
         "finish",
         "handle",
@@ -96,6 +97,7 @@ class Request:
         self.prefill_len = len(self._ids)
         self.num_cached = 0  # leading tokens whose KV the prefix cache had at admission
         self.share_limit = share_limit  # tokens from here on neither come from nor go to the cache
+        self.arrived: dict[str, int] | None = None  # tokens of the prefix that a tier brought
         self.num_inserted = 0  # leading tokens whose pages the prefix cache owns
         self.table, self.slot = _NO_SLOT, -1
         self.is_window_locked = True

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.record import Record
+from radixlm.memory.keys import NO_KEY
 from radixlm.wire.transfer import Hint
 
 Payload = NDArray[np.uint8]
@@ -39,9 +40,12 @@ class PageRecord(Record, eq=False):
 class Tier(Protocol):
     """Pages by key. Errors are misses, counted in ``stats``: no method raises for a fault of a
     disk, a store or a peer. Only ``contains`` may be called by any thread; the others are called by
-    the worker's threads, one at a time."""
+    the worker's threads: of host and storage one call at a time, of peers several at once.
+
+    ``takes_puts``: False of a tier that only gives (others call its ``put`` no more)."""
 
     name: TierName
+    takes_puts: bool = True
     medium: str  # of KV events: "CPU_PINNED", "DISK", "EXTERNAL"
 
     def contains(self, keys: Sequence[bytes], hint: Hint | None = None) -> int:
@@ -84,7 +88,8 @@ class Lookup(msgspec.Struct, tag="lookup", frozen=True):
 
 class Get(msgspec.Struct, tag="get", frozen=True):
     """Bring pages of ``keys`` into ``pages`` (int32, as bytes). ``windows``: indexes of keys whose
-    window's or state's page must come too, into ``window_pages``. Answered by Done."""
+    window's or state's page must come too, into ``window_pages``. ``parent``: the key before the
+    first; ``tokens``: of the pages, int32 as bytes. Answered by Arrived and Done."""
 
     job: int
     keys: list[bytes]
@@ -92,6 +97,8 @@ class Get(msgspec.Struct, tag="get", frozen=True):
     windows: tuple[int, ...] = ()
     window_pages: bytes = b""
     hint: Hint | None = None
+    parent: bytes = NO_KEY
+    tokens: bytes = b""
 
 
 class Put(msgspec.Struct, tag="put", frozen=True):

@@ -49,6 +49,8 @@ class TokenDelta(msgspec.Struct, omit_defaults=True, gc=False):
     # steps that verified drafts of it, by the number that was accepted; and drafted tokens
     draft_rounds: list[int] | None = None
     num_drafted: int = 0
+    # of the cached tokens, those that came from each tier for this request
+    cached_by_tier: dict[str, int] | None = None
 
 
 class DraftTotals(msgspec.Struct, omit_defaults=True):
@@ -63,7 +65,8 @@ class DraftTotals(msgspec.Struct, omit_defaults=True):
 
 
 class LoadReport(msgspec.Struct, omit_defaults=True):
-    """The load of a scheduler. ``is_paused``: an operator has paused it."""
+    """The load of a scheduler. ``is_paused``: an operator has paused it. ``tiers``: figures of
+    pages that arrive (``engine/features/page_arrivals.py``)."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -80,6 +83,7 @@ class LoadReport(msgspec.Struct, omit_defaults=True):
     num_dropped: int = 0
     spec_accept_length: float = 0.0
     drafts: DraftTotals | None = None
+    tiers: dict[str, float] = {}
 
 
 class StepReply(msgspec.Struct, tag="step", omit_defaults=True):

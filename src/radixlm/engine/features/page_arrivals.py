@@ -1,0 +1,437 @@
+"""Pages that arrive: before a request is admitted, the tiers bring pages of its prompt that the
+prefix cache lacks. Then it is an ordinary prefix hit; what does not come in time is computed.
+
+    arrive   which keys does the prompt have, and which of them do the tiers? (Lookup -> Found)
+    tick     reserve pages and have them filled (Get -> Arrived, Done); hand them to the cache
+    ready    wait as long as the policy says
+    inserted pages that the cache took over are kept in the tiers, too (Put -> Done)
+    release  nobody waits any more
+
+Here are numbers only: a worker in each rank moves the bytes (``tiers/worker.py``). Pages of a job
+are reserved until its Done, and pages that are read are locked until theirs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import numpy as np
+
+from radixlm.engine.features.arrival_rules import ArrivalOptions, FetchRules
+from radixlm.memory.keys import NO_KEY, extend_keys, namespace_seed
+from radixlm.memory.prefix.base import Handle, InsertResult
+from radixlm.memory.prefix.namespace import CacheNamespace
+from radixlm.scheduler.hooks import Feature
+from radixlm.scheduler.kv_cache_manager import KVCacheManager
+from radixlm.scheduler.request import Request
+from radixlm.step.plan import Int32Array
+from radixlm.tiers.base import (
+    Arrived,
+    Cancel,
+    Command,
+    Done,
+    Found,
+    Get,
+    Lookup,
+    Put,
+    Report,
+)
+
+MAX_RESERVED_SHARE: Final = 0.5  # of the pool, for pages on their way
+MAX_SEEDS: Final = 4096
+MAX_SETTLE_S: Final = 30.0
+
+
+class PagePort(Protocol):
+    """The workers of all ranks."""
+
+    def send(self, command: Command) -> None:
+        """Never waits."""
+        ...
+
+    def poll(self) -> list[Report]:
+        """What has come since the last call: the minimum of all ranks' answers."""
+        ...
+
+    def settle(self, timeout_s: float) -> list[Report]:
+        """Wait until no command is under way; what has come meanwhile."""
+        ...
+
+
+class WritePolicy(Protocol):
+    """Which pages go to the tiers, and when."""
+
+    def first_page(self, num_cached: int, num_put: int, num_pages: int) -> int | None:
+        """Of a request whose first ``num_pages`` pages are in the prefix cache now, ``num_cached``
+        of them found there when it was admitted, ``num_put`` kept before: the first page to keep;
+        None to keep none now."""
+        ...
+
+
+class WriteThrough:
+    """Every page when it enters the prefix cache."""
+
+    def first_page(self, num_cached: int, num_put: int, num_pages: int) -> int | None:
+        return num_put
+
+
+class _Job:
+    """A Get and what is reserved for it: ``pages`` behind ``base``, the prefix that ``handle``
+    locks, and ``row`` of the second space. ``ids``: the tokens of all of these pages."""
+
+    def __init__(
+        self,
+        request: Request,
+        get: Get,
+        base: Int32Array,
+        handle: Handle,
+        reserved: tuple[Int32Array, Int32Array],
+    ) -> None:
+        self.rid, self.namespace, self.get = request.rid, request.namespace, get
+        self.base, self.handle, (self.pages, self.row) = base, handle, reserved
+        page_size = len(get.tokens) // (4 * len(self.pages))
+        self.ids = request.ids[: (len(base) + len(self.pages)) * page_size].copy()
+        self.num_arrived = 0
+        self.is_taken = False  # the cache has what had arrived: the rest is of no use
+
+
+class _State:
+    """Of one request. ``phase``: idle (nothing to wait for), lookup, found (its pages wait for
+    room), fetch, behind (another request's job brings its pages)."""
+
+    def __init__(self, request: Request, now_s: float) -> None:
+        self.request, self.start_s = request, now_s
+        self.keys: list[bytes] = []
+        self.phase, self.job, self.cached, self.retractions = "idle", -1, 0, 0
+        self.num_put, self.num_seen = -1, 0  # pages kept, and inserted; -1: none was inserted yet
+        self.found: Found | None = None
+        self.late: list[tuple[Put, Handle]] = []
+
+
+class PageArrivals(Feature):
+    """Hooks arrive, tick, ready, release, flush, stats; ``bind`` first, with each scheduler."""
+
+    def __init__(
+        self,
+        manifest_digest: bytes,
+        options: ArrivalOptions,
+        write_policy: WritePolicy | None = None,
+        secret: bytes = b"",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._digest, self._secret, self.options, self._clock = (
+            manifest_digest, secret, options, clock,
+        )  # fmt: skip
+        self.write_policy = write_policy or WriteThrough()
+        self._seeds: dict[CacheNamespace, bytes] = {}
+        self._last_job = 0
+        self.counts: Counter[str] = Counter()  # tokens and requests, for metrics
+        self.rules = FetchRules(options, clock)
+
+    def bind(self, kv_manager: KVCacheManager, port: PagePort) -> None:
+        """Serve a new scheduler; what was under way for the one before is forgotten."""
+        self._kv, self._port = kv_manager, port
+        self._size = kv_manager.page_size
+        self._states: dict[str, _State] = {}
+        self._jobs: dict[int, _Job] = {}
+        self._lookups: dict[int, str] = {}
+        self._puts: dict[int, tuple[Handle, int]] = {}
+        self._put_bytes = 0
+        self._fetching: dict[bytes, int] = {}
+        kv_manager.on_insert = self.inserted
+
+    # ---- hooks -------------------------------------------------------------------------------
+
+    def arrive(self, request: Request) -> bool:
+        state = self._states[request.rid] = _State(request, self._clock())
+        self._begin(state)
+        return False
+
+    def tick(self) -> None:
+        """Take the workers' reports."""
+        self._take_reports(self._port.poll())
+
+    def _take_reports(self, reports: list[Report]) -> None:
+        for report in reports:
+            if isinstance(report, Found):
+                self._take_found(report)
+            elif isinstance(report, Arrived):
+                job = self._jobs.get(report.job)
+                if job is not None:
+                    job.num_arrived = report.num_pages
+            elif isinstance(report, Done):
+                self._take_done(report)
+
+    def ready(self, request: Request) -> bool:
+        state = self._states.get(request.rid)
+        if state is None:
+            return True
+        if state.phase == "idle":
+            if request.retractions != state.retractions:  # its pages may have been evicted
+                self._begin(state)
+            if state.phase == "idle":
+                return True
+        if state.phase == "behind" and state.job not in self._jobs:
+            self._begin(state)
+        elif state.phase == "found":
+            self._fetch(state)
+        if state.phase != "idle" and self._is_late(state):
+            self._give_up(state)
+        return state.phase == "idle"
+
+    def release(self, request: Request) -> None:
+        state = self._states.pop(request.rid, None)
+        if state is None:
+            return
+        if state.phase == "fetch":
+            self._port.send(Cancel(state.job))
+        for put, handle in state.late:
+            self._send_put(put, handle)
+
+    def flush(self) -> None:
+        """The prefix cache is about to be emptied: wait for pages that are being moved."""
+        for job in self._jobs:
+            self._port.send(Cancel(job))
+        self._take_reports(self._port.settle(MAX_SETTLE_S))
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start and averages, for metrics."""
+        return {
+            **self.counts,
+            **self.rules.stats(),
+            "jobs": len(self._jobs) + len(self._puts),
+            "reserved_tokens": self._kv.reservations.num_pages * self._size,
+        }
+
+    # ---- which pages -------------------------------------------------------------------------
+
+    def _begin(self, state: _State) -> None:
+        """Ask the tiers for the pages of the request that the cache lacks."""
+        request, kv = state.request, self._kv
+        state.phase, state.retractions, state.start_s = "idle", request.retractions, self._clock()
+        limit = min(kv.match_limit(request), request.share_limit)
+        num_pages = limit // self._size
+        if request.wire.embeds is not None or not num_pages:
+            return
+        self._extend(state, num_pages)
+        cached = kv.prefix_cache.peek(request.ids[:limit], request.namespace) // self._size
+        if (num_pages - cached) * self._size < max(self.options.min_tokens, self._size):
+            return
+        state.phase, state.cached, state.job = "lookup", cached, self._next_job()
+        self._lookups[state.job] = request.rid
+        self.counts["lookups"] += 1
+        self._port.send(Lookup(state.job, state.keys[cached:num_pages], request.wire.hint))
+
+    def _extend(self, state: _State, num_pages: int) -> None:
+        request = state.request
+        seed = self._seeds.get(request.namespace)
+        if seed is None:
+            if len(self._seeds) >= MAX_SEEDS:
+                self._seeds.clear()
+            seed = namespace_seed(self._digest, request.namespace, self._secret)
+            self._seeds[request.namespace] = seed
+        if num_pages > len(state.keys):
+            extend_keys(state.keys, request.ids[: num_pages * self._size], self._size, seed)
+
+    def _take_found(self, found: Found) -> None:
+        self.rules.looked_up(found)
+        state = self._states.get(self._lookups.pop(found.job, ""))
+        if state is None or state.job != found.job or state.phase != "lookup":
+            return
+        state.phase, state.found = ("found", found) if found.ends else ("idle", None)
+        if found.ends:
+            self.counts["found_tokens"] += found.ends[-1] * self._size
+            self._fetch(state)
+
+    def _fetch(self, state: _State) -> None:
+        """Reserve pages and have them brought; or wait for a job that brings them; or neither."""
+        found, request, kv = state.found, state.request, self._kv
+        assert found is not None
+        limit = (state.cached + found.ends[-1]) * self._size
+        match = kv.prefix_cache.match(request.ids[:limit], request.namespace)
+        more = len(match.pages) - state.cached  # the cache has changed since the lookup
+        count, state.phase = found.ends[-1] - more, "idle"
+        if more < 0 or count <= 0 or not self.rules.pays(count, request.wire.hint):
+            return
+        keys = state.keys[state.cached : state.cached + found.ends[-1]]
+        other = next((job for key in keys if (job := self._fetching.get(key)) is not None), None)
+        if other is not None:
+            state.phase, state.job = "behind", other
+            return
+        reserved_pages, most = kv.reservations.num_pages, MAX_RESERVED_SHARE * kv.pages.num_total
+        if count > most:
+            return
+        if reserved_pages + count > most:
+            state.phase = "found"  # asked again when it could be admitted
+            return
+        num_window = min(self.options.window_pages, count)
+        handle = kv.reservations.pin(match.handle)
+        reserved = kv.reservations.reserve(count, num_window)
+        if reserved is None:
+            kv.reservations.unpin(handle)
+            return
+        state.cached += more
+        self._send_get(state, count, num_window, match.pages, handle, reserved)
+
+    def _send_get(
+        self, state: _State, count: int, num_window: int, base: Int32Array, handle: Handle,
+        reserved: tuple[Int32Array, Int32Array],
+    ) -> None:  # fmt: skip
+        first, request, (pages, row) = state.cached, state.request, reserved
+        keys, ids = state.keys[first : first + count], request.ids[: (first + count) * self._size]
+        state.job, state.phase = self._next_job(), "fetch"
+        get = Get(
+            state.job,
+            keys,
+            pages.tobytes(),
+            tuple(range(count - num_window, count)),
+            row.tobytes(),
+            request.wire.hint,
+            state.keys[first - 1] if first else NO_KEY,
+            ids[first * self._size :].tobytes(),
+        )
+        self._jobs[state.job] = _Job(request, get, base, handle, reserved)
+        self._fetching.update(dict.fromkeys(keys, state.job))
+        self._port.send(get)
+
+    # ---- what came ---------------------------------------------------------------------------
+
+    def _is_late(self, state: _State) -> bool:
+        """Whether the request should be admitted with what is there."""
+        if self.options.policy == "best_effort" and state.request.wire.hint is None:
+            if state.phase == "found" or self.rules.is_over(state.start_s):
+                return True
+            # of the host tier, which is fast, all is awaited
+            job, found = self._jobs.get(state.job), state.found
+            if job is None or found is None:
+                return False
+            return job.num_arrived >= sum(n for name, n in found.tiers if name == "host")
+        count = len(state.keys) - state.cached
+        return self.rules.is_late(state.start_s, count, state.request.wire.hint)
+
+    def _give_up(self, state: _State) -> None:
+        """Admit the request with what has arrived by now."""
+        job, request = self._jobs.get(state.job) if state.phase == "fetch" else None, state.request
+        if job is not None:
+            self._port.send(Cancel(job.get.job))
+            count = job.num_arrived if not len(job.row) else 0
+            self._take(job, count)
+            tiers = state.found.tiers if state.found is not None else []
+            request.arrived = self._by_tier(count, tiers)
+        self.counts["late_requests"] += 1
+        state.phase = "idle"
+
+    def _take_done(self, done: Done) -> None:
+        if done.job in self._puts:
+            handle, num_bytes = self._puts.pop(done.job)
+            self._put_bytes -= num_bytes
+            self._kv.reservations.unpin(handle)
+            self.counts["kept_tokens"] += done.num_pages * self._size
+            return
+        job = self._jobs.pop(done.job, None)
+        if job is None:
+            return
+        for key in job.get.keys:
+            if self._fetching.get(key) == job.get.job:
+                del self._fetching[key]
+        if not job.is_taken:
+            self._take(job, done.num_pages)
+        self._kv.reservations.release(job.pages, job.row)
+        self._kv.reservations.unpin(job.handle)
+        self.rules.fetched(done)
+        for name, pages, _, _ in done.tiers:
+            self.counts[f"{name}_tokens"] += pages * self._size
+        state = self._states.get(job.rid)
+        if state is not None and state.job == job.get.job and state.phase == "fetch":
+            state.phase = "idle"
+            tiers = [(name, pages) for name, pages, _, _ in done.tiers]
+            state.request.arrived = self._by_tier(done.num_pages, tiers)
+
+    def _take(self, job: _Job, count: int) -> None:
+        """Hand the first ``count`` pages of a job to the prefix cache."""
+        job.is_taken = True
+        if not count:
+            return
+        first, row = len(job.base), job.row if count == len(job.pages) else job.row[:0]
+        self._kv.reservations.insert_arrived(
+            job.ids[: (first + count) * self._size],
+            job.base,
+            job.pages[:count],
+            job.namespace,
+            row if self._kv.window is not None else None,
+        )
+        job.pages, job.row = job.pages[count:], job.row[len(row) :]
+        self.counts["arrived_tokens"] += count * self._size
+
+    def _by_tier(self, count: int, tiers: list[tuple[str, int]]) -> dict[str, int]:
+        """Tokens of ``count`` full pages by the tier that they came from."""
+        tokens: dict[str, int] = {}
+        for name, pages in tiers:
+            part = min(count, pages)
+            count -= part
+            if part:
+                tokens[name] = tokens.get(name, 0) + part * self._size
+        return tokens
+
+    # ---- what is kept ------------------------------------------------------------------------
+
+    def inserted(self, request: Request, result: InsertResult) -> None:
+        """The prefix cache has taken over pages of a running request."""
+        state = self._states.get(request.rid)
+        if state is None:  # it came before this feature
+            state = self._states[request.rid] = _State(request, self._clock())
+        end = result.num_cached_pages
+        self._extend(state, end)
+        cached = min(request.num_cached // self._size, end)
+        if state.num_put < 0:  # a peer may lack even what was cached here
+            state.num_put, state.num_seen = 0 if request.wire.hint else cached, cached
+        if not request.num_output:
+            self.rules.computed((end - state.num_seen) * self._size, request.started_s)
+        state.num_seen = end
+        first = self.write_policy.first_page(cached, state.num_put, end)
+        if first is None or first >= end:
+            return
+        state.num_put = end
+        put = self._make_put(state, first, end, result)
+        if self.options.puts_late:
+            state.late.append((put, self._kv.reservations.pin(result.handle)))
+        else:
+            self._send_put(put, self._kv.reservations.pin(result.handle))
+
+    def _make_put(self, state: _State, first: int, end: int, result: InsertResult) -> Put:
+        keys, tokens = state.keys, state.request.ids[first * self._size : end * self._size]
+        windows: tuple[int, ...] = ()
+        row = b""
+        if result.window_pages is not None:
+            live = result.window_pages[first:end]
+            index = np.flatnonzero(live)
+            windows, row = tuple(index.tolist()), live[index].tobytes()
+        return Put(
+            self._next_job(),
+            keys[first:end],
+            [keys[i - 1] if i else NO_KEY for i in range(first, end)],
+            result.pages[first:end].tobytes(),
+            tokens.tobytes(),
+            windows,
+            row,
+            state.request.wire.hint,
+        )
+
+    def _send_put(self, put: Put, handle: Handle) -> None:
+        """Have pages kept, which ``handle`` locks; not where too many wait to be read."""
+        full, window = self.options.page_bytes
+        num_bytes = len(put.keys) * full + len(put.windows) * window
+        if self._put_bytes and self._put_bytes + num_bytes > self.options.max_put_bytes:
+            self.counts["dropped_tokens"] += len(put.keys) * self._size
+            self._kv.reservations.unpin(handle)
+            return
+        self._puts[put.job] = handle, num_bytes
+        self._put_bytes += num_bytes
+        self._port.send(put)
+
+    def _next_job(self) -> int:
+        self._last_job += 1
+        return self._last_job

@@ -1,0 +1,178 @@
+"""The tiers of an engine, from its options: manifest, worker, the feature that waits for pages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+import torch
+
+from radixlm.base.errors import ConfigError
+from radixlm.base.lazy import load
+from radixlm.base.record import Record
+from radixlm.config.server_config import ServerConfig
+from radixlm.engine.draft_model import LoadedDraft
+from radixlm.engine.features.arrival_rules import ArrivalOptions
+from radixlm.engine.features.page_arrivals import PageArrivals, WritePolicy
+from radixlm.engine.memory import Pools
+from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.rank_processes import topology_of
+from radixlm.engine.ranks import Peers
+from radixlm.executor.model_drafter import ModelDrafter
+from radixlm.executor.page_port import PagePort, RankedPort
+from radixlm.executor.relay import Relay
+from radixlm.executor.runner import Runner
+from radixlm.models.build import Model
+from radixlm.models.kv_groups import kv_groups
+from radixlm.pools.page_bytes import PageBytes
+from radixlm.scheduler.loop import Executor
+from radixlm.tiers.base import Tier
+from radixlm.tiers.manifest import Manifest, PageGroup, Rectangle, weights_digest
+from radixlm.tiers.worker import PageWorker
+
+MakeTiers = Callable[[ServerConfig, Manifest], Sequence[Tier]]
+
+# "module:function" of each kind of tier, in the order in which they are asked; each makes the tiers
+# of its flags, none if they are not given
+SOURCES: Final[list[str]] = []
+
+
+class EnginePages(Record, eq=False):
+    """What an engine with tiers has besides; every rank has one."""
+
+    worker: PageWorker
+    page_bytes: PageBytes
+    manifest: Manifest
+    options: ArrivalOptions
+
+    def begin(self, runner: Runner) -> None:
+        """``runner`` has the pools from now on: nothing that was asked for before writes there."""
+        self.worker.reset()
+        drafter = runner.drafter
+        if isinstance(drafter, ModelDrafter):
+            self.page_bytes.filled = lambda: drafter.filled_pages
+
+    def port(self, executor: Executor) -> PagePort:
+        """The workers of all ranks, for a new scheduler."""
+        if isinstance(executor, Relay):
+            return RankedPort(self.worker, executor)
+        return PagePort(self.worker)
+
+
+def make_pages(
+    config: ServerConfig,
+    info: ModelInfo,
+    model: Model,
+    attn_pools: Sequence[object],
+    pools: Pools,
+    draft: LoadedDraft | None,
+    peers: Peers,
+) -> EnginePages | None:
+    """The worker with its tiers; None where no flag asks for one."""
+    makers: list[MakeTiers] = [load(source) for source in SOURCES]
+    if not makers:
+        return None
+    page_bytes = make_page_bytes(model, attn_pools, pools, draft)
+    manifest = make_manifest(config, info, pools, page_bytes, peers)
+    tiers = [tier for make in makers for tier in make(config, manifest)]
+    if not tiers:
+        return None
+    _check(config, page_bytes)
+    window_pages = -(-pools.window_tokens // pools.page_size)
+    options = ArrivalOptions(
+        pools.page_size,
+        page_bytes=page_bytes.page_bytes,
+        window_pages=window_pages,
+        puts_late=draft is not None,
+    )
+    worker = PageWorker(tiers, page_bytes, pools.page_size, window_pages)
+    return EnginePages(worker, page_bytes, manifest, options)
+
+
+def make_feature(
+    pages: EnginePages, write_policy: WritePolicy | None = None, secret: bytes = b""
+) -> PageArrivals:
+    """The scheduler's side; its ``bind`` gives it a scheduler."""
+    return PageArrivals(pages.manifest.digest, pages.options, write_policy, secret)
+
+
+def _check(config: ServerConfig, page_bytes: PageBytes) -> None:
+    """ConfigError where pages cannot be kept elsewhere."""
+    if config.memory.disable_radix_cache:
+        raise ConfigError(
+            "--disable-radix-cache: tiers bring pages into the radix cache; leave it out"
+        )
+    if topology_of(config).attn_dp > 1:
+        raise ConfigError(
+            "--enable-dp-attention: each group has a KV cache of its own, which tiers do not fill "
+            "yet; --dp-size without it works"
+        )
+    if not page_bytes.nbytes(0) and not page_bytes.nbytes(1):
+        raise ConfigError("this model has no KV cache that a tier could keep; leave the tiers out")
+
+
+def make_page_bytes(
+    model: Model, attn_pools: Sequence[object], pools: Pools, draft: LoadedDraft | None
+) -> PageBytes:
+    """All pools of this rank by page space."""
+    has_windows = pools.window_tokens > 0
+    spaces = [int(has_windows and group.name == "window") for group in model.kv_groups]
+    own = list(zip(spaces, attn_pools, strict=True))
+    drafts = [pool for _, attn in draft.modules for pool in attn.pools] if draft else []
+    return PageBytes(own, pools.states, drafts)  # type: ignore[arg-type]
+
+
+def make_manifest(
+    config: ServerConfig, info: ModelInfo, pools: Pools, page_bytes: PageBytes, peers: Peers
+) -> Manifest:
+    """What this engine's pages are made of."""
+    decoder, topology = info.decoder, topology_of(config)
+    described = hashlib.sha256(
+        msgspec.json.encode(decoder, enc_hook=str, order="deterministic")
+    ).hexdigest()[:16]
+    weights = f"{config.model.load_format} {config.execute.random_seed}"
+    if config.model.load_format != "dummy":
+        weights = weights_digest(info.folder)
+    groups = [
+        PageGroup(
+            int(pools.window_tokens > 0 and group.name == "window"),
+            group.layers,
+            group.kv_heads,
+            group.head_dim,
+            group.v_dim,
+            group.latent,
+            group.window,
+            compress_ratio=group.compress_ratio,
+        )
+        for group in kv_groups(decoder)
+    ]
+    states = {i: str(b.state.states) for i, b in enumerate(decoder.blocks) if b.state is not None}
+    if states and pools.states is not None:
+        kinds = {str(t.dtype) for layer in pools.states.layers for t in layer}
+        groups.append(PageGroup(1, tuple(states), states=(*states.values(), *sorted(kinds))))
+    execute, place = config.execute, peers.ranks.place
+    numerics = execute.device, execute.attention_backend, config.model.dtype, execute.kernel
+    rounds = (*numerics, torch.__version__, config.parallel.tp_sum)
+    per_stage = -(-len(decoder.blocks) // topology.pp)
+    return Manifest(
+        model=f"{info.architecture} {described}",
+        weights_digest=weights,
+        weights_version=config.model.weight_version,
+        kv_dtype=str(pools.dtype),
+        page_size=pools.page_size,
+        groups=tuple(groups),
+        quantization=str(config.model.quantization or ""),
+        layout=page_bytes.layout,
+        numerics=" ".join(map(str, rounds)),
+        rectangle=Rectangle(
+            place.rank,
+            topology.world,
+            place.rank // topology.tp * per_stage,
+            min((place.rank // topology.tp + 1) * per_stage, len(decoder.blocks)),
+            place.rank % topology.tp,
+            place.rank % topology.tp + 1,
+        ),
+        page_bytes=page_bytes.page_bytes,
+    )

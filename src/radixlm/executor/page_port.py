@@ -1,0 +1,94 @@
+"""PagePort: the page workers of all ranks as the scheduler sees them. Commands go to every rank in
+the order of the plans; an answer is what all of them have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+from queue import Empty, SimpleQueue
+
+import msgspec
+
+from radixlm.executor.relay import Relay
+from radixlm.tiers.base import Arrived, Cancel, Command, Done, Found, Report
+from radixlm.tiers.worker import PageWorker
+
+REPORTS = msgspec.msgpack.Decoder(Report)
+
+
+class PagePort:
+    """Of a replica of one rank."""
+
+    def __init__(self, worker: PageWorker) -> None:
+        self._worker = worker
+        self._reports: SimpleQueue[Report] = SimpleQueue()
+        self._open: set[int] = set()  # jobs without their last report
+
+    def send(self, command: Command) -> None:
+        """Begin a command; never waits."""
+        if not isinstance(command, Cancel):
+            self._open.add(command.job)
+        self._worker.send(command, self._reports.put)
+
+    def poll(self) -> list[Report]:
+        """What has come since the last call."""
+        found: list[Report] = []
+        while not self._reports.empty():
+            found.append(self._take(self._reports.get()))
+        return found
+
+    def settle(self, timeout_s: float) -> list[Report]:
+        """Wait until no command is under way, but not longer; what has come meanwhile."""
+        end_s, found = time.monotonic() + timeout_s, self.poll()
+        try:
+            while self._open:
+                left_s = max(0.0, end_s - time.monotonic())
+                found.append(self._take(self._reports.get(timeout=left_s)))
+        except Empty:
+            pass
+        return found
+
+    def _take(self, report: Report) -> Report:
+        if not isinstance(report, Arrived):
+            self._open.discard(report.job)
+        return report
+
+
+class RankedPort(PagePort):
+    """Of several ranks, each of which moves its own part of every page."""
+
+    def __init__(self, worker: PageWorker, relay: Relay) -> None:
+        super().__init__(worker)
+        self._relay = relay
+
+    def send(self, command: Command) -> None:
+        theirs = self._relay.move_pages(command)
+        if theirs is None:
+            self._worker.send(command, lambda report: None)
+            return
+        self._open.add(command.job)
+        self._worker.send(command, partial(self._take_own, theirs))
+
+    def _take_own(self, theirs: Future[list[bytes]], mine: Report) -> None:
+        """In a thread of this rank's worker: the others may be done or not."""
+        if not isinstance(mine, Arrived):
+            theirs.add_done_callback(partial(self._merge, mine))
+
+    def _merge(self, mine: Report, theirs: Future[list[bytes]]) -> None:
+        if theirs.exception() is not None:  # a rank is lost, and the replica with it
+            return
+        self._reports.put(lowest([mine, *map(REPORTS.decode, theirs.result())]))
+
+
+def lowest(reports: Sequence[Report]) -> Report:
+    """The reports of all ranks on one command: what every one of them has."""
+    first, seconds = reports[0], max(getattr(report, "seconds", 0.0) for report in reports)
+    if isinstance(first, Found):
+        ends = [set(report.ends) for report in reports if isinstance(report, Found)]
+        return Found(first.job, sorted(set.intersection(*ends)), first.tiers, seconds)
+    if isinstance(first, Done):
+        least = min(report.num_pages for report in reports if isinstance(report, Done))
+        return Done(first.job, least, first.tiers, seconds)
+    return first

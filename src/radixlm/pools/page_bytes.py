@@ -1,0 +1,231 @@
+"""PageBytes: whole pages of all pools as rows of bytes, for tiers that keep them elsewhere.
+
+A page of space 0 (the full page table) is the page's part of every pool of that space, one pool
+after another, each [layers, bytes of a layer]; then those of the draft model. Space 1 is that of
+window layers or of recurrent states. Bytes go unchanged, whatever the dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from radixlm.base.errors import InvariantError
+from radixlm.base.record import Record
+from radixlm.pools.pool import KvPool
+from radixlm.pools.state import StatePool
+
+Bytes = NDArray[np.uint8]
+Pages = NDArray[np.int32]
+Rows = Sequence[Bytes]
+
+
+class _Part(Record, eq=False):
+    """A tensor of a pool as uint8 [layers, pages, row], and where it stands in a page's bytes."""
+
+    data_LPR: Tensor
+    host_LPR: Bytes | None  # the same memory, where the host has it
+    start: int
+    end: int
+
+    def of(self, row: Bytes) -> Bytes:
+        """This part of a page's bytes, [layers, row] (a view)."""
+        return row[self.start : self.end].reshape(len(self.data_LPR), -1)
+
+
+class CanonicalPart(Record):
+    """Some of a page's bytes in canonical order: K or V of a layer (number in the pool), [heads,
+    tokens, channels] of a dtype."""
+
+    group: int
+    layer: int
+    is_value: bool
+    shape: tuple[int, int, int]
+    dtype: str
+    start: int
+    end: int
+
+
+class PageBytes:
+    """The pools of one rank: ``pools``: (space, pool); ``drafts``: a draft model's, in space 0.
+
+    ``filled``: the draft model's pages that have entries (``ModelDrafter.filled_pages``); a page's
+    last byte tells it."""
+
+    def __init__(
+        self,
+        pools: Sequence[tuple[int, KvPool]],
+        states: StatePool | None = None,
+        drafts: Sequence[KvPool] = (),
+    ) -> None:
+        self._pools = tuple(pools)
+        self.filled: Callable[[], set[int]] | None = None
+        tensors: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for space, pool in (*pools, *((0, pool) for pool in drafts)):
+            tensors[space].extend(_tensors(pool))
+        if states is not None:
+            tensors[1].extend(t[None] for layer in states.layers for t in layer)
+        self._parts = tuple(map(_parts, tensors))
+        self._has_flag = bool(drafts)
+        self._num_bytes = tuple(parts[-1].end if parts else 0 for parts in self._parts)
+        device = next((t.device for ts in tensors for t in ts), torch.device("cpu"))
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        shapes = [[f"{list(t.shape)} {t.dtype}" for t in ts] for ts in tensors]
+        self.layout = "; ".join(", ".join(_without_pages(s) for s in some) for some in shapes)
+
+    def nbytes(self, space: int) -> int:
+        """Bytes of one page, 0 for a space that this rank has nothing of."""
+        return self._num_bytes[space] + (space == 0 and self._has_flag)
+
+    @property
+    def page_bytes(self) -> tuple[int, int]:
+        return self.nbytes(0), self.nbytes(1)
+
+    def fence(self) -> Any:
+        """A mark behind all work that this thread has launched, for ``read`` and ``write``."""
+        if self._stream is None:
+            return None
+        return torch.cuda.current_stream(self._device).record_event()
+
+    def read(self, space: int, pages: Pages, out: Rows, fence: Any = None) -> None:
+        """Copies each page into its row of ``out``, uint8 [nbytes]."""
+        if self._stream is not None:
+            with torch.cuda.stream(self._stream):
+                self._read_device(space, pages, out, fence)
+        else:
+            for part in self._parts[space]:
+                for row, page in zip(out, pages.tolist(), strict=True):
+                    np.copyto(part.of(row), part.host_LPR[:, page])  # type: ignore[index]
+        if space == 0 and self._has_flag:
+            filled = self.filled() if self.filled is not None else ()
+            for row, page in zip(out, pages.tolist(), strict=True):
+                row[-1] = page in filled
+
+    def write(self, space: int, pages: Pages, data: Rows, fence: Any = None) -> None:
+        """The inverse of ``read``; when it returns, later steps see the pages."""
+        if any(row.shape != (self.nbytes(space),) for row in data):
+            raise InvariantError(f"rows for pages of {self.nbytes(space)} bytes have other sizes")
+        if self._stream is not None:
+            with torch.cuda.stream(self._stream):
+                self._write_device(space, pages, data, fence)
+        else:
+            for part in self._parts[space]:
+                for row, page in zip(data, pages.tolist(), strict=True):
+                    np.copyto(part.host_LPR[:, page], part.of(row))  # type: ignore[index]
+        if space == 0 and self._has_flag and self.filled is not None:
+            filled = self.filled()
+            for row, page in zip(data, pages.tolist(), strict=True):
+                (filled.add if row[-1] else filled.discard)(page)
+
+    def pieces(self, space: int, page: int) -> list[tuple[int, int]]:
+        """(address, length) of a page's parts in memory, in the order of its bytes; without the
+        flag of a draft model."""
+        return [
+            (part.data_LPR[layer, page].data_ptr(), part.data_LPR.shape[2])
+            for part in self._parts[space]
+            for layer in range(part.data_LPR.shape[0])
+        ]
+
+    def _read_device(self, space: int, pages: Pages, out: Rows, fence: Any) -> None:
+        if fence is not None:
+            fence.wait(self._stream)
+        index = torch.from_numpy(pages.astype(np.int64)).to(self._device)
+        for part in self._parts[space]:
+            rows = part.data_LPR.index_select(1, index).transpose(0, 1).flatten(1)
+            for row, found in zip(out, rows.cpu().numpy(), strict=True):
+                row[part.start : part.end] = found
+
+    def _write_device(self, space: int, pages: Pages, data: Rows, fence: Any) -> None:
+        if fence is not None:
+            fence.wait(self._stream)
+        index = torch.from_numpy(pages.astype(np.int64)).to(self._device)
+        for part in self._parts[space]:
+            layers, _, row = part.data_LPR.shape
+            rows = torch.from_numpy(np.stack([one[part.start : part.end] for one in data]))
+            rows = rows.to(self._device).view(len(pages), layers, row).transpose(0, 1)
+            part.data_LPR.index_copy_(1, index, rows.contiguous())
+        assert self._stream is not None
+        self._stream.synchronize()
+
+    # ---- pages between unequal layouts -----------------------------------------------------------
+
+    def canonical_parts(self, space: int) -> tuple[CanonicalPart, ...]:
+        """What ``read_canonical`` gives: [layer][k, v][head][token][channel]. InvariantError for
+        int8, whose rows would be rounded anew."""
+        parts: list[CanonicalPart] = []
+        at = 0
+        for pool in self._own(space):
+            group, dtype = pool.group, str(pool.dtype).removeprefix("torch.")
+            for layer in range(len(group.layers)):
+                for is_value in (False,) if group.latent else (False, True):
+                    channels = group.v_dim if is_value else group.head_dim
+                    shape = (group.kv_heads, pool.page_size, channels)
+                    end = at + int(np.prod(shape)) * pool.dtype.itemsize
+                    parts.append(CanonicalPart(group.index, layer, is_value, shape, dtype, at, end))
+                    at = end
+        return tuple(parts)
+
+    @torch.inference_mode()
+    def read_canonical(self, space: int, pages: Pages) -> Bytes:
+        """Pages in an order that all layouts share: uint8 [n, bytes]."""
+        parts, n = self.canonical_parts(space), len(pages)
+        out = np.empty((n, parts[-1].end if parts else 0), np.uint8)
+        for part in parts:
+            pool = self._pool_of(space, part.group)
+            stored = pool.read(part.layer, pages.tolist())[part.is_value]
+            assert stored is not None
+            heads, tokens, channels = part.shape
+            rows = stored.view(n, tokens, heads, channels).transpose(1, 2).contiguous()
+            out[:, part.start : part.end] = rows.view(torch.uint8).cpu().numpy().reshape(n, -1)
+        return out
+
+    @torch.inference_mode()
+    def write_canonical(self, space: int, pages: Pages, data: Bytes) -> None:
+        """The inverse of ``read_canonical``."""
+        parts, n = self.canonical_parts(space), len(pages)
+        found: dict[tuple[int, int], list[Tensor]] = {}
+        for part in parts:
+            dtype = getattr(torch, part.dtype)
+            flat = torch.from_numpy(np.ascontiguousarray(data[:, part.start : part.end]))
+            rows = flat.view(dtype).view(n, *part.shape).transpose(1, 2).flatten(0, 1)
+            found.setdefault((part.group, part.layer), []).append(rows.to(self._device))
+        for (group, layer), (k, *v) in found.items():
+            self._pool_of(space, group).write(layer, pages.tolist(), k, v[0] if v else None)
+
+    def _own(self, space: int) -> list[KvPool]:
+        pools = [pool for its, pool in self._pools if its == space]
+        if any(pool.dtype == torch.int8 for pool in pools):
+            raise InvariantError("an int8 KV cache moves between equal layouts only")
+        return pools
+
+    def _pool_of(self, space: int, group: int) -> KvPool:
+        return next(pool for pool in self._own(space) if pool.group.index == group)
+
+
+def _tensors(pool: KvPool) -> list[Tensor]:
+    """The tensors of a pool, [layers, pages, ...]."""
+    return [tensor for tensor in pool.tensors if tensor.numel()]
+
+
+def _parts(tensors: Sequence[Tensor]) -> tuple[_Part, ...]:
+    parts: list[_Part] = []
+    at = 0
+    for tensor in tensors:
+        data = tensor.view(torch.uint8).flatten(2)
+        end = at + data.shape[0] * data.shape[2]
+        host = data.numpy() if data.device.type == "cpu" else None
+        parts.append(_Part(data, host, at, end))
+        at = end
+    return tuple(parts)
+
+
+def _without_pages(shape: str) -> str:
+    """A tensor's shape without its second number, that of pages."""
+    first, _, rest = shape.split(", ", 2)
+    return f"{first}, *, {rest}"

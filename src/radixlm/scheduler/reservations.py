@@ -1,0 +1,121 @@
+"""Reservations: pages and locks that no running request has, but pages on their way.
+
+Pages that arrive are taken from the pool before their bytes come, and go to the prefix cache when
+these have come. A prefix whose pages are being read, or that an arrival goes on from, is locked.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from radixlm.base.errors import InvariantError
+from radixlm.memory.check import Holding
+from radixlm.memory.pages import PageAllocator
+from radixlm.memory.prefix.base import Handle, PrefixCache, TokenIds
+from radixlm.memory.prefix.namespace import CacheNamespace
+from radixlm.step.plan import Int32Array
+
+_NO_SLOT = -1
+
+
+class Reservations:
+    """Of one KVCacheManager, whose allocators and prefix cache it shares."""
+
+    def __init__(
+        self, pages: PageAllocator, window: PageAllocator | None, prefix_cache: PrefixCache
+    ) -> None:
+        self._pages, self._window, self._prefix_cache = pages, window, prefix_cache
+        self._reserved: dict[int, None] = {}
+        self._window_reserved: dict[int, None] = {}
+        self._pins: list[Handle] = []
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the full table that are reserved."""
+        return len(self._reserved)
+
+    def reserve(self, num_pages: int, num_window: int = 0) -> tuple[Int32Array, Int32Array] | None:
+        """Pages of both spaces, evicting from the prefix cache if need be; None, and none taken, if
+        there are not enough. Steps that were launched before may still read them."""
+        cache, window = self._prefix_cache, self._window
+        free = self._pages.num_free
+        if num_pages > free + cache.num_evictable:
+            return None
+        if window is not None and num_window > window.num_free + cache.num_window_evictable:
+            return None
+        if num_pages > free:
+            cache.evict(num_pages - free)
+        if window is not None and num_window > window.num_free:
+            cache.evict_window(num_window - window.num_free)
+        pages, row = self._pages.alloc(num_pages), np.empty(0, np.int32)
+        if pages is not None and num_window:
+            found = window.alloc(num_window) if window is not None else None
+            if found is None:
+                self._pages.free(pages)
+                return None
+            row = found
+        if pages is None:
+            return None
+        self._reserved.update(dict.fromkeys(pages.tolist()))
+        self._window_reserved.update(dict.fromkeys(row.tolist()))
+        return pages, row
+
+    def insert_arrived(
+        self,
+        ids: TokenIds,
+        cached: Int32Array,
+        pages: Int32Array,
+        namespace: CacheNamespace,
+        window_pages: Int32Array | None = None,
+    ) -> int:
+        """Hand arrived pages over to the prefix cache; how many it took. Duplicates are freed.
+
+        ids: the tokens of all pages from the start; cached: those of the prefix that was pinned;
+        pages: the arrived ones behind it; window_pages: of the last of them."""
+        row = None
+        if self._window is not None:
+            given = np.empty(0, np.int32) if window_pages is None else window_pages
+            num_null = len(cached) + len(pages) - len(given)
+            row = np.concatenate((np.zeros(num_null, np.int32), given))
+            self._forget(self._window_reserved, given)
+        self._forget(self._reserved, pages)
+        result = self._prefix_cache.insert(ids, np.concatenate((cached, pages)), namespace, row)
+        if self._window is not None and result.duplicate_window_pages is not None:
+            self._window.free(result.duplicate_window_pages)
+        self._pages.free(result.duplicate_pages)
+        return len(pages) - len(result.duplicate_pages)
+
+    def release(self, pages: Int32Array, window_pages: Int32Array | None = None) -> None:
+        """Give reserved pages back that nothing came into."""
+        self._forget(self._reserved, pages)
+        self._pages.free(pages)
+        if window_pages is not None and self._window is not None:
+            self._forget(self._window_reserved, window_pages)
+            self._window.free(window_pages)
+
+    def pin(self, handle: Handle) -> Handle:
+        """Lock a prefix until ``unpin``."""
+        self._prefix_cache.lock(handle)
+        self._pins.append(handle)
+        return handle
+
+    def unpin(self, handle: Handle) -> None:
+        self._pins.remove(handle)
+        self._prefix_cache.unlock(handle)
+
+    def holdings(self) -> list[Holding]:
+        """For the check of invariants."""
+        none = np.empty(0, np.int32)
+        held = [Holding(_NO_SLOT, none, handle, none) for handle in self._pins]
+        if self._reserved or self._window_reserved:
+            pages, row = (
+                np.array(list(some), np.int32) for some in (self._reserved, self._window_reserved)
+            )
+            held.append(Holding(_NO_SLOT, pages, None, row))
+        return held
+
+    def _forget(self, reserved: dict[int, None], pages: Int32Array) -> None:
+        for page in pages.tolist():
+            if page not in reserved:
+                raise InvariantError(f"page {page} is not reserved")
+            del reserved[page]

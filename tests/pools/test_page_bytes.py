@@ -1,0 +1,116 @@
+"""Pages as bytes: what is read and written elsewhere is the same page, in every kind of pool."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from radixlm.attention.cpu import CpuPool
+from radixlm.base.errors import InvariantError
+from radixlm.pools.group import KvGroup
+from radixlm.pools.page_bytes import PageBytes
+from radixlm.pools.pool import PagedPool
+from radixlm.pools.state import StatePool
+
+CPU = torch.device("cpu")
+PLAIN = KvGroup(0, "full", (0, 2, 5), kv_heads=2, head_dim=8, v_dim=4)
+LATENT = KvGroup(1, "full", (1, 3), kv_heads=1, head_dim=12, v_dim=8, latent=True)
+WINDOW = KvGroup(2, "window", (4,), kv_heads=2, head_dim=8, v_dim=8, window=20)
+DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8]
+
+
+def make_pool(kind: str, group: KvGroup, dtype: torch.dtype, seed: int) -> Any:
+    pool: Any = CpuPool(group, 7, 16, dtype) if kind == "cpu" else PagedPool(
+        group, 7, 16, dtype, CPU
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    for layer in range(len(group.layers)):
+        k = torch.randn(7 * 16, group.kv_heads, group.head_dim, generator=generator)
+        v = torch.randn(7 * 16, group.kv_heads, group.v_dim, generator=generator)
+        pool.write(layer, range(7), k, None if group.latent else v)
+    return pool
+
+
+def make(kind: str, dtype: torch.dtype, seed: int) -> tuple[PageBytes, list[Any]]:
+    pools = [make_pool(kind, group, dtype, seed) for group in (PLAIN, LATENT, WINDOW)]
+    states = StatePool([(((3, 2), False), ((4,), True)), (((5,), True),)], 7, 16, dtype, CPU)
+    if dtype != torch.float32:
+        states = StatePool([], 7, 16, torch.float32, CPU)
+    generator = torch.Generator().manual_seed(seed)
+    for layer in states.layers:
+        for tensor in layer:
+            tensor[:] = torch.randn(tensor.shape, generator=generator)
+    return PageBytes(list(zip((0, 0, 1), pools, strict=True)), states), [*pools, states]
+
+
+def rows(page_bytes: PageBytes, space: int, pages: np.ndarray[Any, Any]) -> list[Any]:
+    out = [np.empty(page_bytes.nbytes(space), np.uint8) for _ in pages]
+    page_bytes.read(space, pages, out)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["cpu", "paged"])
+def test_pages_come_back_in_bits(kind: str, dtype: torch.dtype) -> None:
+    (source, old), (target, new) = make(kind, dtype, 1), make(kind, dtype, 2)
+    untouched = rows(target, 0, np.array([0, 2, 4, 5, 6], np.int32))
+    for space in (0, 1):
+        sent = rows(source, space, np.array([5, 2], np.int32))
+        target.write(space, np.array([1, 3], np.int32), sent)
+        again = rows(target, space, np.array([1, 3], np.int32))
+        assert all(map(np.array_equal, sent, again))
+    for a, b in zip(old[:3], new[:3], strict=True):
+        for layer in range(len(a.group.layers)):
+            for x, y in zip(a.read(layer, [5, 2]), b.read(layer, [1, 3]), strict=True):
+                assert (x is None and y is None) or torch.equal(x.float(), y.float())
+    assert all(map(np.array_equal, untouched, rows(target, 0, np.array([0, 2, 4, 5, 6], np.int32))))
+    assert source.layout == target.layout != make(kind, torch.float16, 1)[0].layout
+    assert source.nbytes(0) == sum(pool.nbytes_per_page for pool in old[:2])
+
+
+def test_pieces_are_the_bytes_of_the_page() -> None:
+    source, _ = make("cpu", torch.float32, 1)
+    for space in (0, 1):
+        found = b"".join(ctypes.string_at(*piece) for piece in source.pieces(space, 4))
+        assert found == rows(source, space, np.array([4], np.int32))[0].tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+def test_unequal_layouts_meet_in_canonical_order(dtype: torch.dtype) -> None:
+    (tiles, cpu), (plain, paged) = make("cpu", dtype, 1), make("paged", dtype, 2)
+    pages = np.array([5, 2, 6], np.int32)
+    for space in (0, 1):
+        assert tiles.canonical_parts(space) == plain.canonical_parts(space)
+        sent = tiles.read_canonical(space, pages)
+        plain.write_canonical(space, np.array([1, 3, 4], np.int32), sent)
+        assert np.array_equal(plain.read_canonical(space, np.array([1, 3, 4], np.int32)), sent)
+    for a, b in zip(cpu[:3], paged[:3], strict=True):
+        for layer in range(len(a.group.layers)):
+            for x, y in zip(a.read(layer, [5, 2, 6]), b.read(layer, [1, 3, 4]), strict=True):
+                assert (x is None and y is None) or torch.equal(x.float(), y.float())
+    part = tiles.canonical_parts(0)[0]  # K of the first layer, head by head
+    head = np.frombuffer(sent.tobytes(), np.uint8)[: 16 * 8 * dtype.itemsize]
+    want = cpu[2].read(0, [5])[0][:, 0].contiguous().view(torch.uint8).numpy().ravel()
+    assert part.shape == (2, 16, 8) and np.array_equal(head, want)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    source, _ = make("cpu", torch.int8, 1)
+    with pytest.raises(InvariantError, match="int8"):
+        source.read_canonical(0, np.array([1], np.int32))
+    with pytest.raises(InvariantError, match="other sizes"):
+        source.write(0, np.array([1], np.int32), [np.zeros(3, np.uint8)])
+
+
+def test_a_draft_model_remembers_which_pages_it_has_filled() -> None:
+    source, target = (
+        PageBytes([], None, [make_pool("cpu", PLAIN, torch.float32, seed)]) for seed in (1, 2)
+    )
+    mine, theirs = {2}, {1, 3}
+    source.filled, target.filled = (lambda: mine), (lambda: theirs)
+    target.write(0, np.array([1, 4], np.int32), rows(source, 0, np.array([3, 2], np.int32)))
+    assert theirs == {3, 4}

@@ -1,0 +1,257 @@
+"""Pages that arrive, in a whole scheduler over a fake executor whose pages hold what was written:
+every request gets the tokens that it gets alone, whatever comes late, in part, or never."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import radixlm.tiers.worker as worker_module
+from radixlm.engine.features.page_arrivals import PageArrivals
+from radixlm.wire.requests import AbortRequest, Control
+from tests.fakes.executor import reference
+from tests.fakes.scheduler_harness import SchedulerHarness, draw_prompts
+from tests.fakes.tiers import DictTier, TurnPort, make_arrivals, new_feature
+
+
+@pytest.fixture(autouse=True)
+def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "BATCH_BYTES", 64)
+
+
+class Bench(SchedulerHarness):
+    """A harness with tiers."""
+
+    def __init__(
+        self, tiers: Sequence[DictTier], rng: random.Random, eagerness: float = 1.0,
+        options: dict[str, Any] | None = None, feature: PageArrivals | None = None, **world: Any,
+    ) -> None:  # fmt: skip
+        window = 1 if world.get("states") else world.get("window", 0)
+        page_size = world.get("page_size", 4)
+        self.arrivals = feature or new_feature(page_size, window, **(options or {}))
+        others = world.pop("features", ())
+        super().__init__(features=(*others, self.arrivals), **world)
+        self.arrivals._clock = self.arrivals.rules._clock = lambda: self.now_s
+        self.port: TurnPort = make_arrivals(
+            self.executor, self.kv_manager, tiers, rng, self.arrivals, eagerness
+        )
+
+    def tick(self) -> None:
+        super().tick()
+        running = self.scheduler.planner.running
+        assert self.kv_manager.find_violations(running) == []
+
+    def drop_cache(self) -> None:
+        """As an operator's flush."""
+        self.mine.send(Control(call_id="f", verb="flush_cache"))
+        self.tick()
+        reply = next(r for r in reversed(self.replies) if getattr(r, "call_id", "") == "f")
+        assert reply.ok, reply.message
+        assert not self.kv_manager.prefix_cache.total_pages
+
+
+def test_an_evicted_prompt_comes_back_from_the_tier() -> None:
+    tier, prompt = DictTier(), list(range(1, 24))
+    bench = Bench([tier], random.Random(0))
+    bench.submit("a", prompt, 9, ignore_eos=True)
+    bench.run()
+    bench.drop_cache()
+    bench.submit("b", prompt, 9, ignore_eos=True)
+    bench.run()
+    assert bench.out["b"] == bench.out["a"] == reference(prompt, 9, True)
+    assert bench.cached == {"a": 0, "b": 20} and tier.num_got == 5
+    delta = [d for r in bench.replies for d in getattr(r, "deltas", ()) if d.rid == "b"][-1]
+    assert delta.cached_by_tier == {"host": 20}
+    assert bench.scheduler.load(0).tiers["host_tokens"] == 20
+
+
+def test_the_output_is_kept_too_and_pages_go_on_behind_a_cached_prefix() -> None:
+    tier, prompt = DictTier(), list(range(1, 12))
+    bench = Bench([tier], random.Random(0))
+    bench.submit("a", prompt, 9, ignore_eos=True)
+    bench.run()
+    whole = prompt + bench.out["a"]
+    bench.drop_cache()
+    assert len(tier.pages) == (len(whole) - 1) // 4
+    bench.submit("b", prompt, 1)
+    bench.run()
+    bench.submit("c", [*whole, 5], 4)
+    bench.run()
+    assert bench.cached["b"] == 8 and bench.cached["c"] == 16  # 2 pages of b, 2 more come
+    assert tier.num_got == 2 + 2 and bench.out["c"] == reference([*whole, 5], 4)
+
+
+def test_requests_of_one_prompt_fetch_it_once() -> None:
+    tier, prompt = DictTier(), list(range(1, 30))
+    bench = Bench([tier], random.Random(0), eagerness=0.2)
+    bench.submit("a", prompt, 2)
+    bench.run()
+    bench.drop_cache()
+    for i in range(5):
+        bench.submit(f"b{i}", [*prompt, i + 1], 6)
+    bench.run()
+    assert tier.num_got == 7
+    for i in range(5):
+        assert bench.cached[f"b{i}"] >= 28 and bench.out[f"b{i}"] == reference([*prompt, i + 1], 6)
+
+
+@pytest.mark.parametrize("policy", ["auto", "timeout", "best_effort", "wait_complete"])
+def test_how_long_a_request_waits(policy: str) -> None:
+    """A storage tier that never answers: only the policy ends the wait."""
+    host, storage, prompt = DictTier(), DictTier("storage"), list(range(1, 30))
+    bench = Bench([host, storage], random.Random(0), options={"policy": policy})
+    bench.submit("a", prompt, 2)
+    bench.run()
+    bench.drop_cache()
+    kept = sorted(host.pages, key=lambda key: host.pages[key].tokens[0])
+    for key in kept[3:]:
+        del host.pages[key]  # three pages are left in RAM
+    found = bench.port.eagerness
+    bench.submit("b", prompt, 6)
+    for _ in range(4):  # the lookup
+        bench.tick()
+    bench.port.eagerness = 0.0
+    start_s = bench.now_s
+    for _ in range(8):
+        bench.tick()
+    if policy == "best_effort":
+        bench.port.eagerness = found
+    while "b" not in bench.finish and bench.now_s < start_s + 200:
+        bench.now_s += 0.05
+        bench.tick()
+    waited_s = bench.now_s - start_s
+    limits = {"auto": (0, 0.7), "timeout": (0.9, 2.0), "best_effort": (0, 0.7),
+              "wait_complete": (59, 62)}[policy]  # fmt: skip
+    assert limits[0] <= waited_s <= limits[1]
+    assert bench.out["b"] == reference(prompt, 6)
+    bench.port.eagerness = 1.0
+    bench.run()
+
+
+def test_a_slow_tier_is_left_alone() -> None:
+    tier, prompt = DictTier(), list(range(1, 30))
+    bench = Bench([tier], random.Random(0), options={"policy": "auto"})
+    rules = bench.arrivals.rules
+    bench.submit("a", prompt, 2)
+    bench.run()
+    rules._tiers.add(1000, 10.0)  # 100 bytes a second
+    rules._prefill.add(10_000, 1.0)
+    bench.drop_cache()
+    bench.submit("b", prompt, 2)
+    bench.run()
+    assert tier.num_got == 0 and bench.cached["b"] == 0
+    for _ in range(60):  # it is tried again some day
+        bench.drop_cache()
+        bench.submit(f"c{_}", prompt, 2)
+        bench.run()
+    assert tier.num_got > 0
+
+
+def test_a_tier_that_raises_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
+    tier, prompt = DictTier(), list(range(1, 30))
+    bench = Bench([tier], random.Random(0))
+    for rid in "abc":
+        tier.breaks = rid != "a"
+        bench.submit(rid, prompt, 6)
+        bench.run()
+        assert bench.out[rid] == reference(prompt, 6)
+        bench.drop_cache()
+    assert [r for r in caplog.records if r.levelname == "WARNING"][1:] == []
+
+
+def draw_world(rng: random.Random) -> dict[str, Any]:
+    page_size = rng.choice([1, 4, 16])
+    world: dict[str, Any] = {
+        "page_size": page_size,
+        "num_pages": rng.choice([144, 200, 640]) // page_size,
+        "step_tokens": rng.choice([8, 16, 64]),
+        "max_running": rng.choice([2, 8]),
+        "reserve": rng.choice([0.0, 0.4]),
+    }
+    kind = rng.choice(["plain", "window", "states"])
+    if kind == "window":
+        world |= {
+            "window": rng.choice([3, 9, 20]),
+            "num_window": rng.choice([160, 640]) // page_size,
+        }
+    elif kind == "states":
+        world |= {"states": True, "num_window": rng.choice([24, 160])}
+    if kind != "states" and rng.random() < 0.3:
+        world["depth"] = 1
+    return world
+
+
+def play(seed: int) -> dict[str, float]:
+    """A drawn world: two tiers that lose pages, several engines one after another, aborts."""
+    rng = random.Random(seed)
+    world, tiers = draw_world(rng), [DictTier(), DictTier("storage")]
+    for tier in tiers:
+        tier.short = lambda count: rng.randint(0, count) if rng.random() < 0.3 else count
+    options = {"policy": rng.choice(["auto", "timeout", "best_effort", "wait_complete"])}
+    eagerness = rng.choice([0.1, 0.5, 1.0])
+    prompts = draw_prompts(rng, 8, shared=rng.choice([12, 40]))
+    counts: dict[str, float] = {}
+    feature = None
+    for life in range(3):
+        bench = Bench(
+            tiers if life else [DictTier(), *tiers][1:], rng, eagerness, options, feature, **world
+        )
+        feature = bench.arrivals if rng.random() < 0.5 else None
+        wanted: dict[str, list[int]] = {}
+        for i in range(8):
+            prompt, length = rng.choice(prompts), rng.randint(1, 20)
+            wanted[f"r{i}"] = reference(prompt, length)
+            bench.submit(f"r{i}", prompt, length)
+            for _ in range(rng.choice([0, 0, 3])):
+                bench.tick()
+            if rng.random() < 0.15:
+                bench.mine.send(AbortRequest(rids=(f"r{rng.randint(0, i)}",)))
+            if rng.random() < 0.2:
+                tiers[rng.randint(0, 1)].lose(rng, rng.random())
+        if life < 2 and rng.random() < 0.4:  # the engine dies in the middle
+            for _ in range(rng.randint(1, 20)):
+                bench.tick()
+            bench.port._worker.reset()
+        else:
+            bench.run()
+            if rng.random() < 0.5:
+                bench.drop_cache()
+        for rid, tokens in wanted.items():
+            is_cut = rid not in bench.finish or bench.finish[rid].kind == "abort"
+            got = bench.out[rid]
+            assert got == (tokens[: len(got)] if is_cut else tokens), (seed, life, rid)
+        bench.port.settle(0)  # what is left of a life may do no harm
+        for name, value in bench.arrivals.stats().items():
+            counts[name] = counts.get(name, 0) + value
+    return counts
+
+
+def total(seeds: range) -> dict[str, float]:
+    counts: dict[str, float] = {}
+    for seed in seeds:
+        for name, value in play(seed).items():
+            counts[name] = counts.get(name, 0) + value
+    return counts
+
+
+@pytest.mark.parametrize("first", range(0, 36, 12))
+def test_drawn_worlds(first: int) -> None:
+    counts = total(range(first, first + 12))
+    for name in ("arrived_tokens", "kept_tokens", "late_requests", "host_tokens", "storage_tokens"):
+        assert counts[name] > 0, name
+
+
+@pytest.mark.slow
+def test_many_drawn_worlds() -> None:
+    total(range(100, 600))
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(st.integers(0, 2**32))
+def test_any_seed(seed: int) -> None:
+    play(seed)
