@@ -1,0 +1,66 @@
+"""A daemon thread for work that nobody waits for, or waits for with a limit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+log = logging.getLogger(__name__)
+
+LOW_PRIORITY = 10
+"""Niceness of work behind the steps: beside busy threads about a tenth of a core."""
+
+
+class Background:
+    """One thread, started with the first work, which is done in order. ``max_waiting``: pieces of
+    work that may wait; more is refused."""
+
+    def __init__(self, name: str, nice: int = 0, max_waiting: int = 0) -> None:
+        self._name, self._nice = name, nice
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(max_waiting)
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def submit(self, work: Callable[[], None]) -> bool:
+        """Do ``work`` later; False if too much waits, or after ``close``."""
+        if self._is_closed:
+            return False
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        with suppress(queue.Full):
+            self._queue.put_nowait(work)
+            return True
+        return False
+
+    def drain(self, limit_s: float) -> bool:
+        """Wait until what was submitted so far is done; False after ``limit_s``."""
+        done, until_s = threading.Event(), time.monotonic() + limit_s
+        while self._thread is not None and not self.submit(done.set):
+            if self._is_closed or time.monotonic() >= until_s:
+                return False
+            done.wait(0.01)
+        return self._thread is None or done.wait(max(0.0, until_s - time.monotonic()))
+
+    def close(self, limit_s: float) -> None:
+        """End the thread when what waits is done; after ``limit_s`` it is left behind."""
+        self.drain(limit_s)
+        self._is_closed = True
+        if self._thread is not None:
+            with suppress(queue.Full):
+                self._queue.put_nowait(None)
+            self._thread.join(limit_s)
+
+    def _run(self) -> None:
+        with suppress(OSError, AttributeError):  # Linux only: a thread has a niceness of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
+        while (work := self._queue.get()) is not None:
+            try:
+                work()
+            except Exception:
+                log.exception("%s", self._name)

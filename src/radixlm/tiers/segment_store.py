@@ -1,0 +1,272 @@
+"""Segment files and their index, as synchronous operations on one folder.
+
+    seg-00000001.kv    512 bytes of header, then frames (``frame.py``) at multiples of 512 bytes
+    index.log          which key lies where
+    lock               flock of the one process that writes; others read and follow the log
+
+Frames are written before their entry in the log, and the log is written in whole blocks: whatever a
+crash leaves behind, an entry leads to a whole frame or to one whose digest is wrong. Over its
+budget the store drops its oldest segment; frames of it that were read since they were written are
+moved to the newest one first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from radixlm.base.private_files import make_private_folder
+from radixlm.tiers.files import Files, try_lock
+from radixlm.tiers.index_log import MAX_UNITS, UNIT, IndexLog, Place, place, where
+
+SEGMENT_BYTES: Final = 64 << 20
+_HEADER: Final = struct.Struct("<4sI16sQ")
+_MAGIC: Final = b"RLSG"
+_VERSION: Final = 1
+_NAME: Final = re.compile(r"seg-(\d{8})\.kv")
+_MAX_OPEN: Final = 64
+_MOVED: Final = 0.5  # of a dropped segment's frames, at most
+_SLACK: Final = 1024  # dead entries that a log may have in any case
+
+
+class SegmentStore:
+    """``folder``: of one identity. ``min_free_bytes``: of the disk, that stay free. Only ``read`` may
+    be called beside another call, by one thread."""
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: bytes,
+        budget_bytes: int,
+        files: Files,
+        segment_bytes: int = SEGMENT_BYTES,
+        min_free_bytes: int = 0,
+    ) -> None:
+        self.folder, self._files = folder, files
+        self._identity = identity[:16].ljust(16, b"\0")
+        self._budget_bytes, self._min_free_bytes = budget_bytes, min_free_bytes
+        self._segment_bytes = max(UNIT * 2, min(segment_bytes, budget_bytes // 8, UNIT * MAX_UNITS))
+        self._log = IndexLog(folder / "index.log", identity, files)
+        self._lock_fd = self._fd = -1
+        self._number = self._end = 0  # of the segment that is written, and its length so far
+        self.unlogged: list[tuple[bytes, Place]] = []
+        self._readers: OrderedDict[int, int] = OrderedDict()  # segment -> descriptor
+        self._gone: list[int] = []  # segments whose reader is to be closed, by the thread that reads
+        self.index: dict[bytes, Place] = {}
+        self.sizes: dict[int, int] = {}  # bytes of each segment
+        self.hot: set[bytes] = set()  # keys read since they were written
+        self.is_writer = False
+        self.num_dropped_segments = 0
+
+    # ---- opening -------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take the lock, or follow its owner; read the log. OSError."""
+        make_private_folder(self.folder)
+        self.become_writer()
+        self.follow()
+        if self.is_writer:
+            self._log.cut()
+
+    def become_writer(self) -> bool:
+        """Try to take the lock, and the log with it."""
+        if not self.is_writer:
+            fd = self._files.open(self.folder / "lock", os.O_RDWR | os.O_CREAT)
+            if try_lock(fd):
+                self._lock_fd, self.is_writer = fd, True
+                self.index.clear()
+                self._log.close()
+            else:
+                os.close(fd)
+        return self.is_writer
+
+    def follow(self) -> None:
+        """Read what the log has got since the last time, and forget segments that are gone."""
+        if is_new := self._log.is_replaced():
+            self.index.clear()
+            if not self._log.open(is_writer=self.is_writer):
+                return
+        before, self.sizes = self.sizes, self._list_segments()
+        for keys, places in self._log.new_entries():
+            self.index.update(zip(keys, places, strict=True))
+        if is_new or before.keys() - self.sizes.keys():
+            self._forget([k for k, at in self.index.items() if where(at)[0] not in self.sizes])
+
+    def _list_segments(self) -> dict[int, int]:
+        found = {}
+        for path in self.folder.iterdir():
+            match = _NAME.fullmatch(path.name)
+            if match and path.is_file() and not path.is_symlink():
+                found[int(match[1])] = path.stat().st_size
+        return found
+
+    def _forget(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            del self.index[key]
+            self.hot.discard(key)
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    def read(self, key: bytes) -> bytes | None:
+        """The frame of a key and up to 511 bytes behind it, not verified. OSError."""
+        at = self.index.get(key)
+        if at is None:
+            return None
+        while self._gone:
+            if (fd := self._readers.pop(self._gone.pop(), -1)) >= 0:
+                os.close(fd)
+        number, offset, num_bytes = where(at)
+        fd = self._reader(number)
+        return None if fd is None else self._files.read(fd, num_bytes, offset)
+
+    def _reader(self, number: int) -> int | None:
+        """A descriptor of a segment; None if it is not one of this identity."""
+        fd = self._readers.get(number, -1)
+        if fd >= 0:
+            self._readers.move_to_end(number)
+            return fd
+        opened = self._open_segment(number)
+        if opened is None:
+            return None
+        self._readers[number] = fd = opened
+        if len(self._readers) > _MAX_OPEN:
+            os.close(self._readers.popitem(last=False)[1])
+        return fd
+
+    def _open_segment(self, number: int) -> int | None:
+        try:
+            fd = self._files.open(self._path(number), os.O_RDONLY)
+        except FileNotFoundError:
+            return None  # dropped by the writer
+        if self._files.read(fd, _HEADER.size, 0) == self._header(number):
+            return fd
+        os.close(fd)
+        return None
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"seg-{number:08}.kv"
+
+    def _header(self, number: int) -> bytes:
+        return _HEADER.pack(_MAGIC, _VERSION, self._identity, number)
+
+    # ---- writing -------------------------------------------------------------------------------
+
+    def append(self, key: bytes, frame: bytes) -> None:
+        """Write a frame; its key is known after the next ``flush``. OSError, after which the store
+        is as before."""
+        size = -(-len(frame) // UNIT) * UNIT
+        if UNIT + size > min(self._budget_bytes, UNIT * MAX_UNITS):
+            return
+        if self._fd < 0 or self._end + size > max(self._segment_bytes, UNIT + size):
+            self._new_segment(size)
+        self._files.write(self._fd, frame, self._end)
+        self.unlogged.append((key, place(self._number, self._end, len(frame))))
+        self._end += size
+        self.sizes[self._number] = self._end
+
+    def flush(self) -> None:
+        """Write the log of what was appended. OSError: it is forgotten."""
+        entries, self.unlogged = self.unlogged, []
+        if entries:
+            self._log.append(entries)
+            self.index.update(entries)
+        if self._log.num_entries > 2 * len(self.index) + _SLACK:
+            self._log.rewrite(self.index.items())
+
+    def _new_segment(self, size: int) -> None:
+        self._seal()
+        self._make_room(max(self._segment_bytes, UNIT + size))
+        if self._fd >= 0:  # what was moved has begun one
+            return
+        self._number = max(self.sizes, default=0) + 1
+        fd = self._files.open(self._path(self._number), os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            self._files.write(fd, self._header(self._number), 0)
+        except OSError:
+            os.close(fd)
+            self._path(self._number).unlink(missing_ok=True)
+            raise
+        self._fd, self._end, self.sizes[self._number] = fd, UNIT, UNIT
+
+    def _seal(self) -> None:
+        """End the segment that is written."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            with suppress(OSError):  # unwritten frames are misses
+                self._files.sync(fd)
+            os.close(fd)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Drop oldest segments until ``num_bytes`` more fit into the budget and onto the disk."""
+        while self.sizes:
+            is_within = sum(self.sizes.values()) + num_bytes <= self._budget_bytes
+            free = self._files.free_bytes(self.folder)
+            if is_within and free >= num_bytes + self._min_free_bytes:
+                return
+            self.drop_oldest()
+
+    def drop_oldest(self) -> None:
+        """Delete the oldest segment, but keep a part of what was read of it."""
+        self.flush()
+        number = min(self.sizes)
+        if number == self._number:
+            self._seal()
+        keys = [key for key, at in self.index.items() if where(at)[0] == number]
+        kept = self._hot_frames(number, [key for key in keys if key in self.hot], len(keys))
+        self._delete(number)
+        self._forget(keys)
+        for key, frame in kept:
+            self.append(key, frame)
+
+    def _hot_frames(
+        self, number: int, keys: list[bytes], num_keys: int
+    ) -> list[tuple[bytes, bytes]]:
+        """Of a segment with ``num_keys`` frames, those of ``keys``, up to a share of all."""
+        keys = keys[: int(_MOVED * num_keys)]
+        fd = self._open_segment(number) if keys else None
+        if fd is None:
+            return []
+        try:
+            places = [where(self.index[key]) for key in keys]
+            return [
+                (key, self._files.read(fd, num_bytes, offset))
+                for key, (_, offset, num_bytes) in zip(keys, places, strict=True)
+            ]
+        finally:
+            os.close(fd)
+
+    def _delete(self, number: int) -> None:
+        self.sizes.pop(number, None)
+        self._gone.append(number)
+        self._path(number).unlink(missing_ok=True)
+        self.num_dropped_segments += 1
+
+    # ---- all of it -----------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Delete all segments; a follower forgets them only."""
+        self._seal()
+        self.index.clear()
+        self.hot.clear()
+        self.unlogged.clear()
+        if self.is_writer:
+            self._log.rewrite(())
+            for number in list(self.sizes):
+                self._delete(number)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.flush()
+        self._seal()
+        self._log.close()
+        for fd in (*self._readers.values(), self._lock_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._readers.clear()
+        self._lock_fd, self.is_writer = -1, False

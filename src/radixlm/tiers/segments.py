@@ -1,0 +1,267 @@
+"""The disk tier: pages in segment files, which outlive the server.
+
+One thread of low priority compresses and writes, another reads; the worker waits for reads with a
+limit. A disk that is full, fails or is gone switches the tier off, with one warning: then every
+look-up is a miss, and serving goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Literal
+
+from radixlm.tiers.background import LOW_PRIORITY, Background
+from radixlm.tiers.base import Hint, PageRecord, Payload, TierName
+from radixlm.tiers.codec import RAW, Codec
+from radixlm.tiers.files import Files
+from radixlm.tiers.frame import Framer
+from radixlm.tiers.host import Packed
+from radixlm.tiers.segment_store import SEGMENT_BYTES, SegmentStore
+
+log = logging.getLogger(__name__)
+
+STALL_S: Final = 2.0  # without a byte from the disk; then nobody waits any more
+_AHEAD: Final = 8  # frames that are read ahead of the one that is expanded
+_QUEUE_BYTES: Final = 256 << 20
+_FOLLOW_S: Final = 1.0
+_CLOSE_S: Final = 10.0
+
+
+class SegmentTier:
+    """``folder``: holds a folder for each identity (Manifest.storage_digest). ``on_packed``: called
+    with each page that was compressed, so that others need not do it again."""
+
+    name: TierName = "storage"
+    medium: Literal["DISK"] = "DISK"
+    takes_puts = True
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: bytes,
+        codec: Codec,
+        budget_bytes: int,
+        *,
+        secret: bytes = b"",
+        files: Files | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        min_free_bytes: int = 0,
+        stall_s: float = STALL_S,
+        on_packed: Callable[[bytes, int, bytes | Payload], None] | None = None,
+    ) -> None:
+        files = files or Files()
+        home = folder / identity.hex()[:16]
+        self._store = SegmentStore(
+            home, identity, budget_bytes, files, segment_bytes, min_free_bytes
+        )
+        self._codec, self._framer = codec, Framer(identity, secret, codec)
+        self._stall_s, self._on_packed = stall_s, on_packed
+        self._off = ""  # why nothing is kept any more
+        self._stuck: Future[bytes | None] | None = None  # a read that never came
+        self._waiting: dict[bytes, int] = {}  # keys to be written -> bytes
+        self._waiting_bytes = 0
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(
+            ("written_pages", "dropped_pages", "damaged_pages", "late_reads", "errors"), 0
+        )
+        self._followed_s = time.monotonic()
+        self._writer = Background("radixlm-tier-write", LOW_PRIORITY)
+        self._reader = Background("radixlm-tier-read")
+        self._writer.submit(lambda: self._guard(self._open, folder, home, budget_bytes))
+
+    # ---- called by the worker ------------------------------------------------------------------
+
+    def contains(self, keys: Sequence[bytes], hint: Hint | None = None) -> int:
+        if self._is_off():
+            return 0
+        index, count = self._store.index, 0
+        while count < len(keys) and keys[count] in index:
+            count += 1
+        if count < len(keys) and not self._store.is_writer:
+            self._follow()
+        return count
+
+    def get(self, keys: Sequence[bytes], out: Sequence[Payload], hint: Hint | None = None) -> int:
+        if self._is_off():
+            return 0
+        reads: list[Future[bytes | None]] = []
+        for count, (key, target) in enumerate(zip(keys, out, strict=True)):
+            reads += (self._read(key) for key in keys[len(reads) : count + _AHEAD])
+            if not self._arrived(key, reads[count], target):
+                for late in reads[count:]:
+                    late.cancel()
+                return count
+        return len(keys)
+
+    def put(self, records: Sequence[PageRecord]) -> None:
+        self.put_packed(
+            [Packed(r.key, r.parent, len(r.payload), RAW, r.payload) for r in records]
+        )
+
+    def put_packed(self, pages: Sequence[Packed]) -> None:
+        """Keep those pages that it lacks: they are written later, or dropped where too many wait."""
+        if self._off:
+            return
+        if not self._store.is_writer:
+            self._follow()
+            return
+        for page in pages:
+            size = len(page.blob)
+            with self._lock:
+                if page.key in self._store.index or page.key in self._waiting:
+                    continue
+                if self._waiting_bytes + size > _QUEUE_BYTES:
+                    self._counts["dropped_pages"] += 1
+                    continue
+                self._waiting[page.key] = size
+                self._waiting_bytes += size
+            self._writer.submit(lambda page=page: self._guard(self._write, page))  # type: ignore[misc]
+
+    def clear(self) -> None:
+        self._writer.submit(lambda: self._guard(self._store.clear))
+        self._writer.drain(_CLOSE_S)
+
+    def stats(self) -> dict[str, float]:
+        store = self._store
+        return {
+            "pages": len(store.index),
+            "bytes": sum(store.sizes.copy().values()),
+            "segments": len(store.sizes),
+            "dropped_segments": store.num_dropped_segments,
+            "waiting_bytes": self._waiting_bytes,
+            "is_writer": store.is_writer,
+            "is_off": bool(self._off),
+            **self._counts,
+        }
+
+    def close(self) -> None:
+        self._writer.submit(self._store.close)
+        self._writer.close(_CLOSE_S)
+        self._reader.close(self._stall_s)
+
+    def flush(self, limit_s: float = _CLOSE_S) -> bool:
+        """Wait until what was put is on disk; False after ``limit_s``."""
+        return self._writer.drain(limit_s)
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    def _read(self, key: bytes) -> Future[bytes | None]:
+        future: Future[bytes | None] = Future()
+
+        def work() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(self._store.read(key))
+                except OSError as error:
+                    future.set_exception(error)
+
+        self._reader.submit(work)
+        return future
+
+    def _arrived(self, key: bytes, read: Future[bytes | None], target: Payload) -> bool:
+        """Whether a page has come in time, whole and right."""
+        try:
+            frame = read.result(self._stall_s)
+        except NotInTime:
+            self._counts["late_reads"] += 1
+            self._stuck = read
+            return False
+        except OSError as error:
+            self._failed(error)
+            return False
+        fault = "short" if frame is None else self._framer.unpack(frame, key, target)
+        if fault:
+            self._counts["damaged_pages"] += 1
+            self._store.index.pop(key, None)
+            return False
+        self._store.hot.add(key)
+        return True
+
+    def _is_off(self) -> bool:
+        """Switched off, or waiting for a read that did not come in time."""
+        if self._stuck is not None and self._stuck.done():
+            self._stuck = None
+        return bool(self._off) or self._stuck is not None
+
+    # ---- the writer's thread -------------------------------------------------------------------
+
+    def _open(self, folder: Path, home: Path, budget_bytes: int) -> None:
+        self._store.open()
+        if not self._store.is_writer:
+            log.warning("another server writes %s: its pages are read, none is added", home)
+            return
+        _drop_others(folder, home, budget_bytes - sum(self._store.sizes.values()))
+
+    def _follow(self) -> None:
+        """Ask the writer's thread to look what another server has written, once a second."""
+        now_s = time.monotonic()
+        if now_s - self._followed_s >= _FOLLOW_S:
+            self._followed_s = now_s
+            self._writer.submit(lambda: self._guard(self._catch_up))
+
+    def _catch_up(self) -> None:
+        if self._store.become_writer():
+            log.info("%s: the server that wrote here has ended", self._store.folder)
+            self._store.open()
+        else:
+            self._store.follow()
+
+    def _write(self, page: Packed) -> None:
+        try:
+            if self._off:
+                return
+            flags, blob = page.flags, page.blob
+            if flags == RAW and not isinstance(blob, bytes):
+                flags, blob = self._codec.encode(blob)
+                if self._on_packed is not None and flags != RAW:
+                    self._on_packed(page.key, flags, blob)
+            frame = self._framer.seal(page.key, page.parent, page.raw_bytes, flags, blob)
+            try:
+                self._store.append(page.key, frame)
+            except OSError:  # a disk that others fill: give back room, once
+                self._store.drop_oldest()
+                self._store.append(page.key, frame)
+            self._counts["written_pages"] += 1
+        finally:
+            with self._lock:
+                self._waiting_bytes -= self._waiting.pop(page.key, 0)
+        if not self._waiting or len(self._store.unlogged) >= 64:
+            self._store.flush()
+
+    def _guard(self, work: Callable[..., None], *args: object) -> None:
+        """Run work on files; what fails switches the tier off."""
+        try:
+            work(*args)
+        except OSError as error:
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        self._counts["errors"] += 1
+        if not self._off:
+            self._off = error.strerror or str(error)
+            log.warning("%s: %s; pages are no longer kept there", self._store.folder, self._off)
+
+
+def _drop_others(folder: Path, home: Path, num_bytes: int) -> None:
+    """Delete folders of other models and versions, the oldest first, until they are within
+    ``num_bytes``; not those that another server has locked."""
+    others = [path for path in folder.iterdir() if path != home and (path / "index.log").is_file()]
+    sizes = {path: sum(f.stat().st_size for f in path.iterdir()) for path in others}
+    for path in sorted(others, key=lambda path: (path / "index.log").stat().st_mtime):
+        if sum(sizes.values()) <= num_bytes:
+            return
+        store = SegmentStore(path, b"", 0, Files())
+        if store.become_writer():
+            store.close()
+            with suppress(OSError):
+                shutil.rmtree(path)
+            del sizes[path]
+
