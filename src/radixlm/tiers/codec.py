@@ -7,7 +7,6 @@ without it, or where a sample shows that little is gained, payloads are kept as 
 
 from __future__ import annotations
 
-import sys
 import threading
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ except ImportError:  # pragma: no cover - an extra
 
 RAW: Final = 0
 _WIDTHS: Final = {1: 1, 2: 2, 3: 4}  # of the numbers: flags -> bytes; 1 is zstd without planes
-_WORTH: Final = 0.95  # of the size: what compresses less is kept raw
+_WORTH: Final = 0.97  # of the size: what gains less is not done
 _SAMPLE_BYTES: Final = 1 << 18
 _EVERY: Final = 256  # payloads between two samples
 
@@ -50,7 +49,7 @@ class Codec:
         blob = self._compress(payload, flags)
         return (flags, blob) if len(blob) < len(payload) else (RAW, payload)
 
-    def decode(self, flags: int, blob: bytes | Payload, out: Payload) -> bool:
+    def decode(self, flags: int, blob: bytes | Payload | memoryview, out: Payload) -> bool:
         """Fill ``out``; False if the blob is none of ``out``'s length, or cannot be read here."""
         if flags == RAW:
             if len(blob) == len(out):
@@ -59,10 +58,11 @@ class Codec:
         width = _WIDTHS.get(flags)
         if zstandard is None or width is None or len(out) % width:
             return False
+        data = memoryview(blob)  # type: ignore[arg-type]
         try:  # the size in a hostile frame is what would be allocated
-            if zstandard.frame_content_size(blob) != len(out):
+            if zstandard.frame_content_size(data) != len(out):
                 return False
-            plain = np.frombuffer(self._tools()[1].decompress(blob), np.uint8)
+            plain = np.frombuffer(self._tools()[1].decompress(data), np.uint8)
         except zstandard.ZstdError:
             return False
         if width == 1:
@@ -72,13 +72,16 @@ class Codec:
         return True
 
     def _choose(self, payload: Payload) -> int:
-        """The flags under which the middle of the payload is smallest."""
+        """The flags under which the middle of the payload is smallest: more planes must gain."""
         middle = max(0, len(payload) - _SAMPLE_BYTES) // 8 * 4
         sample = payload[middle : middle + _SAMPLE_BYTES]
-        flags = [f for f, width in _WIDTHS.items() if len(payload) % width == 0]
-        sizes = {f: len(self._compress(sample, f)) for f in flags if len(sample) % _WIDTHS[f] == 0}
-        best = min(sizes, key=lambda f: sizes[f], default=RAW)
-        return best if sizes and sizes[best] < _WORTH * len(sample) else RAW
+        best, size = RAW, len(sample) * 1.0
+        for flags, width in _WIDTHS.items():
+            if len(payload) % width == 0 and len(sample) % width == 0:
+                gained = len(self._compress(sample, flags))
+                if gained < _WORTH * size:
+                    best, size = flags, gained
+        return best
 
     def _compress(self, payload: Payload, flags: int) -> bytes:
         if (width := _WIDTHS[flags]) > 1:
@@ -98,12 +101,9 @@ class Codec:
 
 
 def byte_planes(x: Payload, width: int, out: Payload, *, joins: bool) -> None:
-    """Numbers of ``width`` (2 or 4) bytes, uint8 [n * width] C-contiguous, to ``width`` planes of n
-    bytes; ``joins``: the inverse. By the C++ kernels where an engine has loaded them."""
-    native = sys.modules.get("radixlm._cpu")  # importing it before torch gives two OpenMP runtimes
-    if native is not None and x.flags.c_contiguous and out.flags.c_contiguous:
-        native.byte_planes(x.ctypes.data, len(x) // width, width, out.ctypes.data, joins)
-    elif joins:
+    """Numbers of ``width`` (2 or 4) bytes, uint8 [n * width], to ``width`` planes of n bytes;
+    ``joins``: the inverse."""
+    if joins:
         out.reshape(-1, width)[:] = x.reshape(width, -1).T
     else:
         out.reshape(width, -1)[:] = x.reshape(-1, width).T

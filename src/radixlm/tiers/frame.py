@@ -2,8 +2,9 @@
 
     magic 4 | version 2 | flags 2 | identity 16 | key 32 | parent 32 | raw 8 | stored 8 | digest 16
 
-then the stored bytes; numbers are little-endian. ``digest`` is BLAKE2b-128 over all the rest, keyed
-(RFC 7693, a MAC) where the readers share a secret. A frame with any other byte is a miss.
+then the stored bytes; numbers are little-endian. ``digest`` is over all the rest: BLAKE2b-128,
+keyed (RFC 7693, a MAC) where the readers share a secret; without one XXH3-128 where it is
+installed, which is fifty times as fast. A frame with any other byte is a miss.
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ import numpy as np
 from radixlm.memory.keys import NO_KEY
 from radixlm.tiers.base import Payload
 
+try:
+    from xxhash import xxh3_128
+except ImportError:  # pragma: no cover - an extra
+    xxh3_128 = None  # type: ignore[assignment,misc]
+
 _HEADER: Final = struct.Struct("<4sHH16s32s32sQQ16s")
 _MAGIC: Final = b"RLKV"
 _VERSION: Final = 1
 HEADER_BYTES: Final = _HEADER.size
 CODEC_BITS: Final = 15  # of the flags; 0: the payload as it is
+_XXH3: Final = 16  # of the flags
 _DIGEST_BYTES: Final = 16
 
 Fault = Literal["", "short", "foreign", "damaged"]
@@ -61,10 +68,12 @@ class Framer:
         self, key: bytes, parent: bytes, raw_bytes: int, flags: int, body: bytes | Payload
     ) -> bytes:
         """A frame of what a codec has encoded already, from a page of ``raw_bytes``."""
+        if xxh3_128 is not None and not self._mac_key:
+            flags |= _XXH3
         head = (_MAGIC, _VERSION, flags, self._identity, key, parent, raw_bytes, len(body))
         bare = _HEADER.pack(*head, b"")[:-_DIGEST_BYTES]
         data = memoryview(body)  # type: ignore[arg-type]
-        return b"".join((bare, self._digest(bare, data), data))
+        return b"".join((bare, self._digest(flags, bare, data), data))
 
     def unpack(self, frame: bytes | memoryview | Payload, key: bytes, out: Payload) -> Fault:
         """Fill ``out`` from a frame that must be of ``key``; "" if it was, else what is wrong. The
@@ -73,7 +82,8 @@ class Framer:
         if fault:
             return fault
         if flags & CODEC_BITS:
-            is_whole = self._codec is not None and self._codec.decode(flags, body, out)
+            code = flags & CODEC_BITS
+            is_whole = self._codec is not None and self._codec.decode(code, body, out)
             return "" if is_whole else "damaged"
         if len(body) != len(out):
             return "damaged"
@@ -96,12 +106,18 @@ class Framer:
         body = view[HEADER_BYTES : HEADER_BYTES + stored]
         if len(body) < stored:
             return "short", 0, view[:0]
-        its_digest = self._digest(view[: HEADER_BYTES - _DIGEST_BYTES], body)
+        if flags & _XXH3 and (self._mac_key or xxh3_128 is None):  # anybody can compute it
+            return "damaged", 0, view[:0]
+        its_digest = self._digest(flags, view[: HEADER_BYTES - _DIGEST_BYTES], body)
         if stored > raw or not hmac.compare_digest(its_digest, digest):
             return "damaged", 0, view[:0]
         return "", flags, body
 
-    def _digest(self, head: bytes | memoryview, body: memoryview) -> bytes:
+    def _digest(self, flags: int, head: bytes | memoryview, body: memoryview) -> bytes:
+        if flags & _XXH3:
+            fast = xxh3_128(head)
+            fast.update(body)
+            return fast.digest()
         digest = hashlib.blake2b(head, digest_size=_DIGEST_BYTES, key=self._mac_key)
         digest.update(body)
         return digest.digest()

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import Final, Literal, Protocol
 
 from radixlm.tiers.background import LOW_PRIORITY, Background
-from radixlm.tiers.base import Hint, PageRecord, Payload, TierName
+from radixlm.tiers.base import PageRecord, Payload, TierName
 from radixlm.tiers.codec import RAW, Codec
+from radixlm.wire.transfer import Hint
 
 _PACK_ABOVE: Final = 0.5  # of the budget
 _CLOSE_S: Final = 5.0

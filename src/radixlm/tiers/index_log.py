@@ -24,9 +24,7 @@ UNIT: Final = 512
 _HEADER: Final = struct.Struct("<4sI16s8s")
 _BLOCK: Final = struct.Struct("<4sII")
 _PLACE: Final = struct.Struct("<III")
-_ENTRY: Final = np.dtype(
-    [("key", "V32"), ("segment", "<u4"), ("offset", "<u4"), ("length", "<u4")]
-)
+_ENTRY: Final = np.dtype([("key", "V32"), ("segment", "<u4"), ("offset", "<u4"), ("length", "<u4")])
 _MAGIC: Final = b"RLIX"
 _BLOCK_MAGIC: Final = b"RLIB"
 _VERSION: Final = 1
@@ -140,7 +138,7 @@ class IndexLog:
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
-            self._fd = -1
+            self._fd, self._inode = -1, 0
 
 
 def _blocks(entries: Sequence[tuple[bytes, Place]]) -> bytes:
@@ -161,7 +159,7 @@ def _is_damaged(rest: bytes) -> bool:
         return not _BLOCK_MAGIC.startswith(rest[:4])
     magic, count, _ = _BLOCK.unpack_from(rest)
     is_whole = len(rest) >= _BLOCK.size + count * _ENTRY.itemsize
-    return magic != _BLOCK_MAGIC or count > _BLOCK_ENTRIES or is_whole
+    return bool(magic != _BLOCK_MAGIC or count > _BLOCK_ENTRIES or is_whole)
 
 
 def _block(data: bytes, at: int) -> tuple[memoryview, int] | None:

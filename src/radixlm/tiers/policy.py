@@ -1,4 +1,4 @@
-"""When pages are written to the tiers, and how long a request waits for those that come from them."""
+"""When pages are written to the tiers, and how long a request waits for pages from them."""
 
 from __future__ import annotations
 

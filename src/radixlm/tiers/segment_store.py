@@ -16,7 +16,6 @@ import os
 import re
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -36,8 +35,8 @@ _SLACK: Final = 1024  # dead entries that a log may have in any case
 
 
 class SegmentStore:
-    """``folder``: of one identity. ``min_free_bytes``: of the disk, that stay free. Only ``read`` may
-    be called beside another call, by one thread."""
+    """``folder``: of one identity. ``min_free_bytes`` of the disk stay free. Only ``read`` may be
+    called beside another call, by one thread."""
 
     def __init__(
         self,
@@ -57,7 +56,9 @@ class SegmentStore:
         self._number = self._end = 0  # of the segment that is written, and its length so far
         self.unlogged: list[tuple[bytes, Place]] = []
         self._readers: OrderedDict[int, int] = OrderedDict()  # segment -> descriptor
-        self._gone: list[int] = []  # segments whose reader is to be closed, by the thread that reads
+        self._gone: list[
+            int
+        ] = []  # segments whose reader is to be closed, by the thread that reads
         self.index: dict[bytes, Place] = {}
         self.sizes: dict[int, int] = {}  # bytes of each segment
         self.hot: set[bytes] = set()  # keys read since they were written
@@ -96,7 +97,8 @@ class SegmentStore:
         for keys, places in self._log.new_entries():
             self.index.update(zip(keys, places, strict=True))
         if is_new or before.keys() - self.sizes.keys():
-            self._forget([k for k, at in self.index.items() if where(at)[0] not in self.sizes])
+            gone = [k for k, at in self.index.items() if where(at)[0] not in self.sizes]
+            self.forget(*gone)
 
     def _list_segments(self) -> dict[int, int]:
         found = {}
@@ -106,9 +108,10 @@ class SegmentStore:
                 found[int(match[1])] = path.stat().st_size
         return found
 
-    def _forget(self, keys: Iterable[bytes]) -> None:
+    def forget(self, *keys: bytes) -> None:
+        """Keys whose frames are gone or damaged."""
         for key in keys:
-            del self.index[key]
+            self.index.pop(key, None)
             self.hot.discard(key)
 
     # ---- reading -------------------------------------------------------------------------------
@@ -119,8 +122,8 @@ class SegmentStore:
         if at is None:
             return None
         while self._gone:
-            if (fd := self._readers.pop(self._gone.pop(), -1)) >= 0:
-                os.close(fd)
+            if (gone := self._readers.pop(self._gone.pop(), -1)) >= 0:
+                os.close(gone)
         number, offset, num_bytes = where(at)
         fd = self._reader(number)
         return None if fd is None else self._files.read(fd, num_bytes, offset)
@@ -134,10 +137,10 @@ class SegmentStore:
         opened = self._open_segment(number)
         if opened is None:
             return None
-        self._readers[number] = fd = opened
+        self._readers[number] = opened
         if len(self._readers) > _MAX_OPEN:
             os.close(self._readers.popitem(last=False)[1])
-        return fd
+        return opened
 
     def _open_segment(self, number: int) -> int | None:
         try:
@@ -184,7 +187,9 @@ class SegmentStore:
         self._make_room(max(self._segment_bytes, UNIT + size))
         if self._fd >= 0:  # what was moved has begun one
             return
-        self._number = max(self.sizes, default=0) + 1
+        self._number = max(self._number, *self.sizes, 0) + 1
+        while os.path.lexists(self._path(self._number)):  # something foreign
+            self._number += 1
         fd = self._files.open(self._path(self._number), os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             self._files.write(fd, self._header(self._number), 0)
@@ -220,7 +225,7 @@ class SegmentStore:
         keys = [key for key, at in self.index.items() if where(at)[0] == number]
         kept = self._hot_frames(number, [key for key in keys if key in self.hot], len(keys))
         self._delete(number)
-        self._forget(keys)
+        self.forget(*keys)
         for key, frame in kept:
             self.append(key, frame)
 

@@ -8,6 +8,7 @@ look-up is a miss, and serving goes on.
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import threading
 import time
@@ -19,12 +20,13 @@ from pathlib import Path
 from typing import Final, Literal
 
 from radixlm.tiers.background import LOW_PRIORITY, Background
-from radixlm.tiers.base import Hint, PageRecord, Payload, TierName
+from radixlm.tiers.base import PageRecord, Payload, TierName
 from radixlm.tiers.codec import RAW, Codec
 from radixlm.tiers.files import Files
 from radixlm.tiers.frame import Framer
 from radixlm.tiers.host import Packed
 from radixlm.tiers.segment_store import SEGMENT_BYTES, SegmentStore
+from radixlm.wire.transfer import Hint
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ _AHEAD: Final = 8  # frames that are read ahead of the one that is expanded
 _QUEUE_BYTES: Final = 256 << 20
 _FOLLOW_S: Final = 1.0
 _CLOSE_S: Final = 10.0
+_NAME: Final = re.compile("[0-9a-f]{16}")  # of an identity's folder
 
 
 class SegmentTier:
@@ -102,12 +105,10 @@ class SegmentTier:
         return len(keys)
 
     def put(self, records: Sequence[PageRecord]) -> None:
-        self.put_packed(
-            [Packed(r.key, r.parent, len(r.payload), RAW, r.payload) for r in records]
-        )
+        self.put_packed([Packed(r.key, r.parent, len(r.payload), RAW, r.payload) for r in records])
 
     def put_packed(self, pages: Sequence[Packed]) -> None:
-        """Keep those pages that it lacks: they are written later, or dropped where too many wait."""
+        """Keep those pages that it lacks: written later, or dropped where too many wait."""
         if self._off:
             return
         if not self._store.is_writer:
@@ -180,7 +181,7 @@ class SegmentTier:
         fault = "short" if frame is None else self._framer.unpack(frame, key, target)
         if fault:
             self._counts["damaged_pages"] += 1
-            self._store.index.pop(key, None)
+            self._writer.submit(lambda: self._store.forget(key))
             return False
         self._store.hot.add(key)
         return True
@@ -227,6 +228,8 @@ class SegmentTier:
             try:
                 self._store.append(page.key, frame)
             except OSError:  # a disk that others fill: give back room, once
+                if not self._store.sizes:
+                    raise
                 self._store.drop_oldest()
                 self._store.append(page.key, frame)
             self._counts["written_pages"] += 1
@@ -253,7 +256,14 @@ class SegmentTier:
 def _drop_others(folder: Path, home: Path, num_bytes: int) -> None:
     """Delete folders of other models and versions, the oldest first, until they are within
     ``num_bytes``; not those that another server has locked."""
-    others = [path for path in folder.iterdir() if path != home and (path / "index.log").is_file()]
+    others = [
+        path
+        for path in folder.iterdir()
+        if path != home
+        and _NAME.fullmatch(path.name)
+        and not path.is_symlink()
+        and (path / "index.log").is_file()
+    ]
     sizes = {path: sum(f.stat().st_size for f in path.iterdir()) for path in others}
     for path in sorted(others, key=lambda path: (path / "index.log").stat().st_mtime):
         if sum(sizes.values()) <= num_bytes:
@@ -264,4 +274,3 @@ def _drop_others(folder: Path, home: Path, num_bytes: int) -> None:
             with suppress(OSError):
                 shutil.rmtree(path)
             del sizes[path]
-

@@ -1,0 +1,67 @@
+"""Disks with faults, and pages to store on them."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from radixlm.memory.keys import page_keys
+from radixlm.tiers.base import PageRecord
+from radixlm.tiers.files import Files
+
+PAGE = 4
+TOKENS = np.arange(PAGE, dtype=np.int32)
+
+
+def payload(number: int, nbytes: int = 2048) -> np.ndarray:
+    """bf16 numbers that compress, different for each ``number``."""
+    values = np.random.default_rng(number).standard_normal(nbytes // 2).astype(np.float32)
+    return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).copy()
+
+
+def chain(count: int, seed: bytes = b"") -> list[bytes]:
+    return page_keys(np.arange(count * PAGE, dtype=np.int32), PAGE, seed)
+
+
+def records(keys: list[bytes], nbytes: int = 2048) -> list[PageRecord]:
+    parents = [bytes(32), *keys]
+    return [PageRecord(key, parents[i], TOKENS, payload(i, nbytes)) for i, key in enumerate(keys)]
+
+
+class CrashingFiles(Files):
+    """Writes ``limit`` bytes; the one that would exceed it is torn, and the disk is gone then."""
+
+    def __init__(self, limit: int, error: int = errno.EIO) -> None:
+        self.left, self._error = limit, error
+
+    def write(self, fd: int, data: bytes, offset: int) -> None:
+        part = data[: max(0, self.left)]
+        self.left -= len(data)
+        if part:
+            super().write(fd, part, offset)
+        if self.left < 0:
+            raise OSError(self._error, "the disk is gone")
+
+
+class StuckFiles(Files):
+    """Reads wait until ``go`` is set, at most 30 s; the first ``free_reads`` do not."""
+
+    def __init__(self) -> None:
+        self.go, self.stick = threading.Event(), False
+
+    def read(self, fd: int, num_bytes: int, offset: int) -> bytes:
+        if self.stick:
+            self.go.wait(30)
+        return super().read(fd, num_bytes, offset)
+
+
+class FullFiles(Files):
+    """Reports ``free`` bytes."""
+
+    free = 1 << 40
+
+    def free_bytes(self, folder: Path) -> int:
+        return self.free
