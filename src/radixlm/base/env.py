@@ -90,6 +90,36 @@ HICACHE_FILE_DIR = Variable(
     "Folder of --hicache-storage-backend file and shared_file.",
     ("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR",),
 )
+HF3FS_CONFIG_PATH = Variable(
+    "SGLANG_HICACHE_HF3FS_CONFIG_PATH",
+    "",
+    str,
+    "JSON file with file_path_prefix and file_size, for --hicache-storage-backend hf3fs.",
+)
+MOONCAKE_CONFIG_PATH = Variable(
+    "SGLANG_HICACHE_MOONCAKE_CONFIG_PATH",
+    "",
+    str,
+    "JSON file of Mooncake's settings, for --hicache-storage-backend mooncake.",
+)
+MOONCAKE_MASTER = Variable("MOONCAKE_MASTER", "", str, "host:port of mooncake_master.")
+MOONCAKE_METADATA = Variable(
+    "MOONCAKE_TE_META_DATA_SERVER", "", str, "Mooncake's metadata server; P2PHANDSHAKE when empty."
+)
+MOONCAKE_LOCAL_HOSTNAME = Variable(
+    "MOONCAKE_LOCAL_HOSTNAME", "", str, "Name of this host in a Mooncake cluster."
+)
+MOONCAKE_SEGMENT_SIZE = Variable(
+    "MOONCAKE_GLOBAL_SEGMENT_SIZE", "", str, "Memory that each rank gives to the cluster: 4gb."
+)
+MOONCAKE_PROTOCOL = Variable("MOONCAKE_PROTOCOL", "", str, "Mooncake's transport: tcp or rdma.")
+MOONCAKE_DEVICE = Variable("MOONCAKE_DEVICE", "", str, "RDMA devices of Mooncake, with commas.")
+LMCACHE_CONFIG_FILE = Variable(
+    "LMCACHE_CONFIG_FILE", "", str, "LMCache's YAML file, for --enable-lmcache."
+)
+LMCACHE_REMOTE_URL = Variable(
+    "LMCACHE_REMOTE_URL", "", str, "Server of LMCache, lm://host:port, for --enable-lmcache."
+)
 PP_LAYER_PARTITION = Variable(
     "RADIXLM_PP_LAYER_PARTITION",
     "",

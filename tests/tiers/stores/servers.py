@@ -1,6 +1,7 @@
 """Servers of stores, started for a test on a free port of the loopback and killed after it."""
 
 import importlib.util
+import os
 import shutil
 import socket
 import subprocess
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-START_S = 30.0
+START_S = 60.0
 
 
 def free_port() -> int:
@@ -30,8 +31,8 @@ def process(port: int, *command: str, **options: object) -> Iterator[subprocess.
         end_s = time.monotonic() + START_S
         while True:
             with socket.socket() as probe:
-                if not probe.connect_ex(("127.0.0.1", port)):
-                    break
+                if not probe.connect_ex(("127.0.0.1", port)) and probe.getsockname()[1] != port:
+                    break  # a free port may be connected to itself
             if child.poll() is not None or time.monotonic() > end_s:
                 pytest.fail(f"{command[0]} does not listen at {port}: {child.poll()}")
             time.sleep(0.02)  # for a port that opens: there is nothing to wait on
@@ -69,3 +70,31 @@ def s3_server() -> Iterator[str]:
         client.create_bucket(Bucket="pages")
         client.close()
         yield url
+
+
+@contextmanager
+def mooncake_master() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """(host:port, process) of a mooncake_master that holds no object back."""
+    module = pytest.importorskip(
+        "mooncake.store",
+        reason="Mooncake is not installed (radixlm[mooncake], Debian: libibverbs1)",
+    )
+    program = os.path.join(os.path.dirname(module.__file__), "mooncake_master")
+    port, metrics = free_port(), free_port()
+    words = f"--rpc_port={port} --metrics_port={metrics} --default_kv_lease_ttl=1000".split()
+    with process(port, program, *words) as child:
+        yield f"127.0.0.1:{port}", child
+
+
+@contextmanager
+def lmcache_server() -> Iterator[str]:
+    """URL of LMCache's own server; $LMCACHE_PATH names the folder it is installed in."""
+    path = os.environ.get("LMCACHE_PATH")
+    if path is None and importlib.util.find_spec("lmcache") is None:
+        pytest.skip("LMCache is not installed (pip install --no-deps lmcache; LMCACHE_PATH=folder)")
+    port = free_port()
+    words = (sys.executable, "-m", "lmcache.v1.server", "127.0.0.1", str(port))
+    environ = os.environ | {"LMCACHE_TRACK_USAGE": "false"}
+    environ |= {"PYTHONPATH": path} if path else {}
+    with process(port, *words, env=environ):
+        yield f"lm://127.0.0.1:{port}"

@@ -1,8 +1,8 @@
 """What every store promises, by one suite: against real servers where they are installed."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -57,32 +57,46 @@ class MemoryStore:
     def close(self) -> None: ...
 
 
-@pytest.fixture(params=["shared_file", "redis", "s3", "dynamic"])
-def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes further clients of one and the same store."""
-    name, extra = request.param, {}
+@pytest.fixture(scope="module", params=[*STORES])
+def chosen(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, options) of a store whose server runs."""
+    name, folder = request.param, str(tmp_path_factory.mktemp("store") / "pages")
     with ExitStack() as stack:
-        if name == "shared_file":
-            extra = {"directory": str(tmp_path / "pages"), "min_free_gb": 0}
+        if name == "nixl":
+            pytest.importorskip("nixl", reason="NIXL is not installed (radixlm[nixl])")
+        if name in ("shared_file", "nixl", "hf3fs"):
+            yield name, {"directory": folder, "min_free_gb": 0}
         elif name == "redis":
-            extra = {"url": stack.enter_context(servers.redis_server())[0]}
+            yield name, {"url": stack.enter_context(servers.redis_server())[0]}
         elif name == "s3":
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
             for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-                monkeypatch.setenv(variable, "test")
+                patch.setenv(variable, "test")
             url = stack.enter_context(servers.s3_server())
             extra = {"bucket": "pages", "endpoint_url": url, "region": "us-east-1"}
-            extra["refresh_s"] = 1e-9  # other clients' objects are seen at once
+            yield name, extra | {"refresh_s": 1e-9}  # other clients' objects are seen at once
+        elif name == "mooncake":
+            address = stack.enter_context(servers.mooncake_master())[0]
+            sizes = {"global_segment_size": "32mb", "local_buffer_size": "4mb"}
+            yield name, {"master_server_address": address, **sizes}
+        elif name == "lmcache":
+            yield name, {"remote_url": stack.enter_context(servers.lmcache_server())}
         else:
-            own = {"prefix": str(tmp_path)}
-            extra = {"module_path": __name__, "class_name": "MemoryStore", "options": own}
-        yield from _maker(name, extra)
+            yield name, {"module_path": __name__, "class_name": "MemoryStore"}
 
 
-def _maker(name: str, extra: dict[str, Any]) -> Iterator[Make]:
+@pytest.fixture
+def make(chosen: tuple[str, dict[str, Any]], request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Makes further clients of one and the same store, in namespaces of this test."""
+    name, extra = chosen
     kind, opened = STORES.resolve(name), []
+    test = hashlib.sha256(request.node.name.encode()).hexdigest()[:8]
 
-    def one(namespace: str = "radixlm1-0123") -> Store:
-        store = kind(read_options(name, {"deadline_s": 10, **extra}, kind.Options), namespace)
+    def one(namespace: str = "01234567") -> Store:
+        options = read_options(name, {"deadline_s": 10, **extra}, kind.Options)
+        store = kind(options, f"radixlm1-{namespace}{test}")
         store.open()
         opened.append(store)
         return store
@@ -131,7 +145,7 @@ def test_an_object_that_is_too_long_is_not_read(make: Make) -> None:
 
 
 def test_deleted_and_cleared_objects_are_gone_in_this_namespace_only(make: Make) -> None:
-    store, neighbour = make(), make("radixlm1-4567")
+    store, neighbour = make(), make("89abcdef")
     for name, value in zip(NAMES, VALUES, strict=True):
         store.put([name], [value])
         neighbour.put([name], [value])

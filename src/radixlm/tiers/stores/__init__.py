@@ -23,6 +23,10 @@ STORES: Final = Registry(
         "shared_file": f"{_HERE}.file:FileStore",
         "redis": f"{_HERE}.redis:RedisStore",
         "s3": f"{_HERE}.s3:S3Store",
+        "mooncake": f"{_HERE}.mooncake:MooncakeStore",
+        "nixl": f"{_HERE}.nixl:NixlStore",
+        "hf3fs": f"{_HERE}.hf3fs:Hf3fsStore",
+        "lmcache": f"{_HERE}.lmcache:LmcacheStore",
         "dynamic": f"{_HERE}.dynamic:DynamicStore",
     },
 )
