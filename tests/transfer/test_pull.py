@@ -29,8 +29,9 @@ def _differences(theirs: bytes) -> list[str]:
     return [] if theirs == b"manifest" else ["kv_dtype: bf16 and int8"]
 
 
-def _cut(payload: Bytes, part: bytes) -> Bytes:
-    return np.ascontiguousarray(payload[: int(part)])
+def _cut(payload: Bytes, manifest: bytes, space: int) -> Bytes:
+    assert (manifest, space) == (b"manifest", 1)
+    return payload[:100]
 
 
 PAGES = ServedPages(b"manifest", _differences, _cut)
@@ -113,7 +114,7 @@ def test_a_part_of_each_page_is_cut_by_the_server(pair: Pair) -> None:
     for number, key in enumerate(_keys(2)):
         pair.outbox.put(key, _page(number))
     out = np.zeros((2, 100), np.uint8)
-    want = Want(NO_ROOM, 0, _keys(2), [100, 100], 5.0, b"100")
+    want = Want(NO_ROOM, 0, _keys(2), [100, 100], 5.0, space=1, is_cut=True)
     assert pair.client().pull(want, list(out)) == (2, "")
     np.testing.assert_array_equal(out[1], _page(1)[:100])
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from radixlm.config.flag import POSITIVE, Flag, Group
 
-_PD = "KV transfer between servers"
+_LEARNED = "both servers learn each other's ranks when they connect"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -15,52 +15,62 @@ class DisaggConfig(Group):
     disaggregation_mode: Annotated[
         str,
         "Role of this server: null (both), prefill or decode.",
-        Flag(choices=("null", "prefill", "decode"), built=("null",), needs=_PD),
+        Flag(choices=("null", "prefill", "decode")),
     ] = "null"
     disaggregation_transfer_backend: Annotated[
         str,
-        "Library that transfers KV between servers.",
+        "How KV travels: auto (shared memory on one host, else TCP; mooncake, the default, is auto "
+        "too), shm, tcp, or fake (it does not: each server computes for itself).",
         Flag(
-            choices=("mooncake", "nixl", "ascend", "fake"),
-            built=("mooncake",),
-            needs=_PD,
+            choices=("auto", "shm", "tcp", "mooncake", "nixl", "ascend", "fake"),
+            built=("auto", "shm", "tcp", "mooncake", "fake"),
+            why="pages travel by shared memory on one host, else by TCP, with the same result",
             part_of=("disaggregation_mode",),
         ),
     ] = "mooncake"
     disaggregation_bootstrap_port: Annotated[
         int,
-        "Port at which prefill and decode servers meet.",
-        Flag(within="[1, 65535]", state="planned", needs=_PD, part_of=("disaggregation_mode",)),
+        "Port of the prefill server at which decode servers ask for its ranks.",
+        Flag(within="[0, 65535]", part_of=("disaggregation_mode",)),
     ] = 8998
     disaggregation_decode_tp: Annotated[
         int | None,
         "Tensor-parallel ranks of the decode server.",
-        Flag(within=POSITIVE, state="planned", needs=_PD, part_of=("disaggregation_mode",)),
+        Flag(within=POSITIVE, state="no-op", why=_LEARNED, part_of=("disaggregation_mode",)),
     ] = None
     disaggregation_decode_dp: Annotated[
         int | None,
         "Replicas of the decode server.",
-        Flag(within=POSITIVE, state="planned", needs=_PD, part_of=("disaggregation_mode",)),
+        Flag(within=POSITIVE, state="no-op", why=_LEARNED, part_of=("disaggregation_mode",)),
     ] = None
     disaggregation_prefill_pp: Annotated[
         int,
         "Pipeline stages of the prefill server.",
-        Flag(within=POSITIVE, state="planned", needs=_PD, part_of=("disaggregation_mode",)),
+        Flag(within=POSITIVE, state="no-op", why=_LEARNED, part_of=("disaggregation_mode",)),
     ] = 1
     disaggregation_ib_device: Annotated[
         str | None,
         "InfiniBand devices, with commas.",
-        Flag(state="planned", needs=_PD, part_of=("disaggregation_mode",)),
+        Flag(
+            state="no-op",
+            why="pages travel by shared memory or TCP",
+            part_of=("disaggregation_mode",),
+        ),
     ] = None
     num_reserved_decode_tokens: Annotated[
         int,
         "Tokens that a decode server keeps free for each request.",
-        Flag(within="[0, inf)", state="planned", needs=_PD, part_of=("disaggregation_mode",)),
+        Flag(within="[0, inf)", part_of=("disaggregation_mode",)),
     ] = 512
     disaggregation_decode_polling_interval: Annotated[
         int,
         "Steps between two polls for arriving KV.",
-        Flag(within=POSITIVE, state="planned", needs=_PD, part_of=("disaggregation_mode",)),
+        Flag(
+            within=POSITIVE,
+            state="no-op",
+            why="arrivals are told, not polled for",
+            part_of=("disaggregation_mode",),
+        ),
     ] = 1
     enable_pdmux: Annotated[
         bool,

@@ -44,6 +44,8 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
     stages = config.parallel.pp_size
     has_states = any(block.state is not None for block in info.decoder.blocks)
     micro_batch = config.parallel.max_micro_batch_size or max(1, max_running // stages)
+    disagg = config.disagg
+    reserved = disagg.num_reserved_decode_tokens
     return Limits(
         max_running=max_running,
         max_queued=schedule.max_queued_requests,
@@ -58,6 +60,7 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
         waits_for_chunks=stages > 1 and has_states,
         admit_every=schedule.num_continuous_decode_steps,
         reserve=BASE_RESERVE * schedule.schedule_conservativeness,
+        reserved_tokens=reserved if disagg.disaggregation_mode == "decode" else 0,
         policy="fcfs" if schedule.schedule_policy == "priority" else schedule.schedule_policy,
         priorities=schedule.enable_priority_scheduling,
         low_values_first=schedule.schedule_low_priority_values_first,

@@ -5,14 +5,18 @@ from collections.abc import Callable
 from typing import Any
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.disaggregation import hint_of
 from radixlm.intake.records import Output
 from radixlm.intake.validation import processor_name
 from radixlm.text.answer_check import UnheldSchema, unheld_schema
 from radixlm.wire.unknown import note_warning
 
 
-def request_options(value_of: Callable[[str], Any]) -> dict[str, Any]:
-    """Keyword arguments of a GenerateRequest. ``value_of``: a body's value by the field's name."""
+def request_options(
+    value_of: Callable[[str], Any], index: int = 0, count: int = 1
+) -> dict[str, Any]:
+    """Keyword arguments of the GenerateRequest of prompt ``index`` of ``count``. ``value_of``: a
+    body's value by the field's name."""
     names = {}
     if value_of("routed_dp_rank") is not None:
         names["data_parallel_rank"] = "routed_dp_rank"
@@ -28,6 +32,7 @@ def request_options(value_of: Callable[[str], Any]) -> dict[str, Any]:
         "processor": processor_name(
             value_of("custom_logit_processor"), value_of("logit_processor")
         ),
+        "hint": hint_of(value_of, index, count),
         "names": names,
     }
 

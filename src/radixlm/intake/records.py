@@ -12,6 +12,7 @@ from radixlm.text.answer_check import UnheldSchema
 from radixlm.wire.replies import Finish, Logprobs
 from radixlm.wire.requests import AdapterRef, GrammarSpec, LogprobParams, PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
+from radixlm.wire.transfer import Hint
 
 MAX_ID_BYTES = 512  # must fit into the engine's inflight log
 
@@ -48,6 +49,7 @@ class GenerateRequest:
     clamp_max_tokens: bool = False  # a limit beyond the context is the context's end
     prediction: Sequence[int] = ()  # token ids that the output may repeat: it is faster then
     unheld: UnheldSchema | None = None  # of the answer, which is checked against it
+    hint: Hint | None = None  # of a router before prefill and decode servers
     default_rid: str | None = None  # the rid if it is free; another one if it is not
 
 

@@ -277,6 +277,7 @@ class TokenizerManager:
             stream=request.stream,
             bad_words=bad_word_ids(sampling.bad_words, self.tokenizer),
             prediction=pack_ids(request.prediction),
+            hint=request.hint,
         )
         if request.embeds is not None:
             ids = []

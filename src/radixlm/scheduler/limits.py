@@ -43,6 +43,7 @@ class Limits(Record):
     max_micro_batch: int | None = None  # most requests of a step, with several stages
     waits_for_chunks: bool = False  # a chunk of a prompt is planned when the one before has ended
     reserve: float = 0.4
+    reserved_tokens: int = 0  # of that output, what admission keeps free at least, in tokens
     policy: str = "fcfs"
     priorities: bool = False
     low_values_first: bool = False

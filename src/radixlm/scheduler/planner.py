@@ -349,8 +349,10 @@ class Planner:
         table, slots = self._table, self._running_slots()
         prefills = np.maximum(table.prefill_len[slots] - table.num_allocated[slots], 0).sum()
         planned = np.maximum(table.num_tokens[slots], table.num_computed[slots] + 1)
-        outputs = np.minimum(table.max_len[slots] - planned, MAX_RESERVED).sum()
-        return self.kv_manager.pages_for(int(prefills + outputs * self.limits.reserve))
+        outputs = np.minimum(table.max_len[slots] - planned, MAX_RESERVED)
+        least = np.minimum(outputs, self.limits.reserved_tokens).sum()
+        spare = max(outputs.sum() * self.limits.reserve, least)
+        return self.kv_manager.pages_for(int(prefills + spare))
 
     def _waits_for_prefix(self, request: Request) -> bool:
         """Whether a running request is computing a prefix that this one would compute again.

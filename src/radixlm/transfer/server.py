@@ -50,13 +50,13 @@ NO_ROOM: Final = -1  # its Want is answered by what is there and waits for nothi
 
 class ServedPages(Record, eq=False):
     """What a server needs to know of its pages. ``manifest``: packed; ``differences``: between it
-    and a client's; ``cut``: (a page's bytes, a packed rectangle) -> that part in canonical order,
-    ValueError for one that the page does not have. ``knows_rooms``: whether rooms are told to
+    and a client's; ``cut``: (a page's bytes, a client's manifest, space) -> the client's part,
+    ValueError if it cannot have one. ``knows_rooms``: whether rooms are told to
     this rank, else its clients ask rank 0 for the state of a request."""
 
     manifest: bytes
     differences: Callable[[bytes], list[str]]
-    cut: Callable[[Bytes, bytes], Bytes]
+    cut: Callable[[Bytes, bytes, int], Bytes]
     knows_rooms: bool = True
 
 
@@ -90,7 +90,11 @@ class TransferServer:
                     return
                 time.sleep(0.05)  # no descriptors left
                 continue
-            client = server_frames(sock, HANDSHAKE_S)
+            try:
+                client = server_frames(sock, HANDSHAKE_S)
+            except OSError:  # it has left already
+                sock.close()
+                continue
             with self._lock:
                 has_room = len(self._clients) < MAX_CONNECTIONS and not self._is_closed
                 if has_room:
@@ -104,7 +108,7 @@ class TransferServer:
 
     def _serve(self, client: Frames[FromClient]) -> None:
         try:
-            backend = self._greet(client)
+            backend, manifest = self._greet(client)
             while backend:
                 client.set_timeout(IDLE_S)
                 want = client.receive()
@@ -112,10 +116,10 @@ class TransferServer:
                     raise TransferError("not a Want")
                 self.num_waiting += 1
                 try:
-                    self._answer(client, want, backend)
+                    self._answer(client, want, backend, manifest)
                 finally:
                     self.num_waiting -= 1
-        except (TransferError, ValueError) as error:
+        except (TransferError, OSError, ValueError) as error:
             if not self._is_closed:
                 log.debug("a transfer client: %s", error)
         finally:
@@ -123,8 +127,8 @@ class TransferServer:
                 self._clients.discard(client)
             client.close()
 
-    def _greet(self, client: Frames[FromClient]) -> str:
-        """The backend of a client that knows the secret; "" if it was refused."""
+    def _greet(self, client: Frames[FromClient]) -> tuple[str, bytes]:
+        """The backend and the manifest of a client that knows the secret; "" if it was refused."""
         nonce = os.urandom(32)
         client.send(Challenge(VERSION, nonce))
         hello = client.receive()
@@ -134,7 +138,7 @@ class TransferServer:
             self.num_refused += 1
             log.warning("refused a transfer client that does not know the secret")
             client.send(Refused("it does not know the secret (--cluster-secret-file)"))
-            return ""
+            return "", b""
         differences = self._pages.differences(hello.manifest)
         if hello.version != VERSION:
             differences = [f"version: {VERSION} and {hello.version}"]
@@ -145,13 +149,15 @@ class TransferServer:
             self.num_refused += 1
             reason = "its pages differ" if differences else f"no backend of {hello.backends} works"
             client.send(Refused(reason, tuple(differences)))
-            return ""
+            return "", b""
         arenas = [arena.shared() for arena in self._outbox.arenas] if shared[0] == "shm" else []
         said = proof(self._secret, "server", nonce, hello.nonce, self._pages.manifest)
         client.send(Welcome(said, self._pages.manifest, shared[0], tuple(arenas)))
-        return shared[0]
+        return shared[0], hello.manifest
 
-    def _answer(self, client: Frames[FromClient], want: Want, backend: str) -> None:
+    def _answer(
+        self, client: Frames[FromClient], want: Want, backend: str, manifest: bytes
+    ) -> None:
         """Send the pages of a Want in order, until all are there or no more will come."""
         began_s, done = time.monotonic(), 0
         client.set_timeout(LEASE_S)
@@ -160,7 +166,7 @@ class TransferServer:
             pages = self._outbox.take(want.keys[done:], wait_s, BATCH_BYTES)
             if pages:
                 try:
-                    self._send(client, want, done, pages, backend)
+                    self._send(client, want, done, pages, backend, manifest)
                 finally:
                     self._outbox.give_back(pages)
                 done += len(pages)
@@ -173,20 +179,26 @@ class TransferServer:
             client.send(Alive())
 
     def _send(
-        self, client: Frames[FromClient], want: Want, first: int, pages: list[Page], backend: str
+        self,
+        client: Frames[FromClient],
+        want: Want,
+        first: int,
+        pages: list[Page],
+        backend: str,
+        manifest: bytes,
     ) -> None:
         """Send pages and wait until they have been read."""
         end = first + len(pages)
         slots = []
         if not want.is_data:
             client.send(Ready(first, [0] * len(pages)))
-        elif backend == "shm" and not want.part:
+        elif backend == "shm" and not want.is_cut:
             slots = [page.slot for page in pages]
             client.send(Ready(first, [page.checksum for page in pages], slots))
         else:
             payloads, checksums = [page.payload for page in pages], [p.checksum for p in pages]
-            if want.part:
-                payloads = [self._pages.cut(data, want.part) for data in payloads]
+            if want.is_cut:
+                payloads = [self._pages.cut(data, manifest, want.space) for data in payloads]
                 checksums = [zlib.crc32(data.data) for data in payloads]
             if any(p.nbytes != size for p, size in zip(payloads, want.sizes[first:], strict=False)):
                 raise TransferError("a page has another size than its client wants")

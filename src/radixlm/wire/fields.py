@@ -106,7 +106,6 @@ def _unsupported(
     )
 
 
-_NO_DISAGGREGATION = "disaggregation is not supported yet (--disaggregation-mode)"
 _NO_EXPERTS = "routed experts are not recorded"
 _NO_PROCESSOR_OPTIONS = "a request cannot set options of the media processor"
 _ANTHROPIC = "messages count_tokens"
@@ -127,6 +126,11 @@ FIELDS: tuple[Field, ...] = (
         ),
         ("data_parallel_rank", int, "generate openai"),
         ("routed_dp_rank", int, "generate openai"),
+        # of a router before prefill and decode servers; a list has a value a prompt
+        ("bootstrap_host", str | list[str], "generate openai"),
+        ("bootstrap_port", int | None | list[int | None], "generate openai"),
+        ("bootstrap_room", int | list[int], "generate openai"),
+        ("disagg_prefill_dp_rank", int | list[int], "generate openai"),
         ("session_params", dict[str, Any], "generate openai"),
         ("lora_path", str, "generate openai"),
         ("logit_processor", str, "generate openai"),
@@ -167,18 +171,14 @@ FIELDS: tuple[Field, ...] = (
         "generate",
         Any,
         "log_metrics modalities background conversation_id label return_bytes no_logs "
-        "custom_labels routing_key bootstrap_pair_key external_trace_header received_time",
+        "custom_labels routing_key bootstrap_pair_key decode_tp_size external_trace_header "
+        "received_time",
     ),
     *_ignored("encode", bool, "log_metrics background"),
     *_ignored("encode", Any, "sampling_params modalities"),
     # unsupported
     *_unsupported("generate", "send lora_path, the name of the adapter", "lora_id"),
-    *_unsupported(
-        "generate openai", _NO_DISAGGREGATION, "bootstrap_host bootstrap_port bootstrap_room"
-    ),
-    *_unsupported(
-        "generate", _NO_DISAGGREGATION, "encoder_urls decode_tp_size disagg_prefill_dp_rank"
-    ),
+    *_unsupported("generate", "encoders are part of the server", "encoder_urls"),
     *_unsupported("generate openai", _NO_EXPERTS, "return_routed_experts routed_experts_start_len"),
     *_unsupported("generate", "indexers are not recorded", "return_indexer_topk"),
     *_unsupported("generate openai", "watermarking is not supported", "watermark"),

@@ -82,15 +82,17 @@ class Refused(msgspec.Struct, tag="refused", frozen=True):
 
 class Want(msgspec.Struct, tag="want", frozen=True):
     """The pages of ``keys``, in order, of ``sizes`` bytes. ``wait_s``: how long the client waits in
-    all. ``part``: the packed rectangle of each page that it wants, in canonical order; empty: the
-    page as it lies. ``is_data`` False: only tell when they are ready."""
+    all. ``space``: the kind of the pages. ``is_cut``: it wants the part of each page that its own
+    manifest has, which another rank of the server keeps in another shape. ``is_data`` False: only
+    tell when they are ready."""
 
     room: int
     attempt: int
     keys: list[bytes]
     sizes: list[int]
     wait_s: float
-    part: bytes = b""
+    space: int = 0
+    is_cut: bool = False
     is_data: bool = True
 
 

@@ -40,7 +40,10 @@ WARM_UP_S = 60.0
 
 def listen(config: ServerConfig) -> socket.socket:
     """The listening socket; ConfigError if the address cannot be had."""
-    host, port = config.serve.host, config.serve.port
+    return _listen_at(config.serve.host, config.serve.port, "--port")
+
+
+def _listen_at(host: str, port: int, flag: str) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -49,10 +52,20 @@ def listen(config: ServerConfig) -> socket.socket:
         sock.listen(backlog())
     except OSError as error:
         raise ConfigError(
-            f"--host {host} --port {port}: {error.strerror or error}; --port 0 takes a free port"
+            f"--host {host} {flag} {port}: {error.strerror or error}; {flag} 0 takes a free port"
         ) from error
     sock.setblocking(False)
     return sock
+
+
+def start_bootstrap(config: ServerConfig) -> Any:
+    """The bootstrap service of a prefill server, in the running event loop; None of others."""
+    disagg = config.disagg
+    if disagg.disaggregation_mode != "prefill":
+        return None
+    flag = "--disaggregation-bootstrap-port"
+    sock = _listen_at(config.serve.host, disagg.disaggregation_bootstrap_port, flag)
+    return load("radixlm.entrypoints.http.bootstrap:BootstrapService")(sock)
 
 
 def run(config: ServerConfig, given: frozenset[str]) -> int:
@@ -132,6 +145,7 @@ class Server:
         """Start the engine and the HTTP server, and run until both end; the exit status."""
         if not self.is_shared:
             self.engine = _engine(self.config, self.given, self.info)
+        bootstrap = None if self.is_shared else start_bootstrap(self.config)
         await self.engine.start()
         try:
             # while the engine loads its model
@@ -140,6 +154,8 @@ class Server:
             return await self._serve_http(tokenizer)
         finally:
             await self.engine.stop()
+            if bootstrap is not None:
+                await bootstrap.stop()
 
     async def _serve_http(self, tokenizer: Any) -> int:
         create_app = load("radixlm.entrypoints.http.app:create_app")

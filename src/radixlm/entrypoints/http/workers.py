@@ -19,6 +19,7 @@ from typing import Any
 import uvloop
 
 from radixlm.base.errors import ConfigError
+from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
 from radixlm.config.server_config import ServerConfig, flat
 from radixlm.engine.launch import intake_facts
@@ -86,6 +87,7 @@ class Fleet:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._stop)
+        bootstrap = load("radixlm.entrypoints.http.server:start_bootstrap")(self._config)
         supervisors = [replica.supervisor for replica in self._replicas]
         for index, supervisor in enumerate(supervisors):
             await supervisor.start(self._watcher(index))
@@ -98,6 +100,8 @@ class Fleet:
         finally:
             watching.cancel()
             await asyncio.gather(*(supervisor.stop() for supervisor in supervisors))
+            if bootstrap is not None:
+                await bootstrap.stop()
         log.info("stopped")
         return self._status
 

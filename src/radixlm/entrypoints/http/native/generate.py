@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest, RequestError
+from radixlm.entrypoints.disaggregation import apply_role
 from radixlm.entrypoints.http.errors import FinishError, json_answer, json_response
 from radixlm.entrypoints.http.middleware import fair_share_key, request_id
 from radixlm.entrypoints.http.off_loop import BYTES_A_LOGPROB, off_loop, off_loop_of
@@ -50,6 +51,8 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     """The response of /generate to a body."""
     state = state_of(request)
     batch = await off_loop(_size(body), read_generate, body, state.defaults)
+    for one in batch.requests:
+        apply_role(state.config, one, is_native=True)
     n = batch.requests[0].sampling.n
     most, param = state.intake.facts.max_sequences, "text" if body.get("text") else "input_ids"
     check_sequences(len(batch.requests), n, most, param)

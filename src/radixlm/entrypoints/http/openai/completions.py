@@ -115,7 +115,9 @@ async def make_call(state: ServerState, body: CompletionRequest) -> Call:
     check_sequences(len(texts), best_of, state.intake.facts.max_sequences, "prompt")
     call = Call(state, body, model, [], [], best_of, n)
     for index, prompt in enumerate(texts):
-        request = request_of(state, body, sampling, _rid(body, index, len(texts)))
+        request = request_of(
+            state, body, sampling, _rid(body, index, len(texts)), index, len(texts)
+        )
         request.input_ids = await _ids(state, body, prompt)
         request.logprobs = need
         if request.default_rid is not None and len(texts) > 1:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.disaggregation import apply_role
 from radixlm.entrypoints.http.middleware import fair_share_key, request_id
 from radixlm.entrypoints.http.openai.protocol import Generation
 from radixlm.entrypoints.http.state import ServerState
@@ -118,10 +119,16 @@ def _is_strict(response_format: Mapping[str, Any] | None) -> bool:
 
 
 def request_of(
-    state: ServerState, body: Generation, sampling: SamplingParams, rid: str | None
+    state: ServerState,
+    body: Generation,
+    sampling: SamplingParams,
+    rid: str | None,
+    index: int = 0,
+    count: int = 1,
 ) -> GenerateRequest:
-    """A request for intake, without prompt and log-probabilities."""
-    options = request_options(lambda name: getattr(body, name))
+    """A request for intake, of prompt ``index`` of ``count``, without prompt and
+    log-probabilities."""
+    options = request_options(lambda name: getattr(body, name), index, count)
     options["names"] |= client_names(body)
     options["adapter"] = state.adapter_of(body.model, options["adapter"])
     grammar = grammar_of(sampling)
@@ -131,7 +138,7 @@ def request_of(
     if grammar is not None and _is_strict(body.response_format):
         grammar = msgspec.structs.replace(grammar, is_strict=True)
         refuse_unheld(unheld)
-    return GenerateRequest(
+    request = GenerateRequest(
         sampling=sampling,
         grammar=grammar,
         unheld=unheld,
@@ -141,3 +148,5 @@ def request_of(
         fair_key=fair_share_key(),
         **options,
     )
+    apply_role(state.config, request)
+    return request

@@ -1,0 +1,76 @@
+"""The fields of a request that a router sends to a prefill and a decode server at once, and what
+they mean for each: prefill answers with one token, decode with all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.config.server_config import ServerConfig
+from radixlm.intake.records import GenerateRequest
+from radixlm.wire.transfer import Hint
+
+MAX_ROOM = (1 << 63) - 1
+
+
+def hint_of(value_of: Callable[[str], Any], index: int = 0, count: int = 1) -> Hint | None:
+    """Where the prompt ``index`` of ``count`` is computed; None of a body without these fields.
+    ``value_of``: a body's value by the field's name. Port 0: that of the server's option."""
+
+    def one(name: str) -> Any:
+        value = value_of(name)
+        if not isinstance(value, list):
+            return value
+        if len(value) != count:
+            raise InvalidRequest(f"{name} has {len(value)} entries for {count} prompts", name)
+        return value[index]
+
+    host, room, port = one("bootstrap_host"), one("bootstrap_room"), one("bootstrap_port")
+    rank = one("disagg_prefill_dp_rank")
+    if host is None and room is None:
+        return None
+    if not host:
+        raise InvalidRequest("bootstrap_host: name the prefill server's host", "bootstrap_host")
+    if room is None or not 0 <= room <= MAX_ROOM:
+        raise InvalidRequest(f"bootstrap_room must be 0 to {MAX_ROOM}", "bootstrap_room")
+    if port is not None and not 0 < port <= 65535:
+        raise InvalidRequest("bootstrap_port must be 1 to 65535, or null", "bootstrap_port")
+    return Hint(host, port or 0, room, dp_rank=-1 if rank is None else rank)
+
+
+def apply_role(config: ServerConfig, request: GenerateRequest, *, is_native: bool = False) -> None:
+    """Make of a request with a hint what this server does of it. ``is_native``: of /generate, whose
+    answers a router joins: there the prefill server gives the log-probabilities of the prompt."""
+    hint, disagg = request.hint, config.disagg
+    if hint is None:
+        return
+    if disagg.disaggregation_mode == "null":
+        raise InvalidRequest(
+            "bootstrap_room: this server does not share requests with others; start it with "
+            "--disaggregation-mode prefill or decode, or leave the field out",
+            "bootstrap_room",
+        )
+    changes: dict[str, Any] = {}
+    if not hint.bootstrap_port:
+        changes["bootstrap_port"] = disagg.disaggregation_bootstrap_port
+    if disagg.disaggregation_mode == "prefill":
+        sampling = request.sampling
+        request.sampling = msgspec.structs.replace(
+            sampling,
+            max_new_tokens=1
+            if sampling.max_new_tokens is None
+            else min(sampling.max_new_tokens, 1),
+            min_new_tokens=min(sampling.min_new_tokens, 1),
+        )
+        if request.replica is None:
+            request.replica = hint.bootstrap_room % config.parallel.num_replicas
+    else:
+        if hint.dp_rank < 0 and request.replica is not None:
+            # to a decode server, data_parallel_rank names the replica of the prefill server
+            changes["dp_rank"], request.replica = request.replica, None
+        if is_native and request.logprobs is not None and (request.sampling.max_new_tokens != 0):
+            request.logprobs = msgspec.structs.replace(request.logprobs, prompt_from=-1)
+    request.hint = msgspec.structs.replace(hint, **changes)
