@@ -31,22 +31,22 @@ class DisaggConfig(Group):
     disaggregation_bootstrap_port: Annotated[
         int,
         "Port of the prefill server at which decode servers ask for its ranks.",
-        Flag(within="[0, 65535]", part_of=("disaggregation_mode",)),
+        Flag(within="[1, 65535]", part_of=("disaggregation_mode",)),
     ] = 8998
     disaggregation_decode_tp: Annotated[
         int | None,
         "Tensor-parallel ranks of the decode server.",
-        Flag(within=POSITIVE, state="no-op", why=_LEARNED, part_of=("disaggregation_mode",)),
+        Flag(within=POSITIVE, state="no-op", why=_LEARNED),
     ] = None
     disaggregation_decode_dp: Annotated[
         int | None,
         "Replicas of the decode server.",
-        Flag(within=POSITIVE, state="no-op", why=_LEARNED, part_of=("disaggregation_mode",)),
+        Flag(within=POSITIVE, state="no-op", why=_LEARNED),
     ] = None
     disaggregation_prefill_pp: Annotated[
         int,
         "Pipeline stages of the prefill server.",
-        Flag(within=POSITIVE, state="no-op", why=_LEARNED, part_of=("disaggregation_mode",)),
+        Flag(within=POSITIVE, state="no-op", why=_LEARNED),
     ] = 1
     disaggregation_ib_device: Annotated[
         str | None,
@@ -54,7 +54,6 @@ class DisaggConfig(Group):
         Flag(
             state="no-op",
             why="pages travel by shared memory or TCP",
-            part_of=("disaggregation_mode",),
         ),
     ] = None
     num_reserved_decode_tokens: Annotated[
@@ -69,7 +68,6 @@ class DisaggConfig(Group):
             within=POSITIVE,
             state="no-op",
             why="arrivals are told, not polled for",
-            part_of=("disaggregation_mode",),
         ),
     ] = 1
     enable_pdmux: Annotated[

@@ -46,6 +46,7 @@ from radixlm.engine.parts import (
     make_runner,
     tokenizer_loader,
 )
+from radixlm.engine.peering import make_handover
 from radixlm.engine.ranks import NO_PEERS, Peers
 from radixlm.engine.tiers import EnginePages, make_feature, make_pages
 from radixlm.engine.torch_compile import compile_now, compiled_steps, for_compiling
@@ -197,13 +198,16 @@ def assemble(
     pages = engine.pages
     arrivals = None if pages is None else make_feature(pages)
     features = [*make_features(config, info, engine.loader), processors, events, *extra_features]
-    hooks = Hooks(features if arrivals is None else (*features, arrivals))
+    handover = make_handover(pages.worker.tiers) if pages is not None else []
+    hooks = Hooks(features if arrivals is None else (*features, arrivals, *handover))
 
     def make() -> Scheduler:
         executor = peers.executor(new_runner(config, info, engine))
         kv_manager = make_kv_manager(config, engine.parts.pools, limits, events)
         if pages is not None and arrivals is not None:
             arrivals.bind(kv_manager, pages.port(executor))
+            for feature in handover:
+                feature.forget()
         interval = config.schedule.stream_interval
         drafting = make_drafting(config, limits, kv_manager, hooks, ngram)
         return Scheduler(limits, executor, channel, kv_manager, hooks, interval, drafting=drafting)

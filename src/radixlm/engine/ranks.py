@@ -80,6 +80,7 @@ class Peers(Protocol):
     """The other ranks, while an engine is assembled."""
 
     ranks: Ranks
+    replica: int = 0
 
     @property
     def is_first(self) -> bool:

@@ -18,6 +18,7 @@ from radixlm.engine.features.arrival_rules import ArrivalOptions
 from radixlm.engine.features.page_arrivals import PageArrivals, WritePolicy
 from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.peering import is_paired, make_peer
 from radixlm.engine.rank_processes import topology_of
 from radixlm.engine.ranks import Peers
 from radixlm.executor.model_drafter import ModelDrafter
@@ -72,11 +73,12 @@ def make_pages(
 ) -> EnginePages | None:
     """The worker with its tiers; None where no flag asks for one."""
     makers: list[MakeTiers] = [load(source) for source in SOURCES]
-    if not makers:
+    if not makers and not is_paired(config):
         return None
     page_bytes = make_page_bytes(model, attn_pools, pools, draft)
     manifest = make_manifest(config, info, pools, page_bytes, peers)
     tiers = [tier for make in makers for tier in make(config, manifest)]
+    tiers += make_peer(config, manifest, peers)
     if not tiers:
         return None
     _check(config, page_bytes)
@@ -171,8 +173,14 @@ def make_manifest(
             topology.world,
             place.rank // topology.tp * per_stage,
             min((place.rank // topology.tp + 1) * per_stage, len(decoder.blocks)),
-            place.rank % topology.tp,
-            place.rank % topology.tp + 1,
+            *_heads(groups, place.rank % topology.tp, topology.tp),
         ),
         page_bytes=page_bytes.page_bytes,
     )
+
+
+def _heads(groups: Sequence[PageGroup], rank: int, num_ranks: int) -> tuple[int, int]:
+    """The KV heads [first, end) of the whole model that a tensor-parallel rank keeps."""
+    count = next((g.kv_heads for g in groups if g.kv_heads and not g.latent), 1)
+    first = rank * count // num_ranks
+    return first, max(first + 1, (rank + 1) * count // num_ranks)

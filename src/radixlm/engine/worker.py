@@ -95,6 +95,7 @@ def main(early: StartupReader) -> int:
             if early.ranks is not None:
                 hub = start_nodes(startup, config, info.folder, early.ranks)
                 peers = Followers(early.ranks, config, hub)
+            peers.replica = int(startup["index"])
             which = startup["index"], startup.get("boot", 0)
             replica = assemble(config, info, channel, (flight,), peers, which)
     except RadixError as error:
@@ -128,6 +129,7 @@ def follow(
 ) -> int:
     """Serve as a rank without a scheduler; the exit status."""
     given = frozenset(startup["given"])
+    leader.replica = int(startup["index"])
     try:
         config, info = resolved(config, given)
         config = placed(config, given, startup)

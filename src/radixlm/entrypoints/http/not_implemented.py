@@ -14,7 +14,7 @@ router = APIRouter(tags=["not implemented"])
 _WEIGHTS = "replacing weights while the server runs is not implemented; restart with --model-path"
 _HICACHE = "the hierarchical cache is not implemented (--enable-hierarchical-cache)"
 _MEMORY = "releasing memory is not implemented (--enable-memory-saver)"
-_PD = "disaggregation is not implemented (--disaggregation-mode)"
+_PD = "roles are what a router sends: a server of either mode serves requests without a room whole"
 _TRACE = "traces are not implemented (--enable-trace)"
 _GET_POST = ("GET", "POST")
 _POST = ("POST",)

@@ -40,10 +40,10 @@ WARM_UP_S = 60.0
 
 def listen(config: ServerConfig) -> socket.socket:
     """The listening socket; ConfigError if the address cannot be had."""
-    return _listen_at(config.serve.host, config.serve.port, "--port")
+    return _listen_at(config.serve.host, config.serve.port, "--port", "--port 0 takes a free one")
 
 
-def _listen_at(host: str, port: int, flag: str) -> socket.socket:
+def _listen_at(host: str, port: int, flag: str, works: str) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -52,7 +52,7 @@ def _listen_at(host: str, port: int, flag: str) -> socket.socket:
         sock.listen(backlog())
     except OSError as error:
         raise ConfigError(
-            f"--host {host} {flag} {port}: {error.strerror or error}; {flag} 0 takes a free port"
+            f"--host {host} {flag} {port}: {error.strerror or error}; {works}"
         ) from error
     sock.setblocking(False)
     return sock
@@ -63,8 +63,8 @@ def start_bootstrap(config: ServerConfig) -> Any:
     disagg = config.disagg
     if disagg.disaggregation_mode != "prefill":
         return None
-    flag = "--disaggregation-bootstrap-port"
-    sock = _listen_at(config.serve.host, disagg.disaggregation_bootstrap_port, flag)
+    flag, works = "--disaggregation-bootstrap-port", "another port works"
+    sock = _listen_at(config.serve.host, disagg.disaggregation_bootstrap_port, flag, works)
     return load("radixlm.entrypoints.http.bootstrap:BootstrapService")(sock)
 
 

@@ -1,0 +1,90 @@
+"""The peer tier of an engine, from its options, and the feature that goes with it."""
+
+from __future__ import annotations
+
+import logging
+from typing import cast
+
+from radixlm.base.env import TRANSFER_BUFFER_MB, TRANSFER_RETRY_S, TRANSFER_WAIT_S
+from radixlm.config.server_config import ServerConfig
+from radixlm.engine.features.handover import HandoverFeature
+from radixlm.engine.rank_processes import topology_of
+from radixlm.engine.ranks import Peers
+from radixlm.tiers.base import Tier
+from radixlm.tiers.manifest import Manifest
+from radixlm.tiers.peer import Incoming, Outgoing, PeerOptions
+from radixlm.transfer.bootstrap import Registration
+from radixlm.transfer.client import Address
+from radixlm.transfer.secret import LOOPBACK, listen_address, transfer_secret
+from radixlm.wire.cluster_socket import split_address
+
+log = logging.getLogger(__name__)
+
+_BACKENDS = {"shm": ("shm",), "tcp": ("tcp",)}
+
+
+def is_paired(config: ServerConfig) -> bool:
+    """Whether this server shares requests with others and pages travel between them."""
+    disagg = config.disagg
+    is_one_of_two = disagg.disaggregation_mode != "null"
+    return is_one_of_two and disagg.disaggregation_transfer_backend != "fake"
+
+
+def make_peer(config: ServerConfig, manifest: Manifest, peers: Peers) -> list[Tier]:
+    """The peer tier of this rank; none of a server that works alone."""
+    if not is_paired(config):
+        return []
+    disagg, secret_file = config.disagg, config.parallel.cluster_secret_file
+    options = PeerOptions(
+        transfer_secret(secret_file),
+        _BACKENDS.get(disagg.disaggregation_transfer_backend, ("shm", "tcp")),
+        TRANSFER_WAIT_S.get(),
+        TRANSFER_RETRY_S.get(),
+    )
+    if disagg.disaggregation_mode == "decode":
+        return [Incoming(manifest, options)]
+    topology, rank = topology_of(config), manifest.rectangle.rank
+
+    def place(address: Address) -> Registration:
+        return Registration(
+            address,
+            tp_rank=rank % topology.tp,
+            tp_size=topology.tp,
+            pp_rank=rank // topology.tp,
+            pp_size=topology.pp,
+            dp_rank=peers.replica,
+            dp_size=config.parallel.num_replicas,
+            page_size=manifest.page_size,
+            kv_cache_dtype=config.memory.kv_cache_dtype,
+        )
+
+    host = config.serve.host
+    return [
+        Outgoing(
+            manifest,
+            options,
+            listen_address(secret_file, host),
+            (_bootstrap_host(config), disagg.disaggregation_bootstrap_port),
+            place,
+            TRANSFER_BUFFER_MB.get() << 20,
+            knows_rooms=rank == 0,
+        )
+    ]
+
+
+def _bootstrap_host(config: ServerConfig) -> str:
+    """Where this server's own bootstrap service is: on node 0."""
+    parallel, host = config.parallel, config.serve.host
+    if parallel.nnodes > 1:
+        return split_address(str(parallel.dist_init_addr))[0]
+    return LOOPBACK if host in ("0.0.0.0", "::", "localhost") else host
+
+
+def make_handover(tiers: list[Tier]) -> list[HandoverFeature]:
+    """The feature of rank 0; none without a peer tier."""
+    found = [tier for tier in tiers if tier.name == "peer"]
+    if not found:
+        return []
+    (tier,) = found
+    rooms = cast(Outgoing, tier) if tier.takes_puts else None
+    return [HandoverFeature(rooms, tier.stats)]
