@@ -79,7 +79,6 @@ void LoraBatch::add_tasks(const LoraPart& part, int32_t row, int32_t end, LoraWo
     };
     // few rows make few tasks, which all threads must share; many rows reuse what they read
     const int ranks = end - row <= LORA_ROWS ? LORA_TASK_RANKS / 4 : LORA_TASK_RANKS;
-    work.has_gain |= part.gain && row < end;
     for (; row < end; row += LORA_ROWS) {
         const LoraTask task{&part, work.num_h, row, std::min<int32_t>(LORA_ROWS, end - row)};
         split(work.shrink, task, part.rank, ranks);

@@ -21,7 +21,6 @@ struct LoraWork {
     std::vector<LoraTask> shrink, expand;
     const int32_t* tokens = nullptr;
     int64_t num_h = 0, max_rank = 0;
-    bool has_gain = false;  // so that outputs are needed apart from what they are added to
 };
 
 // Rows of a step in the order of their experts, of those that have adapters.

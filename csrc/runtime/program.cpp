@@ -113,8 +113,8 @@ void Program::bind_gather(Op& op, const Step& c, int64_t n) {
     op.num_rows = 1;
 }
 
-// What adapters add comes before the activation; with a gain, before scale and residual too. These are then
-// steps of their own, from a buffer apart.
+// What adapters add comes before the activation, scale and residual, which are then steps of their own, from
+// a buffer apart. One order for all adapters: a row must not depend on those of others.
 void Program::bind_lora(Op& op) {
     LinearArgs& a = op.linear;
     LoraBatch* lora = lora_of(op);
@@ -133,7 +133,7 @@ void Program::reserve_lora(const LoraWork& work) {
 
 bool Program::is_apart(const Op& op) {
     const bool is_sum = op.residual >= 0 || op.out_scale != 1.0f;
-    return op.apart >= 0 && (op.linear.w.paired || (op.lora->has_gain && is_sum));
+    return op.apart >= 0 && (op.linear.w.paired || is_sum);
 }
 
 void Program::bind_attention(Op& op, const Step& c, int64_t n) {

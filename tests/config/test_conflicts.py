@@ -108,7 +108,6 @@ NODES = {"nnodes": 2, "tp_size": 2, "dist_init_addr": "h:1", "cluster_secret_fil
             {"enable_torch_compile": False},
             "leave out --enable-torch-compile",
         ),
-        ({"enable_lora": True, "pp_size": 2}, {"pp_size": 1, "tp_size": 2}, "use --tp-size"),
         ({"kernel": ["rms_norm"]}, {"kernel": ["rms_norm=reference"]}, "not NAME=VALUE"),
         ({"kernel": ["a=b", "a=c"]}, {"kernel": ["a=b", "c=c"]}, "--kernel sets a twice"),
         ({"logit_processor": ["a=b"]}, {"logit_processor": ["a=b:C"]}, "x=package.mod:Cls works"),

@@ -48,6 +48,8 @@ SMALL_POOL: dict[str, Any] = {"max_total_tokens": 448, "chunked_prefill_size": 1
 LORA: dict[str, Any] = {"enable_lora": True, "lora_paths": ADAPTERS}
 WORLDS = [
     World("adapters, tp", BUNDLED, TP2, LORA, {**NGRAM, "page_size": 16}),
+    World("adapters, stages", BUNDLED, PP2, LORA, {**NGRAM, "page_size": 16}),
+    World("adapters, both", BUNDLED, {**TP2, **PP2}, LORA, SMALL_POOL),
     World("adapters, groups", BUNDLED, DP2, LORA, {**NGRAM, "page_size": 16}),
     World("adapters, own head", BUNDLED, {**DP2, "enable_dp_lm_head": True}, LORA, SMALL_POOL),
     World("grammars, groups", BUNDLED, DP2, {}, {**NGRAM, "page_size": 16}),

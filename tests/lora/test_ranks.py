@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import pytest
 import torch
 
 from radixlm import Engine
+from radixlm.base.errors import InvalidRequest
+from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.topology import Topology
+from radixlm.engine.adapters import AdapterLoader
 from radixlm.lora.adapter import read_adapter
 from radixlm.lora.targets import AdapterTargets
 from tests.fakes.cut_model import CutModel, run_ranks
@@ -103,13 +107,43 @@ def test_the_digest_is_that_of_the_whole_adapter(tmp_path: Path) -> None:
     assert adapters[0].digest == adapters[1].digest
 
 
-@pytest.mark.parametrize("eplb", [False, True], ids=["fixed", "moving"])
-def test_adapters_of_experts_in_groups(
-    eplb: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+GROUPS: dict[str, Any] = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True, "ep_size": 2}
+MOVING: dict[str, Any] = {
+    "enable_eplb": True,
+    "eplb_rebalance_num_iterations": 3,
+    "ep_num_redundant_experts": 2,
+    "ep_dispatch_algorithm": "dynamic",
+}
+
+
+def head_adapter(base: Path, folder: Path, seed: int) -> Path:
+    """DoRA, or plain with the head and the token table."""
+    if seed:
+        return write_adapter(base, folder, 4, PATTERN, seed=seed, size=0.1, use_dora=True)
+    return write_adapter(base, folder, 2, HEADS, size=0.1)
+
+
+@pytest.mark.parametrize(
+    ("arch", "make", "ranks"),
+    [
+        ("Qwen3MoeForCausalLM", stacked_adapter, GROUPS),
+        ("Qwen3MoeForCausalLM", stacked_adapter, GROUPS | MOVING),
+        ("Qwen3MoeForCausalLM", stacked_adapter, {"pp_size": 2, "tp_size": 2}),
+        ("LlamaForCausalLM", head_adapter, {"pp_size": 2}),
+        ("LlamaForCausalLM", head_adapter, {"pp_size": 2, "tp_size": 2}),
+    ],
+    ids=["groups", "moving experts", "stages of experts", "stages", "both"],
+)
+def test_replicas_give_the_bits_of_one_rank(
+    arch: str,
+    make: Callable[[Path, Path, int], Path],
+    ranks: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whose experts see the tokens of all groups, and move while they serve."""
-    base = cached_tiny("Qwen3MoeForCausalLM")
-    folders = [f"{n}={stacked_adapter(base, tmp_path / n, i)}" for i, n in enumerate("ab")]
+    """Requests of two adapters and of none, side by side."""
+    base = cached_tiny(arch)
+    folders = [f"{n}={make(base, tmp_path / n, i)}" for i, n in enumerate("ab")]
     flags = {"enable_lora": True, "lora_paths": folders, "cpu_threads": 1}
     bodies = [
         {
@@ -117,6 +151,7 @@ def test_adapters_of_experts_in_groups(
             "sampling_params": {"max_new_tokens": 12, "temperature": 0.0, "ignore_eos": True},
             "lora_path": ("a", "b", None)[n % 3],
             "return_logprob": True,
+            "logprob_start_len": 0,
         }
         for n in range(6)
     ]
@@ -124,13 +159,27 @@ def test_adapters_of_experts_in_groups(
     def ask(engine: Engine) -> list[Any]:
         with ThreadPoolExecutor(6) as threads:
             found = list(threads.map(lambda body: engine.generate(**body), bodies))
-        return [(one["output_ids"], one["meta_info"]["output_token_logprobs"]) for one in found]
+        names = ("input_token_logprobs", "output_token_logprobs")
+        return [(one["output_ids"], *(one["meta_info"][n] for n in names)) for one in found]
 
-    ranks: dict[str, Any] = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True, "ep_size": 2}
-    if eplb:
-        ranks |= {"enable_eplb": True, "eplb_rebalance_num_iterations": 3}
-        ranks |= {"ep_num_redundant_experts": 2, "ep_dispatch_algorithm": "dynamic"}
     with Engine(model_path=str(base), **flags) as engine:
         wanted = ask(engine)
     with thread_engine(monkeypatch, shared=True, model_path=str(base), **flags, **ranks) as engine:
-        assert [ask(engine), ask(engine)] == [wanted, wanted]
+        first = ask(engine)
+        assert engine.flush_cache()
+        assert [first, ask(engine)] == [wanted, wanted]
+
+
+def test_an_adapter_that_is_read_again_is_the_same(tmp_path: Path) -> None:
+    """Each rank compares what it reads with rank 0's digest; DoRA depends on a rank's weights."""
+    base, config = cached_tiny("LlamaForCausalLM"), ServerConfig.from_kwargs(enable_lora=True)
+    folder = head_adapter(base, tmp_path / "a", 1)
+    models = CutModel(base, Topology(tp=2)).models
+    loaders = [AdapterLoader(config, model, torch.device("cpu")) for model in models]
+    args: dict[str, Any] = {"number": 0, "path": str(folder)}
+    for loader in loaders:
+        read = loader.commands()["load_lora_adapter"](args).result(30)()
+        args.setdefault("digest", read["digest"])
+    with pytest.raises(InvalidRequest, match="the files have changed"):
+        loaders[0].commands()["unload_lora_adapter"](args)
+        loaders[0].commands()["load_lora_adapter"](args | {"digest": "0" * 32}).result(30)()

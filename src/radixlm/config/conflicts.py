@@ -44,7 +44,6 @@ CONFLICTS: tuple[Conflict, ...] = (
         "the first stage drafts, and a draft model reads the last one; NGRAM works",
     ),
     Conflict("pp_size", "enable_torch_compile", "a compiled step has all layers"),
-    Conflict("pp_size", "enable_lora", "a stage reads no adapter of other layers; use --tp-size"),
     Conflict("pp_size", "device=cuda", "stages on GPUs are not built; on a GPU use --tp-size 1"),
     Conflict("skip_tokenizer_init", "chat_template", _NO_TEXT),
     Conflict("skip_tokenizer_init", "completion_template", _NO_TEXT),

@@ -37,10 +37,14 @@ class AdapterLoader:
                 "radixlm)"
             )
         options = config.adapters
-        self._targets = AdapterTargets(model)
-        model.adapt(tuple(self._targets.sites.values()))
-        self._sites = {path: number for number, path in enumerate(self._targets.sites)}
-        self._sites |= {HEAD: model.head_site, EMBED: model.embed_site}
+        self._targets = targets = AdapterTargets(
+            model, model.without_weights() if model.is_part else None
+        )
+        model.adapt(tuple(targets.own_sites.values()))
+        self._sites = {path: number for number, path in enumerate(targets.own_sites)}
+        ends = {HEAD: model.head_site, EMBED: model.embed_site}
+        self._sites |= {path: site for path, site in ends.items() if targets.has_end(path)}
+        self._is_first = model.context.ranks.place.rank == 0
         self.table = AdapterTable(model.context.kernels, device)
         self._limits = LoraLimits(options.max_lora_rank, options.lora_target_modules)
         self._thread = ThreadPoolExecutor(1, "load adapters")
@@ -80,13 +84,18 @@ class AdapterLoader:
         started_s = time.perf_counter()
         try:
             adapter = read_adapter(Path(path), self._targets, self._limits)
-            if digest not in (None, adapter.digest):
+            is_checked = self._is_first or not adapter.has_weights
+            if is_checked and digest not in (None, adapter.digest):
                 raise InvalidRequest(
                     f"{path}: the files have changed since the adapter was loaded (digest "
                     f"{adapter.digest[:8]}, then {str(digest)[:8]}); load it again"
                 )
             parts = local_parts(adapter, self._targets)
-            by_site = {self._sites[where]: of_layer for where, of_layer in parts.items()}
+            by_site = {
+                self._sites[where]: of_layer
+                for where, of_layer in parts.items()
+                if where in self._sites  # else another stage has the layer
+            }
             packed = self.table.pack(by_site)
         except (RadixError, OSError, RuntimeError, MemoryError) as error:
             return partial(self._fail, number, str(error))

@@ -48,7 +48,8 @@ class LoraLimits(Record):
 
 class Adapter(Record, eq=False):
     """A checked adapter: ``parts`` by the path of the layer that they change. ``digest``: 32 hex
-    digits of all that its results depend on."""
+    digits of all that its results depend on; of a rank that has a part of the model, another where
+    it ``has_weights``: changes of the model's own."""
 
     path: str
     digest: str
@@ -57,6 +58,7 @@ class Adapter(Record, eq=False):
     modules: tuple[str, ...]  # kinds of modules, such as q_proj
     max_rank: int
     num_bytes: int
+    has_weights: bool = False
 
 
 def read_adapter(
@@ -97,6 +99,7 @@ def read_adapter(
         str(folder), _digest(ordered, config.invocation), config, ordered, kinds_of(modules),
         max((config.rank_of(t.name) for t in modules.values() if t.a), default=0),
         sum(part.num_bytes for ps in ordered.values() for part in ps),
+        any(t.magnitude or t.saved or t.whole_bias for t in modules.values()),
     )  # fmt: skip
 
 
@@ -309,7 +312,7 @@ class _PartReader(AdapterReader):
             rows = layer.place.rows
             change_OI = rows_OI - _of_rank(layer.packed.unpack(), rows, *span).float().cpu()
             bias_change = None if bias_O is None else _bias_change(layer, bias_O, first)
-        elif self._model.has_weights:
+        elif self._model.has_end(path):
             weight = self._model.end_weight(path)
             if weight is None:
                 raise ValueError("the model's head is quantized; what works: a plain one")

@@ -64,9 +64,10 @@ class Placement(Record):
 
 class AdapterTargets:
     """What adapters of one model may change, by module name. The layers are numbered (``sites``):
-    the step knows them by that."""
+    the step knows them by that. ``whole``: without weights, of a model that has a pipeline stage's
+    layers only; the other stages' are then places without a number."""
 
-    def __init__(self, model: LoadableModel) -> None:
+    def __init__(self, model: LoadableModel, whole: LoadableModel | None = None) -> None:
         mapper = WeightsMapper(model.decoder, ())
         self._prefix = spellings(model.decoder.names, "embed")[0].templates[0].partition(".")[0]
         self._model = model
@@ -75,8 +76,9 @@ class AdapterTargets:
         self._params: dict[str, dict[str, Target]] = {}  # by module and name of the parameter
         self._others: set[str] = set()  # modules that the model has, but not as such a layer
         self._add_ends(model, mapper)
-        by_media = [path for path, one in model.layers() if isinstance(one, ModalityMoeLayer)]
-        for path, layer in model.layers():
+        own, layers = dict(model.layers()), dict((whole or model).layers())
+        by_media = [path for path, one in layers.items() if isinstance(one, ModalityMoeLayer)]
+        for path, layer in (layers | own).items():
             if not path.startswith("blocks.") or not layer.own_params():
                 continue
             is_by_token = not (_NOT_BY_TOKEN.search(path) or _is_inside(path, by_media))
@@ -98,6 +100,9 @@ class AdapterTargets:
                         n for mapping in mapper.spellings(path, param) for n in mapping.names()
                     )
                     self._others.update(name.removesuffix(".weight") for name in names)
+
+        here = set(map(id, own.values()))
+        self.own_sites = {path: site for path, site in self.sites.items() if id(site) in here}
 
     def _add_experts(self, path: str, layer: MoeLayer, mapper: WeightsMapper) -> None:
         """Modules of single experts, and parameters that hold all of them."""
@@ -162,10 +167,11 @@ class AdapterTargets:
         """Whether the head is the token table."""
         return self._model.decoder.tied
 
-    @property
-    def has_weights(self) -> bool:
-        """Whether the model is loaded; else adapters are only inspected."""
-        return hasattr(self._model, "packed_head")
+    def has_end(self, path: str) -> bool:
+        """Whether this rank has loaded the head, or the token table. Models without weights are
+        only inspected."""
+        name = {HEAD: "packed_head", EMBED: "embed"}.get(path, "")
+        return hasattr(self._model, "program") and hasattr(self._model, name)
 
     def rows_of(self, path: str) -> Ranges:
         """The outputs of a linear layer or the head that this rank has; () for all."""
@@ -181,7 +187,7 @@ class AdapterTargets:
         """The weight of the token table or this rank's rows of the head, as the checkpoint has it;
         None where it is not loaded, or quantized."""
         model: Any = self._model
-        if path not in (HEAD, EMBED) or not self.has_weights:
+        if not self.has_end(path):
             return None
         is_head = path == HEAD and not model.decoder.tied
         weight: Tensor = (model.packed_head if is_head else model.embed).unpack()

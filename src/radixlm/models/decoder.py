@@ -13,6 +13,8 @@ from torch import Tensor
 
 from radixlm.arch.spec import Block, CrossAttention, Decoder, Rope
 from radixlm.base.errors import ConfigError
+from radixlm.base.record import replace
+from radixlm.distributed.groups import ALONE
 from radixlm.kernels import cpu
 from radixlm.kernels.cpu.checks import dtype_code
 from radixlm.kernels.ops.linear import PackedLinear, TiedTable
@@ -292,6 +294,11 @@ class DecoderModel(Module):
             self.embed_norm.emit(program, target, target)
         if decoder.layer_inputs is not None:
             self.inputs.emit(program, target)
+
+    def without_weights(self) -> DecoderModel:
+        """The layers of all stages and ranks, empty."""
+        context = replace(self.context, ranks=ALONE, attention_groups=None)
+        return DecoderModel(self.decoder, context, self.weight_dtype, merge_windows=True)
 
     def without_program(self, backend: object, ropes: RopeTables) -> DecoderModel:
         """The same layers with other ropes, always run layer by layer over ``backend``."""
