@@ -22,7 +22,7 @@ class Calls:
 
     def hang(self, name: str) -> str:
         self.begun.append(name)
-        self._goes.setdefault(name, threading.Event()).wait()
+        self._goes.setdefault(name, threading.Event()).wait(60)
         return name
 
     def let_go(self, *names: str) -> None:

@@ -30,8 +30,9 @@ async def serve(made: ScriptedServer) -> AsyncIterator[str]:
     config = uvicorn.Config(made.app, port=0, log_level="error", lifespan="off")
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        while not server.started:
+            await asyncio.sleep(0)
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     await task

@@ -36,8 +36,9 @@ async def serving(server: ScriptedServer) -> AsyncIterator[tuple[Server, int]]:
     made = make_uvicorn(server.app, server.config)
     assert isinstance(made, Server)
     task = asyncio.create_task(made.serve(sockets=[sock]))
-    while not made.started:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        while not made.started:
+            await asyncio.sleep(0)
     try:
         yield made, sock.getsockname()[1]
     finally:

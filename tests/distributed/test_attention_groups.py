@@ -62,8 +62,8 @@ def answers(monkeypatch: pytest.MonkeyPatch, shared: bool = False, **options: An
     monkeypatch.setattr(DecoderModel, "_program_for", found)
     options |= {"enable_return_hidden_states": True, **SIZES}
     with (
-        thread_engine(monkeypatch, shared, **options) as engine,
         ThreadPoolExecutor(len(BODIES)) as threads,
+        thread_engine(monkeypatch, shared, **options) as engine,
     ):
         alone = [shown(engine.generate(**one)) for one in BODIES[:3]]
         assert engine.flush_cache()

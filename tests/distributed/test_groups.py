@@ -103,14 +103,14 @@ def test_a_poisoned_group_frees_its_waiters_at_once() -> None:
     inside = threading.Barrier(3)
 
     def wait(group: Group) -> float:
-        inside.wait()
+        inside.wait(60)
         with pytest.raises(RankLost):
             group.barrier() if group.rank else group.receive((1,), torch.float32, 2)
         return time.monotonic()
 
     with ThreadPoolExecutor(2) as pool:
         waits = [pool.submit(wait, g) for g in groups[:2]]
-        inside.wait()
+        inside.wait(60)
         poisoned = time.monotonic()
         groups[2].poison()  # type: ignore[attr-defined]
         assert max(w.result(10) for w in waits) - poisoned < 0.5

@@ -103,6 +103,18 @@ def test_layers_move_some_at_a_time_after_so_many_steps() -> None:
     assert one.due() is None and one._future is None, "only every four steps"
 
 
+def test_places_that_cannot_be_computed_are_left_until_the_next_time() -> None:
+    layers = [Layer()]
+    recorder, one = rebalancer(layers, algorithm="none of them")
+    layers[0].chosen = torch.tensor([[3], [3], [3], [2]])
+    for _ in range(2):
+        for _ in range(4):
+            recorder.collect(lambda: STEP)
+        assert one.due() is None and one._future is not None
+        assert isinstance(one._future.exception(10), ValueError)
+        assert one.due() is None and one._future is None, "it is told once"
+
+
 def test_balanced_experts_stay() -> None:
     layers = [Layer()]
     recorder, one = rebalancer(layers, threshold=0.7)

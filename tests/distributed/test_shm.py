@@ -127,14 +127,14 @@ def test_poison_frees_spinning_and_sleeping_waiters(spin_us: float) -> None:
 
     def wait(rank: int) -> tuple[float, str]:
         group = others[rank].ranks(rank).world
-        inside.wait()
+        inside.wait(60)
         with pytest.raises(RankLost) as lost:
             group.barrier() if rank else group.receive((1,), torch.float32, 2)
         return time.monotonic(), str(lost.value)
 
     with ThreadPoolExecutor(2) as pool:
         waits = [pool.submit(wait, rank) for rank in range(2)]
-        inside.wait()
+        inside.wait(60)
         poisoned = time.monotonic()
         mine.poison("rank 2 ended with signal 9")
         mine.poison("later")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Self
 
 import httpx
@@ -83,6 +85,19 @@ class RunningServer:
             assert time.monotonic() < deadline_s, "not ready:\n" + "".join(self.log)
             time.sleep(0.05)
 
+    def wait_for(self, is_true: Callable[[], Any], timeout_s: float = 300.0) -> None:
+        """Wait until ``is_true``."""
+        deadline_s = time.monotonic() + timeout_s
+        while not is_true():
+            assert time.monotonic() < deadline_s, "it never came:\n" + "".join(self.log)
+            time.sleep(0.01)
+
+    async def until_running(self, count: int, timeout_s: float = 300.0) -> None:
+        """Wait until so many requests run, or more."""
+        async with asyncio.timeout(timeout_s):
+            while self.info().get("num_running_reqs", 0) < count:
+                await asyncio.sleep(0.01)
+
     def info(self) -> dict[str, Any]:
         """The scheduler's part of /get_server_info."""
         found: dict[str, Any] = self.client.get("/get_server_info").json()["internal_states"][0]
@@ -97,11 +112,13 @@ class RunningServer:
         if self.process.poll() is None:
             family = psutil.Process(self.process.pid).children(recursive=True)
             self.process.kill()
-            self.process.wait()
+            self.process.wait(60)
             for child in family:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     child.kill()
-        self._reader.join(10)
+        self._reader.join(60)
+        # closing would wait for ever while a process that is left keeps the other end open
+        assert not self._reader.is_alive(), "a process has outlived the server"
         if self.process.stderr is not None:
             self.process.stderr.close()
 

@@ -17,7 +17,8 @@ TWO_GROUPS = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}
 def answers(model: str, **options: Any) -> list[Any]:
     """Of each request alone, beside a group without work, then of all at once."""
     sizes = {"max_total_tokens": 4096, "cpu_threads": 1, "log_level": "warning"}
-    with Engine(model_path=model, **sizes, **options) as engine, ThreadPoolExecutor(8) as threads:
+    # the end of the engine ends what the threads wait for
+    with ThreadPoolExecutor(8) as threads, Engine(model_path=model, **sizes, **options) as engine:
         alone = [shown(engine.generate(**body)) for body in BODIES[:3]]
         assert engine.flush_cache()
         together = list(threads.map(lambda body: shown(engine.generate(**body)), BODIES))

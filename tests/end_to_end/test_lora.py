@@ -51,17 +51,16 @@ def test_streams_go_on_after_a_kill(server: tuple[RunningServer, Path]) -> None:
     running, _ = server
     wanted = [running.post("/generate", **body(i)).json()["output_ids"] for i in range(3)]
     assert len({str(tokens) for tokens in wanted}) == 3
-    running.post("/slow_down", forward_sleep_time=0.02)
+    running.post("/slow_down", forward_sleep_time=0.2)
     found: dict[int, Any] = {}
 
     def call(index: int) -> None:
         found[index] = running.post("/generate", **body(index)).json()
 
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(3)]
+    threads = [threading.Thread(target=call, args=(i,), daemon=True) for i in range(3)]
     for thread in threads:
         thread.start()
-    while running.info().get("num_running_reqs", 0) < 3:
-        pass
+    running.wait_for(lambda: running.info().get("num_running_reqs", 0) == 3)
     running.engine().send_signal(signal.SIGKILL)
     for thread in threads:
         thread.join(120)
@@ -83,8 +82,7 @@ def test_files_that_change_while_the_engine_is_dead(server: tuple[RunningServer,
     before = running.post("/generate", **one).json()["output_ids"]
     shutil.copytree(root / "a0", folder, dirs_exist_ok=True)
     running.engine().send_signal(signal.SIGKILL)
-    while running.client.get("/ready").status_code == 200:
-        pass
+    running.wait_for(lambda: running.client.get("/ready").status_code != 200)
     running.wait_ready()
     after = running.post("/generate", **one).json()["output_ids"]
     assert (

@@ -105,6 +105,7 @@ class Node:
         """The exit status; the whole log is there."""
         code = self.process.wait(60)
         self._reader.join(60)
+        assert not self._reader.is_alive(), "a rank has outlived its agent"
         assert self.process.stderr is not None
         self.process.stderr.close()
         return code
@@ -144,7 +145,7 @@ def cluster(link: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clu
 
 
 async def ask(server: RunningServer, bodies: list[dict[str, Any]]) -> list[Any]:
-    async with httpx.AsyncClient(base_url=server.url, timeout=200) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=400) as client:
         answers = await asyncio.gather(*(client.post("/generate", json=one) for one in bodies))
     assert all(answer.status_code == 200 for answer in answers), answers[0].text
     return [shown(answer.json()) for answer in answers]
@@ -153,10 +154,9 @@ async def ask(server: RunningServer, bodies: list[dict[str, Any]]) -> list[Any]:
 async def running(server: RunningServer) -> asyncio.Task[list[Any]]:
     """Slow streams of all bodies, under way."""
     server.wait_ready()
-    server.post("/slow_down", forward_sleep_time=0.01)
+    server.post("/slow_down", forward_sleep_time=0.1)
     answers = asyncio.create_task(ask(server, BODIES))
-    while server.info()["num_running_reqs"] < len(BODIES):
-        await asyncio.sleep(0.01)
+    await server.until_running(len(BODIES))
     return answers
 
 

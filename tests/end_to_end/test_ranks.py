@@ -68,7 +68,7 @@ def shown(answer: dict[str, Any]) -> Any:
 
 
 async def ask(server: RunningServer, bodies: list[dict[str, Any]]) -> list[Any]:
-    async with httpx.AsyncClient(base_url=server.url, timeout=100) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=400) as client:
         calls = [client.post("/generate", json=one) for one in bodies]
         answers = await asyncio.gather(*calls)
     assert all(answer.status_code == 200 for answer in answers), answers[0].text
@@ -79,10 +79,9 @@ async def outlive(server: RunningServer, rank: int, signum: int, wanted: list[An
     """Kill a rank while streams run: they have the tokens of ``wanted``, and no rank is left."""
     server.wait_ready()
     before = server.engines()
-    server.post("/slow_down", forward_sleep_time=0.01)
+    server.post("/slow_down", forward_sleep_time=0.1)
     answers = asyncio.create_task(ask(server, BODIES))
-    while not server.info()["num_running_reqs"]:
-        await asyncio.sleep(0.01)
+    await server.until_running(1)
     os.kill(rank_process(server, rank).pid, signum)
     assert await answers == wanted
     _, alive = psutil.wait_procs(before, 5)

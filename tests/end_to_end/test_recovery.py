@@ -106,11 +106,12 @@ def _check_idle(server: RunningServer) -> None:
 
 async def _until_engine(server: RunningServer, old: int) -> psutil.Process:
     """Wait for the process that replaces `old`."""
-    while True:
-        for found in server.engines():
-            if found.pid != old:
-                return found
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(300):
+        while True:
+            for found in server.engines():
+                if found.pid != old:
+                    return found
+            await asyncio.sleep(0.01)
 
 
 async def test_two_deaths_in_a_row_the_second_while_starting(
@@ -189,8 +190,9 @@ async def test_a_crash_dump_can_be_replayed(
     known = set(dumps.glob("*.jsonl"))
     async with _crowd(server) as crowd:
         server.engine().kill()
-        while len(fresh := set(dumps.glob("*.jsonl")) - known) < 1:
-            await asyncio.sleep(0.02)
+        async with asyncio.timeout(300):
+            while len(fresh := set(dumps.glob("*.jsonl")) - known) < 1:
+                await asyncio.sleep(0.02)
         assert crowd.ids
     header, records = replay.read_dump(str(fresh.pop()))
     crowded = [r for r in records if r["rid"].startswith("crowd-") and not r["finish_reason"]]

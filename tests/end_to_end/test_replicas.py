@@ -6,16 +6,19 @@ import asyncio
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
+from radixlm import Engine
 from tests.end_to_end.server import RunningServer
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 NUM_STREAMS = 8
+MODEL = str(cached_tiny("Qwen3ForCausalLM"))
 FLAGS = ("--dp-size", "2", "--max-total-tokens", "8192", "--watchdog-timeout", "3")
 
 
@@ -29,9 +32,8 @@ def _body(seed: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    model = str(cached_tiny("Qwen3ForCausalLM"))
     flags = (*FLAGS, "--max-engine-restarts", "50", "--enable-metrics")
-    with RunningServer(*flags, model=model) as running:
+    with RunningServer(*flags, model=MODEL) as running:
         _until_both(running)
         yield running
 
@@ -67,6 +69,34 @@ def test_both_serve_and_are_listed(server: RunningServer) -> None:
     assert server.post("/flush_cache").status_code == 200
 
 
+def test_an_engine_inside_a_program_may_have_two() -> None:
+    options = {"model_path": MODEL, "max_total_tokens": 4096, "cpu_threads": 1}
+    bodies = [_body(seed) for seed in range(NUM_STREAMS)]
+    with Engine(**options) as one:
+        want = [one.generate(**body)["output_ids"] for body in bodies]
+    # the end of the engine ends what the threads wait for
+    with ThreadPoolExecutor(4) as threads, Engine(**options, dp_size=2) as both:
+
+        def ask(body: dict[str, Any]) -> list[int]:
+            found: list[int] = both.generate(**body)["output_ids"]
+            return found
+
+        until_s = time.monotonic() + 120
+        while len(both.get_server_info()["internal_states"]) < 2:
+            assert time.monotonic() < until_s, "the second replica does not come"
+            time.sleep(0.05)
+        assert list(threads.map(ask, bodies)) == want
+        states = both.get_server_info()["internal_states"]
+        assert all(state["num_steps"] > 0 and state["num_breaches"] == 0 for state in states)
+        assert both.flush_cache()
+        children = psutil.Process().children(recursive=True)
+        engines = [child for child in children if "radixlm.engine.worker" in child.cmdline()]
+        assert len(engines) == 2
+        engines[0].kill()
+        assert list(threads.map(ask, bodies)) == want
+    assert not psutil.wait_procs(engines, 60)[1], "a process has outlived its engine"
+
+
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
 async def test_what_one_held_goes_on_with_the_other_at_once(
     server: RunningServer, blow: signal.Signals
@@ -76,14 +106,15 @@ async def test_what_one_held_goes_on_with_the_other_at_once(
         want = await _answers(client)
         await client.post("/slow_down", json={"forward_sleep_time": 0.1})
         running = asyncio.create_task(_answers(client))
-        while min(load["num_reqs"] for load in (await client.get("/get_load")).json()) < 1:
-            await asyncio.sleep(0.02)
+        async with asyncio.timeout(300):
+            while min(load["num_reqs"] for load in (await client.get("/get_load")).json()) < 1:
+                await asyncio.sleep(0.02)
         known = {engine.pid for engine in server.engines()}
         victim = _replicas(server)[0]["pid"]
         psutil.Process(victim).send_signal(blow)
         if blow == signal.SIGKILL:
-            while not (fresh := [e for e in server.engines() if e.pid not in known]):
-                await asyncio.sleep(0.01)
+            server.wait_for(lambda: {engine.pid for engine in server.engines()} - known)
+            fresh = [engine for engine in server.engines() if engine.pid not in known]
             fresh[0].suspend()  # the restart takes longer than the answer
             assert (await client.get("/ready")).status_code == 200, "the other one serves"
             await client.post("/slow_down", json={"forward_sleep_time": 0})
@@ -102,8 +133,7 @@ async def test_what_one_held_goes_on_with_the_other_at_once(
 
 @pytest.mark.slow
 def test_one_that_dies_too_often_goes_without_the_other() -> None:
-    model = str(cached_tiny("Qwen3ForCausalLM"))
-    with RunningServer(*FLAGS, "--max-engine-restarts", "0", model=model) as server:
+    with RunningServer(*FLAGS, "--max-engine-restarts", "0", model=MODEL) as server:
         _until_both(server)
         server.engines()[0].kill()
         until_s = time.monotonic() + 60

@@ -178,26 +178,22 @@ def test_engine_killed_in_mid_stream_is_not_noticed() -> None:
     ]
     with RunningServer("--max-engine-restarts", "10", model=model) as server:
         want = [server.post("/generate", **body).json()["output_ids"] for body in bodies]
-        server.post("/slow_down", forward_sleep_time=0.02)
-
-        async def until_all_run(client: httpx.AsyncClient) -> None:
-            running = 0
-            while running < len(bodies):
-                info = (await client.get("/get_server_info")).json()
-                running = info["internal_states"][0]["num_running_reqs"]
+        server.post("/slow_down", forward_sleep_time=0.1)
 
         async def crowd() -> list[list[int]]:
             async with httpx.AsyncClient(base_url=server.url, timeout=400) as client:
 
                 async def kill() -> None:
                     for _ in range(2):
-                        await until_all_run(client)
+                        await server.until_running(len(bodies))
                         victim = server.engine()
                         victim.kill()
-                        while not [e for e in server.engines() if e.pid != victim.pid]:
-                            await asyncio.sleep(0.05)
-                        while (await client.get("/ready")).status_code != 200:
-                            await asyncio.sleep(0.05)
+                        async with asyncio.timeout(300):
+                            while not [e for e in server.engines() if e.pid != victim.pid]:
+                                await asyncio.sleep(0.05)
+                            while (await client.get("/ready")).status_code != 200:
+                                await asyncio.sleep(0.05)
+                        await client.post("/slow_down", json={"forward_sleep_time": 0.1})
 
                 killer = asyncio.create_task(kill())
                 calls = [client.post("/generate", json=body) for body in bodies]

@@ -55,10 +55,9 @@ async def test_streams_outlive_the_death_of_a_stage() -> None:
     with RunningServer("--pp-size", "2", *FLAGS, model=MODEL) as server:
         before = server.engines()
         assert len(before) == 2
-        server.post("/slow_down", forward_sleep_time=0.01)
+        server.post("/slow_down", forward_sleep_time=0.1)
         running = asyncio.create_task(ask(server, BODIES))
-        while not server.info()["num_running_reqs"]:
-            await asyncio.sleep(0.01)
+        await server.until_running(1)
         os.kill(rank_process(server, 1).pid, signal.SIGKILL)
         assert await running == wanted
         assert not psutil.wait_procs(before, 5)[1], "a rank has outlived its replica"

@@ -338,8 +338,11 @@ def test_ranks_meet_for_gloo_in_the_store_of_node_0(make_hub: Callable[..., Hub]
     reduce(0, HubStore(hub, 60.0))
     other.join(60)
     assert sums[0].tolist() == sums[1].tolist() == [3.0] * 3
-    with pytest.raises(RankLost, match=r"no rank has set x within 0\.01 s"):
-        HubStore(link, 0.01).get("x")
+    HubStore(link, 60.0, "earlier").set("x", b"of a replica that is gone")
+    assert HubStore(hub, 60.0, "earlier").get("x")
+    for generation in ("", "later"):
+        with pytest.raises(RankLost, match=r"no rank has set x within 0\.01 s"):
+            HubStore(link, 0.01, generation).get("x")
     link.close()
 
 

@@ -24,7 +24,7 @@ def test_every_file_is_prefetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "posix_fadvise", note)
     thread = prefault.read_ahead(tmp_path)
     assert thread is not None
-    thread.join()
+    thread.join(60)
     wanted = os.POSIX_FADV_WILLNEED
     assert asked == [("a.safetensors", wanted), ("b.safetensors", wanted)]
     for name in ("a.safetensors", "b.safetensors"):
@@ -32,7 +32,7 @@ def test_every_file_is_prefetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     asked.clear()
     thread = prefault.read_ahead(tmp_path)
     assert thread is not None
-    thread.join()
+    thread.join(60)
     assert asked == [("d.gguf", wanted)]
 
 

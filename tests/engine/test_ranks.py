@@ -56,13 +56,13 @@ def replica() -> Iterator[Replica]:
 def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
     found: dict[int, Any] = {}
     threads = [
-        threading.Thread(target=lambda n=n, call=call: found.update({n: call()}))
+        threading.Thread(target=lambda n=n, call=call: found.update({n: call()}), daemon=True)
         for n, call in enumerate(calls)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     return [found[n] for n in range(len(calls))]
 
 

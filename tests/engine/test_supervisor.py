@@ -136,7 +136,7 @@ async def test_starts_that_fail_are_tried_again_after_pauses(
     spawns, pauses_s = _failing(case, monkeypatch, NO_DESCRIPTORS, NO_PROCESSES, MemoryError())
     watcher = EngineListener(case.lost.append, case._give_up, lambda: 0.0)
     await case.supervisor.start(watcher)
-    await case.over.wait()
+    await asyncio.wait_for(case.over.wait(), 60)
     assert "refused to start" in str(case.reason), "the fourth start gave a process"
     assert pauses_s[:3] == [1.0, 2.0, 4.0] and case.num_started == 1
     assert len(case.supervisor._deaths) == 3 and case.lost == []
@@ -157,7 +157,7 @@ async def test_a_restart_that_cannot_be_started_ends_the_server_with_the_reason(
     watcher = EngineListener(case.lost.append, case._give_up, lambda: 0.0)
     await case.supervisor.start(watcher)
     _failing(case, monkeypatch, *[NO_DESCRIPTORS] * 9)
-    await case.over.wait()
+    await asyncio.wait_for(case.over.wait(), 60)
     assert "died 3 times" in str(case.reason) and "Too many open files" in str(case.reason)
     assert case.num_started == 1 and len(case.lost) == 1
     monkeypatch.undo()

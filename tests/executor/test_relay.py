@@ -12,7 +12,7 @@ import torch
 
 from radixlm.base.errors import InvalidRequest, InvariantError, RankLost
 from radixlm.executor.rank import RankLoop
-from radixlm.executor.relay import COMMAND, PLAN, RENEW, STOP, Answer, Command, Relay
+from radixlm.executor.relay import COMMAND, FINISH, PLAN, RENEW, STOP, Answer, Command, Relay
 from radixlm.executor.runner import Runner
 from radixlm.step.plan import Admission, DecodeBatch, Item, Items, NewPages, PageUpdate, StepPlan
 from radixlm.wire.requests import LogprobParams
@@ -24,6 +24,8 @@ GREEDY = SamplingParams(temperature=0.0)
 
 class Wire:
     """Rank 0 as one follower sees it, and the follower as rank 0 does, in one thread."""
+
+    limit_s = 60.0
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
@@ -203,3 +205,24 @@ def test_commands_of_one_rank_and_of_all() -> None:
     loop.run()
     with pytest.raises(InvalidRequest, match="knows no 'dance'"):
         wire.calls[0].result(0)
+
+
+@pytest.mark.parametrize("verb", ["memory_usage", "load_lora_adapter"])
+def test_a_rank_that_does_not_answer_is_lost(verb: str) -> None:
+    wire = Wire()
+    relay, _, loop, _ = pair(wire)
+    ours = Loads(relay.runner)
+    Loads(loop.runner)
+    wire.limit_s = 0.01
+    with pytest.raises(RankLost, match=f"has not answered '{verb}' within 0.01 s"):
+        if verb == "memory_usage":
+            relay.runner._commands[verb] = lambda args: {}
+            relay.control(verb, {})
+        else:
+            both = relay.control(verb, {"number": 4})
+            loop.run()
+            both.result()()
+    assert [message[0] for message in wire.sent] == (
+        [COMMAND] if verb == "memory_usage" else [FINISH]
+    )
+    assert ours.loaded == ([] if verb == "memory_usage" else [4])

@@ -37,7 +37,7 @@ def run_ranks(calls: Sequence[Callable[[], T]], ranks: Sequence[Ranks]) -> list[
                 if isinstance(group, ThreadGroup):
                     group.poison()
 
-    threads = [threading.Thread(target=run, args=(n,)) for n in range(len(calls))]
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(calls))]
     for thread in threads:
         thread.start()
     for thread in threads:

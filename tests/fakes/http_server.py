@@ -218,7 +218,7 @@ async def scripted_server(
     made = ScriptedServer(folder, script, **options)
     made.engine.start()
     try:
-        await made.engine.intake.ready.wait()
+        await asyncio.wait_for(made.engine.intake.ready.wait(), 60)
         yield made
     finally:
         await made.client.aclose()
@@ -232,8 +232,9 @@ async def listening(server: ScriptedServer) -> AsyncIterator[int]:
     uvicorn = make_uvicorn(server.app, server.config)
     task = asyncio.create_task(uvicorn.serve(sockets=[sock]))
     try:
-        while not uvicorn.started:
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            while not uvicorn.started:
+                await asyncio.sleep(0)
         yield sock.getsockname()[1]
     finally:
         uvicorn.should_exit = True

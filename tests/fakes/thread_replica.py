@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from radixlm import Engine
+from radixlm.base.errors import RankLost
 from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import Ranks, ThreadGroup, thread_ranks
 from radixlm.engine import launch
@@ -45,6 +46,7 @@ class Hub:
 class ThreadPeers(Peers):
     def __init__(self, ranks: Ranks, hub: Hub) -> None:
         self.ranks, self._hub, self._relays = ranks, hub, False
+        self.limit_s = 60.0
         self._num_calls = 0
 
     def agree(self, numbers: Sequence[int]) -> list[int]:
@@ -77,6 +79,12 @@ class ThreadPeers(Peers):
         if len(found) == self._hub.num_others:
             self._hub.calls[answer.call].set_result(found)
 
+    def fail(self, error: BaseException) -> None:
+        """Nobody waits for answers that this rank will not give."""
+        for call in list(self._hub.calls.values()):
+            if not call.done():
+                call.set_exception(RankLost(f"a rank is lost: {error}"))
+
 
 class ThreadReplica(ThreadEngine):
     """Assembles rank 0 in the engine's thread, the others in threads of their own."""
@@ -90,7 +98,9 @@ class ThreadReplica(ThreadEngine):
         hub = Hub(len(ranks))
         peers, *others = [ThreadPeers(one, hub) for one in ranks]
         self.errors = []
-        threads = [threading.Thread(target=self._follow, args=(other,)) for other in others]
+        threads = [
+            threading.Thread(target=self._follow, args=(other,), daemon=True) for other in others
+        ]
         for thread in threads:
             thread.start()
         with pytest.MonkeyPatch.context() as patch:
@@ -118,6 +128,7 @@ class ThreadReplica(ThreadEngine):
             for name in ("world", "tp", "attn", "experts", "expert_tp", "stages"):
                 if isinstance(group := getattr(peers.ranks, name), ThreadGroup):
                     group.poison()
+            peers.fail(error)
 
 
 def thread_engine(monkeypatch: pytest.MonkeyPatch, shared: bool = False, **options: Any) -> Engine:

@@ -66,7 +66,7 @@ def site() -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_port}"
     STOP.set()
     server.shutdown()
-    thread.join()
+    thread.join(60)
     server.server_close()
 
 

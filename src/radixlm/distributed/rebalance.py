@@ -43,8 +43,12 @@ class Rebalancer:
 
     def due(self) -> dict[str, Any] | None:
         """Called before each step: layers and the experts of their slots, or None."""
-        if self._future is not None and self._future.done():
-            self._rows, self._future = self._changed(self._future.result()), None
+        if (future := self._future) is not None and future.done():
+            self._future = None
+            if (error := future.exception()) is not None:
+                log.error("experts stay where they are: %s: %s", type(error).__name__, error)
+            else:
+                self._rows = self._changed(future.result())
         if self._rows:
             count = self._options.num_layers or len(self._rows)
             rows, self._rows = self._rows[:count], self._rows[count:]

@@ -65,16 +65,19 @@ class RemoteValues:
 class HubStore(dist.Store):  # type: ignore[misc, name-defined]
     """A store of torch.distributed over ``values``: what gloo needs to connect the ranks."""
 
-    def __init__(self, values: KeyValues, timeout_s: float) -> None:
+    def __init__(self, values: KeyValues, timeout_s: float, generation: str = "") -> None:
+        """``generation`` of the replica: what a rank of an earlier one still sets is not read."""
         super().__init__()
-        self._values, self._timeout_s = values, timeout_s
+        self._values, self._timeout_s, self._generation = values, timeout_s, generation
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._values.set(key, value.encode() if isinstance(value, str) else bytes(value))
+        self._values.set(
+            self._generation + key, value.encode() if isinstance(value, str) else bytes(value)
+        )
 
     def get(self, key: str) -> bytes:
         """RankLost if nobody sets the key in time."""
-        value = self._values.get(key, self._timeout_s)
+        value = self._values.get(self._generation + key, self._timeout_s)
         if value is None:
             raise RankLost(f"no rank has set {key} within {self._timeout_s:g} s")
         return value

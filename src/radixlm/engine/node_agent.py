@@ -64,9 +64,10 @@ class RankProcess(EngineProcess):
         finally:
             self._theirs.close()
 
-    def start(self, startup: dict[str, Any], segment: int) -> None:
-        """Send the startup config, and the descriptor of the memory that it shares with others."""
-        socket.send_fds(self.socket, [b"segment"], [segment])
+    def start(self, startup: dict[str, Any], segment: int, generation: str) -> None:
+        """Send the startup config, the replica's generation, and the descriptor of the memory that
+        it shares with others."""
+        socket.send_fds(self.socket, [generation.encode()], [segment])
         self.send_config({**startup, "socket": self._number, "parent": os.getpid()})
 
     def drop(self, wait_s: float = 0.0) -> int:
@@ -216,7 +217,8 @@ class NodeAgent:
         for startup in startups:
             process = self._ready_made.pop() if self._ready_made else RankProcess(self._command)
             self.ranks[int(startup["rank"])] = process
-            process.start({**startup, "options": {**startup["options"], **self._options}}, segment)
+            startup = {**startup, "options": {**startup["options"], **self._options}}
+            process.start(startup, segment, self._generation)
             log.info("started rank %d, process %d", startup["rank"], process.pid)
         os.close(segment)
 

@@ -25,7 +25,7 @@ from radixlm.distributed.shm import SPIN_US, Layout, Segment
 from radixlm.engine.node_facts import node_facts
 from radixlm.engine.nodes import WAIT_S, Hub
 from radixlm.engine.rank_processes import RankProcesses, topology_of
-from radixlm.executor.relay import RENEW, STOP, Answer, Relay
+from radixlm.executor.relay import RENEW, STOP, Answer, Relay, within
 from radixlm.executor.runner import Runner
 from radixlm.scheduler.loop import Executor
 from radixlm.wire.cluster_socket import local_address, read_secret
@@ -46,11 +46,11 @@ def _shared(config: ServerConfig, ranks: list[int]) -> tuple[Layout, float, floa
     return Layout(topology_of(config), ranks), config.parallel.rank_timeout_s, spin_us
 
 
-def _over_hosts(ranks: Ranks, config: ServerConfig, values: KeyValues) -> Ranks:
+def _over_hosts(ranks: Ranks, config: ServerConfig, values: KeyValues, generation: str) -> Ranks:
     """``ranks`` with groups between hosts, too; returns when the other hosts' ranks have come."""
     p = config.parallel
     address = local_address(str(p.dist_init_addr))
-    store = HubStore(values, config.serve.load_timeout_s)
+    store = HubStore(values, config.serve.load_timeout_s, generation)
     return over_hosts(ranks, topology_of(config), store, address, p.rank_timeout_s)
 
 
@@ -136,6 +136,10 @@ class Followers(Peers):
         """``hub``: of the ranks of other nodes, which have been started."""
         processes.wait()
         self.processes, self._hub = processes, hub
+        self.limit_s, self._load_limit_s = (
+            config.parallel.rank_timeout_s,
+            config.serve.load_timeout_s,
+        )
         self._segment = Segment.create(*_shared(config, [0, *processes.ranks]))
         processes.on_loss = self._segment.poison
         self.ranks = self._segment.ranks(0, config.parallel.tp_sum != "fast")
@@ -145,13 +149,14 @@ class Followers(Peers):
         self._calls: dict[int, _Call] = defaultdict(_Call)
         self._last_call = 0
         self._lock, self._relays = threading.Lock(), False
+        generation = hub.generation if hub else "alone"
         for link in processes.sockets.values():
-            socket.send_fds(link, [b"segment"], [self._segment.fd])
+            socket.send_fds(link, [generation.encode()], [self._segment.fd])
         for rank, link in self._sockets.items():
             name = f"answers of rank {rank}"
             threading.Thread(target=self._read, args=(link,), name=name, daemon=True).start()
         if hub is not None:
-            self.ranks = _over_hosts(self.ranks, config, hub)
+            self.ranks = _over_hosts(self.ranks, config, hub, generation)
 
     def _read(self, link: socket.socket) -> None:
         """Read the answers of one rank until it ends."""
@@ -187,7 +192,7 @@ class Followers(Peers):
     def agree(self, numbers: Sequence[int]) -> list[int]:
         with self._lock:  # which makes it, unless an answer has
             call = self._calls[AGREE]
-        theirs = call.future.result()
+        theirs = within(call.future, self._load_limit_s, "load")
         with self._lock:
             del self._calls[AGREE]
         least = [min(column) for column in zip(numbers, *theirs, strict=True)]
@@ -236,7 +241,7 @@ class LeaderLink(Peers):
     def __init__(self, startup: dict[str, Any], config: ServerConfig) -> None:
         self.rank = int(startup["rank"])
         self._socket = socket.socket(fileno=startup["socket"])
-        _, (descriptor,), _, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, 1)
+        generation, (descriptor,), _, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, 1)
         layout, *waits = _shared(config, startup["ranks"])
         os.ftruncate(descriptor, layout.num_bytes)  # an agent knows no layout
         self._segment = Segment(descriptor, layout, *waits)
@@ -248,7 +253,7 @@ class LeaderLink(Peers):
         if config.parallel.nnodes > 1:
             secret = read_secret(config.parallel.cluster_secret_file)
             values = RemoteValues(str(config.parallel.dist_init_addr), secret)
-            self.ranks = _over_hosts(self.ranks, config, values)
+            self.ranks = _over_hosts(self.ranks, config, values, generation.decode())
             values.close()
 
     def read(self) -> bytes:

@@ -98,6 +98,8 @@ def main(early: StartupReader) -> int:
             peers.replica = int(startup["index"])
             which = startup["index"], startup.get("boot", 0)
             replica = assemble(config, info, channel, (flight,), peers, which)
+    except RankLost as error:
+        return end_replica(early, error)
     except RadixError as error:
         channel.send(Failed(type(error).__name__, str(error)))
         time.sleep(0.2)  # zmq sends in the background; LINGER is 0
@@ -115,13 +117,19 @@ def main(early: StartupReader) -> int:
     try:
         serving.run()
     except RankLost as error:
-        if early.ranks is None:
-            raise
-        early.ranks.end(str(error))
+        return end_replica(early, error)
     replica.close()
     channel.close()
     peers.stop()
     return 0
+
+
+def end_replica(early: StartupReader, error: RankLost) -> int:
+    """All ranks end with this one. Status 1, not 2: another replica may have all of its ranks."""
+    if early.ranks is not None:
+        early.ranks.end(str(error))
+    log.error("the engine ends: %s", error)
+    return 1
 
 
 def follow(

@@ -32,6 +32,7 @@ from radixlm.wire.replies import Finish
 
 T = TypeVar("T")
 LONG_BATCH = 16
+STOP_S, CANCEL_S = 60.0, 10.0  # an engine that does not end in order is left
 _SHUT = "this engine was shut down: make a new radixlm.Engine"
 
 
@@ -272,12 +273,12 @@ class Engine:
         return self._wait(self._engine.intake.control("flush_cache")).ok
 
     def get_server_info(self) -> dict[str, Any]:
-        """Options, state and version."""
-        info = self._wait(self._engine.intake.control("info"))
+        """Options, state of each replica that serves, and version."""
+        infos = self._wait(self._engine.intake.control_each("info"))
         return {
             **flat(self.config),
             **self._engine.intake.engine_facts,
-            "internal_states": [info.data],
+            "internal_states": [info.data for info in infos],
             "version": __version__,
         }
 
@@ -333,17 +334,20 @@ class Engine:
         if self._is_shut:
             return
         self._is_shut = True
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(STOP_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
-        self._loop.close()
+        if not self._thread.is_alive():
+            self._loop.close()
 
     async def _stop(self) -> None:
         await self._engine.stop()
         running = asyncio.all_tasks() - {asyncio.current_task()}
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        if running:
+            await asyncio.wait(running, timeout=CANCEL_S)
 
     def __enter__(self) -> Self:
         return self

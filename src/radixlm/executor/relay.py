@@ -63,7 +63,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Followers(Protocol):
-    """The ranks that follow rank 0."""
+    """The ranks that follow rank 0. ``limit_s``: how long an answer of theirs may take."""
+
+    limit_s: float
 
     def tell(self, kind: int, data: bytes = b"") -> None:
         """Send a message to each; they read messages in order."""
@@ -108,7 +110,7 @@ class Relay:
         self._followers.tell(COMMAND, msgspec.msgpack.encode(Command(call, verb, args)))
         mine = self.runner.control(verb, args)
         if not isinstance(mine, Future):
-            return _merged(mine, theirs.result())
+            return _merged(mine, within(theirs, self._followers.limit_s, verb))
         return _when_both(mine, theirs, partial(self._finish, verb, args, call, mine))
 
     def move_pages(self, command: tiers.Command) -> Future[list[bytes]] | None:
@@ -128,11 +130,23 @@ class Relay:
             try:
                 return mine.result()()
             finally:
-                theirs.result()
+                within(theirs, self._followers.limit_s, verb)
+        except RankLost:
+            raise
         except (RadixError, OSError):
             if verb in _UNDO:
                 self.control(_UNDO[verb], args)
             raise
+
+
+def within(answers: Future[list[Any]], limit_s: float, verb: str) -> list[Any]:
+    """What the other ranks answer; RankLost when one of them does not within ``limit_s``."""
+    try:
+        return answers.result(limit_s)
+    except TimeoutError:
+        if answers.done():
+            raise
+        raise RankLost(f"a rank has not answered {verb!r} within {limit_s:g} s") from None
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from radixlm.base.errors import RadixError
+from radixlm.base.errors import RadixError, RankLost
 from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
@@ -90,6 +90,8 @@ class ControlHandler:
                 self._pending.append((control.call_id, data))
                 return None
             return ControlReply(control.call_id, True, data=data)
+        except RankLost:
+            raise
         except Exception as error:
             return _failed(control.call_id, error)
 
@@ -101,6 +103,8 @@ class ControlHandler:
             self._pending.remove((call_id, future))
             try:
                 replies.append(ControlReply(call_id, True, data=future.result()()))
+            except RankLost:
+                raise
             except Exception as error:
                 replies.append(_failed(call_id, error))
         return replies

@@ -66,8 +66,9 @@ async def mcp_server(calls: list[str], kind: str) -> AsyncIterator[str]:
     server = uvicorn.Server(config)
     server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
     task = asyncio.create_task(server.serve(sockets=[sock]))
-    while not server.started:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        while not server.started:
+            await asyncio.sleep(0)
     try:
         yield f"http://127.0.0.1:{sock.getsockname()[1]}/{kind}"
     finally:
