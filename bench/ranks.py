@@ -51,7 +51,7 @@ def calls_of(segment: Segment, rank: int, size: int) -> dict[str, Callable[[], o
         if rank == 0:
             ring.write(encoder.encode(StepPlan(0, items), tokens))
         else:
-            decoder.decode(ring.read(30.0))
+            decoder.decode(ring.read())
         world.barrier()
 
     calls["plan step"] = plan_step

@@ -393,6 +393,14 @@ void bind_ranks(nb::module_& m) {
                  nb::gil_scoped_release free_gil;
                  s.write((const char*)data.data(), data.size(), timeout_s), s.segment.check();
              })
+        .def(
+            "poll",
+            [](Stream& s, double timeout_s) {
+                const bool found = s.poll(timeout_s);
+                s.segment.check();
+                return found;
+            },
+            Release())
         .def("read_bytes",
              [](Stream& s, size_t count, double timeout_s) {
                  std::string data(count, '\0');

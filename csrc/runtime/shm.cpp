@@ -92,6 +92,7 @@ bool Segment::wait(Flag& flag, uint32_t count, double timeout_s, int rank) {
     const auto start = Clock::now();
     for (double past = 0; !(value & POISON) && !has_come(value, count); past = since(start)) {
         if (past > timeout_s) {
+            if (rank < 0) return false;
             char text[80];
             snprintf(text, sizeof text, "rank %d was silent for %g s", rank, timeout_s);
             fail(text);
@@ -287,6 +288,8 @@ void Stream::write(const char* data, size_t count, double timeout_s) {
         segment.advance(flags[0], n);
     }
 }
+
+bool Stream::poll(double timeout_s) { return segment.wait(flags[0], (at + 1) & COUNT, timeout_s, -1); }
 
 void Stream::read(char* data, size_t count, double timeout_s) {
     for (size_t from = 0; from < count && !segment.lost();) {

@@ -33,7 +33,7 @@ class Segment {
     ~Segment();
     void poison(const std::string& reason);  // wakes every waiter; the first reason stands
     std::string reason() const;              // empty while nothing is wrong
-    // Until `flag` has come to `count`. False: lost.
+    // Until `flag` has come to `count`. False: lost, or with rank -1, not come in time.
     bool wait(Flag& flag, uint32_t count, double timeout_s, int rank);
     void advance(Flag& flag, uint32_t by);  // of the one rank that owns the flag
     Flag* flag(int i) const { return (Flag*)(base + HEADER) + i; }
@@ -123,6 +123,7 @@ class Stream {
     Stream(Segment& segment, int reader, std::vector<int> ranks, int first_flag, size_t offset, size_t bytes);
     void write(const char* data, size_t count, double timeout_s);
     void read(char* data, size_t count, double timeout_s);
+    bool poll(double timeout_s);  // whether there is something to read
     Segment& segment;
 
   private:

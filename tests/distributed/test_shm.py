@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -187,6 +188,25 @@ def test_a_reader_that_misses_a_plan_stops() -> None:
     reader._stream.read_bytes(len(b"first"), 1.0)
     with pytest.raises(RankLost, match="plan 1 came where plan 0 was expected"):
         reader.read()
+
+
+def test_a_reader_that_waits_handles_signals() -> None:
+    class Rang(Exception):
+        pass
+
+    def ring(signum: int, frame: Any) -> None:
+        raise Rang
+
+    writer, reader = rings(1)
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Rang):
+            reader.read()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    writer.write(b"nothing is lost")
+    assert reader.read() == b"nothing is lost"
 
 
 def test_a_ring_without_readers_takes_plans() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from radixlm.base.errors import RankLost
 
 HEAD = struct.Struct("<QQ48x")
-FOREVER_S = 1e9
+POLL_S = 0.5  # signals are handled that often while nothing comes
 
 
 class PlanRing:
@@ -30,9 +30,12 @@ class PlanRing:
             self._stream.write_bytes(head + payload, self._timeout_s)
         return index
 
-    def read(self, timeout_s: float = FOREVER_S) -> bytes:
-        """The next message. RankLost when its index is not the next one, or nothing comes."""
-        index, length = HEAD.unpack(self._stream.read_bytes(HEAD.size, timeout_s))
+    def read(self) -> bytes:
+        """Wait for the next message. RankLost when its index is not the next one, or a rank is
+        lost."""
+        while not self._stream.poll(POLL_S):
+            pass
+        index, length = HEAD.unpack(self._stream.read_bytes(HEAD.size, self._timeout_s))
         if index != self._next:
             raise RankLost(f"plan {index} came where plan {self._next} was expected")
         self._next += 1
