@@ -230,4 +230,32 @@ def new_feature(
     return PageArrivals(b"m" * 32, some, write_policy)
 
 
+SHARED: list[Tier] = []  # of the engines of a test
+
+
+def shared_tiers(config: Any, manifest: Any) -> list[Tier]:
+    """For ``engine.tiers.SOURCES``: of each rank a part of its own."""
+    return [RankTier(tier, manifest.storage_digest) for tier in SHARED]
+
+
+class RankTier(DictTier):
+    """A tier that several ranks and engines use, with the pages of one rectangle and layout."""
+
+    def __init__(self, whole: Any, digest: bytes) -> None:
+        super().__init__(whole.name)
+        self._whole, self._digest = whole, digest
+        self.parts: dict[bytes, DictTier] = whole.__dict__.setdefault("parts", {})
+        mine = self.parts.setdefault(digest, self)
+        self.pages = mine.pages
+
+    def get(self, keys: Any, out: Any, hint: Any = None) -> int:
+        count = super().get(keys, out, hint)
+        self._whole.num_got += count
+        return count
+
+    def put(self, records: Any) -> None:
+        super().put(records)
+        self._whole.num_put += len(records)
+
+
 __all__ = ["DictTier", "Get", "Lookup", "TurnPort", "make_arrivals", "new_feature"]

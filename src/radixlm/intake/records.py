@@ -68,6 +68,8 @@ class Output:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    cached_by_tier: dict[str, int] | None = None
+    """Of the cached tokens, those that tiers brought for this request."""
     predicted: tuple[int, int] | None = None
     """Tokens of the request's prediction that the output holds, and those that it does not."""
     retractions: int = 0
@@ -83,6 +85,18 @@ class Output:
     adapter: AdapterRef | None = None
 
     @property
+    def cached_details(self) -> dict[str, int] | None:
+        """Cached tokens by where they were: in the device's pool, or in a tier, which brought them;
+        None in an engine without tiers."""
+        if self.cached_by_tier is None:
+            return None
+        left, details = self.cached_tokens, {"device": 0, "host": 0, "storage": 0}
+        for tier, tokens in self.cached_by_tier.items():
+            details[tier] = min(tokens, left)
+            left -= details[tier]
+        return details | {"device": left}
+
+    @property
     def num_logprobs(self) -> int:
         """Log-probabilities of prompt and output, without the tokens' own."""
         parts = (self.prompt_logprobs, self.logprobs)
@@ -96,7 +110,7 @@ class Output:
         self.finish = later.finish
         self.prompt_tokens = later.prompt_tokens
         self.completion_tokens = later.completion_tokens
-        self.cached_tokens = later.cached_tokens
+        self.cached_tokens, self.cached_by_tier = later.cached_tokens, later.cached_by_tier
         self.predicted = later.predicted
         self.draft_rounds, self.num_drafted = later.draft_rounds, later.num_drafted
         self.retractions = later.retractions

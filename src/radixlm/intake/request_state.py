@@ -109,6 +109,7 @@ class RequestState:
             queue_time_s=last.queue_time_s,
             draft_rounds=last.draft_rounds,
             num_drafted=last.num_drafted,
+            cached_by_tier=last.cached_by_tier,
         )
 
     def apply_delta(self, delta: TokenDelta) -> str | None:
@@ -137,6 +138,7 @@ class RequestState:
                 prompt_tokens=delta.prompt_tokens,
                 completion_tokens=len(self.output_ids),
                 cached_tokens=delta.cached_tokens,
+                cached_by_tier=delta.cached_by_tier,
                 predicted=predicted,
                 retractions=delta.retractions,
                 logprobs=delta.logprobs,

@@ -147,6 +147,7 @@ class PageArrivals(Feature):
 
     def arrive(self, request: Request) -> bool:
         state = self._states[request.rid] = _State(request, self._clock())
+        request.arrived = {}
         self._begin(state)
         return False
 

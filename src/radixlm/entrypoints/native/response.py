@@ -60,6 +60,8 @@ class ResponseBuilder:
             "num_retractions": output.retractions,
             "queue_time": output.queue_time_s,
         }
+        if output.cached_details is not None:
+            meta["cached_tokens_details"] = output.cached_details
         if output.adapter is not None:
             meta["lora_name"] = output.adapter.name
             meta["lora_digest"] = output.adapter.digest[:DIGEST_DIGITS]

@@ -32,6 +32,10 @@ def usage(
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached} if shows_cached else None,
     }
+    by_tier = [o.cached_details for o in firsts if o.cached_details is not None]
+    if shows_cached and by_tier:
+        names = sorted({name for one in by_tier for name in one})
+        shown["cached_tokens_details"] = {n: sum(one.get(n, 0) for one in by_tier) for n in names}
     details: dict[str, int] = {}
     if reasoning_tokens is not None:
         shown["reasoning_tokens"] = details["reasoning_tokens"] = reasoning_tokens
