@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,21 +15,29 @@ import radixlm
 from radixlm.engine.features.arrival_rules import ArrivalOptions
 from tests.engine.drafted_engine import drafted_engine
 from tests.fakes import tiers as fakes
+from tests.fakes.lora_adapters import write_adapter
+from tests.fakes.thread_replica import thread_engine
 from tests.fakes.tiers import DictTier
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 SYSTEM = "You answer in one word, as a careful clerk would, and you never say more than that. "
 TEXTS = [SYSTEM + text for text in ("Where is Rome?", "12 + 30 =", "Who wrote the letter?")]
+GREEDY = {"max_new_tokens": 24, "temperature": 0.0, "ignore_eos": True}
 SCHEMA = '{"type": "object", "properties": {"a": {"enum": [1, 22]}, "b": {"type": "string"}}}'
+
+
+def tiering(patch: pytest.MonkeyPatch, tiers: list[DictTier]) -> None:
+    """Engines that start from now on have these tiers and wait for all that comes."""
+    patch.setattr("radixlm.engine.tiers.SOURCES", ["tests.fakes.tiers:shared_tiers"])
+    patch.setattr(fakes, "SHARED", tiers)
+    waits = partial(ArrivalOptions, policy="wait_complete")
+    patch.setattr("radixlm.engine.tiers.ArrivalOptions", waits)
 
 
 @contextmanager
 def tiered_engine(tiers: list[DictTier], **options: Any) -> Iterator[radixlm.Engine]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("radixlm.engine.tiers.SOURCES", ["tests.fakes.tiers:shared_tiers"])
-        patch.setattr(fakes, "SHARED", tiers)
-        waits = partial(ArrivalOptions, policy="wait_complete")
-        patch.setattr("radixlm.engine.tiers.ArrivalOptions", waits)
+        tiering(patch, tiers)
         with drafted_engine(None, **options) as engine:
             yield engine
 
@@ -36,7 +45,7 @@ def tiered_engine(tiers: list[DictTier], **options: Any) -> Iterator[radixlm.Eng
 def ask(engine: radixlm.Engine, **more: Any) -> list[Any]:
     """Greedy and seeded, with log-probabilities, n of 2, a grammar."""
     params = [
-        {"max_new_tokens": 24, "temperature": 0.0, "ignore_eos": True},
+        GREEDY,
         {"max_new_tokens": 9, "temperature": 0.8, "sampling_seed": 3},
         {"max_new_tokens": 12, "temperature": 1.0, "sampling_seed": 5, "json_schema": SCHEMA},
     ]
@@ -91,3 +100,91 @@ def compare(
 )
 def test_architectures(architecture: str, options: dict[str, Any]) -> None:
     compare([DictTier()], 64, model_path=str(cached_tiny(architecture)), **options)
+
+
+@contextmanager
+def tiered_ranks(tiers: list[DictTier], **options: Any) -> Iterator[radixlm.Engine]:
+    """Two ranks, in threads; each has its own part of every page in a tier of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        tiering(patch, tiers)
+        sizes = {"cpu_threads": 1, "log_level": "error", "random_seed": 1, "tp_size": 2}
+        with thread_engine(patch, shared=True, **sizes, **options) as engine:
+            yield engine
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "FalconH1ForCausalLM"])
+def test_ranks_keep_their_own_parts(architecture: str) -> None:
+    tier = DictTier()
+    model = str(cached_tiny(architecture))
+    compare([tier], 64, tiered_ranks, model_path=model, max_total_tokens=4096, page_size=16)
+    parts = tier.__dict__["parts"]
+    assert len(parts) == 2 and len({len(part.pages) for part in parts.values()}) == 1
+
+
+def test_adapters_have_keys_of_their_own(tmp_path: Path) -> None:
+    base, tier = cached_tiny("Qwen3ForCausalLM"), DictTier()
+    for name, seed in (("a", 1), ("b", 2)):
+        write_adapter(base, tmp_path / name, seed=seed)
+    paths = [f"{name}={tmp_path / name}" for name in "ab"]
+    options = {"model_path": str(base), "page_size": 16, "enable_lora": True, "lora_paths": paths}
+    wanted: dict[str | None, Any] = {}
+    with drafted_engine(None, **options) as engine:
+        for name in ("a", "b", None):
+            wanted[name] = engine.generate(TEXTS[0], GREEDY, lora_path=name)["output_ids"]
+    assert len({tuple(ids) for ids in wanted.values()}) == 3
+    for life in range(2):
+        with tiered_engine([tier], **options) as engine:
+            for turn in range(2):
+                for name, ids in wanted.items():
+                    answer = engine.generate(TEXTS[0], GREEDY, lora_path=name)
+                    assert answer["output_ids"] == ids
+                    found = answer["meta_info"]["cached_tokens_details"]["host"]
+                    assert (found > 64) == bool(turn or life)
+                assert engine.flush_cache()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"speculative_algorithm": "EAGLE3", "speculative_num_steps": 3},
+        {"speculative_algorithm": "STANDALONE", "speculative_num_steps": 3},
+        {"speculative_algorithm": "NGRAM"},
+    ],
+    ids=lambda options: options["speculative_algorithm"],
+)
+def test_drafts(options: dict[str, Any]) -> None:
+    """Pages carry the draft model's entries: drafts behind an arrived prefix are as good."""
+    tier = DictTier()
+    rounds = []
+    with drafted_engine(None, page_size=16) as engine:
+        plain = engine.generate(TEXTS, GREEDY)
+    for _life in range(2):
+        with tiered_engine([tier], page_size=16, **options) as engine:
+            for _ in range(2):
+                answers = engine.generate(TEXTS, GREEDY)
+                assert [a["output_ids"] for a in answers] == [a["output_ids"] for a in plain]
+                rounds.append(sum(a["meta_info"].get("spec_verify_ct", 0) for a in answers))
+                found = sum(a["meta_info"]["cached_tokens_details"]["host"] for a in answers)
+                assert (found >= 32) == (len(rounds) > 1)
+                assert engine.flush_cache()
+    if options["speculative_algorithm"] == "STANDALONE":  # the others stop where it does not pay
+        (pages,) = (part.pages.values() for part in tier.__dict__["parts"].values())
+        assert all(page.payload[-1] == 1 for page in pages)
+        assert rounds[0] > 5 and max(rounds) - min(rounds) <= 2
+
+
+def test_a_small_pool_with_retraction() -> None:
+    """Requests that are retracted and evicted come back, maybe from the tier."""
+    prompts = [text * n for text in TEXTS for n in (1, 2)]
+    params = {"max_new_tokens": 60, "temperature": 0.0, "ignore_eos": True}
+    options: dict[str, Any] = {"model_path": str(cached_tiny("Qwen3ForCausalLM")), "page_size": 16}
+    with drafted_engine(None, **options) as engine:
+        plain = [engine.generate(prompt, params)["output_ids"] for prompt in prompts]
+    tier = DictTier()
+    with tiered_engine([tier], max_total_tokens=512, schedule_conservativeness=0.1, **options) as e:
+        for _ in range(3):
+            answers = e.generate(prompts, params)
+            assert [answer["output_ids"] for answer in answers] == plain
+        state = e.get_server_info()["internal_states"][0]
+        assert state["num_breaches"] == 0
+        assert sum(a["meta_info"]["num_retractions"] for a in answers) > 0 or tier.num_got > 0
