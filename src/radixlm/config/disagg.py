@@ -7,6 +7,11 @@ from radixlm.config.flag import POSITIVE, Flag, Group
 
 _LEARNED = "both servers learn each other's ranks when they connect"
 
+_PDMUX = (
+    "CUDA green contexts, which divide a GPU's multiprocessors, and two steps at the same time; "
+    "here prefill and decode share each step"
+)
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DisaggConfig(Group):
@@ -73,7 +78,7 @@ class DisaggConfig(Group):
     enable_pdmux: Annotated[
         bool,
         "Prefill and decode side by side on one GPU.",
-        Flag(state="planned", needs="groups of streaming multiprocessors"),
+        Flag(state="planned", needs=_PDMUX),
     ] = False
     sm_group_num: Annotated[
         int,
@@ -81,7 +86,7 @@ class DisaggConfig(Group):
         Flag(
             within=POSITIVE,
             state="planned",
-            needs="groups of streaming multiprocessors",
+            needs=_PDMUX,
             part_of=("enable_pdmux",),
         ),
     ] = 3

@@ -39,6 +39,8 @@ class Flag:
     """Value of the flag when it is written without one."""
     is_json: bool = False
     """The text must be a JSON object; YAML and keyword arguments may give a mapping."""
+    may_be_file: bool = False
+    """With ``is_json``: "@" and the path of a file with the object will do."""
     is_secret: bool = False
     """Never printed: neither in logs, nor by ``flat``, nor in /get_server_info."""
     is_repeatable: bool = False

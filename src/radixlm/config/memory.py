@@ -125,11 +125,12 @@ class MemoryConfig(Group):
     ] = "layer_first"
     hicache_storage_backend: Annotated[
         str | None,
-        "Storage below the host tier.",
+        "Storage below the host tier: segment files (file), or a store that servers share.",
         Flag(
-            choices=("file", "mooncake", "hf3fs", "nixl"),
-            built=(),
-            needs=_TIERS,
+            choices=(
+                *("file", "mooncake", "hf3fs", "nixl"),
+                *("shared_file", "redis", "s3", "dynamic"),
+            ),
             part_of=("enable_hierarchical_cache",),
         ),
     ] = None
@@ -145,14 +146,28 @@ class MemoryConfig(Group):
     ] = "best_effort"
     hicache_storage_backend_extra_config: Annotated[
         str | None,
-        "JSON object with options of the storage.",
-        Flag(is_json=True, state="planned", needs=_TIERS, part_of=("enable_hierarchical_cache",)),
+        "JSON object with options of the storage, or @ and a file with JSON, YAML or TOML.",
+        Flag(
+            is_json=True,
+            may_be_file=True,
+            is_secret=True,
+            part_of=("enable_hierarchical_cache",),
+        ),
     ] = None
     enable_lmcache: Annotated[
-        bool,
-        "Use LMCache instead of the built-in tiers.",
-        Flag(state="planned", needs="an LMCache connector"),
+        bool, "Keep KV in a server of LMCache instead of the tiers of --enable-hierarchical-cache."
     ] = False
+    lmcache_config_file: Annotated[
+        str | None,
+        "LMCache's YAML file; its remote_url is used. $LMCACHE_CONFIG_FILE when unset.",
+        Flag(part_of=("enable_lmcache",)),
+    ] = None
+    kv_store_secret_file: Annotated[
+        str | None,
+        "File with a secret of the servers that share a storage: pages that others wrote are "
+        "misses, and no tenant can compute the keys of another.",
+        Flag(part_of=("hicache_storage_backend", "enable_lmcache")),
+    ] = None
     cpu_offload_gb: Annotated[
         int,
         "GB of weights that stay in host memory.",

@@ -176,7 +176,6 @@ _DETAILS: Mapping[str, str] = {
     "enable_forward_pass_metrics": """
         forward_pass_metrics_ipc_name forward_pass_metrics_worker_id""",
     "kv_canary": "kv_canary_real_data kv_canary_sweep_interval",
-    "enable_lmcache": "lmcache_config_file",
     "enable_flexkv": "flexkv_config_file",
     "enable_pdmux": "pdmux_config_path",
     "export_metrics_to_file": "export_metrics_to_file_dir",
@@ -201,7 +200,8 @@ _REFUSED: Mapping[str, str] = {
     "a path before every route": "fastapi_root_path",
     "diffusion language models": "dllm_algorithm",
     "experts of KTransformers": "kt_weight_path",
-    "an encoder on a server of its own": "encoder_only encoder_urls language_only",
+    "an encoder on a server of its own; each server encodes media itself": """
+        encoder_only encoder_urls language_only""",
     "drafting on a server of its own": "decoupled_spec_role=null",
     "quantization by ModelOpt or FlashRL": """
         modelopt_checkpoint_restore_path modelopt_checkpoint_save_path modelopt_export_path

@@ -143,7 +143,7 @@ def _one(option: Option, value: Any) -> Any:
         read = _choose(option, read)
     if option.flag.within and not is_within(read, option.flag.within):
         raise invalid_value(option, f"{shown} is not in {option.flag.within}")
-    if option.flag.is_json:
+    if option.flag.is_json and not (option.flag.may_be_file and read.startswith("@")):
         _check_json(option, read)
     return read
 

@@ -48,6 +48,7 @@ from radixlm.engine.parts import (
 )
 from radixlm.engine.peering import make_handover
 from radixlm.engine.ranks import NO_PEERS, Peers
+from radixlm.engine.stores import store_secret
 from radixlm.engine.tiers import EnginePages, make_feature, make_pages
 from radixlm.engine.torch_compile import compile_now, compiled_steps, for_compiling
 from radixlm.executor.controls import TensorControls
@@ -196,7 +197,7 @@ def assemble(
     limits, processors = engine.limits, ProcessorFeature(engine.parts.processors)
     events = KvEvents(config, engine.parts.pools.page_size, *replica_and_boot)
     pages = engine.pages
-    arrivals = None if pages is None else make_feature(pages)
+    arrivals = None if pages is None else make_feature(pages, secret=store_secret(config))
     features = [*make_features(config, info, engine.loader), processors, events, *extra_features]
     handover = make_handover(pages.worker.tiers) if pages is not None else []
     hooks = Hooks(features if arrivals is None else (*features, arrivals, *handover))
@@ -214,7 +215,13 @@ def assemble(
 
     scheduler = make()
     peers.agree(())  # all ranks are ready
-    return EngineCore(scheduler, engine.facts, make, events.close)
+
+    def close() -> None:
+        events.close()
+        if pages is not None:
+            pages.worker.close()  # writes what is due
+
+    return EngineCore(scheduler, engine.facts, make, close)
 
 
 def assemble_rank(config: ServerConfig, info: ModelInfo, peers: Peers) -> Callable[[], Runner]:

@@ -21,6 +21,7 @@ from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.peering import is_paired, make_peer
 from radixlm.engine.rank_processes import topology_of
 from radixlm.engine.ranks import Peers
+from radixlm.engine.stores import make_lmcache
 from radixlm.executor.model_drafter import ModelDrafter
 from radixlm.executor.page_port import PagePort, RankedPort
 from radixlm.executor.relay import Relay
@@ -73,11 +74,12 @@ def make_pages(
 ) -> EnginePages | None:
     """The worker with its tiers; None where no flag asks for one."""
     makers: list[MakeTiers] = [load(source) for source in SOURCES]
-    if not makers and not is_paired(config):
+    if not makers and not is_paired(config) and not config.memory.enable_lmcache:
         return None
     page_bytes = make_page_bytes(model, attn_pools, pools, draft)
     manifest = make_manifest(config, info, pools, page_bytes, peers)
     tiers = [tier for make in makers for tier in make(config, manifest)]
+    tiers += make_lmcache(config, manifest)
     tiers += make_peer(config, manifest, peers)
     if not tiers:
         return None
