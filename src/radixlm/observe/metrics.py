@@ -65,6 +65,25 @@ GAUGES: dict[str, str] = {
     "engine_startup_time": "Seconds from the start until ready.",
     "engine_load_weights_time": "Seconds that loading the weights took.",
 }
+PAIR_GAUGES: dict[str, str] = {
+    "num_prefill_prealloc_queue_reqs": "Requests of pairs that wait or are computed here.",
+    "num_prefill_inflight_queue_reqs": "Requests whose pages a decode server is fetching.",
+    "num_decode_prealloc_queue_reqs": "Requests that wait for room for their pages.",
+    "num_decode_transfer_queue_reqs": "Requests that wait for pages of a prefill server.",
+    "num_bootstrap_failed_reqs_total": "Fetches that found no prefill server, or another model.",
+    "num_transfer_failed_reqs_total": "Fetches that broke off.",
+    "kv_transfer_speed_gb_s": "Gigabytes a second of reading pages.",
+    "kv_transfer_latency_ms": "Mean milliseconds of reading the pages of a fetch.",
+    "kv_transfer_bootstrap_ms": "Mean milliseconds of asking a bootstrap service.",
+    "kv_transfer_total_mb": "Megabytes fetched, or sent.",
+    "radixlm:kv_pulls_whole": "Fetches that brought all pages.",
+    "radixlm:kv_pulls_part": "Fetches that brought some pages; the rest was computed.",
+    "radixlm:kv_pulls_local": "Fetches that brought none; all was computed.",
+    "radixlm:kv_transfer_shm_bytes": "Bytes by shared memory.",
+    "radixlm:kv_transfer_tcp_bytes": "Bytes by TCP.",
+    "radixlm:kv_digest_failures": "Pages whose checksum was wrong.",
+}
+"""Of prefill and decode servers."""
 DRAFT_COUNTERS: dict[str, tuple[str, str]] = {
     "num_rounds": ("sglang:spec_verify_calls", "Verifications of a request's drafts."),
     "num_drafted": ("radixlm:spec_drafted_tokens", "Tokens drafted."),
@@ -193,8 +212,10 @@ class Metrics:
         self._draft_totals = copy(totals)
 
     def exposition(self, gauges: Mapping[str, float]) -> bytes:
-        """The text that Prometheus reads, with ``gauges`` (names of GAUGES) set first."""
+        """The text that Prometheus reads, with ``gauges`` (of GAUGES, PAIR_GAUGES) set first."""
         for name, value in gauges.items():
+            if name not in self._gauges:
+                self._gauges[name] = self._gauge(name, PAIR_GAUGES[name])
             self._gauges[name].set(value)
         text: bytes = generate_latest(self.registry)
         return text

@@ -144,7 +144,7 @@ class Incoming:
         self._num_damaged: Counter[tuple[str, int]] = Counter()
         self._warned: set[tuple[str, int]] = set()
         self._counts: Counter[str] = Counter()
-        self._seconds = 0.0
+        self._seconds = self._copy_s = 0.0
         self._num_pulling = 0
 
     def contains(self, keys: Sequence[bytes], hint: Hint | None = None) -> int:
@@ -181,6 +181,7 @@ class Incoming:
             **self._counts,
             "num_pulling": self._num_pulling,
             "pull_seconds": self._seconds,
+            "copy_seconds": self._copy_s,
             "bootstrap_seconds": self._directory.seconds,
             "num_bootstraps": self._directory.num_asked,
         }
@@ -278,10 +279,11 @@ class Incoming:
             arrived[0] = count
 
         with self._connected(rank.address) as client:
-            before = dict(client.num_bytes)
+            before, copy_s = dict(client.num_bytes), client.copy_s
             count, reason = client.pull(want, data, lambda: timed_out(hint.deadline_s), note)
             for name, total in client.num_bytes.items():
                 self._counts[f"bytes_{name}"] += total - before.get(name, 0)
+            self._copy_s += client.copy_s - copy_s
         if reason:
             log.debug("room %d: %d of %d pages: %s", hint.bootstrap_room, count, len(keys), reason)
         for cut, row in zip(data[:count], out, strict=False):

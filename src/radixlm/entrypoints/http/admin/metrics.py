@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import FastAPI
@@ -133,7 +133,8 @@ def gauges(state: ServerState) -> dict[str, float]:
     """The current values of the gauges."""
     load_, facts = state.intake.load, state.intake.engine_facts
     max_running = (state.config.schedule.max_running_requests or 0) * len(state.intake.replicas)
-    return {
+    pairs = pair_gauges(load_.tiers)
+    return pairs | {
         "num_running_reqs": load_.num_running,
         "num_queue_reqs": load_.num_waiting,
         "num_grammar_queue_reqs": load_.num_grammar_queue,
@@ -155,4 +156,37 @@ def gauges(state: ServerState) -> dict[str, float]:
         "lora_num_evictions": state.intake.adapters.num_evicted,
         "engine_startup_time": state.ready_after_s,
         "engine_load_weights_time": float(facts.get("load_seconds", 0.0)),
+    }
+
+
+def pair_gauges(tiers: Mapping[str, float]) -> dict[str, float]:
+    """Figures of a prefill or decode server by the reference's names; {} of others. ``tiers``: of
+    its load report."""
+    peer = {n.removeprefix("peer_"): v for n, v in tiers.items() if n.startswith("peer_")}
+
+    def total(*names: str) -> float:
+        return sum(peer.get(name, 0.0) for name in names)
+
+    if not peer:
+        return {}
+    shm, tcp = total("bytes_shm", "sent_bytes_shm"), total("bytes_tcp", "sent_bytes_tcp")
+    pulls = {f"radixlm:kv_{n}": total(n) for n in ("pulls_whole", "pulls_part", "pulls_local")}
+    copy_s, num_pulls = total("copy_seconds"), total("pulls_whole", "pulls_part")
+    waiting = max(0.0, tiers.get("jobs", 0.0) - total("num_pulling"))
+    return pulls | {
+        "num_prefill_prealloc_queue_reqs": total("num_rooms"),
+        "num_prefill_inflight_queue_reqs": total("num_inflight"),
+        "num_decode_prealloc_queue_reqs": waiting if "num_pulling" in peer else 0.0,
+        "num_decode_transfer_queue_reqs": total("num_pulling"),
+        "num_bootstrap_failed_reqs_total": total("bootstrap_failed", "refused"),
+        "num_transfer_failed_reqs_total": total("transfer_failed", "failed_transfers"),
+        "kv_transfer_speed_gb_s": (shm + tcp) / copy_s / 1e9 if copy_s else 0.0,
+        "kv_transfer_latency_ms": 1e3 * copy_s / num_pulls if num_pulls else 0.0,
+        "kv_transfer_bootstrap_ms": 1e3
+        * total("bootstrap_seconds")
+        / max(1.0, total("num_bootstraps")),
+        "kv_transfer_total_mb": (shm + tcp) / 1e6,
+        "radixlm:kv_transfer_shm_bytes": shm,
+        "radixlm:kv_transfer_tcp_bytes": tcp,
+        "radixlm:kv_digest_failures": total("damaged"),
     }

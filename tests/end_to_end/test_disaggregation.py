@@ -1,0 +1,240 @@
+"""Prefill and decode servers as processes: what comes through a pair is what one server gives, also
+when engines are killed; and SGLang's own router drives them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.end_to_end.server import RunningServer
+
+pytestmark = pytest.mark.timeout(300)
+ARGS = ("--max-total-tokens", "8192", "--max-engine-restarts", "50", "--enable-metrics")
+WORDS = "the capital of France is Paris 17 and 25 quick brown fox list code dog".split()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+class Pair:
+    """A prefill and a decode server."""
+
+    def __init__(self, prefill: RunningServer, decode: RunningServer, port: int) -> None:
+        self.prefill, self.decode, self.port = prefill, decode, port
+        self.pool = ThreadPoolExecutor(16)
+
+    def post(self, path: str = "/generate", **body: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Both answers to a body with the fields that a router adds."""
+        body |= {
+            "bootstrap_host": "127.0.0.1",
+            "bootstrap_port": self.port,
+            "bootstrap_room": random.getrandbits(63),
+        }
+        servers = self.prefill, self.decode
+        calls = [self.pool.submit(server.post, path, **body) for server in servers]
+        answers = [call.result(120) for call in calls]
+        for answer in answers:
+            assert answer.status_code == 200, answer.text
+        first, second = (answer.json() for answer in answers)
+        return first, second
+
+    def metric(self, name: str) -> float:
+        text = self.decode.client.get("/metrics").text
+        found = [line for line in text.splitlines() if line.startswith(f"{name}{{")]
+        return float(found[0].rpartition(" ")[2])
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    port = _free_port()
+    mode = "--disaggregation-mode"
+    with contextlib.ExitStack() as stack:
+        found = "--disaggregation-bootstrap-port", str(port)
+        prefill = stack.enter_context(RunningServer(*ARGS, mode, "prefill", *found))
+        decode = stack.enter_context(RunningServer(*ARGS, mode, "decode"))
+        made = Pair(prefill, decode, port)
+        yield made
+        made.pool.shutdown(wait=False, cancel_futures=True)
+        for server in (prefill, decode):
+            assert "Traceback" not in "".join(server.log)
+
+
+def _prompt(seed: int, words: int = 150) -> str:
+    rng = random.Random(seed)
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+def test_decode_computes_a_page_of_the_prompt_and_all_of_the_answer(pair: Pair) -> None:
+    sampling = {"temperature": 0, "max_new_tokens": 12}
+    for seed in range(4):
+        text = _prompt(seed)
+        asked: dict[str, Any] = {"text": text, "sampling_params": sampling}
+        asked |= {"return_logprob": True, "logprob_start_len": 0}
+        first, second = pair.post(**asked)
+        # without the fields either server serves it whole
+        whole = pair.prefill.post("/generate", **asked).json()
+        assert second["text"] == whole["text"]
+        meta, alone = second["meta_info"], whole["meta_info"]
+        assert first["meta_info"]["completion_tokens"] == 1
+        assert meta["prompt_tokens"] - meta["cached_tokens"] <= 16
+        # as a router joins them
+        merged = first["meta_info"]["input_token_logprobs"] + meta["input_token_logprobs"]
+        assert merged == alone["input_token_logprobs"]
+        assert meta["output_token_logprobs"] == alone["output_token_logprobs"]
+    assert pair.metric("radixlm:kv_pulls_whole") >= 4
+    assert pair.metric("radixlm:kv_transfer_shm_bytes") > 0
+
+
+def test_drawn_requests_get_the_same_answers(pair: Pair) -> None:
+    def draw(seed: int) -> dict[str, Any]:
+        rng = random.Random(seed)
+        sampling: dict[str, Any] = {
+            "temperature": rng.choice([0, 0.9]),
+            "max_new_tokens": rng.choice([1, 4, 10]),
+            "sampling_seed": seed,
+            "n": rng.choice([1, 1, 2]),
+        }
+        kind = rng.randrange(4)
+        if kind == 0:
+            sampling["regex"] = "[a-z]{3,9}"
+        elif kind == 1:
+            sampling["stop"] = [" the"]
+        text = _prompt(seed % 7, rng.choice([1, 9, 40, 200]))
+        return {"text": text, "sampling_params": sampling, "return_logprob": kind == 2}
+
+    def facts(answer: Any) -> list[Any]:
+        answers = answer if isinstance(answer, list) else [answer]
+        return [(a["text"], a["meta_info"].get("output_token_logprobs")) for a in answers]
+
+    bodies = [draw(seed) for seed in range(40)]
+    with ThreadPoolExecutor(6) as threads:
+        got = list(threads.map(lambda body: facts(pair.post(**body)[1]), bodies))
+    want = [facts(pair.prefill.post("/generate", **body).json()) for body in bodies]
+    assert got == want
+
+
+def test_chat_and_lists_of_prompts(pair: Pair) -> None:
+    messages = [{"role": "user", "content": _prompt(50)}]
+    chat: dict[str, Any] = {"messages": messages, "temperature": 0, "max_tokens": 8}
+    _, second = pair.post("/v1/chat/completions", **chat)
+    whole = pair.prefill.post("/v1/chat/completions", **chat).json()
+    assert second["choices"] == whole["choices"]
+    prompts = [_prompt(51), _prompt(52)]
+    batch = {"prompt": prompts, "temperature": 0, "max_tokens": 6}
+    fields = {
+        "bootstrap_host": ["127.0.0.1"] * 2,
+        "bootstrap_port": [pair.port] * 2,
+        "bootstrap_room": [1, 2],
+    }
+    threads = [
+        pair.pool.submit(server.post, "/v1/completions", **batch, **fields)
+        for server in (pair.prefill, pair.decode)
+    ]
+    choices = threads[1].result(60).json()["choices"]
+    assert threads[0].result(60).json()["usage"]["completion_tokens"] == 2
+    assert choices == pair.prefill.post("/v1/completions", **batch).json()["choices"]
+
+
+def test_warm_up_hosts_and_rooms_that_nobody_computes(pair: Pair) -> None:
+    sampling = {"temperature": 0, "max_new_tokens": 4}
+    text = _prompt(60)
+    want = pair.prefill.post("/generate", text=text, sampling_params=sampling).json()["text"]
+    fields = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}
+    warm = pair.decode.post("/generate", text=text, sampling_params=sampling, **fields)
+    assert warm.json()["text"] == want
+    text = _prompt(61)
+    want = pair.prefill.post("/generate", text=text, sampling_params=sampling).json()["text"]
+    pair.decode.client.post("/flush_cache")
+    alone = {"bootstrap_host": "127.0.0.1", "bootstrap_port": pair.port, "bootstrap_room": 99}
+    answer = pair.decode.post("/generate", text=text, sampling_params=sampling, **alone)
+    assert answer.json()["text"] == want
+
+
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.4, 1.0])
+def test_a_killed_engine_changes_no_answer(pair: Pair, victim: str, after_s: float) -> None:
+    """At the four times the requests wait for pages, are transferred, or decode."""
+    seeds = [int(1000 * after_s) + 100 * len(victim) + i for i in range(6)]
+    sampling = {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}
+    bodies: list[dict[str, Any]] = [
+        {"text": _prompt(seed, 300), "sampling_params": sampling} for seed in seeds
+    ]
+    server: RunningServer = getattr(pair, victim)
+    pid = server.engine()
+    calls: list[Any] = []
+
+    def decode(body: dict[str, Any]) -> str:
+        # the prefill server's answer is the router's affair, decode's the client's
+        room = random.getrandbits(63)
+        body = body | {"bootstrap_host": "127.0.0.1", "bootstrap_port": pair.port}
+        body["bootstrap_room"] = room
+        calls.append(pair.pool.submit(pair.prefill.post, "/generate", **body))
+        answer = pair.decode.post("/generate", **body)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["text"])
+
+    with ThreadPoolExecutor(6) as threads:
+        answers = [threads.submit(decode, body) for body in bodies]
+        time.sleep(after_s)
+        pid.kill()
+        got = [answer.result(150) for answer in answers]
+    for call in calls:
+        call.result(150)
+    server.wait_ready()
+    want = [pair.prefill.post("/generate", **body).json()["text"] for body in bodies]
+    assert got == want
+
+
+@pytest.fixture(scope="module", params=["router", "mini_lb"])
+def router(pair: Pair, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Address of SGLang's router, or of its minimal balancer, before the pair."""
+    if find_spec("sglang_router") is None:
+        pytest.skip("pip install sglang-router==0.3.2")
+    port = _free_port()
+    command = [
+        sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation",
+        "--prefill", pair.prefill.url, str(pair.port), "--decode", pair.decode.url,
+        "--host", "127.0.0.1", "--port", str(port),
+    ]  # fmt: skip
+    if request.param == "mini_lb":
+        command.append("--mini-lb")
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        url, deadline_s = f"http://127.0.0.1:{port}", time.monotonic() + 60
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{url}/health", timeout=2).status_code == 200:
+                    break
+            assert process.poll() is None
+            assert time.monotonic() < deadline_s, "the router did not start"
+            threading.Event().wait(0.1)
+        yield url
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def test_a_foreign_router_drives_the_pair(pair: Pair, router: str) -> None:
+    for seed in range(5):
+        sampling = {"temperature": 0, "max_new_tokens": 6}
+        body: dict[str, Any] = {"text": _prompt(70 + seed), "sampling_params": sampling}
+        got = httpx.post(f"{router}/generate", json=body, timeout=60).json()
+        want = pair.prefill.post("/generate", **body).json()
+        assert got["text"] == want["text"]
+        stream = httpx.post(f"{router}/generate", json=body | {"stream": True}, timeout=60).text
+        assert f'"completion_tokens":{want["meta_info"]["completion_tokens"]}' in stream
+        assert stream.rstrip().endswith("data: [DONE]")
