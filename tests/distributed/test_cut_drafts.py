@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 from tests.distributed.test_cut_models import prompts
+from tests.engine.test_draft_models import Rounds
 from tests.fakes.cut_model import CutModel, StepRunner, run_ranks
 from tests.fakes.paged_runner import load_model
+from tests.fakes.thread_replica import thread_engine
 from tests.fakes.tiny_checkpoint import cached_tiny
+from tests.models.test_mtp_families import with_block
 
+from radixlm import Engine
 from radixlm.distributed.topology import Topology
 from radixlm.kernels.dispatch import bind
+from radixlm.models.decoder import DecoderModel
 from radixlm.step.batch import ForwardBatch, HiddenNeeds
 
 
@@ -46,3 +54,51 @@ def test_steps_of_all_ranks_are_alike_while_drafts_rest() -> None:
     calls = [lambda r=r, n=n: steps(r, tokens, n == 0) for n, r in enumerate(runners)]
     for found in run_ranks(calls, cut.ranks):
         assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def tokens_of(engine: Engine, model: str) -> list[list[int]]:
+    """Of requests one after another."""
+    prompts = [[3 + (7 * n + k) % 300 for k in range(20 + 9 * n)] for n in range(3)]
+    if model == "radix-tiny":
+        assert engine.tokenizer is not None
+        texts = ("Tell me: one two three, ", "Paris is the ", "How do I boil water? ")
+        prompts = [engine.tokenizer.encode(text * 3) for text in texts]
+    params = {"max_new_tokens": 24, "temperature": 0.0, "ignore_eos": True}
+    return [engine.generate(input_ids=p, sampling_params=params)["output_ids"] for p in prompts]
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["program", "layers"])
+@pytest.mark.parametrize(
+    ("algorithm", "ranks"),
+    [
+        ("EAGLE3", {"pp_size": 2}),
+        ("EAGLE3", {"pp_size": 2, "tp_size": 2}),
+        ("STANDALONE", {"pp_size": 2}),
+        ("NEXTN", {"pp_size": 2}),
+    ],
+    ids=["taps", "taps of ranks", "a model of its own", "a head that is shared"],
+)
+def test_stages_draft_as_one_rank(
+    algorithm: str,
+    ranks: dict[str, int],
+    shared: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same tokens, and as many drafts accepted in each round."""
+    monkeypatch.setattr("radixlm.engine.drafting.DraftLength", Rounds)
+    if not shared:
+        monkeypatch.setattr(DecoderModel, "_program_for", lambda self, batch: None)
+    model = "radix-tiny"
+    if algorithm == "NEXTN":
+        model = str(with_block("MiMoV2FlashForCausalLM", tmp_path / "model")[0])
+    options = {"model_path": model, "speculative_algorithm": algorithm, "cpu_threads": 1}
+    options |= {"max_total_tokens": 4096, "chunked_prefill_size": 16, "speculative_num_steps": 3}
+    found = []
+    for more in ({}, ranks):
+        Rounds.seen.clear()
+        with thread_engine(monkeypatch, shared, **options | more) as engine:
+            found.append((tokens_of(engine, model), list(Rounds.seen)))
+    assert found[0] == found[1]
+    assert sum(accepted for _, accepted in found[0][1]) > 0 or algorithm == "NEXTN"
+    assert found[0][1]

@@ -61,6 +61,7 @@ WORLDS = [
     World("sinks, both", "GptOssForCausalLM", {**TP2, **PP2}, {}, {**NGRAM, "page_size": 16}),
     World("four ranks", "Qwen3MoeForCausalLM", {**DP2, "tp_size": 4, "ep_size": 2}, {}, SMALL_POOL),
     World("a head that drafts", BUNDLED, TP2, {}, {"speculative_algorithm": "EAGLE3"}),
+    World("a head, both", BUNDLED, {**TP2, **PP2}, {}, {"speculative_algorithm": "EAGLE3"}),
     World("experts, ep", "Qwen3MoeForCausalLM", {**TP2, "ep_size": 2}, {}, SMALL_POOL),
 ]  # fmt: skip
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
+from dataclasses import fields
 from typing import Protocol
 
 import numpy as np
@@ -22,12 +23,15 @@ from torch import Tensor
 from radixlm.executor.results import StepHandle, needs_hidden, num_target_blocks
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.kernels.ops.lora import LoraRows
+from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import StepPlan
-from radixlm.step.result import HIDDEN, LOGITS, TARGETS, StepResult
+from radixlm.step.result import HIDDEN, LOGITS, TAPS, TARGETS, StepResult
 
 
 class LastStage(Protocol):
-    """The last stage as rank 0 sees it."""
+    """The last stage as rank 0 sees it. ``has_taps``: it sends what a drafter reads."""
+
+    has_taps: bool
 
     @property
     def taking(self) -> ThreadPoolExecutor:
@@ -35,8 +39,8 @@ class LastStage(Protocol):
         ...
 
     def take_result(self, kind: str) -> Tensor:
-        """Wait for its next result of a kind. They come step by step: logits, hidden states, then
-        the logits of prompt tokens, as far as they are wanted."""
+        """Wait for its next result of a kind. They come step by step: logits, hidden states, a
+        drafter's, then the logits of prompt tokens, as far as they are wanted."""
         ...
 
 
@@ -72,6 +76,9 @@ class PipelinedRunner(Runner):
         step.inputs.buffer = step.inputs.buffer.copy()
         wanted = [LOGITS] if step.shape.num_rows else []
         wanted += [HIDDEN] if needs_hidden(step.items) else []
+        if self._tail is not None and step.batch is not None:
+            step.batch = _kept(step.batch)
+            wanted += [TAPS] if self._last.has_taps else []
         wanted += [TARGETS] * sum(map(num_target_blocks, step.items.prefills))
         results = deque(
             (one, self._last.taking.submit(self._last.take_result, one)) for one in wanted
@@ -87,6 +94,8 @@ class PipelinedRunner(Runner):
         """Wait for the last stage, then sample."""
         pending = self._pending.pop(step.plan.index)
         step.logits_RV, step.hidden_TD = pending.take(LOGITS), pending.take(HIDDEN)
+        if step.batch is not None:
+            step.batch.taps_TN = pending.take(TAPS)
         super().sample(step, pending.masks)
         self._current = pending
         return super().read(step)
@@ -96,3 +105,15 @@ class PipelinedRunner(Runner):
         logits_RV = self._current.take(TARGETS)
         assert logits_RV is not None
         return logits_RV
+
+
+def _kept(batch: ForwardBatch) -> ForwardBatch:
+    """The batch with tensors of its own."""
+    kept = copy(batch)
+    for one in fields(batch):
+        value = getattr(batch, one.name)
+        if isinstance(value, Tensor):
+            setattr(kept, one.name, value.clone())
+        elif one.name in ("page_table_GSP", "store_GT"):
+            setattr(kept, one.name, tuple(tensor.clone() for tensor in value))
+    return kept

@@ -54,6 +54,17 @@ from radixlm.step.result import TARGETS
 NOWHERE = (-1, -1)  # place in a pool of a layer that has none
 
 
+def _filled(taps_TN: Tensor | None, parts: Sequence[Tensor | None], x_TD: Tensor) -> Tensor:
+    """What a drafter reads, with these parts of the width of x; None for other stages' parts."""
+    width = x_TD.flatten(1).shape[1]
+    if taps_TN is None:
+        taps_TN = x_TD.new_zeros(len(x_TD), len(parts) * width)
+    for place, part in enumerate(parts):
+        if part is not None:
+            taps_TN[:, place * width : (place + 1) * width] = part.flatten(1)
+    return taps_TN
+
+
 def rope_of(block: Block) -> Rope | None:
     """The rotation of a block's attention."""
     return None if block.attention is None else block.attention.rope
@@ -105,8 +116,13 @@ class DecoderModel(Module):
         self.banks = make_shared_blocks(decoder.blocks, rope_ids, dim, context)
         self._make_blocks(rope_ids)
         self._make_ends()
-        if stage.is_last:
+        if stage.is_last or self._shares_head:
             self._make_head(width)
+
+    @property
+    def _shares_head(self) -> bool:
+        """Whether the first stage needs the head for a drafter."""
+        return self.stage.is_first and not self.context.cuts_output_head
 
     def _make_embedding(self, width: int) -> None:
         """What turns rows of the token table into the first block's input."""
@@ -199,7 +215,8 @@ class DecoderModel(Module):
     def finish(self) -> None:
         """After the loader has filled and finished every layer."""
         head: PackedLinear | TiedTable
-        if self.stage.is_last or (self.stage.is_first and self.decoder.tied):
+        is_tied = self.stage.is_first and self.decoder.tied
+        if self.stage.is_last or is_tied or self._shares_head:
             if self.decoder.tied:
                 head = cut_table(self.embed.tied, self.decoder.vocab, self.context.head_group)
             else:
@@ -235,6 +252,8 @@ class DecoderModel(Module):
                 "has several residual streams; STANDALONE and NGRAM work"
             )
         self.taps, self.program, self._program_backend = needs, None, None
+        if self.pipeline is not None:
+            self.pipeline.has_taps = needs is not None
 
     @property
     def sites(self) -> tuple[AttentionSite, ...]:
@@ -262,7 +281,7 @@ class DecoderModel(Module):
             nothing = struct("EmbedArgs", table=0, vocab=0, dim=decoder.dim)
             program.ops.embed(y=stream.residual, tied=None, args=nothing, replaced=True)
         layers = self.taps.layers if self.taps else ()
-        program.emit_taps(stream, layers, -1)
+        program.emit_taps(stream, layers, -1 if stage.is_first else len(self.blocks))
         for index in range(stage.first, stage.end):
             is_last = index == stage.num_layers - 1
             self.blocks[index].emit(program, stream, is_last)
@@ -415,7 +434,7 @@ class DecoderModel(Module):
         kept = kept_of(batch.carried)
         pending_TD: Tensor | None = None  # yet to be added to x
         layers = self.taps.layers if self.taps and batch.leaves_taps else ()
-        tapped = {-1: x_TD.clone()} if -1 in layers else {}
+        tapped = {-1: x_TD.clone()} if -1 in layers and stage.is_first else {}
         for layer in range(stage.first, stage.end):
             if self.decoder.skips:
                 x_TD, pending_TD = self._skipped(layer, added(x_TD, pending_TD), kept), None
@@ -425,7 +444,7 @@ class DecoderModel(Module):
             if layer in layers:  # a sum of its own: the next norm's rounding stays the same
                 tapped[layer] = x_TD.clone() if pending_TD is None else x_TD + pending_TD
         if layers:
-            batch.taps_TN = torch.cat([tapped[layer].flatten(1) for layer in layers], -1)
+            batch.taps_TN = _filled(batch.taps_TN, [tapped.get(layer) for layer in layers], x_TD)
         if self.pipeline is not None and not stage.is_last:
             x_TD = added(x_TD, pending_TD)
             self.pipeline.hand_on(batch, x_TD, kept)

@@ -28,7 +28,7 @@ from radixlm.layers.moe import MoeLayer
 from radixlm.models.kv_groups import source_of
 from radixlm.pools.group import KvGroup
 from radixlm.step.batch import ForwardBatch, LayerScratch
-from radixlm.step.result import HIDDEN, LOGITS
+from radixlm.step.result import HIDDEN, LOGITS, TAPS
 
 RESIDUAL = "x"  # the name of the residual stream among what is handed over
 _SCRATCH = ("per_layer_TLP", "embeds_TD", "router_TR", "deferred_TD")
@@ -169,6 +169,7 @@ class Pipeline:
 
     def __init__(self, ranks: Ranks) -> None:
         self._group, self.place = ranks.stages, ranks.place
+        self.has_taps = False  # whether a drafter on rank 0 reads hidden states
 
     @property
     def is_first(self) -> bool:
@@ -194,21 +195,25 @@ class Pipeline:
             return None, None
         self.begin(batch)
         hidden_TD, logits_RV = model.step_alone(batch, need_hidden)
-        for kind, result in ((LOGITS, logits_RV), (HIDDEN, hidden_TD)):
+        for kind, result in ((LOGITS, logits_RV), (HIDDEN, hidden_TD), (TAPS, batch.taps_TN)):
             if result is not None:
                 self.give_result(kind, result)
         return hidden_TD, logits_RV
 
     def begin(self, batch: ForwardBatch) -> None:
         """Receive what the stage before has left, unless that has been done."""
+        batch.leaves_taps = True  # the other ranks do not know whether drafts rest
         if self.is_first or batch.carried:
             return
         batch.carried = dict(self._receive(self.place.stage - 1))
+        batch.taps_TN = batch.carried.pop(TAPS, None)
         _restore(batch.scratch, batch.carried)
 
     def hand_on(self, batch: ForwardBatch, x: Tensor, kept: dict[int, Tensor]) -> None:
         """Send the residual stream and what later layers read to the next stage."""
         left = {RESIDUAL: x, **{f"kept {n}": one for n, one in kept.items()}}
+        if batch.taps_TN is not None:
+            left[TAPS] = batch.taps_TN
         self._send(self.place.stage + 1, {**left, **_left(batch.scratch)})
 
     def give_result(self, kind: str, result: Tensor) -> None:

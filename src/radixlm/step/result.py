@@ -13,8 +13,8 @@ from radixlm.step.plan import Int32Array, Item, Items
 from radixlm.wire.replies import Logprobs
 
 # what the last pipeline stage sends to rank 0 of a step: logits of its rows, hidden states of all
-# tokens, logits of prompt tokens
-LOGITS, HIDDEN, TARGETS = "logits", "hidden", "targets"
+# tokens, hidden states that a drafter reads, logits of prompt tokens
+LOGITS, HIDDEN, TAPS, TARGETS = "logits", "hidden", "taps", "targets"
 
 
 class ItemResult(msgspec.Struct, gc=False):

@@ -198,7 +198,8 @@ class StepProgram:
         step.hidden, step.ld_hidden = address(hidden), 0 if hidden is None else hidden.stride(0)
         step.taps = 0
         if (num_taps := self._builder.num_taps) and batch.leaves_taps:
-            batch.taps_TN = torch.empty(batch.num_tokens, num_taps * self._dim)
+            if batch.taps_TN is None:  # else earlier stages have filled their part
+                batch.taps_TN = torch.empty(batch.num_tokens, num_taps * self._dim)
             step.taps, step.ld_taps = batch.taps_TN.data_ptr(), num_taps * self._dim
         step.embeds, step.embeds_mask = address(embeds), address(mask_T)
         step.runs, step.num_runs = address(runs), 0 if runs is None else len(runs)
