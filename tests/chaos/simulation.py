@@ -6,7 +6,8 @@ The engine may die anywhere in a tick: messages that it sent before arrive, late
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from radixlm.wire.requests import Control
 from radixlm.wire.sampling_params import SamplingParams
 from tests.fakes.executor import VOCAB, FakeExecutor, FakeStep
 from tests.fakes.scheduler_harness import SchedulerHarness
+from tests.fakes.tiers import DictTier, make_arrivals, new_feature
 
 
 class Death(Exception):
@@ -85,8 +87,11 @@ class Client:
 class World:
     """The whole simulation, from one seed."""
 
-    def __init__(self, seed: int, folder: Path, **limits: Any) -> None:
-        self.rng = random.Random(seed)
+    def __init__(
+        self, seed: int, folder: Path, tiers: Sequence[DictTier] = (), **limits: Any
+    ) -> None:
+        self.rng, self.tiers = random.Random(seed), tiers
+        self.copies: list[DictTier] = []
         self.flight = folder / "flight"
         self.limits = limits
         self.bench: SchedulerHarness | None = None
@@ -101,11 +106,17 @@ class World:
         self.start_engine()
 
     def start_engine(self) -> None:
-        self.bench = bench = SchedulerHarness(features=(InflightLog(self.flight),), **self.limits)
+        flight, arrivals = InflightLog(self.flight), new_feature(4)
+        features = (flight, arrivals) if self.tiers else (flight,)
+        self.bench = bench = SchedulerHarness(features=features, **self.limits)
         old = bench.executor
         bench.executor = bench.scheduler.executor = MortalExecutor(  # type: ignore[assignment]
             len(old.kv), old.page_size, len(old.table), strike=self.strike
         )
+        if self.tiers:  # they outlive the engine
+            tiers = [copy(tier) for tier in self.tiers]
+            self.copies += tiers
+            make_arrivals(bench.executor, bench.kv_manager, tiers, self.rng, arrivals)
         self.intake.become_ready({"context_len": 512})
 
     def strike(self, where: str, plan: StepPlan) -> None:
@@ -175,5 +186,6 @@ class World:
         assert not scheduler.planner.running and not len(scheduler.queue)
         assert not scheduler.committer.requests and not scheduler.inflight
         assert kv_manager.find_violations([]) == [] and scheduler.controls.num_breaches == 0
+        scheduler.hooks.flush()
         kv_manager.prefix_cache.reset()
         assert kv_manager.num_used_tokens == 0

@@ -9,6 +9,7 @@ import pytest
 
 from tests.chaos.simulation import World
 from tests.fakes.executor import reference
+from tests.fakes.tiers import DictTier
 
 
 def _disturb(world: World) -> None:
@@ -38,7 +39,8 @@ def _disturb(world: World) -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("seed", range(4))
 async def test_streams_equal_the_undisturbed_run(seed: int, depth: int, tmp_path: Path) -> None:
-    world = World(seed * 10 + depth, tmp_path, num_pages=48, depth=depth, reserve=0.1)
+    tiers = [DictTier(), DictTier("storage")] if seed % 2 else []
+    world = World(seed * 10 + depth, tmp_path, tiers, num_pages=48, depth=depth, reserve=0.1)
     for tick in range(500):
         # the draws alone may give fewer than three deaths while requests run
         is_late = world.num_deaths < min(3, tick // 50)
@@ -66,6 +68,8 @@ async def test_streams_equal_the_undisturbed_run(seed: int, depth: int, tmp_path
     assert world.num_deaths >= 3 and kinds["length"] >= 10, (world.num_deaths, kinds)
     assert kinds["error"] <= 2
     world.check_invariants()
+    for tier in tiers[:1]:
+        assert tier.pages and sum(copy.num_got for copy in world.copies)
 
 
 async def test_one_that_kills_every_engine_fails_alone(tmp_path: Path) -> None:

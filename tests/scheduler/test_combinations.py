@@ -27,7 +27,9 @@ from tests.engine.test_features_drafts import MATCHERS
 from tests.fakes.drafts import ForcedDrafts
 from tests.fakes.executor import EOS, VOCAB
 from tests.fakes.scheduler_harness import SchedulerHarness
+from tests.fakes.tiers import DictTier, make_arrivals, new_feature
 
+POLICIES = ("auto", "best_effort", "wait_complete", "timeout")
 KINDS = ("none", "own", "oracle", "mixed", "adversary", "random", "broken")
 
 
@@ -120,6 +122,24 @@ def predicted(rng: random.Random, output: list[int]) -> bytes:
     return pack_ids([token for part in text for token in part])
 
 
+def filled_tiers(
+    rng: random.Random, world: dict[str, Any], prompts: dict[str, list[int]]
+) -> list[DictTier]:
+    """Two tiers with some of the pages that an engine before has computed."""
+    plain = {name: world[name] for name in ("page_size", "window", "states") if name in world}
+    window = 1 if world.get("states") else world.get("window", 0)
+    feature, tiers = new_feature(world["page_size"], window), [DictTier(), DictTier("storage")]
+    harness = SchedulerHarness(num_pages=640, num_window=640, features=(feature,), **plain)
+    make_arrivals(harness.executor, harness.kv_manager, tiers, rng, feature, eagerness=1.0)
+    for rid, prompt in prompts.items():
+        harness.submit(rid, prompt, 3)
+    harness.run()
+    feature.flush()
+    for tier in tiers:
+        tier.lose(rng, rng.random())
+    return tiers
+
+
 def play(seed: int) -> tuple[int, int]:
     """One case; how many tokens were drafted and accepted."""
     rng = random.Random(seed)
@@ -139,9 +159,18 @@ def play(seed: int) -> tuple[int, int]:
         for rid, request in requests.items():
             if rng.random() < 0.4 and outputs[rid]:
                 request["prediction"] = predicted(rng, outputs[rid])
-    harness = SchedulerHarness(
-        features=features(meant["matcher"], meant["jump"]), drafts=drafts, **world
-    )
+    parts: tuple[Feature, ...] = features(meant["matcher"], meant["jump"])
+    chance = random.Random(seed ^ 0x5A5A)
+    arrivals = None
+    if world["radix"] and world.get("groups", 1) == 1 and chance.random() < 0.4:
+        window = 1 if world.get("states") else world.get("window", 0)
+        arrivals = new_feature(world["page_size"], window, policy=chance.choice(POLICIES))
+        parts = (*parts, arrivals)
+    harness = SchedulerHarness(features=parts, drafts=drafts, **world)
+    if arrivals is not None:
+        arrivals._clock = arrivals.rules._clock = lambda: harness.now_s
+        tiers = filled_tiers(chance, world, prompts)
+        make_arrivals(harness.executor, harness.kv_manager, tiers, chance, arrivals)
     for rid, request in requests.items():
         harness.submit(rid, request.pop("prompt"), request.pop("max_new"), **request)
         for _ in range(rng.choice([0, 0, 1, 4])):
