@@ -27,6 +27,7 @@ OUR_DEFAULTS = {
     "--reasoning-parser": "auto",
     "--max-queued-requests": None,
     "--page-size": None,
+    "--hicache-storage-prefetch-policy": "auto",
     "--hybrid-kvcache-ratio": None,
     "--cuda-graph-bs": None,
     "--numa-node": None,

@@ -212,8 +212,8 @@ def test_paths_of_adapters_switch_adapters_on() -> None:
 
 
 def test_planned_contradictory_and_idle_options_are_met(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ConfigError, match="--enable-hierarchical-cache is not built yet"):
-        settle(enable_hierarchical_cache=True)
+    with pytest.raises(ConfigError, match="--enable-pdmux is not built yet"):
+        settle(enable_pdmux=True)
     with pytest.raises(ConfigError, match="cannot be combined"):
         settle(engine_in_process=True, tokenizer_worker_num=2)
     with pytest.raises(ConfigError, match="--dp-size 2"):

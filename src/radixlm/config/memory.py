@@ -9,7 +9,11 @@ KV_DTYPES = (
     *("auto", "fp8_e5m2", "fp8_e4m3", "int8"),
     *("bf16", "bfloat16", "fp16", "float16", "fp32", "float32"),
 )
-_TIERS = "the host and storage tiers of the KV cache"
+_HICACHE = ("enable_hierarchical_cache",)
+_STORAGES = (
+    *("file", "mooncake", "hf3fs", "nixl"),
+    *("shared_file", "redis", "s3", "dynamic"),
+)
 _OFFLOAD = "weights kept off the device"
 
 
@@ -74,33 +78,29 @@ class MemoryConfig(Group):
         Flag(state="no-op", why="it is for /release_memory_occupation, which answers 501"),
     ] = False
     enable_hierarchical_cache: Annotated[
-        bool, "Keep evicted KV in host memory.", Flag(state="planned", needs=_TIERS)
+        bool,
+        "Keep KV pages in RAM beside the KV cache too, and in the storage of "
+        "--hicache-storage-backend, and bring them back for prompts that begin with them.",
     ] = False
     hicache_ratio: Annotated[
         float,
-        "Host tokens over device tokens.",
-        Flag(
-            within="(0, inf)", state="planned", needs=_TIERS, part_of=("enable_hierarchical_cache",)
-        ),
+        "Bytes of the host tier over those of the KV cache; less where the RAM does not have them.",
+        Flag(within="(0, inf)", part_of=_HICACHE),
     ] = 2.0
     hicache_size: Annotated[
         int,
-        "Host KV memory in GB; overrides --hicache-ratio unless 0.",
-        Flag(
-            within=NON_NEGATIVE,
-            state="planned",
-            needs=_TIERS,
-            part_of=("enable_hierarchical_cache",),
-        ),
+        "GB of the host tier of each rank; overrides --hicache-ratio unless 0.",
+        Flag(within=NON_NEGATIVE, part_of=_HICACHE),
     ] = 0
     hicache_write_policy: Annotated[
         str,
-        "When KV is copied to the host.",
+        "Which pages are copied to the tiers: all when the prefix cache takes them over; or "
+        "(write_through_selective) those of requests that hit it, and prefixes of 1,024 tokens.",
         Flag(
             choices=("write_back", "write_through", "write_through_selective"),
-            built=("write_through",),
-            needs=_TIERS,
-            part_of=("enable_hierarchical_cache",),
+            built=("write_through", "write_through_selective"),
+            needs="a copy between eviction and reuse of a page",
+            part_of=_HICACHE,
         ),
     ] = "write_through"
     hicache_io_backend: Annotated[
@@ -109,8 +109,8 @@ class MemoryConfig(Group):
         Flag(
             choices=("direct", "kernel"),
             built=("kernel",),
-            needs=_TIERS,
-            part_of=("enable_hierarchical_cache",),
+            why="pages are copied in one way on each device",
+            part_of=_HICACHE,
         ),
     ] = "kernel"
     hicache_mem_layout: Annotated[
@@ -119,40 +119,29 @@ class MemoryConfig(Group):
         Flag(
             choices=("layer_first", "page_first", "page_first_direct"),
             built=("layer_first",),
-            needs=_TIERS,
-            part_of=("enable_hierarchical_cache",),
+            why="the host tier keeps each page in one piece, as its pools have it",
+            part_of=_HICACHE,
         ),
     ] = "layer_first"
     hicache_storage_backend: Annotated[
         str | None,
-        "Storage below the host tier: segment files (file), or a store that servers share.",
-        Flag(
-            choices=(
-                *("file", "mooncake", "hf3fs", "nixl"),
-                *("shared_file", "redis", "s3", "dynamic"),
-            ),
-            part_of=("enable_hierarchical_cache",),
-        ),
+        "Storage below the host tier. 'file': segment files in a folder of this server, which "
+        "outlive it; the others are shared between servers.",
+        Flag(choices=_STORAGES, part_of=_HICACHE),
     ] = None
     hicache_storage_prefetch_policy: Annotated[
         str,
-        "When a prefetch from storage stops.",
-        Flag(
-            choices=("best_effort", "wait_complete", "timeout"),
-            built=("best_effort",),
-            needs=_TIERS,
-            part_of=("enable_hierarchical_cache",),
-        ),
-    ] = "best_effort"
+        "How long a request waits for pages of the tiers. 'auto': while they come sooner than they "
+        "are computed; 'timeout': seconds by the number of tokens; 'best_effort': as 'auto', but "
+        "whatever is there is asked for.",
+        Flag(choices=("auto", "best_effort", "wait_complete", "timeout"), part_of=_HICACHE),
+    ] = "auto"
     hicache_storage_backend_extra_config: Annotated[
         str | None,
-        "JSON object with options of the storage, or @ and a file with JSON, YAML or TOML.",
-        Flag(
-            is_json=True,
-            may_be_file=True,
-            is_secret=True,
-            part_of=("enable_hierarchical_cache",),
-        ),
+        "JSON object with options of the storage, or @ and a file with JSON, YAML or TOML. For all: "
+        "prefetch_threshold (tokens), prefetch_timeout_base, prefetch_timeout_per_ki_token "
+        "(seconds); for 'file': directory, max_size_gb, min_free_gb.",
+        Flag(is_json=True, may_be_file=True, is_secret=True, part_of=_HICACHE),
     ] = None
     enable_lmcache: Annotated[
         bool, "Keep KV in a server of LMCache instead of the tiers of --enable-hierarchical-cache."

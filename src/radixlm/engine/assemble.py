@@ -33,6 +33,7 @@ from radixlm.engine.gpu import (
     warm_up,
     why_no_graphs,
 )
+from radixlm.engine.hicache import write_policy
 from radixlm.engine.kv_events import KvEvents
 from radixlm.engine.limits import limits_for_pools, scheduler_limits
 from radixlm.engine.load_model import load_model, read_weight
@@ -197,7 +198,10 @@ def assemble(
     limits, processors = engine.limits, ProcessorFeature(engine.parts.processors)
     events = KvEvents(config, engine.parts.pools.page_size, *replica_and_boot)
     pages = engine.pages
-    arrivals = None if pages is None else make_feature(pages, secret=store_secret(config))
+    arrivals = None
+    if pages is not None:
+        policy = write_policy(config.memory, pages.options.page_size)
+        arrivals = make_feature(pages, policy, store_secret(config))
     features = [*make_features(config, info, engine.loader), processors, events, *extra_features]
     handover = make_handover(pages.worker.tiers) if pages is not None else []
     hooks = Hooks(features if arrivals is None else (*features, arrivals, *handover))

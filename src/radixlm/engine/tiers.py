@@ -16,6 +16,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.features.arrival_rules import ArrivalOptions
 from radixlm.engine.features.page_arrivals import PageArrivals, WritePolicy
+from radixlm.engine.hicache import arrival_options, make_hicache
 from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.peering import is_paired, make_peer
@@ -74,11 +75,14 @@ def make_pages(
 ) -> EnginePages | None:
     """The worker with its tiers; None where no flag asks for one."""
     makers: list[MakeTiers] = [load(source) for source in SOURCES]
-    if not makers and not is_paired(config) and not config.memory.enable_lmcache:
+    memory = config.memory
+    has_tiers = memory.enable_hierarchical_cache or memory.enable_lmcache or is_paired(config)
+    if not makers and not has_tiers:
         return None
     page_bytes = make_page_bytes(model, attn_pools, pools, draft)
     manifest = make_manifest(config, info, pools, page_bytes, peers)
-    tiers = [tier for make in makers for tier in make(config, manifest)]
+    hicache = make_hicache(config, manifest, pools.num_bytes)
+    tiers = [*(hicache.tiers if hicache else ()), *(t for m in makers for t in m(config, manifest))]
     tiers += make_lmcache(config, manifest)
     tiers += make_peer(config, manifest, peers)
     if not tiers:
@@ -92,6 +96,16 @@ def make_pages(
         puts_late=draft is not None,
     )
     worker = PageWorker(tiers, page_bytes, pools.page_size, window_pages)
+    worker.facts = {
+        "layout": manifest.layout,
+        "page_size": manifest.page_size,
+        "page_bytes": manifest.page_bytes,
+        "kv_cache_dtype": manifest.kv_dtype,
+        "namespace": manifest.storage_digest.hex()[:16],
+    }
+    if hicache is not None:
+        options = arrival_options(config.memory, options)
+        worker.attach = hicache.attach
     return EnginePages(worker, page_bytes, manifest, options)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 from radixlm.tiers.background import LOW_PRIORITY, Background
 from radixlm.tiers.base import PageRecord, Payload, TierName
@@ -45,11 +45,11 @@ class HostTier:
     """``budget_bytes``: of payloads, as they are kept. ``below``: None, evicted pages are lost."""
 
     name: TierName = "host"
-    medium: Literal["CPU_PINNED"] = "CPU_PINNED"
+    medium = "CPU_PINNED"
     takes_puts = True
 
     def __init__(self, budget_bytes: int, codec: Codec, below: Below | None = None) -> None:
-        self._budget_bytes, self._codec, self._below = budget_bytes, codec, below
+        self._budget_bytes, self._codec, self.below = budget_bytes, codec, below
         self._pages: OrderedDict[bytes, Packed] = OrderedDict()
         self._raw: dict[bytes, None] = {}  # keys that are not compressed yet, oldest first
         self._num_bytes = self._num_evicted = self._num_dropped = 0
@@ -102,8 +102,8 @@ class HostTier:
             self._is_packing = self._is_packing or wants_packing
         if wants_packing and not self._packer.submit(self._pack):
             self._is_packing = False
-        if evicted and self._below is not None:
-            self._below.put_packed(evicted)
+        if evicted and self.below is not None:
+            self.below.put_packed(evicted)
 
     @property
     def _wants_packing(self) -> bool:

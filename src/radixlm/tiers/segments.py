@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from radixlm.tiers.background import LOW_PRIORITY, Background
 from radixlm.tiers.base import PageRecord, Payload, TierName
@@ -43,7 +43,7 @@ class SegmentTier:
     with each page that was compressed, so that others need not do it again."""
 
     name: TierName = "storage"
-    medium: Literal["DISK"] = "DISK"
+    medium = "DISK"
     takes_puts = True
 
     def __init__(
@@ -144,6 +144,7 @@ class SegmentTier:
         }
 
     def close(self) -> None:
+        self._off = self._off or "closed"
         self._writer.submit(self._store.close)
         self._writer.close(_CLOSE_S)
         self._reader.close(self._stall_s)

@@ -99,6 +99,8 @@ class PageWorker:
         self._tier_locks: dict[int, threading.Lock] = {}
         self._epoch, self._cancelled = 0, set[int]()
         self.errors: Counter[str] = Counter()  # by tier
+        self.facts: dict[str, Any] = {}  # of the pages, for operators
+        self.attach: Callable[[str, Any], Tier] | None = None  # makes a storage
 
     # ---- called by the executor's thread ---------------------------------------------------------
 
@@ -143,7 +145,7 @@ class PageWorker:
             self._guarded(tier, tier.close, None)
 
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-        """Operators' commands: "tiers" with ``verb`` and what it needs; and, on ranks that follow,
+        """Operators' commands: "tiers" with ``action`` and what it needs; and, on ranks that follow,
         "pages": the scheduler's commands."""
         return {"tiers": self._control, "pages": self._follow}
 
@@ -153,12 +155,12 @@ class PageWorker:
         def settle(report: Report) -> None:
             assert isinstance(report, Told)
             if report.error:
-                future.set_exception(InvalidRequest(report.error, param="verb"))
+                future.set_exception(InvalidRequest(report.error))
             else:
                 future.set_result(lambda: report.data)
 
-        rest = {name: value for name, value in args.items() if name != "verb"}
-        self.send(Admin(-1, str(args.get("verb")), rest), settle)
+        rest = {name: value for name, value in args.items() if name != "action"}
+        self.send(Admin(-1, str(args.get("action")), rest), settle)
         return future
 
     def _follow(self, args: dict[str, Any]) -> None:
@@ -355,7 +357,8 @@ class PageWorker:
     # ---- operators -------------------------------------------------------------------------------
 
     def _administer(self, command: Admin) -> Any:
-        """The verbs "stats": of each tier; "clear": all, or those named ``tier``."""
+        """The verbs "stats": of each tier; "layout": of pages; "clear": all, or those named
+        ``tier``; "attach" a storage, ``backend`` with ``extra``; "detach" it."""
         name = command.args.get("tier")
         chosen = [tier for tier in self.tiers if name in (None, tier.name)]
         if command.verb == "clear":
@@ -370,7 +373,27 @@ class PageWorker:
                 ],
                 "errors": dict(self.errors),
             }
-        raise InvalidRequest(f"verb: {command.verb!r} is none of clear, stats", param="verb")
+        if command.verb == "layout":
+            return self.facts
+        if command.verb in ("attach", "detach"):
+            return self._change_storage(command)
+        known = "clear, stats, layout, attach, detach"
+        raise InvalidRequest(f"verb: {command.verb!r} is none of {known}", param="verb")
+
+    def _change_storage(self, command: Admin) -> Any:
+        storages = [tier for tier in self.tiers if tier.name == "storage"]
+        if command.verb == "detach":
+            self.tiers = [tier for tier in self.tiers if tier not in storages]
+            for tier in storages:
+                self._guarded(tier, tier.close, None)
+            return {"detached": len(storages)}
+        if storages or self.attach is None:
+            why = "a storage is attached; detach it first" if storages else "there is no host tier"
+            raise InvalidRequest(f"hicache_storage_backend: {why}", "hicache_storage_backend")
+        made = self.attach(command.args["backend"], command.args.get("extra"))
+        number = sum(tier.name == "host" for tier in self.tiers)
+        self.tiers = [*self.tiers[:number], made, *self.tiers[number:]]
+        return {"attached": command.args["backend"]}
 
 
 def _record(

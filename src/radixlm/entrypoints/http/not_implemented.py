@@ -12,7 +12,6 @@ from radixlm.base.errors import NotSupported
 router = APIRouter(tags=["not implemented"])
 
 _WEIGHTS = "replacing weights while the server runs is not implemented; restart with --model-path"
-_HICACHE = "the hierarchical cache is not implemented (--enable-hierarchical-cache)"
 _MEMORY = "releasing memory is not implemented (--enable-memory-saver)"
 _PD = "roles are what a router sends: a server of either mode serves requests without a room whole"
 _TRACE = "traces are not implemented (--enable-trace)"
@@ -20,10 +19,6 @@ _GET_POST = ("GET", "POST")
 _POST = ("POST",)
 
 NOT_IMPLEMENTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("/clear_hicache_storage_backend", _GET_POST, _HICACHE),
-    ("/hicache/storage-backend/clear", _POST, _HICACHE),
-    ("/hicache/storage-backend", ("GET", "PUT", "DELETE"), _HICACHE),
-    ("/get_hicache_l3_cache_layout", ("GET",), _HICACHE),
     ("/update_weights_from_disk", _POST, _WEIGHTS),
     ("/init_weights_update_group", _POST, _WEIGHTS),
     ("/destroy_weights_update_group", _POST, _WEIGHTS),
