@@ -197,6 +197,13 @@ async def test_the_load_is_that_of_all() -> None:
     assert (two.intake.load.num_running, two.intake.load.cache_hit_rate) == (0, 0)
 
 
+async def test_figures_of_tiers_are_added() -> None:
+    two = Two()
+    for link, tokens in zip(two.links, (32, 16), strict=True):
+        link.say(Heartbeat(LoadReport(tiers={"kept_tokens": tokens})))
+    assert two.intake.load.tiers == {"kept_tokens": 48}
+
+
 async def test_drafts_of_all_are_counted_together() -> None:
     two = Two()
     two.links[0].say(Heartbeat(LoadReport()))

@@ -4,6 +4,7 @@ A request belongs to one replica at a time. When that dies, intake gives the req
 ignores what the dead one still sends about it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
@@ -156,11 +157,12 @@ class Replicas:
         total = LoadReport()
         total.drafts = DraftTotals() if any(load.drafts for load in loads) else None
         for name in LoadReport.__struct_fields__:
-            if name != "drafts":
+            if name not in ("drafts", "tiers"):
                 setattr(total, name, sum(getattr(load, name) for load in loads))
         for name in DraftTotals.__struct_fields__ if total.drafts else ():
             each = [getattr(load.drafts, name) for load in loads if load.drafts]
             setattr(total.drafts, name, sum(each))
+        total.tiers = dict(sum((Counter(load.tiers) for load in loads), Counter()))
         total.cache_hit_rate /= max(1, len(loads))
         total.spec_accept_length /= max(1, sum(load.spec_accept_length > 0 for load in loads))
         return total

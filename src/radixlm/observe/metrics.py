@@ -62,6 +62,11 @@ GAUGES: dict[str, str] = {
     "expert_balancedness_100": "The same, last 100 steps.",
     "expert_balancedness_1000": "The same, last 1000 steps.",
     "radixlm:rank_wait_seconds": "Seconds that the ranks have waited for each other.",
+    "prefetched_tokens_total": "Prompt tokens whose KV came from storage.",
+    "backuped_tokens_total": "Tokens whose KV was copied to the tiers.",
+    "load_back_tokens_total": "Prompt tokens whose KV came from the host tier.",
+    "hicache_dropped_tokens_total": "Tokens whose KV was not copied: too much waited.",
+    "prefetch_bandwidth": "GB a second that the tiers give (a moving average).",
     "engine_startup_time": "Seconds from the start until ready.",
     "engine_load_weights_time": "Seconds that loading the weights took.",
 }

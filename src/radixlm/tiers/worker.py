@@ -145,8 +145,8 @@ class PageWorker:
             self._guarded(tier, tier.close, None)
 
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-        """Operators' commands: "tiers" with ``action`` and what it needs; and, on ranks that follow,
-        "pages": the scheduler's commands."""
+        """Operators' commands: "tiers" with ``action`` and its arguments; and, on ranks that
+        follow, "pages": the scheduler's commands."""
         return {"tiers": self._control, "pages": self._follow}
 
     def _control(self, args: dict[str, Any]) -> Future[Callable[[], Any]]:

@@ -154,6 +154,11 @@ def gauges(state: ServerState) -> dict[str, float]:
         "lora_num_loads": state.intake.adapters.num_loads,
         "lora_num_failed_loads": state.intake.adapters.num_failed,
         "lora_num_evictions": state.intake.adapters.num_evicted,
+        "prefetched_tokens_total": load_.tiers.get("storage_tokens", 0),
+        "backuped_tokens_total": load_.tiers.get("kept_tokens", 0),
+        "load_back_tokens_total": load_.tiers.get("host_tokens", 0),
+        "hicache_dropped_tokens_total": load_.tiers.get("dropped_tokens", 0),
+        "prefetch_bandwidth": load_.tiers.get("fetch_bytes_per_s", 0) / 1e9,
         "engine_startup_time": state.ready_after_s,
         "engine_load_weights_time": float(facts.get("load_seconds", 0.0)),
     }
