@@ -138,7 +138,7 @@ class MemoryConfig(Group):
     ] = "auto"
     hicache_storage_backend_extra_config: Annotated[
         str | None,
-        "JSON object with options of the storage, or @ and a file with JSON, YAML or TOML. For all: "
+        "JSON object with options of the storage, or @ and a file (JSON, YAML, TOML). For all: "
         "prefetch_threshold (tokens), prefetch_timeout_base, prefetch_timeout_per_ki_token "
         "(seconds); for 'file': directory, max_size_gb, min_free_gb.",
         Flag(is_json=True, may_be_file=True, is_secret=True, part_of=_HICACHE),
