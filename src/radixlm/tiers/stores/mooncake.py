@@ -23,7 +23,7 @@ Size = int | str
 
 class MooncakeOptions(StoreOptions, frozen=True):
     """Names and defaults are Mooncake's. What is not given comes from the JSON file
-    $SGLANG_HICACHE_MOONCAKE_CONFIG_PATH, then from $MOONCAKE_MASTER and its kin. Sizes: bytes, or
+    $SGLANG_HICACHE_MOONCAKE_CONFIG_PATH, then from $MOONCAKE_MASTER. Sizes: bytes, or
     texts such as "4gb"; ``global_segment_size``: the memory that this rank gives to the cluster."""
 
     master_server_address: str = ""
