@@ -5,12 +5,28 @@ from typing import Any
 from radixlm.base.lazy import load
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "SamplingParams", "__version__"]
-
+_API = (
+    "function gen gen_int gen_string select image video separate_reasoning system user assistant "
+    "system_begin system_end user_begin user_end assistant_begin assistant_end "
+    "set_default_backend flush_cache get_server_info"
+).split()
+_CHOICES = "token_length_normalized greedy_token_selection unconditional_likelihood_normalized"
+_BACKENDS = "radixlm.lang.backend"
 _LAZY = {
     "Engine": "radixlm.entrypoints.offline:Engine",
     "SamplingParams": "radixlm.wire.sampling_params:SamplingParams",
+    "Runtime": f"{_BACKENDS}.runtime_endpoint:Runtime",
+    "RuntimeEndpoint": f"{_BACKENDS}.runtime_endpoint:RuntimeEndpoint",
+    "OpenAI": f"{_BACKENDS}.openai:OpenAI",
+    "Anthropic": f"{_BACKENDS}.anthropic:Anthropic",
+    "LiteLLM": f"{_BACKENDS}.litellm:LiteLLM",
+    "VertexAI": f"{_BACKENDS}.vertexai:VertexAI",
+    "ProgramError": "radixlm.lang.executor:ProgramError",
+    "global_config": "radixlm.lang.global_config:global_config",
+    **{name: f"radixlm.lang.api:{name}" for name in _API},
+    **{name: f"radixlm.lang.choices:{name}" for name in _CHOICES.split()},
 }
+__all__ = ["__version__", *_LAZY]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,3 +34,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return load(_LAZY[name])
     raise AttributeError(f"module 'radixlm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from queue import SimpleQueue
@@ -106,6 +106,23 @@ class Engine:
         if show_progress is None:
             show_progress = len(batch.requests) >= LONG_BATCH and sys.stderr.isatty()
         return self._wait(self._collect(batch, show_progress))
+
+    def submit(
+        self, fields: dict[str, Any], on_event: Callable[[dict[str, Any]], None] | None = None
+    ) -> Future[Any]:
+        """Begin ``generate`` with the fields of ``/generate``, and return at once: a future of the
+        answer. With ``on_event`` that function gets the events of a stream, in the engine's thread,
+        where it must not wait."""
+        batch = self._batch(None, None, on_event is not None, fields)
+        if on_event is None:
+            return self._submit(self._collect(batch, False))
+        take = on_event
+
+        async def pump() -> None:
+            async for event in self._events(batch):
+                take(event)
+
+        return self._submit(pump())
 
     async def async_generate(
         self,

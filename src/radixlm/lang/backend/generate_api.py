@@ -1,0 +1,129 @@
+"""Calls by the fields of ``/generate``: the same for a server and for an engine in this process."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from radixlm.lang.backend.base_backend import BaseBackend
+from radixlm.lang.choices import (
+    ChoicesDecision,
+    ChoicesSamplingMethod,
+    drawn,
+    mean_logprob,
+    token_length_normalized,
+)
+
+if TYPE_CHECKING:
+    from radixlm.lang.executor import StreamExecutor
+    from radixlm.lang.ir import SglSamplingParams
+
+_NOTHING = {"max_new_tokens": 0, "temperature": 0}
+
+
+class GenerateBackend(BaseBackend):
+    """``_post`` answers a body of /generate, ``_stream`` gives its events, with cumulative text."""
+
+    @abstractmethod
+    def _post(self, body: dict[str, Any]) -> Any: ...
+
+    @abstractmethod
+    def _stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]: ...
+
+    def generate(
+        self, s: StreamExecutor, sampling_params: SglSamplingParams
+    ) -> tuple[str | list[str], Any]:
+        return results(self._post(self._body(s, sampling_params)))
+
+    def generate_stream(
+        self, s: StreamExecutor, sampling_params: SglSamplingParams
+    ) -> Iterator[tuple[str, Any]]:
+        length = 0
+        for event in self._stream({**self._body(s, sampling_params), "stream": True}):
+            yield event["text"][length:], event["meta_info"]
+            length = len(event["text"])
+
+    def cache_prefix(self, prefix_str: str) -> None:
+        self._post({"text": prefix_str, "sampling_params": _NOTHING})
+
+    def select(
+        self,
+        s: StreamExecutor,
+        choices: list[str],
+        temperature: float,
+        choices_method: ChoicesSamplingMethod | None = None,
+    ) -> ChoicesDecision:
+        """Score each choice by its log-probabilities behind the text. Where a tokenizer joins the
+        text's last token with the choice's first, the joined token counts."""
+        method = choices_method or token_length_normalized
+        media = _media(s)
+        prefix = self._post({"text": s.text_, "sampling_params": _NOTHING, **media})
+        scored = self._scores(
+            {"text": [s.text_ + choice for choice in choices], **_for_each(media, len(choices))},
+            max(prefix["meta_info"]["prompt_tokens"] - 2, 0),
+        )
+        inputs = [
+            _last(one["meta_info"]["input_token_logprobs"], choice)
+            for one, choice in zip(scored, choices, strict=True)
+        ]
+        alone = None
+        if method.requires_unconditional_logprobs:
+            ids = [[token[1] for token in tokens] for tokens in inputs]
+            answers = self._scores({"input_ids": ids}, 0)
+            alone = [one["meta_info"]["input_token_logprobs"] for one in answers]
+        decision = method(
+            choices=choices,
+            normalized_prompt_logprobs=[mean_logprob(tokens) for tokens in inputs],
+            input_token_logprobs=inputs,
+            output_token_logprobs=[one["meta_info"]["output_token_logprobs"] for one in scored],
+            unconditional_token_logprobs=alone,
+        )
+        return drawn(decision, choices, temperature)
+
+    def _scores(self, prompts: dict[str, Any], start: int) -> list[dict[str, Any]]:
+        logprobs = {"return_logprob": True, "return_text_in_logprobs": True}
+        body = {**prompts, "sampling_params": _NOTHING, **logprobs, "logprob_start_len": start}
+        answers: list[dict[str, Any]] = self._post(body)
+        return answers
+
+    def _body(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> dict[str, Any]:
+        params = sampling_params.constrained()
+        return {
+            "text": s.text_,
+            "sampling_params": {
+                "skip_special_tokens": True,
+                "spaces_between_special_tokens": True,
+                **params.to_srt_kwargs(),
+            },
+            **params.logprob_fields(),
+            **_media(s),
+        }
+
+
+def results(answer: Any) -> tuple[str | list[str], Any]:
+    """Text and meta_info of an answer of /generate, lists of both for n > 1."""
+    if isinstance(answer, list):
+        return [one["text"] for one in answer], [one["meta_info"] for one in answer]
+    return answer["text"], answer["meta_info"]
+
+
+def _last(tokens: list[Any], text: str) -> list[Any]:
+    """The last tokens, as many as it takes to cover ``text``."""
+    start, left = len(tokens), len(text)
+    while start and (left > 0 or start == len(tokens)):
+        start -= 1
+        left -= len(tokens[start][-1])
+    return tokens[start:]
+
+
+def _media(s: StreamExecutor) -> dict[str, Any]:
+    """image_data and video_data of a program, in order."""
+    videos = [data.removeprefix("video:") for _, data in s.images_ if data.startswith("video:")]
+    images = [data for _, data in s.images_ if not data.startswith("video:")]
+    fields: dict[str, Sequence[str]] = {"image_data": images, "video_data": videos}
+    return {name: values for name, values in fields.items() if values}
+
+
+def _for_each(media: dict[str, Any], count: int) -> dict[str, Any]:
+    return {name: [values] * count for name, values in media.items()}

@@ -1,0 +1,171 @@
+"""Backends of a server: RuntimeEndpoint for one that runs, Runtime for one of your own."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from typing import Any
+
+from radixlm.base.lazy import load
+from radixlm.lang.backend.generate_api import GenerateBackend
+from radixlm.lang.chat_template import get_chat_template, get_chat_template_by_model_path
+from radixlm.lang.http import HttpClient
+
+FIRST_PORT, LAST_PORT = 30000, 40000
+START_S = 1200.0
+_POLL_S = 0.1
+
+
+class RuntimeEndpoint(GenerateBackend):
+    """A server of RadixLM or SGLang at ``base_url``. RuntimeError or OSError if it does not
+    answer."""
+
+    support_concate_and_append = True
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        verify: str | bool | None = None,
+        chat_template_name: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.base_url, self.api_key, self.verify = base_url, api_key, verify
+        self._http = HttpClient(base_url, api_key, verify)
+        self.model_info = self._http.request("GET", "/get_model_info")
+        self.chat_template = (
+            get_chat_template(chat_template_name)
+            if chat_template_name
+            else get_chat_template_by_model_path(self.get_model_name())
+        )
+
+    def get_model_name(self) -> str:
+        return str(self.model_info["model_path"])
+
+    def flush_cache(self) -> None:
+        self._http.request("POST", "/flush_cache")
+
+    def get_server_info(self) -> Any:
+        return self._http.request("GET", "/get_server_info")
+
+    def start_profile(self) -> None:
+        self._http.request("POST", "/start_profile")
+
+    def stop_profile(self) -> None:
+        self._http.request("POST", "/stop_profile")
+
+    def _post(self, body: dict[str, Any]) -> Any:
+        return self._http.request("POST", "/generate", body)
+
+    def _stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        return self._http.events("/generate", body)
+
+
+class Runtime:
+    """A model to run programs on: in this process, or with ``process`` by a server of its own at
+    ``url``. Other arguments are the server's options."""
+
+    def __init__(
+        self,
+        log_level: str = "error",
+        *,
+        process: bool = False,
+        chat_template_name: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.url = ""
+        self._server: subprocess.Popen[bytes] | None = None
+        options = {"log_level": log_level, **options}
+        if process:
+            self._start(options, chat_template_name)
+        else:
+            options.pop("port", None)
+            engine = load("radixlm.entrypoints.offline:Engine")(**options)
+            self.endpoint: GenerateBackend = load("radixlm.lang.backend.engine:EngineBackend")(
+                engine, chat_template_name
+            )
+        atexit.register(self.shutdown)
+
+    def _start(self, options: dict[str, Any], chat_template_name: str | None) -> None:
+        port = options.pop("port", None) or _free_port()
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        command = [sys.executable, "-m", "radixlm", "serve", f"--port={port}", *flags]
+        self._server = subprocess.Popen(command)
+        self.url = f"http://127.0.0.1:{port}"
+        self.generate_url = f"{self.url}/generate"
+        client, deadline_s = HttpClient(self.url), time.monotonic() + START_S
+        while True:
+            with suppress(OSError, RuntimeError):
+                client.request("GET", "/health")
+                break
+            if self._server.poll() is not None or time.monotonic() > deadline_s:
+                self.shutdown()
+                raise RuntimeError(f"{' '.join(command)} did not start; see its messages above")
+            time.sleep(_POLL_S)
+        self.endpoint = RuntimeEndpoint(self.url, chat_template_name=chat_template_name)
+
+    def shutdown(self) -> None:
+        """End the engine or the server; calling it twice is fine."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.terminate()
+            try:
+                server.wait(30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+        elif not self.url:
+            self.endpoint.shutdown()
+
+    def cache_prefix(self, prefix: str) -> None:
+        self.endpoint.cache_prefix(prefix)
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer of an engine in this process."""
+        if self.url:
+            raise RuntimeError("get_tokenizer: the server has it; Runtime(process=False) works")
+        return self.endpoint.engine.tokenizer  # type: ignore[attr-defined]
+
+    def generate(
+        self, prompt: str | list[str], sampling_params: dict[str, Any] | None = None, **fields: Any
+    ) -> str:
+        """The answer of /generate as JSON text."""
+        body = {"text": prompt, "sampling_params": sampling_params or {}, **fields}
+        return json.dumps(self.endpoint._post(body))
+
+    def encode(self, prompt: Any) -> str:
+        """The answer of /encode as JSON text."""
+        if self.url:
+            return json.dumps(HttpClient(self.url).request("POST", "/encode", {"text": prompt}))
+        return json.dumps(self.endpoint.engine.encode(prompt))  # type: ignore[attr-defined]
+
+    async def async_generate(
+        self, prompt: str, sampling_params: dict[str, Any] | None = None
+    ) -> AsyncIterator[str]:
+        """The pieces of an answer as they come."""
+        body = {"text": prompt, "sampling_params": sampling_params or {}, "stream": True}
+        events, length = self.endpoint._stream(body), 0
+        while (event := await asyncio.to_thread(next, events, None)) is not None:
+            if len(event["text"]) > length:
+                yield event["text"][length:]
+                length = len(event["text"])
+
+    add_request = async_generate
+
+    async def get_server_info(self) -> Any:
+        return await asyncio.to_thread(self.endpoint.get_server_info)
+
+
+def _free_port() -> int:
+    for port in range(FIRST_PORT, LAST_PORT):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError(f"no port from {FIRST_PORT} to {LAST_PORT} is free; port=... names one")

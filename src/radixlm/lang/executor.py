@@ -1,0 +1,505 @@
+"""StreamExecutor: what a program has appended so far, and the calls that it waits for.
+
+Expressions take effect in the thread that appends them, at once, until one must wait for its
+backend. Those behind it are queued, and the thread in which the answer arrives goes on with them.
+So no program has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from radixlm.lang.choices import ChoicesDecision
+from radixlm.lang.ir import (
+    SglConcateAndAppend,
+    SglConstantText,
+    SglExpr,
+    SglGen,
+    SglImage,
+    SglRoleBegin,
+    SglRoleEnd,
+    SglSamplingParams,
+    SglSelect,
+    SglSeparateReasoning,
+    SglVariable,
+    SglVarScopeBegin,
+    SglVarScopeEnd,
+    SglVideo,
+    parts,
+    reasoning_name,
+)
+from radixlm.lang.media import encode_image, encode_video
+from radixlm.text.reasoning.base import split_all
+from radixlm.text.reasoning.registry import create
+
+if TYPE_CHECKING:
+    from radixlm.lang.backend.base_backend import BaseBackend
+    from radixlm.lang.chat_template import ChatTemplate
+
+log = logging.getLogger(__name__)
+
+
+class ProgramError(RuntimeError):
+    """A program's call has failed; ``__cause__`` says why."""
+
+
+class _Fork(SglExpr):
+    """The states that begin with what is there when this expression has its turn."""
+
+    def __init__(self, children: list[StreamExecutor]) -> None:
+        super().__init__()
+        self.children = children
+
+
+class StreamExecutor:
+    """One state of a program. Attributes with a trailing underscore are what backends read: the
+    text, the messages in OpenAI's form, and the media as (path, base64) in order."""
+
+    def __init__(
+        self,
+        backend: BaseBackend,
+        arguments: dict[str, Any],
+        default_sampling_para: SglSamplingParams,
+        chat_template: ChatTemplate | None = None,
+        stream: bool = False,
+        num_api_spec_tokens: int | None = None,
+        is_busy: bool = False,
+    ) -> None:
+        self.sid = uuid.uuid4().hex
+        self.backend, self.arguments, self.stream = backend, arguments, stream
+        self.default_sampling_para = default_sampling_para
+        self.chat_template = chat_template or backend.get_chat_template()
+        self.num_api_spec_tokens = num_api_spec_tokens
+        self.variables: dict[str, Any] = {}
+        self.meta_info: dict[str, Any] = {}
+        self.text_ = self.speculated_text = ""
+        self.messages_: list[dict[str, Any]] = []
+        self.images_: list[tuple[Any, str]] = []
+        self.cur_images: list[tuple[Any, str]] = []
+        self.cur_role: str | None = None
+        self.cur_role_begin_pos = self.fork_start_text_pos = 0
+        self.error_: BaseException | None = None
+        self.api_spec: list[Any] = []  # of a chat backend that speculates
+        self._scopes: dict[str, int] = {}
+        self._queue: deque[SglExpr] = deque()
+        self._coming: Counter[str] = Counter()  # variables that queued expressions will set
+        self._unnamed = itertools.count()
+        self._busy, self._ended = is_busy, False
+        self.thread: threading.Thread | None = None  # of the function of a program that streams
+        self._changed = threading.Condition()
+        self._listeners: list[Callable[[], None]] = []
+
+    # ---- for the program's thread ----------------------------------------------------------
+
+    def submit(self, expr: SglExpr | str) -> None:
+        """Append. After an error nothing takes effect any more."""
+        found = parts(expr)
+        with self._changed:
+            if self.error_ is not None:
+                return
+            self._queue += found
+            self._coming.update(name for one in found for name in _sets(one))
+            if self._busy:
+                return
+            self._busy = True
+        self._advance()
+
+    def sync(self) -> None:
+        """Wait until everything has taken effect. ProgramError if something failed."""
+        self._wait(self._is_idle)
+        self._raise()
+
+    def get_var(self, name: str) -> Any:
+        """A variable's value, when it is there. KeyError if nothing sets it, ProgramError if what
+        sets it has failed."""
+        self._wait(lambda: not self._coming[name])
+        if name not in self.variables:
+            self._raise()
+        return self.variables[name]
+
+    def set_var(self, name: str, value: Any) -> None:
+        self.variables[name] = value
+
+    def get_meta_info(self, name: str, timeout: float | None = None) -> Any:
+        """What the backend has told of the call that set a variable, None if nothing."""
+        if not self._wait(lambda: not self._coming[name], timeout):
+            raise TimeoutError(f"Timeout while waiting for event '{name}'")
+        if name not in self.meta_info:
+            self._raise()
+        return self.meta_info.get(name)
+
+    def text(self) -> str:
+        self.sync()
+        return self.text_
+
+    def messages(self) -> list[dict[str, Any]]:
+        self.sync()
+        return self.messages_
+
+    def error(self) -> BaseException | None:
+        """The first error, None if there is none so far."""
+        self._wait(self._is_idle)
+        return self.error_
+
+    def fork(self, size: int = 1, position_ids_offset: Any = None) -> list[StreamExecutor]:
+        """States that begin with what has been appended until now."""
+        children = [
+            StreamExecutor(
+                self.backend,
+                self.arguments,
+                self.default_sampling_para,
+                self.chat_template,
+                self.stream,
+                self.num_api_spec_tokens,
+                is_busy=True,
+            )
+            for _ in range(int(size))
+        ]
+        self.submit(_Fork(children))
+        if self.error_ is not None:
+            self._fail(self.error_, children)
+        return children
+
+    def end(self) -> None:
+        """Nothing more will be appended."""
+        with self._changed:
+            if self._ended:
+                return
+            self._ended = True
+            self._notify()
+        self.backend.end_program(self)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.error_ is not None or (self._ended and not self._busy)
+
+    def wait_change(self, is_done: Callable[[], bool]) -> None:
+        """Wait until ``is_done``, or nothing is to come."""
+        self._wait(lambda: is_done() or self.is_finished)
+
+    def has_all_of(self, name: str) -> bool:
+        """Whether a variable that is streamed is complete."""
+        return name in self.variables and not self._coming[name]
+
+    def listen(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> Callable[[], None]:
+        """Set ``event`` at each change; the function that ends this."""
+
+        def tell() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(event.set)
+
+        with self._changed:
+            self._listeners.append(tell)
+        tell()
+        return lambda: self._listeners.remove(tell)
+
+    def raise_error(self) -> None:
+        """ProgramError if something has failed."""
+        self._raise()
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error of the program's own function."""
+        self._fail(error)
+
+    def _is_idle(self) -> bool:
+        """Nothing is left to be done, and nothing will be appended by another thread."""
+        is_own = self.thread in (None, threading.current_thread())
+        return self.error_ is not None or (not self._busy and (is_own or self._ended))
+
+    def _wait(self, is_done: Callable[[], bool], timeout: float | None = None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(is_done, timeout)
+
+    def _raise(self) -> None:
+        if self.error_ is not None:
+            kind = type(self.error_).__name__
+            raise ProgramError(f"{kind}: {self.error_}") from self.error_
+
+    def _notify(self) -> None:
+        """Called with the lock."""
+        self._changed.notify_all()
+        for tell in self._listeners:
+            tell()
+
+    # ---- one expression after the other ----------------------------------------------------
+
+    def _advance(self) -> None:
+        """Let queued expressions take effect until one waits. The caller has set ``_busy``."""
+        while True:
+            with self._changed:
+                if not self._queue:
+                    self._busy = False
+                    self._notify()
+                    return
+                expr = self._queue.popleft()
+            try:
+                if self._execute(expr):
+                    return
+            except Exception as error:
+                self._fail(error, expr.children if isinstance(expr, _Fork) else ())
+                return
+
+    def _fail(self, error: BaseException, children: Sequence[StreamExecutor] = ()) -> None:
+        with self._changed:
+            children = [
+                *children,
+                *(c for e in self._queue if isinstance(e, _Fork) for c in e.children),
+            ]
+            if self.error_ is None:
+                self.error_ = error
+                log.warning("a program failed: %s: %s", type(error).__name__, error)
+            self._queue.clear()
+            self._coming.clear()
+            self._busy = False
+            self._notify()
+        for child in children:
+            child._fail(error)
+
+    def _call(
+        self, start: Callable[[Callable[..., None]], None], apply: Callable[[Any], None]
+    ) -> bool:
+        """Start a call of the backend; ``apply`` gets its result. Whether it goes on later, in the
+        thread in which the result arrives."""
+        has_returned = is_done = False
+
+        def done(result: Any, error: BaseException | None = None) -> None:
+            nonlocal is_done
+            if error is None:
+                try:
+                    apply(result)
+                except Exception as caught:
+                    error = caught
+            if error is not None:
+                self._fail(error)
+            with self._changed:
+                is_done, is_later = True, has_returned
+            if is_later and error is None:
+                self._advance()
+
+        start(done)
+        with self._changed:
+            has_returned = True
+            return not is_done or self.error_ is not None
+
+    def _set(self, name: str, value: Any, meta_info: Any = None) -> None:
+        with self._changed:
+            self.variables[name] = value
+            if meta_info is not None:
+                self.meta_info[name] = meta_info
+            self._coming[name] -= 1
+            self._notify()
+
+    def _execute(self, expr: SglExpr) -> bool:
+        """Whether the expression waits for its backend."""
+        take = _TAKES.get(type(expr))
+        if take is None:
+            raise TypeError(f"{type(expr).__name__} cannot be appended")
+        return bool(take(self, expr))
+
+    def _begin_as(self, parent: StreamExecutor) -> None:
+        self.variables, self.meta_info = dict(parent.variables), dict(parent.meta_info)
+        self.text_, self.messages_ = parent.text_, list(parent.messages_)
+        self.cur_role, self.cur_role_begin_pos = parent.cur_role, parent.cur_role_begin_pos
+        self.images_, self.cur_images = list(parent.images_), list(parent.cur_images)
+        self._scopes = dict(parent._scopes)
+        self.speculated_text, self.api_spec = parent.speculated_text, list(parent.api_spec)
+        self.fork_start_text_pos = len(self.text_)
+        self._advance()
+
+    def _fork(self, expr: _Fork) -> None:
+        for child in expr.children:
+            child._begin_as(self)
+
+    def _join_texts(self, expr: SglConcateAndAppend) -> None:
+        states = [state.stream_executor for state in expr.states]
+        self._fill("".join(one.text_[one.fork_start_text_pos :] for one in states))
+
+    # ---- texts, roles, media ---------------------------------------------------------------
+
+    def _fill(self, value: Any, is_template: bool = False) -> None:
+        value = str(value)
+        if self._collects and not is_template:
+            self.backend.spec_fill(self, value)
+            return
+        is_speculated = self.speculated_text.startswith(value)
+        self.speculated_text = self.speculated_text[len(value) :] if is_speculated else ""
+        self.text_ += value
+
+    @property
+    def _collects(self) -> bool:
+        """Whether a chat backend answers the whole turn by one call at its end."""
+        is_on = self.num_api_spec_tokens is not None and self.cur_role == "assistant"
+        return is_on and self.backend.is_chat_model
+
+    def _begin_role(self, role: str) -> None:
+        if self.cur_role is not None:
+            raise AssertionError("Nested roles are not allowed.")
+        default = self.chat_template.default_system_prompt
+        if not self.messages_ and role != "system" and default:
+            self._begin_role("system")
+            self._fill(default)
+            self._close_role("system")
+        self.cur_role = role
+        self._fill(self.chat_template.get_prefix_and_suffix(role, self.messages_)[0], True)
+        self.cur_role_begin_pos = len(self.text_)
+
+    def _end_role(self, role: str) -> bool:
+        if not self._collects:
+            self._close_role(role)
+            return False
+
+        def apply(_: Any) -> None:
+            for term in self.api_spec:
+                if term.name is not None:
+                    self._set(term.name, term.text)
+            self.text_ += "".join(term.text for term in self.api_spec)
+            self.api_spec = []
+            self._close_role(role)
+
+        def start(done: Callable[..., None]) -> None:
+            self.backend.start(lambda: self.backend.role_end_generate(self), done)
+
+        return self._call(start, apply)
+
+    def _close_role(self, role: str) -> None:
+        self.cur_role = None
+        text = self.text_[self.cur_role_begin_pos :].lstrip()
+        self._fill(self.chat_template.get_prefix_and_suffix(role, self.messages_)[1])
+        content: Any = text
+        if self.cur_images:
+            content = [{"type": "text", "text": text}]
+            for _, data in self.cur_images:
+                url = f"data:image/jpeg;base64,{data}"
+                content.append({"type": "image_url", "image_url": {"url": url}})
+            self.cur_images = []
+        self.messages_.append({"role": role, "content": content})
+
+    def _add_media(self, path: Any, data: str) -> None:
+        self.images_.append((path, data))
+        self.cur_images.append((path, data))
+        self.text_ += self.chat_template.image_token
+
+    def _separate_reasoning(self, expr: SglSeparateReasoning) -> None:
+        for name in expr.variables:
+            if not self.stream:
+                message = self.variables[name]
+                reasoning, answer = split_all(create(expr.model_type), message)
+                self.text_ = self.text_[: self.cur_role_begin_pos] + answer
+                self._set(reasoning_name(name), reasoning)
+                self._set(name, answer)
+
+    # ---- calls -----------------------------------------------------------------------------
+
+    def _generate(self, expr: SglGen) -> bool:
+        params = self.default_sampling_para.overridden(
+            expr.sampling_params, self.chat_template.stop_str
+        )
+        name = self._name_of(expr)
+        if self._collects:
+            self.backend.spec_gen(self, params, name)
+            return False
+        if self.num_api_spec_tokens is not None:
+            return self._speculate(expr, params, name)
+        if self.stream:
+            return self._stream(expr, params, name)
+        return self._call(
+            lambda done: self.backend.start_generate(self, params, done),
+            lambda result: self._take(expr, name, *result),
+        )
+
+    def _name_of(self, expr: SglGen | SglSelect) -> str:
+        return expr.name if expr.name is not None else f"_gen_{next(self._unnamed)}"
+
+    def _take(self, expr: SglGen, name: str, found: str | list[str], meta_info: Any) -> None:
+        """The result of a call: the text goes on with the first of several."""
+        texts = found if isinstance(found, list) else [found]
+        self.text_ += texts[0]
+        values = [_parsed(expr, text) for text in texts]
+        self._set_maybe(expr, name, values if isinstance(found, list) else values[0], meta_info)
+
+    def _set_maybe(self, expr: SglGen | SglSelect, name: str, value: Any, meta: Any) -> None:
+        if expr.name is not None:
+            self._set(name, value, meta)
+
+    def _stream(self, expr: SglGen, params: SglSamplingParams, name: str) -> bool:
+        self.variables[name] = ""
+
+        def add(text: str, meta_info: Any) -> None:
+            with self._changed:
+                self.text_ += text
+                self.variables[name] += text
+                self.meta_info[name] = meta_info
+                self._notify()
+
+        def apply(_: Any) -> None:
+            value = _parsed(expr, self.variables[name])
+            self._set_maybe(expr, name, value, None)
+
+        return self._call(lambda done: self.backend.start_stream(self, params, add, done), apply)
+
+    def _select(self, expr: SglSelect) -> bool:
+        name = self._name_of(expr)
+
+        def apply(decision: ChoicesDecision) -> None:
+            self.text_ += decision.decision
+            self._set_maybe(expr, name, decision.decision, decision.meta_info)
+
+        return self._call(lambda done: self.backend.start_select(self, expr, done), apply)
+
+    def _speculate(self, expr: SglGen, params: SglSamplingParams, name: str) -> bool:
+        """Answer a call from the text that an earlier one has generated beyond its own end."""
+        stops, limit = params.stops(), params.max_new_tokens or 0
+
+        def cut(meta_info: Any) -> None:
+            ends = [p for stop in stops if (p := self.speculated_text.find(stop)) >= 0]
+            end = min(ends, default=min(limit, len(self.speculated_text)))
+            found, self.speculated_text = self.speculated_text[:end], self.speculated_text[end:]
+            self._take(expr, name, found, meta_info)
+
+        def apply(result: Any) -> None:
+            self.speculated_text, meta_info = result
+            cut(meta_info)
+
+        if self.speculated_text and (stops or len(self.speculated_text) >= limit):
+            cut({})
+            return False
+        more = params.clone()
+        more.max_new_tokens, more.stop = max(limit, self.num_api_spec_tokens or 0), None
+        return self._call(lambda done: self.backend.start_generate(self, more, done), apply)
+
+
+_TAKES: dict[type[SglExpr], Callable[[StreamExecutor, Any], bool | None]] = {
+    SglConstantText: lambda s, e: s._fill(e.value),
+    SglGen: StreamExecutor._generate,
+    SglSelect: StreamExecutor._select,
+    SglRoleBegin: lambda s, e: s._begin_role(e.role),
+    SglRoleEnd: lambda s, e: s._end_role(e.role),
+    SglImage: lambda s, e: s._add_media(e.path, encode_image(e.path)),
+    SglVideo: lambda s, e: s._add_media(e.path, encode_video(e.path)),
+    SglVariable: lambda s, e: s._fill(e.source.stream_executor.get_var(e.name)),
+    SglVarScopeBegin: lambda s, e: s._scopes.__setitem__(e.name, len(s.text_)),
+    SglVarScopeEnd: lambda s, e: s._set(e.name, s.text_[s._scopes[e.name] :]),
+    SglSeparateReasoning: StreamExecutor._separate_reasoning,
+    SglConcateAndAppend: StreamExecutor._join_texts,
+    _Fork: StreamExecutor._fork,
+}
+
+
+def _sets(expr: SglExpr) -> list[str]:
+    """The variables that an expression will set."""
+    if isinstance(expr, SglGen | SglSelect | SglVarScopeEnd):
+        return [expr.name] if expr.name is not None else []
+    if isinstance(expr, SglSeparateReasoning):
+        return [n for name in expr.variables for n in (name, reasoning_name(name))]
+    return []
+
+
+def _parsed(expr: SglGen, text: str) -> Any:
+    return expr.parse(text) if expr.parse is not None else text

@@ -1,0 +1,112 @@
+"""Programs on a model: in process and over HTTP, the same texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+from tests.end_to_end.server import RunningServer
+from tests.lang.backends import in_time
+
+import radixlm as sgl
+from radixlm.lang.backend.engine import EngineBackend
+from radixlm.lang.global_config import backend_of
+
+
+@sgl.function
+def talk(s: Any, question: str) -> None:
+    s += sgl.user(question)
+    s += sgl.assistant(sgl.gen("a", max_tokens=8))
+    group = s.fork(3)
+    for number, child in enumerate(group):
+        child += sgl.user(f"Again {number}.") + sgl.assistant(sgl.gen("b", max_tokens=5))
+    group.join()
+    s += sgl.user("Which?")
+    s += sgl.assistant(sgl.select("c", ["yes", "no", "maybe"]))
+    s += sgl.gen("d", max_tokens=4, regex="[a-c]+", n=2)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[sgl.Engine]:
+    with sgl.Engine(log_level="error", cpu_threads=1) as made:
+        yield made
+
+
+def read(state: Any) -> list[Any]:
+    return [state.text(), *(state[name] for name in "abcd"), state.messages()]
+
+
+def test_a_batch_equals_one_program_after_the_other(engine: sgl.Engine) -> None:
+    questions = [{"question": f"What is {n} + 4?"} for n in range(6)]
+    together = in_time(lambda: talk.run_batch(questions, backend=engine, temperature=0))
+    alone = [talk.run(**one, backend=engine, temperature=0) for one in questions]
+    assert list(map(read, together)) == list(map(read, alone))
+    streamed = talk.run(**questions[1], backend=engine, temperature=0, stream=True)
+    assert in_time(lambda: "".join(streamed.text_iter("a"))) == alone[1]["a"]
+
+
+def test_the_choice_is_the_likeliest_text(engine: sgl.Engine) -> None:
+    """Against the sums that the engine gives of whole prompts."""
+    expr = "The sky is" + sgl.select("x", [" blue", " a b c d"])
+    done = sgl.function(lambda s: s.__iadd__(expr)).run(backend=engine)
+    means = []
+    for choice in (" blue", " a b c d"):
+        answer = engine.generate(
+            "The sky is" + choice, {"max_new_tokens": 0}, return_logprob=True, logprob_start_len=0
+        )
+        prefix = engine.generate("The sky is", {"max_new_tokens": 0})["meta_info"]
+        tokens = answer["meta_info"]["input_token_logprobs"][prefix["prompt_tokens"] :]
+        means.append(sum(token[0] for token in tokens) / len(tokens))
+    best = max(range(2), key=lambda index: means[index])
+    assert done["x"] == (" blue", " a b c d")[best]
+    found = done.get_meta_info("x")["normalized_prompt_logprobs"]
+    assert [round(value, 4) for value in found] == [round(value, 4) for value in means]
+
+
+def test_types_hold_on_a_model(engine: sgl.Engine) -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "A colour: " + sgl.gen("colour", type=Literal["red", "blue"])
+        s += " A number: " + sgl.gen("number", dtype=int, max_tokens=3)
+
+    state = program.run(backend=engine)
+    assert state["colour"] in ("red", "blue") and int(state["number"]) >= -999
+
+
+def test_errors_of_the_engine_are_raised_where_they_are_read(engine: sgl.Engine) -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "x" + sgl.gen("a", max_tokens=-5)
+
+    with pytest.raises(sgl.ProgramError, match="max_new_tokens"):
+        in_time(lambda: program.run(backend=engine)["a"])
+
+
+def test_an_engine_a_runtime_and_a_backend_may_be_named(engine: sgl.Engine) -> None:
+    backend = backend_of(engine)
+    assert isinstance(backend, EngineBackend) and backend_of(engine) is backend
+    assert backend_of(backend) is backend
+    sgl.set_default_backend(engine)
+    try:
+        assert sgl.get_server_info()["model_path"] == sgl.get_server_info(engine)["model_path"]
+        assert sgl.flush_cache() is True
+        assert talk.run(question="Hi", temperature=0)["a"]
+    finally:
+        sgl.set_default_backend(None)
+    assert sgl.flush_cache() is False and sgl.get_server_info() is None
+
+
+def test_a_server_gives_what_the_engine_gives(engine: sgl.Engine) -> None:
+    expected = read(talk.run(question="What is 3 + 4?", backend=engine, temperature=0))
+    with RunningServer() as server:
+        endpoint = sgl.RuntimeEndpoint(server.url)
+        state = talk.run(question="What is 3 + 4?", backend=endpoint, temperature=0)
+        assert in_time(lambda: read(state)) == expected
+        stream = talk.run(question="What is 3 + 4?", backend=endpoint, temperature=0, stream=True)
+        assert in_time(lambda: "".join(stream.text_iter("a"))) == expected[1]
+        assert stream.error() is None
+        assert endpoint.get_server_info()["version"] and endpoint.flush_cache() is None
+        asked = talk.run_batch([("a",), ("b",)], backend=endpoint, max_new_tokens=3)
+        assert [len(state["b"]) for state in asked] == [3, 3]
+        endpoint._http.close()

@@ -1,0 +1,411 @@
+"""Programs on backends without a model: texts, messages, variables, forks, errors, streams."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from typing import Any, Literal
+
+import pytest
+from tests.lang.backends import Echo, Failing, Waiting, in_time
+
+import radixlm as sgl
+from radixlm.lang.chat_template import get_chat_template
+from radixlm.lang.executor import ProgramError
+from radixlm.lang.interpreter import run_program, run_program_batch
+from radixlm.lang.ir import REGEX_INT, SglSamplingParams
+
+
+@sgl.function
+def two_turns(s: Any, question: str, more: str = "more") -> str:
+    """Two questions."""
+    s += sgl.system("Be short.")
+    s += sgl.user(question)
+    s += sgl.assistant(sgl.gen("first", max_tokens=4))
+    s += sgl.user(more) + sgl.assistant(sgl.gen("second"))
+    return "done"
+
+
+EXPECTED = "SYSTEM:Be short.\nUSER:q\nASSISTANT:[34]\nUSER:more\nASSISTANT:[59]\n"
+
+
+@pytest.mark.parametrize("make", [Echo, lambda: _set(Waiting())])
+def test_text_messages_and_variables(make: Any) -> None:
+    state = two_turns.run("q", backend=make())
+    assert state.text() == EXPECTED
+    assert (state["first"], state["second"], state.ret_value) == ("[34]", "[59]", "done")
+    assert state.get_meta_info("first") == {"prompt_tokens": 34}
+    assert [message["content"] for message in state.messages()] == [
+        *("Be short.", "q", "[34]", "more", "[59]")
+    ]
+    assert "first" in state and "third" not in state and state.error() is None
+    with pytest.raises(KeyError):
+        state["third"]
+
+
+def _set(backend: Waiting) -> Waiting:
+    backend.go.set()
+    return backend
+
+
+def test_the_default_system_text_and_the_template_stops() -> None:
+    backend = Echo(get_chat_template("qwen"))
+    own = ["Q"]
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += sgl.user("hi")
+        s += sgl.assistant(sgl.gen("a", stop=own))
+
+    state = program.run(backend=backend)
+    assert state.messages()[0] == {"role": "system", "content": "You are a helpful assistant."}
+    assert [params.stop for _, params in backend.calls] == [["Q", "<|im_end|>"]]
+    program.run(backend=backend)
+    assert own == ["Q"], "the caller's list stays as it is"
+
+
+def test_run_parameters_hold_where_a_call_names_none() -> None:
+    backend = Echo()
+    two_turns.run("q", backend=backend, max_new_tokens=9, temperature=0.5, stop="x", n=1)
+    limits = [params.max_new_tokens for _, params in backend.calls]
+    assert limits == [4, 9]
+    assert {params.temperature for _, params in backend.calls} == {0.5}
+    assert backend.calls[0][1].stop == ["x"]
+
+
+def test_roles_as_scopes_and_var_scopes() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        with s.user():
+            s += "a"
+            with s.var_scope("scope"):
+                s += "b" + sgl.gen("c")
+        s.assistant("d")
+
+    state = program.run(backend=Echo())
+    assert (state.text(), state["scope"]) == ("USER:ab[7]\nASSISTANT:d\n", "b[7]")
+
+    @sgl.function
+    def nested(s: Any) -> None:
+        with s.user(), s.assistant():
+            s += "x"
+
+    with pytest.raises(ProgramError, match="Nested roles"):
+        nested.run(backend=Echo()).text()
+
+
+def test_forks_join_and_copy() -> None:
+    @sgl.function
+    def program(s: Any, is_joined: bool) -> None:
+        s += "base"
+        s.set_var("kept", "k")
+        group = s.fork(3)
+        group += lambda i: f"-{i}" * (i + 1)
+        group += sgl.gen("x")
+        group += ["a", "b", "c"]
+        assert len(group) == 3 and group[1]["x"] == "[8]"
+        if is_joined:
+            group.join("concate_and_append")
+        else:
+            group.join()
+        with s.copy() as other:
+            other += sgl.gen("y")
+
+    for backend in (Echo(), _set(Waiting())):
+        state = program.run(False, backend=backend)
+        assert (state.text(), state["x"], state["y"]) == ("base", ["[6]", "[8]", "[10]"], ["[4]"])
+        assert state["kept"] == "k"
+        joined = program.run(True, backend=backend)
+        assert joined.text() == "base-0[6]a-1-1[8]b-2-2-2[10]c"
+    with pytest.raises(ValueError, match="Invalid join mode"):
+        program.run(False, backend=Echo()).fork(1).join("other")
+
+
+def test_a_fork_begins_where_it_was_made_and_waits_for_what_comes_before() -> None:
+    backend = Waiting()
+
+    @sgl.function
+    def program(s: Any) -> Any:
+        s += "a" + sgl.gen("one")
+        group = s.fork(2)
+        s += "later"
+        group += sgl.gen("two")
+        return group
+
+    state = program.run(backend=backend)
+    assert not backend.calls, "nothing has been answered"
+    backend.go.set()
+    assert [child["two"] for child in state.ret_value] == ["[4]", "[4]"]
+    assert state.ret_value[0].text() == "a[1][4]"
+    assert state.text() == "a[1]later"
+
+
+def test_several_samples_are_a_list_and_the_text_goes_on_with_the_first() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "a" + sgl.gen("many", n=3) + sgl.gen("next")
+
+    state = program.run(backend=Echo())
+    assert state["many"] == ["[1]0", "[1]1", "[1]2"]
+    assert (state.text(), state["next"]) == ("a[1]0[5]", "[5]")
+
+
+def test_calls_without_a_name_set_no_variable() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "a" + sgl.gen() + sgl.gen() + sgl.select(choices=["x"])
+
+    state = program.run(backend=Echo())
+    assert (state.text(), state.stream_executor.variables) == ("a[1][4]x", {})
+
+
+@pytest.mark.parametrize("is_immediate", [True, False])
+def test_after_an_error_every_read_ends_and_says_why(is_immediate: bool) -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "a" + sgl.gen("ok") + sgl.gen("bad") + "b"
+        child = s.fork(1)[0]
+        s += "never"
+        s.set_var("child", child)
+
+    state = program.run(backend=Failing(1, is_immediate))
+    assert in_time(lambda: state["ok"]) == "[1]"
+    reads = [
+        state.text,
+        state.sync,
+        state.messages,
+        lambda: state["bad"],
+        lambda: state.get_meta_info("bad"),
+        lambda: list(state.text_iter()),
+        lambda: state["child"].text(),
+        lambda: state.fork(2)[1].text(),
+    ]
+    for read in reads:
+        with pytest.raises(ProgramError, match="ConnectionError: the server is gone") as caught:
+            in_time(read)
+        assert isinstance(caught.value.__cause__, ConnectionError)
+    state += "more"
+    assert isinstance(in_time(state.error), ConnectionError)
+    assert "a[1]" in repr(state)
+
+
+def test_an_error_of_the_function_is_raised_where_it_is_read() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "a" + sgl.gen("x")
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        program.run(backend=Echo())
+    state = program.run(backend=Echo(), stream=True)
+    pieces: list[str] = []
+    with pytest.raises(ProgramError, match="LookupError: mine"):
+        in_time(lambda: pieces.extend(state.text_iter()))
+    assert "".join(pieces) in ("a[1]", "a", "")
+    with pytest.raises(LookupError):
+        program.run_batch([{}, {}], backend=Failing(9, False))
+
+
+def test_what_cannot_be_appended() -> None:
+    @sgl.function
+    def program(s: Any, value: Any) -> None:
+        s += value
+
+    with pytest.raises(ValueError, match="None"):
+        program.run(None, backend=Echo())
+    with pytest.raises(TypeError, match=r"5 is no expression: append a string, for example str"):
+        program.run(5, backend=Echo())
+    with pytest.raises(AssertionError, match='first argument must be "s"'):
+        sgl.function(lambda state: None)
+    with pytest.raises(AssertionError, match="specify a backend"):
+        program.run("x")
+
+
+def test_streams_give_the_text_in_pieces() -> None:
+    for backend in (Echo(), _set(Waiting())):
+        state = two_turns.run("q", backend=backend, stream=True)
+        assert in_time(lambda s=state: "".join(s.text_iter())) == EXPECTED
+        again = two_turns.run("q", backend=backend, stream=True)
+        assert in_time(lambda s=again: "".join(s.text_iter("second"))) == "[59]"
+        assert again["first"] == "[34]"
+    plain = two_turns.run("q", backend=Echo())
+    assert list(plain.text_iter("first")) == ["[34]"]
+    assert in_time(lambda: list(plain.text_iter())) == [EXPECTED]
+
+
+def test_streams_of_a_program_with_an_event_loop() -> None:
+    async def read(name: str | None, meta: bool = False) -> list[Any]:
+        state = two_turns.run("q", backend=_set(Waiting()), stream=True)
+        pieces = state.text_async_iter(name, return_meta_data=meta)
+        return [piece async for piece in pieces]
+
+    async def work() -> None:
+        assert "".join(await read(None)) == EXPECTED
+        pairs = await read("second", True)
+        assert "".join(text for text, _ in pairs) == "[59]"
+        assert pairs[-1][1] == {"prompt_tokens": 59}
+        plain = two_turns.run("q", backend=Echo())
+        assert [piece async for piece in plain.text_async_iter("first")] == ["[34]"]
+
+    in_time(lambda: asyncio.run(work()))
+
+
+@pytest.mark.parametrize("count", ["auto", 1, 3])
+def test_batches_keep_their_order_and_call_the_function_once_each(count: Any) -> None:
+    seen: list[str] = []
+
+    @sgl.function
+    def program(s: Any, a: str, b: str = "x") -> None:
+        seen.append(a)
+        s += f"{a}{b}" + sgl.gen("n")
+        s += s["n"]
+
+    for backend in (Echo(), _set(Waiting())):
+        seen.clear()
+        batch = [{"a": "i" * i} for i in range(1, 9)]
+        states = program.run_batch(batch, backend=backend, num_threads=count)
+        assert [state["n"] for state in states] == [f"[{i + 1}]" for i in range(1, 9)]
+        assert sorted(seen) == sorted(one["a"] for one in batch)
+    tuples = program.run_batch([("a",), ("b", "c")], backend=Echo())
+    assert [state.text() for state in tuples] == ["ax[2][2]", "bc[2][2]"]
+    shown = program.run_batch([("a",)] * 5, backend=Echo(), generator_style=True)
+    assert [state["n"] for state in shown] == ["[2]"] * 5
+    assert program.run_batch([], backend=Echo()) == []
+    with pytest.raises(Exception, match="mismatch the SGL function signature"):
+        program.run_batch([("a", "b", "c")], backend=Echo())
+    with pytest.raises(TypeError, match="unexpected keyword argument 'temprature'"):
+        program.run_batch([("a",)], backend=Echo(), temprature=1)
+
+
+def test_programs_that_wait_have_no_threads_of_their_own() -> None:
+    backend = Echo()
+    before = threading.active_count()
+    states = [two_turns.run("q", backend=backend) for _ in range(100)]
+    assert threading.active_count() == before
+    assert {state.text() for state in states} == {EXPECTED}
+
+
+def test_bind_keeps_the_speculation() -> None:
+    program = sgl.function(two_turns.func, num_api_spec_tokens=8).bind(question="q")
+    assert program.num_api_spec_tokens == 8
+    assert two_turns.bind(question="q").run(backend=Echo()).text() == EXPECTED
+    assert two_turns.bind(question="q").run_batch([("more",)], backend=Echo())[0].text() == EXPECTED
+    with pytest.raises(AssertionError, match="has no argument other"):
+        program.bind(other=1)
+
+
+def test_calls_are_cut_out_of_what_a_completion_model_wrote_ahead() -> None:
+    class Ahead(Echo):
+        def generate(self, s: Any, sampling_params: Any) -> tuple[str, Any]:
+            self.calls.append((s.text_, sampling_params))
+            return " Ann\nAge: 7\nrest", {}
+
+    @sgl.function(num_api_spec_tokens=64)
+    def program(s: Any) -> None:
+        s += "Name:" + sgl.gen("name", stop="\n") + "\nAge:" + sgl.gen("age", stop="\n")
+        with s.copy() as other:
+            other += "\n" + sgl.gen("rest", stop="!")
+
+    backend = Ahead()
+    state = program.run(backend=backend)
+    assert (state["name"], state["age"], state["rest"]) == (" Ann", " 7", ["rest"])
+    assert [(text, p.max_new_tokens, p.stop) for text, p in backend.calls] == [("Name:", 128, None)]
+
+
+def test_types_of_results() -> None:
+    class Scripted(Echo):
+        def __init__(self, *texts: str) -> None:
+            super().__init__()
+            self.texts = list(texts)
+
+        def generate(self, s: Any, sampling_params: Any) -> tuple[str, Any]:
+            self.calls.append((s.text_, sampling_params))
+            return self.texts.pop(0), {}
+
+    @sgl.function
+    def program(s: Any, kind: Any) -> None:
+        s += sgl.gen("x", type=kind)
+
+    cases = [(int, "12", 12), (Literal["a.b", "c"], "a.b", "a.b"), (bool, "True", True)]
+    for kind, text, value in [*cases, (list[int], "[1, 2]", [1, 2])]:
+        state = program.run(kind, backend=Scripted(text))
+        assert (state["x"], state.text()) == (value, text)
+    backend = Scripted("c")
+    program.run(Literal["a.b", "c"], backend=backend)
+    assert backend.calls[0][1].regex == r"a\.b|c"
+    with pytest.raises(ProgramError, match="is no whole list"):
+        program.run(list[int], backend=Scripted("[1,")).text()
+
+
+def test_dtypes_become_regular_expressions_and_the_value_stays_a_string() -> None:
+    stop = ["x"]
+    params = SglSamplingParams(dtype="int", stop=stop).constrained()
+    assert (params.regex, params.stop, stop) == (REGEX_INT, ["x", " ", "\n"], ["x"])
+    with pytest.warns(UserWarning, match="is used"):
+        SglSamplingParams(dtype=float, regex="a").constrained()
+    with pytest.raises(ValueError, match="one of int, float, str, bool works"):
+        SglSamplingParams(dtype=list).constrained()
+    assert sgl.gen_int("i").sampling_params.dtype is int
+    assert sgl.gen_string("i", 3, 2).sampling_params.n == 2
+
+
+def test_thinking_and_answer_are_separate_variables() -> None:
+    class Thinks(Echo):
+        def generate(self, s: Any, sampling_params: Any) -> tuple[str, Any]:
+            return "<think>so</think>yes", {}
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += sgl.user("q")
+        s += sgl.assistant(sgl.separate_reasoning(sgl.gen("a"), model_type="qwen3"))
+
+    state = program.run(backend=Thinks())
+    assert state["a"].strip() == "yes" and state["a_reasoning_content"].strip() == "so"
+    assert "think" not in state.text()
+    with pytest.raises(ValueError, match="needs a name"):
+        program.func(state, *[]) if False else sgl.separate_reasoning(sgl.gen(), "qwen3").expr_list[
+            1
+        ].name
+
+
+def test_images_are_in_the_text_and_in_the_messages() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += sgl.user(sgl.image(b"abc") + "what?" + sgl.image(b"d"))
+        s += sgl.assistant(sgl.gen("a"))
+        s += sgl.user("again")
+
+    state = program.run(backend=Echo())
+    assert state.text().startswith("USER:<image>what?<image>\n")
+    content = state.messages()[0]["content"]
+    assert [part["type"] for part in content] == ["text", "image_url", "image_url"]
+    assert content[1]["image_url"]["url"] == "data:image/jpeg;base64,YWJj"
+    assert state.messages()[2]["content"] == "again"
+    assert len(state.stream_executor.images_) == 2
+
+
+def test_a_draw_of_a_choice_repeats_with_the_seed() -> None:
+    from radixlm.lang.choices import ChoicesDecision, drawn
+
+    decision = ChoicesDecision("a", {"normalized_prompt_logprobs": [-0.1, -0.2, -9.0]})
+    random.seed(1)
+    first = [drawn(decision, ["a", "b", "c"], 1.0).decision for _ in range(200)]
+    random.seed(1)
+    assert first == [drawn(decision, ["a", "b", "c"], 1.0).decision for _ in range(200)]
+    assert {"a", "b"} <= set(first) and first.count("c") < 5
+    assert drawn(decision, ["a", "b", "c"], 0.0) is decision
+
+
+def test_names_of_the_reference() -> None:
+    params = SglSamplingParams(max_new_tokens=3, stop=[])
+    state = run_program(two_turns, Echo(), ("q",), {}, params, False, sync=True)
+    assert state.text() == EXPECTED
+    (state,) = run_program_batch(two_turns, Echo(), [{"question": "q"}], params, "auto", False)
+    assert state.text() == EXPECTED
+    assert two_turns.__name__ == "two_turns"
+    assert two_turns.compile() is two_turns
+    for name in sgl.__all__:
+        assert name in dir(sgl)
+        if name not in ("OpenAI", "Anthropic", "LiteLLM", "VertexAI"):
+            getattr(sgl, name)
