@@ -84,6 +84,9 @@ class ForcedDrafts:
     def room(self, num_rows: int, other_tokens: int) -> int:
         return self.most
 
+    def pause(self, host_s: float, num_tokens: int) -> int:
+        return 0
+
     def choose(self, rids: Sequence[str], proposals: Sequence[Any], other_tokens: int) -> Any:
         return np.array([len(one.tokens) for one in proposals], np.int32)
 

@@ -10,6 +10,7 @@ import pytest
 
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.request import Request
+from radixlm.speculative.drafter import NOTHING
 from radixlm.wire.requests import AbortRequest
 from tests.fakes.drafts import ForcedDrafts
 from tests.fakes.executor import next_token, reference
@@ -64,6 +65,18 @@ def test_no_draft_gives_the_plain_plan() -> None:
     assert all(plan.items.drafts is None and plan.draft_lens is None for plan in plans)
     assert len({id(plan.items.decodes) for plan in plans[1:]}) == 1
     assert drafts.num_skipped == 1 and len(drafts.steps) == 7
+
+
+def test_a_drafter_asked_in_vain_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For as many steps as the rule of lengths says."""
+    drafts, asked = ForcedDrafts(oracle), list[str]()
+    monkeypatch.setattr(drafts, "propose", lambda rid, most: asked.append(rid) or NOTHING)
+    monkeypatch.setattr(drafts, "pause", lambda host_s, num_tokens: 3)
+    harness = SchedulerHarness(drafts=drafts)
+    harness.submit("r", [1, 2, 3], 13, ignore_eos=True)
+    harness.run()
+    assert harness.out["r"] == reference([1, 2, 3], 13, ignore_eos=True)
+    assert len(asked) == 3  # of 12 steps
 
 
 @pytest.mark.parametrize("window", [0, 6])

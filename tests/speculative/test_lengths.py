@@ -250,3 +250,12 @@ def test_forgets_requests() -> None:
     lengths.forget("a")
     lengths.forget("a")
     assert not lengths._histories
+
+
+def test_asking_in_vain_takes_a_small_share_of_the_steps() -> None:
+    lengths = DraftLength(7)
+    assert lengths.pause(1e-3, 16) == 0  # what a step takes is not known
+    for _ in range(20):
+        lengths.observe_step(16, 16, 0.05)
+    assert [lengths.pause(host_s, 16) for host_s in (1e-4, 1.1e-3, 1.0)] == [0, 4, 8]
+    assert DraftLength(7, always=True).pause(1.0, 16) == 0

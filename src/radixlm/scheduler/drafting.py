@@ -59,6 +59,7 @@ class Drafting:
         num_slots = len(self._table.num_computed)
         self._num_verified: Int64Array = np.zeros(num_slots, np.int64)
         self._num_proposed: Int64Array = np.zeros(num_slots, np.int64)
+        self._num_paused = 0  # steps for which no host drafter is asked
         self.counts = DraftCounts(self.has_drafter)
 
     @property
@@ -85,26 +86,21 @@ class Drafting:
             return self._plan_ahead(batch, other_tokens) if self.has_device_drafter else None
         if not (self._own or self.drafters or self._proposed):
             return None
-        table, slots, rids = self._table, batch.slots, batch.rids
+        table, slots = self._table, batch.slots
         left = self._limits.step_tokens - other_tokens - len(slots)
         most = min(self._most, left)
         if not self._proposed:  # what the device has proposed is there already
             most = min(most, self.lengths.room(len(slots), other_tokens))
         if most <= 0:
             return None
-        began_s = time.perf_counter()
+        if self._num_paused and not (self._own or self._proposed):
+            self._num_paused -= 1
+            return None
         computed = table.num_computed[slots]
         caps = np.minimum(table.end[slots] - computed, most)
-        proposals = [NOTHING] * len(slots)
-        for i in np.flatnonzero(caps > 0).tolist():
-            if self.has_drafter or rids[i] in self._own:
-                request = self._kv_manager.request_in(int(slots[i]))
-                proposals[i] = self._propose(request, int(caps[i]))
-        self._proposed.clear()  # what is not used now is for another length
-        self.counts.totals.seconds += time.perf_counter() - began_s
-        if all(proposal is NOTHING for proposal in proposals):
+        proposals, lens = self._choose(batch, caps, other_tokens)
+        if not np.count_nonzero(lens):
             return None
-        lens = self.lengths.choose(rids, proposals, other_tokens).astype(np.int64)
         lens = np.diff(np.minimum(np.cumsum(lens), left), prepend=0)
         if self._has_states:
             self._save_states(slots, computed - 1, lens)
@@ -114,6 +110,25 @@ class Drafting:
         table.num_computed[slots] += lens
         drafted = [one.tokens[:n] for one, n in zip(proposals, lens.tolist(), strict=True)]
         return Drafts(lens.astype(np.int32), np.concatenate(drafted).astype(np.int32))
+
+    def _choose(
+        self, batch: DecodeBatch, caps: Int64Array, other_tokens: int
+    ) -> tuple[list[Proposal], Int64Array]:
+        """What is proposed for each row, and how much of it is worth verifying."""
+        began_s = time.perf_counter()
+        proposals, lens = [NOTHING] * len(caps), np.zeros(len(caps), np.int64)
+        for i in np.flatnonzero(caps > 0).tolist():
+            if self.has_drafter or batch.rids[i] in self._own:
+                request = self._kv_manager.request_in(int(batch.slots[i]))
+                proposals[i] = self._propose(request, int(caps[i]))
+        self._proposed.clear()  # what is not used now is for another length
+        if any(proposal is not NOTHING for proposal in proposals):
+            lens = self.lengths.choose(batch.rids, proposals, other_tokens).astype(np.int64)
+        host_s = time.perf_counter() - began_s
+        self.counts.totals.seconds += host_s
+        if not np.count_nonzero(lens):
+            self._num_paused = self.lengths.pause(host_s, len(caps) + other_tokens)
+        return proposals, lens
 
     def _plan_ahead(self, batch: DecodeBatch, other_tokens: int) -> Drafts | None:
         """The same while the last step is in flight: what its drafter proposes and how many of its

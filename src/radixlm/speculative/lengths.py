@@ -26,6 +26,8 @@ _MAX_PROBE_STEPS = 128  # steps after which one of another size is run
 _HELD_STEPS, _HELD_DEVICE_STEPS = 8, 32  # for which a choice of no drafts stands
 # probes of the device's drafter are rarer, as they cost more: steps, rows, steps between
 _DEVICE_PROBES, _PROBED_ROWS, _MAX_DEVICE_PROBE_STEPS = 3, 4, 1024
+# share of a step that asking in vain may take, and the longest pause by which it is kept
+_HOST_SHARE, _MAX_PAUSED_STEPS = 0.005, 8
 _IDLE_STEPS = 64  # without proposals, after which it rests
 _SEEN_STEPS, _SEEN_TOKENS = 32, 1024  # which it sees after a rest, before it proposes
 _SUREST = 0.97  # chance of each draft where it is not known what will be drafted
@@ -106,6 +108,14 @@ class DraftLength:
         best = int(rates.argmax())
         self._hold(is_none := rates[best] <= _MARGIN * rates[0])
         return 0 if is_none else int(depths[max(1, best - 2)])
+
+    def pause(self, host_s: float, num_tokens: int) -> int:
+        """Steps for which the drafters on the host need not be asked again: asking took
+        ``host_s``, and nothing was worth a place in a step of ``num_tokens``."""
+        if self.always:
+            return 0
+        step_s = float(self.costs.seconds(np.array([num_tokens]))[0])
+        return min(_MAX_PAUSED_STEPS, int(host_s / (_HOST_SHARE * step_s)))
 
     def choose(
         self, rids: Sequence[str], proposals: Sequence[Proposal], other_tokens: int = 0
