@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.chaos.test_real_server import _body, _check_nothing_lost, _reference
 from tests.end_to_end.server import RunningServer
 from tests.fakes.tiny_checkpoint import cached_tiny
 
+MODEL = str(cached_tiny("Qwen3ForCausalLM"))
 NUM_KILLS = int(os.environ.get("CHAOS_KILLS", "20"))
 FLAGS = ("--max-engine-restarts", "1000", "--rank-timeout-s", "2", "--watchdog-timeout", "20")
 LAYOUTS: dict[str, tuple[Any, ...]] = {
@@ -28,15 +30,19 @@ LAYOUTS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def segments() -> set[str]:
-    """Shared segments that some process still has open."""
+def segments(mark: str) -> set[str]:
+    """Shared segments that a process with ``mark`` in its environment still has open."""
     found = set()
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             target = os.readlink(link)
+            is_ours = (
+                "memfd:radixlm" in target
+                and mark.encode() in (link.parents[1] / "environ").read_bytes()
+            )
         except OSError:  # the process or its descriptor has gone
             continue
-        if "memfd:radixlm" in target:
+        if is_ours:
             found.add(f"{link.parts[2]} {target}")
     return found
 
@@ -96,8 +102,8 @@ async def strike(layout: str, num_kills: int, num_streams: int, seed: int) -> li
     undisturbed one. Seconds from each strike until the server was ready again."""
     num_ranks, *flags = LAYOUTS[layout]
     bodies: list[dict[str, Any]] = [_body(number, 80) for number in range(num_streams)]
-    before = segments()
-    with RunningServer(*flags, *FLAGS, model=str(cached_tiny("Qwen3ForCausalLM"))) as server:
+    mark = f"TEST_SERVER={uuid.uuid4()}"  # servers of other tests have segments too
+    with RunningServer(*flags, *FLAGS, model=MODEL, environment=dict([mark.split("=")])) as server:
         limits = httpx.Limits(max_connections=200, max_keepalive_connections=0)
         async with httpx.AsyncClient(base_url=server.url, timeout=1700, limits=limits) as client:
             wanted = await _reference(client, bodies)
@@ -109,11 +115,11 @@ async def strike(layout: str, num_kills: int, num_streams: int, seed: int) -> li
         _check_nothing_lost(server)
         engines = server.engines()
         assert len(engines) == num_ranks, "ranks of dead replicas are left, or some are missing"
-        held = {each.split(maxsplit=1)[1] for each in segments() - before}
-        assert len(segments() - before) <= num_ranks, held
+        held = [each for each in segments(mark) if "memfd:radixlm (" in each]
+        assert 0 < len(held) <= num_ranks, held
         assert server.terminate() == 0
         assert not psutil.wait_procs(engines, 10)[1], "a rank has outlived its server"
-    assert segments() <= before, "a segment has outlived its server"
+    assert not segments(mark), "a segment has outlived its server"
     return killer.pauses_s
 
 

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Self
 
 import httpx
@@ -27,8 +28,10 @@ class RunningServer:
         model: str | None = None,
         timeout_s: float = 600.0,
         max_descriptors: int | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """``max_descriptors``: the server's limit of open files."""
+        """``max_descriptors``: the server's limit of open files; ``environment``: of it and its
+        engines, besides this process's."""
         model_args = ("--model-path", model) if model else ()
         command = [sys.executable, "-m", "radixlm", "serve", "--port", "0", "--cpu-threads", "1"]
         limit = ("prlimit", f"--nofile={max_descriptors}:{max_descriptors}")
@@ -36,7 +39,7 @@ class RunningServer:
             [*(limit if max_descriptors else ()), *command, *model_args, *args],
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         )
         self.log: list[str] = []
         self.url = ""
