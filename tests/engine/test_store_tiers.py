@@ -18,6 +18,8 @@ from radixlm.tiers.manifest import Manifest
 from radixlm.tiers.stores import make_store
 from radixlm.tiers.stores.tier import StoreTier
 from tests.engine.drafted_engine import drafted_engine
+from tests.fakes.thread_replica import thread_engine
+from tests.fakes.tiny_checkpoint import cached_tiny
 from tests.tiers.stores import servers
 from tests.tiers.stores.test_contract import MemoryStore
 
@@ -120,6 +122,19 @@ def test_a_tenant_finds_no_pages_of_another(
         assert answer(engine, cache_salt="another tenant") == (plain, 0)
 
 
+def test_one_rank_and_two_share_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"model_path": str(cached_tiny("Qwen3ForCausalLM")), "max_total_tokens": 2048}
+    with drafted_engine(None, page_size=16, **options) as engine:
+        plain, _ = answer(engine)
+    choose(monkeypatch, "dynamic", DYNAMIC | {"head_group": 1, "layer_group": 1})
+    write(plain, **options)
+    sizes = {"cpu_threads": 1, "log_level": "error", "random_seed": 1, "tp_size": 2}
+    with thread_engine(monkeypatch, shared=True, page_size=16, **sizes, **options) as engine:
+        tokens, hits = answer(engine)
+    assert tokens == plain and hits >= 64
+    assert [tier.stats()["hit_pages"] for tier in MADE[-2:]] == [hits // 16] * 2
+
+
 def test_the_secret_of_a_store_is_read_from_a_private_file(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     path.write_text("shared by the fleet\n")
@@ -143,9 +158,31 @@ def test_lmcache_is_a_server_and_the_flag_finds_it(
         shared(plain, enable_lmcache=True, lmcache_config_file=str(path))
 
 
-def _noted(name: str, given: dict[str, Any], *more: Any, extra: dict[str, Any]) -> StoreTier:
-    MADE.append(make_store(name, given | extra, *more))
+def _noted(
+    name: str, given: dict[str, Any], *more: Any, extra: dict[str, Any], **named: Any
+) -> StoreTier:
+    MADE.append(make_store(name, {**given, **extra}, *more, **named))
     return MADE[-1]
+
+
+def test_the_storage_of_the_hierarchical_cache_is_chosen_by_flag(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plain: list[int]
+) -> None:
+    folder, secret = tmp_path / "pages", tmp_path / "secret"
+    secret.write_text("shared by the fleet")
+    secret.chmod(0o600)
+    extra = OPTIONS | {"directory": str(folder), "min_free_gb": 0}
+    options = {
+        "enable_hierarchical_cache": True,
+        "hicache_size": 1,
+        "hicache_storage_backend": "shared_file",
+        "hicache_storage_backend_extra_config": extra,
+        "hicache_storage_prefetch_policy": "wait_complete",
+    }
+    monkeypatch.setattr("radixlm.engine.hicache.make_store", partial(_noted, extra={}))
+    shared(plain, kv_store_secret_file=str(secret), **options)
+    with drafted_engine(None, page_size=16, **options) as engine:  # without the secret
+        assert answer(engine) == (plain, 0)
 
 
 def test_lmcache_without_a_server_is_refused_by_name() -> None:
