@@ -20,6 +20,7 @@ from radixlm.kernels.cpu.rope import NO_NORM, NO_ROPE, kv_store, latent_store
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.kv import DTYPES, indexable_view
 from radixlm.pools.group import KvGroup
+from radixlm.pools.memory import pool_tensor
 from radixlm.pools.pool import PagedPool, page_nbytes
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
@@ -35,8 +36,11 @@ class CpuPool:
             group.kv_heads, group.head_dim, group.v_dim, page_size, dtype, group.latent
         )
         num_layers = len(group.layers)
-        self.k = torch.empty(num_layers, *self.shape.k_shape(num_pages), dtype=dtype)
-        self.v = torch.empty(num_layers, *self.shape.v_shape(num_pages), dtype=dtype)
+        host, shapes = torch.device("cpu"), (self.shape.k_shape, self.shape.v_shape)
+        self.k, self.v = (
+            pool_tensor((num_layers, *shape(num_pages)), dtype, host, is_zero=False)
+            for shape in shapes
+        )
         for tensor in (self.k, self.v):  # spares the TLB: layers of a page are far apart
             native().advise_huge(tensor.data_ptr(), tensor.nbytes)
 

@@ -26,6 +26,7 @@ class Conflict:
 
 _RANKS = "every rank is a process of its own"
 _NO_TEXT = "without a tokenizer there are only token ids, and no text"
+_ONE_RANK = "the pools of several ranks are not kept; use --dp-size"
 _NO_TREE = "without the radix tree there is no prefix to keep"
 
 CONFLICTS: tuple[Conflict, ...] = (
@@ -46,6 +47,11 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict("disable_radix_cache", "radix_eviction_policy", _NO_TREE),
     Conflict("disable_radix_cache", "enable_hierarchical_cache", _NO_TREE),
     Conflict("disable_radix_cache", "kv_events_config", _NO_TREE),
+    Conflict("disable_radix_cache", "warm_restart", _NO_TREE),
+    Conflict("engine_in_process", "warm_restart", "the engine ends with the server"),
+    Conflict("device=cuda", "warm_restart", "memory of a GPU ends with its process"),
+    Conflict("tp_size", "warm_restart", _ONE_RANK),
+    Conflict("pp_size", "warm_restart", _ONE_RANK),
     Conflict("disable_radix_cache", "enable_lmcache", _NO_TREE),
     Conflict(
         "enable_hierarchical_cache",

@@ -44,6 +44,11 @@ class MemoryConfig(Group):
         Flag(choices=KV_DTYPES),
     ] = "auto"
     disable_radix_cache: Annotated[bool, "Do not share KV between equal prefixes."] = False
+    warm_restart: Annotated[
+        bool,
+        "Keep the KV cache in memory of the server, where an engine process that takes the place "
+        "of a killed one finds it again.",
+    ] = False
     radix_eviction_policy: Annotated[
         str, "Which cached prefix is evicted first.", Flag(choices=("lru", "lfu"))
     ] = "lru"

@@ -34,6 +34,7 @@ from radixlm.engine.gpu import (
     why_no_graphs,
 )
 from radixlm.engine.hicache import write_policy
+from radixlm.engine.kept import FIRST_BOOT, Boot, KeptPages, open_memory
 from radixlm.engine.kv_events import KvEvents
 from radixlm.engine.limits import limits_for_pools, scheduler_limits
 from radixlm.engine.load_model import load_model, read_weight
@@ -96,10 +97,15 @@ class LoadedEngine(Record):
     loader: AdapterLoader | None
     facts: dict[str, Any]
     pages: EnginePages | None = None  # with tiers
+    kept: KeptPages | None = None
 
 
 def load_engine(
-    config: ServerConfig, info: ModelInfo, peers: Peers, commands: Mapping[str, Any]
+    config: ServerConfig,
+    info: ModelInfo,
+    peers: Peers,
+    commands: Mapping[str, Any],
+    boot: Boot = FIRST_BOOT,
 ) -> LoadedEngine:
     """Load the model and make its pools; ConfigError or CheckpointError if that fails.
     ``commands``: operators' commands besides those that concern tensors."""
@@ -131,7 +137,16 @@ def load_engine(
             config, info, (model, steps), attn, device, free_bytes, sizes, draft
         )
     with needs_memory("the KV cache", "lower --max-total-tokens or --mem-fraction-static"):
-        pools = make_pools(config, info, model, attn, memory, draft, peers.agree)
+        kept_memory = open_memory(config, info, boot)
+        if kept_memory is not None:  # what it holds is free for the same pools
+            memory = replace(memory, free_bytes=memory.free_bytes + kept_memory.num_held)
+        if kept_memory is None:
+            pools = make_pools(config, info, model, attn, memory, draft, peers.agree)
+            kept = None
+        else:
+            with kept_memory.lent():
+                pools = make_pools(config, info, model, attn, memory, draft, kept_memory.agree)
+            kept = KeptPages(kept_memory, model, attn, pools)
     weight = partial(read_weight, model, info.folder, config.model.load_format)
     loader = AdapterLoader(config, model, where) if config.adapters.enable_lora else None
     profiler = Profiler(where, peers.ranks.place.rank)
@@ -160,7 +175,7 @@ def load_engine(
         experts.recorder,
     )
     facts = _facts(info, pools, limits, weight_bytes, load_s)
-    return LoadedEngine(device, parts, limits, sizes, controls, loader, facts, pages)
+    return LoadedEngine(device, parts, limits, sizes, controls, loader, facts, pages, kept)
 
 
 def new_runner(config: ServerConfig, info: ModelInfo, engine: LoadedEngine) -> Runner:
@@ -189,14 +204,13 @@ def assemble(
     channel: Channel,
     extra_features: tuple[Feature, ...] = (),
     peers: Peers = NO_PEERS,
-    replica_and_boot: tuple[int, int] = (0, 0),
+    boot: Boot = FIRST_BOOT,
 ) -> EngineCore:
-    """Load the model and build everything around it; ConfigError or CheckpointError if it fails.
-    ``replica_and_boot``: which replica this is, and how often its engine was started before."""
+    """Load the model and build everything around it; ConfigError or CheckpointError if it fails."""
     ngram = make_ngram(config, info, tokenizer_loader(config, info))
-    engine = load_engine(config, info, peers, corpus_commands(ngram))
+    engine = load_engine(config, info, peers, corpus_commands(ngram), boot)
     limits, processors = engine.limits, ProcessorFeature(engine.parts.processors)
-    events = KvEvents(config, engine.parts.pools.page_size, *replica_and_boot)
+    events = KvEvents(config, engine.parts.pools.page_size, boot.replica, boot.number)
     pages = engine.pages
     arrivals = None
     if pages is not None:
@@ -208,7 +222,7 @@ def assemble(
 
     def make() -> Scheduler:
         executor = peers.executor(new_runner(config, info, engine))
-        kv_manager = make_kv_manager(config, engine.parts.pools, limits, events)
+        kv_manager = make_kv_manager(config, engine.parts.pools, limits, events, engine.kept)
         if pages is not None and arrivals is not None:
             arrivals.bind(kv_manager, pages.port(executor))
             for feature in handover:

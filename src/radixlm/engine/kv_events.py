@@ -7,6 +7,7 @@ import logging
 from radixlm.base.errors import ConfigError
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.rank_processes import topology_of
+from radixlm.memory.prefix.base import BothEvents
 from radixlm.memory.prefix.kv_events import PublishedPages
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.observe.kv_event_options import read_options
@@ -44,9 +45,11 @@ class KvEvents(Feature):
     def follow(self, cache: RadixCache, group: int) -> None:
         """Publish the changes of a group's new prefix cache."""
         if self._publishers:
-            cache.events = PublishedPages(
-                self._publishers[group], self._page_size, self._names, cache.describe
-            )
+            publisher, own = self._publishers[group], cache.events
+            published = PublishedPages(publisher, self._page_size, self._names, cache.describe)
+            if cache.total_pages:
+                cache.describe(published)
+            cache.events = published if own is None else BothEvents(own, published)
 
     def arrive(self, request: Request) -> bool:
         if request.wire.adapter is not None:

@@ -17,6 +17,7 @@ from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.features.lora import LoraFeature
 from radixlm.engine.features.token_rules import TokenRules
+from radixlm.engine.kept import KeptPages
 from radixlm.engine.kv_events import KvEvents
 from radixlm.engine.limits import overlap_depth
 from radixlm.engine.logit_processors import processor_targets
@@ -135,7 +136,11 @@ def _pooler(model: Model, media: EncoderCache | None) -> Pooler:
 
 
 def make_kv_manager(
-    config: ServerConfig, pools: Pools, limits: Limits, events: KvEvents | None = None
+    config: ServerConfig,
+    pools: Pools,
+    limits: Limits,
+    events: KvEvents | None = None,
+    kept: KeptPages | None = None,
 ) -> KVCacheManager:
     """The KV cache manager of the pools, of which each attention group has its own."""
     num_groups = topology_of(config).attn_dp
@@ -144,8 +149,11 @@ def make_kv_manager(
     for group in range(num_groups):
         slots = SlotAllocator(count, group * count)
         manager = _make_manager(config, pools, limits, slots)
-        if events is not None and isinstance(manager.prefix_cache, RadixCache):
-            events.follow(manager.prefix_cache, group)
+        if isinstance(manager.prefix_cache, RadixCache):
+            if kept is not None:
+                kept.follow(manager.prefix_cache)
+            if events is not None:
+                events.follow(manager.prefix_cache, group)
         managers.append(manager)
     return managers[0] if num_groups == 1 else GroupedKVCacheManager(managers)
 

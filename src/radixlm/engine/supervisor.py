@@ -19,6 +19,7 @@ from typing import Any
 from radixlm.base.record import Record
 from radixlm.config.server_config import ServerConfig, flat
 from radixlm.engine.features.inflight_log import read_inflight_rid
+from radixlm.engine.kept_pool import KeptPool
 from radixlm.engine.prefault import prefault_bytes
 from radixlm.engine.process import EngineProcess, take_engine_process
 from radixlm.engine.rank_processes import topology_of
@@ -43,6 +44,8 @@ LOAD_MARGIN_S = 30.0
 # ends the engine in order. Not SIGTERM: a service manager sends that to all processes at once,
 # while the server still drains
 STOP_SIGNAL = signal.SIGUSR2
+# after these its memory is as it was left; a process that broke down may have written anywhere
+TRUSTED_ENDS = (0, 1, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -STOP_SIGNAL)
 OUT_OF_MEMORY = (
     " (the kernel sends it when memory runs out: see its log, lower --max-total-tokens or "
     "--mem-fraction-static, or give the machine more memory)"
@@ -81,13 +84,14 @@ class EngineSupervisor:
         self.num_restarts = 0
         self.name = f"engine {index}" if config.parallel.num_replicas > 1 else "the engine"
         self._deaths: deque[float] = deque()
-        self._has_served = False
+        self._has_served = self._has_beaten = False  # any process so far, the last one
         self._hung_loading = False
         self._killed_rid: str | None = None  # computed alone at the last SIGKILL
         self._is_stopping = False
         self._stop_asked = asyncio.Event()
         self._has_given_up = False
         self._reserve = RestartReserve()
+        self._kept = KeptPool(config.memory.warm_restart)
         self._spawned_s = 0.0
         self._longest_load_s = 0.0  # of the processes that became ready
         self._task: asyncio.Task[None] | None = None
@@ -146,6 +150,7 @@ class EngineSupervisor:
             "options": _sendable(self.config, self.given, self.index),
             "index": self.index,
             "boot": self.num_restarts,
+            "memory": self._kept.path,
             "local_ranks": list(topology.ranks_of(0)[1:]) if topology.world > 1 else None,
             "given": sorted(self.given),
             "addresses": self.addresses,
@@ -180,6 +185,8 @@ class EngineSupervisor:
             # the next may die before it writes its own
             self.inflight_log_path.unlink(missing_ok=True)
             listener.lost(self._poison_rid(code, suspect))
+            if code not in TRUSTED_ENDS or not self._has_beaten:
+                self._kept.empty()
             if not self._may_restart():
                 hint = OUT_OF_MEMORY if code == -signal.SIGKILL and not self._hung_loading else ""
                 self._give_up(listener, self._why_given_up(_reason(code) + hint))
@@ -191,7 +198,7 @@ class EngineSupervisor:
     async def _until_dead(self, process: EngineProcess, listener: EngineListener) -> int:
         """Wait for the end of the process; kill it if its heartbeats stop."""
         limit_s, load_s = self.config.serve.watchdog_timeout, self._load_limit_s()
-        self._hung_loading = False
+        self._hung_loading = self._has_beaten = False
         waiting = asyncio.create_task(process.wait())
         num_late = 0
         has_loaded = False
@@ -200,7 +207,7 @@ class EngineSupervisor:
             self._reserve.fill()
             beat_s, now_s = listener.beat_s(), time.monotonic()
             if beat_s and not has_loaded:
-                has_loaded = self._has_served = True
+                has_loaded = self._has_served = self._has_beaten = True
                 self._longest_load_s = max(self._longest_load_s, now_s - self._spawned_s)
             is_late = now_s - beat_s > limit_s if beat_s else now_s - self._spawned_s > load_s
             num_late = num_late + 1 if is_late else 0
@@ -273,6 +280,7 @@ class EngineSupervisor:
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=TERM_WAIT_S)
         self._reserve.release()
+        self._kept.close()
         self._run_folder.remove()
 
 

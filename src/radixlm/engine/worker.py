@@ -33,6 +33,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.affinity import placed
 from radixlm.engine.assemble import assemble, assemble_rank
 from radixlm.engine.features.inflight_log import InflightLog
+from radixlm.engine.kept import Boot
 from radixlm.engine.model_info import resolved
 from radixlm.engine.multi_channel import MultiChannel
 from radixlm.engine.rank_processes import REFUSED
@@ -96,8 +97,8 @@ def main(early: StartupReader) -> int:
                 hub = start_nodes(startup, config, info.folder, early.ranks)
                 peers = Followers(early.ranks, config, hub)
             peers.replica = int(startup["index"])
-            which = startup["index"], startup.get("boot", 0)
-            replica = assemble(config, info, channel, (flight,), peers, which)
+            boot = Boot(startup["index"], startup.get("boot", 0), startup.get("memory", ""))
+            replica = assemble(config, info, channel, (flight,), peers, boot)
     except RankLost as error:
         return end_replica(early, error)
     except RadixError as error:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from radixlm.kernels.ops.kv import dequantize_int8, indexable_view, quantize_int8, row_nbytes, to_kv
 from radixlm.pools.group import KvGroup
+from radixlm.pools.memory import pool_tensor
 
 
 class KvPool(Protocol):
@@ -66,12 +67,12 @@ class PagedPool:
         self.dtype = dtype
         shape = (len(group.layers), num_pages, page_size, group.kv_heads)
         # Zeros, not empty: a masked NaN would still spoil a weighted sum.
-        self.k_LPBKC = torch.zeros(*shape, group.head_dim, dtype=dtype, device=device)
+        self.k_LPBKC = pool_tensor((*shape, group.head_dim), dtype, device)
         self.v_LPBKV: Tensor | None = None
         if not group.latent:
-            self.v_LPBKV = torch.zeros(*shape, group.v_dim, dtype=dtype, device=device)
+            self.v_LPBKV = pool_tensor((*shape, group.v_dim), dtype, device)
         num_scales = 0 if dtype != torch.int8 else 1 if group.latent else 2
-        self.scales = [torch.zeros(*shape, device=device) for _ in range(num_scales)]
+        self.scales = [pool_tensor(shape, torch.float32, device) for _ in range(num_scales)]
 
     @property
     def tensors(self) -> Sequence[Tensor]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from radixlm.arch.spec import State
 from radixlm.base.record import Record
+from radixlm.pools.memory import pool_tensor
 
 Ids = NDArray[np.int64]
 
@@ -48,11 +49,10 @@ class StatePool:
         self.num_pages, self.page_size, self.device = num_pages, page_size, device
         self.layers = [
             [
-                torch.zeros(
-                    num_pages,
-                    *shape,
-                    dtype=recurrent_dtype if is_recurrent else torch.float32,
-                    device=device,
+                pool_tensor(
+                    (num_pages, *shape),
+                    recurrent_dtype if is_recurrent else torch.float32,
+                    device,
                 )
                 for shape, is_recurrent in states
             ]

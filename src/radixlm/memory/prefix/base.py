@@ -100,6 +100,27 @@ class CacheEvents(Protocol):
         """Nothing is cached any more."""
 
 
+class BothEvents:
+    """Two that are told of the same cache."""
+
+    def __init__(self, first: CacheEvents, second: CacheEvents) -> None:
+        self._two = first, second
+
+    def on_store(
+        self, pages: PageIds, token_ids: TokenIds, parent_page: int | None, namespace: Hashable
+    ) -> None:
+        for one in self._two:
+            one.on_store(pages, token_ids, parent_page, namespace)
+
+    def on_remove(self, pages: PageIds) -> None:
+        for one in self._two:
+            one.on_remove(pages)
+
+    def on_reset(self) -> None:
+        for one in self._two:
+            one.on_reset()
+
+
 class PrefixCache(Protocol):
     """Owner of the KV pages of finished prefixes. All counts are of pages of the full group."""
 

@@ -261,6 +261,38 @@ class RadixCache:
         if self.events is not None:
             self.events.on_reset()
 
+    def restore(
+        self,
+        parent: Node,
+        ids: TokenIds,
+        pages: PageIds,
+        window_pages: PageIds | None,
+        namespace: Hashable,
+    ) -> Node | None:
+        """A new leaf below ``parent`` of held pages that hold ``ids`` since before a restart; None
+        if one starts with the same page. A tombstone without ``window_pages``; see ``prune``."""
+        head = ids[: self.page_size].tobytes()
+        if (head if parent.parent is not None else (namespace, head)) in parent.children:
+            return None
+        self.allocator.adopt(pages)
+        node = self.tree.attach(parent, ids, pages, namespace)
+        self._queue.push(node)
+        self.total_pages += len(pages)
+        if self.window is not None and window_pages is not None:
+            self.window.put(node, window_pages)
+        return node
+
+    def prune(self) -> None:
+        """Free leaves that are tombstones, at which no prefix can end."""
+        if self.window is None:
+            return
+        freed: list[bytes] = []
+        for node in list(self.tree.nodes()):
+            if node.is_alive and not node.children and node.window_pages is None:
+                self._queue.discard(node)
+                self._remove(node, freed)
+        self._give_back(freed)
+
     def describe(self, events: CacheEvents) -> None:
         """Tell ``events`` of all that is cached, prefixes before what follows them."""
         events.on_reset()

@@ -68,6 +68,8 @@ class WindowGroup:
         self.total_pages = 0
         self.num_locked = 0
         self._queue = EvictionQueue(window_lru)
+        # told of nodes that become live (their window pages) and tombstones (None)
+        self.on_change: Callable[[PageIds, PageIds | None], None] | None = None
 
     @property
     def num_evictable(self) -> int:
@@ -124,6 +126,8 @@ class WindowGroup:
         self.allocator.adopt(pages)
         node.window_pages = pages.tobytes()
         self.total_pages += len(pages)
+        if self.on_change is not None:
+            self.on_change(page_ids(node.pages), pages)
         self._queue.push(node)
 
     def revive(
@@ -154,6 +158,8 @@ class WindowGroup:
         self.allocator.release(page_ids(node.window_pages))
         node.window_pages = None
         self.total_pages -= node.num_pages
+        if self.on_change is not None:
+            self.on_change(page_ids(node.pages), None)
         self._queue.discard(node)
         return node.num_pages
 

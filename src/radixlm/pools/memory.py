@@ -1,0 +1,104 @@
+"""Memory of the pools: the engine's own, or a memfd of the server that outlives the engine.
+
+A kept memory is laid out by the order of the calls of ``take``, which is the same in each engine
+of one server; the numbers that decide on sizes are read back from its header.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_HEADER: Final = struct.Struct("<8s32sQ16q")  # magic, identity, bytes, numbers
+_CHECKSUM: Final = struct.Struct("<I")
+_MAGIC: Final = b"RLKEPT01"
+_ALIGN: Final = 2 << 20
+_MAX_NUMBERS: Final = 16
+
+_lender: list[KeptMemory] = []
+
+
+class KeptMemory:
+    """The memory at ``path``, for an engine of ``identity`` (32 bytes: all that decides what the
+    pools mean). ``is_warm``: an engine of the same identity has filled it before."""
+
+    def __init__(self, path: str, identity: bytes) -> None:
+        """OSError if it cannot be opened."""
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._identity, self._numbers, self._end = identity, list[int](), 0
+        if os.fstat(self._descriptor).st_size < _ALIGN:
+            os.ftruncate(self._descriptor, _ALIGN)
+        self._header = self.take(_HEADER.size + _CHECKSUM.size)
+        found = self._read()
+        self.is_warm = found is not None
+        self._known = found or []
+        if found is None:  # zeros the rest
+            os.ftruncate(self._descriptor, 0)
+            os.ftruncate(self._descriptor, _ALIGN)
+
+    def _read(self) -> list[int] | None:
+        """The numbers of a whole header of this identity."""
+        fields = bytes(self._header[: _HEADER.size])
+        (checksum,) = _CHECKSUM.unpack_from(self._header.data, _HEADER.size)
+        magic, identity, num_bytes, *numbers = _HEADER.unpack(fields)
+        if (magic, identity, checksum) != (_MAGIC, self._identity, zlib.crc32(fields)):
+            return None
+        return numbers if os.fstat(self._descriptor).st_size == num_bytes else None
+
+    @property
+    def num_held(self) -> int:
+        """Bytes of the machine's memory that it holds now."""
+        return os.fstat(self._descriptor).st_blocks * 512
+
+    def agree(self, numbers: Sequence[int]) -> list[int]:
+        """The numbers that the first engine gave in this call; of a new memory, ``numbers``."""
+        first = len(self._numbers)
+        self._numbers += self._known[first : first + len(numbers)] if self.is_warm else numbers
+        return self._numbers[first:]
+
+    def take(self, num_bytes: int) -> NDArray[np.uint8]:
+        """The next ``num_bytes``, uint8: zeros in a new memory, what was there in a warm one."""
+        size = -(-num_bytes // _ALIGN) * _ALIGN
+        start, self._end = self._end, self._end + size
+        if os.fstat(self._descriptor).st_size < self._end:
+            os.ftruncate(self._descriptor, self._end)
+        mapped = mmap.mmap(self._descriptor, size, offset=start)
+        return np.frombuffer(mapped, np.uint8)[:num_bytes]
+
+    def seal(self) -> None:
+        """All is taken: from now on the next engine may find it warm."""
+        numbers = self._numbers + [0] * (_MAX_NUMBERS - len(self._numbers))
+        fields = _HEADER.pack(_MAGIC, self._identity, self._end, *numbers)
+        self._header[: _HEADER.size] = np.frombuffer(fields, np.uint8)
+        _CHECKSUM.pack_into(self._header.data, _HEADER.size, zlib.crc32(fields))
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Within it pools on the host are made in this memory."""
+        _lender.append(self)
+        try:
+            yield
+        finally:
+            _lender.pop()
+
+
+def pool_tensor(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, is_zero: bool = True
+) -> Tensor:
+    """A tensor of a pool. ``is_zero``: in memory that no engine has filled before, all zeros."""
+    if not _lender or device.type != "cpu" or not math.prod(shape):
+        make = torch.zeros if is_zero else torch.empty
+        return make(*shape, dtype=dtype, device=device)
+    memory = _lender[-1].take(math.prod(shape) * dtype.itemsize)
+    return torch.from_numpy(memory).view(dtype).view(*shape)
