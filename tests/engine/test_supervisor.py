@@ -136,7 +136,8 @@ async def test_starts_that_fail_are_tried_again_after_pauses(
     spawns, pauses_s = _failing(case, monkeypatch, NO_DESCRIPTORS, NO_PROCESSES, MemoryError())
     watcher = EngineListener(case.lost.append, case._give_up, lambda: 0.0)
     await case.supervisor.start(watcher)
-    await asyncio.wait_for(case.over.wait(), 60)
+    async with asyncio.timeout(60):  # ``wait_for`` may be the pauses' replacement
+        await case.over.wait()
     assert "refused to start" in str(case.reason), "the fourth start gave a process"
     assert pauses_s[:3] == [1.0, 2.0, 4.0] and case.num_started == 1
     assert len(case.supervisor._deaths) == 3 and case.lost == []
@@ -157,7 +158,8 @@ async def test_a_restart_that_cannot_be_started_ends_the_server_with_the_reason(
     watcher = EngineListener(case.lost.append, case._give_up, lambda: 0.0)
     await case.supervisor.start(watcher)
     _failing(case, monkeypatch, *[NO_DESCRIPTORS] * 9)
-    await asyncio.wait_for(case.over.wait(), 60)
+    async with asyncio.timeout(60):  # ``wait_for`` may be the pauses' replacement
+        await case.over.wait()
     assert "died 3 times" in str(case.reason) and "Too many open files" in str(case.reason)
     assert case.num_started == 1 and len(case.lost) == 1
     monkeypatch.undo()
@@ -173,7 +175,8 @@ async def test_a_supervisor_that_fails_ends_the_server(
         raise ValueError("a listener's mistake")
 
     await case.supervisor.start(EngineListener(fail, case._give_up, lambda: 0.0))
-    await asyncio.wait_for(case.over.wait(), 60)
+    async with asyncio.timeout(60):  # ``wait_for`` may be the pauses' replacement
+        await case.over.wait()
     assert "its supervisor ended (ValueError: a listener's mistake)" in str(case.reason)
     assert "Traceback" in caplog.text
     await case.supervisor.stop()
@@ -186,7 +189,8 @@ async def test_a_supervisor_that_is_cancelled_ends_the_server(
     await case.supervisor.start(EngineListener(case.lost.append, case._give_up, lambda: 0.0))
     assert case.supervisor._task is not None
     case.supervisor._task.cancel()
-    await asyncio.wait_for(case.over.wait(), 60)
+    async with asyncio.timeout(60):  # ``wait_for`` may be the pauses' replacement
+        await case.over.wait()
     assert "its supervisor ended (it was cancelled)" in str(case.reason)
     await case.supervisor.stop()
 
@@ -209,7 +213,8 @@ async def test_a_restart_may_load_five_times_as_long_as_the_first_and_30_s(
         return beat_s
 
     await case.supervisor.start(EngineListener(case.lost.append, case._give_up, beat_s))
-    await asyncio.wait_for(case.over.wait(), 60)
+    async with asyncio.timeout(60):  # ``wait_for`` may be the pauses' replacement
+        await case.over.wait()
     first_s = case.supervisor._longest_load_s
     assert 0 < first_s < 30
     assert case.supervisor._load_limit_s() == 5 * first_s + 0.05
