@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import radixlm
+from radixlm.base.errors import ConfigError
+from radixlm.config.server_config import ServerConfig
+from radixlm.engine import tiers as engine_tiers
 from radixlm.engine.features.arrival_rules import ArrivalOptions
 from tests.engine.drafted_engine import drafted_engine
 from tests.fakes import tiers as fakes
@@ -188,3 +192,42 @@ def test_a_small_pool_with_retraction() -> None:
         state = e.get_server_info()["internal_states"][0]
         assert state["num_breaches"] == 0
         assert sum(a["meta_info"]["num_retractions"] for a in answers) > 0 or tier.num_got > 0
+
+
+@pytest.mark.filterwarnings("ignore")  # warnings of Hugging Face about tiny configs
+def test_images_are_named_by_their_content(tmp_path: Path) -> None:
+    families = pytest.importorskip("tests.multimodal.test_families")
+    tiny = families.FAMILIES["qwen2_5_vl"]()
+    families.save(tiny, tmp_path)
+    options = {"model_path": str(tmp_path), "dtype": "float32", "max_total_tokens": 2048}
+    images = [families.encoded(image) for image in families.IMAGES[:2]]
+    text, tier = f"look {tiny.placeholder} now tell", DictTier()
+
+    def answers(engine: radixlm.Engine) -> list[Any]:
+        return [
+            engine.generate(text, GREEDY, image_data=[one], return_logprob=True) for one in images
+        ]
+
+    with drafted_engine(None, page_size=16, **options) as engine:
+        plain = list(map(facts, answers(engine)))
+    for life in range(2):
+        with tiered_engine([tier], page_size=16, **options) as engine:
+            found = answers(engine)
+            assert list(map(facts, found)) == plain
+            assert [one["meta_info"]["cached_tokens_details"]["host"] > 0 for one in found] == [
+                life > 0
+            ] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"disable_radix_cache": True}, "--disable-radix-cache"),
+        ({"enable_dp_attention": True, "dp_size": 2, "tp_size": 2}, "--enable-dp-attention"),
+    ],
+    ids=str,
+)
+def test_what_tiers_do_not_work_with_is_refused(options: dict[str, Any], word: str) -> None:
+    pages = SimpleNamespace(nbytes=lambda space: 1)
+    with pytest.raises(ConfigError, match=f"^{word}: "):
+        engine_tiers._check(ServerConfig.from_kwargs(model_path="m", **options), pages)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import radixlm.tiers.worker as worker_module
+from radixlm.base.errors import InvariantError
 from radixlm.engine.features.page_arrivals import PageArrivals
 from radixlm.wire.requests import AbortRequest, Control
 from tests.fakes.executor import reference
@@ -255,3 +256,18 @@ def test_many_drawn_worlds() -> None:
 @given(st.integers(0, 2**32))
 def test_any_seed(seed: int) -> None:
     play(seed)
+
+
+def test_the_check_knows_pages_on_their_way() -> None:
+    bench = Bench([DictTier()], random.Random(0))
+    kv_manager = bench.kv_manager
+    reserved = kv_manager.reservations.reserve(3)
+    assert reserved is not None and kv_manager.find_violations([]) == []
+    assert kv_manager.reservations.reserve(99) is None
+    kv_manager.reservations._reserved.popitem()
+    (violation,) = kv_manager.find_violations([])
+    assert violation.startswith("full: the allocator has 3 pages held by requests, 2 are: 1 leaked")
+    kv_manager.repair([])
+    assert kv_manager.find_violations([]) == []
+    with pytest.raises(InvariantError, match="is not reserved"):
+        kv_manager.reservations.release(reserved[0])

@@ -6,12 +6,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
 import torch
 
-from radixlm.base.errors import InvariantError, RadixError
+from radixlm.base.errors import InvalidRequest, InvariantError, RadixError
 from radixlm.executor.relay import COMMAND, FINISH, PAGES, PLAN, RENEW, STOP, Answer, Command
 from radixlm.executor.runner import Runner
 from radixlm.step.codec import PlanDecoder
@@ -60,6 +61,8 @@ class RankLoop:
             elif kind == RENEW:
                 self._renew()
             elif kind == STOP:
+                with suppress(InvalidRequest):  # without tiers there is no such command
+                    self.runner.control("close_tiers", {})
                 return
             else:
                 raise InvariantError(f"rank {self.rank}: a message of unknown kind {kind}")

@@ -146,8 +146,12 @@ class PageWorker:
 
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         """Operators' commands: "tiers" with ``action`` and its arguments; and, on ranks that
-        follow, "pages": the scheduler's commands."""
-        return {"tiers": self._control, "pages": self._follow}
+        follow, "pages": the scheduler's commands, and "close_tiers"."""
+        return {
+            "tiers": self._control,
+            "pages": self._follow,
+            "close_tiers": lambda args: self.close(),
+        }
 
     def _control(self, args: dict[str, Any]) -> Future[Callable[[], Any]]:
         future: Future[Callable[[], Any]] = Future()
