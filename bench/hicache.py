@@ -1,0 +1,102 @@
+"""What the hierarchical cache gains and costs, as ratios of times on the same engine without it.
+
+    PYTHONPATH=src python bench/hicache.py [--model FOLDER] [--pool 1024] [--prompt 512]
+        [--rounds 3] [--decode 64] [--disk FOLDER]
+
+multi-turn       conversations of three times the KV cache, asked in turn, a few tokens longer in
+                 each round: every prefix has been evicted when it is asked for again
+nothing repeats  as many prompts, all different
+decode           four requests that decode side by side
+
+FOLDER needs only a config.json: weights are random then. Each line: seconds without and with
+tiers, the throughput with tiers over that without, and the tokens that were found cached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import radixlm
+
+TURN = 16  # tokens that each round adds to a conversation
+
+
+def tokens(seed: int, count: int, vocab: int) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(3, vocab, count).tolist()
+    return ids
+
+
+def ask(engine: radixlm.Engine, prompts: Sequence[list[int]], length: int) -> tuple[float, int]:
+    """Seconds for all prompts one after the other, and their cached tokens."""
+    params = {"max_new_tokens": length, "temperature": 0.0, "ignore_eos": True}
+    start_s, cached = time.perf_counter(), 0
+    for prompt in prompts:
+        answer: Any = engine.generate(input_ids=prompt, sampling_params=params)
+        cached += answer["meta_info"]["cached_tokens"]
+    return time.perf_counter() - start_s, cached
+
+
+def measure(args: argparse.Namespace, vocab: int, **options: Any) -> dict[str, tuple[float, int]]:
+    """Seconds and cached tokens of each workload."""
+    count = 3 * args.pool // args.prompt
+    chats = [tokens(i, args.prompt + args.rounds * TURN, vocab) for i in range(count)]
+    # room for one request beside the pool's share
+    pool = args.pool + args.prompt
+    with radixlm.Engine(
+        model_path=args.model,
+        load_format="auto" if list(Path(args.model).glob("*.safetensors")) else "dummy",
+        skip_tokenizer_init=True,
+        max_total_tokens=pool,
+        random_seed=0,
+        log_level="error",
+        **options,
+    ) as engine:
+        ask(engine, [tokens(999, args.prompt, vocab)], 4)  # warm
+        found = {"first round": ask(engine, [chat[: args.prompt] for chat in chats], 4)}
+        later = [
+            chat[: args.prompt + number * TURN]
+            for number in range(1, args.rounds + 1)
+            for chat in chats
+        ]
+        found["multi-turn"] = ask(engine, later, 4)
+        fresh = [tokens(1000 + i, args.prompt, vocab) for i in range(2 * count)]
+        found["nothing repeats"] = ask(engine, fresh, 4)
+        params = {"max_new_tokens": args.decode, "temperature": 0.0, "ignore_eos": True}
+        four = [tokens(2000 + i, 32, vocab) for i in range(4)]
+        start_s = time.perf_counter()
+        engine.generate(input_ids=four, sampling_params=params)
+        found["decode"] = time.perf_counter() - start_s, 0
+    return found
+
+
+def main() -> None:
+    bundled = Path(radixlm.__file__).parent / "assets" / "radix-tiny"
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=str(bundled))
+    parser.add_argument("--pool", type=int, default=1024)
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--decode", type=int, default=64)
+    parser.add_argument("--disk", help="folder of segment files; without it RAM only")
+    args = parser.parse_args()
+    vocab = json.loads((Path(args.model) / "config.json").read_text())["vocab_size"]
+    tiers: dict[str, Any] = {"enable_hierarchical_cache": True, "hicache_ratio": 6.0}
+    if args.disk:
+        tiers["hicache_storage_backend"] = "file"
+        tiers["hicache_storage_backend_extra_config"] = json.dumps({"directory": args.disk})
+    plain, tiered = measure(args, vocab), measure(args, vocab, **tiers)
+    for name, (seconds, cached) in plain.items():
+        with_s, with_cached = tiered[name]
+        ratio, change = seconds / with_s, f"{cached} -> {with_cached}"
+        print(f"{name:16} {seconds:7.2f} s  {with_s:7.2f} s  {ratio:5.2f} x  cached {change}")
+
+
+if __name__ == "__main__":
+    main()
