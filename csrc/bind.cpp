@@ -430,6 +430,12 @@ NB_MODULE(_cpu, m) {
     m.def("select_isa", &select_isa);
     m.def("measure", &measure, Release());
     m.def("advise_huge", &advise_huge);
+    m.def(
+        "byte_planes",
+        [](Address x, int64_t n, int width, Address y, bool joins) {
+            byte_planes(at<const uint8_t>(x), n, width, at<uint8_t>(y), joins);
+        },
+        Release());
     m.def("lend_memory", &lend_memory);
     m.def("end_lending", &end_lending);
     m.def("max_threads", &max_threads);

@@ -434,4 +434,7 @@ constexpr int ATTN_BLOCK = 64;  // tokens of one iteration of the online softmax
 constexpr int SPLIT =
     512;  // tokens of an attention split, absolute: part of the arithmetic, never tuned by shape
 
+// planes.cpp: `n` numbers of `width` (2 or 4) bytes to `width` planes of n bytes; `joins`: the inverse.
+void byte_planes(const uint8_t* x, int64_t n, int width, uint8_t* y, bool joins);
+
 }  // namespace radix
