@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -65,10 +67,14 @@ def test_hostile_blobs_are_refused() -> None:
 
 
 @pytest.mark.parametrize("width", [2, 4])
-def test_planes_hold_the_bytes_by_their_place(width: int) -> None:
-    data = RNG.integers(0, 256, 64 * width, np.uint8)
-    planes, back = np.empty_like(data), np.empty_like(data)
-    byte_planes(data, width, planes, joins=False)
-    byte_planes(planes, width, back, joins=True)
-    assert np.array_equal(back, data)
-    assert [planes[i] for i in (0, 1, 64)] == [data[i] for i in (0, width, 1)]
+def test_planes_of_the_kernel_are_those_of_numpy(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("radixlm.kernels.cpu.extension").native()
+    data = RNG.integers(0, 256, 4096 + width, np.uint8)
+    native, plain, back = (np.empty_like(data) for _ in range(3))
+    byte_planes(data, width, native, joins=False)
+    byte_planes(native, width, back, joins=True)
+    monkeypatch.delitem(sys.modules, "radixlm._cpu")
+    byte_planes(data, width, plain, joins=False)
+    assert np.array_equal(native, plain) and np.array_equal(back, data)

@@ -7,6 +7,7 @@ without it, or where a sample shows that little is gained, payloads are kept as 
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any, Final
 
@@ -101,9 +102,12 @@ class Codec:
 
 
 def byte_planes(x: Payload, width: int, out: Payload, *, joins: bool) -> None:
-    """Numbers of ``width`` (2 or 4) bytes, uint8 [n * width], to ``width`` planes of n bytes;
-    ``joins``: the inverse."""
-    if joins:
+    """Numbers of ``width`` (2 or 4) bytes, uint8 [n * width] C-contiguous, to ``width`` planes of n
+    bytes; ``joins``: the inverse. By the C++ kernels where an engine has loaded them."""
+    native = sys.modules.get("radixlm._cpu")  # importing it before torch gives two OpenMP runtimes
+    if native is not None and x.flags.c_contiguous and out.flags.c_contiguous:
+        native.byte_planes(x.ctypes.data, len(x) // width, width, out.ctypes.data, joins)
+    elif joins:
         out.reshape(-1, width)[:] = x.reshape(width, -1).T
     else:
         out.reshape(width, -1)[:] = x.reshape(-1, width).T
