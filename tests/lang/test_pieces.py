@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import select
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 import pytest
-from tests.lang.backends import Echo
+from tests.lang.backends import LIMIT_S, Echo
 
 import radixlm as sgl
+from radixlm.lang.backend.runtime_endpoint import _flags
 from radixlm.lang.chat_template import (
     ChatTemplate,
     get_chat_template,
@@ -22,6 +28,7 @@ from radixlm.lang.http import HttpClient
 from radixlm.lang.ir import SglConstantText, SglGen
 from radixlm.lang.tracer import trace_prefix
 
+_POPEN = subprocess.Popen
 TALK = [
     {"role": "system", "content": None},
     {"role": "user", "content": "Hello!"},
@@ -184,9 +191,10 @@ class _Handler(BaseHTTPRequestHandler):
         encoded = data.encode() if isinstance(data, str) else data
         self.send_response(status)
         self.send_header("Content-Length", str(len(encoded)))
+        if self.served == 2:
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(encoded)
-        self.close_connection = self.served == 2
 
     def log_message(self, format: str, *args: Any) -> None: ...
 
@@ -220,3 +228,76 @@ def test_streams_end_or_say_that_they_did_not(url: str) -> None:
         list(client.events("/x", {"fail": True}))
     with pytest.raises(ValueError, match="has the form"):
         HttpClient("127.0.0.1:30000")
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_a_request_that_a_server_has_got_is_never_sent_twice(method: str) -> None:
+    """The server closes a kept connection instead of an answer."""
+    got: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(LIMIT_S)
+
+        def serve() -> None:
+            link, _ = server.accept()
+            with link:
+                link.settimeout(LIMIT_S)
+                got.append(link.recv(1 << 16))
+                link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+                got.append(link.recv(1 << 16))
+            link, _ = server.accept()
+            with link:
+                got.append(link.recv(1 << 16))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        client = HttpClient(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=LIMIT_S)
+        client.request("GET", "/first")
+        with pytest.raises(ConnectionError):
+            client.request(method, "/second")
+        with suppress(ConnectionError):
+            client.request("GET", "/third")
+        thread.join(LIMIT_S)
+    assert [data.split()[1] for data in got] == [b"/first", b"/second", b"/third"]
+    client.close()
+
+
+def test_a_connection_that_the_server_has_closed_is_not_used_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(LIMIT_S)
+
+        def serve() -> None:
+            for _ in range(2):
+                link, _ = server.accept()
+                with link:
+                    link.settimeout(LIMIT_S)
+                    link.recv(1 << 16)
+                    link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+        threading.Thread(target=serve, daemon=True).start()
+        client = HttpClient(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=LIMIT_S)
+        assert client.request("POST", "/first", {}) == {}
+        assert select.select([client._idle[0][1].sock], [], [], LIMIT_S)[0], "not closed"
+        assert client.request("POST", "/second", {}) == {}
+        client.close()
+
+
+def test_options_of_a_server_as_arguments() -> None:
+    options = {"tp_size": 2, "trust_remote_code": True, "enable_lora": False, "api_key": None}
+    more = {"lora_paths": ["a", "b=c"], "json_model_override_args": {"x": 1}}
+    assert [*_flags(options | more)] == [
+        *("--tp-size=2", "--trust-remote-code", "--no-enable-lora"),
+        *("--lora-paths", "a", "b=c", '--json-model-override-args={"x": 1}'),
+    ]
+
+
+def test_a_server_of_ones_own_that_does_not_start_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(
+        "radixlm.lang.backend.runtime_endpoint.subprocess.Popen",
+        lambda command: begun.append(process := _POPEN([sys.executable, "-c", "1"])) or process,
+    )
+    with pytest.raises(RuntimeError, match="did not start"):
+        sgl.Runtime(process=True)
+    assert begun[0].poll() is not None

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
-from tests.lang.backends import Echo, Failing, Waiting, in_time
+from tests.lang.backends import LIMIT_S, Echo, Failing, Waiting, in_time
 
 import radixlm as sgl
 from radixlm.lang.chat_template import get_chat_template
-from radixlm.lang.executor import ProgramError
+from radixlm.lang.executor import ProgramError, StreamExecutor
 from radixlm.lang.interpreter import run_program, run_program_batch
-from radixlm.lang.ir import REGEX_INT, SglSamplingParams
+from radixlm.lang.ir import REGEX_INT, SglSamplingParams, SglVariable
 
 
 @sgl.function
@@ -409,3 +410,121 @@ def test_names_of_the_reference() -> None:
         assert name in dir(sgl)
         if name not in ("OpenAI", "Anthropic", "LiteLLM", "VertexAI"):
             getattr(sgl, name)
+
+
+def test_a_read_ends_though_an_answer_comes_after_the_functions_error() -> None:
+    backend = Waiting()
+
+    class Pieces(Waiting):
+        def generate_stream(self, s: Any, sampling_params: Any) -> Iterator[tuple[str, Any]]:
+            assert self.go.wait(LIMIT_S)
+            yield "late", {}
+
+    backend = Pieces()
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "a" + sgl.gen("x")
+        raise LookupError("mine")
+
+    state = program.run(backend=backend, stream=True)
+    assert isinstance(in_time(state.error), LookupError)
+    backend.go.set()
+    executor = state.stream_executor
+    in_time(lambda: executor._wait(lambda: executor.variables.get("x") == "late", LIMIT_S))
+    assert in_time(lambda: state["x"]) == "late"
+
+
+def test_the_functions_error_comes_before_the_streams_end(monkeypatch: Any) -> None:
+    ended: list[Any] = []
+    end = StreamExecutor.end
+
+    def note(self: StreamExecutor) -> None:
+        ended.append(self.error_)
+        end(self)
+
+    @sgl.function
+    def program(s: Any) -> None:
+        raise LookupError("mine")
+
+    monkeypatch.setattr(StreamExecutor, "end", note)
+    state = program.run(backend=Echo(), stream=True)
+    with pytest.raises(ProgramError, match="mine"):
+        in_time(lambda: list(state.text_iter()))
+    assert [type(error) for error in ended] == [LookupError]
+
+
+def test_forks_and_separated_variables_of_a_stream_end() -> None:
+    @sgl.function
+    def program(s: Any) -> Any:
+        s += sgl.separate_reasoning(sgl.gen("a"), model_type="qwen3")
+        assert "".join(s.text_iter()) == "[0]"
+        (child,) = s.fork(1)
+        child += "x" + sgl.gen("b")
+        assert "".join(child.text_iter()) == "[0]x[4]"
+        return child
+
+    for backend in (Echo(), _set(Waiting())):
+        state = program.run(backend=backend, stream=True)
+        assert in_time(lambda s=state: s["a"]) == "[0]", "also before the function has begun"
+        assert in_time(state.text) == "[0]"
+        child = state.ret_value
+        assert in_time(lambda c=child: "".join(c.text_iter())) == "[0]x[4]"
+        assert in_time(lambda s=state: "".join(s.fork(1)[0].text_iter())) == "[0]"
+
+    async def read() -> list[str]:
+        plain = program.run(backend=Echo())
+        return [piece async for piece in plain.ret_value.text_async_iter()]
+
+    assert in_time(lambda: asyncio.run(read())) == ["[0]x[4]"]
+
+
+def test_a_streamed_text_is_what_was_generated_not_its_value() -> None:
+    class Words(Echo):
+        def generate(self, s: Any, sampling_params: Any) -> Any:
+            return ('{"a": "b"}', {}) if (sampling_params.n or 1) == 1 else (["x", "y"], [{}, {}])
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += sgl.gen("value", type=dict[str, str]) + sgl.gen() + sgl.gen("many", n=2)
+
+    state = program.run(backend=Words(), stream=True)
+    assert in_time(lambda: "".join(state.text_iter("value"))) == '{"a": "b"}'
+    assert in_time(lambda: "".join(state.text_iter())) == '{"a": "b"}{"a": "b"}x'
+    assert (state["value"], state["many"]) == ({"a": "b"}, ["x", "y"])
+    assert state.stream_executor.variables.keys() == {"value", "many"}
+
+
+def test_an_interrupt_leaves_no_reader_waiting() -> None:
+    class Interrupted(Echo):
+        def generate(self, s: Any, sampling_params: Any) -> Any:
+            raise KeyboardInterrupt
+
+    kept: list[Any] = []
+
+    @sgl.function
+    def program(s: Any) -> None:
+        kept.append(s)
+        s += sgl.gen("a")
+
+    with pytest.raises(KeyboardInterrupt):
+        program.run(backend=Interrupted())
+    with pytest.raises(ProgramError, match="KeyboardInterrupt"):
+        in_time(kept[0].text)
+
+
+def test_a_variable_of_another_state_is_awaited_outside_of_the_backends_thread() -> None:
+    backend = Waiting()
+
+    @sgl.function
+    def first(s: Any) -> None:
+        s += sgl.gen("a")
+
+    @sgl.function
+    def second(s: Any, other: Any) -> None:
+        s += SglVariable("a", other) + "!"
+
+    other = first.run(backend=backend)
+    state = second.run(other, backend=backend)
+    backend.go.set()
+    assert in_time(state.text) == "[0]!"

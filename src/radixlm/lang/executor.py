@@ -14,7 +14,9 @@ import threading
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from radixlm.lang.choices import ChoicesDecision
 from radixlm.lang.ir import (
@@ -79,6 +81,7 @@ class StreamExecutor:
         self.num_api_spec_tokens = num_api_spec_tokens
         self.variables: dict[str, Any] = {}
         self.meta_info: dict[str, Any] = {}
+        self.streamed: dict[str, str] = {}  # texts of variables, before they are parsed
         self.text_ = self.speculated_text = ""
         self.messages_: list[dict[str, Any]] = []
         self.images_: list[tuple[Any, str]] = []
@@ -93,6 +96,7 @@ class StreamExecutor:
         self._unnamed = itertools.count()
         self._busy, self._ended = is_busy, False
         self.thread: threading.Thread | None = None  # of the function of a program that streams
+        self._children: WeakSet[StreamExecutor] = WeakSet()
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
 
@@ -105,7 +109,7 @@ class StreamExecutor:
             if self.error_ is not None:
                 return
             self._queue += found
-            self._coming.update(name for one in found for name in _sets(one))
+            self._coming.update(name for one in found for name in _sets(one, self.stream))
             if self._busy:
                 return
             self._busy = True
@@ -119,7 +123,7 @@ class StreamExecutor:
     def get_var(self, name: str) -> Any:
         """A variable's value, when it is there. KeyError if nothing sets it, ProgramError if what
         sets it has failed."""
-        self._wait(lambda: not self._coming[name])
+        self._wait(lambda: not self._coming[name] and (name in self.variables or self._is_over()))
         if name not in self.variables:
             self._raise()
         return self.variables[name]
@@ -162,6 +166,10 @@ class StreamExecutor:
             )
             for _ in range(int(size))
         ]
+        with self._changed:  # `end` ends them, too
+            for child in children:
+                child.thread, child._ended = self.thread, self._ended
+                self._children.add(child)
         self.submit(_Fork(children))
         if self.error_ is not None:
             self._fail(self.error_, children)
@@ -173,12 +181,15 @@ class StreamExecutor:
             if self._ended:
                 return
             self._ended = True
+            children = list(self._children)
             self._notify()
+        for child in children:
+            child.end()
         self.backend.end_program(self)
 
     @property
     def is_finished(self) -> bool:
-        return self.error_ is not None or (self._ended and not self._busy)
+        return self.error_ is not None or (self._is_over() and not self._busy)
 
     def wait_change(self, is_done: Callable[[], bool]) -> None:
         """Wait until ``is_done``, or nothing is to come."""
@@ -192,13 +203,17 @@ class StreamExecutor:
         """Set ``event`` at each change; the function that ends this."""
 
         def tell() -> None:
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(event.set)
+
+        def stop() -> None:
+            with self._changed:
+                self._listeners.remove(tell)
 
         with self._changed:
             self._listeners.append(tell)
         tell()
-        return lambda: self._listeners.remove(tell)
+        return stop
 
     def raise_error(self) -> None:
         """ProgramError if something has failed."""
@@ -210,8 +225,12 @@ class StreamExecutor:
 
     def _is_idle(self) -> bool:
         """Nothing is left to be done, and nothing will be appended by another thread."""
+        return self.error_ is not None or (not self._busy and self._is_over())
+
+    def _is_over(self) -> bool:
+        """Whether the program's function will append nothing while this thread waits."""
         is_own = self.thread in (None, threading.current_thread())
-        return self.error_ is not None or (not self._busy and (is_own or self._ended))
+        return is_own or self._ended or self.error_ is not None
 
     def _wait(self, is_done: Callable[[], bool], timeout: float | None = None) -> bool:
         with self._changed:
@@ -242,8 +261,10 @@ class StreamExecutor:
             try:
                 if self._execute(expr):
                     return
-            except Exception as error:
+            except BaseException as error:  # KeyboardInterrupt leaves no reader waiting either
                 self._fail(error, expr.children if isinstance(expr, _Fork) else ())
+                if not isinstance(error, Exception):
+                    raise
                 return
 
     def _fail(self, error: BaseException, children: Sequence[StreamExecutor] = ()) -> None:
@@ -293,7 +314,8 @@ class StreamExecutor:
             self.variables[name] = value
             if meta_info is not None:
                 self.meta_info[name] = meta_info
-            self._coming[name] -= 1
+            if self._coming[name]:  # none after an error, when an answer still arrives
+                self._coming[name] -= 1
             self._notify()
 
     def _execute(self, expr: SglExpr) -> bool:
@@ -357,7 +379,7 @@ class StreamExecutor:
 
         def apply(_: Any) -> None:
             for term in self.api_spec:
-                if term.name is not None:
+                if self._coming[term.name]:
                     self._set(term.name, term.text)
             self.text_ += "".join(term.text for term in self.api_spec)
             self.api_spec = []
@@ -387,13 +409,19 @@ class StreamExecutor:
         self.text_ += self.chat_template.image_token
 
     def _separate_reasoning(self, expr: SglSeparateReasoning) -> None:
-        for name in expr.variables:
-            if not self.stream:
-                message = self.variables[name]
-                reasoning, answer = split_all(create(expr.model_type), message)
-                self.text_ = self.text_[: self.cur_role_begin_pos] + answer
-                self._set(reasoning_name(name), reasoning)
-                self._set(name, answer)
+        for name in expr.variables if not self.stream else ():
+            message = self.variables[name]
+            reasoning, answer = split_all(create(expr.model_type), message)
+            self.text_ = self.text_[: self.cur_role_begin_pos] + answer
+            self._set(reasoning_name(name), reasoning)
+            self._set(name, answer)
+
+    def _add_variable(self, expr: SglVariable) -> bool:
+        """Not in the thread of a backend's answers, which others wait for."""
+        source = expr.source.stream_executor
+        return self._call(
+            lambda done: self.backend.start(lambda: source.get_var(expr.name), done), self._fill
+        )
 
     # ---- calls -----------------------------------------------------------------------------
 
@@ -407,7 +435,7 @@ class StreamExecutor:
             return False
         if self.num_api_spec_tokens is not None:
             return self._speculate(expr, params, name)
-        if self.stream:
+        if self.stream and (params.n or 1) == 1:
             return self._stream(expr, params, name)
         return self._call(
             lambda done: self.backend.start_generate(self, params, done),
@@ -429,18 +457,19 @@ class StreamExecutor:
             self._set(name, value, meta)
 
     def _stream(self, expr: SglGen, params: SglSamplingParams, name: str) -> bool:
-        self.variables[name] = ""
+        self.streamed[name] = ""
 
         def add(text: str, meta_info: Any) -> None:
             with self._changed:
                 self.text_ += text
-                self.variables[name] += text
-                self.meta_info[name] = meta_info
+                self.streamed[name] += text
+                if expr.name is not None:
+                    self.variables[name] = self.streamed[name]
+                    self.meta_info[name] = meta_info
                 self._notify()
 
         def apply(_: Any) -> None:
-            value = _parsed(expr, self.variables[name])
-            self._set_maybe(expr, name, value, None)
+            self._set_maybe(expr, name, _parsed(expr, self.streamed[name]), None)
 
         return self._call(lambda done: self.backend.start_stream(self, params, add, done), apply)
 
@@ -483,7 +512,7 @@ _TAKES: dict[type[SglExpr], Callable[[StreamExecutor, Any], bool | None]] = {
     SglRoleEnd: lambda s, e: s._end_role(e.role),
     SglImage: lambda s, e: s._add_media(e.path, encode_image(e.path)),
     SglVideo: lambda s, e: s._add_media(e.path, encode_video(e.path)),
-    SglVariable: lambda s, e: s._fill(e.source.stream_executor.get_var(e.name)),
+    SglVariable: StreamExecutor._add_variable,
     SglVarScopeBegin: lambda s, e: s._scopes.__setitem__(e.name, len(s.text_)),
     SglVarScopeEnd: lambda s, e: s._set(e.name, s.text_[s._scopes[e.name] :]),
     SglSeparateReasoning: StreamExecutor._separate_reasoning,
@@ -492,11 +521,11 @@ _TAKES: dict[type[SglExpr], Callable[[StreamExecutor, Any], bool | None]] = {
 }
 
 
-def _sets(expr: SglExpr) -> list[str]:
+def _sets(expr: SglExpr, is_stream: bool) -> list[str]:
     """The variables that an expression will set."""
     if isinstance(expr, SglGen | SglSelect | SglVarScopeEnd):
         return [expr.name] if expr.name is not None else []
-    if isinstance(expr, SglSeparateReasoning):
+    if isinstance(expr, SglSeparateReasoning) and not is_stream:
         return [n for name in expr.variables for n in (name, reasoning_name(name))]
     return []
 

@@ -72,13 +72,10 @@ class SglFunction:
             self._call(state, args, rest)
             return state
 
-        def work() -> None:
-            try:
-                self._call(state, args, rest)
-            except Exception as error:
-                state.stream_executor.fail(error)
-
-        thread = threading.Thread(target=work, name=f"program {self.__name__}", daemon=True)
+        name = f"program {self.__name__}"
+        thread = threading.Thread(
+            target=self._call, args=(state, args, rest), name=name, daemon=True
+        )
         state.stream_executor.thread = thread
         thread.start()
         return state
@@ -139,10 +136,16 @@ class SglFunction:
         return ProgramState(executor)
 
     def _call(self, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raises what the function raises, in a thread of its own where the state is read."""
+        executor = state.stream_executor
         try:
             state.ret_value = self.func(state, *args, **{**kwargs, **self.bind_arguments})
+        except Exception as error:
+            if executor.thread is None:
+                raise
+            executor.fail(error)
         finally:
-            state.stream_executor.end()
+            executor.end()
 
     def _arguments(self, given: Any) -> dict[str, Any]:
         if isinstance(given, Mapping):

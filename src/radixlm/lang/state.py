@@ -179,7 +179,8 @@ class _Tail:
     def _text(self) -> str:
         if self._name is None:
             return self._executor.text_
-        return str(self._executor.variables.get(self._name, ""))
+        streamed = self._executor.streamed.get(self._name)
+        return str(self._executor.variables.get(self._name, "")) if streamed is None else streamed
 
     def has_more(self) -> bool:
         return len(self._text()) > self._length or self._is_complete()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import http.client
 import json
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +21,7 @@ from radixlm.lang.http import HttpClient
 
 FIRST_PORT, LAST_PORT = 30000, 40000
 START_S = 1200.0
-_POLL_S = 0.1
+_POLL_S, _PROBE_S = 0.1, 10.0
 
 
 class RuntimeEndpoint(GenerateBackend):
@@ -55,6 +56,9 @@ class RuntimeEndpoint(GenerateBackend):
     def get_server_info(self) -> Any:
         return self._http.request("GET", "/get_server_info")
 
+    def encode(self, prompt: Any) -> Any:
+        return self._http.request("POST", "/encode", {"text": prompt})
+
     def start_profile(self) -> None:
         self._http.request("POST", "/start_profile")
 
@@ -83,36 +87,42 @@ class Runtime:
         self.url = ""
         self._server: subprocess.Popen[bytes] | None = None
         options = {"log_level": log_level, **options}
-        if process:
-            self._start(options, chat_template_name)
-        else:
+        atexit.register(self.shutdown)
+        try:
+            if process:
+                self._start(options, chat_template_name)
+                return
             options.pop("port", None)
             engine = load("radixlm.entrypoints.offline:Engine")(**options)
             self.endpoint: GenerateBackend = load("radixlm.lang.backend.engine:EngineBackend")(
                 engine, chat_template_name
             )
-        atexit.register(self.shutdown)
+        except BaseException:
+            self.shutdown()
+            raise
 
     def _start(self, options: dict[str, Any], chat_template_name: str | None) -> None:
         port = options.pop("port", None) or _free_port()
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-        command = [sys.executable, "-m", "radixlm", "serve", f"--port={port}", *flags]
+        command = [sys.executable, "-m", "radixlm", "serve", f"--port={port}", *_flags(options)]
         self._server = subprocess.Popen(command)
         self.url = f"http://127.0.0.1:{port}"
         self.generate_url = f"{self.url}/generate"
-        client, deadline_s = HttpClient(self.url), time.monotonic() + START_S
+        client = HttpClient(self.url, timeout_s=_PROBE_S)
+        deadline_s = time.monotonic() + START_S
         while True:
-            with suppress(OSError, RuntimeError):
+            with suppress(OSError, RuntimeError, http.client.HTTPException):
                 client.request("GET", "/health")
                 break
             if self._server.poll() is not None or time.monotonic() > deadline_s:
-                self.shutdown()
-                raise RuntimeError(f"{' '.join(command)} did not start; see its messages above")
+                raise RuntimeError("the server did not start: its messages above say why")
             time.sleep(_POLL_S)
-        self.endpoint = RuntimeEndpoint(self.url, chat_template_name=chat_template_name)
+        self.endpoint = self._client = RuntimeEndpoint(
+            self.url, options.get("api_key"), chat_template_name=chat_template_name
+        )
 
     def shutdown(self) -> None:
         """End the engine or the server; calling it twice is fine."""
+        atexit.unregister(self.shutdown)  # which would keep the engine in memory
         server, self._server = self._server, None
         if server is not None:
             server.terminate()
@@ -121,7 +131,7 @@ class Runtime:
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
-        elif not self.url:
+        elif not self.url and hasattr(self, "endpoint"):
             self.endpoint.shutdown()
 
     def cache_prefix(self, prefix: str) -> None:
@@ -143,7 +153,7 @@ class Runtime:
     def encode(self, prompt: Any) -> str:
         """The answer of /encode as JSON text."""
         if self.url:
-            return json.dumps(HttpClient(self.url).request("POST", "/encode", {"text": prompt}))
+            return json.dumps(self._client.encode(prompt))
         return json.dumps(self.endpoint.engine.encode(prompt))  # type: ignore[attr-defined]
 
     async def async_generate(
@@ -161,6 +171,18 @@ class Runtime:
 
     async def get_server_info(self) -> Any:
         return await asyncio.to_thread(self.endpoint.get_server_info)
+
+
+def _flags(options: Mapping[str, Any]) -> Iterator[str]:
+    """The options as a command's arguments; those that are None are left out."""
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{flag}" if value else f"--no-{flag}"
+        elif isinstance(value, list | tuple):
+            yield from (f"--{flag}", *map(str, value))
+        elif value is not None:
+            yield f"--{flag}={json.dumps(value) if isinstance(value, dict) else value}"
 
 
 def _free_port() -> int:
