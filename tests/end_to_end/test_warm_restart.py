@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from radixlm.engine.model_info import ASSETS, ZOO
 from tests.end_to_end.server import RunningServer
+from tests.fakes.lora_adapters import write_adapter
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 FLAGS = ("--warm-restart", "--max-engine-restarts", "100", "--max-total-tokens", "8192")
@@ -108,3 +110,47 @@ def test_damaged_memory_is_a_miss(server: RunningServer) -> None:
         kill(server)
         for seed, ids in enumerate(wanted):
             assert server.post("/generate", **body(seed)).json()["output_ids"] == ids
+
+
+FEATURES = {
+    "draft model": ("--speculative-algorithm", "STANDALONE", "radix-tiny-draft"),
+    "eagle3": ("--speculative-algorithm", "EAGLE3", "radix-tiny-eagle3"),
+    "states": (),
+    "tiers": ("--enable-hierarchical-cache", "--hicache-ratio", "1"),
+    "adapter": ("--lora-paths", "one"),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("feature", FEATURES)
+def test_prompts_hit_beside_another_feature(feature: str, tmp_path: Path) -> None:
+    """What hit before a kill hits after it, with the same tokens."""
+    flags = list(FEATURES[feature])
+    arch = "Qwen3NextForCausalLM" if feature == "states" else "Qwen3ForCausalLM"
+    model, adapter = cached_tiny(arch), None
+    if "--speculative-algorithm" in flags:
+        model, draft = ASSETS / "radix-tiny", ZOO / flags.pop()
+        if not (model / "config.json").is_file() or not (draft / "config.json").is_file():
+            pytest.skip("the bundled model or its drafts are not built")
+        flags += ["--speculative-draft-model-path", str(draft), "--speculative-num-steps", "3"]
+    elif feature == "adapter":
+        adapter = "one"
+        flags[-1] = f"one={write_adapter(model, tmp_path / 'one', 3, seed=1)}"
+
+    def ask(server: RunningServer) -> list[tuple[list[int], int]]:
+        answers = [
+            server.post("/generate", **body(seed, 24), lora_path=adapter).json()
+            for seed in range(4)
+        ]
+        return [(one["output_ids"], one["meta_info"]["cached_tokens"]) for one in answers]
+
+    with RunningServer(*FLAGS, *flags, model=str(model)) as server:
+        ask(server)
+        before = ask(server)
+        assert min(cached for _, cached in before) >= 128
+        for _ in range(2):
+            kill(server)
+            after = ask(server)
+            assert [ids for ids, _ in after] == [ids for ids, _ in before]
+            hits = [(a[1], b[1]) for a, b in zip(after, before, strict=True)]
+            assert all(now >= then for now, then in hits), (hits, server.log[-60:])

@@ -168,7 +168,7 @@ def test_a_kill_at_any_write_leaves_a_part_of_the_truth(has_window, monkeypatch)
 
 @pytest.mark.parametrize("has_window", [False, True])
 def test_damage_is_a_miss(has_window):
-    """10,000 flipped bits, anywhere in the journal and in the pools."""
+    """About 6,700 flipped bits, anywhere in the journal and in the pools."""
     draw, engine = random.Random(5), Engine(has_window=has_window)
     for _ in range(60):
         engine.act(draw)

@@ -271,3 +271,33 @@ def test_the_check_knows_pages_on_their_way() -> None:
     assert kv_manager.find_violations([]) == []
     with pytest.raises(InvariantError, match="is not reserved"):
         kv_manager.reservations.release(reserved[0])
+
+
+def test_pages_that_wait_for_drafts_are_free_after_a_retraction() -> None:
+    """With a draft model pages are put at a request's end; until then they must not keep another
+    one from running."""
+    tier = DictTier()
+    bench = Bench([tier], random.Random(0), options={"puts_late": True}, num_pages=24,
+                  max_running=2, reserve=0.0)  # fmt: skip
+    prompts = {rid: list(range(first, first + 20)) for rid, first in (("a", 1), ("b", 31))}
+    for rid, prompt in prompts.items():
+        bench.submit(rid, prompt, 60, ignore_eos=True)
+    bench.run()
+    assert bench.scheduler.planner.num_retracted
+    for rid, prompt in prompts.items():
+        assert bench.out[rid] == reference(prompt, 60, True)
+    bench.drop_cache()
+    assert len(tier.pages) == 2 * ((20 + 60 - 1) // 4)
+
+
+def test_a_flush_that_a_tier_holds_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench([DictTier()], random.Random(0), eagerness=0.0, options={"policy": "auto"})
+    bench.submit("a", list(range(1, 24)), 2)
+    while "a" not in bench.finish:
+        bench.now_s += 1.0
+        bench.tick()
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.port, "settle", lambda timeout_s: [])
+        with pytest.raises(AssertionError, match="a slow tier still reads pages; try again"):
+            bench.drop_cache()
+    bench.drop_cache()

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -397,3 +398,43 @@ def test_what_the_host_tier_compressed_is_not_compressed_again(
     tier.put(records(chain(2)))
     assert tier.flush()
     assert packed == (chain(2) if Codec().encode(payload(0))[0] else [])
+
+
+@pytest.mark.parametrize("suffix", [".kv", ".log"])
+def test_files_that_go_away_while_they_are_listed(
+    suffix: str, tmp_path: Path, open_tiers: list[SegmentTier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments of this folder, and the log of another model's, whose servers delete them."""
+    first, keys = _open(tmp_path, open_tiers), chain(4)
+    first.put(records(keys))
+    assert first.flush()
+    first.close()
+    is_file = Path.is_file
+
+    def last_seen(path: Path) -> bool:
+        found = is_file(path)
+        if path.suffix == suffix:
+            path.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_file", last_seen)
+    identity = IDENTITY if suffix == ".kv" else IDENTITY[::-1]
+    second = _open(tmp_path, open_tiers, identity=identity)
+    assert not second.stats()["is_off"]
+
+
+def test_what_waits_is_written_before_the_end(
+    tmp_path: Path, open_tiers: list[SegmentTier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, keys, gate = _open(tmp_path, open_tiers), chain(20), threading.Event()
+    tier._writer.submit(lambda: gate.wait(10) and None)
+    tier.put(records(keys))
+    drain = tier._writer.drain
+
+    def last_moment(limit_s: float) -> bool:
+        gate.set()
+        return drain(limit_s)
+
+    monkeypatch.setattr(tier._writer, "drain", last_moment)
+    tier.close()
+    assert _open(tmp_path, open_tiers).contains(keys) == 20

@@ -116,6 +116,9 @@ class ControlHandler:
             message = f"not flushed: {running} requests run and {waiting} wait"
             return ControlReply(control.call_id, False, message)
         s.hooks.flush()
+        if s.kv_manager.prefix_cache.num_locked:
+            message = "not flushed: a slow tier still reads pages; try again"
+            return ControlReply(control.call_id, False, message)
         s.kv_manager.prefix_cache.reset()
         if s.drafting is not None:
             s.drafting.flush()

@@ -34,6 +34,10 @@ class _PrefixCaches:
         found = [cache.match(ids, namespace) for cache in self._caches]
         return max(found, key=lambda match: match.num_tokens)
 
+    @property
+    def num_locked(self) -> int:
+        return sum(cache.num_locked for cache in self._caches)
+
     def reset(self) -> None:
         for cache in self._caches:
             cache.reset()

@@ -7,6 +7,7 @@
     masks(items)         which tokens may be sampled?      grammar
     committed(request)   tokens were appended              advance the grammar
     forced(request)      which tokens follow for certain?  jump forward
+    retracted(request)   it lost its slot and pages        let go what it has locked
     release(request)     the request is over               free its state
     tick()               messages were read                take what a thread has done
     flush()              the prefix cache is emptied       let go what is locked in it
@@ -66,6 +67,9 @@ class Feature:
         """Tokens that must follow the committed ones: they are appended without being sampled
         (``committed`` is called for them), and the next step computes them."""
         return ()
+
+    def retracted(self, request: Request) -> None:
+        """The request has lost its slot, so that others get its pages; it will run again."""
 
     def release(self, request: Request) -> None:
         """The request is over: free its state."""
@@ -139,6 +143,10 @@ class Hooks:
     def forced(self, request: Request) -> Sequence[int]:
         """The forced tokens of the first feature that has any."""
         return next((t for feature in self._forced if (t := feature.forced(request))), ())
+
+    def retracted(self, request: Request) -> None:
+        for feature in self.features:
+            feature.retracted(request)
 
     def release(self, request: Request) -> None:
         for feature in self._release:

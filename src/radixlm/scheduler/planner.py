@@ -275,6 +275,7 @@ class Planner:
         """Release a running request and put it at the front of the queue; it keeps its tokens."""
         log.debug("retract %s at %d tokens", request.rid, request.num_tokens)
         self.release(request)
+        self.hooks.retracted(request)
         self.on_retract(request)
         request.reset_for_retract()
         self.queue.push_front(request)

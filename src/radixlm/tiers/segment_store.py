@@ -105,7 +105,8 @@ class SegmentStore:
         for path in self.folder.iterdir():
             match = _NAME.fullmatch(path.name)
             if match and path.is_file() and not path.is_symlink():
-                found[int(match[1])] = path.stat().st_size
+                with suppress(FileNotFoundError):  # the writer has just dropped it
+                    found[int(match[1])] = path.stat().st_size
         return found
 
     def forget(self, *keys: bytes) -> None:

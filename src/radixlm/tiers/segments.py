@@ -144,9 +144,10 @@ class SegmentTier:
         }
 
     def close(self) -> None:
+        self._writer.drain(_CLOSE_S)
         self._off = self._off or "closed"
         self._writer.submit(self._store.close)
-        self._writer.close(_CLOSE_S)
+        self._writer.close(self._stall_s)
         self._reader.close(self._stall_s)
 
     def flush(self, limit_s: float = _CLOSE_S) -> bool:
@@ -200,7 +201,8 @@ class SegmentTier:
         if not self._store.is_writer:
             log.warning("another server writes %s: its pages are read, none is added", home)
             return
-        _drop_others(folder, home, budget_bytes - sum(self._store.sizes.values()))
+        with suppress(OSError):  # their servers may delete files meanwhile
+            _drop_others(folder, home, budget_bytes - sum(self._store.sizes.values()))
 
     def _follow(self) -> None:
         """Ask the writer's thread to look what another server has written, once a second."""

@@ -5,7 +5,7 @@ prefix cache lacks. Then it is an ordinary prefix hit; what does not come in tim
     tick     reserve pages and have them filled (Get -> Arrived, Done); hand them to the cache
     ready    wait as long as the policy says
     inserted pages that the cache took over are kept in the tiers, too (Put -> Done)
-    release  nobody waits any more
+    retracted, release   nobody waits any more
 
 Here are numbers only: a worker in each rank moves the bytes (``tiers/worker.py``). Pages of a job
 are reserved until its Done, and pages that are read are locked until theirs.
@@ -108,7 +108,7 @@ class _State:
         self.phase, self.job, self.cached, self.retractions = "idle", -1, 0, 0
         self.num_put, self.num_seen = -1, 0  # pages kept, and inserted; -1: none was inserted yet
         self.found: Found | None = None
-        self.late: list[tuple[Put, Handle]] = []
+        self.late: list[tuple[Put, Handle, int]] = []  # and the first page
 
 
 class PageArrivals(Feature):
@@ -183,13 +183,23 @@ class PageArrivals(Feature):
             self._give_up(state)
         return state.phase == "idle"
 
+    def retracted(self, request: Request) -> None:
+        """Others need its pages: those that wait for drafts are put when it has them again."""
+        state = self._states.get(request.rid)
+        if state is None or not state.late:
+            return
+        state.num_put = state.late[0][2]
+        for _, handle, _ in state.late:
+            self._kv.reservations.unpin(handle)
+        state.late.clear()
+
     def release(self, request: Request) -> None:
         state = self._states.pop(request.rid, None)
         if state is None:
             return
         if state.phase == "fetch":
             self._port.send(Cancel(state.job))
-        for put, handle in state.late:
+        for put, handle, _ in state.late:
             self._send_put(put, handle)
 
     def flush(self) -> None:
@@ -398,7 +408,7 @@ class PageArrivals(Feature):
         state.num_put = end
         put = self._make_put(state, first, end, result)
         if self.options.puts_late:
-            state.late.append((put, self._kv.reservations.pin(result.handle)))
+            state.late.append((put, self._kv.reservations.pin(result.handle), first))
         else:
             self._send_put(put, self._kv.reservations.pin(result.handle))
 
