@@ -100,8 +100,8 @@ class SglSamplingParams:
         values = {k: v for k, v in values.items() if k not in ours or v is not None}
         return {**values, "stop": self.stops(), "stop_token_ids": list(self.stop_token_ids or ())}
 
-    def _warn(self, whose: str) -> None:
-        if any((self.regex, self.json_schema, self.ebnf, self.structural_tag)):
+    def _warn(self, whose: str, *others: Any) -> None:
+        if any((self.regex, self.json_schema, self.ebnf, self.structural_tag, *others)):
             warnings.warn(
                 f"Regular expression is not supported in the {whose} backend.", stacklevel=3
             )
@@ -120,7 +120,7 @@ class SglSamplingParams:
         }
 
     def to_vertexai_kwargs(self) -> dict[str, Any]:
-        self._warn("VertexAI")
+        self._warn("VertexAI", self.dtype)
         return {
             "candidate_count": 1,
             "max_output_tokens": self.max_new_tokens,
@@ -131,7 +131,7 @@ class SglSamplingParams:
         }
 
     def to_anthropic_kwargs(self) -> dict[str, Any]:
-        self._warn("Anthropic")
+        self._warn("Anthropic", self.dtype)
         return {
             "max_tokens": self.max_new_tokens,
             "stop_sequences": self.stops(),
@@ -141,7 +141,7 @@ class SglSamplingParams:
         }
 
     def to_litellm_kwargs(self) -> dict[str, Any]:
-        self._warn("LiteLLM")
+        self._warn("LiteLLM", self.dtype)
         return {
             "max_tokens": self.max_new_tokens,
             "stop": self.stop or None,

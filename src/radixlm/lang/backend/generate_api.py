@@ -64,7 +64,7 @@ class GenerateBackend(BaseBackend):
             max(prefix["meta_info"]["prompt_tokens"] - 2, 0),
         )
         inputs = [
-            _last(one["meta_info"]["input_token_logprobs"], choice)
+            _last(one["meta_info"]["input_token_logprobs"], choice, s.text_)
             for one, choice in zip(scored, choices, strict=True)
         ]
         alone = None
@@ -108,13 +108,24 @@ def results(answer: Any) -> tuple[str | list[str], Any]:
     return answer["text"], answer["meta_info"]
 
 
-def _last(tokens: list[Any], text: str) -> list[Any]:
-    """The last tokens, as many as it takes to cover ``text``."""
+def _last(tokens: list[Any], text: str, before: str) -> list[Any]:
+    """The last tokens, as many as it takes to cover ``text``; where some are parts of characters,
+    which have no length, those behind what ``before`` ends with (at most two tokens)."""
     start, left = len(tokens), len(text)
     while start and (left > 0 or start == len(tokens)):
         start -= 1
         left -= len(tokens[start][-1])
+    pieces = [token[-1] for token in tokens]
+    if any("\ufffd" in piece for piece in pieces[start:]):
+        counts = range(min(2, len(pieces) - 1), 0, -1)
+        start = next((n for n in counts if _ends(before, pieces[:n], pieces[n])), 0)
     return tokens[start:]
+
+
+def _ends(text: str, pieces: list[str], following: str) -> bool:
+    """Whether ``text`` ends with these tokens, or within the one that follows them."""
+    joined, shared = "".join(pieces), following.split("\ufffd")[0]
+    return any(text.endswith(joined + shared[:n]) for n in range(len(shared) + 1))
 
 
 def _media(s: StreamExecutor) -> dict[str, Any]:
