@@ -46,6 +46,16 @@ def test_prefill_computes_a_room_on_the_replica_that_decode_asks() -> None:
     request = _request()
     apply_role(_config("prefill", dp_size=3), request)
     assert request.replica == 2
+    named = _request(disagg_prefill_dp_rank=1)
+    apply_role(_config("prefill", dp_size=3), named)
+    assert named.replica == 1  # where the decode server asks for it
+
+
+def test_a_rank_of_no_server_is_refused() -> None:
+    request = _request()
+    request.replica = 1 << 70
+    with pytest.raises(InvalidRequest, match="data_parallel_rank must be 0 to 4095"):
+        apply_role(_config("decode"), request)
 
 
 def test_decode_gives_all_tokens() -> None:
@@ -92,6 +102,9 @@ def test_lists_have_a_value_for_each_prompt() -> None:
         ({"bootstrap_room": None}, "bootstrap_room"),
         ({"bootstrap_host": ""}, "bootstrap_host"),
         ({"bootstrap_port": 70000}, "bootstrap_port"),
+        ({"bootstrap_host": "h\nforged line"}, "bootstrap_host"),
+        ({"disagg_prefill_dp_rank": -1}, "disagg_prefill_dp_rank"),
+        ({"disagg_prefill_dp_rank": 1 << 70}, "disagg_prefill_dp_rank"),
     ],
 )
 def test_wrong_values_are_refused_by_name(fields: dict[str, Any], name: str) -> None:

@@ -184,6 +184,20 @@ def test_pages_before_an_end_of_the_peer_stay() -> None:
             np.testing.assert_array_equal(out[number], _part(number, _manifest()))
 
 
+def test_parts_of_pages_before_an_end_of_the_peer_are_in_place() -> None:
+    target = _manifest(1, 2)
+    with _tiers(target=target) as (outgoing, incoming):
+        outgoing[0].open_room(ROOM)
+        _put(outgoing[0], _manifest(), 0, 3)
+        timer = threading.Timer(0.2, outgoing[0].server.close)
+        timer.daemon = True
+        timer.start()
+        count, out = _get(incoming, target)
+        assert count == 3
+        for number in range(3):
+            np.testing.assert_array_equal(out[number], _part(number, target))
+
+
 def test_an_aborted_prefill_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "GRACE_S", 0.05)
     monkeypatch.setattr(serving, "ALIVE_S", 0.02)

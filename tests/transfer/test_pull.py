@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -14,10 +15,17 @@ import pytest
 
 from radixlm.transfer import server as serving
 from radixlm.transfer.client import Address, Damaged, Differs, TransferClient
-from radixlm.transfer.frames import TransferError, machine, proof, server_frames
+from radixlm.transfer.frames import (
+    MAX_GREETING_BYTES,
+    TransferError,
+    client_frames,
+    machine,
+    proof,
+    server_frames,
+)
 from radixlm.transfer.outbox import Bytes, Outbox
 from radixlm.transfer.server import NO_ROOM, ServedPages, TransferServer
-from radixlm.wire.transfer import Challenge, Hello, Ready, SharedArena, Slot, Want, Welcome
+from radixlm.wire.transfer import Alive, Challenge, Hello, Ready, SharedArena, Slot, Want, Welcome
 
 SECRET = b"s" * 32
 SIZE = 4096
@@ -279,3 +287,51 @@ def test_a_foreign_arena_falls_back_to_tcp(pair: Pair, monkeypatch: pytest.Monke
 
 def test_machine_names_this_host() -> None:
     assert machine() == machine() != ""
+
+
+def test_a_proof_that_is_passed_on_opens_nothing(pair: Pair) -> None:
+    """A client of a decode server names the host, so its own may pass on what it is told."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def pass_on() -> None:
+        with listener, contextlib.suppress(TransferError, OSError):
+            victim = server_frames(listener.accept()[0], 5.0)
+            real = client_frames(
+                socket.create_connection((pair.server.host, pair.server.port), 5.0), 5.0
+            )
+            victim.send(real.receive())
+            real.send(victim.receive())
+            victim.send(real.receive())
+            victim.close()
+            real.close()
+
+    thread = threading.Thread(target=pass_on, daemon=True)
+    thread.start()
+    with pytest.raises(TransferError, match="does not know the secret"):
+        TransferClient(Address(*listener.getsockname()[:2]), SECRET, b"manifest", ("tcp",))
+    thread.join(10)
+    assert pair.server.num_refused == 1
+
+
+def test_strangers_take_little_memory_and_time(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "HANDSHAKE_S", 0.2)
+    for start in (struct.pack("<I", MAX_GREETING_BYTES + 1), struct.pack("<I", 9) + b"x"):
+        with socket.create_connection((pair.server.host, pair.server.port), 5.0) as sock:
+            sock.settimeout(5.0)
+            assert len(sock.recv(4)) == 4
+            sock.sendall(start)
+            while sock.recv(4096):
+                pass  # ends when the server has closed it
+
+
+def test_a_closed_server_listens_no_more(pair: Pair) -> None:
+    pair.server.close()
+    with pytest.raises(TransferError):
+        pair.client()
+
+
+def test_a_server_that_only_says_that_it_lives_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixlm.transfer.client.PROGRESS_S", 0.0)
+    client = TransferClient(Liar(Alive()).address, SECRET, b"manifest", ("tcp",))  # type: ignore[arg-type]
+    with contextlib.closing(client), pytest.raises(TransferError, match="nothing came in 0 s"):
+        client.pull(_want(1, wait_s=0.0), list(_out(1)))

@@ -3,6 +3,7 @@ they mean for each: prefill answers with one token, decode with all of them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,8 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.intake.records import GenerateRequest
 from radixlm.wire.transfer import Hint
 
-MAX_ROOM = (1 << 63) - 1
+MAX_ROOM, MAX_REPLICAS = (1 << 63) - 1, 4096
+_HOST = re.compile(r"[\[\]\w.:%-]{1,255}", re.ASCII)  # names and addresses; no line break for logs
 
 
 def hint_of(value_of: Callable[[str], Any], index: int = 0, count: int = 1) -> Hint | None:
@@ -32,13 +34,19 @@ def hint_of(value_of: Callable[[str], Any], index: int = 0, count: int = 1) -> H
     rank = one("disagg_prefill_dp_rank")
     if host is None and room is None:
         return None
-    if not host:
+    if not host or not _HOST.fullmatch(host):
         raise InvalidRequest("bootstrap_host: name the prefill server's host", "bootstrap_host")
     if room is None or not 0 <= room <= MAX_ROOM:
         raise InvalidRequest(f"bootstrap_room must be 0 to {MAX_ROOM}", "bootstrap_room")
     if port is not None and not 0 < port <= 65535:
         raise InvalidRequest("bootstrap_port must be 1 to 65535, or null", "bootstrap_port")
+    _check_rank(rank, "disagg_prefill_dp_rank")
     return Hint(host, port or 0, room, dp_rank=-1 if rank is None else rank)
+
+
+def _check_rank(rank: int | None, name: str) -> None:
+    if rank is not None and not 0 <= rank < MAX_REPLICAS:
+        raise InvalidRequest(f"{name} must be 0 to {MAX_REPLICAS - 1}", name)
 
 
 def apply_role(config: ServerConfig, request: GenerateRequest, *, is_native: bool = False) -> None:
@@ -66,10 +74,13 @@ def apply_role(config: ServerConfig, request: GenerateRequest, *, is_native: boo
             min_new_tokens=min(sampling.min_new_tokens, 1),
         )
         if request.replica is None:
-            request.replica = hint.bootstrap_room % config.parallel.num_replicas
+            num_replicas = config.parallel.num_replicas  # as transfer.bootstrap.Directory.ranks
+            is_named = 0 <= hint.dp_rank < num_replicas
+            request.replica = hint.dp_rank if is_named else hint.bootstrap_room % num_replicas
     else:
         if hint.dp_rank < 0 and request.replica is not None:
             # to a decode server, data_parallel_rank names the replica of the prefill server
+            _check_rank(request.replica, "data_parallel_rank")
             changes["dp_rank"], request.replica = request.replica, None
         if is_native and request.logprobs is not None and (request.sampling.max_new_tokens != 0):
             request.logprobs = msgspec.structs.replace(request.logprobs, prompt_from=-1)

@@ -32,6 +32,8 @@ from radixlm.wire.transfer import FAKE_HOST, Hint, Want
 
 log = logging.getLogger(__name__)
 
+MAX_PEERS: Final = 4096
+RANK_S: Final = 10.0  # how long another rank may be behind the one that knows of the room
 MAX_DAMAGED: Final = 3  # then a peer is asked no more for a while
 DISTRUST_RETRIES: Final = 12  # how many times longer than one that only failed
 _pack = msgspec.msgpack.encode
@@ -115,6 +117,7 @@ class Outgoing:
     def close(self) -> None:
         self._is_over.set()
         self.server.close()
+        self.outbox.close()
 
 
 class _Rank(Record, eq=False):
@@ -123,6 +126,7 @@ class _Rank(Record, eq=False):
     address: Address
     index: int
     exchange: Exchange
+    is_first: bool
 
 
 class Incoming:
@@ -187,9 +191,14 @@ class Incoming:
         }
 
     def close(self) -> None:
+        self._drop(list(self._idle))
+
+    def _drop(self, addresses: Sequence[Address]) -> None:
+        """Close idle connections, which hold a dead peer's shared memory, too."""
         with self._lock:
-            clients = [client for idle in self._idle.values() for client in idle]
-            self._idle.clear()
+            clients = [client for address in addresses for client in self._idle.pop(address, ())]
+        for address in addresses:
+            self._manifests.pop(address, None)
         for client in clients:
             client.close()
 
@@ -204,6 +213,10 @@ class Incoming:
         if peer not in self._warned:
             self._warned.add(peer)
             log.warning("no pages from %s:%d, their tokens are computed here: %s", *peer, error)
+        if len(self._bad_until_s) >= MAX_PEERS:  # clients name them
+            self._bad_until_s.clear()
+            self._num_damaged.clear()
+            self._warned.clear()
         self._bad_until_s[peer] = time.monotonic() + times * self._options.retry_s
 
     def _pull(
@@ -216,7 +229,7 @@ class Incoming:
             self._fail(peer, "bootstrap_failed", error)
             return 0
         space = int(bool(out) and out[0].nbytes != self._manifest.page_bytes[0])
-        arrived = [0]
+        arrived, ranks = [0], list[_Rank]()
         try:
             ranks = self._choose(addresses, space)
             count = len(keys)
@@ -232,11 +245,12 @@ class Incoming:
             return 0
         except (TransferError, OSError) as error:
             self._directory.forget(*peer)
+            self._drop(addresses)
             self._num_damaged[peer] += isinstance(error, Damaged)
             self._counts["damaged"] += isinstance(error, Damaged)
             is_distrusted = self._num_damaged[peer] >= MAX_DAMAGED
             self._fail(peer, "transfer_failed", error, DISTRUST_RETRIES if is_distrusted else 1)
-            return arrived[0] if len(addresses) == 1 else 0
+            return arrived[0] if len(ranks) == 1 else 0
         self._warned.discard(peer)
         return count
 
@@ -249,7 +263,8 @@ class Incoming:
                     pass
         sources = [self._manifests[address] for address in addresses]
         return [
-            _Rank(addresses[i], i, Exchange(sources[i], mine, space)) for i in cover(mine, sources)
+            _Rank(addresses[i], i, Exchange(sources[i], mine, space), not n)
+            for n, i in enumerate(cover(mine, sources))
         ]
 
     def _ask(self, address: Address, keys: Sequence[bytes], hint: Hint) -> int:
@@ -272,10 +287,17 @@ class Incoming:
         exchange, data = rank.exchange, list(out)
         if not exchange.is_same:
             data = [np.empty(exchange.num_bytes, np.uint8) for _ in keys]
+            for row in out if rank.is_first else ():
+                row[-1:] = 0  # ranks add their flags
         sizes = [row.nbytes for row in data]
         want = self._want(keys, sizes, hint, space=space, is_cut=not exchange.is_same)
+        if rank.index:
+            want = msgspec.structs.replace(want, wait_s=min(want.wait_s, RANK_S))
+        arrived[0] = 0
 
         def note(count: int) -> None:
+            for i in range(arrived[0], count if not exchange.is_same else 0):
+                exchange.paste(data[i], out[i])
             arrived[0] = count
 
         with self._connected(rank.address) as client:
@@ -286,9 +308,6 @@ class Incoming:
             self._copy_s += client.copy_s - copy_s
         if reason:
             log.debug("room %d: %d of %d pages: %s", hint.bootstrap_room, count, len(keys), reason)
-        for cut, row in zip(data[:count], out, strict=False):
-            if not exchange.is_same:
-                exchange.paste(cut, row)
         return count
 
     def _want(

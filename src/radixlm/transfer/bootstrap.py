@@ -6,9 +6,11 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import socket
 import threading
 import time
 from collections.abc import Mapping
+from itertools import product
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -19,9 +21,11 @@ from radixlm.transfer.frames import TransferError
 log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 2.0
+LIMIT_S: Final = 10.0  # of an answer that comes byte by byte, and of asking for all ranks
 REGISTER_PAUSE_S: Final = 0.5
 MAX_ANSWER_BYTES: Final = 1 << 16
 MAX_RANKS: Final = 4096
+MAX_KNOWN: Final = 4096  # hosts and replicas: clients of a decode server name them
 ALL: Final = {"engine_rank": -1, "target_dp_group": -1, "target_pp_rank": -1}
 
 
@@ -61,8 +65,13 @@ class Registration(Record):
 
 def ask(host: str, port: int, method: str, path: str, body: Any = None) -> Any:
     """The JSON (or text) of an answer 200; TransferError for any other, and for none."""
-    connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=ANSWER_S)
+    connection, timer = None, None
     try:
+        connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=ANSWER_S)
+        connection.connect()
+        timer = threading.Timer(LIMIT_S, connection.sock.shutdown, (socket.SHUT_RDWR,))
+        timer.daemon = True
+        timer.start()
         data = None if body is None else json.dumps(body)
         connection.request(method, path, data, {"Content-Type": "application/json"})
         answer = connection.getresponse()
@@ -73,7 +82,10 @@ def ask(host: str, port: int, method: str, path: str, body: Any = None) -> Any:
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise TransferError(f"{host}:{port}: {error or type(error).__name__}") from error
     finally:
-        connection.close()
+        if timer is not None:
+            timer.cancel()
+        if connection is not None:
+            connection.close()
 
 
 def register_in_thread(host: str, port: int, registration: Registration) -> threading.Event:
@@ -113,11 +125,13 @@ class Directory:
         known = self._known.get((host, port, group))
         if known is None:
             began_s = time.perf_counter()
-            known = [
-                self._rank(host, port, tp_rank, group, pp_rank)
-                for pp_rank in range(pp)
-                for tp_rank in range(tp)
-            ]
+            known = []
+            for pp_rank, tp_rank in product(range(pp), range(tp)):
+                if time.perf_counter() - began_s > LIMIT_S:
+                    raise TransferError(f"{host}:{port}: {pp * tp} ranks are not told in time")
+                known.append(self._rank(host, port, tp_rank, group, pp_rank))
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
             self._known[host, port, group] = known
             self.seconds += time.perf_counter() - began_s
             self.num_asked += 1

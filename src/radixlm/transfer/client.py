@@ -3,6 +3,7 @@ and reads them into its own memory."""
 
 from __future__ import annotations
 
+import hmac
 import logging
 import mmap
 import os
@@ -17,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from radixlm.base.record import Record
-from radixlm.transfer.frames import TransferError, client_frames, machine, proof
+from radixlm.transfer.frames import (
+    MAX_GREETING_BYTES,
+    TransferError,
+    client_frames,
+    machine,
+    proof,
+    said_to,
+)
 from radixlm.transfer.outbox import MARK_BYTES, Bytes, arena_bytes, arena_views
 from radixlm.wire.transfer import (
     VERSION,
@@ -36,6 +44,7 @@ from radixlm.wire.transfer import (
 log = logging.getLogger(__name__)
 
 CONNECT_S: Final = 2.0
+GREETING_S: Final = 5.0
 PROGRESS_S: Final = 2.0  # how long a peer may say nothing
 SLOWEST_BYTES_S: Final = 50e6  # and this much longer by the bytes that it may be sending
 MAX_ARENA_BYTES: Final = 1 << 40
@@ -99,16 +108,16 @@ class TransferClient:
         are of another kind. ``verifies_shared``: checksums of pages in shared memory, too."""
         try:
             sock = socket.create_connection((address.host, address.port), CONNECT_S)
-        except OSError as error:
-            raise TransferError(
-                f"{address.host}:{address.port}: {error.strerror or error}"
-            ) from error
+        except (OSError, ValueError) as error:  # ValueError: no host has such a name
+            raise TransferError(f"{address.host}:{address.port}: {error}") from error
         self._frames = client_frames(sock, PROGRESS_S)
         self._verifies_shared = verifies_shared
         self.num_bytes: dict[str, int] = {}
         self.copy_s = 0.0  # what reading pages took, without waiting for them
         try:
-            welcome = self._greet(secret, manifest, backends)
+            self._frames.end_s = time.monotonic() + GREETING_S
+            welcome = self._greet(address, secret, manifest, backends)
+            self._frames.end_s = 0.0
             self.manifest, self.backend = welcome.manifest, welcome.backend
             self._arenas = [_Mapped(arena) for arena in welcome.arenas]
         except TransferError:
@@ -121,23 +130,26 @@ class TransferClient:
             log.debug("no shared memory with %s:%d: %s", address.host, address.port, error)
             self.__init__(address, secret, manifest, ("tcp",))  # type: ignore[misc]
 
-    def _greet(self, secret: bytes, manifest: bytes, backends: tuple[str, ...]) -> Welcome:
+    def _greet(
+        self, address: Address, secret: bytes, manifest: bytes, backends: tuple[str, ...]
+    ) -> Welcome:
         challenge = self._expect(Challenge)
         if challenge.version != VERSION:
             raise Differs([f"version: {VERSION} and {challenge.version}"])
         nonce = os.urandom(32)
-        mine = proof(secret, "client", challenge.nonce, nonce, manifest)
+        said = said_to(address.host, address.port, manifest)
+        mine = proof(secret, "client", challenge.nonce, nonce, said)
         self._frames.send(Hello(VERSION, nonce, mine, manifest, backends, machine()))
         welcome = self._expect(Welcome)
         theirs = proof(secret, "server", challenge.nonce, nonce, welcome.manifest)
-        if welcome.proof != theirs:
+        if not hmac.compare_digest(welcome.proof, theirs):
             raise TransferError("the peer does not know the secret (--cluster-secret-file)")
         if welcome.backend not in backends:
             raise TransferError(f"the peer chose {welcome.backend!r}")
         return welcome
 
     def _expect(self, kind: type[T]) -> T:
-        record = self._frames.receive()
+        record = self._frames.receive(MAX_GREETING_BYTES)
         if isinstance(record, Refused):
             raise (
                 Differs(record.differences) if record.differences else TransferError(record.reason)
@@ -158,7 +170,7 @@ class TransferClient:
         the connection; ``arrived`` is told of the pages before it."""
         self._set_timeout(want, 0)
         self._frames.send(want)
-        done = 0
+        done, end_s = 0, time.monotonic() + want.wait_s + PROGRESS_S
         while done < len(want.keys):
             record = self._frames.receive()
             if isinstance(record, Ready):
@@ -172,6 +184,8 @@ class TransferClient:
                 return done, record.reason
             elif not isinstance(record, Alive):
                 raise TransferError(f"{type(record).__name__} in answer to a Want")
+            elif time.monotonic() > end_s:
+                raise TransferError(f"nothing came in {want.wait_s:g} s")
             if done < len(want.keys) and is_over():
                 raise TransferError("nobody waits for it any more")
         return done, ""

@@ -9,6 +9,7 @@ import hmac
 import os
 import socket
 import struct
+import time
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Generic, TypeVar
@@ -19,6 +20,7 @@ from radixlm.base.errors import RadixError
 from radixlm.wire.transfer import FromClient, FromServer
 
 MAX_FRAME_BYTES = 32 << 20
+MAX_GREETING_BYTES = 256 << 10  # before the other end has shown that it knows the secret
 MAX_PARTS = 512  # of one sendmsg; the kernel takes 1,024
 BUFFER_BYTES = 4 << 20
 _LENGTH = struct.Struct("<I")
@@ -43,6 +45,7 @@ class Frames(Generic[M]):
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
         self._timeout_s = 0.0
+        self.end_s = 0.0  # monotonic time after which nothing is received; 0: none
         self.set_timeout(timeout_s)
 
     def set_timeout(self, timeout_s: float) -> None:
@@ -74,12 +77,12 @@ class Frames(Generic[M]):
         except OSError as error:
             raise _fault(error) from error
 
-    def receive(self) -> M:
-        """The next record."""
+    def receive(self, most: int = MAX_FRAME_BYTES) -> M:
+        """The next record, of at most ``most`` bytes."""
         length = bytearray(_LENGTH.size)
         self.receive_into(length)
         (size,) = _LENGTH.unpack(length)
-        if size > MAX_FRAME_BYTES:
+        if size > most:
             raise TransferError(f"a message of {size} bytes")
         data = bytearray(size)
         self.receive_into(data)
@@ -98,6 +101,8 @@ class Frames(Generic[M]):
                 if not count:
                     raise TransferError("the peer has closed the connection")
                 view = view[count:]
+                if len(view) and 0 < self.end_s < time.monotonic():  # a byte now and then
+                    raise TransferError("the peer is late")
         except OSError as error:
             raise _fault(error) from error
 
@@ -130,6 +135,11 @@ def server_frames(sock: socket.socket, timeout_s: float) -> Frames[FromClient]:
 
 def client_frames(sock: socket.socket, timeout_s: float) -> Frames[FromServer]:
     return Frames(sock, FromServer, timeout_s)
+
+
+def said_to(host: str, port: int, manifest: bytes) -> bytes:
+    """What a client's proof is about: whoever it connects to cannot use it at another address."""
+    return f"{host} {port} ".encode() + manifest
 
 
 def proof(secret: bytes, role: str, server_nonce: bytes, client_nonce: bytes, said: bytes) -> bytes:

@@ -44,7 +44,9 @@ class Arena:
         return SharedArena(os.getpid(), self.descriptor, self.slot_bytes, self.num_slots, self.mark)
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 def arena_bytes(slot_bytes: int, num_slots: int) -> int:

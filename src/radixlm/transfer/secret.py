@@ -54,7 +54,7 @@ def _secret_of_user() -> str:
     fresh.unlink()
     fresh.parent.rmdir()
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; --cluster-secret-file FILE works") from error
     with open(descriptor, encoding="ascii") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 import os
@@ -14,10 +15,12 @@ from typing import Final
 
 from radixlm.base.record import Record
 from radixlm.transfer.frames import (
+    MAX_GREETING_BYTES,
     Frames,
     TransferError,
     machine,
     proof,
+    said_to,
     server_frames,
 )
 from radixlm.transfer.outbox import Bytes, Outbox, Page
@@ -72,7 +75,8 @@ class TransferServer:
         backends: tuple[str, ...] = ("shm", "tcp"),
     ) -> None:
         self._outbox, self._pages, self._secret, self._backends = outbox, pages, secret, backends
-        self._listener = socket.create_server((host, 0), backlog=128)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self.host, self.port = self._listener.getsockname()[:2]
         self._clients: set[Frames[FromClient]] = set()
         self._lock = threading.Lock()
@@ -108,7 +112,9 @@ class TransferServer:
 
     def _serve(self, client: Frames[FromClient]) -> None:
         try:
+            client.end_s = time.monotonic() + HANDSHAKE_S
             backend, manifest = self._greet(client)
+            client.end_s = 0.0
             while backend:
                 client.set_timeout(IDLE_S)
                 want = client.receive()
@@ -131,17 +137,19 @@ class TransferServer:
         """The backend and the manifest of a client that knows the secret; "" if it was refused."""
         nonce = os.urandom(32)
         client.send(Challenge(VERSION, nonce))
-        hello = client.receive()
+        hello = client.receive(MAX_GREETING_BYTES)
         if not isinstance(hello, Hello) or len(hello.nonce) != 32:
             raise TransferError("not a Hello")
-        if not proves(self._secret, hello, nonce):
+        said = said_to(self.host, self.port, hello.manifest)
+        expected = proof(self._secret, "client", nonce, hello.nonce, said)
+        if not hmac.compare_digest(hello.proof, expected):
             self.num_refused += 1
             log.warning("refused a transfer client that does not know the secret")
             client.send(Refused("it does not know the secret (--cluster-secret-file)"))
             return "", b""
-        differences = self._pages.differences(hello.manifest)
-        if hello.version != VERSION:
-            differences = [f"version: {VERSION} and {hello.version}"]
+        differences = [f"version: {VERSION} and {hello.version}"]
+        if hello.version == VERSION:
+            differences = self._pages.differences(hello.manifest)
         shared = [b for b in hello.backends if b in self._backends]
         if hello.machine != machine() or not machine():
             shared = [b for b in shared if b != "shm"]
@@ -230,12 +238,8 @@ class TransferServer:
         with self._lock:
             self._is_closed = True
             clients = list(self._clients)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends accept, which close does not
         self._listener.close()
         for client in clients:
             client.close()
-
-
-def proves(secret: bytes, hello: Hello, nonce: bytes) -> bool:
-    """Whether the client knows the secret."""
-    expected = proof(secret, "client", nonce, hello.nonce, hello.manifest)
-    return hmac.compare_digest(hello.proof, expected)

@@ -114,3 +114,12 @@ async def test_a_directory_finds_the_ranks_of_a_room() -> None:
     directory.forget("127.0.0.1", port)
     with pytest.raises(TransferError):
         await asyncio.to_thread(find, 6)
+
+
+@pytest.mark.asyncio
+async def test_strangers_cannot_fill_the_memory(client: httpx.AsyncClient) -> None:
+    wrong = await client.put("/route", json=_rank(2))  # of two
+    assert wrong.status_code == 400
+    large = await client.put("/route", content=b" " * (4 << 20) + b"{}")
+    assert large.status_code == 413
+    assert (await client.get("/route", params=SIZES)).status_code == 503

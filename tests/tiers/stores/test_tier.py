@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from radixlm.base.errors import ConfigError
+from radixlm.base.errors import ConfigError, TransferError
 from radixlm.memory.keys import namespace_seed, page_keys
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.tiers.base import PageRecord
 from radixlm.tiers.manifest import Manifest, Rectangle
 from radixlm.tiers.stores import make_store, read_extra
 from radixlm.tiers.stores.base import StoreOptions
+from radixlm.tiers.stores.file import FileOptions, FileStore
 from radixlm.tiers.stores.grid import Grid
 from radixlm.tiers.stores.tier import StoreTier
 from tests.tiers.stores import servers
@@ -443,3 +444,19 @@ def test_nothing_is_written_to_a_disk_that_is_full(tmp_path: Path) -> None:
     assert tier.flush(LIMIT_S) and tier.contains(KEYS) == 0
     assert tier.stats()["store_full"] == len(KEYS) and tier.stats()["errors"] == 0
     tier.close()
+
+
+def test_a_folder_that_others_may_write_to_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    store = FileStore(FileOptions(directory=str(tmp_path)), "radixlm1-x")
+    (tmp_path / "radixlm1-x").mkdir()
+    (tmp_path / "radixlm1-x").chmod(0o777)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(TransferError, match="chmod 700"):
+            store.open()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_route_names_no_files() -> None:
+    with pytest.raises(ConfigError, match="password_file: a file can be named by flag only"):
+        make_store("redis", {"password_file": "/etc/x"}, manifest(), by_flag=False)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Literal
 
+from radixlm.base.env import TRANSFER_WAIT_S
 from radixlm.base.record import Record
 from radixlm.tiers.base import Done, Found
 from radixlm.wire.transfer import Hint
@@ -103,7 +104,7 @@ class FetchRules:
         """Whether a request that has waited since ``start_s`` should go on without the pages."""
         options, waited_s = self._options, self._clock() - start_s
         if hint is not None:  # its tier gives up when there is no progress
-            return 0 < hint.deadline_s < self._clock()
+            return 0 < hint.deadline_s < self._clock() or waited_s > TRANSFER_WAIT_S.get()
         if self.is_over(start_s) or options.policy == "wait_complete":
             return self.is_over(start_s)
         if options.policy == "timeout":

@@ -15,14 +15,18 @@ import uvicorn
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 from pydantic import Field
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import add_handlers, error_body, json_response
+from radixlm.entrypoints.http.middleware import Limited
 from radixlm.entrypoints.http.transport import read_body
 from radixlm.entrypoints.http.uvicorn_protocol import Server
 from radixlm.entrypoints.request_model import Body
 
 MAX_ROOMS: Final = 1 << 16
+MAX_PLACES: Final = 4096
+MAX_BODY_BYTES: Final = 4 << 20
 STALL_S: Final = 10.0
 ROOM_S: Final = 120.0  # how long the replica of a room is remembered
 Size = Annotated[int, Field(ge=1, le=4096)]
@@ -69,6 +73,11 @@ class Registered:
         rank = route.attn_tp_rank
         if rank is None:
             rank = (route.engine_rank or 0) % tp
+        place = group, route.pp_rank, rank
+        if any(n >= size for n, size in zip(place, (groups, route.pp_size, tp), strict=True)):
+            raise InvalidRequest(f"(dp, pp, tp) rank {place} of {(groups, route.pp_size, tp)}")
+        if place not in self.places and len(self.places) >= MAX_PLACES:
+            raise InvalidRequest(f"{MAX_PLACES} ranks have registered already")
         self.sizes = {
             "attn_tp_size": tp,
             "attn_cp_size": route.attn_cp_size or 1,
@@ -78,7 +87,7 @@ class Registered:
             "kv_cache_dtype": route.kv_cache_dtype,
             "follow_bootstrap_room": True,
         }
-        self.places[group, route.pp_rank, rank] = route.rank_ip, route.rank_port
+        self.places[place] = route.rank_ip, route.rank_port
 
     @property
     def is_whole(self) -> bool:
@@ -174,12 +183,23 @@ async def health() -> Response:
     return PlainTextResponse("OK")
 
 
+class _Bounded:
+    """Refuses bodies beyond MAX_BODY_BYTES."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, Limited(receive, MAX_BODY_BYTES, ""), send)
+
+
 def bootstrap_app() -> FastAPI:
     """The service without a socket."""
     app = FastAPI(openapi_url=None)
     add_handlers(app)
     app.include_router(router)
     app.state.registered = Registered()
+    app.add_middleware(_Bounded)
     return app
 
 

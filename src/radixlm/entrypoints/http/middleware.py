@@ -117,7 +117,7 @@ class RequestMiddleware:
         client = self._client(scope, headers)
         set_client(client)
         begin_call(self._fair_user(headers) or client)
-        limited, started = _Limited(receive, self._max_bytes), _Started(send)
+        limited, started = Limited(receive, self._max_bytes), _Started(send)
         try:
             await self._app(scope, limited, started)
         except PayloadTooLarge as error:
@@ -195,20 +195,21 @@ class _Started:
         await self._send(message)
 
 
-class _Limited:
-    """Counts the body's bytes, for clients that send no Content-Length."""
+class Limited:
+    """Counts the body's bytes, for clients that send no Content-Length. ``hint``: of the error."""
 
-    def __init__(self, receive: Receive, max_bytes: int) -> None:
+    def __init__(
+        self, receive: Receive, max_bytes: int, hint: str = " (--max-request-bytes)"
+    ) -> None:
         self._receive, self._left, self._max_bytes = receive, max_bytes, max_bytes
+        self._hint = hint
 
     async def __call__(self) -> MutableMapping[str, Any]:
         message = await self._receive()
         if message["type"] == "http.request":
             self._left -= len(message.get("body", b""))
             if self._left < 0:
-                raise PayloadTooLarge(
-                    f"the body exceeds {self._max_bytes} bytes (--max-request-bytes)"
-                )
+                raise PayloadTooLarge(f"the body exceeds {self._max_bytes} bytes{self._hint}")
         return message
 
 

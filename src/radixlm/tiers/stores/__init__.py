@@ -48,6 +48,8 @@ def make_store(
     extra = read_extra(extra, by_flag)
     if name == "dynamic" and not by_flag:
         raise ConfigError("a storage of class `dynamic` runs code: choose it by flag, at the start")
+    if not by_flag and (named := [option for option in extra if option.endswith("_file")]):
+        raise ConfigError(f"{named[0]}: a file can be named by flag only, at the start")
     kind = STORES.resolve(name)
     options: StoreOptions = read_options(name, extra, kind.Options)
     grid = Grid(manifest, options)

@@ -63,9 +63,14 @@ class FileStore:
             with suppress(FileExistsError):
                 os.mkdir(self._namespace, 0o700, dir_fd=root)
             folder = os.open(self._namespace, _FOLDER, dir_fd=root)
-            self._check(folder, self._namespace)
         finally:
             os.close(root)
+        try:
+            self._check(folder, self._namespace)
+        except TransferError:
+            os.close(folder)
+            raise
+        self.close()
         self._folder = folder
         self._used = sum(size for _, size, _, _ in self._files())
 

@@ -89,7 +89,12 @@ class S3Store:
 
     def _table(self, key: str) -> _Table:
         """What an object has; [] if it is none of ours."""
-        head = self._range(key, 0, _HEAD_BYTES)
+        try:
+            head = self._range(key, 0, _HEAD_BYTES)
+        except self._client.exceptions.ClientError as error:
+            if not _is_absent(error):
+                raise
+            head = b""  # an empty object, such as consoles make for a folder
         length = _LENGTH.unpack_from(head)[0] if len(head) >= _LENGTH.size else 0
         if not 0 < length <= _MAX_TABLE:
             return []
@@ -143,7 +148,7 @@ class S3Store:
         try:
             return self._range(key, start, length)
         except self._client.exceptions.ClientError as error:
-            if error.response["Error"]["Code"] not in ("NoSuchKey", "404", "InvalidRange"):
+            if not _is_absent(error):
                 raise
             with self._lock:
                 self._forget(key)
@@ -190,6 +195,11 @@ class S3Store:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _is_absent(error: Any) -> bool:
+    code = error.response["Error"]["Code"]
+    return code in ("NoSuchKey", "404", "InvalidRange", "416")
 
 
 def _runs(parts: Sequence[tuple[int, int, int]]) -> list[list[Any]]:
