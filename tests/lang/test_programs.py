@@ -528,3 +528,28 @@ def test_a_variable_of_another_state_is_awaited_outside_of_the_backends_thread()
     state = second.run(other, backend=backend)
     backend.go.set()
     assert in_time(state.text) == "[0]!"
+
+
+def test_a_fork_of_a_stream_is_read_in_other_threads() -> None:
+    go = threading.Event()
+
+    @sgl.function
+    def program(s: Any) -> None:
+        (child,) = s.fork(1)
+        child += "a" + sgl.gen("x")
+        s.set_var("child", child)
+        assert in_time(child.text) == "a[1]", "a thread of the function's own"
+        assert go.wait(LIMIT_S)
+        child += "b"
+
+    state = program.run(backend=Echo(), stream=True)
+    pieces = in_time(lambda: state["child"]).text_iter()
+    assert in_time(lambda: next(pieces)) in ("a", "a[", "a[1", "a[1]")
+    go.set()
+    assert in_time(lambda: "".join(pieces)).endswith("b"), "until the function has ended"
+
+
+def test_numbers_and_strings_take_the_arguments_of_gen_in_their_order() -> None:
+    for make in (sgl.gen_int, sgl.gen_string):
+        params = make("a", 4, 1, ["x"], [7], 0.5).sampling_params
+        assert (params.stop, params.stop_token_ids, params.temperature) == (["x"], [7], 0.5)

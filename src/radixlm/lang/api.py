@@ -125,17 +125,25 @@ def gen(
 
 
 def gen_int(
-    name: str | None = None, max_tokens: int | None = None, n: int | None = None, **kwargs: Any
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> SglGen:
     """``gen`` with dtype int, without min_tokens, choices, regex and json_schema."""
-    return SglGen(name, max_tokens, None, n, dtype=int, **kwargs)
+    return SglGen(name, max_tokens, None, n, *args, dtype=int, **kwargs)  # type: ignore[misc]
 
 
 def gen_string(
-    name: str | None = None, max_tokens: int | None = None, n: int | None = None, **kwargs: Any
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> SglGen:
     """``gen`` with dtype str, without min_tokens, choices, regex and json_schema."""
-    return SglGen(name, max_tokens, None, n, dtype=str, **kwargs)
+    return SglGen(name, max_tokens, None, n, *args, dtype=str, **kwargs)  # type: ignore[misc]
 
 
 def select(

@@ -96,6 +96,7 @@ class StreamExecutor:
         self._unnamed = itertools.count()
         self._busy, self._ended = is_busy, False
         self.thread: threading.Thread | None = None  # of the function of a program that streams
+        self._outer: threading.Thread | None = None  # the same, of a fork's program
         self._children: WeakSet[StreamExecutor] = WeakSet()
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
@@ -129,7 +130,9 @@ class StreamExecutor:
         return self.variables[name]
 
     def set_var(self, name: str, value: Any) -> None:
-        self.variables[name] = value
+        with self._changed:
+            self.variables[name] = value
+            self._notify()
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> Any:
         """What the backend has told of the call that set a variable, None if nothing."""
@@ -168,7 +171,7 @@ class StreamExecutor:
         ]
         with self._changed:  # `end` ends them, too
             for child in children:
-                child.thread, child._ended = self.thread, self._ended
+                child._outer, child._ended = self.thread or self._outer, self._ended
                 self._children.add(child)
         self.submit(_Fork(children))
         if self.error_ is not None:
@@ -189,7 +192,8 @@ class StreamExecutor:
 
     @property
     def is_finished(self) -> bool:
-        return self.error_ is not None or (self._is_over() and not self._busy)
+        is_own = (self.thread or self._outer) in (None, threading.current_thread())
+        return self.error_ is not None or (not self._busy and (is_own or self._ended))
 
     def wait_change(self, is_done: Callable[[], bool]) -> None:
         """Wait until ``is_done``, or nothing is to come."""
