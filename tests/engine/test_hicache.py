@@ -112,6 +112,8 @@ def test_waiting_is_set_by_flag_and_extra_config() -> None:
     [
         ({"folder": "/x"}, "file has no 'folder'; it has directory"),
         ({"max_size_gb": -1}, "max_size_gb is -1; a number"),
+        ({"directory": 5}, "directory is 5; "),
+        ({"max_size_gb": 1e999}, "max_size_gb is inf; a number"),
         ({"directory": "/proc/nothing"}, "a folder of this user works"),
     ],
 )

@@ -65,3 +65,13 @@ def test_weights_digest_reads_names_sizes_and_both_ends(tmp_path: Path) -> None:
     (tmp_path / "readme.md").write_text("not weights")
     assert weights_digest(tmp_path) in seen
     assert weights_digest(tmp_path / "other.safetensors") in seen
+
+
+def test_weights_that_differ_in_the_middle_only_are_others(tmp_path: Path) -> None:
+    """As of a checkpoint of which some layers were trained."""
+    path, data = tmp_path / "model.safetensors", bytearray(8 << 20)
+    path.write_bytes(data)
+    before = weights_digest(tmp_path)
+    data[3 << 20 : 5 << 20] = b"\1" * (2 << 20)
+    path.write_bytes(data)
+    assert weights_digest(tmp_path) != before

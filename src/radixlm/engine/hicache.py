@@ -132,7 +132,9 @@ def make_segments(
     for name, value in extra.items():
         if name not in _FILE_OPTIONS:
             raise ConfigError(f"{_EXTRA}: file has no {name!r}; it has {', '.join(_FILE_OPTIONS)}")
-        if name != "directory" and not (isinstance(value, int | float) and value > 0):
+        if name == "directory" and not isinstance(value, str):
+            raise ConfigError(f'{_EXTRA}: directory is {value!r}; "/var/cache/radixlm" works')
+        if name != "directory" and not (isinstance(value, int | float) and 0 < value < 1e9):
             raise ConfigError(f"{_EXTRA}: {name} is {value!r}; a number such as 64 works")
     default = env.HICACHE_FILE_DIR.get() or Path.home() / ".cache" / "radixlm" / "kv"
     folder = trusted_folder(Path(extra.get("directory") or default), f"{_EXTRA} directory")

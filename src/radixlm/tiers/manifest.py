@@ -17,6 +17,7 @@ from radixlm.base.record import Record
 
 FORMAT: Final = 1
 _END_BYTES: Final = 64 << 10
+_SAMPLE_BYTES, _SAMPLE_EVERY = 4096, 1 << 20
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
 
 
@@ -112,8 +113,9 @@ def _digest(*fields: object) -> bytes:
 
 
 def weights_digest(folder: Path, files: Iterable[Path] | None = None) -> str:
-    """A digest of a checkpoint, hex: for each file of weights its name, its size and its first and
-    last 64 KB, which have names and shapes of the tensors."""
+    """A digest of a checkpoint, hex: for each file of weights its name, its size, its first and
+    last 64 KB, which have names and shapes of the tensors, and 4 KB of each MB between, as
+    checkpoints of one shape may differ in a few layers only."""
     if files is None:
         found = folder.iterdir() if folder.is_dir() else iter([folder])
         files = (path for path in found if path.suffix in _WEIGHT_SUFFIXES or path == folder)
@@ -122,7 +124,8 @@ def weights_digest(folder: Path, files: Iterable[Path] | None = None) -> str:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             hasher.update(f"{path.name} {size} ".encode())
-            for start in (0, max(0, size - _END_BYTES)):
+            last = max(0, size - _END_BYTES)
+            for start in (0, *range(_END_BYTES, last, _SAMPLE_EVERY), last):
                 file.seek(start)
-                hasher.update(file.read(_END_BYTES))
+                hasher.update(file.read(_END_BYTES if start in (0, last) else _SAMPLE_BYTES))
     return hasher.hexdigest()
