@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 import msgspec
 
 from radixlm.executor.relay import Relay
-from radixlm.tiers.base import Arrived, Cancel, Command, Done, Found, Report
+from radixlm.tiers.base import Arrived, Cancel, Command, Done, Found, Lookup, Report
 from radixlm.tiers.worker import PageWorker
 
 REPORTS = msgspec.msgpack.Decoder(Report)
@@ -28,6 +28,9 @@ class PagePort:
 
     def send(self, command: Command) -> None:
         """Begin a command; never waits."""
+        if isinstance(command, Lookup) and (found := self._worker.find(command)) is not None:
+            self._reports.put(found)
+            return
         if not isinstance(command, Cancel):
             self._open.add(command.job)
         self._worker.send(command, self._reports.put)
@@ -64,6 +67,11 @@ class RankedPort(PagePort):
         self._relay = relay
 
     def send(self, command: Command) -> None:
+        if isinstance(command, Lookup):
+            found = self._worker.find(command)
+            if found is not None and not found.ends:  # then it is of no use what others have
+                self._reports.put(found)
+                return
         theirs = self._relay.move_pages(command)
         if theirs is None:
             self._worker.send(command, lambda report: None)

@@ -9,11 +9,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
 log = logging.getLogger(__name__)
 
 LOW_PRIORITY = 10
 """Niceness of work behind the steps: beside busy threads about a tenth of a core."""
+_SHARE: Final = 0.005  # of the process's cores, for long work while other threads are busy
+_QUIET: Final = 0.1  # of a core: threads that use less are idle
+_MAX_REST_S: Final = 0.5
 
 
 class Background:
@@ -24,7 +28,8 @@ class Background:
         self._name, self._nice = name, nice
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(max_waiting)
         self._thread: threading.Thread | None = None
-        self._is_closed = False
+        self._is_closed, self._is_closing = False, threading.Event()
+        self._mark = (0.0, 0.0, 0.0)  # when ``rest`` was called: the clock, CPU of all, own CPU
 
     def submit(self, work: Callable[[], None]) -> bool:
         """Do ``work`` later; False if too much waits, or after ``close``."""
@@ -47,8 +52,20 @@ class Background:
             done.wait(0.01)
         return self._thread is None or done.wait(max(0.0, until_s - time.monotonic()))
 
+    def rest(self) -> None:
+        """To be called by long work between its parts: a pause while the process is busy, so that
+        this thread gets ``_SHARE`` of its cores. Niceness does not give that: a step waits for the
+        slowest thread of its team, and a real-time process has no niceness."""
+        now = time.monotonic(), time.process_time(), time.thread_time()
+        passed_s, all_s, own_s = (b - a for a, b in zip(self._mark, now, strict=True))
+        self._mark = now
+        if all_s - own_s > _QUIET * passed_s:
+            share = _SHARE * len(os.sched_getaffinity(0))
+            self._is_closing.wait(min(_MAX_REST_S, own_s / share))
+
     def close(self, limit_s: float) -> None:
         """End the thread when what waits is done; after ``limit_s`` it is left behind."""
+        self._is_closing.set()
         self.drain(limit_s)
         self._is_closed = True
         if self._thread is not None:

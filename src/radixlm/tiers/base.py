@@ -42,10 +42,12 @@ class Tier(Protocol):
     disk, a store or a peer. Only ``contains`` may be called by any thread; the others are called by
     the worker's threads: of host and storage one call at a time, of peers several at once.
 
-    ``takes_puts``: False of a tier that only gives (others call its ``put`` no more)."""
+    ``takes_puts``: False of a tier that only gives (others call its ``put`` no more).
+    ``has_index``: ``contains`` answers from memory, so that the scheduler may ask it itself."""
 
     name: TierName
     takes_puts: bool = True
+    has_index: bool = False
     medium: str  # of KV events: "CPU_PINNED", "DISK", "EXTERNAL"
 
     def contains(self, keys: Sequence[bytes], hint: Hint | None = None) -> int:

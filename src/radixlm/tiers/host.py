@@ -1,8 +1,9 @@
 """The host tier: pages in RAM by key, within a budget of bytes.
 
-A page is kept as it came until the budget is half full; then a thread of low priority compresses
-the oldest ones, so that a prefill pays only for the copy. Evicted is by second chance: the oldest
-page that was not read since it last came to the end of the queue.
+A page is kept as it came until the budget is half full; then a thread compresses the oldest ones
+when the engine is idle, and else with 0.5 % of the CPU: a prefill pays only for the copy.
+Evicted is by second chance: the oldest page that was not read since it last came to the end of the
+queue.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class HostTier:
 
     name: TierName = "host"
     medium = "CPU_PINNED"
-    takes_puts = True
+    takes_puts = has_index = True
 
     def __init__(self, budget_bytes: int, codec: Codec, below: Below | None = None) -> None:
         self._budget_bytes, self._codec, self.below = budget_bytes, codec, below
@@ -134,6 +135,7 @@ class HostTier:
             assert not isinstance(payload, bytes)
             flags, blob = self._codec.encode(payload)
             self.adopt(page.key, flags, blob)
+            self._packer.rest()
 
     def adopt(self, key: bytes, flags: int, blob: bytes | Payload) -> None:
         """Keep ``blob``, which encodes the page ``key``, instead of its raw payload."""

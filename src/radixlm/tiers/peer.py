@@ -55,7 +55,7 @@ class Outgoing:
 
     name: TierName = "peer"
     medium = "EXTERNAL"
-    takes_puts = True
+    takes_puts, has_index = True, False
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Incoming:
 
     name: TierName = "peer"
     medium = "EXTERNAL"
-    takes_puts = False
+    takes_puts = has_index = False
 
     def __init__(
         self, manifest: Manifest, options: PeerOptions, directory: Directory | None = None

@@ -44,7 +44,7 @@ class SegmentTier:
 
     name: TierName = "storage"
     medium = "DISK"
-    takes_puts = True
+    takes_puts = has_index = True
 
     def __init__(
         self,

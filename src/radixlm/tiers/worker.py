@@ -125,6 +125,12 @@ class PageWorker:
                 thread.start()
         self._queues[name].put(task)
 
+    def find(self, command: Lookup) -> Found | None:
+        """The answer to a lookup at once, by any thread; None where a tier must be waited for."""
+        if all(tier.has_index for tier in self.tiers):
+            return self._look_up(command, _Task(command, lambda report: None, self._epoch, None))
+        return None
+
     def reset(self) -> None:
         """A new scheduler has the pools: when this returns, no older job writes to them."""
         with self._lock:
@@ -203,8 +209,9 @@ class PageWorker:
     def _guarded(self, tier: Tier, call: Callable[..., Any], default: Any, *args: Any) -> Any:
         """The result of a tier's method; ``default`` if it fails."""
         lock = self._tier_locks.setdefault(id(tier), threading.Lock())
+        is_free = tier.name == "peer" or call == tier.contains  # any threads may call these
         try:
-            with nullcontext() if tier.name == "peer" else lock:
+            with nullcontext() if is_free else lock:
                 return call(*args)
         except Exception as error:
             self.errors[tier.name] += 1

@@ -43,7 +43,7 @@ class StoreTier:
     """Pages as frames in ``store``, an object for each cell of ``grid``."""
 
     name: TierName = "storage"
-    takes_puts = True
+    takes_puts, has_index = True, False
 
     def __init__(
         self,
