@@ -20,7 +20,7 @@ SOURCE = Path(radixlm.__file__).parent
 DATES = frozenset(
     """
     distributed/record.py engine/crash_dump.py executor/profile.py entrypoints/http/batches/files.py
-    entrypoints/http/batches/runner.py
+    entrypoints/http/batches/runner.py observe/kv_events.py tiers/stores/file.py
     entrypoints/http/admin/info.py entrypoints/http/openai/chat.py
     entrypoints/http/openai/completions.py
     entrypoints/http/pooling/embeddings.py entrypoints/http/responses/events.py

@@ -316,7 +316,7 @@ def test_a_draft_model_feeds_no_accepted_draft_twice() -> None:
 
 def test_a_prefix_hit_goes_on_behind_the_shared_entries() -> None:
     world = World(0, is_head=True)
-    world.drafter._entries._filled.update(world.tables.pages[0, 0].tolist())
+    world.drafter._entries.filled.update(world.tables.pages[0, 0].tolist())
     world.start(0, 20, hit=9)
     world.step({0: 11}, {}, {0: 1})
     entries = {p: world.net.entries[world.place(0, p)] for p in range(21)}

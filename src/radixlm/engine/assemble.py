@@ -273,7 +273,7 @@ def _facts(
     )
     return {
         "max_total_num_tokens": pools.num_tokens,
-        "page_size": pools.page_size,
+        "kv_page_size": pools.page_size,  # that of the pool, where --page-size is smaller
         "max_req_input_len": limits.context_len - 1,
         "context_len": limits.context_len,
         "max_running": limits.max_running,

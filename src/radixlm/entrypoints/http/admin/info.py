@@ -105,7 +105,7 @@ async def server_facts(state: ServerState) -> dict[str, Any]:
         "kv_events": kv_events_facts(
             state.config.observe.kv_events_config,
             state.config.parallel.dp_size,
-            intake.engine_facts.get("page_size"),
+            intake.engine_facts.get("kv_page_size"),
         ),
         "replicas": [replica.facts | {"is_ready": replica.is_ready} for replica in intake.replicas],
         "uptime_s": round(time.monotonic() - state.began_s, 3),
