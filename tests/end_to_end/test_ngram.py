@@ -82,7 +82,8 @@ def test_metrics(server: RunningServer) -> None:
 
 
 def test_details_for_openai_clients(server: RunningServer) -> None:
-    body = {"model": "m", "prompt": PROMPTS[0], "max_tokens": 64, "temperature": 0}
+    body = {"model": "m", "prompt": PROMPTS[0], "max_tokens": 96, "temperature": 0}
+    body["ignore_eos"] = True
     assert "sglext" not in server.post("/v1/completions", **body).json()
     body["return_spec_tokens_details"] = True
     details = server.post("/v1/completions", **body).json()["sglext"]["spec_tokens_details"]

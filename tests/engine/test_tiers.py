@@ -17,6 +17,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine import tiers as engine_tiers
 from radixlm.engine.features.arrival_rules import ArrivalOptions
+from radixlm.speculative.lengths import DraftLength
 from tests.engine.drafted_engine import drafted_engine
 from tests.fakes import tiers as fakes
 from tests.fakes.lora_adapters import write_adapter
@@ -147,6 +148,13 @@ def test_adapters_have_keys_of_their_own(tmp_path: Path) -> None:
                 assert engine.flush_cache()
 
 
+class Always(DraftLength):
+    """Drafts always, whatever steps are measured to take."""
+
+    def __init__(self, max_drafts: int, *_: Any) -> None:
+        super().__init__(max_drafts, is_fixed=True, always=True)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -156,8 +164,9 @@ def test_adapters_have_keys_of_their_own(tmp_path: Path) -> None:
     ],
     ids=lambda options: options["speculative_algorithm"],
 )
-def test_drafts(options: dict[str, Any]) -> None:
+def test_drafts(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages carry the draft model's entries: drafts behind an arrived prefix are as good."""
+    monkeypatch.setattr("radixlm.engine.drafting.DraftLength", Always)
     tier = DictTier()
     rounds = []
     with drafted_engine(None, page_size=16) as engine:
@@ -171,7 +180,7 @@ def test_drafts(options: dict[str, Any]) -> None:
                 found = sum(a["meta_info"]["cached_tokens_details"]["host"] for a in answers)
                 assert (found >= 32) == (len(rounds) > 1)
                 assert engine.flush_cache()
-    if options["speculative_algorithm"] == "STANDALONE":  # the others stop where it does not pay
+    if options["speculative_algorithm"] == "STANDALONE":
         (pages,) = (part.pages.values() for part in tier.__dict__["parts"].values())
         assert any(page.payload[-1] == 1 for page in pages)
         assert rounds[0] > 5 and max(rounds) - min(rounds) <= 2
