@@ -12,6 +12,7 @@ import pytest
 from tests.lang.backends import LIMIT_S, Echo, Failing, Waiting, in_time
 
 import radixlm as sgl
+from radixlm.lang.backend.generate_api import GenerateBackend
 from radixlm.lang.chat_template import get_chat_template
 from radixlm.lang.executor import ProgramError, StreamExecutor
 from radixlm.lang.interpreter import run_program, run_program_batch
@@ -553,3 +554,33 @@ def test_numbers_and_strings_take_the_arguments_of_gen_in_their_order() -> None:
     for make in (sgl.gen_int, sgl.gen_string):
         params = make("a", 4, 1, ["x"], [7], 0.5).sampling_params
         assert (params.stop, params.stop_token_ids, params.temperature) == (["x"], [7], 0.5)
+
+
+def test_verbosity_prints_the_text_of_each_program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sgl.global_config, "verbosity", 2)
+    two_turns.run("q", backend=Echo())
+    assert capsys.readouterr().out == EXPECTED + "\n"
+
+
+def test_special_tokens_of_the_output_follow_the_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    class Posts(GenerateBackend):
+        is_immediate = True
+
+        def _post(self, body: dict[str, Any]) -> Any:
+            bodies.append(body)
+            return {"text": "x", "meta_info": {}}
+
+        def _stream(self, body: dict[str, Any]) -> Any:
+            raise NotImplementedError
+
+    for value in (True, False):
+        monkeypatch.setattr(sgl.global_config, "skip_special_tokens_in_output", value)
+        two_turns.run("q", backend=Posts())
+    sent = [body["sampling_params"]["skip_special_tokens"] for body in bodies]
+    assert sent == [True, True, False, False]

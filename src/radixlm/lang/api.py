@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
+from radixlm.base.lazy import load
 from radixlm.lang.choices import ChoicesSamplingMethod, token_length_normalized
 from radixlm.lang.function import SglFunction
 from radixlm.lang.global_config import backend_of, global_config
@@ -20,7 +21,6 @@ from radixlm.lang.ir import (
     SglVideo,
     parts,
 )
-from radixlm.lang.typed import constraint
 
 ALL_FRAMES = -1
 
@@ -96,7 +96,7 @@ def gen(
     fields: dict[str, Any] = {"regex": regex, "json_schema": json_schema}
     parse = None
     if type is not None:
-        found, parse = constraint(type)
+        found, parse = load("radixlm.lang.typed:constraint")(type)
         fields |= found
     return SglGen(
         name,

@@ -119,14 +119,14 @@ class StreamExecutor:
     def sync(self) -> None:
         """Wait until everything has taken effect. ProgramError if something failed."""
         self._wait(self._is_idle)
-        self._raise()
+        self.raise_error()
 
     def get_var(self, name: str) -> Any:
         """A variable's value, when it is there. KeyError if nothing sets it, ProgramError if what
         sets it has failed."""
         self._wait(lambda: not self._coming[name] and (name in self.variables or self._is_over()))
         if name not in self.variables:
-            self._raise()
+            self.raise_error()
         return self.variables[name]
 
     def set_var(self, name: str, value: Any) -> None:
@@ -139,7 +139,7 @@ class StreamExecutor:
         if not self._wait(lambda: not self._coming[name], timeout):
             raise TimeoutError(f"Timeout while waiting for event '{name}'")
         if name not in self.meta_info:
-            self._raise()
+            self.raise_error()
         return self.meta_info.get(name)
 
     def text(self) -> str:
@@ -175,7 +175,7 @@ class StreamExecutor:
                 self._children.add(child)
         self.submit(_Fork(children))
         if self.error_ is not None:
-            self._fail(self.error_, children)
+            self.fail(self.error_, children)
         return children
 
     def end(self) -> None:
@@ -219,14 +219,6 @@ class StreamExecutor:
         tell()
         return stop
 
-    def raise_error(self) -> None:
-        """ProgramError if something has failed."""
-        self._raise()
-
-    def fail(self, error: BaseException) -> None:
-        """End with an error of the program's own function."""
-        self._fail(error)
-
     def _is_idle(self) -> bool:
         """Nothing is left to be done, and nothing will be appended by another thread."""
         return self.error_ is not None or (not self._busy and self._is_over())
@@ -240,7 +232,8 @@ class StreamExecutor:
         with self._changed:
             return self._changed.wait_for(is_done, timeout)
 
-    def _raise(self) -> None:
+    def raise_error(self) -> None:
+        """ProgramError if something has failed."""
         if self.error_ is not None:
             kind = type(self.error_).__name__
             raise ProgramError(f"{kind}: {self.error_}") from self.error_
@@ -266,12 +259,13 @@ class StreamExecutor:
                 if self._execute(expr):
                     return
             except BaseException as error:  # KeyboardInterrupt leaves no reader waiting either
-                self._fail(error, expr.children if isinstance(expr, _Fork) else ())
+                self.fail(error, expr.children if isinstance(expr, _Fork) else ())
                 if not isinstance(error, Exception):
                     raise
                 return
 
-    def _fail(self, error: BaseException, children: Sequence[StreamExecutor] = ()) -> None:
+    def fail(self, error: BaseException, children: Sequence[StreamExecutor] = ()) -> None:
+        """End with ``error``, and with it the forks that have not begun."""
         with self._changed:
             children = [
                 *children,
@@ -285,7 +279,7 @@ class StreamExecutor:
             self._busy = False
             self._notify()
         for child in children:
-            child._fail(error)
+            child.fail(error)
 
     def _call(
         self, start: Callable[[Callable[..., None]], None], apply: Callable[[Any], None]
@@ -302,7 +296,7 @@ class StreamExecutor:
                 except Exception as caught:
                     error = caught
             if error is not None:
-                self._fail(error)
+                self.fail(error)
             with self._changed:
                 is_done, is_later = True, has_returned
             if is_later and error is None:

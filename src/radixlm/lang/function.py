@@ -13,12 +13,13 @@ from typing import Any
 from tqdm import tqdm
 
 from radixlm.lang.executor import StreamExecutor
-from radixlm.lang.global_config import backend_of
+from radixlm.lang.global_config import backend_of, global_config
 from radixlm.lang.ir import SglSamplingParams
 from radixlm.lang.state import ProgramState
 from radixlm.lang.tracer import TracerProgramState, TracingScope, trace_prefix, trace_program
 
 MIN_CACHED_CHARS = 64
+PRINTS = 2  # verbosity
 CHUNK = 200  # programs begun ahead of the one that `generator_style` gives next
 _SAMPLING = frozenset(inspect.signature(SglSamplingParams).parameters) - {
     "min_new_tokens",
@@ -65,7 +66,8 @@ class SglFunction:
     ) -> ProgramState:
         """Run the function; calls may go on when it returns. Sampling parameters (max_new_tokens,
         temperature, stop ...) are for calls that name none; all other arguments are the function's.
-        With ``stream`` it runs in a thread, and this returns at once."""
+        With ``stream`` it runs in a thread, and this returns at once. ``use_thread`` changes
+        nothing."""
         params, rest = _split(kwargs)
         state = self._state(backend, rest, params, stream)
         if not stream:
@@ -146,6 +148,9 @@ class SglFunction:
             executor.fail(error)
         finally:
             executor.end()
+        if global_config.verbosity >= PRINTS:
+            executor.error()
+            print(executor.text_)
 
     def _arguments(self, given: Any) -> dict[str, Any]:
         if isinstance(given, Mapping):

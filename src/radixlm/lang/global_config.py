@@ -9,7 +9,8 @@ from radixlm.lang.backend.base_backend import BaseBackend
 
 
 class GlobalConfig:
-    """Attributes as in SGLang. ``verbosity`` 2 prints the text of each program that has run."""
+    """Attributes as in SGLang. ``verbosity`` 2 prints the text of each program that has run. The
+    last two have no effect: there is no run with placeholders, and no route that joins caches."""
 
     def __init__(self) -> None:
         self.default_backend: Any = None

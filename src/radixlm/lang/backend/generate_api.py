@@ -14,6 +14,7 @@ from radixlm.lang.choices import (
     mean_logprob,
     token_length_normalized,
 )
+from radixlm.lang.global_config import global_config
 
 if TYPE_CHECKING:
     from radixlm.lang.executor import StreamExecutor
@@ -92,8 +93,8 @@ class GenerateBackend(BaseBackend):
         return {
             "text": s.text_,
             "sampling_params": {
-                "skip_special_tokens": True,
-                "spaces_between_special_tokens": True,
+                "skip_special_tokens": global_config.skip_special_tokens_in_output,
+                "spaces_between_special_tokens": global_config.spaces_between_special_tokens_in_out,
                 **params.to_srt_kwargs(),
             },
             **params.logprob_fields(),
