@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
+from radixlm.base.errors import TransferError
 from radixlm.memory.keys import NO_KEY
 from radixlm.tiers.base import PageRecord
 from radixlm.tiers.manifest import Manifest, PageGroup, Rectangle
@@ -17,7 +18,6 @@ from radixlm.tiers.peer import Incoming, Outgoing, PeerOptions
 from radixlm.transfer import server as serving
 from radixlm.transfer.bootstrap import Directory, Registration
 from radixlm.transfer.client import Address
-from radixlm.transfer.frames import TransferError
 from radixlm.wire.transfer import FAKE_HOST, Hint
 
 pytestmark = pytest.mark.timeout(60)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from radixlm.base.errors import TransferError
 from radixlm.transfer import server as serving
 from radixlm.transfer.client import Address, Damaged, Differs, TransferClient
 from radixlm.transfer.frames import (
     MAX_GREETING_BYTES,
-    TransferError,
     client_frames,
     machine,
     proof,

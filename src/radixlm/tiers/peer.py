@@ -19,13 +19,13 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from radixlm.base.errors import TransferError
 from radixlm.base.record import Record
 from radixlm.tiers.base import PageRecord, Payload, TierName
 from radixlm.tiers.exchange import Exchange, Unequal, cover
 from radixlm.tiers.manifest import Manifest
 from radixlm.transfer.bootstrap import Directory, Registration, register_in_thread
 from radixlm.transfer.client import Address, Damaged, Differs, TransferClient, timed_out
-from radixlm.transfer.frames import TransferError
 from radixlm.transfer.outbox import Outbox
 from radixlm.transfer.server import ServedPages, TransferServer
 from radixlm.wire.transfer import FAKE_HOST, Hint, Want

@@ -14,9 +14,9 @@ from itertools import product
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from radixlm.base.errors import TransferError
 from radixlm.base.record import Record
 from radixlm.transfer.client import Address
-from radixlm.transfer.frames import TransferError
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from radixlm.base.errors import TransferError
 from radixlm.base.record import Record
 from radixlm.transfer.frames import (
     MAX_GREETING_BYTES,
-    TransferError,
     client_frames,
     machine,
     proof,

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from radixlm.base.errors import RadixError
+from radixlm.base.errors import TransferError
 from radixlm.wire.transfer import FromClient, FromServer
 
 MAX_FRAME_BYTES = 32 << 20
@@ -27,10 +27,6 @@ _LENGTH = struct.Struct("<I")
 _encode = msgspec.msgpack.Encoder().encode
 
 M = TypeVar("M")
-
-
-class TransferError(RadixError):
-    """The peer is gone, late, or does not keep to the protocol."""
 
 
 class Frames(Generic[M]):

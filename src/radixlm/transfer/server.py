@@ -13,11 +13,11 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
+from radixlm.base.errors import TransferError
 from radixlm.base.record import Record
 from radixlm.transfer.frames import (
     MAX_GREETING_BYTES,
     Frames,
-    TransferError,
     machine,
     proof,
     said_to,

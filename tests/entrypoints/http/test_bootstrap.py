@@ -11,10 +11,10 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from radixlm.base.errors import TransferError
 from radixlm.entrypoints.http.bootstrap import BootstrapService, bootstrap_app
 from radixlm.transfer.bootstrap import Directory, Registration, ask, register_in_thread
 from radixlm.transfer.client import Address
-from radixlm.transfer.frames import TransferError
 
 pytestmark = pytest.mark.timeout(60)
 SIZES = {"engine_rank": -1, "target_dp_group": -1, "target_pp_rank": -1}
