@@ -1,0 +1,89 @@
+"""Answers that the gateway itself gives, and the table of its own routes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Literal
+
+import orjson
+
+from radixlm.base.record import Record, field
+from radixlm.router.call import Call, Headers
+
+
+class Answer(Record):
+    """A whole answer. ``body``: bytes, or an iterator of chunks."""
+
+    status: int = 200
+    body: bytes | AsyncIterator[bytes] = b""
+    content_type: str = "application/json"
+    headers: Headers = field(default_factory=list)
+
+
+Access = Literal["open", "key", "admin"]
+Handler = Callable[[Call], Awaitable[Answer]]
+
+
+class Route(Record):
+    """``access``: open to all, needs the key of the data routes, or one of an administrator."""
+
+    handler: Handler
+    access: Access
+
+
+class Routes:
+    """Method and path -> handler. Segments in braces match one segment: "/workers/{id}"."""
+
+    def __init__(self) -> None:
+        self._exact: dict[tuple[str, str], Route] = {}
+        self._patterns: list[tuple[str, re.Pattern[str], Route]] = []
+        self._paths: set[str] = set()
+
+    def add(self, method: str, path: str, handler: Handler, access: Access = "admin") -> None:
+        """Serve ``method path`` by ``handler``."""
+        route = Route(handler, access)
+        if "{" not in path:
+            self._exact[method, path] = route
+            self._paths.add(path)
+            return
+        pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path))
+        self._patterns.append((method, re.compile(pattern), route))
+
+    def find(self, call: Call) -> Route | None:
+        """The route of a call, whose ``path_args`` are set; None where there is none."""
+        route = self._exact.get((call.method, call.path))
+        if route is not None:
+            return route
+        for method, pattern, route in self._patterns:
+            if method == call.method and (match := pattern.fullmatch(call.path)):
+                call.path_args = match.groupdict()
+                return route
+        return None
+
+    def methods(self, path: str) -> list[str]:
+        """Methods that ``path`` has, for a 405."""
+        exact = [method for method, known in self._exact if known == path]
+        return exact + [m for m, pattern, _ in self._patterns if pattern.fullmatch(path)]
+
+
+def json_answer(value: Any, status: int = 200, headers: Headers | None = None) -> Answer:
+    """An answer with JSON."""
+    return Answer(status, orjson.dumps(value), headers=headers or [])
+
+
+def error_answer(
+    status: int,
+    message: str,
+    code: str,
+    *,
+    kind: str = "invalid_request_error",
+    param: str | None = None,
+    retry_after_s: float | None = None,
+) -> Answer:
+    """An error in OpenAI's form: {"error": {message, type, code, param}}."""
+    error = {"message": message, "type": kind, "code": code, "param": param}
+    headers: Headers = field(default_factory=list)
+    if retry_after_s is not None:
+        headers.append((b"retry-after", str(max(1, round(retry_after_s))).encode()))
+    return json_answer({"error": error}, status, headers)

@@ -1,0 +1,139 @@
+"""Call: one request of a client as the gateway sees it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+Headers = list[tuple[bytes, bytes]]
+"""Names in lower case, in the order of arrival."""
+
+
+class Call:
+    """One request. The body's bytes are never written again: ``fields`` is for reading only, and
+    what a worker needs besides is spliced in after the first brace."""
+
+    __slots__ = (
+        "_fields",
+        "arrival_s",
+        "body",
+        "client",
+        "headers",
+        "is_admin",
+        "method",
+        "path",
+        "path_args",
+        "principal",
+        "query",
+        "request_id",
+        "tenant",
+    )
+
+    def __init__(
+        self, method: str, path: str, query: str, headers: Headers, body: bytes, client: str = ""
+    ) -> None:
+        """``query``: without the question mark. ``client``: the address of the connection."""
+        self.method, self.path, self.query = method, path, query
+        self.headers, self.body, self.client = headers, body, client
+        self.arrival_s = time.monotonic()
+        self.request_id = ""
+        self.tenant = ""
+        self.principal = ""  # who holds the key
+        self.is_admin = False
+        self.path_args: Mapping[str, str] = {}  # of the route's pattern
+        self._fields: Mapping[str, Any] | None = None
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header; ``name`` in lower case."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The fields of a JSON body; empty where it is none."""
+        if self._fields is None:
+            try:
+                parsed = orjson.loads(self.body) if self.body else {}
+            except orjson.JSONDecodeError:
+                parsed = {}
+            self._fields = parsed if isinstance(parsed, dict) else {}
+        return self._fields
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the client asks for server-sent events."""
+        return self.fields.get("stream") is True
+
+    @property
+    def model(self) -> str | None:
+        """The model that the body names."""
+        model = self.fields.get("model")
+        return model if isinstance(model, str) and model else None
+
+    @property
+    def text(self) -> str:
+        """What the prompt says, for policies that compare texts: messages joined, no template."""
+        fields = self.fields
+        for key in ("text", "prompt", "input", "query"):
+            value = fields.get(key)
+            if isinstance(value, str):
+                return value
+            if isinstance(value, list) and value:
+                return "".join(_texts(value))
+        messages = fields.get("messages")
+        return "".join(_texts(messages)) if isinstance(messages, list) else ""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """An estimate: token ids where the body has them, else a quarter of the characters."""
+        ids = self.fields.get("input_ids")
+        if isinstance(ids, list):
+            return sum(len(one) if isinstance(one, list) else 1 for one in ids)
+        return len(self.text) // 4 + 1
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of output that the body allows; 128 where it does not say."""
+        fields = self.fields
+        sampling = fields.get("sampling_params")
+        places = (fields, sampling if isinstance(sampling, dict) else {})
+        for place in places:
+            for key in ("max_completion_tokens", "max_tokens", "max_new_tokens"):
+                if isinstance(place.get(key), int):
+                    return int(place[key])
+        return 128
+
+    def spliced(self, extra: Mapping[str, Any]) -> bytes:
+        """The body with ``extra`` after its first brace. A field that the client sent too stands
+        twice, and readers take the last: leave those out of ``extra``, or use ``overridden``."""
+        if not extra:
+            return self.body
+        head, brace, tail = self.body.partition(b"{")
+        comma = b"," if tail.lstrip()[:1] != b"}" else b""
+        return head + brace + orjson.dumps(extra)[1:-1] + comma + tail
+
+    def overridden(self, extra: Mapping[str, Any]) -> bytes:
+        """The body with ``extra`` before its last brace, where it wins over the client's fields."""
+        if not extra:
+            return self.body
+        head, brace, tail = self.body.rpartition(b"}")
+        comma = b"," if head.rstrip()[-1:] != b"{" else b""
+        return head + comma + orjson.dumps(extra)[1:-1] + brace + tail
+
+
+def _texts(values: list[Any]) -> Iterator[str]:
+    """All texts in a list of texts, messages or content parts."""
+    for value in values:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            content = value.get("content", value.get("text"))
+            if isinstance(content, str):
+                yield content
+            elif isinstance(content, list):
+                yield from _texts(content)

@@ -1,0 +1,69 @@
+"""Worker: a whole server behind the gateway, and the states that it goes through."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Literal
+
+WorkerType = Literal["regular", "prefill", "decode"]
+
+
+class State(StrEnum):
+    """joining: it has not answered yet. ready: it gets requests. suspect: its breaker is open.
+    unhealthy: health checks fail. draining: it ends what it has. gone: removed."""
+
+    JOINING = "joining"
+    READY = "ready"
+    SUSPECT = "suspect"
+    UNHEALTHY = "unhealthy"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+class Worker:
+    """One server, or one data-parallel rank of it (``dp_rank``). ``facts``: what /server_info and
+    /model_info told. ``num_inflight`` and ``num_tokens`` (prompt and expected output) are charged
+    when a request is sent, and given back at its end."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model_id: str | None = None,
+        worker_type: WorkerType = "regular",
+        api_key: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        priority: int = 50,
+        cost: float = 1.0,
+        bootstrap_port: int | None = None,
+        dp_rank: int | None = None,
+    ) -> None:
+        """``url``: http://host:port, without a slash at the end."""
+        self.id = str(uuid.uuid4())
+        self.url, self.model_id, self.worker_type = url, model_id, worker_type
+        self.api_key, self.labels = api_key, dict(labels or {})
+        self.priority, self.cost = priority, cost
+        self.bootstrap_port, self.dp_rank = bootstrap_port, dp_rank
+        self.facts: dict[str, Any] = {}
+        self.state = State.JOINING
+        self.state_since_s = time.monotonic()
+        self.disable_health_check = False
+        self.num_inflight = 0
+        self.num_tokens = 0
+        self.num_routed = 0  # requests since it joined
+
+    @property
+    def name(self) -> str:
+        """The url, with the rank where there are several: "http://host:port@1"."""
+        return self.url if self.dp_rank is None else f"{self.url}@{self.dp_rank}"
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it may get a new request."""
+        return self.state is State.READY
+
+    def __repr__(self) -> str:
+        return f"Worker({self.name}, {self.state})"
