@@ -1,0 +1,156 @@
+"""Journal: what another worker needs to go on with a stream.
+
+A RadixLM worker that is asked to (``HEADER``) puts comment lines ": j RECORD ..." before the
+blocks of its stream (``intake/stream_journal.py``). The gateway keeps the records unread, and gives
+them to the next worker with the same body: that worker makes the same blocks of them, leaves out
+those that were sent, and computes the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from radixlm.router.call import Call
+from radixlm.router.worker import Worker
+
+HEADER = (b"x-radixlm-journal", b"1")
+MAX_KILLS = 2  # workers that may die of a request
+_LINE = b": j "
+_LINES = re.compile(rb"^: j ([^\n]*)\n", re.MULTILINE)
+_BYTES_A_STREAM = 512  # of the objects of one journal
+
+
+class JournalMemory:
+    """The bytes of all journals together. ``limit`` of 0: no stream is journaled."""
+
+    __slots__ = ("limit", "num_dropped", "used")
+
+    def __init__(self, limit: int = 256 << 20) -> None:
+        self.limit, self.used, self.num_dropped = limit, 0, 0
+
+    def take(self, count: int) -> bool:
+        """Reserve ``count`` bytes, if there are so many."""
+        if self.used + count > self.limit:
+            return False
+        self.used += count
+        return True
+
+
+class Journal:
+    """Of one stream, from its first worker to its end. ``close`` it in any case.
+
+    ``num_blocks``: whole blocks that ``feed`` has returned, of all workers together. ``kills``:
+    workers in a row that died before they gave a block.
+    """
+
+    __slots__ = (
+        "_digest",
+        "_keeps_lines",
+        "_memory",
+        "_records",
+        "_rest",
+        "_seen",
+        "_separator",
+        "_taken",
+        "is_dropped",
+        "kills",
+        "num_blocks",
+    )
+
+    def __init__(self, call: Call, worker: Worker, memory: JournalMemory | None = None) -> None:
+        """``worker``: the one that answers first."""
+        self._memory = memory or JournalMemory()
+        self._digest: str | None = worker.facts.get("resume_digest")
+        self._separator = b"\n" if call.path.startswith("/api/") else b"\n\n"  # Ollama's lines
+        # the client is a gateway with a journal of its own
+        self._keeps_lines = call.header(HEADER[0]) is not None
+        self._records, self._rest = bytearray(), b""
+        self.num_blocks = self._seen = self.kills = self._taken = 0
+        self.is_dropped = not self._take(_BYTES_A_STREAM)
+        if b'"resume"' in call.body:
+            self._begin(call.fields.get("resume"))
+
+    def _begin(self, resume: Any) -> None:
+        """Go on with what the client, a gateway, has sent."""
+        if not isinstance(resume, dict) or not isinstance(resume.get("journal"), list):
+            return
+        self._keep(" ".join(map(str, resume["journal"])).encode())
+        if isinstance(resume.get("num_events"), int):
+            self.num_blocks = self._seen = resume["num_events"]
+
+    def _take(self, count: int) -> bool:
+        if not self._memory.take(count):
+            return False
+        self._taken += count
+        return True
+
+    def _keep(self, records: bytes) -> None:
+        if self.is_dropped:
+            return
+        if self._take(len(records) + 1):
+            self._records += records + b" "
+            return
+        self.is_dropped = True  # this stream cannot be moved any more
+        self._memory.num_dropped += 1
+        self.close()
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The blocks that ``chunk`` completes, without the records; empty if it completes none."""
+        data = self._rest + chunk if self._rest else chunk
+        separator = self._separator
+        end = data.rfind(separator) + len(separator)
+        if end < len(separator):  # not found
+            self._rest = data
+            return b""
+        if end == len(data):
+            self._rest = b""
+        else:
+            data, self._rest = data[:end], data[end:]
+        if data.startswith(_LINE) or b"\n: j " in data:
+            data = self._stripped(data)
+        self.num_blocks += data.count(separator)
+        return data
+
+    def _stripped(self, data: bytes) -> bytes:
+        """``data`` without the lines of records, which are kept."""
+        if data.count(_LINE) == 1 and data.startswith(_LINE):  # as good as always
+            end = data.index(b"\n")
+            self._keep(data[len(_LINE) : end])
+            stripped = data[end + 1 :]
+        else:
+            self._keep(b" ".join(_LINES.findall(data)))
+            stripped = _LINES.sub(b"", data)
+        return data if self._keeps_lines else stripped
+
+    def lost(self) -> None:
+        """The worker died, or its connection: what it had begun to send is void."""
+        self.kills = 0 if self.num_blocks > self._seen else self.kills + 1
+        self._seen, self._rest = self.num_blocks, b""
+
+    def can_resume(self, worker: Worker) -> bool:
+        """Whether ``worker`` can go on: its answers are the first one's, token for token, or
+        nothing was sent yet."""
+        if self.kills >= MAX_KILLS:
+            return False
+        if not self.num_blocks:
+            return True
+        if self.is_dropped or not self._records or self._digest is None:
+            return False
+        return bool(worker.facts.get("resume_digest") == self._digest)
+
+    def resume_fields(self) -> dict[str, Any]:
+        """The field that the body needs for the next worker. Put it before the last brace
+        (``Call.overridden``): the client's body may have one."""
+        if not self.num_blocks and not self.kills:
+            return {}
+        resume: dict[str, Any] = {}
+        if self.num_blocks:
+            journal = self._records.decode("ascii", "replace").split()
+            resume = {"journal": journal, "num_events": self.num_blocks}
+        return {"resume": resume | ({"kills": self.kills} if self.kills else {})}
+
+    def close(self) -> None:
+        """The stream has ended: give the memory back."""
+        self._memory.used -= self._taken
+        self._taken, self._records, self._rest = 0, bytearray(), b""
