@@ -33,7 +33,7 @@ class OptionParser(argparse.ArgumentParser):
         try:
             known, rest = self.parse_known_args(argv)
         except argparse.ArgumentError as error:
-            raise _argument_error(error) from error
+            raise argument_error(error, options()) from error
         newer, rest = newer_words(rest) if self.has_options else ({}, rest)
         for word in rest:
             if word.startswith("-"):
@@ -50,17 +50,18 @@ class HelpFormatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=34, width=100)
 
 
-def _argument_error(error: argparse.ArgumentError) -> ConfigError:
+def argument_error(error: argparse.ArgumentError, table: Mapping[str, Option]) -> ConfigError:
     """The error with the flag, and a value that works."""
     flag = (error.argument_name or "").partition("/")[0]
-    option = options().get(flag.removeprefix("--").replace("-", "_"))
+    option = table.get(flag.removeprefix("--").replace("-", "_"))
     if option is None:
         return ConfigError(f"{flag}: {error.message}")
     works = option.dashed if option.kind is bool else f"{option.dashed} {example(option)}"
     return ConfigError(f"{option.dashed}: {error.message}, such as {works}")
 
 
-def _help_text(option: Option) -> str:
+def help_text(option: Option) -> str:
+    """The option's help: choices, default and state after it."""
     flag = option.flag
     text = option.help
     if flag.allowed:
@@ -72,7 +73,7 @@ def _help_text(option: Option) -> str:
     return text.replace("%", "%%")
 
 
-def _settings(option: Option) -> dict[str, Any]:
+def argument_settings(option: Option) -> dict[str, Any]:
     """The keywords of ``add_argument``; values stay raw text, ``read_values`` reads them."""
     bare = option.flag.const
     if option.kind is bool and bare is None:
@@ -106,8 +107,8 @@ def add_options(parser: OptionParser) -> None:
             *option.flag.aliases,
             dest=name,
             default=quiet,
-            help=_help_text(option),
-            **_settings(option),
+            help=help_text(option),
+            **argument_settings(option),
         )
     for key, renamed in DEPRECATED.items():
         action = "store" if renamed.takes_value else "store_true"

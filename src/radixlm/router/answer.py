@@ -83,7 +83,7 @@ def error_answer(
 ) -> Answer:
     """An error in OpenAI's form: {"error": {message, type, code, param}}."""
     error = {"message": message, "type": kind, "code": code, "param": param}
-    headers: Headers = field(default_factory=list)
+    headers: Headers = []
     if retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(retry_after_s))).encode()))
     return json_answer({"error": error}, status, headers)
