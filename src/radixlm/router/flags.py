@@ -44,10 +44,11 @@ class Workers(Record):
     enable_igw: Annotated[bool, "Several models, each with workers and a policy of its own."] = (
         False
     )
+    reuse_port: Annotated[bool, "Share the port with a gateway that takes over."] = False
     backend: Annotated[
         str,
         "What the workers are: servers with SGLang's routes, or OpenAI endpoints.",
-        Flag(("--runtime",), choices=("sglang", "vllm", "openai"), why="", built=None),
+        Flag(("--runtime",), choices=("sglang", "vllm", "openai")),
     ] = "sglang"
     launch_servers: Annotated[
         int, "Start so many RadixLM servers on this machine and route to them.", _FROM_0
@@ -184,7 +185,10 @@ class Limits(Discovery):
     shutdown_grace_period_secs: Annotated[
         int, "Seconds that running requests have after SIGTERM.", _FROM_0
     ] = 180
-    tenants: Annotated[str | None, "YAML file with tenants' weights and ceilings."] = None
+    fair_share: Annotated[bool, "Tenants share the workers fairly."] = False
+    tenants: Annotated[
+        str | None, "YAML file with tenants' weights and ceilings; implies --fair-share."
+    ] = None
     fair_share_header: Annotated[str, "Header that names the tenant."] = "x-tenant"
     cors_allowed_origins: Annotated[
         tuple[str, ...], "Origins of browsers; all if empty.", _ANY
@@ -206,9 +210,9 @@ class Retries(Limits):
     ] = False
     journal_max_mb: Annotated[int, "Memory of all streams' journals, in MB.", _COUNT] = 256
     hedge: Annotated[bool, "Ask a second worker when the first token is late."] = False
-    hedge_max_share: Annotated[float, "Share of requests that may be hedged.", _FRACTION] = 0.05
+    hedge_fraction: Annotated[float, "Share of requests that may be hedged.", _FRACTION] = 0.05
     rolling: Annotated[str | None, "Command that restarts a worker, run for each in turn."] = None
-    drain_timeout_secs: Annotated[
+    drain_deadline_secs: Annotated[
         float, "Seconds after which a draining worker's streams move.", _FROM_0
     ] = 30.0
 

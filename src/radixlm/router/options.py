@@ -68,11 +68,9 @@ class Options(Flags):
 
     @property
     def roles(self) -> dict[str, Role]:
-        """--jwt-role-mapping, read."""
-        return {
-            name: _role("--jwt-role-mapping", text)
-            for name, text in self.pairs("jwt_role_mapping").items()
-        }
+        """--jwt-role-mapping, read: a role of the issuer -> ours."""
+        split = (text.partition("=") for text in self.jwt_role_mapping)
+        return {theirs: _role("--jwt-role-mapping", ours) for theirs, _, ours in split}
 
     @property
     def num_tries(self) -> int:
