@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
+from radixlm.base.record import Record
+
 WorkerType = Literal["regular", "prefill", "decode"]
 
 
@@ -21,6 +23,14 @@ class State(StrEnum):
     UNHEALTHY = "unhealthy"
     DRAINING = "draining"
     GONE = "gone"
+
+
+class Load(Record):
+    """What a worker last told of itself. ``kv_usage``: 0 to 1. ``tokens_per_s``: 0 if unknown."""
+
+    num_queued_tokens: int = 0
+    kv_usage: float = 0.0
+    tokens_per_s: float = 0.0
 
 
 class Worker:
@@ -54,6 +64,7 @@ class Worker:
         self.num_inflight = 0
         self.num_tokens = 0
         self.num_routed = 0  # requests since it joined
+        self.load: Load | None = None
 
     @property
     def name(self) -> str:

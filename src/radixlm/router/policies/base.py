@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from radixlm.base.errors import RadixError
 from radixlm.router.call import Call
 from radixlm.router.worker import Worker
 
 
-class Policy(Protocol):
-    """Chooses among workers of one model and one type. One object serves one such pool."""
+class NoChoice(RadixError):
+    """The policy has no worker for this call: the client named one that cannot take it."""
+
+
+class Policy:
+    """Chooses among workers of one model and one type. One object serves one such pool. A policy
+    inherits from it, and overrides what it needs."""
 
     name: str
 
     def choose(self, call: Call, workers: Sequence[Worker]) -> Worker:
         """One of ``workers``, which are available, at least one, and not yet tried for ``call``.
-        Ties are drawn at random."""
+        Ties are drawn at random. NoChoice if none will do."""
+        raise NotImplementedError
 
     def joined(self, worker: Worker) -> None:
         """A worker became a member of the pool."""
@@ -29,4 +37,20 @@ class Policy(Protocol):
         not tell."""
 
     def tick(self, now_s: float) -> None:
-        """Called about once a second: evict, adjust bounds."""
+        """Called about once a second, with ``time.monotonic()``: evict, adjust bounds."""
+
+
+def work(worker: Worker) -> tuple[int, int]:
+    """(requests, tokens) in flight: what "least loaded" compares."""
+    return worker.num_inflight, worker.num_tokens
+
+
+def least(workers: Sequence[Worker], cost: Callable[[Worker], Any] = work) -> Worker:
+    """The worker of the lowest cost; ties at random."""
+    if len(workers) == 1:
+        return workers[0]
+    costs = [cost(worker) for worker in workers]
+    lowest = min(costs)
+    if costs.count(lowest) == 1:
+        return workers[costs.index(lowest)]
+    return random.choice([one for one, c in zip(workers, costs, strict=True) if c == lowest])
