@@ -204,11 +204,12 @@ class Retries(Limits):
     retry_backoff_multiplier: Annotated[float, "Growth of the wait.", _FROM_1] = 1.5
     retry_jitter_factor: Annotated[float, "Random share of the wait.", _FRACTION] = 0.2
     disable_retries: Annotated[bool, "Try once."] = False
-    disable_resume: Annotated[bool, "End a stream with an error when its worker dies."] = False
     resume_foreign: Annotated[
         bool, "Go on with greedy text on SGLang and vLLM too, from prompt and text so far."
     ] = False
-    journal_max_mb: Annotated[int, "Memory of all streams' journals, in MB.", _COUNT] = 256
+    journal_memory_mb: Annotated[
+        int, "Memory of all streams' journals, in MB; 0: no stream is moved.", _FROM_0
+    ] = 256
     hedge: Annotated[bool, "Ask a second worker when the first token is late."] = False
     hedge_fraction: Annotated[float, "Share of requests that may be hedged.", _FRACTION] = 0.05
     rolling: Annotated[str | None, "Command that restarts a worker, run for each in turn."] = None

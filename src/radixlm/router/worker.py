@@ -72,6 +72,29 @@ class Worker:
         return self.url if self.dp_rank is None else f"{self.url}@{self.dp_rank}"
 
     @property
+    def names(self) -> set[str]:
+        """What a request may call its model or adapters."""
+        told = (self.facts.get("served_model_name"), self.facts.get("model_path"))
+        models = self.facts.get("models", ())
+        return {name for name in (self.model_id, *told, *models) if isinstance(name, str)}
+
+    def of_rank(self, rank: int) -> Worker:
+        """Another data-parallel rank of the same server."""
+        other = Worker(
+            self.url,
+            model_id=self.model_id,
+            worker_type=self.worker_type,
+            api_key=self.api_key,
+            labels=self.labels,
+            priority=self.priority,
+            cost=self.cost,
+            bootstrap_port=self.bootstrap_port,
+            dp_rank=rank,
+        )
+        other.facts, other.disable_health_check = self.facts, self.disable_health_check
+        return other
+
+    @property
     def is_available(self) -> bool:
         """Whether it may get a new request."""
         return self.state is State.READY

@@ -1,0 +1,146 @@
+"""Registry: joining, pools, models, ranks; what listeners are told."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.router.options import Options
+from radixlm.router.registry import Registry, worker_of
+from radixlm.router.worker import State, Worker
+from tests.router.fakes import Servers, joined, until
+
+A, B, C = "http://a:1", "http://b:2", "http://c:3"
+
+
+def _registry(servers: Servers, **options: object) -> Registry:
+    return Registry(Options(**options), servers.fetch)  # type: ignore[arg-type]
+
+
+async def test_a_worker_joins_with_its_facts() -> None:
+    servers = Servers()
+    servers.up(A, served_model_name="qwen", tp_size=2)
+    registry, told = _registry(servers, api_key="k"), []
+    registry.listen(lambda event, worker: told.append((event, worker.state)))
+    worker = registry.add(Worker(A + "/"))
+    assert worker.state is State.JOINING and registry.pool("qwen") == []
+    await joined(registry, worker)
+    assert (worker.model_id, worker.facts["tp_size"], worker.url) == ("qwen", 2, A)
+    assert registry.pool("qwen") == registry.pool("another") == registry.pool(None) == [worker]
+    assert registry.models() == ["qwen"] and told == [("joined", State.READY)]
+    assert {key for *_, key in servers.asked} == {"k"}
+    assert registry.add(Worker(A)) is worker and len(registry) == 1
+    registry.remove(worker)
+    assert told[1:] == [("left", State.GONE)] and registry.pool(None) == []
+
+
+async def test_old_servers_and_foreign_ones_join() -> None:
+    servers = Servers()
+    servers.answers[A, "/health"] = {}
+    servers.answers[A, "/get_server_info"] = {"model_path": "old"}
+    servers.answers[B, "/health"] = {}
+    servers.answers[B, "/v1/models"] = {"data": [{"id": "vllm-model"}]}
+    servers.answers[C, "/health"] = b"<html>"
+    registry = _registry(servers)
+    workers = [registry.add(Worker(url)) for url in (A, B, C)]
+    await joined(registry, *workers)
+    assert [one.model_id for one in workers] == ["old", "vllm-model", "unknown"]
+
+
+async def test_a_late_server_joins_and_a_request_may_wait_for_it() -> None:
+    servers = Servers()
+    registry = _registry(servers)
+    worker = registry.add(Worker(A))
+    waiting = asyncio.create_task(registry.available(None, timeout_s=5))
+    await until(lambda: bool(registry.problem(worker)))
+    assert "refused" in registry.problem(worker)
+    servers.up(A)
+    assert await waiting == [worker]
+    registry.remove(worker)
+    assert await registry.available(None, timeout_s=5) == []
+
+
+async def test_a_server_that_never_answers_is_given_up() -> None:
+    registry = _registry(Servers(), worker_startup_timeout_secs=0)
+    worker = registry.add(Worker(A))
+    await until(lambda: worker.state is State.GONE)
+    assert "refused" in registry.failed[worker.id][1] and len(registry) == 0
+
+
+async def test_without_health_checks_a_worker_is_ready_at_once() -> None:
+    registry = _registry(Servers(), disable_health_check=True)
+    worker = registry.add(Worker(A))
+    await joined(registry, worker)
+    assert worker.is_available and worker.model_id == "unknown"
+
+
+async def test_each_rank_is_a_worker() -> None:
+    servers = Servers()
+    servers.up(A, dp_size=3)
+    registry = _registry(servers, dp_aware=True)
+    first = registry.add(Worker(A))
+    await joined(registry, first)
+    assert [one.name for one in registry.pool(None)] == [f"{A}@0", f"{A}@1", f"{A}@2"]
+    assert registry.find(A) == list(registry) and registry.find(f"{A}@1")[0].dp_rank == 1
+    assert registry.add(Worker(f"{A}@2")) in registry and len(registry) == 3
+
+
+async def test_several_models_each_have_their_workers() -> None:
+    servers = Servers()
+    servers.up(A, served_model_name="x")
+    servers.up(B, served_model_name="y")
+    servers.answers[B, "/v1/models"] = {"data": [{"id": "y"}, {"id": "adapter"}]}
+    registry = _registry(servers, enable_igw=True)
+    a, b = registry.add(Worker(A)), registry.add(Worker(B))
+    await joined(registry, a, b)
+    assert registry.pool("x") == [a] and registry.pool("adapter") == registry.pool("y:other") == [b]
+    assert registry.pool("z") == [] and not registry.knows("z") and registry.knows("x")
+    registry.move(a, State.UNHEALTHY)
+    assert registry.pool("x") == [] and registry.knows("x") and registry.models() == ["y"]
+
+
+async def test_types_have_pools_of_their_own() -> None:
+    servers = Servers()
+    servers.up(A)
+    servers.up(B)
+    registry = _registry(servers)
+    a = registry.add(Worker(A, worker_type="prefill", bootstrap_port=9))
+    b = registry.add(Worker(B, worker_type="decode"))
+    await joined(registry, a, b)
+    assert (registry.pool(None, "prefill"), registry.pool(None, "decode")) == ([a], [b])
+    assert registry.pool(None) == []
+
+
+async def test_a_bad_url_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="http") as error:
+        _registry(Servers()).add(Worker("nope"))
+    assert error.value.param == "url"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "url"),
+        ({"url": 3}, "url"),
+        ({"url": A, "priority": "x"}, "priority"),
+        ({"url": A, "cost": True}, "cost"),
+        ({"url": A, "labels": {"a": 1}}, "labels"),
+        ({"url": A, "worker_type": "odd"}, "worker_type"),
+        ({"url": A, "bootstrap_port": 1.5}, "bootstrap_port"),
+    ],
+)
+def test_a_bad_field_is_named(fields: dict[str, object], param: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        worker_of(fields)
+    assert error.value.param == param
+
+
+async def test_the_health_check_may_have_a_port_of_its_own() -> None:
+    servers = Servers()
+    servers.up(A)
+    servers.answers["http://a:9", "/health"] = {}
+    registry = _registry(servers, health_check_port=9)
+    await joined(registry, registry.add(Worker(A)))
+    assert ("http://a:9", "GET", "/health", None) in servers.asked
