@@ -1,0 +1,487 @@
+"""HTTP/1.1 for clients: connections with limits, and the stream that an answer is written to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+import httptools
+
+from radixlm.base.record import Record
+from radixlm.entrypoints.http.descriptors import descriptor_limits
+from radixlm.router.answer import Answer, error_answer
+from radixlm.router.call import Call, Headers
+
+log = logging.getLogger(__name__)
+
+MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADERS = 256
+MIN_BYTES_PER_S = 1000  # of a request, after the stall timeout
+LINGER_S = 2.0  # for what a client still sends after a refusal
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+
+
+class Limits(Record):
+    """What a connection may ask for."""
+
+    max_body_bytes: int = 512 << 20
+    stall_timeout_s: float = 60.0
+    keep_alive_s: float = 75.0  # longer than clients and proxies keep idle connections
+
+
+OnCall = Callable[[Call, "ClientStream"], None]
+
+
+class HttpServer:
+    """All connections of clients. ``on_call`` begins to serve one call and returns at once."""
+
+    def __init__(self, on_call: OnCall, limits: Limits) -> None:
+        self.on_call, self.limits = on_call, limits
+        self.connections: set[Connection] = set()
+        self.is_draining = False  # each answer closes its connection
+        self._swept_s = time.monotonic()
+
+    def make(self) -> Connection:
+        """The protocol of a new connection."""
+        return Connection(self)
+
+    @property
+    def num_active(self) -> int:
+        """Answers under way."""
+        return sum(c.stream is not None for c in self.connections)
+
+    def drain(self) -> None:
+        """Close what is idle now, and the rest after its answer."""
+        self.is_draining = True
+        for connection in tuple(self.connections):
+            connection.close_if_idle()
+
+    def abort(self) -> None:
+        """Drop all connections."""
+        for connection in tuple(self.connections):
+            connection.transport.abort()
+
+    def sweep(self) -> None:
+        """Close connections whose clients stall, unless this process was itself suspended. To be
+        called about once a second."""
+        now_s = time.monotonic()
+        was_suspended = now_s - self._swept_s > 10.0
+        self._swept_s = now_s
+        if was_suspended:
+            return
+        stalled = [c for c in self.connections if c.is_stalled(now_s)]
+        for connection in stalled:
+            connection.transport.abort()
+        if stalled:
+            log.warning("closed %d connections whose clients stalled", len(stalled))
+
+
+class ClientStream:
+    """The answer to one call: ``begin``, any number of ``write``, ``end``. All do nothing once the
+    client is gone. ``status`` and ``num_bytes`` (of the body) say what was sent."""
+
+    __slots__ = (
+        "_connection",
+        "_has_body",
+        "_is_chunked",
+        "_is_http11",
+        "_is_kept",
+        "_left",
+        "_on_leave",
+        "_pause",
+        "_resume",
+        "added_headers",
+        "begun_s",
+        "has_begun",
+        "has_ended",
+        "is_gone",
+        "num_bytes",
+        "status",
+        "task",
+    )
+
+    def __init__(self, connection: Connection, is_head: bool, is_http11: bool, kept: bool) -> None:
+        self._connection: Connection | None = connection
+        self._has_body, self._is_http11, self._is_kept = not is_head, is_http11, kept
+        self._is_chunked = False
+        self._left: int | None = None  # bytes of the body that are promised
+        self._on_leave: list[Callable[[], None]] = []
+        self._pause: Callable[[], None] | None = None
+        self._resume: Callable[[], None] | None = None
+        self.added_headers: Headers = []  # to be sent with any answer
+        self.has_begun = self.has_ended = self.is_gone = False
+        self.status = self.num_bytes = 0
+        self.begun_s = 0.0
+        self.task: asyncio.Task[None] | None = None
+
+    def begin(self, status: int, headers: Headers, *, length: int | None = None) -> None:
+        """Send the head. ``headers``: no hop-by-hop ones and no content-length; ``length``: bytes
+        of the body, where they are known."""
+        self.has_begun, self.status, self.begun_s = True, status, time.monotonic()
+        connection = self._connection
+        if connection is None:
+            return
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        lines += [b"%b: %b\r\n" % header for header in self.added_headers]
+        if status in (204, 304):
+            self._has_body = False
+        elif length is not None:
+            lines.append(b"content-length: %d\r\n" % length)
+            self._left = length
+        elif self._is_http11:
+            lines.append(b"transfer-encoding: chunked\r\n")
+            self._is_chunked = True
+        else:
+            self._is_kept = False
+        if not self._is_kept or connection.server.is_draining:
+            self._is_kept = False
+            lines.append(b"connection: close\r\n")
+        elif not self._is_http11:
+            lines.append(b"connection: keep-alive\r\n")
+        line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
+        connection.transport.write(line + b"".join(lines) + b"\r\n")
+
+    def write(self, data: bytes) -> None:
+        """Send some of the body."""
+        self.num_bytes += len(data)
+        connection = self._connection
+        if connection is None or not self._has_body or not data:
+            return
+        if self._is_chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        elif self._left is not None:
+            self._left -= len(data)
+            if self._left < 0:
+                self.abort()
+                return
+        connection.transport.write(data)
+
+    def end(self) -> None:
+        """The answer is complete. A body shorter than its length closes the connection."""
+        connection, self._connection = self._connection, None
+        self.has_ended = True
+        self._pause = self._resume = None
+        self._on_leave.clear()
+        if connection is None:
+            return
+        if self._has_body and self._is_chunked:
+            connection.transport.write(b"0\r\n\r\n")
+        elif self._has_body and self._left:
+            self._is_kept = False
+        connection.answered(self._is_kept)
+
+    def answer(self, answer: Answer) -> None:
+        """Send a whole answer, of bytes."""
+        assert isinstance(answer.body, bytes)
+        kind = (b"content-type", answer.content_type.encode())
+        self.begin(answer.status, [kind, *answer.headers], length=len(answer.body))
+        self.write(answer.body)
+        self.end()
+
+    def abort(self) -> None:
+        """Cut the connection: the client must not take what it has for a whole answer."""
+        if self._connection is not None:
+            self._connection.transport.abort()
+
+    def on_leave(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once if the client leaves before the end; the task that serves the call
+        is cancelled after."""
+        if self.is_gone:
+            callback()
+        else:
+            self._on_leave.append(callback)
+
+    def on_pressure(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        """Call ``pause`` when the client reads too slowly, ``resume`` when it has caught up."""
+        self._pause, self._resume = pause, resume
+        if self._connection is not None and self._connection.is_full:
+            pause()
+
+    # of the connection
+
+    def left(self) -> None:
+        """The client is gone."""
+        self._connection = None
+        self.is_gone = True
+        callbacks, self._on_leave = self._on_leave, []
+        for callback in callbacks:
+            callback()
+        if self.task is not None:
+            self.task.cancel()
+
+    def pressed(self, is_full: bool) -> None:
+        """The connection's buffer is full, or has room again."""
+        callback = self._pause if is_full else self._resume
+        if callback is not None:
+            callback()
+
+
+class Connection(asyncio.Protocol):
+    """One connection of a client. Its requests are answered in turn: what came too early waits."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, server: HttpServer) -> None:
+        self.server = server
+        self.stream: ClientStream | None = None  # of the answer under way
+        self.is_full = False
+        self._peer = ""
+        self._parser = httptools.HttpRequestParser(self)
+        self._queue: deque[tuple[Call, bool, bool]] = deque()  # call, is HTTP/1.1, is kept
+        self._refusal: Answer | None = None  # nothing more is read
+        self._raw_left = 0  # bytes of a body that the parser does not see
+        self._is_paused = False
+        self._since_s = time.monotonic()  # of idleness, of the request, or of the full buffer
+        self._is_reading = False  # between the first and the last byte of a request
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin another request."""
+        self._method = self._url = b""
+        self._headers: Headers = []
+        self._parts: list[bytes] = []
+        self._has_head = self._is_http11 = self._is_kept = False
+        self._num_received = self._num_body_bytes = 0
+
+    def is_stalled(self, now_s: float) -> bool:
+        """Whether the client has sent or read too little for too long."""
+        limits, age_s = self.server.limits, now_s - self._since_s
+        if self.is_full:
+            return age_s > limits.stall_timeout_s
+        if self._is_reading and not self._is_paused:
+            return age_s > limits.stall_timeout_s + self._num_received / MIN_BYTES_PER_S
+        return self.stream is None and age_s > limits.keep_alive_s
+
+    def close_if_idle(self) -> None:
+        """Close where no request is under way."""
+        if self.stream is None and not self._is_reading:
+            self.transport.close()
+
+    # of the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.server.connections.add(self)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if sock.fileno() > descriptor_limits()[0]:
+                message = "no file descriptor is left for more connections: raise ulimit -n"
+                self._refuse(error_answer(503, message, "overloaded", retry_after_s=1))
+                transport.close()
+        peer = transport.get_extra_info("peername")
+        self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
+
+    def data_received(self, data: bytes) -> None:
+        if self._refusal is not None:
+            return
+        if self._raw_left:
+            data = self._take_raw(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as error:
+            self._go_on_without_upgrade(data[error.args[0] :])
+        except httptools.HttpParserError as error:
+            self._refuse_error(error)
+        self._num_received += len(data)
+        if not self._has_head and self._num_received > MAX_HEADER_BYTES and self._is_reading:
+            self._refuse(_too_large_head())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.server.connections.discard(self)
+        self._queue.clear()
+        self._refusal = self._refusal or _too_large_head()  # anything: read no more
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.left()
+
+    def pause_writing(self) -> None:
+        self.is_full, self._since_s = True, time.monotonic()
+        if self.stream is not None:
+            self.stream.pressed(True)
+
+    def resume_writing(self) -> None:
+        self.is_full, self._since_s = False, time.monotonic()
+        if self.stream is not None:
+            self.stream.pressed(False)
+
+    # of the parser; what these raise ends in _refuse_error
+
+    def on_message_begin(self) -> None:
+        self._forget()
+        self._is_reading, self._since_s = True, time.monotonic()
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._has_head:
+            self._headers.append((name.lower(), value))
+            if len(self._headers) > MAX_HEADERS:
+                raise _Refused(_too_large_head())
+
+    def on_headers_complete(self) -> None:
+        self._has_head = True
+        self._method = self._parser.get_method()
+        version = self._parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise _refused(505, f"HTTP/{version} is not supported: use HTTP/1.1")
+        self._is_http11, self._is_kept = version == "1.1", self._parser.should_keep_alive()
+        self._check_head()
+
+    def on_body(self, data: bytes) -> None:
+        self._num_body_bytes += len(data)
+        if self._num_body_bytes > self.server.limits.max_body_bytes:
+            raise self._too_large()
+        self._parts.append(data)
+
+    def on_message_complete(self) -> None:
+        if not self._parser.should_upgrade():
+            self._complete()
+
+    # requests
+
+    def _check_head(self) -> None:
+        """Refuse what could be read in two ways, and what is too large."""
+        length, expects, num_hosts, num_bytes = 0, False, 0, len(self._url)
+        for name, value in self._headers:
+            num_bytes += len(name) + len(value)
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"host":
+                num_hosts += 1
+            elif name == b"transfer-encoding":
+                if value.strip().lower() != b"chunked" or not self._is_http11:
+                    raise _refused(501, f"Transfer-Encoding {value[:40]!r}: use chunked")
+            elif name == b"expect":
+                expects = value.strip().lower() == b"100-continue"
+                if not expects:
+                    raise _refused(417, f"Expect {value[:40]!r}: use 100-continue")
+        if num_bytes > MAX_HEADER_BYTES:
+            raise _Refused(_too_large_head())
+        if num_hosts != 1 and (self._is_http11 or num_hosts):
+            raise _refused(400, f"{num_hosts} Host headers: send one")
+        if length > self.server.limits.max_body_bytes:
+            raise self._too_large()
+        if expects and self._is_http11 and self.stream is None:
+            self.transport.write(CONTINUE)
+        self._raw_left = length if self._parser.should_upgrade() else 0
+
+    def _too_large(self) -> _Refused:
+        limit = self.server.limits.max_body_bytes
+        message = f"the body exceeds {limit} bytes (--max-payload-size)"
+        return _refused(413, message, "payload_too_large")
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Clients offer HTTP/2 by an Upgrade header, which may be ignored. The parser stops there,
+        before the body."""
+        if any(name == b"transfer-encoding" for name, _ in self._headers):
+            self._refuse(_refused(501, "Upgrade with a chunked body: leave Upgrade out").answer)
+            return
+        if self._method == b"CONNECT":
+            self._refuse(_refused(405, "CONNECT is not supported").answer)
+            return
+        self._parser = httptools.HttpRequestParser(self)
+        if not self._raw_left:
+            self._complete()
+        if rest:
+            self.data_received(rest)
+
+    def _take_raw(self, data: bytes) -> bytes:
+        """Take the body from ``data``; the rest of it."""
+        body, rest = data[: self._raw_left], data[self._raw_left :]
+        self._raw_left -= len(body)
+        self._parts.append(body)
+        if not self._raw_left:
+            self._complete()
+        return rest
+
+    def _complete(self) -> None:
+        self._is_reading = False
+        path, _, query = self._target().partition("?")
+        parts = self._parts
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        call = Call(self._method.decode(), path, query, self._headers, body, self._peer)
+        if self.stream is not None:
+            self._queue.append((call, self._is_http11, self._is_kept))
+            if not self._is_paused:
+                self._is_paused = True
+                self.transport.pause_reading()
+            return
+        self._serve(call, self._is_http11, self._is_kept)
+
+    def _target(self) -> str:
+        """Path and query. A whole URL, as to a proxy, loses its host."""
+        url = self._url.decode("ascii")
+        if not url.startswith(("/", "*")):
+            parts = urlsplit(url)
+            url = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        return url.partition("#")[0]
+
+    def _serve(self, call: Call, is_http11: bool, is_kept: bool) -> None:
+        stream = ClientStream(self, call.method == "HEAD", is_http11, is_kept)
+        self.stream = stream
+        self.server.on_call(call, stream)
+
+    def answered(self, is_kept: bool) -> None:
+        """The answer under way is complete."""
+        self.stream = None
+        self._since_s = time.monotonic()
+        if not is_kept:
+            if self._refusal is None:
+                self.transport.close()
+            else:
+                asyncio.get_running_loop().call_later(LINGER_S, self.transport.close)
+        elif self._queue:
+            self._serve(*self._queue.popleft())
+        elif self._refusal is not None:
+            self._refuse(self._refusal)
+        elif self._is_paused:
+            self._is_paused = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    # refusals
+
+    def _refuse_error(self, error: Exception) -> None:
+        cause = error.__context__
+        if isinstance(cause, _Refused):
+            self._refuse(cause.answer)
+            return
+        if cause is not None and not isinstance(cause, UnicodeDecodeError):
+            log.error("reading a request failed", exc_info=cause)
+        self._refuse(_refused(400, f"the request is not valid HTTP: {error}").answer)
+
+    def _refuse(self, answer: Answer) -> None:
+        """Answer once all before is answered, and close. What the client still sends is read and
+        dropped for a while, since closing with unread data would take the answer away from it."""
+        self._refusal = answer
+        self._is_reading = False
+        if self.stream is not None or self.transport.is_closing():
+            return
+        ClientStream(self, False, True, False).answer(answer)
+
+
+class _Refused(Exception):
+    """A request that is not served; the connection closes after ``answer``."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
+
+
+def _refused(status: int, message: str, code: str = "invalid_http") -> _Refused:
+    return _Refused(error_answer(status, message, code))
+
+
+def _too_large_head() -> Answer:
+    message = f"more than {MAX_HEADERS} headers, or more than {MAX_HEADER_BYTES} bytes of them"
+    return error_answer(431, message, "headers_too_large")

@@ -1,0 +1,97 @@
+"""Start of the gateway, its signals and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import ssl
+import time
+from typing import Any
+
+import uvloop
+
+from radixlm.base.errors import ConfigError
+from radixlm.router.app import Gateway
+
+log = logging.getLogger(__name__)
+
+
+def run(options: Any, began_s: float | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; the exit status. ConfigError: the address cannot be bound, a
+    certificate cannot be read. ``began_s``: of time.monotonic, for the log."""
+    began_s = time.monotonic() if began_s is None else began_s
+    context = server_context(options.tls_cert_path, options.tls_key_path)
+    sock = bind(options.host, options.port)
+    return uvloop.run(_serve(options, sock, context, began_s))
+
+
+async def _serve(
+    options: Any, sock: socket.socket, context: ssl.SSLContext | None, began_s: float
+) -> int:
+    gateway = Gateway(options)
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, signals.put_nowait, signum)
+    try:
+        await gateway.start(sock, context)
+        scheme = "https" if context else "http"
+        log.info(
+            "ready on %s://%s:%d after %.2f s",
+            scheme,
+            options.host,
+            sock.getsockname()[1],
+            time.monotonic() - began_s,
+        )
+        await signals.get()
+        grace_s = options.shutdown_grace_period_secs
+        log.info("ending: %d answers under way get %g s", gateway.server.num_active, grace_s)
+        draining = asyncio.ensure_future(gateway.drain(grace_s))
+        again = asyncio.ensure_future(signals.get())
+        await asyncio.wait({draining, again}, return_when=asyncio.FIRST_COMPLETED)
+        if gateway.server.num_active:
+            log.warning("cut %d answers", gateway.server.num_active)
+        for task in (draining, again):
+            task.cancel()
+    finally:
+        await gateway.stop()
+    log.info("stopped")
+    return 0
+
+
+def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """A bound socket, not yet listening. ``is_shared``: another process may have the port too.
+    ConfigError: the address is taken or is none of this machine's."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, proto)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: {error.strerror or error}; use another, or --port 0 for "
+            "any free port"
+        ) from error
+    sock.setblocking(False)
+    return sock
+
+
+def server_context(cert_path: str | None, key_path: str | None) -> ssl.SSLContext | None:
+    """TLS for clients, or None. ConfigError: only one of the two files, or one is not PEM."""
+    if not cert_path and not key_path:
+        return None
+    if not cert_path or not key_path:
+        raise ConfigError("--tls-cert-path and --tls-key-path: give both, or none")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(cert_path, key_path)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--tls-cert-path {cert_path}: {error}") from error
+    return context
