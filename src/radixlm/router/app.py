@@ -16,6 +16,7 @@ from radixlm.entrypoints.http.descriptors import backlog
 from radixlm.router.answer import Access, Routes, error_answer
 from radixlm.router.call import Call, Headers
 from radixlm.router.http_server import ClientStream, HttpServer, Limits
+from radixlm.router.options import Options
 from radixlm.router.parts import PARTS
 from radixlm.router.upstream import Upstream
 
@@ -24,6 +25,8 @@ __all__ = ["ClientStream", "Gateway"]
 log = logging.getLogger(__name__)
 
 Work = Callable[[], Awaitable[None] | None]
+Serve = Callable[["Gateway", Call, ClientStream], Awaitable[None]]
+Wrapper = Callable[[Serve, Call, ClientStream], Awaitable[None]]
 ID_HEADERS = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
 _ID_PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "generate": "gnt-"} | {
     "responses": "resp-"
@@ -37,8 +40,8 @@ class Gateway:
     """One gateway. The parts (``parts.py``) set the attributes that are None here, and register
     routes, listeners and periodic work."""
 
-    def __init__(self, options: Any, parts: tuple[str, ...] = PARTS) -> None:
-        """``options``: of ``options.py``. ConfigError: an option cannot be served."""
+    def __init__(self, options: Options, parts: tuple[str, ...] = PARTS) -> None:
+        """ConfigError: an option cannot be served."""
         self.options = options
         self.upstream = Upstream(
             ca_paths=options.ca_cert_paths,
@@ -48,7 +51,8 @@ class Gateway:
         self.server = HttpServer(self._on_call, Limits(options.max_payload_size))
         self.routes = Routes()
         self.data_routes: dict[str, str] = {}  # path -> kind
-        self.dispatch: Callable[[Gateway, Call, ClientStream], Awaitable[None]] = _no_dispatch
+        self.data_wrappers: dict[str, Wrapper] = {}  # path -> what is called in dispatch's place
+        self.dispatch: Serve = _no_dispatch
         self.auth: Callable[[Call, Access], Awaitable[None] | None] | None = None
         self.observers: list[Callable[[Call, ClientStream], None]] = []  # at the end of each answer
         self.on_start: list[Work] = []  # before the first call
@@ -172,7 +176,11 @@ class Gateway:
             return
         if self.auth is not None and (check := self.auth(call, "key")) is not None:
             await check
-        await self.dispatch(self, call, client)
+        wrapper = self.data_wrappers.get(call.path)
+        if wrapper is None:
+            await self.dispatch(self, call, client)
+        else:
+            await wrapper(self.dispatch, call, client)
 
     async def _serve_own(self, call: Call, client: ClientStream) -> None:
         if call.method == "OPTIONS":

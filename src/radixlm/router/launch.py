@@ -8,27 +8,38 @@ import signal
 import socket
 import ssl
 import time
-from typing import Any
+from collections.abc import Sequence
 
 import uvloop
 
 from radixlm.base.errors import ConfigError
+from radixlm.base.log import set_up_logging
 from radixlm.router.app import Gateway
+from radixlm.router.options import Options, parse
 
 log = logging.getLogger(__name__)
 
 
-def run(options: Any, began_s: float | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
+    """``radixlm router``."""
+    began_s = time.monotonic()
+    options = parse(argv)
+    set_up_logging("router", options.log_level)
+    return run(options, began_s)
+
+
+def run(options: Options, began_s: float | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit status. ConfigError: the address cannot be bound, a
     certificate cannot be read. ``began_s``: of time.monotonic, for the log."""
     began_s = time.monotonic() if began_s is None else began_s
     context = server_context(options.tls_cert_path, options.tls_key_path)
-    sock = bind(options.host, options.port)
-    return uvloop.run(_serve(options, sock, context, began_s))
+    sock = bind(options.host, options.port, is_shared=options.reuse_port)
+    status: int = uvloop.run(_serve(options, sock, context, began_s))
+    return status
 
 
 async def _serve(
-    options: Any, sock: socket.socket, context: ssl.SSLContext | None, began_s: float
+    options: Options, sock: socket.socket, context: ssl.SSLContext | None, began_s: float
 ) -> int:
     gateway = Gateway(options)
     signals: asyncio.Queue[int] = asyncio.Queue()
