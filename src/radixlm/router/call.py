@@ -8,6 +8,8 @@ from typing import Any
 
 import orjson
 
+from radixlm.router.worker import Worker
+
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case, in the order of arrival."""
 
@@ -24,12 +26,14 @@ class Call:
         "headers",
         "is_admin",
         "method",
+        "num_tries",
         "path",
         "path_args",
         "principal",
         "query",
         "request_id",
         "tenant",
+        "worker",
     )
 
     def __init__(
@@ -44,6 +48,8 @@ class Call:
         self.principal = ""  # who holds the key
         self.is_admin = False
         self.path_args: Mapping[str, str] = {}  # of the route's pattern
+        self.worker: Worker | None = None  # the last one that it was sent to
+        self.num_tries = 0
         self._fields: Mapping[str, Any] | None = None
 
     def header(self, name: bytes) -> bytes | None:
@@ -63,6 +69,10 @@ class Call:
                 parsed = {}
             self._fields = parsed if isinstance(parsed, dict) else {}
         return self._fields
+
+    def replace_body(self, body: bytes) -> None:
+        """Give it another body: for calls that the gateway itself changes."""
+        self.body, self._fields = body, None
 
     @property
     def is_stream(self) -> bool:
