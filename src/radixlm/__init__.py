@@ -14,6 +14,7 @@ _CHOICES = "token_length_normalized greedy_token_selection unconditional_likelih
 _BACKENDS = "radixlm.lang.backend"
 _LAZY = {
     "Engine": "radixlm.entrypoints.offline:Engine",
+    "ServerArgs": "radixlm.config.server_args:ServerArgs",
     "SamplingParams": "radixlm.wire.sampling_params:SamplingParams",
     "Runtime": f"{_BACKENDS}.runtime_endpoint:Runtime",
     "RuntimeEndpoint": f"{_BACKENDS}.runtime_endpoint:RuntimeEndpoint",
@@ -21,7 +22,8 @@ _LAZY = {
     "Anthropic": f"{_BACKENDS}.anthropic:Anthropic",
     "LiteLLM": f"{_BACKENDS}.litellm:LiteLLM",
     "VertexAI": f"{_BACKENDS}.vertexai:VertexAI",
-    "ProgramError": "radixlm.lang.executor:ProgramError",
+    "ProgramError": "radixlm.lang.budget:ProgramError",
+    "Cassette": "radixlm.lang.cassette:Cassette",
     "global_config": "radixlm.lang.global_config:global_config",
     **{name: f"radixlm.lang.api:{name}" for name in _API},
     **{name: f"radixlm.lang.choices:{name}" for name in _CHOICES.split()},

@@ -110,3 +110,33 @@ def test_a_server_gives_what_the_engine_gives(engine: sgl.Engine) -> None:
         asked = talk.run_batch([("a",), ("b",)], backend=endpoint, max_new_tokens=3)
         assert [len(state["b"]) for state in asked] == [3, 3]
         endpoint._http.close()
+
+
+@pytest.mark.parametrize("method", ["token_length", "greedy_token", "unconditional_likelihood"])
+def test_choices_are_scored_by_one_request(engine: sgl.Engine, method: str) -> None:
+    """The same decision and figures as by a request for the prefix and one for the choices."""
+    name = next(n for n in dir(sgl) if n.startswith(method))
+    choices = [" blue", "s", " a b c", " \u00e9t\u00e9"]
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "The sky is" + sgl.select("x", choices, choices_method=getattr(sgl, name))
+
+    backend, found = EngineBackend(engine), []
+    for backend.has_score_choices in (True, False):
+        state = program.run(backend=backend)
+        found.append((state["x"], state.get_meta_info("x")))
+    assert found[0][0] == found[1][0]
+    for key, value in found[0][1].items():
+        assert found[1][1][key] == value, key
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"text": ["a"]}, {"input_ids": [1]}, {"text": "a", "score_choices": []}, {"stream": True}],
+)
+def test_score_choices_needs_one_text(engine: sgl.Engine, fields: dict[str, Any]) -> None:
+    body = {"text": "a", "score_choices": ["b"]} if "stream" in fields else {}
+    body = {"score_choices": ["b"], **body, **fields}
+    with pytest.raises(Exception, match="score_choices needs one text"):
+        list(engine.generate(**body))

@@ -27,7 +27,9 @@ from radixlm.lang.chat_template import (
 )
 from radixlm.lang.http import HttpClient
 from radixlm.lang.ir import SglConstantText, SglGen
+from radixlm.lang.model_template import ModelTemplate, template_of
 from radixlm.lang.tracer import trace_prefix
+from radixlm.text.chat import ChatTemplate as Rendered
 
 _POPEN = subprocess.Popen
 TALK = [
@@ -318,3 +320,34 @@ def test_a_server_of_ones_own_that_does_not_start_leaves_nothing(
 def test_the_tokens_of_a_choice(pieces: list[str], choice: str, own: int) -> None:
     tokens = [[-1.0, n, piece] for n, piece in enumerate(pieces)]
     assert _last(tokens, choice, "abc def ") == tokens[-own:]
+
+
+def test_the_models_own_template_stands_around_messages() -> None:
+    """Against renderings of whole conversations, for a template that keeps what it wrote."""
+    source = (
+        "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{% if m.content is string %}"
+        "{{ m.content }}{% else %}{% for p in m.content %}{{ p.text or '<img>' }}{% endfor %}"
+        "{% endif %}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    rendered = Rendered(source, {"bos_token": "<s>"})
+    for bos in ("", "<s>"):
+        template = ModelTemplate(rendered, bos)
+        assert (template.stop_str, template.image_token) == (("<|end|>",), "<img>")
+        messages = [
+            {"role": role, "content": f"{role} {n}"}
+            for n, role in enumerate(("system", "user", "assistant", "user"))
+        ]
+        text = template.get_prompt(messages)
+        opened = text + template.get_prefix_and_suffix("assistant", messages)[0]
+        assert bos + text == rendered.render(messages, add_generation_prompt=False)
+        assert bos + opened == rendered.render(messages)
+
+
+def test_a_template_without_a_place_for_the_system_goes_by_the_path() -> None:
+    source = (
+        "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    with pytest.raises(ValueError, match="no place for a message of 'system'"):
+        ModelTemplate(Rendered(source))
+    found = template_of("Qwen2-7B-Instruct", None, lambda: (Rendered(source), ""))
+    assert found.name == "qwen" and template_of("x", "chatml", lambda: None).name == "chatml"

@@ -35,6 +35,13 @@ def read_seconds(text: str) -> float:
     return seconds
 
 
+def read_template_source(text: str) -> str:
+    """model or reference; ValueError otherwise."""
+    if text not in ("model", "reference"):
+        raise ValueError("not model or reference")
+    return text
+
+
 def read_route(text: str) -> str:
     """A path that begins with a slash; ValueError otherwise."""
     if not text.startswith("/"):
@@ -179,6 +186,13 @@ VERTEX_ROUTE = Variable(
     "/vertex_generate",
     read_route,
     "Route of Vertex AI predictions.",
+)
+LANG_TEMPLATE = Variable(
+    "RADIXLM_LANG_TEMPLATE",
+    "model",
+    read_template_source,
+    "Where programs of the frontend language take the chat template from: model, its own; or "
+    "reference, the one that SGLang has for the model's path.",
 )
 HOST_IP = Variable(
     "RADIXLM_HOST_IP",

@@ -21,6 +21,7 @@ from radixlm import __version__
 from radixlm.base.errors import EngineError, InvalidRequest, RadixError
 from radixlm.base.lazy import load
 from radixlm.config.flat_options import read_values
+from radixlm.config.server_args import ServerArgs
 from radixlm.config.server_config import ServerConfig, flat
 from radixlm.engine.launch import engine_for_program, failure_error, intake_tokenizer
 from radixlm.engine.model_info import resolved
@@ -38,10 +39,12 @@ _SHUT = "this engine was shut down: make a new radixlm.Engine"
 
 class Engine:
     """Generate without a server. Keyword arguments are the server's options:
-    ``Engine(model_path="...", mem_fraction_static=0.5)``. ConfigError or CheckpointError if the
-    model cannot be served. A context manager: leaving it shuts the engine down."""
+    ``Engine(model_path="...", mem_fraction_static=0.5)``; they win over those of ``server_args``.
+    ConfigError or CheckpointError if the model cannot be served. A context manager: leaving it
+    shuts the engine down."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, server_args: ServerArgs | None = None, **options: Any) -> None:
+        options = {**(server_args.given() if server_args is not None else {}), **options}
         given = frozenset(read_values(options, "argument "))
         config = ServerConfig.from_kwargs(**options)
         self.config, self.info = resolved(config, given)

@@ -51,6 +51,7 @@ class GenerateRequest:
     unheld: UnheldSchema | None = None  # of the answer, which is checked against it
     hint: Hint | None = None  # of a router before prefill and decode servers
     default_rid: str | None = None  # the rid if it is free; another one if it is not
+    scored_after: str | None = None  # the start of ``text`` whose log-probabilities nobody needs
 
 
 @dataclass(slots=True)

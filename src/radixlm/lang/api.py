@@ -86,10 +86,12 @@ def gen(
     type: Any = None,
     ebnf: str | None = None,
     structural_tag: str | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    seed: int | None = None,
 ) -> SglGen | SglSelect:
     """Generate text, the value of the variable ``name``. Parameters that are None are those of
     ``run``. ``dtype`` int, float, str or bool constrains the text, ``choices`` selects one,
-    ``type`` gives a parsed value of a type."""
+    ``type`` gives a parsed value of a type. ``seed`` of what is drawn at a temperature."""
     if choices:
         method = token_length_normalized if choices_method is None else choices_method
         return SglSelect(name, choices, temperature or 0.0, method)
@@ -120,6 +122,8 @@ def gen(
         **fields,
         ebnf=ebnf,
         structural_tag=structural_tag,
+        stop_regex=stop_regex,
+        seed=seed,
         parse=parse,
     )
 

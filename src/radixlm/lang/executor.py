@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from radixlm.lang.budget import Budget, ProgramError
 from radixlm.lang.choices import ChoicesDecision
 from radixlm.lang.ir import (
     SglConcateAndAppend,
@@ -38,6 +39,7 @@ from radixlm.lang.ir import (
     reasoning_name,
 )
 from radixlm.lang.media import encode_image, encode_video
+from radixlm.lang.trace import CallRecord
 from radixlm.text.reasoning.base import split_all
 from radixlm.text.reasoning.registry import create
 
@@ -46,10 +48,6 @@ if TYPE_CHECKING:
     from radixlm.lang.chat_template import ChatTemplate
 
 log = logging.getLogger(__name__)
-
-
-class ProgramError(RuntimeError):
-    """A program's call has failed; ``__cause__`` says why."""
 
 
 class _Fork(SglExpr):
@@ -73,8 +71,16 @@ class StreamExecutor:
         stream: bool = False,
         num_api_spec_tokens: int | None = None,
         is_busy: bool = False,
+        parent: StreamExecutor | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.sid = uuid.uuid4().hex
+        # of the whole program: shared with its forks
+        self.calls: list[CallRecord] = parent.calls if parent else []
+        self.states: list[tuple[str, str | None]] = parent.states if parent else []
+        self.states.append((self.sid, parent.sid if parent else None))
+        self.program: str = parent.program if parent else ""
+        self.budget: Budget | None = parent.budget if parent else budget
         self.backend, self.arguments, self.stream = backend, arguments, stream
         self.default_sampling_para = default_sampling_para
         self.chat_template = chat_template or backend.get_chat_template()
@@ -118,16 +124,20 @@ class StreamExecutor:
 
     def sync(self) -> None:
         """Wait until everything has taken effect. ProgramError if something failed."""
-        self._wait(self._is_idle)
+        self._wait(lambda: self.is_idle)
         self.raise_error()
 
     def get_var(self, name: str) -> Any:
         """A variable's value, when it is there. KeyError if nothing sets it, ProgramError if what
         sets it has failed."""
-        self._wait(lambda: not self._coming[name] and (name in self.variables or self._is_over()))
+        self._wait(lambda: self.is_known(name))
         if name not in self.variables:
             self.raise_error()
         return self.variables[name]
+
+    def is_known(self, name: str) -> bool:
+        """Whether a variable has its value, or nothing will set it."""
+        return not self._coming[name] and (name in self.variables or self._is_over())
 
     def set_var(self, name: str, value: Any) -> None:
         with self._changed:
@@ -152,7 +162,7 @@ class StreamExecutor:
 
     def error(self) -> BaseException | None:
         """The first error, None if there is none so far."""
-        self._wait(self._is_idle)
+        self._wait(lambda: self.is_idle)
         return self.error_
 
     def fork(self, size: int = 1, position_ids_offset: Any = None) -> list[StreamExecutor]:
@@ -166,6 +176,7 @@ class StreamExecutor:
                 self.stream,
                 self.num_api_spec_tokens,
                 is_busy=True,
+                parent=self,
             )
             for _ in range(int(size))
         ]
@@ -219,7 +230,8 @@ class StreamExecutor:
         tell()
         return stop
 
-    def _is_idle(self) -> bool:
+    @property
+    def is_idle(self) -> bool:
         """Nothing is left to be done, and nothing will be appended by another thread."""
         return self.error_ is not None or (not self._busy and self._is_over())
 
@@ -282,14 +294,21 @@ class StreamExecutor:
             child.fail(error)
 
     def _call(
-        self, start: Callable[[Callable[..., None]], None], apply: Callable[[Any], None]
+        self,
+        start: Callable[[Callable[..., None]], None],
+        apply: Callable[[Any], None],
+        record: CallRecord | None = None,
     ) -> bool:
         """Start a call of the backend; ``apply`` gets its result. Whether it goes on later, in the
-        thread in which the result arrives."""
+        thread in which the result arrives. ``record``: tells of it in the trace."""
         has_returned = is_done = False
+        if record is not None:
+            self.calls.append(record)
 
         def done(result: Any, error: BaseException | None = None) -> None:
             nonlocal is_done
+            if record is not None:
+                record.end(error)
             if error is None:
                 try:
                     apply(result)
@@ -386,7 +405,7 @@ class StreamExecutor:
         def start(done: Callable[..., None]) -> None:
             self.backend.start(lambda: self.backend.role_end_generate(self), done)
 
-        return self._call(start, apply)
+        return self._call(start, apply, self._record("turn", role))
 
     def _close_role(self, role: str) -> None:
         self.cur_role = None
@@ -431,14 +450,30 @@ class StreamExecutor:
         if self._collects:
             self.backend.spec_gen(self, params, name)
             return False
+        if self.budget is not None:
+            params = self.budget.limited(params)
         if self.num_api_spec_tokens is not None:
             return self._speculate(expr, params, name)
         if self.stream and (params.n or 1) == 1:
             return self._stream(expr, params, name)
-        return self._call(
-            lambda done: self.backend.start_generate(self, params, done),
-            lambda result: self._take(expr, name, *result),
-        )
+        record = self._record("gen", name)
+
+        def apply(result: Any) -> None:
+            self._told(record, params, *result)
+            self._take(expr, name, *result)
+
+        start = self.backend.start_generate
+        return self._call(lambda done: start(self, params, done), apply, record)
+
+    def _record(self, kind: str, name: str) -> CallRecord:
+        return CallRecord(self.sid, kind, name, len(self.text_))
+
+    def _told(
+        self, record: CallRecord, params: SglSamplingParams, value: Any, meta_info: Any
+    ) -> None:
+        record.value, record.meta_info = value, meta_info
+        if self.budget is not None:
+            self.budget.give_back(params, meta_info)
 
     def _name_of(self, expr: SglGen | SglSelect) -> str:
         return expr.name if expr.name is not None else f"_gen_{next(self._unnamed)}"
@@ -456,8 +491,10 @@ class StreamExecutor:
 
     def _stream(self, expr: SglGen, params: SglSamplingParams, name: str) -> bool:
         self.streamed[name] = ""
+        record = self._record("gen", name)
 
         def add(text: str, meta_info: Any) -> None:
+            record.meta_info = meta_info
             with self._changed:
                 self.text_ += text
                 self.streamed[name] += text
@@ -467,18 +504,23 @@ class StreamExecutor:
                 self._notify()
 
         def apply(_: Any) -> None:
+            self._told(record, params, self.streamed[name], record.meta_info)
             self._set_maybe(expr, name, _parsed(expr, self.streamed[name]), None)
 
-        return self._call(lambda done: self.backend.start_stream(self, params, add, done), apply)
+        start = self.backend.start_stream
+        return self._call(lambda done: start(self, params, add, done), apply, record)
 
     def _select(self, expr: SglSelect) -> bool:
         name = self._name_of(expr)
+        record = self._record("select", name)
 
         def apply(decision: ChoicesDecision) -> None:
+            record.value, record.meta_info = decision.decision, decision.meta_info
             self.text_ += decision.decision
             self._set_maybe(expr, name, decision.decision, decision.meta_info)
 
-        return self._call(lambda done: self.backend.start_select(self, expr, done), apply)
+        start = self.backend.start_select
+        return self._call(lambda done: start(self, expr, done), apply, record)
 
     def _speculate(self, expr: SglGen, params: SglSamplingParams, name: str) -> bool:
         """Answer a call from the text that an earlier one has generated beyond its own end."""
@@ -490,8 +532,11 @@ class StreamExecutor:
             found, self.speculated_text = self.speculated_text[:end], self.speculated_text[end:]
             self._take(expr, name, found, meta_info)
 
+        record = self._record("gen", name)
+
         def apply(result: Any) -> None:
             self.speculated_text, meta_info = result
+            self._told(record, more, *result)
             cut(meta_info)
 
         if self.speculated_text and (stops or len(self.speculated_text) >= limit):
@@ -499,7 +544,8 @@ class StreamExecutor:
             return False
         more = params.clone()
         more.max_new_tokens, more.stop = max(limit, self.num_api_spec_tokens or 0), None
-        return self._call(lambda done: self.backend.start_generate(self, more, done), apply)
+        start = self.backend.start_generate
+        return self._call(lambda done: start(self, more, done), apply, record)
 
 
 _TAKES: dict[type[SglExpr], Callable[[StreamExecutor, Any], bool | None]] = {

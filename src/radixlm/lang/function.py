@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tqdm import tqdm
 
+from radixlm.base.lazy import load
+from radixlm.lang.backend.base_backend import BaseBackend
+from radixlm.lang.budget import Budget
 from radixlm.lang.executor import StreamExecutor
 from radixlm.lang.global_config import backend_of, global_config
 from radixlm.lang.ir import SglSamplingParams
-from radixlm.lang.state import ProgramState
+from radixlm.lang.state import AsyncProgramState, ProgramState
 from radixlm.lang.tracer import TracerProgramState, TracingScope, trace_prefix, trace_program
 
 MIN_CACHED_CHARS = 64
@@ -28,7 +34,19 @@ _SAMPLING = frozenset(inspect.signature(SglSamplingParams).parameters) - {
     "regex",
     "ebnf",
     "structural_tag",
+    "seed",
 }
+_LIMITS = frozenset({"max_total_tokens", "timeout_s", "checkpoint"})
+
+
+@dataclass
+class _Setting:
+    """What is the same for all runs of a call."""
+
+    backend: BaseBackend
+    params: SglSamplingParams
+    max_total_tokens: int | None = None
+    timeout_s: float | None = None
 
 
 class SglFunction:
@@ -41,13 +59,14 @@ class SglFunction:
         bind_arguments: Mapping[str, Any] | None = None,
     ) -> None:
         spec = inspect.getfullargspec(func)
+        self.is_async = inspect.iscoroutinefunction(func)
         assert spec.args and spec.args[0] == "s", 'The first argument must be "s"'
         self.func, self.num_api_spec_tokens = func, num_api_spec_tokens
         self.bind_arguments = dict(bind_arguments or {})
         self.arg_names, self.arg_defaults = spec.args[1:], list(spec.defaults or ())
         self.__name__, self.__doc__ = getattr(func, "__name__", "program"), func.__doc__
 
-    run_parameters = _SAMPLING
+    run_parameters = _SAMPLING | _LIMITS
     """Arguments of ``run`` and ``run_batch`` that are not the function's."""
 
     def bind(self, **kwargs: Any) -> SglFunction:
@@ -65,19 +84,21 @@ class SglFunction:
         **kwargs: Any,
     ) -> ProgramState:
         """Run the function; calls may go on when it returns. Sampling parameters (max_new_tokens,
-        temperature, stop ...) are for calls that name none; all other arguments are the function's.
-        With ``stream`` it runs in a thread, and this returns at once. ``use_thread`` changes
-        nothing."""
-        params, rest = _split(kwargs)
-        state = self._state(backend, rest, params, stream)
+        temperature, stop ...) are for calls that name none; all other arguments are the function's,
+        but for ``max_total_tokens`` and ``timeout_s`` (what the program may use in all) and
+        ``checkpoint`` (a file that keeps its calls: the same run goes on from there). With
+        ``stream`` it runs in a thread, and this returns at once. ``use_thread`` changes nothing."""
+        if self.is_async and not stream:
+            return asyncio.run(self.arun(*args, backend=backend, **kwargs))
+        setting, rest = self._setting(backend, kwargs)
+        state = self._state(setting, rest, stream)
         if not stream:
             self._call(state, args, rest)
             return state
 
         name = f"program {self.__name__}"
-        thread = threading.Thread(
-            target=self._call, args=(state, args, rest), name=name, daemon=True
-        )
+        call = self._call_async if self.is_async else self._call
+        thread = threading.Thread(target=call, args=(state, args, rest), name=name, daemon=True)
         state.stream_executor.thread = thread
         thread.start()
         return state
@@ -95,17 +116,49 @@ class SglFunction:
         """Run the program once for each element, a dict or a tuple of arguments; a list of states
         in order, or with ``generator_style`` an iterator. ``num_threads``: how many of the
         functions run at a time; what they have begun goes on beside them."""
-        assert isinstance(batch_kwargs, list | tuple)
-        params, rest = _split(kwargs)
-        if rest:
-            raise TypeError(f"run_batch() got an unexpected keyword argument {min(rest)!r}")
-        batch = [self._arguments(one) for one in batch_kwargs]
         count = max(96, 16 * (os.cpu_count() or 1)) if num_threads == "auto" else int(num_threads)
-        states = self._run_all(batch, params, backend, min(count, len(batch)))
+        if self.is_async:
+            work = self.arun_batch(batch_kwargs, backend=backend, concurrency=count, **kwargs)
+            return asyncio.run(work)
+        batch, setting = self._batch(batch_kwargs, backend, kwargs)
+        states = self._run_all(batch, setting, min(count, len(batch)))
         shown = tqdm(states, total=len(batch), disable=not progress_bar, unit="program")
         if generator_style:
             return iter(shown)
         return list(shown)
+
+    async def arun(self, *args: Any, backend: Any = None, **kwargs: Any) -> ProgramState:
+        """``run`` for a caller with an event loop; all calls are over when it returns. An ``async
+        def`` runs in this loop and awaits its results (AsyncProgramState); another function runs in
+        a thread."""
+        if not self.is_async:
+            state = await asyncio.to_thread(self.run, *args, backend=backend, **kwargs)
+            await asyncio.to_thread(state.error)
+            return state
+        setting, rest = self._setting(backend, kwargs)
+        return await self._acall(self._state(setting, rest), args, rest)
+
+    async def arun_batch(
+        self,
+        batch_kwargs: Sequence[Mapping[str, Any]] | Sequence[Sequence[Any]],
+        *,
+        backend: Any = None,
+        concurrency: int = 1024,
+        **kwargs: Any,
+    ) -> list[ProgramState]:
+        """``arun`` for each element, at most ``concurrency`` at a time; the states in order."""
+        if not self.is_async:
+            run = partial(self.run_batch, backend=backend, num_threads=concurrency, **kwargs)
+            states: list[ProgramState] = await asyncio.to_thread(run, batch_kwargs)
+            return states
+        batch, setting = self._batch(batch_kwargs, backend, kwargs)
+        places = asyncio.Semaphore(concurrency)
+
+        async def one(arguments: dict[str, Any]) -> ProgramState:
+            async with places:
+                return await self._acall(self._state(setting, arguments), (), arguments)
+
+        return list(await asyncio.gather(*map(one, batch)))
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> TracerProgramState:
         """What the program would append, as a graph; arguments that are not given stay unknown."""
@@ -129,13 +182,63 @@ class SglFunction:
         named = dict(zip(self.arg_names, args, strict=False))
         return self.trace(backend=scope.tracer_state.backend, **named, **kwargs)
 
-    def _state(
-        self, backend: Any, arguments: dict[str, Any], params: SglSamplingParams, stream: bool
-    ) -> ProgramState:
+    def _setting(self, backend: Any, kwargs: dict[str, Any]) -> tuple[_Setting, dict[str, Any]]:
+        """What is the same for all runs of a call, and the function's own arguments."""
+        taken = {name: kwargs[name] for name in kwargs if name not in self.arg_names}
+        named = {name: taken[name] for name in _SAMPLING & taken.keys() if taken[name] is not None}
+        limits = {name: taken.get(name) for name in _LIMITS}
         found = backend_of(backend)
-        executor = StreamExecutor(found, arguments, params, None, stream, self.num_api_spec_tokens)
-        found.begin_program(executor)
-        return ProgramState(executor)
+        if (checkpoint := limits.pop("checkpoint")) is not None:
+            found = load("radixlm.lang.cassette:Cassette")(checkpoint, found)
+        rest = {k: v for k, v in kwargs.items() if k not in taken.keys() & (_SAMPLING | _LIMITS)}
+        return _Setting(found, SglSamplingParams(**named), **limits), rest
+
+    def _batch(
+        self, batch_kwargs: Any, backend: Any, kwargs: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], _Setting]:
+        assert isinstance(batch_kwargs, list | tuple)
+        setting, rest = self._setting(backend, kwargs)
+        if rest:
+            raise TypeError(f"run_batch() got an unexpected keyword argument {min(rest)!r}")
+        return [self._arguments(one) for one in batch_kwargs], setting
+
+    def _state(
+        self, setting: _Setting, arguments: dict[str, Any], stream: bool = False
+    ) -> ProgramState:
+        is_limited = setting.max_total_tokens is not None or setting.timeout_s is not None
+        executor = StreamExecutor(
+            setting.backend,
+            arguments,
+            setting.params,
+            None,
+            stream,
+            self.num_api_spec_tokens,
+            budget=Budget(setting.max_total_tokens, setting.timeout_s) if is_limited else None,
+        )
+        executor.program = self.__name__
+        setting.backend.begin_program(executor)
+        return AsyncProgramState(executor) if self.is_async else ProgramState(executor)
+
+    async def _acall(
+        self, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> ProgramState:
+        """Await the function, then all that it has begun."""
+        assert isinstance(state, AsyncProgramState)
+        try:
+            state.ret_value = await self.func(state, *args, **{**kwargs, **self.bind_arguments})
+            await state.settled()
+        finally:
+            state.stream_executor.end()
+        return state
+
+    def _call_async(
+        self, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """An ``async def`` that streams, in a thread of its own."""
+        try:
+            asyncio.run(self._acall(state, args, kwargs))
+        except Exception as error:
+            state.stream_executor.fail(error)
 
     def _call(self, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raises what the function raises, in a thread of its own where the state is read."""
@@ -164,20 +267,18 @@ class SglFunction:
     def _run_all(
         self,
         batch: list[dict[str, Any]],
-        params: SglSamplingParams,
-        backend: Any,
+        setting: _Setting,
         count: int,
     ) -> Iterator[ProgramState]:
         """The states in order, each when its calls are over. A function that waits for none of its
         calls needs no thread of its own while they go on."""
-        found = backend_of(backend)
 
         def run(arguments: dict[str, Any]) -> ProgramState:
-            state = self._state(found, arguments, params, False)
+            state = self._state(setting, arguments)
             self._call(state, (), arguments)
             return state
 
-        if count <= 1 or found.is_immediate:
+        if count <= 1 or setting.backend.is_immediate:
             yield from (_finished(run(arguments)) for arguments in batch)
             return
         ahead: deque[Future[ProgramState]] = deque()
@@ -197,10 +298,3 @@ class SglFunction:
 def _finished(state: ProgramState) -> ProgramState:
     state.error()
     return state
-
-
-def _split(kwargs: dict[str, Any]) -> tuple[SglSamplingParams, dict[str, Any]]:
-    """Sampling parameters, and the function's own arguments."""
-    own = {name: value for name, value in kwargs.items() if name in _SAMPLING}
-    named = {name: value for name, value in own.items() if value is not None}
-    return SglSamplingParams(**named), {k: v for k, v in kwargs.items() if k not in own}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from radixlm.lang.executor import ProgramError, StreamExecutor
+from radixlm.lang.budget import ProgramError
+from radixlm.lang.executor import StreamExecutor
 from radixlm.lang.ir import SglSamplingParams
 from radixlm.lang.state import ProgramState, ProgramStateGroup
 

@@ -61,6 +61,8 @@ class SglSamplingParams:
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
+    stop_regex: str | Sequence[str] | None = None
+    seed: int | None = None
 
     def clone(self) -> SglSamplingParams:
         return replace(self)
@@ -95,9 +97,12 @@ class SglSamplingParams:
     def to_srt_kwargs(self) -> dict[str, Any]:
         """As sampling_params of /generate."""
         names = [f.name for f in fields(self) if f.name not in (*_LOGPROB_FIELDS, "dtype")]
-        ours = ("ebnf", "structural_tag")  # other servers need not know them
+        # other servers need not know them
+        ours = ("ebnf", "structural_tag", "stop_regex", "seed")
         values = {name: getattr(self, name) for name in names}
         values = {k: v for k, v in values.items() if k not in ours or v is not None}
+        if self.seed is not None:
+            values["sampling_seed"] = values.pop("seed")
         return {**values, "stop": self.stops(), "stop_token_ids": list(self.stop_token_ids or ())}
 
     def _warn(self, whose: str, *others: Any) -> None:
@@ -303,6 +308,8 @@ class SglGen(SglExpr):
         *,
         ebnf: str | None = None,
         structural_tag: str | None = None,
+        stop_regex: str | Sequence[str] | None = None,
+        seed: int | None = None,
         parse: Callable[[str], Any] | None = None,
     ) -> None:
         super().__init__()
@@ -331,6 +338,8 @@ class SglGen(SglExpr):
             regex,
             ebnf,
             structural_tag,
+            stop_regex,
+            seed,
         )
 
     def __repr__(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, overload
 
+from radixlm.base.lazy import load
 from radixlm.lang.executor import StreamExecutor
 from radixlm.lang.ir import (
     SglConcateAndAppend,
@@ -18,6 +19,7 @@ from radixlm.lang.ir import (
     SglVarScopeEnd,
     parts,
 )
+from radixlm.lang.trace import Trace, make_trace
 
 
 class ProgramState:
@@ -73,7 +75,7 @@ class ProgramState:
     def fork(self, size: int = 1, position_ids_offset: Any = None) -> ProgramStateGroup:
         """``size`` states that go on from here."""
         children = self.stream_executor.fork(size, position_ids_offset)
-        return ProgramStateGroup([ProgramState(child) for child in children], self)
+        return ProgramStateGroup([type(self)(child) for child in children], self)
 
     @contextmanager
     def copy(self, position_ids_offset: Any = None) -> Iterator[ProgramState]:
@@ -123,6 +125,10 @@ class ProgramState:
         self.stream_executor.error()
         return f"ProgramState({self.stream_executor.text_})"
 
+    def trace(self) -> Trace:
+        """What the program has called so far, its forks too."""
+        return make_trace(self.stream_executor, self.stream_executor.program)
+
     # ---- streams ---------------------------------------------------------------------------
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
@@ -160,6 +166,64 @@ class ProgramState:
         finally:
             stop()
         executor.raise_error()
+
+
+class AsyncProgramState(ProgramState):
+    """The state of an ``async def`` program: it awaits results instead of waiting for them."""
+
+    _num_unnamed = 0
+
+    async def get(self, name: str) -> Any:
+        """A variable's value, when it is there; errors as those of ``s[name]``."""
+        executor = self.stream_executor
+        await self._until(lambda: executor.is_known(name))
+        return executor.get_var(name)
+
+    async def gen(self, name: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Append ``gen(...)``, and await its value."""
+        return await self._take("gen", name, *args, **kwargs)
+
+    async def select(self, name: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Append ``select(...)``, and await the choice."""
+        return await self._take("select", name, *args, **kwargs)
+
+    async def settled(self) -> BaseException | None:
+        """Await all calls; the first error, if there is one."""
+        executor = self.stream_executor
+        await self._until(lambda: executor.is_idle)
+        return executor.error_
+
+    def get_var(self, name: str) -> Any:
+        if not self.stream_executor.is_known(name) and _in_loop():
+            raise RuntimeError(f"{name!r} is not there yet: await s.get({name!r})")
+        return super().get_var(name)
+
+    async def _take(self, kind: str, name: str | None, *args: Any, **kwargs: Any) -> Any:
+        if name is None:
+            name = f"_value_{self._num_unnamed}"
+            self._num_unnamed += 1
+        self.stream_executor.submit(load(f"radixlm.lang.api:{kind}")(name, *args, **kwargs))
+        return await self.get(name)
+
+    async def _until(self, is_done: Callable[[], bool]) -> None:
+        if is_done():
+            return
+        changed = asyncio.Event()
+        stop = self.stream_executor.listen(asyncio.get_running_loop(), changed)
+        try:
+            while not is_done():
+                await changed.wait()
+                changed.clear()
+        finally:
+            stop()
+
+
+def _in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class _Tail:
@@ -223,6 +287,13 @@ class ProgramStateGroup:
                         own.setdefault(name, []).append(value)
         for state in self.states:
             state.stream_executor.end()
+
+    async def ajoin(self, mode: str = "gather_variable") -> None:
+        """``join`` for an ``async def`` program."""
+        for state in self.states:
+            assert isinstance(state, AsyncProgramState)
+            await state.settled()
+        self.join(mode)
 
     def __len__(self) -> int:
         return len(self.states)

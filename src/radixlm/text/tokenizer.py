@@ -193,6 +193,14 @@ class Tokenizer:
             return self.chat_templates["tool_use"]
         return self.chat_templates.get("default")
 
+    @property
+    def added_bos(self) -> str:
+        """The text of the BOS token if ``encode`` adds it, else ""."""
+        token = self.special_tokens.get("bos_token")
+        if token is None or self.encode("a")[:1] != [self._named_id("bos_token")]:
+            return ""
+        return str(token)
+
     def _named_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return self.backend.token_to_id(token) if token is not None else None

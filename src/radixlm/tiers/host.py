@@ -133,7 +133,11 @@ class HostTier:
                 page = self._pages[next(iter(self._raw))]
             payload = page.blob
             assert not isinstance(payload, bytes)
-            flags, blob = self._codec.encode(payload)
+            try:
+                flags, blob = self._codec.encode(payload)
+            except BaseException:
+                self._is_packing = False  # the next page starts it again
+                raise
             self.adopt(page.key, flags, blob)
             self._packer.rest()
 

@@ -219,7 +219,7 @@ async def detokenize(request: Request) -> Response:
 async def tokenizer_info(request: Request) -> Response:
     """tokenizer_config.json of the model, with its chat template (lm-eval, vLLM's clients)."""
     state = state_of(request)
-    state.require_tokenizer()
+    tokenizer = state.require_tokenizer()
     path = state.config.model.tokenizer_path
     is_own = path in (None, state.config.model.model_path)
     folder = state.info.folder if is_own else Path(str(path))
@@ -229,6 +229,7 @@ async def tokenizer_info(request: Request) -> Response:
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
         value = facts.get(name)
         facts[name] = value.get("content") if isinstance(value, dict) else value
+    facts["adds_bos_token"] = bool(tokenizer.added_bos)
     if state.template is not None:
         facts["chat_template"] = state.template.source
     return json_response(facts)

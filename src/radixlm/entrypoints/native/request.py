@@ -49,7 +49,9 @@ Sampling = Annotated[dict[str, Any], _SamplingSchema()]
 @with_fields("generate", per_prompt=True)
 class GenerateBody(Body):
     """POST /generate: exactly one of ``text``, ``input_ids`` and ``input_embeds``, each one prompt
-    or a list. Other fields hold one value for all prompts, or a list with a value a prompt."""
+    or a list. Other fields hold one value for all prompts, or a list with a value a prompt.
+    ``score_choices``: texts that might follow ``text``; the answer has the log-probabilities of
+    each, as if it were a prompt of its own."""
 
     text: str | Strings | None = None
     input_ids: Ints | list[Ints] | None = None
@@ -66,6 +68,7 @@ class GenerateBody(Body):
     top_logprobs_num: PerPrompt[Annotated[Int, Field(ge=0)]] = None
     token_ids_logprob: list[Annotated[int, Field(ge=0)] | Ints | None] | None = None
     return_text_in_logprobs: bool | None = None
+    score_choices: Strings | None = None
 
 
 @dataclass(slots=True)
@@ -109,6 +112,9 @@ def read_generate(body: Mapping[str, Any], defaults: SamplingParams | None = Non
         error.param = re.split(r"[\[.]", error.param or "")[0] or None  # the field, not its items
         raise
     reject_unsupported(checked)
+    prefix = checked.text if checked.score_choices is not None else None
+    if checked.score_choices is not None:
+        _expand_choices(checked)
     kind, prompts, is_list = _prompts(checked)
     count = len(prompts)
     values = [_values(checked, i, count) for i in range(count)]
@@ -116,6 +122,8 @@ def read_generate(body: Mapping[str, Any], defaults: SamplingParams | None = Non
         _request(values[i], kind, prompt, defaults or SamplingParams())
         for i, prompt in enumerate(prompts)
     ]
+    for request in requests if prefix is not None else ():
+        request.scored_after = str(prefix)
     counts = {(r.sampling.n, r.sampling.best_of) for r in requests}
     if len(counts) > 1:
         raise InvalidRequest("sampling_params.n must be the same in a batch", param="n")
@@ -135,6 +143,24 @@ def read_generate(body: Mapping[str, Any], defaults: SamplingParams | None = Non
         ],
         logprob_text=bool(checked.return_text_in_logprobs),
     )
+
+
+def _expand_choices(body: GenerateBody) -> None:
+    """The text with each of the choices as a prompt whose log-probabilities are asked for."""
+    choices = body.score_choices
+    if not isinstance(body.text, str) or not choices or body.stream:
+        raise InvalidRequest(
+            'score_choices needs one text, at least one choice and no stream: {"text": "The sky '
+            'is", "score_choices": [" blue", " red"]}',
+            "score_choices",
+        )
+    if any((body.image_data, body.video_data, body.audio_data)):
+        raise InvalidRequest("score_choices is for prompts of text only", "score_choices")
+    body.text = [body.text + choice for choice in choices]
+    params = body.sampling_params if isinstance(body.sampling_params, dict) else {}
+    body.sampling_params = {**params, "max_new_tokens": 0}
+    body.return_logprob, body.logprob_start_len = True, 0
+    body.model_fields_set.update({"return_logprob", "logprob_start_len", "sampling_params"})
 
 
 def _compute_best_of(request: GenerateRequest) -> None:
@@ -202,7 +228,10 @@ def _values(body: GenerateBody, i: int, count: int) -> dict[str, Any]:
     return values
 
 
-_OF_ALL = {"text", "input_ids", "input_embeds", "image_data", "video_data", "audio_data"}
+_OF_ALL = {
+    *("text", "input_ids", "input_embeds", "image_data", "video_data", "audio_data"),
+    "score_choices",
+}
 
 
 def _request(

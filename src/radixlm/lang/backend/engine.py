@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from radixlm.entrypoints.offline import Engine
 from radixlm.lang.backend.base_backend import Done, tell
 from radixlm.lang.backend.generate_api import GenerateBackend, results
-from radixlm.lang.chat_template import get_chat_template, get_chat_template_by_model_path
+from radixlm.lang.model_template import template_of
+from radixlm.text.chat import ChatTemplate as Rendered
+from radixlm.text.chat import load_chat_template
 
 if TYPE_CHECKING:
     from radixlm.lang.executor import StreamExecutor
@@ -18,14 +20,21 @@ if TYPE_CHECKING:
 class EngineBackend(GenerateBackend):
     """Calls wait in the engine's event loop: thousands of programs need no threads."""
 
+    has_score_choices = True
+
     def __init__(self, engine: Engine, chat_template_name: str | None = None) -> None:
         super().__init__()
         self.engine = engine
-        self.chat_template = (
-            get_chat_template(chat_template_name)
-            if chat_template_name
-            else get_chat_template_by_model_path(self.get_model_name())
-        )
+        self.chat_template = template_of(self.get_model_name(), chat_template_name, self._own)
+
+    def _own(self) -> tuple[Rendered, str] | None:
+        """The model's chat template, and the BOS that its tokenizer adds by itself."""
+        tokenizer, config = self.engine.tokenizer, self.engine.config
+        if tokenizer is None or not (config.serve.chat_template or tokenizer.chat_template()):
+            return None
+        folder = self.engine.info.folder
+        rendered = load_chat_template(tokenizer, config.serve.chat_template, folder)
+        return rendered, tokenizer.added_bos
 
     def get_model_name(self) -> str:
         return str(self.engine.config.model.model_path)

@@ -24,7 +24,10 @@ _NOTHING = {"max_new_tokens": 0, "temperature": 0}
 
 
 class GenerateBackend(BaseBackend):
-    """``_post`` answers a body of /generate, ``_stream`` gives its events, with cumulative text."""
+    """``_post`` answers a body of /generate, ``_stream`` gives its events, with cumulative text.
+    ``has_score_choices``: whether it scores choices by one request."""
+
+    has_score_choices = False
 
     @abstractmethod
     def _post(self, body: dict[str, Any]) -> Any: ...
@@ -58,12 +61,7 @@ class GenerateBackend(BaseBackend):
         """Score each choice by its log-probabilities behind the text. Where a tokenizer joins the
         text's last token with the choice's first, the joined token counts."""
         method = choices_method or token_length_normalized
-        media = _media(s)
-        prefix = self._post({"text": s.text_, "sampling_params": _NOTHING, **media})
-        scored = self._scores(
-            {"text": [s.text_ + choice for choice in choices], **_for_each(media, len(choices))},
-            max(prefix["meta_info"]["prompt_tokens"] - 2, 0),
-        )
+        scored = self._scored(s, choices)
         inputs = [
             _last(one["meta_info"]["input_token_logprobs"], choice, s.text_)
             for one, choice in zip(scored, choices, strict=True)
@@ -71,7 +69,7 @@ class GenerateBackend(BaseBackend):
         alone = None
         if method.requires_unconditional_logprobs:
             ids = [[token[1] for token in tokens] for tokens in inputs]
-            answers = self._scores({"input_ids": ids}, 0)
+            answers = self._scores({"input_ids": ids}, logprob_start_len=0)
             alone = [one["meta_info"]["input_token_logprobs"] for one in answers]
         decision = method(
             choices=choices,
@@ -82,9 +80,20 @@ class GenerateBackend(BaseBackend):
         )
         return drawn(decision, choices, temperature)
 
-    def _scores(self, prompts: dict[str, Any], start: int) -> list[dict[str, Any]]:
+    def _scored(self, s: StreamExecutor, choices: list[str]) -> list[dict[str, Any]]:
+        """The answers with log-probabilities of each choice and of up to two tokens before it."""
+        media = _media(s)
+        if self.has_score_choices and not media:
+            return self._scores({"text": s.text_, "score_choices": choices})
+        prefix = self._post({"text": s.text_, "sampling_params": _NOTHING, **media})
+        return self._scores(
+            {"text": [s.text_ + choice for choice in choices], **_for_each(media, len(choices))},
+            logprob_start_len=max(prefix["meta_info"]["prompt_tokens"] - 2, 0),
+        )
+
+    def _scores(self, prompts: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
         logprobs = {"return_logprob": True, "return_text_in_logprobs": True}
-        body = {**prompts, "sampling_params": _NOTHING, **logprobs, "logprob_start_len": start}
+        body = {**prompts, "sampling_params": _NOTHING, **logprobs, **more}
         answers: list[dict[str, Any]] = self._post(body)
         return answers
 
@@ -99,6 +108,7 @@ class GenerateBackend(BaseBackend):
             },
             **params.logprob_fields(),
             **_media(s),
+            **_deadline(s),
         }
 
 
@@ -135,6 +145,12 @@ def _media(s: StreamExecutor) -> dict[str, Any]:
     images = [data for _, data in s.images_ if not data.startswith("video:")]
     fields: dict[str, Sequence[str]] = {"image_data": images, "video_data": videos}
     return {name: values for name, values in fields.items() if values}
+
+
+def _deadline(s: StreamExecutor) -> dict[str, float]:
+    """The seconds that the program's budget leaves."""
+    left_s = s.budget.left_s() if s.budget is not None else None
+    return {} if left_s is None else {"timeout": max(left_s, 0.001)}
 
 
 def _for_each(media: dict[str, Any], count: int) -> dict[str, Any]:

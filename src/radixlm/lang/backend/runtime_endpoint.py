@@ -16,8 +16,9 @@ from typing import Any
 
 from radixlm.base.lazy import load
 from radixlm.lang.backend.generate_api import GenerateBackend
-from radixlm.lang.chat_template import get_chat_template, get_chat_template_by_model_path
 from radixlm.lang.http import HttpClient
+from radixlm.lang.model_template import from_tokenizer_info, template_of
+from radixlm.text.chat import ChatTemplate as Rendered
 
 FIRST_PORT, LAST_PORT = 30000, 40000
 START_S = 1200.0
@@ -41,11 +42,16 @@ class RuntimeEndpoint(GenerateBackend):
         self.base_url, self.api_key, self.verify = base_url, api_key, verify
         self._http = HttpClient(base_url, api_key, verify)
         self.model_info = self._http.request("GET", "/get_model_info")
-        self.chat_template = (
-            get_chat_template(chat_template_name)
-            if chat_template_name
-            else get_chat_template_by_model_path(self.get_model_name())
-        )
+        self.has_score_choices = bool(self.model_info.get("has_score_choices"))
+        self.chat_template = template_of(self.get_model_name(), chat_template_name, self._own)
+
+    def _own(self) -> tuple[Rendered, str] | None:
+        """The chat template of a server of RadixLM."""
+        if not self.has_score_choices:
+            return None
+        with suppress(RuntimeError):  # one without a tokenizer
+            return from_tokenizer_info(self._http.request("GET", "/tokenizer_info"))
+        return None
 
     def get_model_name(self) -> str:
         return str(self.model_info["model_path"])

@@ -56,6 +56,7 @@ async def model_info(request: Request) -> Response:
             "has_audio_understanding": "audio" in modalities,
             "tool_call_parser": state.tool_format,
             "reasoning_parser": state.reasoning_format,
+            "has_score_choices": True,
         }
     )
 

@@ -1,0 +1,56 @@
+"""ServerArgs: the options of a server as one object, for programs that hold them as SGLang's."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from radixlm.base.lazy import load
+from radixlm.config.option import options
+from radixlm.config.server_config import ServerConfig
+
+
+class ServerArgs:
+    """``ServerArgs(model_path="...", tp_size=2)``: an attribute for each option, by its name;
+    ``Engine(server_args=...)`` takes it. ConfigError for a name or a value that cannot be."""
+
+    def __init__(self, **given: Any) -> None:
+        self._given = dict(given)
+        self._config = ServerConfig.from_kwargs(**given)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in options():
+            raise AttributeError(f"no option is called {name!r}")
+        return self._config.value(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            self._config = ServerConfig.from_kwargs(**{**self._given, name: value})
+            name, value = "_given", {**self._given, name: value}
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *options()})
+
+    def __repr__(self) -> str:
+        known = options()
+        shown = {
+            name: "***" if name in known and known[name].flag.is_secret else value
+            for name, value in self._given.items()
+        }
+        return f"ServerArgs({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    def given(self) -> dict[str, Any]:
+        """What was set, by name."""
+        return dict(self._given)
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> None:
+        """Add the flags of ``radixlm serve``."""
+        load("radixlm.config.parser:add_options")(parser)
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> ServerArgs:
+        """Of what a parser with these flags has read."""
+        known = options()
+        return cls(**{name: value for name, value in vars(args).items() if name in known})

@@ -1,0 +1,34 @@
+"""ServerArgs: options as attributes of one object."""
+
+import argparse
+
+import pytest
+
+import radixlm
+from radixlm.base.errors import ConfigError
+from radixlm.config.server_config import ServerConfig
+
+
+def test_options_are_attributes() -> None:
+    args = radixlm.ServerArgs(model_path="m", tp_size=2, api_key="hidden")
+    assert (args.tp_size, args.page_size) == (2, ServerConfig().memory.page_size)
+    assert "hidden" not in repr(args) and "tp_size=2" in repr(args)
+    args.tp_size = 4
+    assert args.tp_size == 4 and args.given()["tp_size"] == 4 and "page_size" in dir(args)
+    with pytest.raises(ConfigError, match="tp-size"):
+        args.tp_size = "many"
+    assert args.tp_size == 4
+    with pytest.raises(AttributeError, match="no option is called 'nothing'"):
+        args.nothing  # noqa: B018
+    with pytest.raises(ConfigError, match="page-size"):
+        radixlm.ServerArgs(pagesize=1)
+
+
+def test_it_reads_a_command_line() -> None:
+    parser = argparse.ArgumentParser()
+    radixlm.ServerArgs.add_cli_args(parser)
+    args = radixlm.ServerArgs.from_cli_args(
+        parser.parse_args(["--model-path", "m", "--tp", "2", "--enable-metrics"])
+    )
+    assert (args.model_path, args.tp_size, args.enable_metrics) == ("m", 2, True)
+    assert set(args.given()) == {"model_path", "tp_size", "enable_metrics"}
