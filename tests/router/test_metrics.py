@@ -38,7 +38,6 @@ def _value(metrics: RouterMetrics, name: str, **labels: str) -> float:
 
 def _request(metrics: RouterMetrics, model: str, status: int, streaming: bool) -> None:
     call = _call()
-    metrics.http_started(call)
     metrics.request_started(call, model, "chat", streaming)
     metrics.request_ended(
         call, model, "chat", streaming, status=status, seconds=0.3,
@@ -112,7 +111,6 @@ def test_names_of_clients_are_bounded() -> None:
     metrics = RouterMetrics()
     for number in range(3 * MAX_PATHS):
         call = _call(f"/v1/x{number}", "GET")
-        metrics.http_started(call)
         metrics.http_ended(call, 200 if number % 2 else 404)
         metrics.request_started(_call(), f"model {number}", "chat", False)
     samples = _samples(metrics)
@@ -130,16 +128,16 @@ def test_ids_in_paths_share_a_label() -> None:
 
 
 def test_requests_under_way_are_counted_by_age() -> None:
-    metrics = RouterMetrics()
     calls = [_call() for _ in range(3)]
+    metrics = RouterMetrics(calls=lambda: calls, num_connections=lambda: 5)
     for call, age_s in zip(calls, (1, 40, 100_000), strict=True):
         call.arrival_s -= age_s
-        metrics.http_started(call)
     name = "smg_http_inflight_request_age_count"
     assert _value(metrics, name, gt="0", le="30") == 1
     assert _value(metrics, name, gt="30", le="60") == 1
     assert _value(metrics, name, gt="86400", le="+Inf") == 1
-    metrics.http_ended(calls[0], 200)
+    assert _value(metrics, "smg_http_connections_active") == 5
+    calls.pop()
     assert _value(metrics, name) == 2
 
 

@@ -99,6 +99,7 @@ class ClientStream:
         "_resume",
         "added_headers",
         "begun_s",
+        "call",
         "has_begun",
         "has_ended",
         "is_gone",
@@ -119,6 +120,7 @@ class ClientStream:
         self.has_begun = self.has_ended = self.is_gone = False
         self.status = self.num_bytes = 0
         self.begun_s = 0.0
+        self.call: Call | None = None  # that is answered
         self.task: asyncio.Task[None] | None = None
 
     def begin(self, status: int, headers: Headers, *, length: int | None = None) -> None:
@@ -428,7 +430,7 @@ class Connection(asyncio.Protocol):
 
     def _serve(self, call: Call, is_http11: bool, is_kept: bool) -> None:
         stream = ClientStream(self, call.method == "HEAD", is_http11, is_kept)
-        self.stream = stream
+        self.stream, stream.call = stream, call
         self.server.on_call(call, stream)
 
     def answered(self, is_kept: bool) -> None:

@@ -15,6 +15,7 @@ import uvloop
 from radixlm.base.errors import ConfigError
 from radixlm.base.log import set_up_logging
 from radixlm.router.app import Gateway
+from radixlm.router.logs import set_up
 from radixlm.router.options import Options, parse
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
     began_s = time.monotonic()
     options = parse(argv)
     set_up_logging("router", options.log_level)
+    set_up(options)
     return run(options, began_s)
 
 
@@ -74,6 +76,7 @@ async def _serve(
 def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """A bound socket, not yet listening. ``is_shared``: another process may have the port too.
     ConfigError: the address is taken or is none of this machine's."""
+    sock = None
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -84,6 +87,8 @@ def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)
     except OSError as error:
+        if sock is not None:
+            sock.close()
         raise ConfigError(
             f"--host {host} --port {port}: {error.strerror or error}; use another, or --port 0 for "
             "any free port"

@@ -45,21 +45,21 @@ class RouterMetrics:
         self,
         workers: Iterable[Worker] = (),
         *,
+        calls: Callable[[], Sequence[Call]] = lambda: (),
+        num_connections: Callable[[], int] = lambda: 0,
         backend: str = "regular",
         duration_buckets: Sequence[float] | None = None,
     ) -> None:
-        """``workers``: the registry, iterated at a scrape. ``backend``: regular, pd or external.
-        ``duration_buckets``: of --prometheus-duration-buckets."""
-        self._workers = workers
+        """``workers``: the registry, iterated at a scrape. ``calls``: those under way. ``backend``:
+        regular, pd or external. ``duration_buckets``: of --prometheus-duration-buckets."""
+        self._workers, self._calls, self._num_connections = workers, calls, num_connections
         self._bounds = tuple(sorted(duration_buckets or DURATION_S))
         self._families: list[Family] = []
         self._backend = backend
         self._models: set[str] = set()
         self._paths: dict[str, str] = {}
-        self._inflight: dict[int, Call] = {}
         self._breakers: dict[str, float] = {}
         self._runs: dict[str, tuple[int, int]] = {}  # failures, successes in a row
-        self.num_connections = 0  # of clients; the HTTP server counts them
         self._define_requests()
         self._define_workers()
         self._define_gauges()
@@ -203,7 +203,7 @@ class RouterMetrics:
     def _define_gauges(self) -> None:
         worker = ("worker",)
         self.gauge("smg_http_connections_active", "Connections of clients.",
-                   lambda: {(): self.num_connections})  # fmt: skip
+                   lambda: {(): self._num_connections()})  # fmt: skip
         self.gauge("smg_http_inflight_request_age_count", "Requests under way, by seconds.",
                    self._ages, ("gt", "le"))  # fmt: skip
         self.gauge("smg_worker_pool_size", "Workers.", self._pools,
@@ -234,13 +234,8 @@ class RouterMetrics:
 
     # ---- requests ------------------------------------------------------------------------------
 
-    def http_started(self, call: Call) -> None:
-        """A request has come; ``http_ended`` must follow."""
-        self._inflight[id(call)] = call
-
     def http_ended(self, call: Call, status: int, error_code: str = "") -> None:
         """A request is answered, or its client has left (499)."""
-        self._inflight.pop(id(call), None)
         path = self._paths.get(call.path) or self._path(call.path, status)
         self._http_requests.inc(call.method, path)
         self._http_responses.inc(status, error_code)
@@ -354,7 +349,7 @@ class RouterMetrics:
 
     def _ages(self) -> dict[Labels, float]:
         now, counts = time.monotonic(), [0.0] * (len(AGES_S) + 1)
-        for call in self._inflight.values():
+        for call in self._calls():
             counts[bisect_left(AGES_S, now - call.arrival_s)] += 1
         ends = ["0", *map(str, AGES_S), "+Inf"]
         return {(ends[i], ends[i + 1]): count for i, count in enumerate(counts)}

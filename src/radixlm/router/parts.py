@@ -1,3 +1,7 @@
 """The parts of the gateway: "module:attach", in the order in which they are attached."""
 
-PARTS: tuple[str, ...] = ()
+PARTS: tuple[str, ...] = (
+    "radixlm.router.metrics_routes:attach",
+    "radixlm.router.logs:attach",
+    "radixlm.router.history.routes:attach",
+)

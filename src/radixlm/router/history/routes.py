@@ -31,23 +31,12 @@ def attach(gateway: Any) -> None:
         num_threads = sizes.get(gateway.options.history_backend, gateway.options.postgres_pool_max)
         history = History(store, gateway.metrics, num_threads)
         gateway.history = routes.history = history
-        gateway.on_start.append(lambda: _wrap_dispatch(gateway, history))
+        gateway.data_wrappers["/v1/responses"] = lambda serve, call, client: serve_turn(
+            history, partial(serve, gateway), call, client
+        )
         gateway.on_stop.append(history.close)
         routes.add_conversations()
     routes.add_responses()
-
-
-def _wrap_dispatch(gateway: Any, history: History) -> None:
-    """Let the history stand between clients and the dispatch of POST /v1/responses."""
-    inner = gateway.dispatch
-
-    def dispatch(gateway: Any, call: Call, client: Any) -> Awaitable[None]:
-        if call.path != "/v1/responses":
-            served: Awaitable[None] = inner(gateway, call, client)
-            return served
-        return serve_turn(history, partial(inner, gateway), call, client)
-
-    gateway.dispatch = dispatch
 
 
 class HistoryRoutes:
