@@ -2,6 +2,7 @@
 
 PARTS: tuple[str, ...] = (
     "radixlm.router.metrics_routes:attach",
+    "radixlm.router.control:attach",
     "radixlm.router.logs:attach",
     "radixlm.router.history.routes:attach",
 )

@@ -184,9 +184,10 @@ class Registry:
         if self.options.backend != "openai":
             for name in ("server_info", "model_info"):
                 facts |= await self._first(worker, f"/{name}", f"/get_{name}")
-        cards = (await self._first(worker, "/v1/models")).get("data")
-        cards = cards if isinstance(cards, list) else []
-        facts["models"] = [c["id"] for c in cards if isinstance(c, dict) and c.get("id")]
+        listed = (await self._first(worker, "/v1/models")).get("data")
+        cards = listed if isinstance(listed, list) else []
+        cards = [c for c in cards if isinstance(c, dict) and isinstance(c.get("id"), str)]
+        facts["cards"], facts["models"] = cards, [card["id"] for card in cards]
         worker.facts = facts
         names = (facts.get("served_model_name"), facts.get("model_path"), *facts["models"][:1])
         if worker.model_id in (None, "unknown"):

@@ -1,0 +1,192 @@
+"""Auth: the key of the data routes, keys and tokens of the admin routes, and the audit log."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import orjson
+
+from radixlm.base.errors import Forbidden, TransferError, Unauthorized
+from radixlm.base.lazy import require
+from radixlm.base.record import Record
+from radixlm.router.answer import Access
+from radixlm.router.call import Call
+from radixlm.router.options import Options, Role
+
+audit = logging.getLogger("radixlm.audit")
+logger = logging.getLogger(__name__)
+
+_ALGORITHMS = ["RS256", "RS384", "RS512", "ES256", "ES384", "PS256", "PS384", "PS512"]
+_LEEWAY_S = 30
+_KEYS_TTL_S = 3600.0
+_KEYS_MIN_S = 10.0  # between two fetches for key ids that are not known
+_ROLE_CLAIMS = ("role", "roles", "groups", "group")
+_TIMEOUT_S = 10.0
+
+
+class Principal(Record):
+    """Who asks. ``method``: "api_key" or "jwt"."""
+
+    name: str
+    role: Role
+    method: str
+
+
+def bearer(call: Call) -> str:
+    """The key of ``Authorization: Bearer``, or of ``x-api-key`` (Anthropic's clients); or ""."""
+    scheme, _, key = (call.header(b"authorization") or b"").decode("latin-1").partition(" ")
+    if scheme.lower() == "bearer":
+        return key.strip()
+    return (call.header(b"x-api-key") or b"").decode("latin-1")
+
+
+class Auth:
+    """Called with each request that is not open to all: returns None (come in), or an awaitable
+    that does; Unauthorized or Forbidden otherwise. The keys of the control plane guard the admin
+    routes alone; without them --api-key guards both."""
+
+    def __init__(self, options: Options, fetch: Callable[..., Awaitable[Any]]) -> None:
+        """ConfigError: tokens are asked for and PyJWT is missing."""
+        self._api_key = options.api_key.encode() if options.api_key else None
+        self._admin_keys = [
+            (_digest(one.key), Principal(one.id, one.role, "api_key")) for one in options.admin_keys
+        ]
+        self._tokens = Tokens(options, fetch) if options.jwt_issuer else None
+        self._is_audited = options.control_plane_audit_enabled
+
+    def __call__(self, call: Call, access: Access) -> Awaitable[None] | None:
+        if access == "admin" and (self._admin_keys or self._tokens):
+            return self._admin(call)
+        if self._api_key is None:
+            call.is_admin = access == "admin"
+            return None
+        if not hmac.compare_digest(bearer(call).encode(), self._api_key):
+            raise Unauthorized("the key is missing or wrong: send Authorization: Bearer KEY")
+        call.principal, call.is_admin = "api-key", True
+        if access == "admin":
+            self._log(call, Principal("api-key", "admin", "api_key"), "success")
+        return None
+
+    async def _admin(self, call: Call) -> None:
+        token, principal = bearer(call), None
+        if token and self._tokens is not None and token.count(".") == 2:
+            principal = await self._tokens.principal(token)
+        digest = _digest(token)
+        for known, owner in self._admin_keys:
+            if hmac.compare_digest(known, digest):
+                principal = owner
+        if principal is None:
+            self._log(call, Principal("-", "user", "none"), "unauthorized")
+            raise Unauthorized("the admin key or token is missing or wrong")
+        call.principal, call.is_admin = principal.name, principal.role == "admin"
+        if not call.is_admin:
+            self._log(call, principal, "denied")
+            raise Forbidden("Admin role required for control plane access")
+        self._log(call, principal, "success")
+
+    def _log(self, call: Call, who: Principal, outcome: str) -> None:
+        if self._is_audited:
+            audit.info(
+                "%s %s %s: %s by %s (%s, %s) id %s",
+                outcome,
+                call.method,
+                call.path,
+                call.client,
+                who.name,
+                who.role,
+                who.method,
+                call.request_id,
+            )
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+class Tokens:
+    """JSON web tokens of an OIDC issuer."""
+
+    def __init__(self, options: Options, fetch: Callable[..., Awaitable[Any]]) -> None:
+        """ConfigError where PyJWT is missing."""
+        self._jwt: Any = require("jwt", "jwt", "--jwt-issuer")
+        self._options, self._fetch = options, fetch
+        self._roles = options.roles
+        self._keys: dict[str, Any] = {}  # key id -> key
+        self._read_s = -_KEYS_TTL_S
+
+    async def principal(self, token: str) -> Principal | None:
+        """Who shows ``token``; None if it is not valid."""
+        jwt, options = self._jwt, self._options
+        try:
+            head = jwt.get_unverified_header(token)
+            key = await self._key(str(head.get("kid", "")))
+            if key is None:
+                return None
+            claims = jwt.decode(
+                token,
+                key,
+                algorithms=_ALGORITHMS,
+                audience=options.jwt_audience,
+                issuer=options.jwt_issuer,
+                leeway=_LEEWAY_S,
+                options={"require": ["exp"]},
+            )
+        except (jwt.PyJWTError, TypeError, ValueError) as error:
+            logger.info("a token was refused: %s", error)
+            return None
+        name = claims.get("sub") or claims.get("email") or "-"
+        return Principal(str(name), self._role(claims), "jwt")
+
+    def _role(self, claims: Mapping[str, Any]) -> Role:
+        """The first role that counts; "user" where none does."""
+        first = self._options.jwt_role_claim
+        names = (first,) if first in claims else _ROLE_CLAIMS
+        found: list[str] = []
+        for name in names:
+            value = claims.get(name)
+            values = value if isinstance(value, list) else [value]
+            found += [one for one in values if isinstance(one, str)]
+        if self._roles:
+            return next((self._roles[one] for one in found if one in self._roles), "user")
+        return "admin" if "admin" in (one.lower() for one in found) else "user"
+
+    async def _key(self, key_id: str) -> Any:
+        """The issuer's key; asked for anew when it is not known or an hour is over."""
+        age_s = time.monotonic() - self._read_s
+        if age_s > _KEYS_TTL_S or (key_id not in self._keys and age_s > _KEYS_MIN_S):
+            try:
+                await self._read_keys()
+            except (TransferError, OSError, TimeoutError, ValueError) as error:
+                logger.warning("the keys of %s cannot be read: %s", self._options.jwt_issuer, error)
+        if not key_id and len(self._keys) == 1:
+            return next(iter(self._keys.values()))
+        return self._keys.get(key_id)
+
+    async def _read_keys(self) -> None:
+        self._read_s = time.monotonic()
+        uri = self._options.jwt_jwks_uri
+        if uri is None:
+            issuer = (self._options.jwt_issuer or "").rstrip("/")
+            uri = str((await self._json(f"{issuer}/.well-known/openid-configuration"))["jwks_uri"])
+        keys = {}
+        for key in (await self._json(uri)).get("keys", ()):
+            try:
+                keys[str(key.get("kid", ""))] = self._jwt.PyJWK(key).key
+            except self._jwt.PyJWTError as error:
+                logger.info("a key of the issuer is of no use: %s", error)
+        self._keys = keys
+
+    async def _json(self, uri: str) -> dict[str, Any]:
+        scheme, _, rest = uri.partition("://")
+        host, slash, path = rest.partition("/")
+        url = f"{scheme}://{host}"
+        response = await self._fetch(url, "GET", slash + path or "/", timeout_s=_TIMEOUT_S)
+        value = orjson.loads(response.body) if response.status == 200 else None
+        if not isinstance(value, dict):
+            raise ValueError(f"{uri} answered {response.status} and no JSON object")
+        return value
