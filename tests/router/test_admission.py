@@ -1,0 +1,373 @@
+"""Admission in simulated time: limits hold, nobody waits for ever, shares are fair."""
+
+from __future__ import annotations
+
+import asyncio
+import timeit
+from collections import Counter
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixlm.base.errors import ConfigError
+from radixlm.router.admission import FREE, Admission, QueueConfig, Refused
+from radixlm.router.call import Call
+from radixlm.router.tenants import (
+    QUANTUM,
+    WORKER_QUANTUM,
+    Limits,
+    Tenant,
+    TenantFile,
+    Tenants,
+    read_tenants,
+)
+from radixlm.router.worker import Worker
+from tests.router.virtual_loop import simulate
+
+
+def make_call(tenant: str = "", priority: str = "", tokens: int = 100, output: int = 100) -> Call:
+    headers = [(b"x-tenant", tenant.encode())] if tenant else []
+    if priority:
+        headers.append((b"x-smg-priority", priority.encode()))
+    body = orjson.dumps({"input_ids": [1] * tokens, "max_tokens": output})
+    return Call("POST", "/generate", "", headers, body, "10.0.0.1")
+
+
+def fair(limit: int = 1, queue_size: int = 1000, **file: Limits) -> Admission:
+    default = file.pop("default", Limits())
+    config = QueueConfig(max_concurrent=limit, queue_size=queue_size, is_fair=True)
+    return Admission(config, Tenants(TenantFile(default, file)))
+
+
+async def run(admission: Admission, call: Call, seconds: float, done: list[Call]) -> None:
+    ticket = await admission.enter(call)
+    await asyncio.sleep(seconds)
+    done.append(call)
+    ticket.leave()
+
+
+def test_without_limits_there_is_one_free_ticket_for_all() -> None:
+    admission, call = Admission(QueueConfig()), make_call()
+
+    async def enter() -> float:
+        assert await admission.enter(call) is FREE
+
+        def once() -> None:
+            try:
+                admission.enter(call).send(None)
+            except StopIteration as stop:
+                stop.value.leave()
+
+        return min(timeit.repeat(once, number=1000, repeat=5)) / 1000
+
+    assert simulate(enter()) < 20e-6  # about 1 us; a busy machine may be slow
+
+
+@given(
+    limit=st.integers(1, 4),
+    queue_size=st.integers(0, 6),
+    is_fair=st.booleans(),
+    rate=st.none() | st.floats(0.5, 20),
+    arrivals=st.lists(
+        st.tuples(
+            st.floats(0, 3),  # when
+            st.floats(0, 4),  # how long it runs
+            st.sampled_from("abc"),
+            st.sampled_from(["bulk", "default", "interactive", "nonsense"]),
+            st.none() | st.floats(0, 3),  # when the client leaves
+        ),
+        max_size=30,
+    ),
+)
+def test_never_more_at_once_than_allowed_and_each_request_ends_once(
+    limit: int, queue_size: int, is_fair: bool, rate: float | None, arrivals: list[tuple]
+) -> None:
+    config = QueueConfig(limit, rate, queue_size, timeout_s=2.0, is_fair=is_fair)
+    limits = Limits(max_concurrent=2)
+    admission = Admission(config, Tenants(TenantFile(limits)))
+    running: Counter[str] = Counter()
+    begun: list[float] = []
+    ends: Counter[str] = Counter()
+
+    async def one(when: float, seconds: float, tenant: str, priority: str) -> None:
+        await asyncio.sleep(when)
+        loop = asyncio.get_running_loop()
+        arrived = loop.time()
+        try:
+            ticket = await admission.enter(make_call(tenant, priority))
+        except Refused as refused:
+            assert refused.retry_after_s and refused.status in (408, 429)
+            assert loop.time() - arrived <= config.timeout_s + 1e-3
+            ends["refused"] += 1
+            return
+        begun.append(loop.time())
+        running[tenant] += 1
+        assert running.total() <= admission.num_inflight <= limit
+        assert admission.num_waiting <= queue_size
+        assert not is_fair or running[tenant] <= 2
+        try:
+            await asyncio.sleep(seconds)
+            ticket.used(prompt_tokens=10, output_tokens=7)
+            ends["done"] += 1
+        finally:
+            running[tenant] -= 1
+            ticket.leave()
+            ticket.leave()
+
+    async def leaving(when: float, *rest: object, after: float | None) -> None:
+        try:
+            async with asyncio.timeout(None if after is None else when + after):
+                await one(when, *rest)  # type: ignore[arg-type]
+        except TimeoutError:
+            ends["left"] += 1
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            for *call, after in arrivals:
+                group.create_task(leaving(*call, after=after))
+
+    simulate(main())
+    assert ends.total() == len(arrivals)
+    assert admission.num_inflight == admission.num_waiting == 0
+    assert all(tenant.is_idle for tenant in admission.tenants)
+    if rate is not None:
+        burst = max(1.0, float(limit))
+        for first, when in enumerate(begun):  # any interval holds at most burst + rate x length
+            for last in range(first, len(begun)):
+                assert last - first + 1 <= burst + rate * (begun[last] - when) + 1e-3
+
+
+def test_fifo_keeps_the_order_of_arrival() -> None:
+    admission = Admission(QueueConfig(max_concurrent=1))
+    calls, done = [make_call(tenant) for tenant in "aaabbb"], []
+
+    async def main() -> None:
+        await asyncio.gather(*(run(admission, call, 1, done) for call in calls))
+
+    simulate(main())
+    assert done == calls
+
+
+def test_a_full_queue_and_a_long_wait_are_told_apart() -> None:
+    admission = Admission(QueueConfig(max_concurrent=1, queue_size=1, timeout_s=5))
+
+    async def main() -> list[object]:
+        calls = (run(admission, make_call(), 20, []) for _ in range(3))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    first, second, third = simulate(main())
+    assert first is None
+    assert isinstance(second, Refused) and second.status == 408
+    assert "waited 5 s (--queue-timeout-secs)" in str(second)
+    assert isinstance(third, Refused) and third.status == 429
+    assert "the queue is full: 1 requests wait (--queue-size); 1 run" in str(third)
+
+
+def test_a_client_that_leaves_at_the_moment_of_its_grant_gives_the_slot_back() -> None:
+    admission = Admission(QueueConfig(max_concurrent=1))
+
+    async def main() -> None:
+        first = await admission.enter(make_call())
+        second = asyncio.create_task(admission.enter(make_call()))
+        await asyncio.sleep(0)
+        first.leave()  # grants the second
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        assert admission.num_inflight == 0
+        (await admission.enter(make_call())).leave()
+
+    simulate(main())
+
+
+@pytest.mark.parametrize("weight", [1, 3])
+def test_tokens_are_shared_by_weight_however_many_requests_a_tenant_sends(weight: int) -> None:
+    admission = fair(4, 2000, big=Limits(), small=Limits(weight=weight))
+    tokens: Counter[str] = Counter()
+
+    async def one(tenant: str, size: int) -> None:
+        ticket = await admission.enter(make_call(tenant, tokens=size, output=0))
+        await asyncio.sleep(size / 1000)
+        tokens[tenant] += size
+        ticket.leave()
+
+    async def main() -> None:
+        big = [asyncio.create_task(one("big", 2000)) for _ in range(500)]
+        small = [asyncio.create_task(one("small", 200)) for _ in range(1200)]
+        await asyncio.sleep(60)  # both still have requests that wait
+        for task in big + small:
+            task.cancel()
+        await asyncio.gather(*big, *small, return_exceptions=True)
+
+    simulate(main())
+    # bounded by a round of each and what was running
+    assert abs(tokens["small"] / weight - tokens["big"]) <= 2 * QUANTUM + 4 * 2000
+    assert tokens.total() > 220_000  # and no slot was idle
+
+
+def test_who_comes_back_after_a_pause_gets_no_credit_for_it() -> None:
+    tenant = Tenant("a", Limits(), 0.0, turn=0)
+    tenant.charge(10 * QUANTUM)
+    tenant.catch_up(3)
+    assert tenant.deficit == -6 * QUANTUM
+    tenant.catch_up(1000)
+    assert tenant.deficit == QUANTUM
+
+
+def test_a_tenant_is_sent_on_when_its_quantum_at_a_worker_is_used_up() -> None:
+    tenant = Tenant("a", Limits(), 0.0, turn=0)
+    workers = [Worker(f"http://w{number}") for number in range(3)]
+    sent: Counter[str] = Counter()
+    for _ in range(300):  # the policy always prefers the first that it may choose
+        worker = tenant.candidates(workers)[0]
+        tenant.sent(worker, 1000)
+        sent[worker.url] += 1000
+    assert max(sent.values()) - min(sent.values()) <= WORKER_QUANTUM + 1000
+    assert len(sent) == 3
+
+
+def test_a_full_queue_refuses_the_tenant_that_fills_it() -> None:
+    admission = fair(limit=1, queue_size=4)
+    done: list[Call] = []
+
+    async def main() -> list[object]:
+        tasks = [run(admission, make_call("big"), 1, done) for _ in range(5)]
+        tasks.append(run(admission, make_call("small"), 1, done))
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    *_, last_of_big, small = simulate(main())
+    assert small is None
+    assert isinstance(last_of_big, Refused) and last_of_big.status == 429
+    assert "4 of them of tenant 'big'" in str(last_of_big)
+
+
+def test_classes_go_first_up_to_the_tenants_ceiling_and_bulk_still_runs() -> None:
+    admission = fair(meek=Limits(max_priority="default"))
+    done: list[Call] = []
+    calls = [make_call("a", "bulk"), make_call("a"), make_call("a", "BULK")]
+    calls += [make_call("meek", "system"), *(make_call("b", "interactive") for _ in range(20))]
+
+    async def main() -> None:
+        await asyncio.gather(*(run(admission, call, 1, done) for call in calls))
+
+    simulate(main())
+    order = [(call.tenant, call.header(b"x-smg-priority")) for call in done]
+    assert order[0] == ("a", b"bulk")  # nothing else was there
+    assert order[1:7] == [("b", b"interactive")] * 6
+    # one of eight grants goes to who waits longest
+    assert order[7] == ("a", None)
+    assert order[15] == ("a", b"BULK")
+    assert order[23] == ("meek", b"system")
+
+
+def test_the_reserve_is_for_tenants_below_their_share() -> None:
+    admission = fair(limit=32)
+
+    async def main() -> None:
+        await admission.enter(make_call("small"))
+        tasks = [asyncio.create_task(admission.enter(make_call("big"))) for _ in range(100)]
+        await asyncio.sleep(0)
+        assert admission.num_inflight == 30  # two slots are kept
+        async with asyncio.timeout(0):
+            await admission.enter(make_call("small"))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    simulate(main())
+
+
+def test_rates_of_a_tenant_name_tenant_limit_and_when_to_come_back() -> None:
+    admission = fair(limit=100, acme=Limits(requests_per_minute=60, tokens_per_minute=6000))
+
+    async def main() -> None:
+        for _ in range(10):
+            (await admission.enter(make_call("acme", tokens=1, output=0))).leave()
+        with pytest.raises(
+            Refused, match=r"tenant 'acme' is above .* 60 requests_per_min"
+        ) as found:
+            await admission.enter(make_call("acme"))
+        assert found.value.status == 429 and found.value.retry_after_s == pytest.approx(1)
+        await asyncio.sleep(1)
+        ticket = await admission.enter(make_call("acme", tokens=1, output=0))
+        ticket.used(prompt_tokens=5000, cached_tokens=1000, output_tokens=500)
+        ticket.leave()
+        await asyncio.sleep(1)
+        with pytest.raises(Refused, match="6000 tokens_per_minute") as found:
+            await admission.enter(make_call("acme"))
+        # 1,000 were there, 5,000 were used; 100 come back a second
+        assert found.value.retry_after_s == pytest.approx(39, abs=1)
+        (await admission.enter(make_call("other"))).leave()
+
+    simulate(main())
+
+
+def test_more_capacity_lets_waiting_requests_run() -> None:
+    admission = fair(limit=1)
+    done: list[Call] = []
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(run(admission, make_call("a"), 1, done)) for _ in range(3)]
+        await asyncio.sleep(0.5)
+        admission.resize(3)
+        await asyncio.sleep(1.1)
+        assert len(done) == 3
+        await asyncio.gather(*tasks)
+
+    simulate(main())
+
+
+def test_inside_a_tenant_the_longest_cached_prefix_is_first() -> None:
+    admission, done = fair(), []
+    admission.rank_by_prefix(lambda call: call.num_prompt_tokens)
+    calls = [make_call("a", tokens=size) for size in (5, 10, 30, 20)]
+
+    async def main() -> None:
+        await asyncio.gather(*(run(admission, call, 1, done) for call in calls))
+
+    simulate(main())
+    assert [call.num_prompt_tokens for call in done] == [5, 30, 20, 10]
+
+
+def test_the_name_of_a_tenant() -> None:
+    tenants = Tenants(TenantFile(tenants={"acme": Limits()}))
+    call = make_call()
+    assert tenants.name_of(call) == "address 10.0.0.1"
+    call.principal = "someone"
+    assert tenants.name_of(call) == "someone"
+    call = make_call("claimed")
+    assert tenants.name_of(call) == "claimed"
+    call.principal = "acme"  # the file names the owner of the key: the header cannot change it
+    assert tenants.name_of(call) == "acme"
+
+
+def test_the_file_of_tenants(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.yaml"
+    path.write_text("default: {weight: 0.5}\ntenants:\n  acme: {weight: 2, max_concurrent: 8}\n")
+    file = read_tenants(str(path))
+    tenants = Tenants(file)
+    acme, other = tenants.get("acme", 0.0), tenants.get("other", 0.0)
+    assert (acme.limits.weight, acme.limits.max_concurrent) == (2, 8)
+    assert other.limits.weight == 0.5
+    path.write_text("tenants: {acme: {weight: 3, requests_per_minute: 60}}\n")
+    tenants.reload(read_tenants(str(path)), 5.0)
+    assert acme.limits.weight == 3 and acme.requests is not None
+    assert other.limits == Limits()
+    for text in ("tenants: {a: {weight: -1}}", "tenants: {a: {wieght: 1}}", "x: [", "[]"):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"(?s)--tenants .*requests_per_minute: 600"):
+            read_tenants(str(path))
+    path.write_text("")
+    assert read_tenants(str(path)) == TenantFile()
+
+
+def test_tenants_that_are_idle_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixlm.router.tenants.MAX_TENANTS", 16)
+    tenants = Tenants(TenantFile())
+    tenants.get("busy", 0.0).num_inflight = 1
+    for number in range(100):
+        tenants.get(f"t{number}", 0.0)
+    names = [tenant.name for tenant in tenants]
+    assert len(names) <= 17 and "busy" in names and "t99" in names
