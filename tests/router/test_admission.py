@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import timeit
 from collections import Counter
 from pathlib import Path
@@ -13,8 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixlm.base.errors import ConfigError
-from radixlm.router.admission import FREE, Admission, QueueConfig, Refused
+from radixlm.router.admission import (
+    FREE,
+    UNLIMITED,
+    Admission,
+    QueueConfig,
+    Refused,
+    attach,
+)
 from radixlm.router.call import Call
+from radixlm.router.metrics import RouterMetrics
+from radixlm.router.options import Options
+from radixlm.router.registry import Registry
 from radixlm.router.tenants import (
     QUANTUM,
     WORKER_QUANTUM,
@@ -24,7 +36,7 @@ from radixlm.router.tenants import (
     Tenants,
     read_tenants,
 )
-from radixlm.router.worker import Worker
+from radixlm.router.worker import State, Worker
 from tests.router.virtual_loop import simulate
 
 
@@ -207,9 +219,25 @@ def test_tokens_are_shared_by_weight_however_many_requests_a_tenant_sends(weight
     assert tokens.total() > 220_000  # and no slot was idle
 
 
+def test_what_runs_while_nobody_waits_is_no_debt() -> None:
+    admission, done = fair(limit=1), []
+
+    async def main() -> None:
+        for _ in range(100):
+            await run(admission, make_call("early", tokens=1000), 0.1, done)
+        done.clear()
+        await asyncio.gather(*(run(admission, make_call(name), 1, done) for name in "xab"))
+        calls = (run(admission, make_call(name), 1, done) for name in ("x", "early", "late"))
+        await asyncio.gather(*calls)
+
+    simulate(main())
+    assert {call.tenant for call in done[3:6]} == {"x", "early", "late"}
+    assert admission.tenants.get("early", 0.0).deficit > 0
+
+
 def test_who_comes_back_after_a_pause_gets_no_credit_for_it() -> None:
     tenant = Tenant("a", Limits(), 0.0, turn=0)
-    tenant.charge(10 * QUANTUM)
+    tenant.charge(0, 10 * QUANTUM)
     tenant.catch_up(3)
     assert tenant.deficit == -6 * QUANTUM
     tenant.catch_up(1000)
@@ -371,3 +399,81 @@ def test_tenants_that_are_idle_are_forgotten(monkeypatch: pytest.MonkeyPatch) ->
         tenants.get(f"t{number}", 0.0)
     names = [tenant.name for tenant in tenants]
     assert len(names) <= 17 and "busy" in names and "t99" in names
+
+
+class FakeGateway:
+    """What ``attach`` needs."""
+
+    def __init__(self, **options: object) -> None:
+        self.options = Options(**options)  # type: ignore[arg-type]
+        self.admission: Admission | None = None
+        self.metrics = RouterMetrics(())  # type: ignore[arg-type]
+        self.registry = Registry(self.options, None)  # type: ignore[arg-type]
+        self.periodic: list = []
+
+    def every(self, seconds: float, work: object) -> None:
+        self.periodic.append(work)
+
+
+def test_without_options_nothing_is_limited() -> None:
+    gateway = FakeGateway()
+    attach(gateway)  # type: ignore[arg-type]
+    assert simulate(gateway.admission.enter(make_call())) is FREE
+
+
+def test_workers_tell_how_many_requests_run_at_once() -> None:
+    gateway = FakeGateway(fair_share=True)
+    attach(gateway)  # type: ignore[arg-type]
+    admission = gateway.admission
+    assert admission is not None and admission.capacity == UNLIMITED
+
+    async def main() -> None:
+        for number, facts in enumerate(({"max_running_requests": 8, "dp_size": 2}, {"x": 1})):
+            worker = Worker(f"http://w{number}")
+            worker.facts = facts
+            gateway.registry._workers[worker.id] = worker
+            gateway.registry.move(worker, State.READY)
+            assert admission.capacity == (16, UNLIMITED)[number]
+        worker.facts = {"max_running_requests": 4}
+        gateway.registry.changed(worker)
+        assert admission.capacity == 20
+        gateway.registry.move(worker, State.DRAINING)
+        assert admission.capacity == 16
+
+    simulate(main())
+
+
+def test_the_file_of_tenants_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.yaml"
+    path.write_text("tenants: {acme: {weight: 2}}")
+    gateway = FakeGateway(tenants=str(path), max_concurrent_requests=4)
+    attach(gateway)  # type: ignore[arg-type]
+    (reload,) = gateway.periodic
+    tenants = gateway.admission.tenants
+    assert tenants.get("acme", 0.0).limits.weight == 2
+
+    async def write(text: str, when: int) -> None:
+        path.write_text(text)
+        os.utime(path, (when, when))
+        reload()
+
+    simulate(write("tenants: {acme: {weight: 5}}", 1))
+    assert tenants.get("acme", 0.0).limits.weight == 5
+    simulate(write("tenants: {acme: {wight: 7}}", 2))  # an error keeps what is known
+    assert tenants.get("acme", 0.0).limits.weight == 5
+
+
+def test_what_happens_in_the_queue_is_counted() -> None:
+    gateway = FakeGateway(max_concurrent_requests=1, queue_size=2, queue_timeout_secs=5)
+    attach(gateway)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        calls = (run(gateway.admission, make_call(), 4, []) for _ in range(4))
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    simulate(main())
+    text = gateway.metrics.exposition().decode()
+    assert 'rate_limit_total{result="allowed"} 2' in text
+    assert 'rate_limit_total{result="rejected"} 2' in text
+    for result in ("entered", "timeout", "full"):
+        assert re.search(rf'radix_router_queue\w*_count{{result="{result}"}} 1', text), text

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from radixlm.base.errors import RequestError
+from radixlm.base.errors import ConfigError, RequestError
 from radixlm.base.record import Record
 from radixlm.router.call import Call
 from radixlm.router.tenants import (
@@ -19,8 +22,15 @@ from radixlm.router.tenants import (
     Tenant,
     TenantFile,
     Tenants,
+    read_tenants,
 )
 from radixlm.router.worker import Worker
+
+if TYPE_CHECKING:
+    from radixlm.router.app import Gateway
+    from radixlm.router.metrics import RouterMetrics
+
+log = logging.getLogger(__name__)
 
 ACTIVE_S = 10.0  # a tenant without requests for this long has no share
 OLDEST_EVERY = 8  # of so many grants one goes to the oldest request, of whatever class
@@ -52,9 +62,13 @@ class QueueConfig(Record):
 class Ticket:
     """The right of one request to run, until ``leave``."""
 
-    __slots__ = ("_admission", "_call", "_cost", "_is_left", "_used", "tenant")
+    __slots__ = ("_admission", "_call", "_cost", "_is_alone", "_is_left", "_used", "tenant")
 
-    def __init__(self, admission: Admission, call: Call, tenant: Tenant, cost: float) -> None:
+    def __init__(
+        self, admission: Admission, call: Call, tenant: Tenant, cost: float, is_alone: bool
+    ) -> None:
+        """``cost``: expected, in tokens; 0 where tenants are not told apart."""
+        self._is_alone = is_alone
         self._admission, self._call, self.tenant = admission, call, tenant
         self._cost, self._used = cost, cost
         self._is_left = False
@@ -90,7 +104,8 @@ class Ticket:
         """The request has ended; a second call does nothing."""
         if not self._is_left:
             self._is_left = True
-            self._admission.left(self.tenant, self._used - self._cost)
+            extra = self._used - self._cost
+            self._admission.left(self.tenant, extra, 0.0 if self._is_alone else extra)
 
 
 class FreeTicket(Ticket):
@@ -149,7 +164,7 @@ class Admission:
         self._pace_s, self._left_s = 0.0, 0.0  # mean time between two ends; the last of them
         self._timer: asyncio.TimerHandle | None = None
         self.num_inflight = 0
-        self.counts: Counter[str] = Counter()  # granted, queued, and the codes of refusals
+        self.metrics: RouterMetrics | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -173,12 +188,18 @@ class Admission:
             return FREE
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        waiter = self._arrive(call, now_s)
+        tenant, level = self._everyone, 0
+        if self.config.is_fair:
+            tenant = self._tenant(call, now_s)
+            level = self.tenants.priority(call, tenant)
+        if not self._all and self._may_begin(now_s) and self._may_run(tenant):
+            return self._ticket(call, tenant, now_s, is_alone=True)
+        waiter = Waiter(call, tenant, level, now_s)
+        self._push(waiter)
         self._pump(now_s)
         if waiter.verdict is None:
             self._make_room(waiter)
         if waiter.verdict is None:
-            self.counts["queued"] += 1
             waiter.future = loop.create_future()
             try:
                 await waiter.future
@@ -190,35 +211,31 @@ class Admission:
         assert waiter.verdict is not None
         raise waiter.verdict
 
-    def left(self, tenant: Tenant, correction: float) -> None:
-        """A ticket came back. ``correction``: tokens that it cost beyond the estimate."""
+    def left(self, tenant: Tenant, tokens: float, deficit: float) -> None:
+        """A ticket came back. ``tokens``, ``deficit``: what it cost beyond what was charged."""
         self.num_inflight -= 1
         tenant.num_inflight -= 1
-        if self.config.is_fair:
-            tenant.charge(correction)
+        tenant.charge(tokens, deficit)
+        before_s, self._left_s = self._left_s, asyncio.get_running_loop().time()
         if self._all:
-            now_s = asyncio.get_running_loop().time()
-            interval_s = min(MAX_RETRY_AFTER_S, now_s - self._left_s)
+            interval_s = min(MAX_RETRY_AFTER_S, self._left_s - before_s) if before_s else 0.0
             self._pace_s += (interval_s - self._pace_s) / 16
-            self._left_s = now_s
-            self._pump(now_s)
+            self._pump(self._left_s)
 
     # arriving
 
-    def _arrive(self, call: Call, now_s: float) -> Waiter:
-        """Put a call into the queue; Refused by the ceilings of its tenant."""
-        if not self.config.is_fair:
-            waiter = Waiter(call, self._everyone, 0, now_s)
-        else:
-            call.tenant = self.tenants.name_of(call)
-            tenant = self.tenants.get(call.tenant, now_s)
-            self._check(tenant, now_s)
-            self._touch(tenant, now_s)
-            waiter = Waiter(call, tenant, self.tenants.priority(call, tenant), now_s)
+    def _tenant(self, call: Call, now_s: float) -> Tenant:
+        """The tenant of a call; Refused by its ceilings."""
+        call.tenant = self.tenants.name_of(call)
+        tenant = self.tenants.get(call.tenant, now_s)
+        self._check(tenant, now_s)
+        self._touch(tenant, now_s)
+        return tenant
+
+    def _push(self, waiter: Waiter) -> None:
         waiter.tenant.num_waiting += 1
         self._all[waiter] = None
         self._queues[waiter.level].push(waiter)
-        return waiter
 
     def _check(self, tenant: Tenant, now_s: float) -> None:
         """Refused if the tenant is above a rate or has too many waiting."""
@@ -262,7 +279,8 @@ class Admission:
         self._refuse(last, self._refusal(429, "queue_full", message, retry_after_s))
 
     def _refusal(self, status: int, code: str, message: str, retry_after_s: float) -> Refused:
-        self.counts[code] += 1
+        if self.metrics is not None:
+            self.metrics.rate_limited(is_allowed=False)
         return Refused(status, code, message, retry_after_s)
 
     def _retry_after(self, position: int) -> float:
@@ -271,16 +289,19 @@ class Admission:
 
     # waiting
 
-    def _pump(self, now_s: float) -> None:
-        """Grant what may run now."""
+    def _may_begin(self, now_s: float) -> bool:
+        """Whether a slot is free and the rate allows one more."""
         if self.config.rate_per_s and self._rate is None:
             rate = self.config.rate_per_s
             burst = max(1.0, float(self.config.max_concurrent or rate))
             self._rate = Bucket(rate, burst, now_s)
+        is_late = self._rate is not None and self._rate.wait_s(now_s) > 0
+        return self.num_inflight < self.capacity and not is_late
+
+    def _pump(self, now_s: float) -> None:
+        """Grant what may run now."""
         self._forget_inactive(now_s)
-        while self._all and self.num_inflight < self.capacity:
-            if self._rate is not None and self._rate.wait_s(now_s):
-                break
+        while self._all and self._may_begin(now_s):
             waiter = self._next()
             if waiter is None:
                 break
@@ -312,19 +333,24 @@ class Admission:
         return tenant.num_inflight < share or free > self.capacity // 16
 
     def _grant(self, waiter: Waiter, now_s: float) -> None:
-        tenant, cost = waiter.tenant, 0.0
         self._drop(waiter)
+        self._decide(waiter, self._ticket(waiter.call, waiter.tenant, now_s))
+
+    def _ticket(self, call: Call, tenant: Tenant, now_s: float, is_alone: bool = False) -> Ticket:
+        """Let a request run. ``is_alone``: nobody waits, so it takes nothing from others."""
+        cost = 0.0
         self._num_granted += 1
         self.num_inflight += 1
         tenant.num_inflight += 1
         if self._rate is not None:
             self._rate.take(1)
         if self.config.is_fair:
-            cost = tenant.cost(waiter.call)
-            tenant.charge(cost)
+            cost = tenant.cost(call)
+            tenant.charge(cost, 0.0 if is_alone else cost)
             self._touch(tenant, now_s)
-        self.counts["granted"] += 1
-        self._decide(waiter, Ticket(self, waiter.call, tenant, cost))
+        if self.metrics is not None:
+            self.metrics.rate_limited(is_allowed=True)
+        return Ticket(self, call, tenant, cost, is_alone)
 
     def _refuse(self, waiter: Waiter, refusal: Refused) -> None:
         self._drop(waiter)
@@ -332,6 +358,8 @@ class Admission:
 
     def _decide(self, waiter: Waiter, verdict: Ticket | Refused) -> None:
         waiter.verdict = verdict
+        refused = "timeout" if getattr(verdict, "status", 0) == 408 else "full"
+        self._count(waiter, "entered" if isinstance(verdict, Ticket) else refused)
         if waiter.future is not None and not waiter.future.done():
             waiter.future.set_result(None)
 
@@ -346,6 +374,12 @@ class Admission:
             waiter.verdict.leave()
         elif waiter.verdict is None:
             self._drop(waiter)
+            self._count(waiter, "left")
+
+    def _count(self, waiter: Waiter, result: str) -> None:
+        if self.metrics is not None:
+            seconds = asyncio.get_running_loop().time() - waiter.since_s
+            self.metrics.queued(seconds, result)
 
     def _touch(self, tenant: Tenant, now_s: float) -> None:
         """The tenant is active and has a share."""
@@ -396,3 +430,61 @@ class Admission:
             retry_after_s = self._retry_after(len(self._all))
             self._refuse(oldest, self._refusal(408, "queue_timeout", message, retry_after_s))
         self._pump(now_s)
+
+
+def attach(gateway: Gateway) -> None:
+    """Set ``gateway.admission``. ConfigError: the file of --tenants cannot be read."""
+    options = gateway.options
+    path = options.tenants
+    file = read_tenants(path) if path else TenantFile()
+    limit = max(0, options.max_concurrent_requests) or None
+    config = QueueConfig(
+        limit,
+        options.rate_limit_tokens_per_second or None,
+        options.queue_size,
+        float(options.queue_timeout_secs),
+        options.fair_share or bool(path),
+    )
+    admission = Admission(config, Tenants(file, options.fair_share_header))
+    gateway.admission, admission.metrics = admission, gateway.metrics
+    if path:
+        gateway.every(5.0, _Reload(admission.tenants, path).tick)
+    if config.is_fair and limit is None:
+        gateway.registry.listen(lambda *_: admission.resize(slots(gateway.registry)))
+
+
+def slots(workers: Iterable[Worker]) -> int | None:
+    """Requests that the workers run at once, as they tell; None if one does not tell. A queue
+    beyond that is better kept here, where it is fair."""
+    total = 0
+    for worker in workers:
+        if not worker.is_available or worker.worker_type == "prefill":
+            continue
+        told = worker.facts.get("max_running_requests")
+        if not isinstance(told, int) or told < 1:
+            return None
+        ranks = worker.facts.get("dp_size") if worker.dp_rank is None else 1
+        total += told * (ranks if isinstance(ranks, int) else 1)
+    return total or None
+
+
+class _Reload:
+    """Reads the file of tenants again when it changes."""
+
+    def __init__(self, tenants: Tenants, path: str) -> None:
+        self._tenants, self._path = tenants, Path(path)
+        self._changed = self._path.stat().st_mtime_ns
+
+    def tick(self) -> None:
+        """Look at the file."""
+        try:
+            changed = self._path.stat().st_mtime_ns
+            if changed == self._changed:
+                return
+            self._changed = changed
+            file = read_tenants(str(self._path))
+        except (ConfigError, OSError) as error:
+            log.error("the limits of tenants stay as they are: %s", error)
+            return
+        self._tenants.reload(file, asyncio.get_running_loop().time())
+        log.info("read %s: %d tenants", self._path, len(file.tenants))

@@ -5,4 +5,5 @@ PARTS: tuple[str, ...] = (
     "radixlm.router.control:attach",
     "radixlm.router.logs:attach",
     "radixlm.router.history.routes:attach",
+    "radixlm.router.admission:attach",  # after the registry and the metrics
 )

@@ -119,11 +119,12 @@ class Tenant:
         """What a request is expected to cost, in tokens of prompt."""
         return call.num_prompt_tokens + OUTPUT_WEIGHT * min(self.mean_output, call.max_tokens)
 
-    def charge(self, cost: float) -> None:
-        """Take ``cost`` tokens; a negative one gives back."""
-        self.deficit -= cost
+    def charge(self, tokens: float, deficit: float) -> None:
+        """Take ``tokens`` from the ceiling and ``deficit`` from the round; negative ones give
+        back."""
+        self.deficit -= deficit
         if self.tokens is not None:
-            self.tokens.take(cost)
+            self.tokens.take(tokens)
 
     def catch_up(self, turn: int) -> None:
         """Add the quanta of the rounds that passed, at most one of them in advance."""
