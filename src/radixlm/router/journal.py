@@ -100,6 +100,9 @@ class Journal:
         data = self._rest + chunk if self._rest else chunk
         separator = self._separator
         end = data.rfind(separator) + len(separator)
+        if end < len(separator) and b"\r\n\r\n" in data and not self.num_blocks:
+            self._separator = separator = b"\r\n\r\n"  # a worker with lines of another form
+            end = data.rfind(separator) + len(separator)
         if end < len(separator):  # not found
             self._rest = data
             return b""
@@ -123,10 +126,22 @@ class Journal:
             stripped = _LINES.sub(b"", data)
         return data if self._keeps_lines else stripped
 
-    def lost(self) -> None:
-        """The worker died, or its connection: what it had begun to send is void."""
-        self.kills = 0 if self.num_blocks > self._seen else self.kills + 1
+    def end(self) -> bytes:
+        """What came after the last whole block of a stream that is complete."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+    def lost(self, *, is_fault: bool = True) -> bool:
+        """The worker died, or its connection: what it had begun to send is void. ``is_fault``: not
+        where the stream was moved on purpose. Whether this worker gave any block."""
+        has_moved = self.num_blocks > self._seen
+        self.kills = 0 if has_moved else self.kills + is_fault
         self._seen, self._rest = self.num_blocks, b""
+        return has_moved
+
+    def restart(self, worker: Worker) -> None:
+        """``worker`` is the first to answer after all; nothing was sent yet."""
+        self._digest = worker.facts.get("resume_digest")
 
     def can_resume(self, worker: Worker) -> bool:
         """Whether ``worker`` can go on: its answers are the first one's, token for token, or

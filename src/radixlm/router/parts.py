@@ -6,4 +6,5 @@ PARTS: tuple[str, ...] = (
     "radixlm.router.logs:attach",
     "radixlm.router.history.routes:attach",
     "radixlm.router.admission:attach",  # after the registry and the metrics
+    "radixlm.router.dispatch:attach",
 )

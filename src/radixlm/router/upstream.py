@@ -25,11 +25,12 @@ MAX_CONTROL_BYTES = 64 << 20
 
 
 class WorkerFailure(TransferError):
-    """A worker gave no whole answer. ``is_timeout``: it took too long."""
+    """A worker gave no whole answer. ``is_timeout``: it took too long. ``is_sent``: it had the
+    request, or some of it."""
 
-    def __init__(self, message: str, is_timeout: bool = False) -> None:
+    def __init__(self, message: str, is_timeout: bool = False, *, is_sent: bool = False) -> None:
         super().__init__(message)
-        self.is_timeout = is_timeout
+        self.is_timeout, self.is_sent = is_timeout, is_sent
 
 
 class Unreachable(WorkerFailure):
@@ -174,7 +175,8 @@ class Exchange:
             return
         connection = self._connection
         is_begun = self.status or (connection is not None and connection.is_begun)
-        self._error = (Cut if is_begun else Unreachable)(f"{self.url}: {reason}", is_timeout)
+        kind = Cut if is_begun else Unreachable
+        self._error = kind(f"{self.url}: {reason}", is_timeout, is_sent=True)
         self._end()
         if connection is not None:
             connection.drop()

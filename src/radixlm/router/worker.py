@@ -6,9 +6,12 @@ import time
 import uuid
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from radixlm.base.record import Record
+
+if TYPE_CHECKING:
+    from radixlm.router.stream import Stream
 
 WorkerType = Literal["regular", "prefill", "decode"]
 
@@ -65,6 +68,7 @@ class Worker:
         self.num_tokens = 0
         self.num_routed = 0  # requests since it joined
         self.load: Load | None = None
+        self.streams: set[Stream] = set()  # under way; each can ``move``
 
     @property
     def name(self) -> str:

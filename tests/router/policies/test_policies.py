@@ -24,6 +24,8 @@ OPTIONS = SimpleNamespace(
     bucket_adjust_interval_secs=5,
     assignment_mode="random",
     max_idle_secs=100,
+    prefix_token_count=256,
+    prefix_hash_load_factor=1.25,
     api_key=None,
 )
 

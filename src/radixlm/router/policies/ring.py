@@ -13,8 +13,7 @@ from radixlm.router.policies.cache_aware import prompt_bytes
 from radixlm.router.worker import Worker
 
 POINTS = 160  # of each worker on the ring: shares differ by about 8 %
-PREFIX_TOKENS = 256
-LOAD_FACTOR = 1.25
+TOKEN_BYTES = 4  # about
 
 
 def _hash(data: bytes) -> int:
@@ -107,15 +106,19 @@ class ConsistentHashing(Ringed):
 
 
 class PrefixHash(Ringed):
-    """By the ring from the first 256 tokens of the prompt, on to the next worker while one has more
-    than 1.25 times the mean of requests in flight."""
+    """By the ring from the first tokens of the prompt (bytes / 4), on to the next worker while one
+    has more than a factor times the mean of requests in flight."""
 
     name = "prefix_hash"
 
+    def __init__(self, num_tokens: int, load_factor: float) -> None:
+        super().__init__()
+        self._num_bytes, self._load_factor = TOKEN_BYTES * num_tokens, load_factor
+
     def choose(self, call: Call, workers: Sequence[Worker]) -> Worker:
-        prefix = prompt_bytes(call.body)[: 4 * PREFIX_TOKENS]  # about 4 bytes a token
+        prefix = prompt_bytes(call.body)[: self._num_bytes]
         mean = (sum([worker.num_inflight for worker in workers]) + 1) / len(workers)
         for worker in self._ring.walk(prefix, workers):
-            if worker.num_inflight <= LOAD_FACTOR * mean:
+            if worker.num_inflight <= self._load_factor * mean:
                 return worker
         return least(workers)

@@ -20,7 +20,9 @@ POLICIES: dict[str, Callable[[Any], Policy]] = {
     "power_of_two": lambda options: PowerOfTwo(),
     "passthrough": lambda options: Passthrough(),
     "least_load": lambda options: LeastLoad(),
-    "prefix_hash": lambda options: PrefixHash(),
+    "prefix_hash": lambda options: PrefixHash(
+        options.prefix_token_count, options.prefix_hash_load_factor
+    ),
     "cache_aware": lambda options: CacheAware(
         options.cache_threshold,
         options.balance_abs_threshold,
@@ -45,7 +47,8 @@ POLICIES: dict[str, Callable[[Any], Policy]] = {
 def make(name: str, options: Any) -> Policy:
     """A policy for one pool. ``options``: has cache_threshold, balance_abs_threshold,
     balance_rel_threshold, max_tree_size, bucket_adjust_interval_secs, assignment_mode,
-    max_idle_secs and api_key. ConfigError for an unknown name."""
+    max_idle_secs, prefix_token_count, prefix_hash_load_factor and api_key. ConfigError for an
+    unknown name."""
     if name not in POLICIES:
         raise ConfigError(f"--policy: {name!r} is none of {', '.join(POLICIES)}")
     return POLICIES[name](options)

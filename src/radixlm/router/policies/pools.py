@@ -1,0 +1,59 @@
+"""One policy for each pool: the workers of one model and one type."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from radixlm.router.policies import table
+from radixlm.router.policies.base import Policy
+from radixlm.router.worker import Worker, WorkerType
+
+
+class Pools:
+    """Policies by (model, worker type), made when the first worker joins. The model is None unless
+    the gateway keeps models apart (``--enable-igw``)."""
+
+    def __init__(self, options: Any) -> None:
+        """``options``: of the command line."""
+        self._options = options
+        self._names = {
+            "regular": options.policy,
+            "prefill": options.prefill_policy or options.policy,
+            "decode": options.decode_policy or options.policy,
+        }
+        for name in {*self._names.values()}:
+            table.make(name, options)  # an unknown name fails at start
+        self.by_pool: dict[tuple[str | None, WorkerType], Policy] = {}
+
+    def policy(self, model: str | None, worker_type: WorkerType) -> Policy:
+        """The policy of a pool."""
+        known = self.by_pool.get((model, worker_type))
+        return known or self._make(model, worker_type, self._names[worker_type])
+
+    def _make(self, model: str | None, worker_type: WorkerType, name: str) -> Policy:
+        policy = self.by_pool[model, worker_type] = table.make(name, self._options)
+        return policy
+
+    def of(self, worker: Worker) -> Policy:
+        """The policy of a worker's pool. The label "policy" of a model's first worker names it."""
+        model = worker.model_id if self._options.enable_igw else None
+        known = self.by_pool.get((model, worker.worker_type))
+        if known is not None:
+            return known
+        name = worker.labels.get("policy", "") if self._options.enable_igw else ""
+        name = name if name in table.POLICIES else self._names[worker.worker_type]
+        return self._make(model, worker.worker_type, name)
+
+    def on_worker(self, event: str, worker: Worker) -> None:
+        """A worker has joined or left the registry."""
+        if event == "joined":
+            self.of(worker).joined(worker)
+        elif event == "left":
+            self.of(worker).left(worker)
+
+    def tick(self) -> None:
+        """About once a second."""
+        now_s = time.monotonic()
+        for policy in self.by_pool.values():
+            policy.tick(now_s)
