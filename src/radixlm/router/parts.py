@@ -7,4 +7,5 @@ PARTS: tuple[str, ...] = (
     "radixlm.router.history.routes:attach",
     "radixlm.router.admission:attach",  # after the registry and the metrics
     "radixlm.router.dispatch:attach",
+    "radixlm.router.discovery.attach:attach",
 )

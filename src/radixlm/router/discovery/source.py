@@ -1,0 +1,69 @@
+"""Source: what one kind of discovery has found, and the registry that is told."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from radixlm.base.errors import RequestError
+from radixlm.router.registry import worker_of
+
+if TYPE_CHECKING:
+    from radixlm.router.metrics import RouterMetrics
+    from radixlm.router.registry import Registry
+
+log = logging.getLogger(__name__)
+
+Fields = dict[str, Any]
+"""Of POST /workers: url, worker_type, model_id, bootstrap_port, labels, priority, cost."""
+
+
+class Source:
+    """Adds workers that are found and removes those that are found no more. A worker that was
+    there before, by a flag or by another source, is left alone."""
+
+    def __init__(self, name: str, registry: Registry, metrics: RouterMetrics) -> None:
+        """``name``: label of the metrics."""
+        self._name, self._registry = name, registry
+        self._urls: set[str] = set()  # of workers that it added
+        self._registered = metrics.counter(
+            "smg_discovery_registrations_total", "Workers found.", ("source", "result")
+        )
+        self._deregistered = metrics.counter(
+            "smg_discovery_deregistrations_total", "Workers found no more.", ("source", "reason")
+        )
+        self._seconds = metrics.histogram(
+            "smg_discovery_sync_duration_seconds", "Seconds of telling the registry.", ("source",)
+        )
+        metrics.gauge(
+            "smg_discovery_workers_discovered", "Workers that discovery keeps.",
+            lambda: {(name,): len(self._urls)}, ("source",),
+        )  # fmt: skip
+
+    def sync(self, found: Mapping[str, Fields], reason: str = "not_found") -> None:
+        """``found``: url -> fields, of all workers that there are."""
+        began_s = time.monotonic()
+        for url in self._urls - found.keys():
+            self._remove(url, reason)
+        for url, fields in found.items():
+            if not self._registry.find(url):
+                self._add(url, fields)
+        self._seconds.observe(time.monotonic() - began_s, self._name)
+
+    def _add(self, url: str, fields: Fields) -> None:
+        try:
+            self._registry.add(worker_of(fields | {"url": url}))
+        except RequestError as error:
+            self._registered.inc(self._name, "failed")
+            log.error("%s discovery: %s", self._name, error)
+            return
+        self._registered.inc(self._name, "success")
+        self._urls.add(url)
+
+    def _remove(self, url: str, reason: str) -> None:
+        self._urls.discard(url)
+        self._deregistered.inc(self._name, reason)
+        for worker in self._registry.find(url):
+            self._registry.remove(worker, f"{self._name} discovery: {reason}")
