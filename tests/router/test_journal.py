@@ -72,6 +72,16 @@ def test_a_block_goes_through_as_it_came_and_its_record_is_kept():
     assert resumed(journal) == {"journal": ["r1", "r2", "r3", "r4"], "num_events": 4}
 
 
+def test_a_worker_tells_that_it_shuts_down():
+    journal = Journal(call(), worker())
+    for line in (b": j !draining\n", b": j r1 !draining\n"):
+        journal.lost()
+        assert not journal.is_draining
+        assert journal.feed(line + b"data: 1\n\n") == b"data: 1\n\n"
+        assert journal.is_draining
+    assert resumed(journal)["journal"] == ["r1"]
+
+
 def test_lines_of_ollama_are_blocks():
     journal = Journal(call("/api/chat"), worker())
     assert journal.feed(b': j r1\n{"a": 1}\n{"b"') == b'{"a": 1}\n'

@@ -61,6 +61,18 @@ class Body(BaseModel):
     api: ClassVar[str] = ""
 
 
+class ResumeBody(Body):
+    """What a gateway knows of a stream whose server is gone, or a client of /generate.
+    ``journal``: the records of the stream; ``num_events``: blocks that its client has; ``kills``:
+    servers that the request has ended; ``num_emitted``: ids at the end of ``input_ids`` that are
+    output."""
+
+    journal: Strings | None = None
+    num_events: Annotated[int, Field(ge=0)] = 0
+    kills: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    num_emitted: Annotated[int, Field(ge=0)] = 0
+
+
 @cache
 def table_fields(api: str) -> dict[str, wire.Field]:
     """The fields of both wire tables that an API has, by their names there."""

@@ -50,6 +50,7 @@ class GenerateRequest:
     prediction: Sequence[int] = ()  # token ids that the output may repeat: it is faster then
     unheld: UnheldSchema | None = None  # of the answer, which is checked against it
     hint: Hint | None = None  # of a router before prefill and decode servers
+    emitted: Sequence[int] = ()  # output that the client has: the answer goes on after it
     default_rid: str | None = None  # the rid if it is free; another one if it is not
     scored_after: str | None = None  # the start of ``text`` whose log-probabilities nobody needs
 

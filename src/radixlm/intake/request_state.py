@@ -4,7 +4,7 @@ engine, and its way from tokens to text.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ class RequestState:
     __slots__ = (
         "abort_message",
         "arrival_s",
+        "before",
         "crash_count",
         "detokenizer",
         "ended",
@@ -34,6 +35,8 @@ class RequestState:
         "is_quarantined",
         "last_delta",
         "last_token_s",
+        "name",
+        "news",
         "num_hidden",
         "output_ids",
         "pending",
@@ -56,10 +59,13 @@ class RequestState:
     ) -> None:
         """``event`` is set when there is something new; parallel samples share one."""
         self.wire, self.index = wire, index
+        self.name = wire.rid  # that clients see
         self.replica: int | None = None  # who was asked for
         self.detokenizer, self.stop = detokenizer, stop
         self.output_ids: list[int] = []
         self.last_delta = TokenDelta(wire.rid)  # the last one that the engine sent whole
+        self.before: TokenDelta | None = None  # the last of an engine that is gone
+        self.news: list[int | TokenDelta] | None = None  # since the last read, if recorded
         self.pending: Output | None = None
         self.event = event or asyncio.Event()
         self.unread_s = 0.0  # how long there has been something to read
@@ -87,6 +93,7 @@ class RequestState:
         self.skip_hidden = self.num_hidden
         ids = self.wire.input_ids
         if self.output_ids:
+            self.before = self.last_delta if self.last_delta.prompt_tokens else None
             ids += pack_ids(np.asarray(self.output_ids))
         return msgspec.structs.replace(
             self.wire,
@@ -112,10 +119,37 @@ class RequestState:
             cached_by_tier=last.cached_by_tier,
         )
 
-    def apply_delta(self, delta: TokenDelta) -> str | None:
-        """Append what the scheduler sent. The stop string that ended the text, if one did: the
-        scheduler must abort the request then."""
+    def replay(self, news: Sequence[int | TokenDelta]) -> Output | None:
+        """What another server made of ``news``, which its engine sent."""
+        for one in news:
+            if isinstance(one, TokenDelta):
+                self.name = one.rid
+            self.apply_delta(one)
+        return self.read()
+
+    def _continued(self, delta: TokenDelta) -> TokenDelta:
+        """``delta`` of a new engine, with what only the first one can tell of the prompt."""
+        before = self.before
+        if before is None:
+            return delta
+        return msgspec.structs.replace(
+            delta,
+            cached_tokens=before.cached_tokens,
+            cached_by_tier=before.cached_by_tier,
+            queue_time_s=before.queue_time_s,
+            retractions=max(before.retractions, delta.retractions),
+        )
+
+    def apply_delta(self, news: int | TokenDelta) -> str | None:
+        """Append what the scheduler sent: a delta, or one token. The stop string that ended the
+        text, if one did: the scheduler must abort the request then."""
         now_s = time.monotonic()
+        if isinstance(news, int):
+            delta = self.single_token_delta(news)
+        else:
+            news = delta = self._continued(news)
+        if self.news is not None:
+            self.news.append(news)
         self.last_delta = delta
         if delta.tokens:
             self.first_token_s = self.first_token_s or now_s
@@ -131,7 +165,7 @@ class RequestState:
         self._put(
             Output(
                 index=self.index,
-                rid=self.rid,
+                rid=self.name,
                 text=text,
                 token_ids=list(delta.tokens),
                 finish=finish,
@@ -203,7 +237,7 @@ class RequestState:
             self._put(
                 Output(
                     index=self.index,
-                    rid=self.rid,
+                    rid=self.name,
                     finish=finish,
                     prompt_tokens=self.prompt_tokens,
                     completion_tokens=len(self.output_ids),

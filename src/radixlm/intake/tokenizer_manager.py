@@ -35,6 +35,7 @@ from radixlm.intake.records import (
 )
 from radixlm.intake.replicas import Replica, Replicas
 from radixlm.intake.request_state import RequestState, merge_outputs, stop_checker
+from radixlm.intake.stream_journal import Share, current_journal, preload
 from radixlm.intake.validation import RequestValidator, bad_word_ids
 from radixlm.text.detokenize import Detokenizer
 from radixlm.text.tokenizer import Tokenizer
@@ -117,9 +118,9 @@ class TokenizerManager:
 
     # ---- requests --------------------------------------------------------------------------
 
-    def submit(self, request: GenerateRequest) -> list[RequestState]:
+    def submit(self, request: GenerateRequest, share: Share | None = None) -> list[RequestState]:
         """Check, tokenise and send; one RequestState a sample. RequestError if it cannot be
-        served."""
+        served. ``share``: of the call's journal, which may have begun on another server."""
         if not self.is_accepting:
             raise Overloaded("the server is shutting down", retry_after_s=1.0)
         try:
@@ -131,11 +132,19 @@ class TokenizerManager:
         states = [
             self._live(request, sampling, prompt, i, event) for i in range(max(1, sampling.n))
         ]
+        if request.emitted:
+            preload(states, request.emitted, self.facts.vocab)
+        if share is not None:
+            share.begin(states, self.facts.vocab)
         for state in states:
+            if state.ended:
+                continue
             self.requests[state.rid] = state
             for observer in self.observers:
                 observer.submitted(state)
-            self._dispatch(state, state.wire)  # or all are sent when an engine is ready
+            # or all are sent when an engine is ready
+            has_begun = state.output_ids or state.is_quarantined
+            self._dispatch(state, state.resume_request() if has_begun else state.wire)
         return states
 
     def _free_rid(self, wanted: str | None, num_samples: int) -> str:
@@ -163,11 +172,16 @@ class TokenizerManager:
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Output]:
         """Outputs of all samples as they come; leaving early aborts what still runs."""
         call, count = current_call() or Call(), max(1, request.sampling.n)
+        size, journal = self.facts.slice_size, current_journal()
+        share = journal.share(request) if journal is not None else None
+        if journal is not None and journal.is_resumed:
+            size = 1 << 30  # a replay must not wait for its turn
         await self.adapters.prepare(request.adapter)
-        async with call.turn(count, self.facts.slice_size):
-            states = self.submit(request)
+        async with call.turn(count, size):
+            states = self.submit(request, share)
             try:
-                async for output in merge_outputs(states):
+                outputs = merge_outputs(states) if share is None else share.outputs(states)
+                async for output in outputs:
                     yield output
             finally:
                 self.leave(states)
@@ -457,26 +471,26 @@ class TokenizerManager:
             state = self.requests.get(rid)
             if state is None or not self.replicas.is_of(rid, replica):
                 continue
-            delta = state.single_token_delta(news) if isinstance(news, int) else news
-            if self._apply_delta(state, delta):
+            if self._apply_delta(state, news):
                 stopped.append(rid)
+            num_tokens = 1 if isinstance(news, int) else len(news.tokens)
             for observer in self.observers:
-                observer.progressed(state, len(delta.tokens))
+                observer.progressed(state, num_tokens)
             if state.ended:
                 self._forget(rid)
         if stopped:
             self.replicas.send(AbortRequest(rids=tuple(stopped), quiet=True))
 
-    def _apply_delta(self, state: RequestState, delta: TokenDelta) -> bool:
+    def _apply_delta(self, state: RequestState, news: int | TokenDelta) -> bool:
         """Whether intake has ended the request, so that the scheduler must abort it. An error with
         one text must not affect other requests."""
         try:
-            return state.apply_delta(delta) is not None
+            return state.apply_delta(news) is not None
         except Exception as error:
             log.exception("request %s: its text cannot be made", state.rid)
             message = f"the output cannot be turned into text: {type(error).__name__}: {error}"
             state.fail(Finish("error", message=message, status=EngineError.status))
-            return delta.finish is None
+            return isinstance(news, int) or news.finish is None
 
     def _sweep(self, now_s: float) -> None:
         """End requests whose client has stopped reading, as they keep slots in the engine."""

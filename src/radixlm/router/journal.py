@@ -18,6 +18,7 @@ HEADER = (b"x-radixlm-journal", b"1")
 MAX_KILLS = 2  # workers that may die of a request
 _LINE = b": j "
 _LINES = re.compile(rb"^: j ([^\n]*)\n", re.MULTILINE)
+_DRAINING = b"!draining"  # in place of a record
 _BYTES_A_STREAM = 512  # of the objects of one journal
 
 
@@ -41,7 +42,8 @@ class Journal:
     """Of one stream, from its first worker to its end. ``close`` it in any case.
 
     ``num_blocks``: whole blocks that ``feed`` has returned, of all workers together. ``kills``:
-    workers in a row that died before they gave a block.
+    workers in a row that died before they gave a block. ``is_draining``: the worker says that it
+    shuts down; the stream goes on meanwhile.
     """
 
     __slots__ = (
@@ -53,6 +55,7 @@ class Journal:
         "_seen",
         "_separator",
         "_taken",
+        "is_draining",
         "is_dropped",
         "kills",
         "num_blocks",
@@ -66,6 +69,7 @@ class Journal:
         # the client is a gateway with a journal of its own
         self._keeps_lines = call.header(HEADER[0]) is not None
         self._records, self._rest = bytearray(), b""
+        self.is_draining = False
         self.num_blocks = self._seen = self.kills = self._taken = 0
         self.is_dropped = not self._take(_BYTES_A_STREAM)
         if b'"resume"' in call.body:
@@ -86,6 +90,9 @@ class Journal:
         return True
 
     def _keep(self, records: bytes) -> None:
+        if records.endswith(_DRAINING):
+            self.is_draining = True
+            records = records[: -len(_DRAINING)].rstrip()
         if self.is_dropped:
             return
         if self._take(len(records) + 1):
@@ -136,7 +143,7 @@ class Journal:
         where the stream was moved on purpose. Whether this worker gave any block."""
         has_moved = self.num_blocks > self._seen
         self.kills = 0 if has_moved else self.kills + is_fault
-        self._seen, self._rest = self.num_blocks, b""
+        self._seen, self._rest, self.is_draining = self.num_blocks, b"", False
         return has_moved
 
     def restart(self, worker: Worker) -> None:

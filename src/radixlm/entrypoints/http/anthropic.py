@@ -1,7 +1,6 @@
 """Anthropic's Messages: /v1/messages and /v1/messages/count_tokens."""
 
 import json
-import secrets
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -33,11 +32,13 @@ from radixlm.entrypoints.request_model import (
     Body,
     Int,
     Objects,
+    ResumeBody,
     make,
     reject_unsupported,
     with_fields,
 )
 from radixlm.intake.records import Output
+from radixlm.intake.stream_journal import draw_hex
 from radixlm.wire.sampling_params import parameter_names
 
 router = APIRouter(tags=["anthropic"])
@@ -68,6 +69,7 @@ class MessagesRequest(CountRequest):
 
     max_tokens: Annotated[Int, Field(ge=1)]
     stream: bool | None = False
+    resume: ResumeBody | None = None
     thread: Any = None
 
 
@@ -336,7 +338,7 @@ class Message:
 
     session: ChatSession
     body: MessagesRequest
-    id: str = field(default_factory=lambda: f"msg_{secrets.token_hex(12)}")
+    id: str = field(default_factory=lambda: f"msg_{draw_hex(12)}")
 
     def envelope(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -32,6 +32,7 @@ from radixlm.entrypoints.http.errors import (
 )
 from radixlm.intake.call import begin_call, current_call
 from radixlm.intake.identity import Identity, identity, owner_of, set_identity
+from radixlm.intake.stream_journal import begin_journal
 from radixlm.wire.unknown import IgnoredFields, collect_unknown
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ ADMIN_PATHS = frozenset(
     "/list_external_corpora "
     "/init_weights_send_group_for_remote_instance /send_weights_to_remote_instance".split()
 )
+JOURNAL_HEADER = b"x-radixlm-journal"
 MAX_REQUEST_ID = 128
 MAX_KEY_CHARS = 256
 _request_name: ContextVar[str | None] = ContextVar("request_id", default=None)
@@ -75,9 +77,18 @@ def request_id() -> str | None:
     return _request_name.get()
 
 
+def set_request_id(name: str) -> None:
+    """The HTTP request goes on with another one, whose id was ``name``."""
+    _request_name.set(_checked_id(name))
+
+
 def forget_request_id() -> None:
     """What runs from here on is work of its own: its requests have ids of their own."""
     _request_name.set(None)
+
+
+class StreamCut(Exception):
+    """End the connection amid the answer: a gateway goes on with the stream elsewhere."""
 
 
 class RequestMiddleware:
@@ -108,6 +119,7 @@ class RequestMiddleware:
         headers = dict(scope["headers"])
         name = _request_id(headers)
         _request_name.set(name)
+        begin_journal(name if headers.get(JOURNAL_HEADER) == b"1" else None)
         send = _with_headers(send, name, scope["path"], ignored)
         try:
             self._check(scope, headers)
@@ -120,6 +132,8 @@ class RequestMiddleware:
         limited, started = Limited(receive, self._max_bytes), _Started(send)
         try:
             await self._app(scope, limited, started)
+        except StreamCut as cut:
+            log.info("%s %s: cut for a gateway: %s", scope["method"], scope["path"], cut)
         except PayloadTooLarge as error:
             await error_response(error, scope["path"])(scope, receive, send)
         except (OSError, sqlite3.Error) as error:
@@ -263,7 +277,10 @@ def _matching(sent: str, identities: dict[str, Identity]) -> Identity | None:
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:
-    sent = headers.get(b"x-request-id", b"").decode("latin-1")
+    return _checked_id(headers.get(b"x-request-id", b"").decode("latin-1"))
+
+
+def _checked_id(sent: str) -> str:
     if sent and len(sent) <= MAX_REQUEST_ID and sent.isprintable() and sent.isascii():
         return sent
     return secrets.token_hex(8)

@@ -28,6 +28,7 @@ from radixlm.entrypoints.request_model import (
     Body,
     Int,
     Objects,
+    ResumeBody,
     Strings,
     make,
     reject_unsupported,
@@ -50,6 +51,7 @@ class OllamaBase(Body):
 
     model: str
     stream: bool | None = True
+    resume: ResumeBody | None = None
     options: dict[str, Any] | None = None
     format: str | dict[str, Any] | None = None
     think: bool | str | None = None

@@ -43,6 +43,7 @@ class ServerState:
     started_s: float = field(default_factory=time.time)
     began_s: float = field(default_factory=time.monotonic)
     ready_after_s: float = 0.0
+    base_digest: str = ""  # of ``resume_digest``, once it is known
     is_warm: bool = True  # False until --warmups have run
     extras: dict[type, Any] = field(default_factory=dict)
 

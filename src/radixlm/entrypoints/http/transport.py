@@ -13,8 +13,12 @@ from fastapi.responses import Response, StreamingResponse
 
 from radixlm.base.errors import Aborted, InvalidRequest, RadixError
 from radixlm.entrypoints.http.errors import body_of, error_body
+from radixlm.entrypoints.http.middleware import StreamCut
 from radixlm.entrypoints.http.off_loop import check_body, off_loop
+from radixlm.entrypoints.http.resume import journaled, should_cut, take_resume
+from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.request_model import M, read
+from radixlm.intake.stream_journal import current_journal
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,7 +59,9 @@ async def read_body(request: Request, model: type[M], *, any_type: bool = False)
             f"Content-Type must be application/json, not {kind[:80]!r}", param="Content-Type"
         )
     data = await _body_bytes(request)
-    return await off_loop(len(data), _read, model, data)
+    body: M = await off_loop(len(data), _read, model, data)
+    take_resume(getattr(body, "resume", None))
+    return body
 
 
 async def _body_bytes(request: Request) -> bytes:
@@ -92,6 +98,8 @@ async def stream_response(
     """Stream ``events``. The first is awaited before the status is sent, so that a request that
     fails at once gets the status of its error; ``on_error`` writes a later error into the stream.
     When the client leaves, ``events`` is closed."""
+    if (journal := current_journal()) is not None:
+        events = journaled(state_of(request), journal, events)
     try:
         first = await cancel_on_disconnect(request, _next(events))
     except BaseException:
@@ -104,6 +112,8 @@ async def stream_response(
             async for part in events:
                 yield part
         except RadixError as error:
+            if should_cut(error):
+                raise StreamCut(str(error)) from error
             yield on_error(error)
         except Exception:
             log.exception("a stream failed")

@@ -17,6 +17,7 @@ from radixlm.entrypoints.request_model import (
     Int,
     Ints,
     PerPrompt,
+    ResumeBody,
     Rid,
     Strings,
     make,
@@ -69,6 +70,7 @@ class GenerateBody(Body):
     token_ids_logprob: list[Annotated[int, Field(ge=0)] | Ints | None] | None = None
     return_text_in_logprobs: bool | None = None
     score_choices: Strings | None = None
+    resume: ResumeBody | None = None
 
 
 @dataclass(slots=True)
@@ -82,6 +84,7 @@ class Batch:
     logprob_text: bool = False
     media: list[list[MediaSource]] = field(default_factory=list)
     stream_disjoint: bool = False
+    resume: ResumeBody | None = None
     num_shown: int = 1  # samples of each prompt that are answered: n, of best_of
 
     def read_media(self, reader: MediaReader | None) -> None:
@@ -131,6 +134,8 @@ def read_generate(body: Mapping[str, Any], defaults: SamplingParams | None = Non
     wants_logprobs = [request.logprobs is not None for request in requests]
     for request in requests:
         _compute_best_of(request)
+    if checked.resume is not None and checked.resume.num_emitted:
+        _set_emitted(requests, checked.resume.num_emitted)
     return Batch(
         requests=requests,
         num_shown=num_shown,
@@ -142,6 +147,7 @@ def read_generate(body: Mapping[str, Any], defaults: SamplingParams | None = Non
             for i in range(count)
         ],
         logprob_text=bool(checked.return_text_in_logprobs),
+        resume=checked.resume,
     )
 
 
@@ -161,6 +167,21 @@ def _expand_choices(body: GenerateBody) -> None:
     body.sampling_params = {**params, "max_new_tokens": 0}
     body.return_logprob, body.logprob_start_len = True, 0
     body.model_fields_set.update({"return_logprob", "logprob_start_len", "sampling_params"})
+
+
+def _set_emitted(requests: list[GenerateRequest], count: int) -> None:
+    """The last ``count`` ids are output, after which the answer goes on."""
+    request = requests[0]
+    if len(requests) > 1 or request.sampling.n > 1 or request.input_ids is None:
+        text = "resume.num_emitted needs input_ids, of one prompt and with n 1"
+        raise InvalidRequest(text, "resume.num_emitted")
+    if count >= len(request.input_ids):
+        raise InvalidRequest(
+            f"resume.num_emitted: at most {len(request.input_ids) - 1} of {len(request.input_ids)} "
+            "ids, as one must be the prompt's",
+            "resume.num_emitted",
+        )
+    request.emitted, request.input_ids = request.input_ids[-count:], request.input_ids[:-count]
 
 
 def _compute_best_of(request: GenerateRequest) -> None:
@@ -228,10 +249,8 @@ def _values(body: GenerateBody, i: int, count: int) -> dict[str, Any]:
     return values
 
 
-_OF_ALL = {
-    *("text", "input_ids", "input_embeds", "image_data", "video_data", "audio_data"),
-    "score_choices",
-}
+_OF_ALL = set("text input_ids input_embeds image_data video_data audio_data".split())
+_OF_ALL |= {"resume", "score_choices"}
 
 
 def _request(

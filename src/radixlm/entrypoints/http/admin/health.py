@@ -55,7 +55,9 @@ async def ready(request: Request) -> Response:
     reason = why_not_ready(state.intake)
     if reason is None and not state.is_warm:
         reason = "the server runs its warm-ups"
-    return _unavailable(reason) if reason else Response()
+    is_leaving = state.intake.failure is None and not state.intake.is_accepting
+    code = "draining" if is_leaving else "overloaded"
+    return _unavailable(reason, code) if reason else Response()
 
 
 router.add_api_route("/ready", ready, methods=["HEAD"], include_in_schema=False)
@@ -114,6 +116,6 @@ async def probe(intake: TokenizerManager, limit_s: float) -> bool:
         task.cancel()
 
 
-def _unavailable(reason: str) -> Response:
-    body = error_body(reason, 503, code="overloaded")
+def _unavailable(reason: str, code: str = "overloaded") -> Response:
+    body = error_body(reason, 503, code=code)
     return json_response(body, 503, {"Retry-After": str(RETRY_AFTER_S)})

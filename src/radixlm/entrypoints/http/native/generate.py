@@ -16,6 +16,7 @@ from radixlm.entrypoints.http.errors import FinishError, json_answer, json_respo
 from radixlm.entrypoints.http.middleware import fair_share_key, request_id
 from radixlm.entrypoints.http.off_loop import BYTES_A_LOGPROB, off_loop, off_loop_of
 from radixlm.entrypoints.http.openapi.document import documented
+from radixlm.entrypoints.http.resume import take_resume
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.tokenization import encode, is_slow
 from radixlm.entrypoints.http.transport import (
@@ -51,6 +52,7 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     """The response of /generate to a body."""
     state = state_of(request)
     batch = await off_loop(_size(body), read_generate, body, state.defaults)
+    take_resume(batch.resume)
     for one in batch.requests:
         apply_role(state.config, one, is_native=True)
     n = batch.requests[0].sampling.n

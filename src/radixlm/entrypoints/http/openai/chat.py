@@ -1,7 +1,5 @@
 """POST /v1/chat/completions."""
 
-import secrets
-import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -35,6 +33,7 @@ from radixlm.entrypoints.http.transport import (
 from radixlm.entrypoints.native.response import finish_reason as native_reason
 from radixlm.entrypoints.native.response import last_hidden, spec_fields
 from radixlm.intake.records import Output
+from radixlm.intake.stream_journal import draw_hex, draw_time
 from radixlm.text.tools.base import ToolCallDelta
 
 router = APIRouter(tags=["openai"])
@@ -48,13 +47,13 @@ class Chat:
 
     session: ChatSession
     id: str = ""
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int = field(default_factory=draw_time)
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
         self.fingerprint = self.session.state.fingerprint
         rid = self.session.request.rid
-        self.id = rid or f"chatcmpl-{request_id() or secrets.token_hex(16)}"
+        self.id = rid or f"chatcmpl-{request_id() or draw_hex(16)}"
 
     def envelope(self, kind: str) -> dict[str, Any]:
         shown = {

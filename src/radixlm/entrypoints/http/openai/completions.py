@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -46,6 +44,7 @@ from radixlm.entrypoints.native.response import last_hidden
 from radixlm.entrypoints.request_options import answer_error
 from radixlm.intake.call import check_sequences
 from radixlm.intake.records import GenerateRequest, Output, likeliest
+from radixlm.intake.stream_journal import draw_hex, draw_time
 from radixlm.wire.requests import LogprobParams
 from radixlm.wire.unknown import note_warning
 
@@ -67,13 +66,13 @@ class Call:
     num_samples: int  # that are computed for a prompt: ``best_of``
     num_shown: int
     id: str = ""
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int = field(default_factory=draw_time)
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
         self.fingerprint = self.state.fingerprint
         rid = self.body.rid if isinstance(self.body.rid, str) else None
-        self.id = rid or f"cmpl-{request_id() or secrets.token_hex(16)}"
+        self.id = rid or f"cmpl-{request_id() or draw_hex(16)}"
 
     @property
     def envelope(self) -> dict[str, Any]:

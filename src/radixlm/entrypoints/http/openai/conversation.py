@@ -33,6 +33,7 @@ from radixlm.entrypoints.http.tokenization import encode, render
 from radixlm.entrypoints.media import MediaSource, sources_of, with_options
 from radixlm.entrypoints.request_options import answer_error
 from radixlm.intake.records import GenerateRequest, Output
+from radixlm.intake.stream_journal import draws
 from radixlm.text.answer_check import UnheldSchema, unheld_schema
 from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tools import registry as tools
@@ -90,7 +91,7 @@ class ChatSession:
 
     def call_id(self, name: str, index: int) -> str:
         """The id of a tool call."""
-        return tools.call_id(self.tools.format or "", name, self.num_earlier_calls + index)
+        return tools.call_id(self.tools.format or "", name, self.num_earlier_calls + index, draws())
 
     def count(self, text: str) -> int:
         """The number of tokens of a text."""

@@ -14,6 +14,7 @@ from radixlm.entrypoints.request_model import (
     Ints,
     Objects,
     Priority,
+    ResumeBody,
     Rid,
     Strings,
     reject_unsupported,
@@ -42,6 +43,7 @@ class Generation(Body):
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     rid: Rid | list[Rid] | None = None
+    resume: ResumeBody | None = None
     timeout: Annotated[float, Field(gt=0, le=1e9)] | None = None
     priority: Priority | None = None
     service_tier: str | None = None

@@ -1,6 +1,5 @@
 """The events of one response, and the response that results from them."""
 
-import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from radixlm.entrypoints.http.responses.schemas import ResponsesRequest
 from radixlm.entrypoints.http.responses.tool_servers import Outcome
 from radixlm.entrypoints.http.responses.toolbox import Toolbox
 from radixlm.intake.records import Output
+from radixlm.intake.stream_journal import draw_hex, draw_time
 
 Event = dict[str, Any]
 _ARGUMENTS = {"function_call": "function_call_arguments", "mcp_call": "mcp_call_arguments"}
@@ -342,9 +342,9 @@ def _response(
     sampling = session.request.sampling
     reasoning = {"effort": None, "summary": None} | (body.reasoning or {})
     return {
-        "id": f"resp_{secrets.token_hex(_ID_BYTES)}",
+        "id": f"resp_{draw_hex(_ID_BYTES)}",
         "object": "response",
-        "created_at": int(time.time()),
+        "created_at": draw_time(),
         "completed_at": None,
         "status": "queued" if body.background else "in_progress",
         "background": bool(body.background),

@@ -14,6 +14,7 @@ from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.responses.background import FINAL, Responses
 from radixlm.entrypoints.http.responses.schemas import ResponsesRequest
 from radixlm.entrypoints.http.responses.tool_loop import ResponseRun, run_events
+from radixlm.entrypoints.http.resume import should_cut
 from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.http.transport import (
     cancel_on_disconnect,
@@ -65,7 +66,7 @@ async def _lines(run: ResponseRun, responses: Responses) -> AsyncGenerator[bytes
                     await responses.save(run)
                 yield named_event(event["type"], event)
     except RadixError as error:
-        if not has_begun:
+        if not has_begun or should_cut(error):
             raise
         failed = run.writer.fail(error)
         await responses.save(run)

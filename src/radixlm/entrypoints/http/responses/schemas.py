@@ -16,6 +16,7 @@ from radixlm.entrypoints.request_model import (
     Metadata,
     Objects,
     Priority,
+    ResumeBody,
     make,
     reject_unsupported,
     with_fields,
@@ -53,6 +54,7 @@ class ResponsesRequest(Body):
     metadata: Metadata | None = None
     parallel_tool_calls: bool | None = True
     previous_response_id: str | None = None
+    resume: ResumeBody | None = None
     reasoning: dict[str, Any] | None = None
     store: bool | None = True
     stream: bool | None = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from radixlm.entrypoints.http.responses.tool_servers import (
     ToolServer,
     addresses,
 )
+from radixlm.intake.stream_journal import draw_hex
 
 # OpenAI's built-in tools -> the label of the server that runs them, as in the reference
 BUILT_IN = {
@@ -173,5 +173,5 @@ def _listed(label: str, tools: Sequence[RemoteTool]) -> dict[str, Any]:
         }
         for t in tools
     ]
-    item_id = f"mcpl_{secrets.token_hex(16)}"
+    item_id = f"mcpl_{draw_hex(16)}"
     return {"id": item_id, "type": "mcp_list_tools", "server_label": label, "tools": shown}

@@ -1,0 +1,110 @@
+"""Streams that begin on one server and end on another (``intake/stream_journal.py``)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+
+import radixlm
+from radixlm.base.errors import InvalidRequest, RadixError
+from radixlm.base.lazy import load
+from radixlm.config.server_config import flat
+from radixlm.entrypoints.http.middleware import request_id, set_request_id
+from radixlm.entrypoints.http.state import ServerState
+from radixlm.entrypoints.request_model import ResumeBody
+from radixlm.intake.stream_journal import DRAINING, StreamJournal, begin_journal, current_journal
+
+_OPTIONS = ("dtype", "quantization", "kv_cache_dtype", "device", "attention_backend")
+
+
+def take_resume(resume: ResumeBody | None) -> None:
+    """Let the running call go on with a stream that began elsewhere."""
+    if resume is None or not (resume.journal or resume.kills):
+        return
+    journal = current_journal() or begin_journal(request_id() or "", is_wanted=False)
+    assert journal is not None
+    journal.resume(resume.journal or (), resume.num_events, resume.kills)
+    if resume.journal:
+        set_request_id(journal.head.request_id)
+
+
+def should_cut(error: RadixError) -> bool:
+    """Whether the stream can go on elsewhere: this server shuts down, or has lost its engine."""
+    journal = current_journal()
+    return journal is not None and journal.is_recording and getattr(error, "status", 0) == 503
+
+
+async def resume_digest(state: ServerState) -> str:
+    """Servers with equal digests answer a request with the same tokens, in the same form."""
+    if not state.base_digest:
+        state.base_digest = await asyncio.to_thread(_base_digest, state)
+    return hashlib.sha256(f"{state.base_digest} {state.weight_version}".encode()).hexdigest()[:32]
+
+
+def _base_digest(state: ServerState) -> str:
+    """Of all but the label of the weights."""
+    options = flat(state.config)
+    is_dummy = state.config.model.load_format == "dummy"
+    weights = "" if is_dummy else load("radixlm.tiers.manifest:weights_digest")(state.info.folder)
+    kernels = hashlib.sha256()
+    for path in sorted(Path(radixlm.__file__).parent.glob("_cpu*.so")):
+        kernels.update(path.read_bytes())
+    facts = (
+        radixlm.__version__,
+        kernels.hexdigest(),
+        weights,
+        state.info.architecture,
+        state.info.decoder.vocab,
+        [str(options.get(name)) for name in _OPTIONS],
+        (state.model_name, state.tool_format, state.reasoning_format),
+        state.template.source if state.template else "",
+    )
+    return hashlib.sha256(msgspec.msgpack.encode(facts)).hexdigest()
+
+
+async def journaled(
+    state: ServerState, journal: StreamJournal, events: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    """The blocks that the client does not have, each after the records that came before it."""
+    digest, head = await resume_digest(state), journal.head
+    if journal.is_begun and head.digest != digest:
+        raise InvalidRequest(
+            f"resume.journal: it is of a server with resume_digest {head.digest:.32}, this one has "
+            f"{digest}: its answers may differ",
+            "resume.journal",
+        )
+    head.digest = digest
+    journal.is_recording = journal.is_wanted
+    if not journal.is_begun and journal.is_wanted:
+        journal.put(head)
+    async with aclosing(_left(journal, events)) as left:
+        async for block in left:
+            records = journal.take()
+            if not state.intake.is_accepting:
+                records.append(DRAINING)
+            yield b": j %s\n%s" % (b" ".join(records), block) if records else block
+
+
+async def _left(
+    journal: StreamJournal, events: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    """The blocks without those that were sent before."""
+    async with aclosing(events):
+        try:
+            while journal.num_to_drop:
+                await anext(events)
+                journal.num_to_drop -= 1
+        except StopAsyncIteration:
+            return
+        except (RadixError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # of records that no server has made
+            text = f"resume.journal: no answer can be made of it: {error!s:.200}"
+            raise InvalidRequest(text, "resume.journal") from error
+        async for block in events:
+            yield block

@@ -1,0 +1,310 @@
+"""StreamJournal: what the answer of a call is made of, so that another server can go on with it.
+
+A client that asks for it (a gateway, header ``x-radixlm-journal``) gets records beside the blocks
+of a stream: what was drawn at random, and all that the engine sent. If this server dies, the client
+sends the body to another one with these records in the field ``resume``. There the same code makes
+the same blocks of them; those that were sent are dropped, and the engine computes the rest
+(``RequestState.resume_request``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+import secrets
+import time
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from contextvars import ContextVar
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.intake.records import GenerateRequest, Output
+from radixlm.intake.request_state import RequestState, merge_outputs
+from radixlm.wire.codec import UNREADABLE
+from radixlm.wire.replies import TokenDelta
+
+DRAINING = b"!draining"  # in place of a record: this server shuts down
+_FIELD = "resume.journal"
+_NONCE_BYTES = 16
+_TURN_S = 30.0  # a replay only waits for others of its call
+_TOGETHER = 64  # records that are replayed in one turn of the event loop
+
+
+class Head(msgspec.Struct, array_like=True, tag=0):
+    """The first record. ``nonce``: of the generator of all that is drawn. ``digest``: of the server
+    (``resume_digest``)."""
+
+    nonce: bytes
+    began_s: int
+    request_id: str
+    digest: str = ""
+
+
+class News(msgspec.Struct, array_like=True, tag=1):
+    """What one Output of sample ``index`` of request ``call`` was made of: a token that came
+    alone is its id. ``prompt``: checksum of the prompt, in the first record of the request."""
+
+    call: int
+    index: int
+    deltas: list[int | TokenDelta]
+    prompt: int = 0
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Head | News)
+_current: ContextVar[StreamJournal | None] = ContextVar("stream_journal", default=None)
+
+
+class StreamJournal:
+    """Of one call. ``num_to_drop``: blocks of its answer that the client has. ``kills``: servers
+    in a row that died of it. It records if the client ``is_asked`` to, and the answer streams."""
+
+    __slots__ = (
+        "_moved",
+        "_news",
+        "_num_calls",
+        "_pending",
+        "_place",
+        "head",
+        "is_begun",
+        "is_recording",
+        "is_wanted",
+        "kills",
+        "num_to_drop",
+        "rng",
+    )
+
+    def __init__(self, request_id: str, is_wanted: bool) -> None:
+        self.is_wanted, self.is_recording = is_wanted, False
+        self.is_begun = False  # elsewhere
+        self.num_to_drop = self.kills = 0
+        self._num_calls = 0
+        self._pending: list[bytes] = []
+        self._news: list[News] = []
+        self._place, self._moved = 0, asyncio.Event()  # of the record that is replayed
+        self._begin(Head(secrets.token_bytes(_NONCE_BYTES), int(time.time()), request_id))
+
+    def _begin(self, head: Head) -> None:
+        self.head = head
+        self.rng = random.Random(head.nonce)
+
+    def resume(self, records: Sequence[Any], num_events: int, kills: int) -> None:
+        """Go on with a stream. InvalidRequest for records that no server has made."""
+        for place, text in enumerate(records):
+            try:
+                record = _decoder.decode(base64.b64decode(text, validate=True))
+            except (*UNREADABLE, ValueError, TypeError) as error:
+                raise InvalidRequest(f"{_FIELD}[{place}]: {error!s:.200}", _FIELD) from None
+            if isinstance(record, Head) is not (place == 0):
+                raise InvalidRequest(f"{_FIELD}[{place}]: a head comes first, and once", _FIELD)
+            if isinstance(record, Head):
+                self._begin(record)
+                self.is_begun = True
+            else:
+                self._news.append(record)
+        self.num_to_drop, self.kills = num_events, kills
+
+    @property
+    def is_resumed(self) -> bool:
+        return bool(self._news)
+
+    def take(self) -> list[bytes]:
+        """Records that came since the last call, for the next block."""
+        taken, self._pending = self._pending, []
+        return taken
+
+    def put(self, record: Head | News) -> None:
+        """Add a record."""
+        self._pending.append(base64.b64encode(_encoder.encode(record)))
+
+    def share(self, request: GenerateRequest) -> Share:
+        """The share of the next request of the call, which gets a seed if it has none. Requests
+        come in a fixed order."""
+        call, self._num_calls = self._num_calls, self._num_calls + 1
+        if request.sampling.sampling_seed is None:
+            seed = random.Random(b"%s:%d" % (self.head.nonce, call)).getrandbits(62)
+            request.sampling = msgspec.structs.replace(request.sampling, sampling_seed=seed)
+        return Share(self, call)
+
+    def news_of(self, call: int) -> list[tuple[int, News]]:
+        """The records of a request, with their places among all."""
+        return [(place, news) for place, news in enumerate(self._news) if news.call == call]
+
+    async def reach(self, place: int) -> None:
+        """Wait until the records before ``place`` are replayed: blocks come in the old order."""
+        try:
+            async with asyncio.timeout(_TURN_S):
+                while self._place < place:
+                    self._moved.clear()
+                    await self._moved.wait()
+        except TimeoutError:
+            where = f"{_FIELD}[{self._place + 1}]"
+            raise InvalidRequest(f"{where}: the body has no such request", _FIELD) from None
+
+    def advance(self) -> None:
+        """The next record may be replayed."""
+        self._place += 1
+        self._moved.set()
+
+    @property
+    def num_news(self) -> int:
+        return len(self._news)
+
+
+class Share:
+    """One request of a journaled call: its samples."""
+
+    __slots__ = ("_call", "_journal", "_noted", "_outputs")
+
+    def __init__(self, journal: StreamJournal, call: int) -> None:
+        self._journal, self._call = journal, call
+        self._noted: set[int] = set()
+        self._outputs: list[tuple[int, Output]] = []
+
+    def begin(self, states: Sequence[RequestState], vocab: int) -> None:
+        """Give the samples what they had elsewhere, and record what comes next."""
+        journal = self._journal
+        for place, news in journal.news_of(self._call):
+            if not 0 <= news.index < len(states):
+                raise InvalidRequest(f"{_FIELD}[{place + 1}]: no sample {news.index}", _FIELD)
+            state = states[news.index]
+            _check(state, news, vocab, f"{_FIELD}[{place + 1}]")
+            output = state.replay(news.deltas)
+            if output is not None:
+                self._outputs.append((place, output))
+            self._noted.add(news.index)
+        for state in states:
+            if journal.kills:
+                state.crash_count, state.is_quarantined = journal.kills, True
+            if journal.is_recording:
+                state.news = []
+
+    async def outputs(self, states: Sequence[RequestState]) -> AsyncIterator[Output]:
+        """The Outputs of the records, then those that come."""
+        left = [state for state in states if not state.ended]
+        for place, output in self._outputs:
+            await self._journal.reach(place)
+            if place % _TOGETHER == 0:
+                await asyncio.sleep(0)
+            yield output
+            self._journal.advance()
+        if left:
+            await self._journal.reach(self._journal.num_news)
+        async for output in merge_outputs(left):
+            self._note(states[output.index])
+            yield output
+
+    def _note(self, state: RequestState) -> None:
+        """Record what the Output was made of that ``state`` has just given."""
+        if not state.news:
+            return
+        prompt = 0 if state.index in self._noted else _checksum(state)
+        self._noted.add(state.index)
+        self._journal.put(News(self._call, state.index, state.news, prompt))
+        state.news = []
+
+
+def preload(states: Sequence[RequestState], emitted: Sequence[int], vocab: int) -> None:
+    """Give the samples output that their client has (``resume.num_emitted``)."""
+    bad = next((token for token in emitted if not 0 <= token < vocab), None)
+    if bad is not None:
+        text = f"input_ids: {bad} is not a token id; the vocabulary has {vocab}"
+        raise InvalidRequest(text, "input_ids")
+    for state in states:
+        if len(emitted) >= (state.wire.sampling.max_new_tokens or 0):
+            raise InvalidRequest(
+                f"resume.num_emitted: {len(emitted)} is all that max_new_tokens "
+                f"{state.wire.sampling.max_new_tokens} allows: ask for more tokens",
+                "resume.num_emitted",
+            )
+        state.replay([TokenDelta(state.rid, list(emitted))])
+        if state.ended:
+            text = "resume.num_emitted: these tokens hold a stop string, nothing comes after them"
+            raise InvalidRequest(text, "resume.num_emitted")
+
+
+def _checksum(state: RequestState) -> int:
+    adapter = state.wire.adapter
+    digest = zlib.crc32(adapter.digest.encode()) if adapter is not None else 0
+    return zlib.crc32(state.wire.input_ids, digest)
+
+
+def _check(state: RequestState, news: News, vocab: int, where: str) -> None:
+    """InvalidRequest unless an engine may have sent it."""
+    if news.prompt and news.prompt != _checksum(state):
+        raise InvalidRequest(
+            f"{where}: this server makes another prompt of the body, or has another adapter", _FIELD
+        )
+    count = len(state.output_ids)
+    for delta in news.deltas:
+        count += 1 if isinstance(delta, int) else len(delta.tokens)
+        bad = _first_bad(delta, vocab)
+        if bad is not None:
+            text = f"{where}: {bad} is not a token id; the vocabulary has {vocab}"
+            raise InvalidRequest(text, _FIELD)
+        if isinstance(delta, TokenDelta) and not _is_possible(state, delta):
+            raise InvalidRequest(f"{where}: its parts do not fit each other", _FIELD)
+    if state.ended or count > (state.wire.sampling.max_new_tokens or 0):
+        raise InvalidRequest(f"{where}: more tokens than the request may have", _FIELD)
+
+
+def _first_bad(delta: int | TokenDelta, vocab: int) -> int | None:
+    """The first id that is none, of tokens and of log-probabilities."""
+    if isinstance(delta, int):
+        return None if 0 <= delta < vocab else delta
+    ids: list[int] = list(delta.tokens)
+    for found in (delta.logprobs, delta.prompt_logprobs):
+        if found is not None:
+            ids += [token for _, token in found.chosen]
+            rows = chain(found.top, found.asked)
+            ids += [token for row in rows for _, token in row or ()]
+    return next((token for token in ids if not 0 <= token < vocab), None)
+
+
+def _is_possible(state: RequestState, delta: TokenDelta) -> bool:
+    finish, found, hidden = delta.finish, delta.logprobs, delta.hidden_states or ()
+    return (
+        delta.prompt_tokens == state.prompt_tokens
+        and delta.pooled is None
+        and (found is None or len(found.chosen) == len(delta.tokens))
+        and not any(len(part) % 4 for part in hidden)
+        and (finish is None or not finish.status or 400 <= finish.status < 600)
+    )
+
+
+# ---- of the running call -------------------------------------------------------------------
+
+
+def current_journal() -> StreamJournal | None:
+    """The journal of the running call; None unless the client asks for one."""
+    return _current.get()
+
+
+def begin_journal(request_id: str | None, is_wanted: bool = True) -> StreamJournal | None:
+    """Begin a journal in the running task and those that it starts; None: without one."""
+    journal = None if request_id is None else StreamJournal(request_id, is_wanted)
+    _current.set(journal)
+    return journal
+
+
+def draws() -> random.Random | None:
+    """What the running call draws its ids from, if they must be the same elsewhere."""
+    journal = _current.get()
+    return None if journal is None else journal.rng
+
+
+def draw_hex(num_bytes: int) -> str:
+    """A new id of ``num_bytes`` random bytes, in hex."""
+    rng = draws()
+    return secrets.token_hex(num_bytes) if rng is None else rng.randbytes(num_bytes).hex()
+
+
+def draw_time() -> int:
+    """When the running call began, Unix time; now, where it has no journal."""
+    journal = _current.get()
+    return int(time.time()) if journal is None else journal.head.began_s
