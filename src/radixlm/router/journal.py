@@ -47,6 +47,7 @@ class Journal:
     """
 
     __slots__ = (
+        "_asked",
         "_digest",
         "_keeps_lines",
         "_memory",
@@ -70,6 +71,7 @@ class Journal:
         self._keeps_lines = call.header(HEADER[0]) is not None
         self._records, self._rest = bytearray(), b""
         self.is_draining = False
+        self._asked: dict[str, Any] = {}  # what the client's own field has besides
         self.num_blocks = self._seen = self.kills = self._taken = 0
         self.is_dropped = not self._take(_BYTES_A_STREAM)
         if b'"resume"' in call.body:
@@ -77,11 +79,12 @@ class Journal:
 
     def _begin(self, resume: Any) -> None:
         """Go on with what the client, a gateway, has sent."""
-        if not isinstance(resume, dict) or not isinstance(resume.get("journal"), list):
+        self._asked = dict(resume) if isinstance(resume, dict) else {}
+        if not isinstance(self._asked.get("journal"), list):
             return
-        self._keep(" ".join(map(str, resume["journal"])).encode())
-        if isinstance(resume.get("num_events"), int):
-            self.num_blocks = self._seen = resume["num_events"]
+        self._keep(" ".join(map(str, self._asked["journal"])).encode())
+        if isinstance(self._asked.get("num_events"), int):
+            self.num_blocks = self._seen = self._asked["num_events"]
 
     def _take(self, count: int) -> bool:
         if not self._memory.take(count):
@@ -90,10 +93,10 @@ class Journal:
         return True
 
     def _keep(self, records: bytes) -> None:
-        if records.endswith(_DRAINING):
+        if _DRAINING in records:
             self.is_draining = True
-            records = records[: -len(_DRAINING)].rstrip()
-        if self.is_dropped:
+            records = b" ".join(one for one in records.split() if one != _DRAINING)
+        if self.is_dropped or not records:
             return
         if self._take(len(records) + 1):
             self._records += records + b" "
@@ -166,10 +169,10 @@ class Journal:
         (``Call.overridden``): the client's body may have one."""
         if not self.num_blocks and not self.kills:
             return {}
-        resume: dict[str, Any] = {}
+        resume = self._asked
         if self.num_blocks:
             journal = self._records.decode("ascii", "replace").split()
-            resume = {"journal": journal, "num_events": self.num_blocks}
+            resume = resume | {"journal": journal, "num_events": self.num_blocks}
         return {"resume": resume | ({"kills": self.kills} if self.kills else {})}
 
     def close(self) -> None:
