@@ -33,11 +33,13 @@ def test_an_engine_publishes_what_it_caches(tmp_path: Path) -> None:
         with radixlm.Engine(max_total_tokens=4096, kv_events_config=config) as engine:
             engine.generate(input_ids=ids, sampling_params={"max_new_tokens": 1})
             engine.generate(input_ids=[*ids, 7, 8, 9], sampling_params={"max_new_tokens": 1})
+            engine._wait(engine._engine.intake.control_each("kv_snapshot"))
             engine.flush_cache()
             events = replayed(endpoints["replay_endpoint"])
     assert events[0] == {"type": "AllBlocksCleared"} == events[-1]
     stored = [event for event in events if event["type"] == "BlockStored"]
-    assert [event["parent_block_hash"] for event in stored] == [None]
+    assert [event["parent_block_hash"] for event in stored] == [None, None]
+    assert stored[0] == stored[1] and events.count(events[0]) == 3  # told again, on request
     size = stored[0]["block_size"]
     assert stored[0]["token_ids"] == ids[: len(ids) // size * size]
     removed = [event for event in events if event["type"] == "BlockRemoved"]

@@ -69,6 +69,7 @@ class MapStored(MapEvent, tag="BlockStored"):
     cache_salt: str | None = None
     session_id: str | None = None
     lora_name: str | None = None
+    extra_key: str | None = None  # ours: SGLang reads past it
 
 
 class MapRemoved(MapEvent, tag="BlockRemoved"):

@@ -28,6 +28,7 @@ class KvEvents(Feature):
         had; a restarted engine then serves without events."""
         self._names: dict[str, str] = {}  # of adapters' digests
         self._publishers: list[KvEventPublisher] = []
+        self._published: dict[int, PublishedPages] = {}  # of each group's cache
         self._page_size = page_size
         options = read_options(config.observe.kv_events_config, config.parallel.dp_size)
         num_groups = topology_of(config).attn_dp if options is not None else 0
@@ -49,12 +50,17 @@ class KvEvents(Feature):
             published = PublishedPages(publisher, self._page_size, self._names, cache.describe)
             if cache.total_pages:
                 cache.describe(published)
+            self._published[group] = published
             cache.events = published if own is None else BothEvents(own, published)
 
     def arrive(self, request: Request) -> bool:
         if request.wire.adapter is not None:
             self._names[request.wire.adapter.digest] = request.wire.adapter.name
         return True
+
+    def publish(self) -> None:
+        for published in self._published.values():
+            published.refresh()
 
     def close(self) -> None:
         """Free the endpoints."""

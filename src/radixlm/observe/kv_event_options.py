@@ -92,6 +92,7 @@ def server_facts(text: str | None, num_ranks: int, page_size: int | None) -> dic
     ranks = [options.of_rank(rank) for rank in range(num_ranks)]
     return msgspec.structs.asdict(options) | {
         "block_size": page_size,
+        "has_snapshot": True,  # POST /kv_snapshot
         "endpoints": [rank.endpoint for rank in ranks],
         "replay_endpoints": [rank.replay_endpoint for rank in ranks if rank.replay_endpoint],
     }

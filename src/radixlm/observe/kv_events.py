@@ -103,6 +103,7 @@ def as_fields(event: Event, page_size: int, format: str) -> list[Any] | dict[str
     names = "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id"
     fields: dict[str, Any] = {"type": "BlockStored"} | dict(zip(names, common, strict=True))
     optional = {"cache_salt": group.cache_salt, "lora_name": group.adapter}
+    optional |= {"extra_key": group.extra_key}
     return fields | {"medium": MEDIUM} | {k: v for k, v in optional.items() if v is not None}
 
 

@@ -1,11 +1,11 @@
 """KvStream: the numbered messages of one publisher of KV events, brought into the index in order.
 
     message of the expected number -> taken
-    gap -> the worker's blocks are not trusted -> replay -> else snapshot -> else all is forgotten
+    gap -> the worker's blocks are not trusted -> replay -> what still misses: all is forgotten
     number that goes back, of a later time -> the publisher is another one -> all is forgotten
 
 What the index holds of a stream in order is true. It is also complete if the stream was followed
-from its start, from AllBlocksCleared or from a snapshot.
+from its start or from AllBlocksCleared, which the worker can be asked for (POST /kv_snapshot).
 """
 
 from __future__ import annotations
@@ -74,11 +74,16 @@ class KvStream:
         self.index, self.name = index, name
         self.next_number = 0
         self.is_complete = False
-        self.is_waiting = False  # for a replay or a snapshot
+        self.is_waiting = False  # for a replay
         self.num_gaps = self.num_resets = self.num_faulty = 0
-        self.has_lost = False  # since the last snapshot: one would help
+        self.has_lost = False  # since the last AllBlocksCleared
         self._held: list[Message] = []
         self._last_time_s = 0.0
+
+    @property
+    def is_complete_now(self) -> bool:
+        """Whether the index holds just what the worker does."""
+        return self.is_complete and not self.is_waiting
 
     @property
     def is_trusted(self) -> bool:
@@ -122,13 +127,10 @@ class KvStream:
         for message in (*messages, *held):
             self._go_on(message)
 
-    def restored(self, number: int, events: Sequence[dict[str, Any]]) -> None:
-        """The worker's whole cache, as it was before message ``number``."""
-        if number < self.next_number:
-            return  # older than what came since
-        self._forget(number)
-        self.has_lost, self.is_complete = False, True
-        self._apply_events(events)
+    def restart(self) -> None:
+        """The worker was away, and may be another one now: live messages wait for a replay."""
+        self._forget(0)
+        self.is_complete, self.is_waiting, self._held = False, True, []
 
     def _go_on(self, message: Message) -> None:
         """Take a message after a replay; what still misses is lost."""

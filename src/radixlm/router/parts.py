@@ -6,6 +6,7 @@ PARTS: tuple[str, ...] = (
     "radixlm.router.logs:attach",
     "radixlm.router.history.routes:attach",
     "radixlm.router.admission:attach",  # after the registry and the metrics
+    "radixlm.router.kv_events_in:attach",
     "radixlm.router.dispatch:attach",
     "radixlm.router.discovery.attach:attach",
 )

@@ -68,6 +68,7 @@ class ControlHandler:
             "pause": self._pause,
             "continue": self._continue,
             "info": self._info,
+            "kv_snapshot": self._kv_snapshot,
             "slow_down": self._slow_down,
             "freeze_gc": self._freeze_gc,
             "ping": self._ping,
@@ -124,6 +125,11 @@ class ControlHandler:
             s.drafting.flush()
         self.check_invariants()
         return ControlReply(control.call_id, True, "Cache flushed.")
+
+    def _kv_snapshot(self, control: Control) -> ControlReply:
+        """Publish the whole prefix cache as KV events."""
+        self._scheduler.hooks.publish()
+        return ControlReply(control.call_id, True)
 
     def _pause(self, control: Control) -> ControlReply:
         """Plan no more steps. Modes: in_place keeps the KV, retract frees it, abort ends all

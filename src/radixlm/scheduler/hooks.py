@@ -80,6 +80,9 @@ class Feature:
     def flush(self) -> None:
         """The prefix cache is about to be emptied; no request runs or waits."""
 
+    def publish(self) -> None:
+        """Subscribers want to hear of the whole prefix cache."""
+
     def stats(self) -> dict[str, float]:
         """Figures for metrics."""
         return {}
@@ -159,6 +162,10 @@ class Hooks:
     def flush(self) -> None:
         for feature in self.features:
             feature.flush()
+
+    def publish(self) -> None:
+        for feature in self.features:
+            feature.publish()
 
     def stats(self) -> dict[str, float]:
         figures: dict[str, float] = {}

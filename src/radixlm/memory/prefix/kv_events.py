@@ -68,12 +68,18 @@ class PublishedPages:
         if not self._publisher.has_room:
             self._is_behind = True
         elif self._is_behind:
-            self._is_behind = False
+            self.refresh()
+            return False
+        return not self._is_behind
+
+    def refresh(self) -> None:
+        """Publish AllBlocksCleared and the whole cache, if there is room for it; else as soon as
+        there is."""
+        self._is_behind = not self._publisher.has_room
+        if not self._is_behind:
             whole = _Collected(self)
             self._describe(whole)
             self._publisher.put(whole)
-            return False
-        return not self._is_behind
 
     def _stored(
         self, pages: PageIds, token_ids: TokenIds, parent_page: int | None, namespace: Hashable

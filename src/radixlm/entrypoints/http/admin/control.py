@@ -130,6 +130,13 @@ async def flush_cache(request: Request) -> Response:
     return PlainTextResponse(text, 200 if reply.ok else 400)
 
 
+@router.post("/kv_snapshot")
+async def kv_snapshot(request: Request) -> Response:
+    """Publish the whole prefix cache as KV events, for a subscriber that has missed some."""
+    replies = await state_of(request).intake.control_each("kv_snapshot")
+    return json_response({"success": all(reply.ok for reply in replies)})
+
+
 @router.post("/pause_generation", openapi_extra=documented(PauseGeneration, required=False))
 async def pause_generation(request: Request) -> Response:
     """Pause: running requests are aborted, retracted or kept in place."""

@@ -1,0 +1,179 @@
+"""KV events over real sockets: a publisher of the engine, a gateway's readers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from radixlm.memory.pages import PageAllocator
+from radixlm.memory.prefix.kv_events import PublishedPages
+from radixlm.memory.prefix.namespace import CacheNamespace
+from radixlm.memory.prefix.radix import RadixCache
+from radixlm.observe.kv_event_options import KvEventsOptions, server_facts
+from radixlm.observe.kv_events import KvEventPublisher
+from radixlm.router.kv_events_in import Feed, feeds_of
+from radixlm.router.kv_readers import KvReaders
+from radixlm.router.options import Options
+from radixlm.router.worker import State, Worker
+
+PAGE = 4
+IDS = np.arange(41, dtype=np.int32)
+
+
+class Server:
+    """A prefix cache whose changes are published."""
+
+    def __init__(self, folder: Path, boot: int = 0, **options: Any) -> None:
+        ends = f"ipc://{folder}/pub", f"ipc://{folder}/replay"
+        self.options = KvEventsOptions("zmq", *ends, **options)
+        self.publisher = KvEventPublisher(self.options, PAGE, boot=boot)
+        self.pages = PageAllocator(60, PAGE)
+        self.cache = RadixCache(self.pages, PAGE)
+        self.published = PublishedPages(self.publisher, PAGE, {}, self.cache.describe)
+        self.cache.events = self.published
+        self.worker = Worker("http://127.0.0.1:1")
+        self.worker.state = State.READY
+        self.worker.facts = {
+            "kv_events": {
+                "endpoints": [ends[0]],
+                "replay_endpoints": [ends[1]],
+                "topic": "",
+            }
+        }
+
+    def insert(self, ids: np.ndarray, namespace: CacheNamespace | None = None) -> None:
+        pages = self.pages.alloc(len(ids) // PAGE)
+        assert pages is not None
+        self.pages.free(self.cache.insert(ids, pages, namespace).duplicate_pages)
+
+
+class Readers:
+    """The readers of a gateway without anything else."""
+
+    def __init__(self) -> None:
+        self.fetched: list[str] = []
+        self.workers: list[Worker] = []
+        self.on_fetch: Callable[[], None] = lambda: None
+        gateway = SimpleNamespace(
+            options=Options(),
+            every=lambda seconds, work: None,
+            on_stop=[],
+            upstream=SimpleNamespace(fetch=self._fetch),
+            registry=SimpleNamespace(find=lambda name: self.workers),
+            spawn=lambda work: asyncio.get_running_loop().create_task(work),
+        )
+        self.all = KvReaders(gateway)  # type: ignore[arg-type]
+
+    async def _fetch(self, url: str, method: str, target: str, **rest: Any) -> None:
+        self.fetched.append(target)
+        self.on_fetch()
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not done():
+                self.all.tick()
+                await asyncio.sleep(0.005)
+
+    def depth(self, worker: Worker, ids: np.ndarray = IDS, **space: str) -> int:
+        namespace = None, space.get("cache_salt"), space.get("extra_key")
+        match = self.all.matched(ids, namespace).get(worker.name)
+        return match.device if match else 0
+
+
+@pytest.fixture
+def readers() -> Iterator[Callable[[], Readers]]:
+    made: list[Readers] = []
+
+    def make() -> Readers:
+        made.append(Readers())
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.all.close()
+
+
+async def test_the_index_follows_a_server_from_before_and_after_it_is_read(
+    tmp_path: Path, readers: Callable[[], Readers]
+) -> None:
+    server, mine = Server(tmp_path), readers()
+    server.insert(IDS[:20])
+    server.insert(IDS[:12], CacheNamespace(extra_key="x", cache_salt="s"))
+    mine.all.on_change("joined", server.worker)
+    await mine.until(lambda: mine.depth(server.worker) == 20)
+    assert mine.all.is_trusted(server.worker)
+    assert mine.depth(server.worker, cache_salt="s", extra_key="x") == 12
+    assert mine.depth(server.worker, cache_salt="s") == 0
+    server.insert(IDS[:36])
+    await mine.until(lambda: mine.depth(server.worker) == 36)
+    server.cache.reset()
+    await mine.until(lambda: mine.depth(server.worker) == 0)
+    mine.all.on_change("left", server.worker)
+    assert not mine.all.is_trusted(server.worker) and not len(mine.all.index)
+    server.publisher.close()
+
+
+async def test_a_restarted_server_is_learnt_anew(
+    tmp_path: Path, readers: Callable[[], Readers]
+) -> None:
+    server, mine = Server(tmp_path), readers()
+    server.insert(IDS[:20])
+    mine.all.on_change("joined", server.worker)
+    await mine.until(lambda: mine.depth(server.worker) == 20)
+    server.publisher.close()
+    again = Server(tmp_path)  # numbers begin at 0
+    again.insert(IDS[:8])
+    server.worker.state = State.UNHEALTHY
+    mine.all.on_change("changed", server.worker)
+    server.worker.state = State.READY
+    mine.all.on_change("changed", server.worker)
+    await mine.until(lambda: mine.depth(server.worker) == 8)
+    again.publisher.close()
+    engine = Server(tmp_path, boot=1)  # of a restarted engine they go on far behind
+    engine.insert(IDS[:16])
+    await mine.until(lambda: bool(engine.insert(IDS[:12]) or mine.depth(server.worker) == 16))
+    engine.publisher.close()
+
+
+async def test_what_is_kept_no_more_comes_by_a_snapshot(
+    tmp_path: Path, readers: Callable[[], Readers]
+) -> None:
+    server, mine = Server(tmp_path, buffer_steps=1), readers()
+    server.worker.facts["kv_events"]["has_snapshot"] = True
+    mine.workers.append(server.worker)
+    mine.on_fetch = server.published.refresh
+    first = mine.all
+    server.insert(IDS[:20])
+    server.insert(IDS[:20][::-1].copy())
+    first.on_change("joined", server.worker)
+    await mine.until(lambda: first.is_trusted(server.worker) and mine.depth(server.worker) == 20)
+    assert mine.fetched in ([], ["/kv_snapshot"])  # none if both stores went in one message
+    server.publisher.close()
+
+
+def test_where_workers_publish() -> None:
+    worker = Worker("http://gpu7:30000")
+    assert feeds_of(worker) == []
+    config = '{"publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}'
+    worker.facts = {"kv_events_config": config, "dp_size": 2}
+    first, second = Feed("tcp://gpu7:5557", None, "kv"), Feed("tcp://gpu7:5558", None, "kv")
+    assert feeds_of(worker) == [first, second]
+    worker.dp_rank = 1
+    assert feeds_of(worker) == [second]
+    text = '{"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:6557"}'
+    worker.facts = {"kv_events": server_facts(text, 2, 16)}
+    assert feeds_of(worker) == [Feed("tcp://gpu7:5558", "tcp://gpu7:6558", "")]
+    worker.labels["kv_events_endpoint"] = "tcp://other:1"
+    assert feeds_of(worker) == [Feed("tcp://other:1", None, "")]
+    worker = Worker("http://[::1]:30000")
+    worker.facts = {"kv_events_config": {"publisher": "zmq"}}
+    assert feeds_of(worker) == [Feed("tcp://[::1]:5557", None, "")]
+    for config in ("{", "{}", "[]", '{"publisher": "null"}', 3):
+        worker.facts = {"kv_events_config": config}
+        assert feeds_of(worker) == []
