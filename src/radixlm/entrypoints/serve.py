@@ -4,12 +4,17 @@ import gc
 
 from radixlm.base.lazy import load
 from radixlm.config.parser import parse
+from radixlm.config.server_config import ServerConfig
 from radixlm.engine.process import prestart_engines
 
 
 def main(argv: list[str]) -> int:
     """Serve until a signal; the exit status."""
-    config, given = parse(argv, prog="radixlm serve")
+    return serve(*parse(argv, prog="radixlm serve"))
+
+
+def serve(config: ServerConfig, given: frozenset[str]) -> int:
+    """Serve with these options, of which the user gave ``given``; the exit status."""
     if config.parallel.node_rank:
         return int(load("radixlm.entrypoints.node:run")(config, given))
     gc.disable()  # imports leave little garbage; the server turns it on again

@@ -51,7 +51,10 @@ class Workers(Record):
         Flag(("--runtime",), choices=("sglang", "vllm", "openai")),
     ] = "sglang"
     launch_servers: Annotated[
-        int, "Start so many RadixLM servers on this machine and route to them.", _FROM_0
+        int,
+        "Start so many servers on this machine and route to them. Then all other flags are those "
+        "of radixlm serve, and the gateway's begin with --router-.",
+        _FROM_0,
     ] = 0
     dp_worker_base_port: Annotated[int, "First port of --launch-servers.", _PORT] = 31000
 

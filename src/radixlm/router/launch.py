@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import uvloop
 
 from radixlm.base.errors import ConfigError
+from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
 from radixlm.router.app import Gateway
 from radixlm.router.logs import set_up
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str]) -> int:
     """``radixlm router``."""
+    if any(word.partition("=")[0] == "--launch-servers" for word in argv):
+        return int(load("radixlm.router.servers:main")(argv))
     began_s = time.monotonic()
     options = parse(argv)
     set_up_logging("router", options.log_level)

@@ -119,13 +119,19 @@ def _settings(one: Option) -> dict[str, Any]:
     return argument_settings(one) | ({"nargs": "+"} if one.name == "prefill" else {})
 
 
+def read_environment() -> dict[str, Any]:
+    """Values of the options that environment variables set."""
+    return {
+        name: coerce(table()[name], os.environ[variable])
+        for name, variable in ENVIRONMENT.items()
+        if os.environ.get(variable)
+    }
+
+
 def read(raw: Mapping[str, Any]) -> Options:
     """Raw values by name -> checked options, with those of the environment; ConfigError with the
     flag and a value that works."""
-    values: dict[str, Any] = {}
-    for name, variable in ENVIRONMENT.items():
-        if os.environ.get(variable):
-            values[name] = coerce(table()[name], os.environ[variable])
+    values = read_environment()
     for name, value in raw.items():
         if name not in table():
             near = suggestion(name, table())

@@ -1,0 +1,8 @@
+"""``python -m radixlm.launch_router``: the name that users of sglang-router know."""
+
+import sys
+
+from radixlm.entrypoints.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["router", *sys.argv[1:]]))

@@ -1,0 +1,128 @@
+"""The module names of sglang-router (compat/sglang_router), and servers started with a gateway."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from radixlm.base.errors import ConfigError
+from radixlm.router import servers
+from radixlm.router.options import Options, parse
+from tests.router.processes import Process, free_port, mock_process
+
+COMPAT = Path(__file__).parents[2] / "compat" / "sglang_router" / "src"
+
+
+@pytest.fixture
+def alias(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(COMPAT))
+    launcher = __import__("sglang_router.launch_router").launch_router
+    yield launcher
+    for name in [one for one in sys.modules if one.split(".")[0] == "sglang_router"]:
+        del sys.modules[name]
+
+
+LINES = (
+    "",
+    "--worker-urls http://a:1 http://b:2 --policy round_robin --log-level debug",
+    "--pd-disaggregation --prefill http://p:1 9 --prefill http://q:1 --decode http://d:1",
+    "--control-plane-api-keys 1:Me:admin:k:k --jwt-issuer i --jwt-audience a "
+    "--jwt-role-mapping Boss=admin --tls-cert-path c --tls-key-path k",
+    "--service-discovery --selector app=x env=y --request-id-headers x-a x-b",
+    "--prometheus-duration-buckets 0.1 1 --cors-allowed-origins http://o --disable-retries",
+)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_the_alias_reads_the_same_options(alias: Any, line: str) -> None:
+    args = alias.parse_router_args(line.split())
+    rust = alias.Router.from_args(args)._router
+    assert rust.options == parse(line.split())
+
+
+def test_a_router_args_made_by_hand_has_the_defaults(alias: Any) -> None:
+    assert alias.Router.from_args(alias.RouterArgs())._router.options == Options()
+    with pytest.raises(ValueError, match="--tls-key-path"):
+        alias.Router.from_args(alias.RouterArgs(server_cert_path="c"))
+
+
+def test_flags_with_the_prefix_are_read_beside_a_servers(alias: Any) -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="h")
+    parser.add_argument("--policy", default="of the server")
+    alias.RouterArgs.add_cli_args(parser, use_router_prefix=True, exclude_host_port=True)
+    read = parser.parse_args(["--router-policy", "random", "--worker-urls", "http://a:1"])
+    args = alias.RouterArgs.from_cli_args(read, use_router_prefix=True)
+    assert (args.policy, args.worker_urls, args.host) == ("random", ["http://a:1"], "h")
+
+
+def test_the_launcher_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{COMPAT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    worker, port = mock_process(), free_port()
+    command = [sys.executable, "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--prometheus-port", "-1", "--worker-urls", worker.url]
+    gateway = None
+    try:
+        gateway = Process(command, f"http://127.0.0.1:{port}")
+        assert gateway.ask("/workers")["total"] == 1
+        assert gateway.end() == 0
+    finally:
+        worker.kill()
+        if gateway is not None:
+            gateway.kill()
+
+
+@pytest.mark.parametrize("module", ["sglang_router.launch_router", "radixlm.launch_router"])
+def test_a_wrong_flag_ends_with_2_and_no_traceback(module: str) -> None:
+    environment = os.environ | {"PYTHONPATH": f"{COMPAT}{os.pathsep}{sys.path[0]}"}
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--policy", "best"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2 and "round_robin" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_servers_and_gateway_share_a_command_line() -> None:
+    line = (
+        "--launch-servers 3 --model-path m --port 7 --host 0.0.0.0 --tp-size 2 --api-key k "
+        "--router-policy random --router-dp-worker-base-port 40000 --log-level debug"
+    )
+    options, server, num_servers = servers.parse(line.split())
+    assert num_servers == 3 and (server.model_path, server.tp_size) == ("m", 2)
+    assert (options.policy, options.host, options.port) == ("random", "0.0.0.0", 7)
+    assert (options.dp_worker_base_port, options.api_key) == (40000, "k")
+    assert (options.log_level, server.log_level) == ("info", "debug")
+    assert servers.parse(["--launch-servers=0", "--dp-size", "2"])[2] == 2
+    for wrong in ("--router-polcy random", "--router-policy best", "--launch-servers -1"):
+        with pytest.raises(ConfigError):
+            servers.parse(["--launch-servers", "1", *wrong.split()])
+
+
+def test_ports_are_free_and_apart() -> None:
+    ports = servers.find_available_ports(45000, 3)
+    assert len({*ports}) == 3 and all(b - a >= 100 for a, b in zip(ports, ports[1:], strict=False))
+    with pytest.raises(ConfigError):
+        servers.find_available_ports(65000, 50)
+
+
+def test_a_server_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "killpg", lambda pid, number: sent.append((pid, number)))
+    ended = SimpleNamespace(pid=1, join=lambda timeout: None, is_alive=lambda: False)
+    stuck = SimpleNamespace(pid=2, join=lambda timeout: None, is_alive=lambda: True)
+    servers.cleanup_processes([ended, stuck])
+    assert sent == [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGKILL)]
