@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,7 +115,7 @@ def test_servers_and_gateway_share_a_command_line() -> None:
 
 def test_ports_are_free_and_apart() -> None:
     ports = servers.find_available_ports(45000, 3)
-    assert len({*ports}) == 3 and all(b - a >= 100 for a, b in zip(ports, ports[1:], strict=False))
+    assert len({*ports}) == 3 and all(b - a >= 100 for a, b in pairwise(ports))
     with pytest.raises(ConfigError):
         servers.find_available_ports(65000, 50)
 

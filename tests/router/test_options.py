@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from radixlm.base.errors import ConfigError
+from radixlm.router.docs import main, render
 from radixlm.router.flags import Flags
 from radixlm.router.options import AdminKey, Options, parse, table
 
@@ -53,7 +56,7 @@ def test_lists_pairs_and_repeated_flags() -> None:
     [
         ("--polcy random", "--policy"),
         ("--policy none", "round_robin"),
-        ("--port 0", "30000"),
+        ("--port 65536", "30000"),
         ("--worker-urls nope", "http://127.0.0.1:30001"),
         ("--worker-urls grpc://a:1", "HTTP"),
         ("--worker-urls http://a:99999", "http://127.0.0.1:30001"),
@@ -98,3 +101,11 @@ def test_secrets_are_not_printed(
     with pytest.raises(ConfigError) as error:
         parse(["--control-plane-api-keys", "secret"])
     assert "secret" not in str(error.value)
+
+
+def test_the_page_of_flags_is_current(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "gateway-arguments.md"
+    again = "run `python -m radixlm.router.docs docs/gateway-arguments.md`"
+    assert page.read_text(encoding="utf-8") == render(), again
+    main([str(tmp_path / "page.md")])
+    assert (tmp_path / "page.md").read_text(encoding="utf-8") == render()

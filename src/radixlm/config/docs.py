@@ -44,6 +44,9 @@ State of a flag:
 """
 
 
+HEAD = ("| flag | what it does | default | state |", "|---|---|---|---|")
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
@@ -72,7 +75,8 @@ def _description(option: Option) -> str:
     return text
 
 
-def _row(option: Option) -> str:
+def row(option: Option) -> str:
+    """The option's row: flag, what it does, default, state."""
     names = "<br>".join(f"`{name}`" for name in (option.dashed, *option.flag.aliases))
     cells = (names, _description(option), show(option, option.default), _state(option))
     return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
@@ -80,11 +84,10 @@ def _row(option: Option) -> str:
 
 def _group(name: str) -> Iterator[str]:
     yield f"\n## {(GROUPS[name].__doc__ or name).rstrip('.')} (`config.{name}`)\n"
-    yield "| flag | what it does | default | state |"
-    yield "|---|---|---|---|"
+    yield from HEAD
     for option in options().values():
         if option.group == name:
-            yield _row(option)
+            yield row(option)
 
 
 def _old() -> Iterator[str]:

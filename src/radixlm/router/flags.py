@@ -32,7 +32,9 @@ class Workers(Record):
     """Address and workers."""
 
     host: Annotated[str, "Address to listen on."] = "0.0.0.0"
-    port: Annotated[int, "Port to listen on.", _PORT] = 30000
+    port: Annotated[int, "Port to listen on; 0: any that is free.", Flag(within="[0, 65535]")] = (
+        30000
+    )
     worker_urls: Annotated[tuple[str, ...], "URLs of workers: http://host:port.", _ANY] = ()
     worker_startup_timeout_secs: Annotated[int, "How long a worker may take to join.", _COUNT] = (
         1800
