@@ -268,8 +268,7 @@ class Connection(asyncio.Protocol):
 
     # of the event loop
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         self.server.connections.add(self)
         sock = transport.get_extra_info("socket")

@@ -275,8 +275,7 @@ class _Connection(asyncio.Protocol):
 
     # of the event loop
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         sock = transport.get_extra_info("socket")
         if sock is not None:
