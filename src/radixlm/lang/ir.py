@@ -185,7 +185,7 @@ class SglExpr:
                 joined = f"%{node.prev_node.node_id} + " if node.prev_node is not None else ""
                 if isinstance(node, SglFork | SglGetForkItem):
                     joined = ""
-                lines.append(f"%{node.node_id} = {joined}{node}\n")
+                lines.append(f"%{node.node_id} = {joined}{node!r}\n")
             elif node.node_id not in seen:
                 seen.add(node.node_id)
                 todo.append((node, True))
@@ -431,6 +431,10 @@ class SglSeparateReasoning(SglExpr):
     def name(self) -> str | None:
         """The variable that gets the thinking of the first."""
         return next((reasoning_name(name) for name in self.variables), None)
+
+    def process_name_for_reasoning(self, name: str) -> str:
+        """The variable with the thinking that belongs to the answer ``name``."""
+        return reasoning_name(name)
 
     def __repr__(self) -> str:
         return f"SeparateReasoning(model_type={self.model_type}, name={self.name})"

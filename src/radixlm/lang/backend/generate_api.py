@@ -58,13 +58,13 @@ class GenerateBackend(BaseBackend):
         temperature: float,
         choices_method: ChoicesSamplingMethod | None = None,
     ) -> ChoicesDecision:
-        """Score each choice by its log-probabilities behind the text. Where a tokenizer joins the
-        text's last token with the choice's first, the joined token counts."""
+        """Score each choice by its log-probabilities behind the text, and those of up to two tokens
+        before it: where a tokenizer joins the text's last token with the choice's first, the joined
+        token counts."""
         method = choices_method or token_length_normalized
         scored = self._scored(s, choices)
         inputs = [
-            _last(one["meta_info"]["input_token_logprobs"], choice, s.text_)
-            for one, choice in zip(scored, choices, strict=True)
+            _from_boundary(one["meta_info"]["input_token_logprobs"], s.text_) for one in scored
         ]
         alone = None
         if method.requires_unconditional_logprobs:
@@ -119,24 +119,10 @@ def results(answer: Any) -> tuple[str | list[str], Any]:
     return answer["text"], answer["meta_info"]
 
 
-def _last(tokens: list[Any], text: str, before: str) -> list[Any]:
-    """The last tokens, as many as it takes to cover ``text``; where some are parts of characters,
-    which have no length, those behind what ``before`` ends with (at most two tokens)."""
-    start, left = len(tokens), len(text)
-    while start and (left > 0 or start == len(tokens)):
-        start -= 1
-        left -= len(tokens[start][-1])
-    pieces = [token[-1] for token in tokens]
-    if any("\ufffd" in piece for piece in pieces[start:]):
-        counts = range(min(2, len(pieces) - 1), 0, -1)
-        start = next((n for n in counts if _ends(before, pieces[:n], pieces[n])), 0)
-    return tokens[start:]
-
-
-def _ends(text: str, pieces: list[str], following: str) -> bool:
-    """Whether ``text`` ends with these tokens, or within the one that follows them."""
-    joined, shared = "".join(pieces), following.split("\ufffd")[0]
-    return any(text.endswith(joined + shared[:n]) for n in range(len(shared) + 1))
+def _from_boundary(tokens: list[Any], before: str) -> list[Any]:
+    """The tokens that count for a choice, as SGLang counts them: those behind the last but one of
+    ``before``, and that one too unless ``before`` ends with it."""
+    return tokens[1:] if len(tokens) > 1 and before.endswith(tokens[0][-1]) else tokens
 
 
 def _media(s: StreamExecutor) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""The name ``sglang`` for programs of the frontend language; RadixLM runs them."""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import radixlm
+from radixlm import __version__ as __version__
+
+# modules that are RadixLM's own, under SGLang's names
+_SAME = {
+    "sglang.lang": "radixlm.lang",
+    "sglang.global_config": "radixlm.lang.global_config",
+    "sglang.api": "radixlm.lang.api",
+}
+__all__ = list(radixlm.__all__)
+
+
+class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports a module of RadixLM under SGLang's name: the same object, so that its classes are the
+    same."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        for ours, theirs in _SAME.items():
+            if name == ours or name.startswith(f"{ours}."):
+                real = theirs + name.removeprefix(ours)
+                if importlib.util.find_spec(real) is not None:
+                    return importlib.machinery.ModuleSpec(name, self, origin=real)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module = importlib.import_module(str(spec.origin))
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec  # which the import has replaced
+
+
+sys.meta_path.insert(0, _Alias())  # before the finder of files, which would make a second module
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(radixlm, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *dir(radixlm)})

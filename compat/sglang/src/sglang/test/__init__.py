@@ -1,0 +1,1 @@
+"""Names that tests of programs use."""

@@ -1,0 +1,64 @@
+"""The sibling package that gives programs the name sglang."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+COMPAT = Path(__file__).parents[2] / "compat" / "sglang" / "src"
+PROGRAM = """
+import sglang as sgl
+import sglang.lang.interpreter
+from sglang import OpenAI, function, gen, set_default_backend
+from sglang.lang.backend.base_backend import BaseBackend
+from sglang.lang.chat_template import get_chat_template
+from sglang.lang.ir import SglGen
+from sglang.test.test_utils import CustomTestCase, select_sglang_backend
+from sglang.utils import LazyImport, dump_state_text, encode_image_base64, http_request, read_jsonl
+import radixlm
+import radixlm.lang.ir
+
+class Echo(BaseBackend):
+    is_immediate = True
+    def generate(self, s, sampling_params):
+        return f"[{len(s.text_)}]", {}
+
+@sgl.function
+def program(s, q):
+    s += sgl.user(q) + sgl.assistant(gen("a"))
+
+assert SglGen is radixlm.lang.ir.SglGen and sgl.function is radixlm.function
+assert radixlm.lang.ir.__spec__.name == "radixlm.lang.ir"
+state = program.run(q="x", backend=Echo())
+assert state["a"] == "[17]", state["a"]
+dump_state_text("out.txt", [state, "text"])
+open("lines.jsonl", "w").write('# a comment\\n{"a": 1}\\n')
+assert list(read_jsonl("lines.jsonl")) == [{"a": 1}] and "text" in open("out.txt").read()
+assert LazyImport("json", "JSONDecoder")().decode("1") == 1
+try:
+    import sglang.lang.nothing
+except ModuleNotFoundError:
+    print("done")
+"""
+
+
+def test_programs_that_import_sglang_run(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={"PYTHONPATH": f"{COMPAT}:{COMPAT.parents[2] / 'src'}", "PATH": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_its_server_has_our_flags(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sglang.launch_server", "--help"],
+        env={"PYTHONPATH": f"{COMPAT}:{COMPAT.parents[2] / 'src'}", "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "--model-path" in done.stdout, done.stderr
