@@ -77,6 +77,7 @@ class Dispatch:
     """One call, from its first try to its end."""
 
     worker_type: WorkerType = "regular"
+    edit: Callable[[bytes], bytes] | None = None  # of answers, whole or in blocks
 
     def __init__(self, shared: Dispatcher, call: Call, client: ClientStream, ticket: Any) -> None:
         self.shared, self.call, self.client, self.ticket = shared, call, client, ticket
@@ -217,22 +218,23 @@ class Dispatch:
 
     async def send(self, worker: Worker, extra: Mapping[str, Any]) -> Failure | None:
         """Ask ``worker`` with the fields ``extra`` in the body; None: the client has its answer."""
-        left_s = self.options.request_timeout_secs - (time.monotonic() - self.call.arrival_s)
         cost = self.charge(worker)
         exchange: Exchange | None = None
         try:
             exchange = await self.gateway.upstream.open(
                 worker.url, "POST", self.target, authorized(self.headers, worker),
-                self.body(worker, extra), timeout_s=max(left_s, 0.001),
+                self.body(worker, extra), timeout_s=self.left_s(),
             )  # fmt: skip
             return await self._answer(exchange, worker)
         except WorkerFailure as error:
             return self._lost(worker, error)
         finally:
-            if exchange is not None:
-                exchange.close()
-            worker.num_inflight -= 1
-            worker.num_tokens -= cost
+            self.discharge(worker, cost, exchange)
+
+    def left_s(self) -> float:
+        """Seconds that the answer may still take."""
+        limit_s = float(self.options.request_timeout_secs)
+        return max(self.call.arrival_s + limit_s - time.monotonic(), 0.001)
 
     def charge(self, worker: Worker) -> int:
         """Count the call as load of ``worker``; its estimated tokens."""
@@ -242,6 +244,13 @@ class Dispatch:
         worker.num_routed += 1
         self.call.worker = worker
         return cost
+
+    def discharge(self, worker: Worker, cost: int, exchange: Exchange | None) -> None:
+        """The try is over; an answer that is not complete is dropped, and the worker aborts it."""
+        if exchange is not None:
+            exchange.close()
+        worker.num_inflight -= 1
+        worker.num_tokens -= cost
 
     def body(self, worker: Worker, extra: Mapping[str, Any]) -> bytes:
         """The client's bytes, and the fields that ``worker`` needs besides."""
@@ -275,6 +284,8 @@ class Dispatch:
         content = await exchange.read(MAX_ANSWER_BYTES)
         if status >= 400:
             return self._refused(worker, of_answer(status, exchange.headers, content))
+        if self.edit is not None:
+            content = self.edit(content)
         self.gateway.health.reported(worker, "ok")
         client = self.client
         client.begin(status, self._head(exchange, worker), length=len(content))
@@ -295,6 +306,7 @@ class Dispatch:
             journal = Journal(self.call, worker, self.shared.memory)
             head = self._head(exchange, worker)
             stream = self.stream = Stream(self.client, journal, exchange.status, head)
+            stream.edit = self.edit
         elif self.client.has_begun:
             self.metrics.stream_moved("resumed")
         else:
@@ -342,22 +354,22 @@ class Dispatch:
 
     def _lost(self, worker: Worker, error: WorkerFailure) -> Failure:
         """The worker has given no whole answer."""
-        stream, failure = self.stream, of_error(error)
-        is_cut, has_moved = isinstance(error, Cut), False
-        if stream is not None:
-            is_fault = not stream.is_moving and worker.state is not State.DRAINING
-            has_moved = stream.journal.lost(is_fault=is_fault) or not is_fault
-            if stream.is_moving:
-                self.num_tries, self.tried = 0, [worker]
-                return failure
-        if has_moved:  # each worker that brings a stream on has its own tries
+        stream = self.stream
+        if stream is None:
+            return self._blame(worker, error)
+        is_fault = not stream.is_moving and worker.state is not State.DRAINING
+        has_moved = stream.journal.lost(is_fault=is_fault)
+        if has_moved or not is_fault:  # each worker that brings a stream on has its own tries
             self.num_tries, self.tried, self.num_killed = 0, [worker], 0
-        elif error.is_sent and not error.is_timeout:
-            self.num_killed += 1
-        kind = "cut" if is_cut else "unreachable"
+        return of_error(error) if stream.is_moving else self._blame(worker, error, not has_moved)
+
+    def _blame(self, worker: Worker, error: WorkerFailure, is_kill: bool = True) -> Failure:
+        """Tell of a worker that has given no whole answer. ``is_kill``: the call may be why."""
+        self.num_killed += is_kill and error.is_sent and not error.is_timeout
+        kind = "cut" if isinstance(error, Cut) else "unreachable"
         self.gateway.health.reported(worker, "error" if error.is_timeout else kind)
         self.metrics.worker_error(worker, "timeout" if error.is_timeout else kind)
         if self.num_killed >= MAX_KILLS:
             message = f"{self.num_killed} workers were lost while they served this request"
             return told(500, message, "request_lost_workers", "backend_error", is_final=True)
-        return failure
+        return of_error(error)

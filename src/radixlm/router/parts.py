@@ -9,4 +9,5 @@ PARTS: tuple[str, ...] = (
     "radixlm.router.kv_events_in:attach",
     "radixlm.router.dispatch:attach",
     "radixlm.router.discovery.attach:attach",
+    "radixlm.router.pd:attach",
 )

@@ -1,0 +1,214 @@
+"""Pairs of prefill and decode workers, before mock workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from radixlm.router import pd
+from radixlm.router.worker import State, Worker
+from tests.router.client import Connection, ask, until
+from tests.router.conftest import StartWorkers
+from tests.router.front import Front
+from tests.router.mock_worker import MockWorker
+
+CHAT = "/v1/chat/completions"
+
+
+class PdFront(Front):
+    """A front with prefill and decode workers."""
+
+    def __init__(self, prefills: list[MockWorker], decodes: list[MockWorker], **options: Any):
+        super().__init__([], **({"pd_disaggregation": True} | options))
+        pd.attach(self.gateway)
+        made = [Worker(one.url, worker_type="prefill", bootstrap_port=8998) for one in prefills]
+        made += [Worker(one.url, worker_type="decode") for one in decodes]
+        self.workers = [self.join(worker) for worker in made]
+
+
+def bodies(worker: MockWorker) -> list[dict[str, Any]]:
+    return [orjson.loads(seen.body) for seen in worker.seen]
+
+
+async def test_both_get_the_same_room_and_decode_answers(start_workers: StartWorkers) -> None:
+    prefill, decode = await start_workers(2)
+    async with PdFront([prefill], [decode]) as front:
+        for _ in range(2):
+            answer = await front.chat(bootstrap_room=7, x=1.5)
+            assert answer.status == 200 and answer.json["worker_id"] == decode.worker_id
+        await until(lambda: front.is_idle)
+    sent = bodies(prefill)
+    assert sent == bodies(decode)
+    assert {(one["bootstrap_host"], one["bootstrap_port"]) for one in sent} == {("127.0.0.1", 8998)}
+    rooms = {one["bootstrap_room"] for one in sent}
+    assert len(rooms) == 2 and 7 not in rooms and max(rooms) < 1 << 63
+    assert {outcome for _, outcome in front.reports} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "size"),
+    [
+        ("/v1/completions", {"prompt": ["a", "b", "c"]}, 3),
+        ("/v1/completions", {"prompt": [1, 2, 3]}, None),
+        ("/v1/completions", {"prompt": "a", "n": 2}, None),
+        ("/v1/completions", {"prompt": [[1], [2]]}, 2),
+        ("/generate", {"text": ["a", "b"]}, 2),
+        ("/generate", {"input_ids": [[1, 2], [3]]}, 2),
+        ("/generate", {"input_ids": [1, 2]}, None),
+        (CHAT, {"messages": [{"role": "user", "content": "a"}], "n": 2}, None),
+    ],
+)
+async def test_a_batch_has_a_room_a_prompt(
+    start_workers: StartWorkers, path: str, fields: dict[str, Any], size: int | None
+) -> None:
+    prefill, decode = await start_workers(2)
+    async with PdFront([prefill], [decode]) as front:
+        assert (await ask(front.url, "POST", path, fields)).status == 200
+    (sent,) = bodies(decode)
+    rooms = sent["bootstrap_room"]
+    assert (len(set(rooms)) if isinstance(rooms, list) else None) == size
+    assert sent["bootstrap_port"] == ([8998] * size if size else 8998)
+
+
+async def test_ranks_are_told(start_workers: StartWorkers) -> None:
+    prefill, decode = await start_workers(2)
+    async with PdFront([], [decode]) as front:
+        front.join(Worker(prefill.url, worker_type="prefill", dp_rank=2))
+        await front.chat()
+    assert bodies(prefill)[0]["data_parallel_rank"] == 2
+    assert bodies(decode)[0]["disagg_prefill_dp_rank"] == 2
+    assert "data_parallel_rank" not in bodies(decode)[0]
+
+
+async def test_a_failed_prefill_ends_decode_at_once(start_workers: StartWorkers) -> None:
+    bad, good = [*await start_workers(1, status=500), *await start_workers(1)]
+    (decode,) = await start_workers(1, hang=True)
+    async with PdFront([bad], [decode], disable_retries=True) as front:
+        answer = await front.chat()
+        assert answer.status == 500
+        await until(lambda: decode.num_left == len(decode.seen) and front.is_idle)
+        assert front.outcomes(bad) == ["error"] and front.outcomes(decode) == []
+    decode.faults.hang = False
+    async with PdFront([bad, good], [decode]) as front:
+        assert [(await front.chat()).status for _ in range(2)] == [200, 200]
+        assert "error" not in front.outcomes(decode)
+
+
+async def test_a_failed_decode_ends_prefill_at_once(start_workers: StartWorkers) -> None:
+    (prefill,) = await start_workers(1, hang=True)
+    (decode,) = await start_workers(1, status=502)
+    async with PdFront([prefill], [decode], disable_retries=True) as front:
+        assert (await front.chat()).status == 502
+        await until(lambda: prefill.num_left == len(prefill.seen) and front.is_idle)
+    assert front.outcomes(prefill) == [] and front.outcomes(decode) == ["error"]
+
+
+@pytest.mark.parametrize("fault", [{"crash": True}, {"cut_after": 20}, {"status": 503}])
+@pytest.mark.parametrize("role", [0, 1])
+async def test_another_one_takes_the_place(
+    start_workers: StartWorkers, fault: dict[str, Any], role: int
+) -> None:
+    workers = await start_workers(4)
+    bad = workers[2 * role]
+    for name, value in fault.items():
+        setattr(bad.faults, name, value)
+    async with PdFront(workers[:2], workers[2:]) as front:
+        answers = [await front.chat(stream=i % 2 > 0, max_tokens=3) for i in range(4)]
+        assert [answer.status for answer in answers] == [200] * 4
+        await until(lambda: front.is_idle)
+        assert all(answer.is_complete for answer in answers)
+        good = [worker for worker in workers if worker is not bad]
+        assert all(set(front.outcomes(worker)) == {"ok"} for worker in good)
+
+
+async def test_a_clients_fault_is_told_once(start_workers: StartWorkers) -> None:
+    prefill, decode = await start_workers(2, status=400)
+    async with PdFront([prefill], [decode]) as front:
+        assert (await front.chat()).status == 400
+    assert len(prefill.seen) == 1 and {outcome for _, outcome in front.reports} <= {"client"}
+
+
+async def test_a_decode_stream_goes_on_alone_at_another(start_workers: StartWorkers) -> None:
+    prefill, one, two = await start_workers(3)
+    one.faults.cut_after = 700
+    async with PdFront([prefill], [one, two]) as front:
+        answer = await front.chat(stream=True, max_tokens=12)
+        assert answer.text == "".join(f"t{i} " for i in range(12)) and answer.is_complete
+        await until(lambda: front.is_idle)
+    assert "bootstrap_room" not in bodies(two)[0] and "resume" in bodies(two)[0]
+    assert prefill.seen[0].header(b"x-radixlm-journal") is None
+
+
+async def test_a_late_prefill_holds_nobody_up(
+    start_workers: StartWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixlm.router.pd.PREFILL_LINGER_S", 0.05)
+    (prefill,) = await start_workers(1, hang=True)
+    (decode,) = await start_workers(1)
+    async with PdFront([prefill], [decode]) as front:
+        assert (await front.chat()).status == 200
+        await until(lambda: front.is_idle and prefill.num_left == 1)
+    assert front.outcomes(decode) == ["ok"]
+
+
+async def test_a_client_that_leaves_ends_both(start_workers: StartWorkers) -> None:
+    prefill, decode = await start_workers(2, hang=True)
+    async with PdFront([prefill], [decode]) as front:
+        async with Connection(front.url) as connection:
+            await connection.send("POST", CHAT, {"messages": []})
+            await until(lambda: prefill.num_inflight == decode.num_inflight == 1)
+        await until(lambda: prefill.num_left == decode.num_left == 1 and front.is_idle)
+
+
+async def test_embeddings_and_plain_workers(start_workers: StartWorkers) -> None:
+    prefill, decode, plain = await start_workers(3)
+    async with PdFront([prefill], [decode]) as front:
+        assert (await ask(front.url, "POST", "/v1/embeddings", {"input": "a"})).status == 200
+        assert (len(prefill.seen), len(decode.seen)) == (1, 0)
+        front.join(Worker(plain.url))
+        for worker in front.workers:
+            front.gateway.registry.move(worker, State.UNHEALTHY)
+        assert (await front.chat()).status == 200
+    assert len(plain.seen) == 1
+
+
+async def test_logprobs_of_the_prompt_are_the_prefill_workers(start_workers: StartWorkers) -> None:
+    prefill, decode = await start_workers(2)
+    async with PdFront([prefill], [decode]) as front:
+        answer = await ask(front.url, "POST", "/generate", {"return_logprob": True})
+    meta = answer.json["meta_info"]
+    assert meta["input_token_logprobs"] == [[-0.5, 1, None]]
+    assert meta["output_token_logprobs"] == [[-0.25, 2, None]]
+
+
+def test_logprobs_are_joined_in_streams_and_batches() -> None:
+    def event(index: int, told: list[Any]) -> bytes:
+        one = {"index": index, "meta_info": {"input_token_logprobs": told}}
+        return b"data: " + orjson.dumps(one) + b"\n\n"
+
+    edit = pd.joined_logprobs(event(0, [[1]]) + event(1, [[2]]) + b"data: [DONE]\n\n")
+    assert edit(event(1, [[3]]) + event(0, [])) == event(1, [[2], [3]]) + event(0, [[1]])
+    assert edit(b": ping\n\ndata: [DONE]\n\n") == b": ping\n\ndata: [DONE]\n\n"
+    batch = [{"meta_info": {"input_token_logprobs": [[i]]}} for i in range(2)]
+    edit = pd.joined_logprobs(orjson.dumps(batch))
+    joined = orjson.loads(edit(orjson.dumps([{"meta_info": {}}, {"meta_info": {}}])))
+    assert joined == batch
+    assert pd.joined_logprobs(b"<html>")(b"{}") == b"{}"
+
+
+async def test_vllms_protocol(start_workers: StartWorkers) -> None:
+    (decode,) = await start_workers(1)
+    told = orjson.dumps({"kv_transfer_params": {"remote_block_ids": [4]}}).decode()
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(told)}\r\n"
+    (prefill,) = await start_workers(1, raw=f"{head}\r\n{told}")
+    async with PdFront([prefill], [decode], backend="vllm") as front:
+        fields = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 3}
+        answer = await front.chat(**fields)
+        assert answer.text == "t0 t1 t2 " and front.is_idle
+    (first,), (second,) = bodies(prefill), bodies(decode)
+    assert (first["stream"], first["max_tokens"], first["stream_options"]) == (False, 1, None)
+    assert first["kv_transfer_params"]["do_remote_decode"] is True
+    assert second == orjson.loads(orjson.dumps(second | fields))
+    assert second["kv_transfer_params"] == {"remote_block_ids": [4]}
