@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,21 @@ import pytest
 import pytest_asyncio
 from tests.entrypoints.http.conftest import SCRIPT
 from tests.fakes import http_server
+from tests.fakes.cut_streams import (
+    blocks_of,
+    call_of,
+    check_all_cuts,
+    gateway_journal,
+    raw,
+    without_records,
+)
 from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 from tests.fakes.lockstep import LockstepLink
 
 from radixlm.intake import stream_journal
-from radixlm.router.call import Call
-from radixlm.router.journal import HEADER, Journal
-from radixlm.router.worker import Worker
+from radixlm.router.journal import HEADER
 
 Pair = tuple[ScriptedServer, ScriptedServer]
-NAME = "req-1"
-TIMES = re.compile(rb'"(e2e_latency|queue_time|completed_at|created_at|\w+_duration)":("?)[^,}]*')
 
 
 @pytest_asyncio.fixture
@@ -42,43 +45,6 @@ async def pair(toy_folder: Path, monkeypatch: Any) -> AsyncIterator[Pair]:
 def chat(text: str, **fields: Any) -> tuple[str, dict[str, Any]]:
     body = {"messages": [{"role": "user", "content": text}], "stream": True, "max_tokens": 40}
     return "/v1/chat/completions", body | fields
-
-
-async def raw(server: ScriptedServer, path: str, body: bytes, **headers: str) -> bytes:
-    """The answer of a stream with its records."""
-    await server.client.post("/flush_cache", json={"timeout": 10})  # answers tell what was cached
-    sent = {HEADER[0].decode(): "1", "x-request-id": NAME, "content-type": "application/json"}
-    got = await server.client.post(path, content=body, headers=sent | headers)
-    assert got.status_code == 200, got.text
-    return got.content
-
-
-async def gateway_journal(server: ScriptedServer, path: str, body: bytes) -> Journal:
-    worker = Worker("http://first")
-    worker.facts = (await server.client.get("/server_info")).json()
-    return Journal(Call("POST", path, "", [], body), worker)
-
-
-def blocks_of(data: bytes, separator: bytes = b"\n\n") -> list[bytes]:
-    return [part + separator for part in data.split(separator)[:-1]]
-
-
-def timeless(data: bytes) -> bytes:
-    return TIMES.sub(rb'"\1":0', data)
-
-
-def by_choice(data: bytes) -> list[bytes]:
-    """The blocks in their order within a choice: that among choices is the scheduler's."""
-
-    def choice(block: bytes) -> int:
-        if not block.startswith(b"data: {"):
-            return 0
-        value = orjson.loads(block[6:])
-        choices = value.get("choices", [value])
-        return choices[0].get("index", 0) if choices else 99
-
-    blocks = blocks_of(timeless(data))
-    return sorted(blocks[:-1], key=choice) + blocks[-1:]
 
 
 TOOL = {
@@ -122,53 +88,28 @@ SEVERAL = ("two calls", "n", "completions", "batch")
 async def test_a_stream_goes_on_after_any_block(pair: Pair, kind: str) -> None:
     path, fields = KINDS[kind]
     body = orjson.dumps({"stream": True} | fields)
-    first, second = pair
-    whole = await raw(first, path, body)
-    separator = b"\n" if path.startswith("/api/") else b"\n\n"
-    stripped = Journal(Call("POST", path, "", [], body), Worker("http://w")).feed(whole)
-    shown = blocks_of(stripped, separator)
-    sent = blocks_of(whole, separator)
-    if separator == b"\n":  # a line of records is part of the block after it
-        sent = [
-            line + sent[i] if (line := sent[i - 1]).startswith(b": j") else sent[i]
-            for i in range(len(sent))
-            if not sent[i].startswith(b": j")
-        ]
-    assert len(shown) == len(sent) > 3
-    for cut in range(1, len(sent) + 1):
-        journal = await gateway_journal(first, path, body)
-        got = journal.feed(b"".join(sent[:cut]) + sent[0][:7])
-        journal.lost()
-        resumed = Call("POST", path, "", [], body).overridden(journal.resume_fields())
-        got += journal.feed(await raw(second, path, resumed))
-        if kind in SEVERAL:
-            assert by_choice(got) == by_choice(b"".join(shown)), cut
-        else:
-            assert timeless(got) == timeless(b"".join(shown)), cut
-        assert journal.num_blocks == len(shown)
-        await asyncio.sleep(0)
+    clients = pair[0].client, pair[1].client
+    assert len(await check_all_cuts(*clients, path, body, has_choices=kind in SEVERAL)) > 3
 
 
 async def test_a_stream_moves_twice(pair: Pair) -> None:
     path, fields = KINDS["logprobs"]
     body = orjson.dumps(fields)
-    whole = blocks_of(await raw(pair[0], path, body))
-    journal = await gateway_journal(pair[0], path, body)
+    whole = blocks_of(await raw(pair[0].client, path, body))
+    journal = await gateway_journal(pair[0].client, path, body)
     got = journal.feed(b"".join(whole[:3]))
     for _ in range(2):
         journal.lost()
-        resumed = Call("POST", path, "", [], body).overridden(journal.resume_fields())
-        rest = blocks_of(await raw(pair[1], path, resumed))
+        resumed = call_of(path, body).overridden(journal.resume_fields())
+        rest = blocks_of(await raw(pair[1].client, path, resumed))
         got += journal.feed(b"".join(rest[:3]))
     assert journal.num_blocks == 9
-    assert got == Journal(Call("POST", path, "", [], body), Worker("http://w")).feed(
-        b"".join(whole[:9])
-    )
+    assert got == without_records(path, b"".join(whole[:9]))
 
 
 async def records_of(server: ScriptedServer, path: str, body: bytes) -> list[str]:
-    journal = await gateway_journal(server, path, body)
-    journal.feed(b"".join(blocks_of(await raw(server, path, body))[:3]))
+    journal = await gateway_journal(server.client, path, body)
+    journal.feed(b"".join(blocks_of(await raw(server.client, path, body))[:3]))
     return journal.resume_fields()["resume"]["journal"]
 
 
@@ -235,7 +176,7 @@ async def test_a_server_that_shuts_down_says_so_and_cuts_its_streams(pair: Pair)
     async with listening(server) as port, httpx.AsyncClient(timeout=60) as client:
         base = f"http://127.0.0.1:{port}"
         headers = {HEADER[0].decode(): "1"}
-        journal, drain = await gateway_journal(server, path, orjson.dumps(fields)), None
+        journal, drain = await gateway_journal(server.client, path, orjson.dumps(fields)), None
         with pytest.raises(httpx.RemoteProtocolError):
             async with client.stream("POST", base + path, json=fields, headers=headers) as got:
                 async for chunk in got.aiter_raw():
