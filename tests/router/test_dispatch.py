@@ -167,9 +167,9 @@ async def test_several_models(start_workers: StartWorkers) -> None:
         front.join(Worker(two.url, model_id="two", labels={"policy": "random"}))
         assert [(await front.chat(model="two")).status for _ in range(3)] == [200] * 3
         answer = await front.chat(model="three")
-        pools = front.gateway.policies
-        assert pools.policy("two", "regular").name == "random"
-        assert pools.policy("one", "regular").name == "round_robin"
+        by_pool = front.gateway.policies.by_pool
+        names = {model: policy.name for (model, _), policy in by_pool.items()}
+        assert names == {"one": "round_robin", "two": "random"}
     assert (len(one.seen), len(two.seen)) == (0, 3)
     assert answer.status == 404 and answer.json["error"]["code"] == "model_not_found"
 

@@ -101,6 +101,22 @@ async def test_several_models_each_have_their_workers() -> None:
     assert registry.pool("x") == [] and registry.knows("x") and registry.models() == ["y"]
 
 
+async def test_models_are_told_apart_without_the_flag_too() -> None:
+    servers = Servers()
+    servers.up(A, served_model_name="x")
+    servers.up(B, served_model_name="y")
+    servers.answers[C, "/health"] = {}  # tells no model
+    registry = _registry(servers)
+    a, c = registry.add(Worker(A)), registry.add(Worker(C))
+    await joined(registry, a, c)
+    assert not registry.is_mixed
+    b = registry.add(Worker(B))
+    await joined(registry, b)
+    assert registry.is_mixed and registry.knows("z")
+    assert registry.pool("x") == [a, c] and registry.pool("y") == [b, c]
+    assert registry.pool("z") == registry.pool(None) == [a, c, b]
+
+
 async def test_types_have_pools_of_their_own() -> None:
     servers = Servers()
     servers.up(A)

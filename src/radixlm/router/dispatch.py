@@ -83,7 +83,8 @@ class Dispatch:
         self.shared, self.call, self.client, self.ticket = shared, call, client, ticket
         self.gateway, self.options = shared.gateway, shared.options
         self.metrics = shared.gateway.metrics
-        self.model = call.model if shared.options.enable_igw else None
+        keeps_apart = shared.options.enable_igw or shared.gateway.registry.is_mixed
+        self.model = call.model if keeps_apart else None
         self.target = f"{call.path}?{call.query}" if call.query else call.path
         self.is_stream = is_stream(call)
         self.stream: Stream | None = None
@@ -181,7 +182,7 @@ class Dispatch:
                 workers = self._able(worker_type)
             if not workers:
                 return failure
-        policy = self.shared.pools.policy(self.model, worker_type)
+        policy = self.shared.pools.of(workers[0])
         try:
             worker = policy.choose(self.call, self.ticket.candidates(workers))
         except NoChoice as error:
@@ -335,7 +336,7 @@ class Dispatch:
 
     def _ended(self, worker: Worker, content: bytes) -> None:
         """Tell the policy. ``content``: of the answer, or its last blocks."""
-        policy = self.shared.pools.policy(self.model, worker.worker_type)
+        policy = self.shared.pools.of(worker)
         if type(policy).ended is not Policy.ended:
             found = _CACHED.search(content)
             policy.ended(self.call, worker, cached_tokens=int(found[1]) if found else None)

@@ -38,6 +38,7 @@ class Registry:
         self._workers: dict[str, Worker] = {}  # by id
         self._pools: dict[tuple[str | None, WorkerType], list[Worker]] = {}
         self._known: dict[str, list[Worker]] | None = None  # model -> workers, available or not
+        self._is_mixed: bool | None = None
         self._listeners: list[Listener] = []
         self.on_move: Callable[[Worker, State], None] = lambda worker, state: None
         self._joined: set[str] = set()
@@ -69,18 +70,26 @@ class Registry:
         take every name."""
         return model is None or not self.options.enable_igw or bool(self._serving(model))
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether workers serve different models or adapters, so that a request's model counts."""
+        if self._is_mixed is None:
+            told = [w for w in self._workers.values() if w.model_id not in (None, "unknown")]
+            names = [one.names for one in told]
+            self._is_mixed = any(one != names[0] for one in names)
+        return self._is_mixed
+
     def pool(self, model: str | None, worker_type: WorkerType = "regular") -> list[Worker]:
         """The available workers for ``model``. The list is kept until a worker changes: callers
         leave it as it is. Without --enable-igw a name that nobody serves goes to all."""
         key = model, worker_type
         found = self._pools.get(key)
         if found is None:
-            serving: list[Worker] | None = self._serving(model) if model else None
-            if not serving and not (model and self.options.enable_igw):
-                serving = list(self._workers.values())
-            found = [
-                one for one in serving or () if one.is_available and one.worker_type == worker_type
-            ]
+            serving = self._serving(model) if model else []
+            if not (model and self.options.enable_igw):
+                unnamed = [w for w in self._workers.values() if w.model_id in (None, "unknown")]
+                serving = [*serving, *unnamed] if serving else list(self._workers.values())
+            found = [one for one in serving if one.is_available and one.worker_type == worker_type]
             if len(self._pools) >= 1024:  # names come from clients
                 self._pools.clear()
             self._pools[key] = found
@@ -196,7 +205,7 @@ class Registry:
 
     async def _join(self, worker: Worker) -> None:
         """Ask until the worker answers or its time is over."""
-        ends_s = time.monotonic() + self.options.worker_startup_timeout_secs
+        began_s = time.monotonic()
         wait_s = _FIRST_WAIT_S
         while worker.state is State.JOINING:
             try:
@@ -209,11 +218,13 @@ class Registry:
             if worker.disable_health_check:
                 worker.model_id = worker.model_id or "unknown"
                 break
-            if time.monotonic() + wait_s > ends_s:
+            waited_s = time.monotonic() - began_s
+            if waited_s + wait_s > self.options.worker_startup_timeout_secs:
                 self._give_up(worker)
                 return
             await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 1.5, self.options.worker_startup_check_interval)
+            longest_s = self.options.worker_startup_check_interval
+            wait_s = min(max(_FIRST_WAIT_S, waited_s / 10), longest_s)
         if worker.state is not State.JOINING:
             return
         self._problems.pop(worker.id, None)
@@ -272,7 +283,7 @@ class Registry:
         self._change.set()
         self._change = asyncio.Event()
         self._pools.clear()
-        self._known = None
+        self._known = self._is_mixed = None
 
     def _tell(self, event: Event, worker: Worker) -> None:
         self._forget_pools()

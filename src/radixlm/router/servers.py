@@ -91,7 +91,8 @@ def launch_server_process(server_args: Any, worker_port: int, dp_id: int) -> mp.
     """Start server ``dp_id`` on ``worker_port``, with GPUs of its own."""
     own = copy.deepcopy(server_args)
     own.port = worker_port
-    own.base_gpu_id = dp_id * own.tp_size
+    if dp_id:
+        own.base_gpu_id = own.base_gpu_id + dp_id * own.tp_size
     own.dp_size = 1
     process = mp.Process(target=run_server, args=(own, dp_id))
     process.start()

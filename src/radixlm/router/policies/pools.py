@@ -26,11 +26,6 @@ class Pools:
             table.make(name, options)  # an unknown name fails at start
         self.by_pool: dict[tuple[str | None, WorkerType], Policy] = {}
 
-    def policy(self, model: str | None, worker_type: WorkerType) -> Policy:
-        """The policy of a pool."""
-        known = self.by_pool.get((model, worker_type))
-        return known or self._make(model, worker_type, self._names[worker_type])
-
     def _make(self, model: str | None, worker_type: WorkerType, name: str) -> Policy:
         policy = self.by_pool[model, worker_type] = table.make(name, self._options)
         return policy
