@@ -62,10 +62,24 @@ async def test_no_engine_is_not_ready_and_a_draining_server_is_not_healthy(
     assert (await server.client.get("/health_generate")).status_code == 503
     intake.become_ready({"max_total_num_tokens": 4096, "context_len": 2048})
     assert await _statuses(server) == (200, 200)
-    intake.is_accepting = False
+    intake.leaving.set()
     assert await _statuses(server) == (503, 503)
     refused = await server.post("/generate", text="hi")
     assert refused.status_code == Overloaded.status and int(refused.headers["Retry-After"]) >= 1
+
+
+async def test_who_waits_at_ready_learns_at_once_that_the_server_shuts_down(
+    server: ScriptedServer,
+) -> None:
+    intake = server.engine.intake
+    intake.become_ready({"max_total_num_tokens": 4096, "context_len": 2048})
+    assert (await server.client.get("/ready?wait_s=0.001")).status_code == 200
+    waiting = asyncio.ensure_future(server.client.get("/ready?wait_s=60"))
+    await asyncio.sleep(0)
+    intake.leaving.set()
+    answer = await asyncio.wait_for(waiting, 20)
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "draining"
+    assert (await server.client.get("/ready?wait_s=61")).status_code == 400
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])

@@ -44,6 +44,7 @@ class Faults:
     pad: int = 0  # so many bytes more in each answer or event
     raw: str = ""  # answer exactly this (latin-1)
     health_status: int = 200
+    holds_ready: bool = False  # GET /ready?wait_s= waits for `MockWorker.leaving`
     health_fail_after_s: float = 0.0
     echo: bool = True  # put the request's JSON into the answer
     max_payload: int = 1 << 30

@@ -52,6 +52,7 @@ class MockWorker:
         self.num_resumed = 0
         self.started_s = time.monotonic()
         self.dies_with_process = False
+        self.leaving = asyncio.Event()  # it shuts down
         self._server: asyncio.Server | None = None
 
     @property
@@ -228,6 +229,10 @@ class Connection(asyncio.Protocol):
         self.num_served += 1
         if path == "/mock" and seen.method == "POST":
             worker.faults = replace(worker.faults, **orjson.loads(seen.body))
+        if path == "/ready" and "wait_s=" in seen.target and worker.faults.holds_ready:
+            self.task = asyncio.ensure_future(self.hold())
+            self.task.add_done_callback(self.ended)
+            return
         if (known := worker.control(path)) is not None:
             self.reply(*known)
             return
@@ -245,6 +250,11 @@ class Connection(asyncio.Protocol):
             return
         self.task = asyncio.ensure_future(Exchange(self, seen, faults).run())
         self.task.add_done_callback(self.ended)
+
+    async def hold(self) -> None:
+        """Answer when the worker shuts down."""
+        await self.worker.leaving.wait()
+        self.reply(503, {"error": {"code": "draining"}})
 
     def ended(self, task: asyncio.Task[None]) -> None:
         """Take the next request, or tell what went wrong."""

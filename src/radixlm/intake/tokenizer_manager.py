@@ -87,7 +87,7 @@ class TokenizerManager:
         self.observers = tuple(observers)
         self.requests: dict[str, RequestState] = {}
         self.token_s = 0.0  # when a token last came
-        self.is_accepting = True
+        self.leaving = asyncio.Event()  # the server shuts down, or its engine has failed
         self.is_paused = False
         self.ready = asyncio.Event()
         self.adapters = AdapterRegistry(self, facts.adapters)
@@ -96,6 +96,11 @@ class TokenizerManager:
         self._calls: dict[str, tuple[Replica, asyncio.Future[ControlReply]]] = {}
         self._drained = asyncio.Event()
         self._swept_s = 0.0
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether requests may come."""
+        return not self.leaving.is_set()
 
     def start(self) -> None:
         """Start to receive messages from the engines; call it inside the event loop."""
@@ -349,7 +354,7 @@ class TokenizerManager:
 
     async def drain(self, timeout_s: float) -> bool:
         """Accept nothing new and wait for what runs; False if some had to be dropped."""
-        self.is_accepting = False
+        self.leaving.set()
         if self.requests:
             self._drained.clear()
             try:
@@ -452,7 +457,7 @@ class TokenizerManager:
             log.error("replica %d is gone for good: %s", index, failure.message)
             return
         self.failure = failure
-        self.is_accepting = False
+        self.leaving.set()
         self.ready.clear()
         self._fail_calls(Overloaded(failure.message, retry_after_s=10.0))
         for state in list(self.requests.values()):

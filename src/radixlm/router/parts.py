@@ -8,6 +8,8 @@ PARTS: tuple[str, ...] = (
     "radixlm.router.admission:attach",  # after the registry and the metrics
     "radixlm.router.kv_events_in:attach",
     "radixlm.router.dispatch:attach",
+    "radixlm.router.drain:attach",
+    "radixlm.router.rolling:attach",
     "radixlm.router.discovery.attach:attach",
     "radixlm.router.pd:attach",
 )

@@ -110,7 +110,7 @@ class Workers:
 
     async def show(self, call: Call) -> Answer:
         """GET /workers/{id}."""
-        found, refusal = self._find(call)
+        found, refusal = self.find(call)
         if found:
             return json_answer(shown(found[0], self.registry.problem(found[0])))
         url, why = self.registry.failed.get(call.path_args["id"], ("", ""))
@@ -122,7 +122,7 @@ class Workers:
 
     async def change(self, call: Call) -> Answer:
         """PUT /workers/{id}: priority, cost, labels, api_key, disable_health_check."""
-        found, refusal = self._find(call)
+        found, refusal = self.find(call)
         try:
             for worker in found:
                 update(worker, call.fields)
@@ -133,7 +133,7 @@ class Workers:
 
     async def delete(self, call: Call) -> Answer:
         """DELETE /workers/{id}: streams go on to their end."""
-        found, refusal = self._find(call)
+        found, refusal = self.find(call)
         for worker in found:
             self.registry.remove(worker)
         return _accepted(found[0], "removal") if found else refusal
@@ -165,7 +165,7 @@ class Workers:
         """GET /list_workers."""
         return json_answer({"urls": [worker.name for worker in self.registry]})
 
-    def _find(self, call: Call) -> tuple[list[Worker], Answer]:
+    def find(self, call: Call) -> tuple[list[Worker], Answer]:
         """The worker of an id, or of a url (all its ranks); an answer for where there is none."""
         name = unquote(call.path_args["id"])
         if "://" in name:

@@ -26,7 +26,7 @@ async def test_health_of_a_serving_server(server: ScriptedServer) -> None:
 
 
 async def test_health_while_draining(server: ScriptedServer) -> None:
-    server.engine.intake.is_accepting = False
+    server.engine.intake.leaving.set()
     for path in ("/health", "/ready", "/health_generate"):
         got = await server.client.get(path)
         assert got.status_code == 503 and got.headers["retry-after"] == "1", path

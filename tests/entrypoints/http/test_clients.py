@@ -101,7 +101,7 @@ async def test_openai_errors(gpt: openai.AsyncOpenAI, server: ScriptedServer) ->
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError):
         await gpt.chat.completions.create(model="tiny", messages=user("word " * 5000))
-    server.engine.intake.is_accepting = False
+    server.engine.intake.leaving.set()
     with pytest.raises(openai.InternalServerError) as busy:
         await gpt.chat.completions.create(model="tiny", messages=user("x"))
     assert busy.value.status_code == 503

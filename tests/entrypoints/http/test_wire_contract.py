@@ -652,5 +652,5 @@ async def test_errors_have_openais_form(toy_folder: Any) -> None:
         )
         long = {"messages": USER, "max_tokens": 10**7}
         assert (await error(400, long))[0] == invalid
-        made.engine.intake.is_accepting = False
+        made.engine.intake.leaving.set()
         assert await error(503, {"messages": USER}) == ("server_error", None, "overloaded")

@@ -215,7 +215,7 @@ class Server:
         self.num_signals += 1
         if self.num_signals > 1:
             log.warning("second signal: stopping at once")
-            self.engine.intake.is_accepting = False
+            self.engine.intake.leaving.set()
             self._stop_now()
             return
         name = signal.Signals(signum).name
@@ -224,7 +224,7 @@ class Server:
         self._spawn(self._drain())
 
     async def _drain(self) -> None:
-        self.engine.intake.is_accepting = False
+        self.engine.intake.leaving.set()
         await load("radixlm.entrypoints.http.app:stop_background")(self.state)
         await self.engine.intake.drain(self.config.serve.drain_timeout)
         self._stop_now()

@@ -1,10 +1,12 @@
 """Life (/health), readiness (/ready) and a token through the model (/health_generate)."""
 
 import asyncio
+import contextlib
 import secrets
 import time
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from radixlm.base.env import HEALTH_CHECK_TIMEOUT_S, HEALTH_GENERATES
@@ -20,6 +22,7 @@ router = APIRouter(tags=["health"])
 
 RETRY_AFTER_S = 1
 PROBE_PREFIX = "HEALTH_CHECK_"
+MAX_WAIT_S = 60.0
 _POLL_S = 0.02
 
 
@@ -49,9 +52,15 @@ async def ping(request: Request) -> Response:
 
 
 @router.get("/ready")
-async def ready(request: Request) -> Response:
-    """200 when a request sent now is served now; else 503 and the reason."""
+async def ready(
+    request: Request, wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 0
+) -> Response:
+    """200 when a request sent now is served now; else 503 and the reason. ``wait_s``: a 200 comes
+    so much later, or a 503 when the server begins to shut down."""
     state = state_of(request)
+    if wait_s and why_not_ready(state.intake) is None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(state.intake.leaving.wait(), wait_s)
     reason = why_not_ready(state.intake)
     if reason is None and not state.is_warm:
         reason = "the server runs its warm-ups"
