@@ -34,7 +34,8 @@ __all__ = ["__version__", *_LAZY]
 def __getattr__(name: str) -> Any:
     """Public names are imported when first used: ``import radixlm`` stays quick."""
     if name in _LAZY:
-        return load(_LAZY[name])
+        value = globals()[name] = load(_LAZY[name])
+        return value
     raise AttributeError(f"module 'radixlm' has no attribute {name!r}")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 
@@ -94,7 +94,7 @@ _registered: dict[str, ChatTemplate] = {}
 
 @cache
 def _shipped() -> dict[str, ChatTemplate]:
-    text = files("radixlm.lang").joinpath("chat_templates.json").read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "chat_templates.json").read_text(encoding="utf-8")
     return {
         name: ChatTemplate(
             name,

@@ -13,9 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 TokenLogprobs = list[Any]
 
 
@@ -58,7 +55,7 @@ class TokenLengthNormalized(ChoicesSamplingMethod):
     """The largest mean log-probability of a token."""
 
     def _best(self, meta: dict[str, Any], unconditional: list[TokenLogprobs] | None) -> int:
-        return int(np.argmax(meta["normalized_prompt_logprobs"]))
+        return _largest(meta["normalized_prompt_logprobs"])
 
 
 class GreedyTokenSelection(ChoicesSamplingMethod):
@@ -67,14 +64,13 @@ class GreedyTokenSelection(ChoicesSamplingMethod):
     def _best(self, meta: dict[str, Any], unconditional: list[TokenLogprobs] | None) -> int:
         rows = [_logprobs(tokens) for tokens in meta["input_token_logprobs"]]
         width = max(map(len, rows))
-        table = np.array(
-            [np.append(row, np.full(width - len(row), row.mean())) for row in rows], np.float64
-        )
-        left = np.arange(len(rows))
-        for column in table.T:
-            left = left[column[left] == column[left].max()]
-        meta["greedy_logprob_matrix"] = table.tolist()
-        return int(left[0])
+        table = [row + [sum(row) / len(row)] * (width - len(row)) for row in rows]
+        left = list(range(len(rows)))
+        for place in range(width):
+            best = max(table[row][place] for row in left)
+            left = [row for row in left if table[row][place] == best]
+        meta["greedy_logprob_matrix"] = table
+        return left[0]
 
 
 class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
@@ -89,14 +85,20 @@ class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
         if unconditional is None:
             raise ValueError("unconditional_token_logprobs are needed by this method")
         pairs = zip(meta["input_token_logprobs"], unconditional, strict=True)
-        scores = [float((_logprobs(own) - _logprobs(alone)).mean()) for own, alone in pairs]
+        gains = ([a - b for a, b in zip(*map(_logprobs, pair), strict=True)] for pair in pairs)
+        scores = [sum(gain) / len(gain) for gain in gains]
         meta["unconditional_token_logprobs"] = unconditional
         meta["normalized_unconditional_prompt_logprobs"] = scores
-        return int(np.argmax(scores))
+        return _largest(scores)
 
 
-def _logprobs(tokens: TokenLogprobs) -> NDArray[np.float64]:
-    return np.array([token[0] or 0.0 for token in tokens], np.float64)
+def _logprobs(tokens: TokenLogprobs) -> list[float]:
+    return [token[0] or 0.0 for token in tokens]
+
+
+def _largest(scores: Sequence[float]) -> int:
+    """The index of the first of the largest."""
+    return max(range(len(scores)), key=scores.__getitem__)
 
 
 def mean_logprob(tokens: TokenLogprobs) -> float:
@@ -114,7 +116,7 @@ def drawn(decision: ChoicesDecision, choices: Sequence[str], temperature: float)
     scores = meta.get("normalized_unconditional_prompt_logprobs")
     scores = scores or meta["normalized_prompt_logprobs"]
     keys = [s / temperature - math.log(-math.log(random.random() or 1e-300)) for s in scores]
-    return ChoicesDecision(choices[int(np.argmax(keys))], meta)
+    return ChoicesDecision(choices[_largest(keys)], meta)
 
 
 token_length_normalized = TokenLengthNormalized()

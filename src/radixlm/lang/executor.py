@@ -7,11 +7,9 @@ So no program has a thread of its own.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import threading
-import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -44,10 +42,13 @@ from radixlm.text.reasoning.base import split_all
 from radixlm.text.reasoning.registry import create
 
 if TYPE_CHECKING:
+    import asyncio
+
     from radixlm.lang.backend.base_backend import BaseBackend
     from radixlm.lang.chat_template import ChatTemplate
 
 log = logging.getLogger(__name__)
+_IDS = itertools.count()
 
 
 class _Fork(SglExpr):
@@ -74,7 +75,7 @@ class StreamExecutor:
         parent: StreamExecutor | None = None,
         budget: Budget | None = None,
     ) -> None:
-        self.sid = uuid.uuid4().hex
+        self.sid = f"state-{next(_IDS)}"
         # of the whole program: shared with its forks
         self.calls: list[CallRecord] = parent.calls if parent else []
         self.states: list[tuple[str, str | None]] = parent.states if parent else []
@@ -103,8 +104,9 @@ class StreamExecutor:
         self._busy, self._ended = is_busy, False
         self.thread: threading.Thread | None = None  # of the function of a program that streams
         self._outer: threading.Thread | None = None  # the same, of a fork's program
-        self._children: WeakSet[StreamExecutor] = WeakSet()
-        self._changed = threading.Condition()
+        self._children: WeakSet[StreamExecutor] | None = None  # made by the first fork
+        self._lock = threading.RLock()
+        self._changed: threading.Condition | None = None  # made by the first who waits
         self._listeners: list[Callable[[], None]] = []
 
     # ---- for the program's thread ----------------------------------------------------------
@@ -112,11 +114,13 @@ class StreamExecutor:
     def submit(self, expr: SglExpr | str) -> None:
         """Append. After an error nothing takes effect any more."""
         found = parts(expr)
-        with self._changed:
+        with self._lock:
             if self.error_ is not None:
                 return
             self._queue += found
-            self._coming.update(name for one in found for name in _sets(one, self.stream))
+            for one in found:
+                if type(one) in _SETTING:
+                    self._coming.update(_sets(one, self.stream))
             if self._busy:
                 return
             self._busy = True
@@ -140,7 +144,7 @@ class StreamExecutor:
         return not self._coming[name] and (name in self.variables or self._is_over())
 
     def set_var(self, name: str, value: Any) -> None:
-        with self._changed:
+        with self._lock:
             self.variables[name] = value
             self._notify()
 
@@ -180,10 +184,11 @@ class StreamExecutor:
             )
             for _ in range(int(size))
         ]
-        with self._changed:  # `end` ends them, too
+        with self._lock:  # `end` ends them, too
+            children_of = self._children = self._children or WeakSet()
             for child in children:
                 child._outer, child._ended = self.thread or self._outer, self._ended
-                self._children.add(child)
+                children_of.add(child)
         self.submit(_Fork(children))
         if self.error_ is not None:
             self.fail(self.error_, children)
@@ -191,11 +196,11 @@ class StreamExecutor:
 
     def end(self) -> None:
         """Nothing more will be appended."""
-        with self._changed:
+        with self._lock:
             if self._ended:
                 return
             self._ended = True
-            children = list(self._children)
+            children = list(self._children or ())
             self._notify()
         for child in children:
             child.end()
@@ -222,10 +227,10 @@ class StreamExecutor:
                 loop.call_soon_threadsafe(event.set)
 
         def stop() -> None:
-            with self._changed:
+            with self._lock:
                 self._listeners.remove(tell)
 
-        with self._changed:
+        with self._lock:
             self._listeners.append(tell)
         tell()
         return stop
@@ -241,7 +246,11 @@ class StreamExecutor:
         return is_own or self._ended or self.error_ is not None
 
     def _wait(self, is_done: Callable[[], bool], timeout: float | None = None) -> bool:
-        with self._changed:
+        with self._lock:
+            if is_done():
+                return True
+            if self._changed is None:
+                self._changed = threading.Condition(self._lock)
             return self._changed.wait_for(is_done, timeout)
 
     def raise_error(self) -> None:
@@ -252,7 +261,8 @@ class StreamExecutor:
 
     def _notify(self) -> None:
         """Called with the lock."""
-        self._changed.notify_all()
+        if self._changed is not None:
+            self._changed.notify_all()
         for tell in self._listeners:
             tell()
 
@@ -261,14 +271,20 @@ class StreamExecutor:
     def _advance(self) -> None:
         """Let queued expressions take effect until one waits. The caller has set ``_busy``."""
         while True:
-            with self._changed:
-                if not self._queue:
+            try:
+                expr = self._queue.popleft()
+            except IndexError:
+                with self._lock:
+                    if self._queue:
+                        continue  # appended since
                     self._busy = False
                     self._notify()
                     return
-                expr = self._queue.popleft()
             try:
-                if self._execute(expr):
+                take = _TAKES.get(type(expr))
+                if take is None:
+                    raise TypeError(f"{type(expr).__name__} cannot be appended")
+                if take(self, expr):
                     return
             except BaseException as error:  # KeyboardInterrupt leaves no reader waiting either
                 self.fail(error, expr.children if isinstance(expr, _Fork) else ())
@@ -278,7 +294,7 @@ class StreamExecutor:
 
     def fail(self, error: BaseException, children: Sequence[StreamExecutor] = ()) -> None:
         """End with ``error``, and with it the forks that have not begun."""
-        with self._changed:
+        with self._lock:
             children = [
                 *children,
                 *(c for e in self._queue if isinstance(e, _Fork) for c in e.children),
@@ -316,31 +332,24 @@ class StreamExecutor:
                     error = caught
             if error is not None:
                 self.fail(error)
-            with self._changed:
+            with self._lock:
                 is_done, is_later = True, has_returned
             if is_later and error is None:
                 self._advance()
 
         start(done)
-        with self._changed:
+        with self._lock:
             has_returned = True
             return not is_done or self.error_ is not None
 
     def _set(self, name: str, value: Any, meta_info: Any = None) -> None:
-        with self._changed:
+        with self._lock:
             self.variables[name] = value
             if meta_info is not None:
                 self.meta_info[name] = meta_info
             if self._coming[name]:  # none after an error, when an answer still arrives
                 self._coming[name] -= 1
             self._notify()
-
-    def _execute(self, expr: SglExpr) -> bool:
-        """Whether the expression waits for its backend."""
-        take = _TAKES.get(type(expr))
-        if take is None:
-            raise TypeError(f"{type(expr).__name__} cannot be appended")
-        return bool(take(self, expr))
 
     def _begin_as(self, parent: StreamExecutor) -> None:
         self.variables, self.meta_info = dict(parent.variables), dict(parent.meta_info)
@@ -364,18 +373,20 @@ class StreamExecutor:
 
     def _fill(self, value: Any, is_template: bool = False) -> None:
         value = str(value)
-        if self._collects and not is_template:
+        if not is_template and self._collects:
             self.backend.spec_fill(self, value)
             return
-        is_speculated = self.speculated_text.startswith(value)
-        self.speculated_text = self.speculated_text[len(value) :] if is_speculated else ""
+        if self.speculated_text:
+            is_speculated = self.speculated_text.startswith(value)
+            self.speculated_text = self.speculated_text[len(value) :] if is_speculated else ""
         self.text_ += value
 
     @property
     def _collects(self) -> bool:
         """Whether a chat backend answers the whole turn by one call at its end."""
-        is_on = self.num_api_spec_tokens is not None and self.cur_role == "assistant"
-        return is_on and self.backend.is_chat_model
+        if self.num_api_spec_tokens is None:
+            return False
+        return self.cur_role == "assistant" and self.backend.is_chat_model
 
     def _begin_role(self, role: str) -> None:
         if self.cur_role is not None:
@@ -495,7 +506,7 @@ class StreamExecutor:
 
         def add(text: str, meta_info: Any) -> None:
             record.meta_info = meta_info
-            with self._changed:
+            with self._lock:
                 self.text_ += text
                 self.streamed[name] += text
                 if expr.name is not None:
@@ -563,6 +574,9 @@ _TAKES: dict[type[SglExpr], Callable[[StreamExecutor, Any], bool | None]] = {
     SglConcateAndAppend: StreamExecutor._join_texts,
     _Fork: StreamExecutor._fork,
 }
+
+
+_SETTING = {SglGen, SglSelect, SglVarScopeEnd, SglSeparateReasoning}
 
 
 def _sets(expr: SglExpr, is_stream: bool) -> list[str]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any
 
 from radixlm.base.lazy import load
 from radixlm.lang.backend.base_backend import BaseBackend
@@ -21,9 +17,13 @@ from radixlm.lang.budget import Budget
 from radixlm.lang.executor import StreamExecutor
 from radixlm.lang.global_config import backend_of, global_config
 from radixlm.lang.ir import SglSamplingParams
-from radixlm.lang.state import AsyncProgramState, ProgramState
+from radixlm.lang.state import ProgramState
 from radixlm.lang.tracer import TracerProgramState, TracingScope, trace_prefix, trace_program
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+_AWAITING = "radixlm.lang.awaiting"  # imports asyncio, which most programs do not need
 MIN_CACHED_CHARS = 64
 PRINTS = 2  # verbosity
 CHUNK = 200  # programs begun ahead of the one that `generator_style` gives next
@@ -89,15 +89,18 @@ class SglFunction:
         ``checkpoint`` (a file that keeps its calls: the same run goes on from there). With
         ``stream`` it runs in a thread, and this returns at once. ``use_thread`` changes nothing."""
         if self.is_async and not stream:
-            return asyncio.run(self.arun(*args, backend=backend, **kwargs))
-        setting, rest = self._setting(backend, kwargs)
-        state = self._state(setting, rest, stream)
+            done: ProgramState = load("asyncio:run")(self.arun(*args, backend=backend, **kwargs))
+            return done
+        setting, rest = self.setting(backend, kwargs)
+        state = self.state(setting, rest, stream)
         if not stream:
             self._call(state, args, rest)
             return state
 
         name = f"program {self.__name__}"
-        call = self._call_async if self.is_async else self._call
+        call: Any = self._call
+        if self.is_async:
+            call = partial(load(f"{_AWAITING}:run_in_thread"), self)
         thread = threading.Thread(target=call, args=(state, args, rest), name=name, daemon=True)
         state.stream_executor.thread = thread
         thread.start()
@@ -119,46 +122,32 @@ class SglFunction:
         count = max(96, 16 * (os.cpu_count() or 1)) if num_threads == "auto" else int(num_threads)
         if self.is_async:
             work = self.arun_batch(batch_kwargs, backend=backend, concurrency=count, **kwargs)
-            return asyncio.run(work)
-        batch, setting = self._batch(batch_kwargs, backend, kwargs)
+            return load("asyncio:run")(work)
+        batch, setting = self.batch(batch_kwargs, backend, kwargs)
         states = self._run_all(batch, setting, min(count, len(batch)))
-        shown = tqdm(states, total=len(batch), disable=not progress_bar, unit="program")
-        if generator_style:
-            return iter(shown)
-        return list(shown)
+        if progress_bar:
+            states = iter(load("tqdm:tqdm")(states, total=len(batch), unit="program"))
+        return states if generator_style else list(states)
 
-    async def arun(self, *args: Any, backend: Any = None, **kwargs: Any) -> ProgramState:
+    def arun(self, *args: Any, backend: Any = None, **kwargs: Any) -> Awaitable[ProgramState]:
         """``run`` for a caller with an event loop; all calls are over when it returns. An ``async
         def`` runs in this loop and awaits its results (AsyncProgramState); another function runs in
         a thread."""
-        if not self.is_async:
-            state = await asyncio.to_thread(self.run, *args, backend=backend, **kwargs)
-            await asyncio.to_thread(state.error)
-            return state
-        setting, rest = self._setting(backend, kwargs)
-        return await self._acall(self._state(setting, rest), args, rest)
+        work: Awaitable[ProgramState] = load(f"{_AWAITING}:run")(self, args, backend, kwargs)
+        return work
 
-    async def arun_batch(
+    def arun_batch(
         self,
         batch_kwargs: Sequence[Mapping[str, Any]] | Sequence[Sequence[Any]],
         *,
         backend: Any = None,
         concurrency: int = 1024,
         **kwargs: Any,
-    ) -> list[ProgramState]:
+    ) -> Awaitable[list[ProgramState]]:
         """``arun`` for each element, at most ``concurrency`` at a time; the states in order."""
-        if not self.is_async:
-            run = partial(self.run_batch, backend=backend, num_threads=concurrency, **kwargs)
-            states: list[ProgramState] = await asyncio.to_thread(run, batch_kwargs)
-            return states
-        batch, setting = self._batch(batch_kwargs, backend, kwargs)
-        places = asyncio.Semaphore(concurrency)
-
-        async def one(arguments: dict[str, Any]) -> ProgramState:
-            async with places:
-                return await self._acall(self._state(setting, arguments), (), arguments)
-
-        return list(await asyncio.gather(*map(one, batch)))
+        run: Any = load(f"{_AWAITING}:run_batch")
+        work: Awaitable[list[ProgramState]] = run(self, batch_kwargs, backend, concurrency, kwargs)
+        return work
 
     def trace(self, *, backend: Any = None, **kwargs: Any) -> TracerProgramState:
         """What the program would append, as a graph; arguments that are not given stay unknown."""
@@ -182,7 +171,7 @@ class SglFunction:
         named = dict(zip(self.arg_names, args, strict=False))
         return self.trace(backend=scope.tracer_state.backend, **named, **kwargs)
 
-    def _setting(self, backend: Any, kwargs: dict[str, Any]) -> tuple[_Setting, dict[str, Any]]:
+    def setting(self, backend: Any, kwargs: dict[str, Any]) -> tuple[_Setting, dict[str, Any]]:
         """What is the same for all runs of a call, and the function's own arguments."""
         taken = {name: kwargs[name] for name in kwargs if name not in self.arg_names}
         named = {name: taken[name] for name in _SAMPLING & taken.keys() if taken[name] is not None}
@@ -193,18 +182,20 @@ class SglFunction:
         rest = {k: v for k, v in kwargs.items() if k not in taken.keys() & (_SAMPLING | _LIMITS)}
         return _Setting(found, SglSamplingParams(**named), **limits), rest
 
-    def _batch(
+    def batch(
         self, batch_kwargs: Any, backend: Any, kwargs: dict[str, Any]
     ) -> tuple[list[dict[str, Any]], _Setting]:
+        """The arguments of each run, and the rest."""
         assert isinstance(batch_kwargs, list | tuple)
-        setting, rest = self._setting(backend, kwargs)
+        setting, rest = self.setting(backend, kwargs)
         if rest:
             raise TypeError(f"run_batch() got an unexpected keyword argument {min(rest)!r}")
         return [self._arguments(one) for one in batch_kwargs], setting
 
-    def _state(
+    def state(
         self, setting: _Setting, arguments: dict[str, Any], stream: bool = False
     ) -> ProgramState:
+        """A new state for one run."""
         is_limited = setting.max_total_tokens is not None or setting.timeout_s is not None
         executor = StreamExecutor(
             setting.backend,
@@ -217,28 +208,9 @@ class SglFunction:
         )
         executor.program = self.__name__
         setting.backend.begin_program(executor)
-        return AsyncProgramState(executor) if self.is_async else ProgramState(executor)
-
-    async def _acall(
-        self, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> ProgramState:
-        """Await the function, then all that it has begun."""
-        assert isinstance(state, AsyncProgramState)
-        try:
-            state.ret_value = await self.func(state, *args, **{**kwargs, **self.bind_arguments})
-            await state.settled()
-        finally:
-            state.stream_executor.end()
+        kind = load(f"{_AWAITING}:AsyncProgramState") if self.is_async else ProgramState
+        state: ProgramState = kind(executor)
         return state
-
-    def _call_async(
-        self, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        """An ``async def`` that streams, in a thread of its own."""
-        try:
-            asyncio.run(self._acall(state, args, kwargs))
-        except Exception as error:
-            state.stream_executor.fail(error)
 
     def _call(self, state: ProgramState, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raises what the function raises, in a thread of its own where the state is read."""
@@ -274,7 +246,7 @@ class SglFunction:
         calls needs no thread of its own while they go on."""
 
         def run(arguments: dict[str, Any]) -> ProgramState:
-            state = self._state(setting, arguments)
+            state = self.state(setting, arguments)
             self._call(state, (), arguments)
             return state
 
@@ -282,7 +254,8 @@ class SglFunction:
             yield from (_finished(run(arguments)) for arguments in batch)
             return
         ahead: deque[Future[ProgramState]] = deque()
-        with ThreadPoolExecutor(count, thread_name_prefix="program") as pool:
+        make_pool = load("concurrent.futures:ThreadPoolExecutor")
+        with make_pool(count, thread_name_prefix="program") as pool:
             try:
                 for arguments in batch:
                     ahead.append(pool.submit(run, arguments))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, overload
@@ -138,95 +137,25 @@ class ProgramState:
         if not executor.stream:
             yield self.text() if var_name is None else self.get_var(var_name)
             return
-        tail = _Tail(executor, var_name)
+        tail = Tail(executor, var_name)
         while not tail.is_over:
             executor.wait_change(tail.has_more)
             if piece := tail.take():
                 yield piece
         executor.raise_error()
 
-    async def text_async_iter(
+    def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
     ) -> AsyncIterator[Any]:
         """``text_iter`` for a program with an event loop; with ``return_meta_data`` pairs of a
         piece and the call's meta_info."""
-        executor = self.stream_executor
-        changed = asyncio.Event()
-        tail = _Tail(executor, var_name, is_stream=executor.stream)
-        stop = executor.listen(asyncio.get_running_loop(), changed)
-        try:
-            while not tail.is_over:
-                await changed.wait()
-                changed.clear()
-                if piece := tail.take():
-                    if return_meta_data and var_name is not None:
-                        yield piece, executor.meta_info.get(var_name)
-                    else:
-                        yield piece
-        finally:
-            stop()
-        executor.raise_error()
+        pieces: AsyncIterator[Any] = load("radixlm.lang.awaiting:pieces")(
+            self.stream_executor, var_name, return_meta_data
+        )
+        return pieces
 
 
-class AsyncProgramState(ProgramState):
-    """The state of an ``async def`` program: it awaits results instead of waiting for them."""
-
-    _num_unnamed = 0
-
-    async def get(self, name: str) -> Any:
-        """A variable's value, when it is there; errors as those of ``s[name]``."""
-        executor = self.stream_executor
-        await self._until(lambda: executor.is_known(name))
-        return executor.get_var(name)
-
-    async def gen(self, name: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Append ``gen(...)``, and await its value."""
-        return await self._take("gen", name, *args, **kwargs)
-
-    async def select(self, name: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Append ``select(...)``, and await the choice."""
-        return await self._take("select", name, *args, **kwargs)
-
-    async def settled(self) -> BaseException | None:
-        """Await all calls; the first error, if there is one."""
-        executor = self.stream_executor
-        await self._until(lambda: executor.is_idle)
-        return executor.error_
-
-    def get_var(self, name: str) -> Any:
-        if not self.stream_executor.is_known(name) and _in_loop():
-            raise RuntimeError(f"{name!r} is not there yet: await s.get({name!r})")
-        return super().get_var(name)
-
-    async def _take(self, kind: str, name: str | None, *args: Any, **kwargs: Any) -> Any:
-        if name is None:
-            name = f"_value_{self._num_unnamed}"
-            self._num_unnamed += 1
-        self.stream_executor.submit(load(f"radixlm.lang.api:{kind}")(name, *args, **kwargs))
-        return await self.get(name)
-
-    async def _until(self, is_done: Callable[[], bool]) -> None:
-        if is_done():
-            return
-        changed = asyncio.Event()
-        stop = self.stream_executor.listen(asyncio.get_running_loop(), changed)
-        try:
-            while not is_done():
-                await changed.wait()
-                changed.clear()
-        finally:
-            stop()
-
-
-def _in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-class _Tail:
+class Tail:
     """What has come of a text since it was last asked."""
 
     def __init__(
@@ -291,8 +220,7 @@ class ProgramStateGroup:
     async def ajoin(self, mode: str = "gather_variable") -> None:
         """``join`` for an ``async def`` program."""
         for state in self.states:
-            assert isinstance(state, AsyncProgramState)
-            await state.settled()
+            await state.settled()  # type: ignore[attr-defined]
         self.join(mode)
 
     def __len__(self) -> int:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextvars
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from radixlm.base.lazy import load
 from radixlm.lang.chat_template import ChatTemplate, get_chat_template
 from radixlm.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     from radixlm.lang.executor import StreamExecutor
     from radixlm.lang.ir import SglSamplingParams, SglSelect
 
@@ -24,7 +26,10 @@ Done = Callable[..., None]
 def _pool() -> ThreadPoolExecutor:
     """The threads in which backends without an event loop wait."""
     count = max(96, 16 * (os.cpu_count() or 1))
-    return ThreadPoolExecutor(count, thread_name_prefix="program-call")
+    pool: ThreadPoolExecutor = load("concurrent.futures:ThreadPoolExecutor")(
+        count, thread_name_prefix="program-call"
+    )
+    return pool
 
 
 class BaseBackend:
