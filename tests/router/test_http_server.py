@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
+import uvloop
 
 from radixlm.base.record import replace
 from radixlm.router.answer import Answer, json_answer
@@ -20,6 +21,12 @@ from radixlm.router.options import Options
 from tests.router.mock_worker import MockWorker
 
 HOP_BY_HOP = (b"connection", b"content-length", b"host", b"transfer-encoding", b"expect")
+
+
+@pytest.fixture(scope="module", params=["uvloop", "asyncio"])
+def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+    is_uvloop = request.param == "uvloop"
+    return uvloop.EventLoopPolicy() if is_uvloop else asyncio.DefaultEventLoopPolicy()
 
 
 @pytest.fixture(autouse=True)
