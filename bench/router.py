@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httptools
 import orjson
 import uvloop
 
@@ -150,6 +151,7 @@ class Client(asyncio.Protocol):
         """The seconds until the answer was complete."""
         self.done = asyncio.get_running_loop().create_future()
         self.is_stream, self.first_s = b'"stream":true' in request, 0.0
+        self._parser = httptools.HttpResponseParser(self)
         began_s = time.perf_counter()
         self.transport.write(request)
         await self.done
@@ -161,7 +163,7 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self.is_stream:
-            self._stream_data(data)
+            self._parser.feed_data(data)
             return
         self._data += data
         head, end, body = self._data.partition(b"\r\n\r\n")
@@ -174,7 +176,10 @@ class Client(asyncio.Protocol):
         if end and len(body) >= self._expected:
             self._end()
 
-    def _stream_data(self, data: bytes) -> None:
+    def on_body(self, data: bytes) -> None:
+        """Of the parser: some of a stream, without the chunks' lengths."""
+        if self._parser.get_status_code() != 200:
+            raise SystemExit(f"unexpected answer: {data[:300]!r}")
         now_ns = time.monotonic_ns()
         data = self._data + data
         for found in re.finditer(rb'"t":(\d+)}', data):
@@ -183,8 +188,10 @@ class Client(asyncio.Protocol):
         if not self.first_s and self.num_events:
             self.first_s = time.perf_counter()
         self._data = data[data.rfind(b"}") + 1 :]
-        if data.endswith(b"\r\n0\r\n\r\n"):
-            self._end()
+
+    def on_message_complete(self) -> None:
+        """Of the parser."""
+        self._end()
 
     def _end(self) -> None:
         self._data, self._expected = b"", 0
@@ -194,9 +201,8 @@ class Client(asyncio.Protocol):
 
 def request(*, stream: str = "") -> bytes:
     """A chat request of some 300 bytes."""
-    body = {"model": "mock", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 16}
-    if stream:
-        body |= {"stream": True, "user": stream}
+    messages = [{"role": "user", "content": stream + PROMPT}]
+    body = {"model": "mock", "messages": messages, "max_tokens": 16, "stream": bool(stream)}
     data = orjson.dumps(body)
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nuser-agent: bench\r\n"

@@ -8,12 +8,12 @@ import random
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from radixlm.base.errors import RequestError
 from radixlm.base.lazy import load
 from radixlm.entrypoints.http.descriptors import backlog
-from radixlm.router.answer import Access, Answer, Routes, error_answer
+from radixlm.router.answer import Access, Routes, error_answer
 from radixlm.router.call import Call, Headers
 from radixlm.router.http_server import ClientStream, HttpServer, Limits
 from radixlm.router.options import Options
@@ -26,18 +26,7 @@ log = logging.getLogger(__name__)
 
 Work = Callable[[], Awaitable[None] | None]
 Serve = Callable[["Gateway", Call, ClientStream], Awaitable[None]]
-
-
-class Auth(Protocol):
-    """Who may ask what. The answer of a refusal, or None: come in."""
-
-    def key(self, call: Call) -> Answer | None:
-        """Of the data routes."""
-
-    async def check(self, call: Call, access: Access) -> Answer | None:
-        """Of all others that are not open."""
-
-
+Wrapper = Callable[[Serve, Call, ClientStream], Awaitable[None]]
 ID_HEADERS = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
 _ID_PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "generate": "gnt-"} | {
     "responses": "resp-"
@@ -62,8 +51,9 @@ class Gateway:
         self.server = HttpServer(self._on_call, Limits(options.max_payload_size))
         self.routes = Routes()
         self.data_routes: dict[str, str] = {}  # path -> kind
+        self.data_wrappers: dict[str, Wrapper] = {}  # path -> what is called in dispatch's place
         self.dispatch: Serve = _no_dispatch
-        self.auth: Auth | None = None
+        self.auth: Callable[[Call, Access], Awaitable[None] | None] | None = None
         self.observers: list[Callable[[Call, ClientStream], None]] = []  # at the end of each answer
         self.on_start: list[Work] = []  # before the first call
         self.on_stop: list[Work] = []  # after the last one
@@ -185,11 +175,13 @@ class Gateway:
         if call.path not in self.data_routes or call.method != "POST":
             await self._serve_own(call, client)
             return
-        refusal = None if self.auth is None else self.auth.key(call)
-        if refusal is None:
+        if self.auth is not None and (check := self.auth(call, "key")) is not None:
+            await check
+        wrapper = self.data_wrappers.get(call.path)
+        if wrapper is None:
             await self.dispatch(self, call, client)
         else:
-            client.answer(refusal)
+            await wrapper(self.dispatch, call, client)
 
     async def _serve_own(self, call: Call, client: ClientStream) -> None:
         if call.method == "OPTIONS":
@@ -249,7 +241,7 @@ async def _own_route(
     routes: Routes,
     call: Call,
     client: ClientStream,
-    auth: Auth | None,
+    auth: Callable[[Call, Access], Awaitable[None] | None] | None,
 ) -> None:
     """Serve a call by one of ``routes``; HEAD by that of GET."""
     is_head = call.method == "HEAD"
@@ -261,10 +253,11 @@ async def _own_route(
         if methods:
             raise _method_error(call, methods)
         raise _Refusal(404, f"no route {call.path[:200]!r}", "not_found")
-    refusal = None
     if route.access != "open" and auth is not None:
-        refusal = await auth.check(call, route.access)
-    answer = refusal or await route.handler(call)
+        check = auth(call, route.access)
+        if check is not None:
+            await check
+    answer = await route.handler(call)
     if isinstance(answer.body, bytes):
         client.answer(answer)
         return
