@@ -77,7 +77,14 @@ class Policies(Workers):
         float, "Ratio of loads above which the least loaded is taken.", _FROM_1
     ] = 1.5
     eviction_interval_secs: Annotated[
-        int, "Seconds between two evictions.", Flag(("--eviction-interval",), within=POSITIVE)
+        int,
+        "Seconds between two evictions.",
+        Flag(
+            ("--eviction-interval",),
+            within=POSITIVE,
+            state="no-op",
+            why="the prefix tree keeps to its size at each request",
+        ),
     ] = 60
     max_tree_size: Annotated[int, "Bytes of a model's prefix tree.", _COUNT] = 1 << 26
     bucket_adjust_interval_secs: Annotated[

@@ -97,6 +97,7 @@ class ClientStream:
         "_on_leave",
         "_pause",
         "_resume",
+        "_unsent",
         "added_headers",
         "begun_s",
         "call",
@@ -113,6 +114,7 @@ class ClientStream:
         self._has_body, self._is_http11, self._is_kept = not is_head, is_http11, kept
         self._is_chunked = False
         self._left: int | None = None  # bytes of the body that are promised
+        self._unsent = b""  # the head, until there is some of the body
         self._on_leave: list[Callable[[], None]] = []
         self._pause: Callable[[], None] | None = None
         self._resume: Callable[[], None] | None = None
@@ -124,8 +126,8 @@ class ClientStream:
         self.task: asyncio.Task[None] | None = None
 
     def begin(self, status: int, headers: Headers, *, length: int | None = None) -> None:
-        """Send the head. ``headers``: no hop-by-hop ones and no content-length; ``length``: bytes
-        of the body, where they are known."""
+        """The head, which is sent with the first of the body. ``headers``: no hop-by-hop ones and
+        no content-length; ``length``: bytes of the body, where they are known."""
         self.has_begun, self.status, self.begun_s = True, status, time.monotonic()
         connection = self._connection
         if connection is None:
@@ -148,7 +150,7 @@ class ClientStream:
         elif not self._is_http11:
             lines.append(b"connection: keep-alive\r\n")
         line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
-        connection.transport.write(line + b"".join(lines) + b"\r\n")
+        self._unsent = line + b"".join(lines) + b"\r\n"
 
     def write(self, data: bytes) -> None:
         """Send some of the body."""
@@ -163,7 +165,11 @@ class ClientStream:
             if self._left < 0:
                 self.abort()
                 return
-        connection.transport.write(data)
+        if self._unsent:
+            head, self._unsent = self._unsent, b""
+            connection.transport.writelines((head, data))
+        else:
+            connection.transport.write(data)
 
     def end(self) -> None:
         """The answer is complete. A body shorter than its length closes the connection."""
@@ -173,9 +179,10 @@ class ClientStream:
         self._on_leave.clear()
         if connection is None:
             return
-        if self._has_body and self._is_chunked:
-            connection.transport.write(b"0\r\n\r\n")
-        elif self._has_body and self._left:
+        last = b"0\r\n\r\n" if self._has_body and self._is_chunked else b""
+        if self._unsent or last:
+            connection.transport.write(self._unsent + last)
+        if self._has_body and self._left:
             self._is_kept = False
         connection.answered(self._is_kept)
 
