@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+import uvloop
 
 from tests.router.mock_worker import Faults, MockWorker
 from tests.router.processes import Process, mock_process
@@ -41,3 +43,9 @@ def start_mock() -> Iterator[Callable[..., Process]]:
     yield start
     for process in started:
         process.kill()
+
+
+@pytest.fixture(scope="session")
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    """The loop that `radixlm router` runs on."""
+    return uvloop.EventLoopPolicy()

@@ -147,8 +147,8 @@ class Connection(asyncio.Protocol):
         self.number = len(self.worker.raw)
         if self.worker.record:
             self.worker.raw.append(bytearray())
-        if self.worker.faults.is_deaf:
-            transport.pause_reading()
+        if self.worker.faults.is_deaf:  # uvloop begins to read after this method
+            asyncio.get_running_loop().call_soon(transport.pause_reading)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.worker.connections.discard(self)
@@ -164,6 +164,8 @@ class Connection(asyncio.Protocol):
         self.can_write.set()
 
     def data_received(self, data: bytes) -> None:
+        if self.worker.faults.is_deaf:
+            return
         if self.worker.record:
             self.worker.raw[self.number] += data
         try:

@@ -23,7 +23,7 @@ from radixlm.router.upstream import Cut, Exchange, WorkerFailure
 from radixlm.router.worker import State, Worker, WorkerType
 
 MAX_ANSWER_BYTES = 1 << 30
-JOIN_WAIT_S = 10.0  # a request waits for a worker that is joining
+JOIN_WAIT_S = 3.0  # a request waits for a worker that is joining; clients give up after 5
 STREAMED = (b"text/event-stream", b"application/x-ndjson")
 _CACHED = re.compile(rb'"cached_tokens":\s*(\d+)')
 
