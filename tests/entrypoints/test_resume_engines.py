@@ -27,6 +27,7 @@ MODEL = ASSETS / DEFAULT_MODEL
 pytestmark = pytest.mark.skipif(
     not (MODEL / "config.json").is_file(), reason="the bundled model is not here"
 )
+HOT = 2.0  # two draws differ
 DIGITS = re.compile(rb"(-?\d+\.\d+(?:e-?\d+)?)")
 
 
@@ -62,7 +63,7 @@ def chat(**fields: Any) -> tuple[str, dict[str, Any]]:
 
 
 def generate(path: str = "/generate", **fields: Any) -> tuple[str, dict[str, Any]]:
-    sampling = {"max_new_tokens": 20, "temperature": 1.0, "ignore_eos": True} | fields
+    sampling = {"max_new_tokens": 20, "temperature": HOT, "ignore_eos": True} | fields
     return path, {"text": "The sea is", "sampling_params": sampling}
 
 
@@ -76,14 +77,14 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
         "properties": {"a": WORD}, "required": ["a"]}}}  # fmt: skip
 KINDS = {
     "greedy": chat(temperature=0),
-    "drawn seed": chat(temperature=1.2),
-    "several": chat(temperature=1.2, n=2, seed=7),
+    "drawn seed": chat(temperature=HOT),
+    "several": chat(temperature=HOT, n=2),
     "penalties": chat(
-        temperature=0.9, seed=3, frequency_penalty=1.5, presence_penalty=0.5, repetition_penalty=1.3
+        temperature=HOT, seed=3, frequency_penalty=1.5, presence_penalty=0.5, repetition_penalty=1.3
     ),
-    "bias": chat(temperature=1, seed=2, logit_bias={"300": 4.0}, min_tokens=12, top_k=30),
-    "schema": chat(temperature=1, response_format=schema(name=WORD, ok={"type": "boolean"})),
-    "tool": chat(temperature=1, tools=[TOOL], tool_choice="required", max_tokens=40),
+    "bias": chat(temperature=HOT, seed=2, logit_bias={"300": 4.0}, min_tokens=12, top_k=30),
+    "schema": chat(temperature=HOT, response_format=schema(name=WORD, ok={"type": "boolean"})),
+    "tool": chat(temperature=HOT, tools=[TOOL], tool_choice="required", max_tokens=40),
     "regex": generate(regex="[a-z]{3}( [a-z]{2,5}){2}", ignore_eos=False),
     "stop": generate(stop=["e"], no_stop_trim=True, sampling_seed=11),
     "words": generate(bad_words=["the"], frequency_penalty=1.0, min_new_tokens=4),
@@ -95,11 +96,15 @@ KINDS = {
     ),
     "completions": (
         "/v1/completions",
-        {"prompt": ["The sea is", "A ship"], "max_tokens": 12, "n": 2, "temperature": 1.0},
+        {"prompt": ["The sea is", "A ship"], "max_tokens": 12, "n": 2, "temperature": HOT},
     ),
     "messages": (
         "/v1/messages",
-        {"messages": [{"role": "user", "content": "Tell me of the sea."}], "max_tokens": 20},
+        {
+            "messages": [{"role": "user", "content": "Tell me of the sea."}],
+            "max_tokens": 20,
+            "temperature": 1.0,
+        },
     ),
     "responses": ("/v1/responses", {"input": "Tell me of the sea.", "max_output_tokens": 20}),
 }
@@ -134,6 +139,9 @@ async def test_a_second_engine_goes_on(tmp_path: Path, monkeypatch: Any) -> None
     adapter = write_adapter(MODEL, tmp_path / "adapter", 4)
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(serving(adapter)) for _ in range(2)]
+        path, fields = KINDS["drawn seed"]
+        texts = [(await clients[0].post(path, json=fields)).json()["choices"] for _ in range(3)]
+        assert texts[0] != texts[1] != texts[2]
         for kind in KINDS:
             await check(clients, kind)
 
