@@ -16,6 +16,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
 from radixlm.router.app import Gateway
+from radixlm.router.hand_over import hand_over
 from radixlm.router.logs import set_up
 from radixlm.router.options import Options, parse
 
@@ -63,6 +64,8 @@ async def _serve(
         await signals.get()
         grace_s = options.shutdown_grace_period_secs
         log.info("ending: %d answers under way get %g s", gateway.server.num_active, grace_s)
+        if options.reuse_port and await hand_over(sock):
+            log.info("the gateway that was started after this one has the port")
         draining = asyncio.ensure_future(gateway.drain(grace_s))
         again = asyncio.ensure_future(signals.get())
         await asyncio.wait({draining, again}, return_when=asyncio.FIRST_COMPLETED)
