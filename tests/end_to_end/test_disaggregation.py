@@ -4,6 +4,7 @@ when engines are killed; and SGLang's own router drives them."""
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import socket
 import subprocess
@@ -204,19 +205,15 @@ def test_a_killed_engine_changes_no_answer(pair: Pair, victim: str, after_s: flo
     assert got == want
 
 
-@pytest.fixture(scope="module", params=["router", "mini_lb"])
-def router(pair: Pair, request: pytest.FixtureRequest) -> Iterator[str]:
-    """Address of SGLang's router, or of its minimal balancer, before the pair."""
-    if find_spec("sglang_router") is None:
-        pytest.skip("pip install sglang-router==0.3.2")
+@contextlib.contextmanager
+def _router(pair: Pair, module: str, *flags: str) -> Iterator[str]:
+    """Address of a router before the pair."""
     port = _free_port()
     command = [
-        sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation",
+        sys.executable, "-m", *module.split(), "--pd-disaggregation",
         "--prefill", pair.prefill.url, str(pair.port), "--decode", pair.decode.url,
-        "--host", "127.0.0.1", "--port", str(port),
+        "--host", "127.0.0.1", "--port", str(port), *flags,
     ]  # fmt: skip
-    if request.param == "mini_lb":
-        command.append("--mini-lb")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         url, deadline_s = f"http://127.0.0.1:{port}", time.monotonic() + 60
@@ -233,6 +230,22 @@ def router(pair: Pair, request: pytest.FixtureRequest) -> Iterator[str]:
         process.wait(10)
 
 
+@pytest.fixture(scope="module")
+def gateway(pair: Pair) -> Iterator[str]:
+    with _router(pair, "radixlm router", "--prometheus-port", "-1") as url:
+        yield url
+
+
+@pytest.fixture(scope="module", params=["router", "mini_lb"])
+def router(pair: Pair, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Address of SGLang's router, or of its minimal balancer, before the pair."""
+    if find_spec("sglang_router") is None:
+        pytest.skip("pip install sglang-router==0.3.2")
+    flags = ("--mini-lb",) if request.param == "mini_lb" else ()
+    with _router(pair, "sglang_router.launch_router", *flags) as url:
+        yield url
+
+
 def test_a_foreign_router_drives_the_pair(pair: Pair, router: str) -> None:
     for seed in range(5):
         sampling = {"temperature": 0, "max_new_tokens": 6}
@@ -243,3 +256,64 @@ def test_a_foreign_router_drives_the_pair(pair: Pair, router: str) -> None:
         stream = httpx.post(f"{router}/generate", json=body | {"stream": True}, timeout=60).text
         assert f'"completion_tokens":{want["meta_info"]["completion_tokens"]}' in stream
         assert stream.rstrip().endswith("data: [DONE]")
+
+
+def _told(answer: dict[str, Any]) -> Any:
+    """What an answer says, without ids and times."""
+    if "choices" in answer:
+        return [(one.get("text"), one.get("message"), one["logprobs"]) for one in answer["choices"]]
+    meta = answer["meta_info"]
+    names = ("input_token_logprobs", "output_token_logprobs", "completion_tokens", "finish_reason")
+    return answer["text"], {name: meta.get(name) for name in names}
+
+
+def _events(text: str) -> list[Any]:
+    lines = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line) for line in lines]
+
+
+def test_the_gateway_gives_what_one_server_gives(pair: Pair, gateway: str) -> None:
+    sampling = {"temperature": 0, "max_new_tokens": 6}
+    messages = [{"role": "user", "content": _prompt(80)}]
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/generate", {"text": _prompt(81), "sampling_params": sampling}),
+        ("/generate", {"text": _prompt(82), "sampling_params": sampling, "return_logprob": True,
+                       "logprob_start_len": 0}),
+        ("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 6, "n": 2,
+                                  "logprobs": True}),
+        ("/v1/completions", {"prompt": [_prompt(83), _prompt(84)], "temperature": 0,
+                             "max_tokens": 6}),
+    ]  # fmt: skip
+    for path, body in bodies:
+        got = httpx.post(f"{gateway}{path}", json=body, timeout=60)
+        assert got.status_code == 200, got.text
+        whole = pair.prefill.post(path, **body).json()
+        assert _told(got.json()) == _told(whole), path
+
+
+def test_the_gateway_streams_what_one_server_streams(pair: Pair, gateway: str) -> None:
+    sampling = {"temperature": 0, "max_new_tokens": 8}
+    body: dict[str, Any] = {"text": _prompt(85), "sampling_params": sampling, "stream": True}
+    body |= {"return_logprob": True, "logprob_start_len": 0}
+    got = httpx.post(f"{gateway}/generate", json=body, timeout=60).text
+    want = pair.prefill.post("/generate", **body).text
+    assert got.rstrip().endswith("data: [DONE]")
+    assert _told(_events(got)[-1]) == _told(_events(want)[-1])
+    assert "bootstrap_room" not in got
+
+
+def test_a_stream_of_the_gateway_outlives_an_engine(pair: Pair, gateway: str) -> None:
+    for seed, victim in ((90, pair.decode), (91, pair.prefill)):
+        messages = [{"role": "user", "content": _prompt(seed, 300)}]
+        body: dict[str, Any] = {"messages": messages, "temperature": 0, "max_tokens": 40}
+        body |= {"ignore_eos": True}
+        want = pair.prefill.post("/v1/chat/completions", **body).json()
+        engine = victim.engine()
+        call = pair.pool.submit(
+            httpx.post, f"{gateway}/v1/chat/completions", json=body | {"stream": True}, timeout=120
+        )
+        engine.kill()
+        events = _events(call.result(150).text)
+        text = "".join(e["choices"][0]["delta"].get("content") or "" for e in events)
+        assert text == want["choices"][0]["message"]["content"]
+        victim.wait_ready()

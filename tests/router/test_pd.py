@@ -179,7 +179,7 @@ async def test_logprobs_of_the_prompt_are_the_prefill_workers(start_workers: Sta
     async with PdFront([prefill], [decode]) as front:
         answer = await ask(front.url, "POST", "/generate", {"return_logprob": True})
     meta = answer.json["meta_info"]
-    assert meta["input_token_logprobs"] == [[-0.5, 1, None]]
+    assert meta["input_token_logprobs"] == [[-0.5, 1, None]] * 2  # one of each worker
     assert meta["output_token_logprobs"] == [[-0.25, 2, None]]
 
 

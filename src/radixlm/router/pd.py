@@ -233,8 +233,7 @@ def _joined(found: Mapping[int, list[Any]], data: bytes) -> bytes:
 def _join(one: dict[str, Any], first: list[Any] | None) -> None:
     meta = one.get("meta_info")
     if first and isinstance(meta, dict):
-        own = meta.get("input_token_logprobs") or []
-        meta["input_token_logprobs"] = own if own[: len(first)] == first else first + own
+        meta["input_token_logprobs"] = first + (meta.get("input_token_logprobs") or [])
 
 
 def _objects(content: bytes) -> list[dict[str, Any]]:
