@@ -6,8 +6,8 @@ from radixlm.base.lazy import load
 
 __version__ = "0.1.0"
 _API = (
-    "function gen gen_int gen_string select image video separate_reasoning system user assistant "
-    "system_begin system_end user_begin user_end assistant_begin assistant_end "
+    "function gen gen_int gen_string select tool_loop image video separate_reasoning system user "
+    "assistant system_begin system_end user_begin user_end assistant_begin assistant_end "
     "set_default_backend flush_cache get_server_info"
 ).split()
 _CHOICES = "token_length_normalized greedy_token_selection unconditional_likelihood_normalized"
@@ -19,6 +19,7 @@ _LAZY = {
     "Runtime": f"{_BACKENDS}.runtime_endpoint:Runtime",
     "RuntimeEndpoint": f"{_BACKENDS}.runtime_endpoint:RuntimeEndpoint",
     "OpenAI": f"{_BACKENDS}.openai:OpenAI",
+    "Crusoe": f"{_BACKENDS}.openai:Crusoe",
     "Anthropic": f"{_BACKENDS}.anthropic:Anthropic",
     "LiteLLM": f"{_BACKENDS}.litellm:LiteLLM",
     "VertexAI": f"{_BACKENDS}.vertexai:VertexAI",

@@ -18,6 +18,7 @@ from radixlm.lang.ir import (
     SglRoleEnd,
     SglSelect,
     SglSeparateReasoning,
+    SglToolLoop,
     SglVideo,
     parts,
 )
@@ -160,6 +161,23 @@ def select(
     drawn by their scores."""
     assert choices is not None, "select needs choices: select('answer', choices=['yes', 'no'])"
     return SglSelect(name, choices, temperature, choices_method)
+
+
+def tool_loop(
+    name: str | None = None,
+    tools: Sequence[Callable[..., Any]] = (),
+    max_rounds: int = 5,
+    parser: str | None = None,
+    **sampling: Any,
+) -> SglToolLoop:
+    """An answer to the messages so far, for which the model may call Python functions. Their type
+    hints and docstrings tell the model what they take; those of one round run side by side. After
+    ``max_rounds`` rounds no tools are offered. ``parser``: the form of calls, None for that of the
+    model's chat template; ``sampling``: max_tokens, temperature ... as of ``gen``."""
+    assert tools and max_rounds > 0, "tool_loop needs tools: tool_loop('answer', tools=[search])"
+    made = gen(None, **sampling)
+    assert isinstance(made, SglGen), "tool_loop takes no choices"
+    return SglToolLoop(name, tools, max_rounds, parser, made.sampling_params)
 
 
 def image(expr: Any) -> SglImage:

@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from radixlm.lang import calls
 from radixlm.lang.budget import Budget, ProgramError
-from radixlm.lang.choices import ChoicesDecision
 from radixlm.lang.ir import (
     SglConcateAndAppend,
     SglConstantText,
@@ -29,6 +29,7 @@ from radixlm.lang.ir import (
     SglSamplingParams,
     SglSelect,
     SglSeparateReasoning,
+    SglToolLoop,
     SglVariable,
     SglVarScopeBegin,
     SglVarScopeEnd,
@@ -100,12 +101,12 @@ class StreamExecutor:
         self._scopes: dict[str, int] = {}
         self._queue: deque[SglExpr] = deque()
         self._coming: Counter[str] = Counter()  # variables that queued expressions will set
-        self._unnamed = itertools.count()
+        self.unnamed = itertools.count()
         self._busy, self._ended = is_busy, False
         self.thread: threading.Thread | None = None  # of the function of a program that streams
         self._outer: threading.Thread | None = None  # the same, of a fork's program
         self._children: WeakSet[StreamExecutor] | None = None  # made by the first fork
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._changed: threading.Condition | None = None  # made by the first who waits
         self._listeners: list[Callable[[], None]] = []
 
@@ -114,7 +115,7 @@ class StreamExecutor:
     def submit(self, expr: SglExpr | str) -> None:
         """Append. After an error nothing takes effect any more."""
         found = parts(expr)
-        with self._lock:
+        with self.lock:
             if self.error_ is not None:
                 return
             self._queue += found
@@ -144,9 +145,9 @@ class StreamExecutor:
         return not self._coming[name] and (name in self.variables or self._is_over())
 
     def set_var(self, name: str, value: Any) -> None:
-        with self._lock:
+        with self.lock:
             self.variables[name] = value
-            self._notify()
+            self.notify()
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> Any:
         """What the backend has told of the call that set a variable, None if nothing."""
@@ -184,7 +185,7 @@ class StreamExecutor:
             )
             for _ in range(int(size))
         ]
-        with self._lock:  # `end` ends them, too
+        with self.lock:  # `end` ends them, too
             children_of = self._children = self._children or WeakSet()
             for child in children:
                 child._outer, child._ended = self.thread or self._outer, self._ended
@@ -196,12 +197,12 @@ class StreamExecutor:
 
     def end(self) -> None:
         """Nothing more will be appended."""
-        with self._lock:
+        with self.lock:
             if self._ended:
                 return
             self._ended = True
             children = list(self._children or ())
-            self._notify()
+            self.notify()
         for child in children:
             child.end()
         self.backend.end_program(self)
@@ -227,10 +228,10 @@ class StreamExecutor:
                 loop.call_soon_threadsafe(event.set)
 
         def stop() -> None:
-            with self._lock:
+            with self.lock:
                 self._listeners.remove(tell)
 
-        with self._lock:
+        with self.lock:
             self._listeners.append(tell)
         tell()
         return stop
@@ -246,11 +247,11 @@ class StreamExecutor:
         return is_own or self._ended or self.error_ is not None
 
     def _wait(self, is_done: Callable[[], bool], timeout: float | None = None) -> bool:
-        with self._lock:
+        with self.lock:
             if is_done():
                 return True
             if self._changed is None:
-                self._changed = threading.Condition(self._lock)
+                self._changed = threading.Condition(self.lock)
             return self._changed.wait_for(is_done, timeout)
 
     def raise_error(self) -> None:
@@ -259,7 +260,7 @@ class StreamExecutor:
             kind = type(self.error_).__name__
             raise ProgramError(f"{kind}: {self.error_}") from self.error_
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
         """Called with the lock."""
         if self._changed is not None:
             self._changed.notify_all()
@@ -274,11 +275,11 @@ class StreamExecutor:
             try:
                 expr = self._queue.popleft()
             except IndexError:
-                with self._lock:
+                with self.lock:
                     if self._queue:
                         continue  # appended since
                     self._busy = False
-                    self._notify()
+                    self.notify()
                     return
             try:
                 take = _TAKES.get(type(expr))
@@ -294,7 +295,7 @@ class StreamExecutor:
 
     def fail(self, error: BaseException, children: Sequence[StreamExecutor] = ()) -> None:
         """End with ``error``, and with it the forks that have not begun."""
-        with self._lock:
+        with self.lock:
             children = [
                 *children,
                 *(c for e in self._queue if isinstance(e, _Fork) for c in e.children),
@@ -305,11 +306,11 @@ class StreamExecutor:
             self._queue.clear()
             self._coming.clear()
             self._busy = False
-            self._notify()
+            self.notify()
         for child in children:
             child.fail(error)
 
-    def _call(
+    def call(
         self,
         start: Callable[[Callable[..., None]], None],
         apply: Callable[[Any], None],
@@ -332,24 +333,24 @@ class StreamExecutor:
                     error = caught
             if error is not None:
                 self.fail(error)
-            with self._lock:
+            with self.lock:
                 is_done, is_later = True, has_returned
             if is_later and error is None:
                 self._advance()
 
         start(done)
-        with self._lock:
+        with self.lock:
             has_returned = True
             return not is_done or self.error_ is not None
 
-    def _set(self, name: str, value: Any, meta_info: Any = None) -> None:
-        with self._lock:
+    def assign(self, name: str, value: Any, meta_info: Any = None) -> None:
+        with self.lock:
             self.variables[name] = value
             if meta_info is not None:
                 self.meta_info[name] = meta_info
             if self._coming[name]:  # none after an error, when an answer still arrives
                 self._coming[name] -= 1
-            self._notify()
+            self.notify()
 
     def _begin_as(self, parent: StreamExecutor) -> None:
         self.variables, self.meta_info = dict(parent.variables), dict(parent.meta_info)
@@ -373,7 +374,7 @@ class StreamExecutor:
 
     def _fill(self, value: Any, is_template: bool = False) -> None:
         value = str(value)
-        if not is_template and self._collects:
+        if not is_template and self.collects:
             self.backend.spec_fill(self, value)
             return
         if self.speculated_text:
@@ -382,7 +383,7 @@ class StreamExecutor:
         self.text_ += value
 
     @property
-    def _collects(self) -> bool:
+    def collects(self) -> bool:
         """Whether a chat backend answers the whole turn by one call at its end."""
         if self.num_api_spec_tokens is None:
             return False
@@ -401,14 +402,14 @@ class StreamExecutor:
         self.cur_role_begin_pos = len(self.text_)
 
     def _end_role(self, role: str) -> bool:
-        if not self._collects:
+        if not self.collects:
             self._close_role(role)
             return False
 
         def apply(_: Any) -> None:
             for term in self.api_spec:
                 if self._coming[term.name]:
-                    self._set(term.name, term.text)
+                    self.assign(term.name, term.text)
             self.text_ += "".join(term.text for term in self.api_spec)
             self.api_spec = []
             self._close_role(role)
@@ -416,7 +417,7 @@ class StreamExecutor:
         def start(done: Callable[..., None]) -> None:
             self.backend.start(lambda: self.backend.role_end_generate(self), done)
 
-        return self._call(start, apply, self._record("turn", role))
+        return self.call(start, apply, calls.record_of(self, "turn", role))
 
     def _close_role(self, role: str) -> None:
         self.cur_role = None
@@ -441,152 +442,42 @@ class StreamExecutor:
             message = self.variables[name]
             reasoning, answer = split_all(create(expr.model_type), message)
             self.text_ = self.text_[: self.cur_role_begin_pos] + answer
-            self._set(reasoning_name(name), reasoning)
-            self._set(name, answer)
+            self.assign(reasoning_name(name), reasoning)
+            self.assign(name, answer)
 
     def _add_variable(self, expr: SglVariable) -> bool:
         """Not in the thread of a backend's answers, which others wait for."""
         source = expr.source.stream_executor
-        return self._call(
+        return self.call(
             lambda done: self.backend.start(lambda: source.get_var(expr.name), done), self._fill
         )
-
-    # ---- calls -----------------------------------------------------------------------------
-
-    def _generate(self, expr: SglGen) -> bool:
-        params = self.default_sampling_para.overridden(
-            expr.sampling_params, self.chat_template.stop_str
-        )
-        name = self._name_of(expr)
-        if self._collects:
-            self.backend.spec_gen(self, params, name)
-            return False
-        if self.budget is not None:
-            params = self.budget.limited(params)
-        if self.num_api_spec_tokens is not None:
-            return self._speculate(expr, params, name)
-        if self.stream and (params.n or 1) == 1:
-            return self._stream(expr, params, name)
-        record = self._record("gen", name)
-
-        def apply(result: Any) -> None:
-            self._told(record, params, *result)
-            self._take(expr, name, *result)
-
-        start = self.backend.start_generate
-        return self._call(lambda done: start(self, params, done), apply, record)
-
-    def _record(self, kind: str, name: str) -> CallRecord:
-        return CallRecord(self.sid, kind, name, len(self.text_))
-
-    def _told(
-        self, record: CallRecord, params: SglSamplingParams, value: Any, meta_info: Any
-    ) -> None:
-        record.value, record.meta_info = value, meta_info
-        if self.budget is not None:
-            self.budget.give_back(params, meta_info)
-
-    def _name_of(self, expr: SglGen | SglSelect) -> str:
-        return expr.name if expr.name is not None else f"_gen_{next(self._unnamed)}"
-
-    def _take(self, expr: SglGen, name: str, found: str | list[str], meta_info: Any) -> None:
-        """The result of a call: the text goes on with the first of several."""
-        texts = found if isinstance(found, list) else [found]
-        self.text_ += texts[0]
-        values = [_parsed(expr, text) for text in texts]
-        self._set_maybe(expr, name, values if isinstance(found, list) else values[0], meta_info)
-
-    def _set_maybe(self, expr: SglGen | SglSelect, name: str, value: Any, meta: Any) -> None:
-        if expr.name is not None:
-            self._set(name, value, meta)
-
-    def _stream(self, expr: SglGen, params: SglSamplingParams, name: str) -> bool:
-        self.streamed[name] = ""
-        record = self._record("gen", name)
-
-        def add(text: str, meta_info: Any) -> None:
-            record.meta_info = meta_info
-            with self._lock:
-                self.text_ += text
-                self.streamed[name] += text
-                if expr.name is not None:
-                    self.variables[name] = self.streamed[name]
-                    self.meta_info[name] = meta_info
-                self._notify()
-
-        def apply(_: Any) -> None:
-            self._told(record, params, self.streamed[name], record.meta_info)
-            self._set_maybe(expr, name, _parsed(expr, self.streamed[name]), None)
-
-        start = self.backend.start_stream
-        return self._call(lambda done: start(self, params, add, done), apply, record)
-
-    def _select(self, expr: SglSelect) -> bool:
-        name = self._name_of(expr)
-        record = self._record("select", name)
-
-        def apply(decision: ChoicesDecision) -> None:
-            record.value, record.meta_info = decision.decision, decision.meta_info
-            self.text_ += decision.decision
-            self._set_maybe(expr, name, decision.decision, decision.meta_info)
-
-        start = self.backend.start_select
-        return self._call(lambda done: start(self, expr, done), apply, record)
-
-    def _speculate(self, expr: SglGen, params: SglSamplingParams, name: str) -> bool:
-        """Answer a call from the text that an earlier one has generated beyond its own end."""
-        stops, limit = params.stops(), params.max_new_tokens or 0
-
-        def cut(meta_info: Any) -> None:
-            ends = [p for stop in stops if (p := self.speculated_text.find(stop)) >= 0]
-            end = min(ends, default=min(limit, len(self.speculated_text)))
-            found, self.speculated_text = self.speculated_text[:end], self.speculated_text[end:]
-            self._take(expr, name, found, meta_info)
-
-        record = self._record("gen", name)
-
-        def apply(result: Any) -> None:
-            self.speculated_text, meta_info = result
-            self._told(record, more, *result)
-            cut(meta_info)
-
-        if self.speculated_text and (stops or len(self.speculated_text) >= limit):
-            cut({})
-            return False
-        more = params.clone()
-        more.max_new_tokens, more.stop = max(limit, self.num_api_spec_tokens or 0), None
-        start = self.backend.start_generate
-        return self._call(lambda done: start(self, more, done), apply, record)
 
 
 _TAKES: dict[type[SglExpr], Callable[[StreamExecutor, Any], bool | None]] = {
     SglConstantText: lambda s, e: s._fill(e.value),
-    SglGen: StreamExecutor._generate,
-    SglSelect: StreamExecutor._select,
+    SglGen: calls.generate,
+    SglSelect: calls.select,
+    SglToolLoop: calls.loop_tools,
     SglRoleBegin: lambda s, e: s._begin_role(e.role),
     SglRoleEnd: lambda s, e: s._end_role(e.role),
     SglImage: lambda s, e: s._add_media(e.path, encode_image(e.path)),
     SglVideo: lambda s, e: s._add_media(e.path, encode_video(e.path)),
     SglVariable: StreamExecutor._add_variable,
     SglVarScopeBegin: lambda s, e: s._scopes.__setitem__(e.name, len(s.text_)),
-    SglVarScopeEnd: lambda s, e: s._set(e.name, s.text_[s._scopes[e.name] :]),
+    SglVarScopeEnd: lambda s, e: s.assign(e.name, s.text_[s._scopes[e.name] :]),
     SglSeparateReasoning: StreamExecutor._separate_reasoning,
     SglConcateAndAppend: StreamExecutor._join_texts,
     _Fork: StreamExecutor._fork,
 }
 
 
-_SETTING = {SglGen, SglSelect, SglVarScopeEnd, SglSeparateReasoning}
+_SETTING = {SglGen, SglSelect, SglToolLoop, SglVarScopeEnd, SglSeparateReasoning}
 
 
 def _sets(expr: SglExpr, is_stream: bool) -> list[str]:
     """The variables that an expression will set."""
-    if isinstance(expr, SglGen | SglSelect | SglVarScopeEnd):
+    if isinstance(expr, SglGen | SglSelect | SglToolLoop | SglVarScopeEnd):
         return [expr.name] if expr.name is not None else []
     if isinstance(expr, SglSeparateReasoning) and not is_stream:
         return [n for name in expr.variables for n in (name, reasoning_name(name))]
     return []
-
-
-def _parsed(expr: SglGen, text: str) -> Any:
-    return expr.parse(text) if expr.parse is not None else text

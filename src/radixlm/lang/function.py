@@ -35,6 +35,7 @@ _SAMPLING = frozenset(inspect.signature(SglSamplingParams).parameters) - {
     "ebnf",
     "structural_tag",
     "seed",
+    "skip_special_tokens",
 }
 _LIMITS = frozenset({"max_total_tokens", "timeout_s", "checkpoint"})
 

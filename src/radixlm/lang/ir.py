@@ -63,6 +63,7 @@ class SglSamplingParams:
     structural_tag: str | None = None
     stop_regex: str | Sequence[str] | None = None
     seed: int | None = None
+    skip_special_tokens: bool | None = None
 
     def clone(self) -> SglSamplingParams:
         made = object.__new__(SglSamplingParams)  # a third of the time of dataclasses.replace
@@ -101,7 +102,7 @@ class SglSamplingParams:
         """As sampling_params of /generate."""
         names = [f.name for f in fields(self) if f.name not in (*_LOGPROB_FIELDS, "dtype")]
         # other servers need not know them
-        ours = ("ebnf", "structural_tag", "stop_regex", "seed")
+        ours = ("ebnf", "structural_tag", "stop_regex", "seed", "skip_special_tokens")
         values = {name: getattr(self, name) for name in names}
         values = {k: v for k, v in values.items() if k not in ours or v is not None}
         if self.seed is not None:
@@ -365,6 +366,25 @@ class SglSelect(SglExpr):
 
     def __repr__(self) -> str:
         return f"Select({self.name}, choices={self.choices}, choices_method={self.choices_method})"
+
+
+class SglToolLoop(SglExpr):
+    """An answer for which the model may call ``tools``, in at most ``max_rounds`` rounds."""
+
+    def __init__(
+        self,
+        name: str | None,
+        tools: Sequence[Callable[..., Any]],
+        max_rounds: int,
+        parser: str | None,
+        sampling_params: SglSamplingParams,
+    ) -> None:
+        super().__init__()
+        self.name, self.tools, self.max_rounds = name, list(tools), max_rounds
+        self.parser, self.sampling_params = parser, sampling_params
+
+    def __repr__(self) -> str:
+        return f"ToolLoop({self.name}, tools={[tool.__name__ for tool in self.tools]})"
 
 
 class SglRoleBegin(SglExpr):

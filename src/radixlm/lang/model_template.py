@@ -33,7 +33,7 @@ class ModelTemplate(ChatTemplate):
         """``bos``: the text of a token that the tokenizer adds by itself. ValueError if the
         template has no place for a message of its own, such as one for the system."""
         super().__init__("model", None, {}, image_token="")
-        self._rendered, self._bos = rendered, bos
+        self.rendered, self.bos = rendered, bos
         self._around = lru_cache(maxsize=256)(self._read)
         for roles in _TALKS:
             for number, role in enumerate(roles):
@@ -66,7 +66,7 @@ class ModelTemplate(ChatTemplate):
         if not mark:
             raise ValueError(f"the chat template has no place for a message of {role!r} here")
         if not history:
-            return prefix.removeprefix(self._bos), suffix
+            return prefix.removeprefix(self.bos), suffix
         prefix = self._after_last(prefix, history)
         if role == "assistant":
             prefix = self._after_last(self._render(history, opens=True), history)
@@ -82,7 +82,7 @@ class ModelTemplate(ChatTemplate):
 
     def _render(self, messages: Sequence[Mapping[str, Any]], *, opens: bool = False) -> str:
         try:
-            return self._rendered.render(list(messages), add_generation_prompt=opens)
+            return self.rendered.render(list(messages), add_generation_prompt=opens)
         except InvalidRequest as error:
             raise ValueError(str(error)) from error
 

@@ -23,8 +23,8 @@ _NANO = 1e9
 
 @dataclass
 class CallRecord:
-    """One call of a backend. ``kind``: gen, select or turn. Times: ``time.time``, in seconds;
-    ``end_s`` is 0 while it runs. ``num_before``: characters of the text before it."""
+    """One call of a backend. ``kind``: gen, select, turn, tools or tool. Times: ``time.time``, in
+    seconds; ``end_s`` is 0 while it runs. ``num_before``: characters of the text before it."""
 
     state: str
     kind: str
@@ -142,7 +142,7 @@ body{font:14px system-ui,sans-serif;margin:2em;color:#222;background:#fff}
 .row{position:relative;border-bottom:1px solid #ddd;padding:4px 0 4px 0}
 .track{position:relative;height:18px;background:#f4f4f4}
 .bar{position:absolute;top:2px;height:14px;min-width:2px;background:#3b76c4;border-radius:2px}
-.select{background:#2d9a5b}.turn{background:#8a5cc2}.failed{background:#c43b3b}
+.select{background:#2d9a5b}.tool{background:#c98a1b}.turn{background:#8a5cc2}.failed{background:#c43b3b}
 summary{cursor:pointer}pre{white-space:pre-wrap;background:#f8f8f8;padding:8px;margin:4px 0}
 td,th{padding:2px 10px;text-align:right}th:first-child,td:first-child{text-align:left}
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from radixlm.lang.executor import StreamExecutor
 
 _INSTRUCT_MODELS = ("gpt-3.5-turbo-instruct",)
+CRUSOE_URL = "https://managed-inference-api-proxy.crusoecloud.com/v1/"
 _TRIES = 3
 _MAX_BIASES = 300  # of one call
 
@@ -200,6 +202,25 @@ class OpenAI(BaseBackend):
         texts = ((i, encoding.decode([i])) for i in range(encoding.n_vocab - 1000))
         digits = [i for i, text in texts if text == " " or text.isdigit()][: _MAX_BIASES - 1]
         return dict.fromkeys([*digits, encoding.eot_token], 100)
+
+
+class Crusoe(OpenAI):
+    """Crusoe's managed inference, by OpenAI's API. ``api_key``: None, that of CRUSOE_API_KEY."""
+
+    def __init__(
+        self,
+        model_name: str,
+        is_chat_model: bool | None = True,
+        chat_template: ChatTemplate | None = None,
+        api_key: str | None = None,
+        base_url: str = CRUSOE_URL,
+        **kwargs: Any,
+    ) -> None:
+        key = api_key or os.environ.get("CRUSOE_API_KEY")
+        if not key:
+            raise ValueError("Crusoe needs a key: api_key=..., or CRUSOE_API_KEY")
+        fields = {"api_key": key, "base_url": base_url, **kwargs}
+        super().__init__(model_name, is_chat_model, chat_template, **fields)
 
 
 def _each(found: str | list[str], change: Any) -> str | list[str]:
