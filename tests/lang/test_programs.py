@@ -284,7 +284,7 @@ def test_programs_that_wait_have_no_threads_of_their_own() -> None:
     backend = Echo()
     before = threading.active_count()
     states = [two_turns.run("q", backend=backend) for _ in range(100)]
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     assert {state.text() for state in states} == {EXPECTED}
 
 
