@@ -7,7 +7,7 @@ import logging
 import random
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from radixlm.base.errors import RequestError
@@ -69,6 +69,7 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[asyncio.Server] = []
         self._is_running = False
+        self._loop: asyncio.AbstractEventLoop  # once it runs
         names = options.request_id_headers or ID_HEADERS
         self._id_headers = tuple(name.lower().encode() for name in names)
         self._origins = frozenset(origin.encode() for origin in options.cors_allowed_origins)
@@ -108,7 +109,7 @@ class Gateway:
 
     async def start(self, sock: socket.socket, context: ssl.SSLContext | None = None) -> None:
         """Begin to serve on a bound socket."""
-        self._is_running = True
+        self._is_running, self._loop = True, asyncio.get_running_loop()
         for work in self.on_start:
             await _done(work)
         for seconds, work in self._periodic:
@@ -162,19 +163,16 @@ class Gateway:
     # calls
 
     def _on_call(self, call: Call, client: ClientStream) -> None:
-        headers = dict(call.headers)
-        call.request_id = self._request_id(call, headers)
+        call.request_id = self._request_id(call)
         client.added_headers.append((b"x-request-id", call.request_id.encode("latin-1")))
-        origin = headers.get(b"origin")
+        origin = call.named.get(b"origin")
         if origin is not None:
             client.added_headers += self._cors(origin)
-        serving = self._serve(call, client)
-        client.task = asyncio.get_running_loop().create_task(self._guarded(serving, call, client))
+        is_data = call.path in self.data_routes and call.method == "POST"
+        serving = self._serve_data(call, client) if is_data else self._serve_own(call, client)
+        client.task = self._loop.create_task(self._guarded(serving, call, client))
 
-    async def _serve(self, call: Call, client: ClientStream) -> None:
-        if call.path not in self.data_routes or call.method != "POST":
-            await self._serve_own(call, client)
-            return
+    async def _serve_data(self, call: Call, client: ClientStream) -> None:
         if self.auth is not None and (check := self.auth(call, "key")) is not None:
             await check
         wrapper = self.data_wrappers.get(call.path)
@@ -221,11 +219,11 @@ class Gateway:
             error_answer(status, message, code, kind=kind, param=param, retry_after_s=retry_after_s)
         )
 
-    def _request_id(self, call: Call, headers: Mapping[bytes, bytes]) -> str:
+    def _request_id(self, call: Call) -> str:
+        named = call.named
         for name in self._id_headers:
-            value = headers.get(name)
-            if value:
-                return value[:_MAX_ID_BYTES].decode("latin-1")
+            if named.get(name):
+                return named[name][:_MAX_ID_BYTES].decode("latin-1")
         prefix = _ID_PREFIXES.get(self.data_routes.get(call.path, ""), "req-")
         return f"{prefix}{random.getrandbits(96):024x}"
 

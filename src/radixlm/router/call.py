@@ -20,6 +20,7 @@ class Call:
 
     __slots__ = (
         "_fields",
+        "_named",
         "arrival_s",
         "body",
         "client",
@@ -51,13 +52,18 @@ class Call:
         self.worker: Worker | None = None  # the last one that it was sent to
         self.num_tries = 0
         self._fields: Mapping[str, Any] | None = None
+        self._named: dict[bytes, bytes] | None = None
+
+    @property
+    def named(self) -> Mapping[bytes, bytes]:
+        """Name in lower case -> the first value of each header."""
+        if self._named is None:
+            self._named = dict(reversed(self.headers))
+        return self._named
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header; ``name`` in lower case."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
+        return self.named.get(name)
 
     @property
     def fields(self) -> Mapping[str, Any]:

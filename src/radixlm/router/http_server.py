@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 256
+MAX_OTHER_BYTES = 5 * MAX_HEADER_BYTES  # of a request not yet complete, all but its body
 MIN_BYTES_PER_S = 1000  # of a request, after the stall timeout
 LINGER_S = 2.0  # for what a client still sends after a refusal
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -90,6 +91,7 @@ class ClientStream:
     __slots__ = (
         "_connection",
         "_has_body",
+        "_head",
         "_is_chunked",
         "_is_http11",
         "_is_kept",
@@ -97,7 +99,6 @@ class ClientStream:
         "_on_leave",
         "_pause",
         "_resume",
-        "_unsent",
         "added_headers",
         "begun_s",
         "call",
@@ -113,8 +114,8 @@ class ClientStream:
         self._connection: Connection | None = connection
         self._has_body, self._is_http11, self._is_kept = not is_head, is_http11, kept
         self._is_chunked = False
+        self._head = b""  # not yet written: it goes with the first bytes of the body
         self._left: int | None = None  # bytes of the body that are promised
-        self._unsent = b""  # the head, until there is some of the body
         self._on_leave: list[Callable[[], None]] = []
         self._pause: Callable[[], None] | None = None
         self._resume: Callable[[], None] | None = None
@@ -126,8 +127,8 @@ class ClientStream:
         self.task: asyncio.Task[None] | None = None
 
     def begin(self, status: int, headers: Headers, *, length: int | None = None) -> None:
-        """The head, which is sent with the first of the body. ``headers``: no hop-by-hop ones and
-        no content-length; ``length``: bytes of the body, where they are known."""
+        """Send the head. ``headers``: no hop-by-hop ones and no content-length; ``length``: bytes
+        of the body, where they are known; the head then goes with them."""
         self.has_begun, self.status, self.begun_s = True, status, time.monotonic()
         connection = self._connection
         if connection is None:
@@ -150,7 +151,15 @@ class ClientStream:
         elif not self._is_http11:
             lines.append(b"connection: keep-alive\r\n")
         line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
-        self._unsent = line + b"".join(lines) + b"\r\n"
+        self._head = line + b"".join(lines) + b"\r\n"
+        if length is None:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send the head, where no body came with it."""
+        head, self._head = self._head, b""
+        if head and self._connection is not None:
+            self._connection.transport.write(head)
 
     def write(self, data: bytes) -> None:
         """Send some of the body."""
@@ -165,11 +174,9 @@ class ClientStream:
             if self._left < 0:
                 self.abort()
                 return
-        if self._unsent:
-            head, self._unsent = self._unsent, b""
-            connection.transport.writelines((head, data))
-        else:
-            connection.transport.write(data)
+        if self._head:
+            data, self._head = self._head + data, b""
+        connection.transport.write(data)
 
     def end(self) -> None:
         """The answer is complete. A body shorter than its length closes the connection."""
@@ -180,8 +187,8 @@ class ClientStream:
         if connection is None:
             return
         last = b"0\r\n\r\n" if self._has_body and self._is_chunked else b""
-        if self._unsent or last:
-            connection.transport.write(self._unsent + last)
+        if last or self._head:
+            connection.transport.write(self._head + last)
         if self._has_body and self._left:
             self._is_kept = False
         connection.answered(self._is_kept)
@@ -247,6 +254,7 @@ class Connection(asyncio.Protocol):
         self._refusal: Answer | None = None  # nothing more is read
         self._raw_left = 0  # bytes of a body that the parser does not see
         self._is_paused = False
+        self._num_fed = 0  # bytes that the parser has now
         self._since_s = time.monotonic()  # of idleness, of the request, or of the full buffer
         self._is_reading = False  # between the first and the last byte of a request
         self._forget()
@@ -255,6 +263,7 @@ class Connection(asyncio.Protocol):
         """Begin another request."""
         self._method = self._url = b""
         self._headers: Headers = []
+        self._call_headers: Headers = []
         self._parts: list[bytes] = []
         self._has_head = self._is_http11 = self._is_kept = False
         self._num_received = self._num_body_bytes = 0
@@ -293,15 +302,18 @@ class Connection(asyncio.Protocol):
             return
         if self._raw_left:
             data = self._take_raw(data)
+        self._num_fed = len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as error:
             self._go_on_without_upgrade(data[error.args[0] :])
         except httptools.HttpParserError as error:
             self._refuse_error(error)
-        self._num_received += len(data)
-        if not self._has_head and self._num_received > MAX_HEADER_BYTES and self._is_reading:
-            self._refuse(_too_large_head())
+        if self._is_reading:
+            self._num_received += len(data)
+            # a chunk of one byte takes six; the rest are extensions and trailers
+            if self._num_received > MAX_OTHER_BYTES + 8 * self._num_body_bytes:
+                self._refuse(_too_large_head())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server.connections.discard(self)
@@ -331,10 +343,7 @@ class Connection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._has_head:
-            self._headers.append((name.lower(), value))
-            if len(self._headers) > MAX_HEADERS:
-                raise _Refused(_too_large_head())
+        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._has_head = True
@@ -359,28 +368,31 @@ class Connection(asyncio.Protocol):
 
     def _check_head(self) -> None:
         """Refuse what could be read in two ways, and what is too large."""
-        length, expects, num_hosts, num_bytes = 0, False, 0, len(self._url)
-        for name, value in self._headers:
-            num_bytes += len(name) + len(value)
-            if name == b"content-length":
-                length = int(value)
-            elif name == b"host":
-                num_hosts += 1
-            elif name == b"transfer-encoding":
-                if value.strip().lower() != b"chunked" or not self._is_http11:
-                    raise _refused(501, f"Transfer-Encoding {value[:40]!r}: use chunked")
-            elif name == b"expect":
-                expects = value.strip().lower() == b"100-continue"
-                if not expects:
-                    raise _refused(417, f"Expect {value[:40]!r}: use 100-continue")
-        if num_bytes > MAX_HEADER_BYTES:
+        headers = self._headers
+        named = dict(headers)
+        if len(headers) > MAX_HEADERS or (
+            self._num_received + self._num_fed > MAX_HEADER_BYTES
+            and len(self._url) + sum(len(n) + len(v) for n, v in headers) > MAX_HEADER_BYTES
+        ):
             raise _Refused(_too_large_head())
-        if num_hosts != 1 and (self._is_http11 or num_hosts):
-            raise _refused(400, f"{num_hosts} Host headers: send one")
+        if b"host" not in named and self._is_http11:
+            raise _refused(400, "no Host header: send one")
+        if len(named) != len(headers):
+            for name in (b"host", b"transfer-encoding", b"expect"):
+                if sum(one == name for one, _ in headers) > 1:
+                    raise _refused(400, f"several headers {name.decode()}: send one")
+        coding = named.get(b"transfer-encoding")
+        if coding is not None and (coding.lower() != b"chunked" or not self._is_http11):
+            raise _refused(501, f"Transfer-Encoding {coding[:40]!r}: use chunked")
+        length = int(named.get(b"content-length", 0))
         if length > self.server.limits.max_body_bytes:
             raise self._too_large()
-        if expects and self._is_http11 and self.stream is None:
+        expects = named.get(b"expect")
+        if expects is not None and expects.lower() != b"100-continue":
+            raise _refused(417, f"Expect {expects[:40]!r}: use 100-continue")
+        if expects is not None and self._is_http11 and self.stream is None:
             self.transport.write(CONTINUE)
+        self._call_headers, self._headers = headers, []  # what follows are trailers
         self._raw_left = length if self._parser.should_upgrade() else 0
 
     def _too_large(self) -> _Refused:
@@ -391,7 +403,7 @@ class Connection(asyncio.Protocol):
     def _go_on_without_upgrade(self, rest: bytes) -> None:
         """Clients offer HTTP/2 by an Upgrade header, which may be ignored. The parser stops there,
         before the body."""
-        if any(name == b"transfer-encoding" for name, _ in self._headers):
+        if any(name == b"transfer-encoding" for name, _ in self._call_headers):
             self._refuse(_refused(501, "Upgrade with a chunked body: leave Upgrade out").answer)
             return
         if self._method == b"CONNECT":
@@ -417,7 +429,7 @@ class Connection(asyncio.Protocol):
         path, _, query = self._target().partition("?")
         parts = self._parts
         body = parts[0] if len(parts) == 1 else b"".join(parts)
-        call = Call(self._method.decode(), path, query, self._headers, body, self._peer)
+        call = Call(self._method.decode(), path, query, self._call_headers, body, self._peer)
         if self.stream is not None:
             self._queue.append((call, self._is_http11, self._is_kept))
             if not self._is_paused:
@@ -432,7 +444,7 @@ class Connection(asyncio.Protocol):
         if not url.startswith(("/", "*")):
             parts = urlsplit(url)
             url = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        return url.partition("#")[0]
+        return url.partition("#")[0] if "#" in url else url
 
     def _serve(self, call: Call, is_http11: bool, is_kept: bool) -> None:
         stream = ClientStream(self, call.method == "HEAD", is_http11, is_kept)

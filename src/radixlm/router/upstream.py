@@ -19,6 +19,7 @@ Sink = Callable[[bytes], None]
 
 CONNECT_TIMEOUT_S = 5.0
 KEEP_IDLE_S = 60.0
+TICK_S = 0.1
 MAX_HEADER_BYTES = 64 * 1024
 MAX_WAITING_BYTES = 256 * 1024  # of a body that nobody takes yet
 MAX_CONTROL_BYTES = 64 << 20
@@ -90,29 +91,39 @@ class Exchange:
     __slots__ = (
         "_connection",
         "_done",
-        "_error",
-        "_head",
         "_is_complete",
         "_sink",
-        "_timer",
+        "_under_way",
         "_waiting",
+        "deadline_s",
+        "error",
+        "head",
         "headers",
         "is_head_request",
         "status",
         "url",
     )
 
-    def __init__(self, connection: _Connection, sink: Sink | None, is_head_request: bool) -> None:
+    def __init__(
+        self,
+        connection: _Connection,
+        sink: Sink | None,
+        is_head_request: bool,
+        under_way: set[Exchange],
+        deadline_s: float,
+    ) -> None:
+        """``deadline_s``: of the loop's time. It is in ``under_way`` until its end."""
         self.status, self.url = 0, connection.origin.url
         self.headers: Headers = []
         self.is_head_request = is_head_request
         self._connection: _Connection | None = connection
         self._sink = sink
         self._waiting: list[bytes] = []
-        self._head: asyncio.Future[None] = connection.loop.create_future()
+        self.head: asyncio.Future[None] = connection.loop.create_future()
         self._done: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._error: WorkerFailure | None = None
+        self._under_way, self.deadline_s = under_way, deadline_s
+        under_way.add(self)
+        self.error: WorkerFailure | None = None
         self._is_complete = False
 
     def start(self, sink: Sink) -> None:
@@ -126,15 +137,15 @@ class Exchange:
 
     async def wait(self) -> None:
         """Until the body is complete. Cut: it is not, or ``close`` was called."""
-        if not self._is_complete and self._error is None:
+        if not self._is_complete and self.error is None:
             self._done = asyncio.get_running_loop().create_future()
             try:
                 await self._done
             except asyncio.CancelledError:
                 self.close()
                 raise
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     async def read(self, limit: int) -> bytes:
         """The whole body. Cut: it ended early or is longer than ``limit`` bytes."""
@@ -171,47 +182,30 @@ class Exchange:
 
     def fail(self, reason: str, is_timeout: bool = False) -> None:
         """End with an error and drop the connection; nothing where the exchange has ended."""
-        if self._is_complete or self._error is not None:
+        if self._is_complete or self.error is not None:
             return
         connection = self._connection
         is_begun = self.status or (connection is not None and connection.is_begun)
         kind = Cut if is_begun else Unreachable
-        self._error = kind(f"{self.url}: {reason}", is_timeout, is_sent=True)
+        self.error = kind(f"{self.url}: {reason}", is_timeout, is_sent=True)
         self._end()
         if connection is not None:
             connection.drop()
 
-    def _expire(self, timeout_s: float) -> None:
-        self.fail(f"no whole answer within {timeout_s:g} s", is_timeout=True)
-
     def _end(self) -> None:
         """Wake who waits. The sink goes: it may hold this exchange."""
         self._connection = self._sink = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        for future in (self._head, self._done):
-            if future is not None and not future.done():
-                future.set_result(None)
-
-    async def opened(self, timeout_s: float) -> Exchange:
-        """Itself once the head is here."""
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(timeout_s, self._expire, timeout_s)
-        try:
-            await self._head
-        except asyncio.CancelledError:
-            self.close()
-            raise
-        if self._error is not None and not self.status:
-            raise self._error
-        return self
+        self._under_way.discard(self)
+        if not self.head.done():
+            self.head.set_result(None)
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
 
     def on_head(self, status: int, headers: Headers) -> None:
         """The connection has read the head."""
         self.status, self.headers = status, headers
-        if not self._head.done():
-            self._head.set_result(None)
+        if not self.head.done():
+            self.head.set_result(None)
 
     def on_data(self, data: bytes) -> None:
         """The connection has read some of the body."""
@@ -378,6 +372,8 @@ class Upstream:
         self._tls = (tuple(ca_paths), cert_path, key_path)
         self._context: ssl.SSLContext | None = None
         self._origins: dict[str, _Origin] = {}
+        self._under_way: set[Exchange] = set()
+        self._is_watching = False
 
     async def open(
         self,
@@ -396,19 +392,38 @@ class Upstream:
         any byte came is replaced by a fresh one."""
         origin = self._origins.get(worker_url) or self._origin(worker_url)
         message = origin.message(method, target, headers, body)
-        kept = origin.take()
-        if kept is not None:
-            exchange = Exchange(kept, sink, method == "HEAD")
-            kept.send(message, exchange)
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        connection = origin.take()
+        is_kept = connection is not None
+        while True:
+            if connection is None:
+                connection = await self._connect(origin, timeout_s)
+            exchange = Exchange(connection, sink, method == "HEAD", self._under_way, deadline_s)
+            connection.send(message, exchange)
+            if not self._is_watching:
+                self._is_watching = True
+                loop.call_later(TICK_S, self._watch, loop)
             try:
-                return await exchange.opened(timeout_s)
-            except Unreachable as error:
-                if error.is_timeout:
-                    raise
-        connection = await self._connect(origin, timeout_s)
-        exchange = Exchange(connection, sink, method == "HEAD")
-        connection.send(message, exchange)
-        return await exchange.opened(timeout_s)
+                await exchange.head
+            except asyncio.CancelledError:
+                exchange.close()
+                raise
+            error = exchange.error
+            if error is None or exchange.status:
+                return exchange
+            if not is_kept or error.is_timeout or isinstance(error, Cut):
+                raise error
+            connection, is_kept = None, False
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End what has run out of time. One timer for all: one an exchange costs 2 us."""
+        now_s = loop.time()
+        for exchange in [one for one in self._under_way if one.deadline_s < now_s]:
+            exchange.fail("no whole answer in time", is_timeout=True)
+        self._is_watching = bool(self._under_way)
+        if self._is_watching:
+            loop.call_later(TICK_S, self._watch, loop)
 
     async def fetch(
         self,
