@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from radixlm.router import health as module
+from radixlm.router import registry
 from radixlm.router.health import Health, Outcome
 from radixlm.router.options import Options
 from radixlm.router.registry import Registry
@@ -61,6 +62,7 @@ class World:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(registry, "time", clock)
     random.seed(1)
     return clock
 
@@ -99,6 +101,27 @@ async def test_three_broken_connections_in_a_second_are_enough(clock: Clock) -> 
     assert world.report("unreachable", "cut") is State.READY
     assert world.report("unreachable") is State.SUSPECT
     assert await world.after(0.9) is State.SUSPECT and await world.after(0.3) is State.READY
+
+
+async def test_facts_are_asked_anew_when_a_worker_returns_and_now_and_then(clock: Clock) -> None:
+    world = await World(clock).start()
+    world.report(*["unreachable"] * 3)
+    world.servers.up(URL, resume_digest="another")  # it was restarted within the second
+    told: list[str] = []
+    world.registry.listen(lambda event, worker: told.append(event))
+    assert await world.after(1.2) is State.READY
+    assert world.worker.facts["resume_digest"] == "another" and told == ["changed", "changed"]
+    world.servers.up(URL, resume_digest="third", uptime=5)
+    await world.after(61)
+    assert world.worker.facts["resume_digest"] == "third"
+    told.clear()
+    world.servers.up(URL, resume_digest="third", uptime=6)
+    await world.after(61)
+    assert world.worker.facts["uptime"] == 6 and told == []
+    for path in ("/server_info", "/model_info", "/v1/models"):
+        world.servers.answers[URL, path] = 500
+    await world.after(61)
+    assert world.worker.facts["resume_digest"] == "third"
 
 
 async def test_a_dead_process_is_found_after_one_broken_connection(clock: Clock) -> None:

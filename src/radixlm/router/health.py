@@ -27,6 +27,7 @@ cut: ended amid the answer. client: another 4xx. busy and client are neither suc
 
 _BURST, _BURST_S = 3, 1.0  # so many broken connections in so many seconds: out at once
 _FIRST_PROBE_S = 1.0
+_LEARN_S = 30.0  # between two looks at a ready server's facts
 TICK_S = 0.1
 
 
@@ -169,12 +170,18 @@ class Health:
         try:
             await self.registry.check(worker)
             self.metrics.health_checked(worker, True)
-            self._is_well(worker, pulse)
-            if worker.state is State.UNHEALTHY and self._may_return(pulse):
+            pulse.num_bad, pulse.num_good = 0, pulse.num_good + 1
+            why = self._may_return(worker, pulse)
+            if why or began_s - worker.learned_s > _LEARN_S:
                 await self.registry.learn(worker)  # it may be another process by now
-                pulse.num_failures, pulse.num_bad, pulse.wait_s = 0, 0, _FIRST_PROBE_S
-                pulse.due_s = time.monotonic() + self.options.health_check_interval_secs
-                self.registry.move(worker, State.READY, f"{pulse.num_good} good checks")
+            if why:
+                pulse.num_failures, pulse.wait_s = 0, _FIRST_PROBE_S
+                pulse.breaks.clear()
+                self.registry.move(worker, State.READY, why)
+            interval_s = float(self.options.health_check_interval_secs)
+            if worker.state is State.UNHEALTHY:
+                interval_s = min(interval_s, _FIRST_PROBE_S)
+            pulse.due_s = time.monotonic() + interval_s * random.uniform(0.9, 1)
         except (TransferError, OSError, TimeoutError) as error:
             self.metrics.health_checked(worker, False)
             is_quick = time.monotonic() - began_s < _BURST_S
@@ -182,20 +189,14 @@ class Health:
         finally:
             pulse.is_checking = False
 
-    def _may_return(self, pulse: Pulse) -> bool:
-        return pulse.num_good >= self.options.health_success_threshold
-
-    def _is_well(self, worker: Worker, pulse: Pulse) -> None:
-        """A check passed."""
-        interval_s = float(self.options.health_check_interval_secs)
-        pulse.num_bad, pulse.num_good = 0, pulse.num_good + 1
-        is_back = worker.state is State.SUSPECT and pulse.reopens_s == math.inf
-        if is_back:
-            pulse.breaks.clear()
-            self.registry.move(worker, State.READY, "it answers again")
-        if worker.state is State.UNHEALTHY:
-            interval_s = min(interval_s, _FIRST_PROBE_S)
-        pulse.due_s = time.monotonic() + interval_s * random.uniform(0.9, 1)
+    def _may_return(self, worker: Worker, pulse: Pulse) -> str:
+        """Why a worker that was out gets requests again after a good check, or ""."""
+        if worker.state is State.SUSPECT and pulse.reopens_s == math.inf:
+            return "it answers again"
+        if worker.state is not State.UNHEALTHY:
+            return ""
+        is_enough = pulse.num_good >= self.options.health_success_threshold
+        return f"{pulse.num_good} good checks" * is_enough
 
     def _is_unwell(self, worker: Worker, pulse: Pulse, why: str, is_quick: bool) -> None:
         """A check failed. A quick failure right after a broken connection is a dead process; a slow

@@ -25,7 +25,11 @@ Fetch = Callable[..., Awaitable[Any]]
 
 _FIRST_WAIT_S = 0.1
 _MAX_FAILED = 256  # workers that never joined and are still told of
-_INFO_TIMEOUT_S = 10.0
+_TOLD_CHANGES = (
+    "models served_model_name model_path resume_digest weight_version dp_size "
+    "max_running_requests kv_events kv_events_config"
+).split()
+"""Facts whose change is told; the others may be counters."""
 
 
 class Registry:
@@ -188,7 +192,7 @@ class Registry:
         await self._get(worker, options.health_check_endpoint, url=url)
 
     async def learn(self, worker: Worker) -> None:
-        """Read a worker's facts again, from its /server_info, /model_info and /v1/models."""
+        """Read a server's facts again, from its /server_info, /model_info and /v1/models."""
         facts: dict[str, Any] = {}
         if self.options.backend != "openai":
             for name in ("server_info", "model_info"):
@@ -196,12 +200,17 @@ class Registry:
         listed = (await self._first(worker, "/v1/models")).get("data")
         cards = listed if isinstance(listed, list) else []
         cards = [c for c in cards if isinstance(c, dict) and isinstance(c.get("id"), str)]
+        if worker.facts and not facts and not cards:
+            return  # it tells nothing at the moment
         facts["cards"], facts["models"] = cards, [card["id"] for card in cards]
-        worker.facts = facts
         names = (facts.get("served_model_name"), facts.get("model_path"), *facts["models"][:1])
-        if worker.model_id in (None, "unknown"):
-            worker.model_id = next((str(name) for name in names if name), "unknown")
-        self.changed(worker)
+        for rank in self.find(worker.url) or [worker]:
+            is_other = any(rank.facts.get(name) != facts.get(name) for name in _TOLD_CHANGES)
+            rank.facts, rank.learned_s = facts, time.monotonic()
+            if rank.model_id in (None, "unknown"):
+                rank.model_id = next((str(name) for name in names if name), "unknown")
+            if is_other:
+                self.changed(rank)
 
     async def _join(self, worker: Worker) -> None:
         """Ask until the worker answers or its time is over."""

@@ -117,6 +117,9 @@ class Spread:
         asked = await self._ask(call, "POST", target, _WORK_S, call.body)
         if not asked:
             raise Overloaded("no worker is ready", retry_after_s=1)
+        if call.path != "/abort_request":  # weights, adapters or the like are others now
+            for one, _, _ in asked:
+                self.registry.spawn(self.registry.learn(one))
         bad = [one for one in asked if not 200 <= one[1] < 300]
         worker, status, body = (bad or asked)[0]
         headers = [(b"x-radixlm-worker", worker.url.encode())]

@@ -61,6 +61,7 @@ class Worker:
         self.priority, self.cost = priority, cost
         self.bootstrap_port, self.dp_rank = bootstrap_port, dp_rank
         self.facts: dict[str, Any] = {}
+        self.learned_s = 0.0  # when, of time.monotonic
         self.state = State.JOINING
         self.state_since_s = time.monotonic()
         self.disable_health_check = False
