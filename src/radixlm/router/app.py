@@ -65,6 +65,7 @@ class Gateway:
         self.history: Any = None
         self.index: Any = None
         self.drainer: Any = None
+        self.hedger: Any = None
         self._periodic: list[tuple[float, Work]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[asyncio.Server] = []

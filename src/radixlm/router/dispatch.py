@@ -357,7 +357,8 @@ class Dispatch:
         """The worker has given no whole answer."""
         stream = self.stream
         if stream is None:
-            return self._blame(worker, error)
+            is_leaving = worker.state in (State.DRAINING, State.GONE)
+            return self._blame(worker, error, not is_leaving)
         is_fault = not stream.is_moving and worker.state is not State.DRAINING
         has_moved = stream.journal.lost(is_fault=is_fault)
         if has_moved or not is_fault:  # each worker that brings a stream on has its own tries

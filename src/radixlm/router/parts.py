@@ -12,4 +12,5 @@ PARTS: tuple[str, ...] = (
     "radixlm.router.rolling:attach",
     "radixlm.router.discovery.attach:attach",
     "radixlm.router.pd:attach",
+    "radixlm.router.hedge:attach",  # after pd
 )

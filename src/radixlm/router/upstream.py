@@ -135,6 +135,11 @@ class Exchange:
         for data in waiting:
             sink(data)
 
+    async def begun(self) -> None:
+        """Until some of the body is here. Cut: it ended before."""
+        if not self._waiting:
+            await self.wait()
+
     async def wait(self) -> None:
         """Until the body is complete. Cut: it is not, or ``close`` was called."""
         if not self._is_complete and self.error is None:
@@ -213,6 +218,8 @@ class Exchange:
             self._sink(data)
             return
         self._waiting.append(data)
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)  # of ``begun``
         if self._connection is not None and sum(map(len, self._waiting)) > MAX_WAITING_BYTES:
             self._connection.pause()
 
