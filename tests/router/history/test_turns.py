@@ -97,6 +97,7 @@ class Bench:
             client.begin(200, [(b"content-type", b"application/json")], length=len(body))
             client.write(body)
             client.end()
+            assert client.status == 200  # of which the dispatch tells the metrics
             return
         client.begin(200, [EVENTS])
         began = response | {"status": "in_progress", "output": []}

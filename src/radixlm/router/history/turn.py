@@ -117,13 +117,14 @@ class TurnClient:
         self._rest = b""  # of a stream: an event that is not complete
         self._final: Item | None = None
         self.has_begun = self.has_ended = False
+        self.status = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def begin(self, status: int, headers: Headers, *, length: int | None = None) -> None:
         """As the inner stream's. Streams of events begin at once; all else waits for its end."""
-        self.has_begun = True
+        self.has_begun, self.status = True, status
         kind = next((value for name, value in headers if name == b"content-type"), b"")
         if status == 200 and kind.startswith(b"text/event-stream"):
             self._inner.begin(status, headers, length=None)
@@ -171,6 +172,7 @@ class TurnClient:
     def answer(self, answer: Any) -> None:
         """An answer of the gateway itself, which is not kept."""
         self.has_begun = self.has_ended = True
+        self.status = answer.status
         self._inner.answer(answer)
 
     async def finish(self) -> None:
