@@ -61,6 +61,7 @@ class Bench:
         self.fetched: dict[str, Any] = {}  # path -> response of the worker
         self.num = 0
         self.status = "completed"
+        self.line_end = b"\n"
         attach(self)
 
     async def fetch(self, url: str, method: str, target: str, **_: Any) -> Any:
@@ -109,6 +110,7 @@ class Bench:
                 (f"response.{self.status}", {"response": response}),
             ]
         )
+        wire = wire.replace(b"\n", self.line_end)
         for place in range(0, len(wire), 7):  # as a foreign worker's bytes may come
             client.write(wire[place : place + 7])
         client.end()
@@ -123,7 +125,7 @@ class Bench:
         if not fields.get("stream"):
             assert client.length == len(client.body)
             return orjson.loads(client.body)
-        blocks = client.body.split(b"\n\n")[:-1]
+        blocks = client.body.replace(b"\r", b"").split(b"\n\n")[:-1]
         return [orjson.loads(block.partition(b"data: ")[2]) for block in blocks]
 
     async def ask(self, method: str, path: str, user: str = "", **fields: Any) -> Any:
@@ -151,8 +153,9 @@ def _texts(items: list[dict[str, Any]]) -> list[str]:
             for item in items]  # fmt: skip
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_response_continues_another(bench: Bench, stream: bool) -> None:
+@pytest.mark.parametrize(("stream", "line_end"), [(0, b""), (1, b"\n"), (1, b"\r\n")])
+async def test_a_response_continues_another(bench: Bench, stream: bool, line_end: bytes) -> None:
+    bench.line_end = line_end
     await bench.post(input="one", instructions="be kind")
     await bench.post(input=[{"role": "user", "content": "two"}], previous_response_id="resp_1")
     found = await bench.post(input="three", previous_response_id="resp_2", stream=stream)

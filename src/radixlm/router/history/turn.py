@@ -136,10 +136,12 @@ class TurnClient:
         if self._head is not None or self._final is not None:
             self._held += data
             return
-        blocks, end, self._rest = (self._rest + data).rpartition(b"\n\n")
+        whole = self._rest + data
+        gap = b"\n\n" if b"\r\n\r\n" not in whole else b"\r\n\r\n"  # some servers' line ends
+        blocks, end, self._rest = whole.rpartition(gap)
         if len(self._rest) > MAX_EVENT_BYTES:
             self._inner.abort()
-        out = [self._event(block) + b"\n\n" for block in blocks.split(b"\n\n")] if end else []
+        out = [self._event(block) + gap for block in blocks.split(gap)] if end else []
         if self._final is not None:
             self._held += out.pop()
         if out:
@@ -149,8 +151,8 @@ class TurnClient:
         """An event as the client gets it. Only those with a whole response are parsed."""
         if not _WHOLE.search(block, 0, _HEAD):
             return block
-        lines = block.split(b"\n")
-        data = b"\n".join(line[5:].lstrip() for line in lines if line.startswith(b"data:"))
+        lines = block.splitlines()
+        data = b"\n".join(line[5:].strip() for line in lines if line.startswith(b"data:"))
         try:
             event = orjson.loads(data)
             response = event["response"]
