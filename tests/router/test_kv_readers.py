@@ -66,6 +66,7 @@ class Readers:
             on_stop=[],
             upstream=SimpleNamespace(fetch=self._fetch),
             registry=SimpleNamespace(find=lambda name: self.workers),
+            tokens=None,
             spawn=lambda work: asyncio.get_running_loop().create_task(work),
         )
         self.all = KvReaders(gateway)  # type: ignore[arg-type]

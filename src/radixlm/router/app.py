@@ -66,6 +66,8 @@ class Gateway:
         self.index: Any = None
         self.drainer: Any = None
         self.hedger: Any = None
+        self.dispatcher: Any = None
+        self.tokens: Any = None
         self._periodic: list[tuple[float, Work]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[asyncio.Server] = []

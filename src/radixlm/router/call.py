@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from radixlm.router.worker import Worker
+
+if TYPE_CHECKING:
+    from radixlm.router.prompt import Prompt
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case, in the order of arrival."""
@@ -24,13 +27,16 @@ class Call:
         "arrival_s",
         "body",
         "client",
+        "first_s",
         "headers",
         "is_admin",
         "method",
+        "num_events",
         "num_tries",
         "path",
         "path_args",
         "principal",
+        "prompt",
         "query",
         "request_id",
         "tenant",
@@ -51,6 +57,9 @@ class Call:
         self.path_args: Mapping[str, str] = {}  # of the route's pattern
         self.worker: Worker | None = None  # the last one that it was sent to
         self.num_tries = 0
+        self.prompt: Prompt | None = None  # where the policy looks at tokens
+        self.first_s = 0.0  # when the first event of its stream came (monotonic)
+        self.num_events = 0  # of its stream
         self._fields: Mapping[str, Any] | None = None
         self._named: dict[bytes, bytes] | None = None
 

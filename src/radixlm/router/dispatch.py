@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from radixlm.router.answer import Answer, error_answer
@@ -32,17 +32,22 @@ Splice = Callable[[Call, Worker], Mapping[str, Any]]
 
 class Dispatcher:
     """What the calls of one gateway share. ``splices``: each may add fields to a body for a worker.
-    ``kinds``: path -> how its calls are dispatched, where that is not `Dispatch`."""
+    ``prepare``: learns what the policy asks of a call's prompt. ``kinds``: path -> how its calls
+    are dispatched, where that is not `Dispatch`."""
 
     def __init__(self, gateway: Any) -> None:
         self.gateway, self.options = gateway, gateway.options
         self.pools = Pools(self.options)
         self.memory = JournalMemory(self.options.journal_memory_mb << 20)
         self.splices: list[Splice] = []
+        self.prepare: Callable[[Call], Awaitable[None] | None] = lambda call: None
         self.kinds: dict[str, type[Dispatch]] = {}
 
     async def serve(self, gateway: Any, call: Call, client: ClientStream) -> None:
         """Answer one call of a data route."""
+        preparing = self.prepare(call)
+        if preparing is not None:
+            await preparing
         ticket = await gateway.admission.enter(call)
         try:
             await self.kinds.get(call.path, Dispatch)(self, call, client, ticket).run()
@@ -337,6 +342,9 @@ class Dispatch:
     def _ended(self, worker: Worker, content: bytes) -> None:
         """Tell the policy. ``content``: of the answer, or its last blocks."""
         policy = self.shared.pools.of(worker)
+        if self.stream is not None:
+            self.call.first_s = self.stream.first_s
+            self.call.num_events = self.stream.journal.num_blocks
         if type(policy).ended is not Policy.ended:
             found = _CACHED.search(content)
             policy.ended(self.call, worker, cached_tokens=int(found[1]) if found else None)

@@ -9,7 +9,8 @@ hashes that the worker itself uses, which removals and parents name, to the pref
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Final, NamedTuple
 
 from radixlm.router.block_table import BlockTable
@@ -22,6 +23,10 @@ _LOW: Final = (1 << GROUP) - 1
 _ALL: Final = (1 << 64) - 1
 _SPREAD: Final = 0x9E3779B97F4A7C15
 DEVICE_TIERS: Final = frozenset({"GPU", "DEVICE", "G1", ""})
+
+
+Known = dict[int, Words]
+"""Block size -> the hashes of one prompt's prefixes, for callers that ask several indexes."""
 
 
 class Match(NamedTuple):
@@ -71,12 +76,19 @@ class _Member:
         return tier
 
 
+@cache
+def shared_hashes() -> PrefixHashes:
+    """The function of this process."""
+    return PrefixHashes()
+
+
 class KvIndex:
     """The blocks of all workers of one model. ``hashes``: the function of prefix hashes, which
     tests fix; ``max_bytes``: of memory, beyond which new blocks are not taken."""
 
     def __init__(self, max_bytes: int = 1 << 30, hashes: PrefixHashes | None = None) -> None:
-        self.hashes = hashes or PrefixHashes()
+        self.hashes = hashes or shared_hashes()
+        self.on_cleared: Callable[[str], None] = lambda worker: None
         self.max_bytes = max_bytes
         self.num_refused = 0  # blocks beyond max_bytes
         self.num_orphans = 0  # blocks whose parent is not known
@@ -133,6 +145,32 @@ class KvIndex:
                 blocks.set(prefix, blocks.get(prefix) | bit)
         return True
 
+    def assume(
+        self,
+        worker: str,
+        ids: TokenIds,
+        block_size: int,
+        namespace: Namespace = PLAIN,
+        known: Known | None = None,
+    ) -> bool:
+        """``worker`` will hold a whole prompt: blocks without names, of an index that has no
+        others. False if memory is full."""
+        member = self._member(worker)
+        member.block_size = block_size
+        prefixes = self._prefixes(ids, block_size, namespace, known).tolist()
+        if self._is_full(len(prefixes)):
+            return False
+        blocks, bit = member.group.blocks, 1 << member.place
+        for prefix in prefixes:
+            blocks.set(prefix, blocks.get(prefix) | bit)
+        return True
+
+    def held_tokens(self, worker: str) -> int:
+        """Tokens in the device memory of ``worker``."""
+        member = self._members.get(worker)
+        tier = member and member.tiers.get("GPU")
+        return len(tier.names) * member.block_size if member and tier else 0
+
     def removed(self, worker: str, hashes: Sequence[int], medium: str = "GPU") -> None:
         """``worker`` holds the blocks ``hashes`` no more in that tier."""
         member = self._member(worker)
@@ -147,9 +185,10 @@ class KvIndex:
         member = self._members.get(worker)
         if member is not None:
             bits = (1 << member.place) | (1 << (member.place + GROUP))
-            if any(len(tier.names) for tier in member.tiers.values()):
+            if len(member.group.blocks):
                 member.group.blocks.mask(_ALL & ~bits)
             member.tiers.clear()
+        self.on_cleared(worker)
 
     def left(self, worker: str) -> None:
         """``worker`` is gone; its place is free for another."""
@@ -158,16 +197,28 @@ class KvIndex:
         if member is not None:
             member.group.members[member.place] = None
 
-    def matched(self, ids: TokenIds, namespace: Namespace = PLAIN) -> dict[str, Match]:
+    def matched(
+        self, ids: TokenIds, namespace: Namespace = PLAIN, known: Known | None = None
+    ) -> dict[str, Match]:
         """The prefix of ``ids``, int32 [n], that each worker holds; workers without any are left
         out. At most n - 1 tokens, since a worker always computes the last one."""
         result: dict[str, Match] = {}
-        start = self.hashes.start(namespace)
         for size in {member.block_size for member in self._members.values()} - {0}:
-            prefixes = self.hashes.of(ids[:-1], size, start)
+            prefixes = self._prefixes(ids, size, namespace, known)
             for group in self._groups:
                 _match(group, size, prefixes, result)
         return result
+
+    def _prefixes(
+        self, ids: TokenIds, size: int, namespace: Namespace, known: Known | None
+    ) -> Words:
+        """Hashes of the prefixes of all but the last token, kept in ``known``."""
+        found = known.get(size) if known is not None else None
+        if found is None:
+            found = self.hashes.of(ids[:-1], size, self.hashes.start(namespace))
+            if known is not None:
+                known[size] = found
+        return found
 
     def _known(self, member: _Member, own: int) -> int:
         """The prefix hash of a block in any tier, 0 if it is unknown."""
@@ -191,7 +242,7 @@ class KvIndex:
         self._changes -= num_new
         if self._changes <= 0:
             self._changes, self._bytes = 16384, self.num_bytes
-            if self._bytes > self.max_bytes:
+            if self._bytes > self.max_bytes and any(m.tiers for m in self._members.values()):
                 log.warning(
                     "the index of cached blocks is full at %d MB: blocks that workers report are "
                     "not taken; raise --index-max-mb",

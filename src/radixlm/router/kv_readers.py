@@ -13,7 +13,7 @@ import zmq
 
 from radixlm.base.errors import TransferError
 from radixlm.router.kv_events_in import Feed, feeds_of
-from radixlm.router.kv_index import KvIndex, Match
+from radixlm.router.kv_index import Known, KvIndex, Match
 from radixlm.router.kv_stream import KvStream, Message, read_message
 from radixlm.router.prefix_hashes import PLAIN, Namespace, TokenIds
 from radixlm.router.worker import State, Worker
@@ -140,6 +140,7 @@ class KvReaders:
         self._context: zmq.Context[Any] = zmq.Context()
         self._readers: dict[str, list[Reader]] = {}  # by the worker's name
         self._away: set[str] = set()
+        self.index.on_cleared = self._on_cleared
         gateway.every(1.0, self.tick)
         gateway.on_stop.append(self.close)
 
@@ -169,11 +170,13 @@ class KvReaders:
                     stream.has_lost = False
                     self._gateway.spawn(self._ask_snapshot(name))
 
-    def matched(self, ids: TokenIds, namespace: Namespace = PLAIN) -> dict[str, Match]:
+    def matched(
+        self, ids: TokenIds, namespace: Namespace = PLAIN, known: Known | None = None
+    ) -> dict[str, Match]:
         """What the workers hold of a prompt, by their names: of several publishers of one worker,
         the best."""
         result: dict[str, Match] = {}
-        for name, match in self.index.matched(ids, namespace).items():
+        for name, match in self.index.matched(ids, namespace, known).items():
             if "#" in name:
                 name = name.partition("#")[0]
                 match = max(match, result.get(name, match))
@@ -195,6 +198,11 @@ class KvReaders:
         for name in list(self._readers):
             self._close(name)
         self._context.destroy(linger=0)
+
+    def _on_cleared(self, name: str) -> None:
+        """What was sent to the worker lately is not there any more."""
+        if self._gateway.tokens is not None:
+            self._gateway.tokens.forget(name.partition("#")[0])
 
     def _open(self, worker: Worker) -> None:
         self._close(worker.name)

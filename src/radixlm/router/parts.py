@@ -10,6 +10,7 @@ PARTS: tuple[str, ...] = (
     "radixlm.router.dispatch:attach",
     "radixlm.router.drain:attach",
     "radixlm.router.rolling:attach",
+    "radixlm.router.tokens_api:attach",  # after dispatch
     "radixlm.router.discovery.attach:attach",
     "radixlm.router.pd:attach",
     "radixlm.router.hedge:attach",  # after pd

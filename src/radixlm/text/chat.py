@@ -4,6 +4,7 @@
 else the built-in format that matches the folder's name.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,6 +61,8 @@ class ChatTemplate:
         self.stops = stops
         self.adds_special_tokens = adds_special_tokens
         self.content_format: ContentFormat = detect_content_format(self._template)
+        facts = source, tool_source, self._special_tokens, adds_special_tokens
+        self.identity = json.dumps(facts, default=str, sort_keys=True)  # of what text messages give
 
     def mentions(self, text: str) -> bool:
         """Whether the template's source contains ``text`` ("enable_thinking", "<think>")."""
@@ -319,3 +322,17 @@ def _load_argument(
     if path.suffix == ".json":
         return from_conversation(read_json(text, argument), tokenizer.special_tokens)
     return ChatTemplate(text, tokenizer.special_tokens, media=media)
+
+
+def prompt_digest(folder: Path, mode: str, template: ChatTemplate) -> str:
+    """Equal where tokenizer and template make the same ids of the same chat. ``folder``: of the
+    tokenizer; ``mode``: of --tokenizer-mode."""
+    digest = hashlib.sha256()
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        file = folder / name
+        digest.update(hashlib.sha256(file.read_bytes() if file.is_file() else b"").digest())
+    if not (folder / "tokenizer.json").is_file():
+        digest.update(str(folder).encode())  # files of another kind: equal to nobody's
+    digest.update(template.identity.encode())
+    digest.update(mode.encode())
+    return digest.hexdigest()[:32]

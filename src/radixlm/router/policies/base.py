@@ -20,6 +20,8 @@ class Policy:
     inherits from it, and overrides what it needs."""
 
     name: str
+    holdings: Any = None  # a policy that asks what workers hold of a prompt gets a ``Holdings``
+    wants_prompt = False  # whether it reads ``call.prompt``
 
     def choose(self, call: Call, workers: Sequence[Worker]) -> Worker:
         """One of ``workers``, which are available, at least one, and not yet tried for ``call``.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from radixlm.base.errors import ConfigError
+from radixlm.base.lazy import load
 from radixlm.router.policies.base import Policy
 from radixlm.router.policies.bucket import Bucket
 from radixlm.router.policies.cache_aware import CacheAware
@@ -20,6 +21,7 @@ POLICIES: dict[str, Callable[[Any], Policy]] = {
     "power_of_two": lambda options: PowerOfTwo(),
     "passthrough": lambda options: Passthrough(),
     "least_load": lambda options: LeastLoad(),
+    "least_work": lambda options: load("radixlm.router.policies.least_work:LeastWork")(),
     "prefix_hash": lambda options: PrefixHash(
         options.prefix_token_count, options.prefix_hash_load_factor
     ),

@@ -1,5 +1,6 @@
 """Routes about the model, the options and the load of the server."""
 
+import asyncio
 import contextlib
 import time
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from radixlm.entrypoints.http.resume import resume_digest
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.intake.adapters import Loaded
 from radixlm.observe.kv_event_options import server_facts as kv_events_facts
+from radixlm.text.chat import prompt_digest
 from radixlm.wire.replies import DraftTotals, LoadReport
 
 router = APIRouter(tags=["info"])
@@ -105,6 +107,7 @@ async def server_facts(state: ServerState) -> dict[str, Any]:
         "engine": intake.engine_facts,
         "version": __version__,
         "resume_digest": await resume_digest(state),
+        "prompt_digest": await _prompt_digest(state),
         "kv_events": kv_events_facts(
             state.config.observe.kv_events_config,
             state.config.parallel.dp_size,
@@ -119,6 +122,26 @@ async def server_facts(state: ServerState) -> dict[str, Any]:
 async def weight_version(request: Request) -> Response:
     """The label of the weights."""
     return json_response({"weight_version": state_of(request).weight_version})
+
+
+class _PromptDigest:
+    """``prompt_digest`` of this server, computed once."""
+
+    def __init__(self, value: str) -> None:
+        self.value = value
+
+
+async def _prompt_digest(state: ServerState) -> str | None:
+    """What a gateway compares before it sends token ids beside messages."""
+    template = state.template
+    if template is None or state.tokenizer is None:
+        return None
+    known = state.extras.get(_PromptDigest)
+    if known is None:
+        folder, mode = Path(_paths(state)["tokenizer_path"]), state.config.model.tokenizer_mode
+        value = await asyncio.to_thread(prompt_digest, folder, mode, template)
+        known = state.extras[_PromptDigest] = _PromptDigest(value)
+    return str(known.value)
 
 
 def _load(load: LoadReport, rank: int = 0) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from radixlm.intake.records import GenerateRequest, Output
 from radixlm.intake.stream_journal import draws
 from radixlm.text.answer_check import UnheldSchema, unheld_schema
 from radixlm.text.reasoning import registry as reasoning
+from radixlm.text.tokenizer import MAX_TOKEN_ID
 from radixlm.text.tools import registry as tools
 from radixlm.text.tools.base import ToolSpec, tool_specs
 from radixlm.wire.requests import GrammarSpec, LogprobParams
@@ -43,6 +44,7 @@ from radixlm.wire.unknown import note_warning
 
 ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_TAIL_IDS = 32
 _NO_THINKING = ("none", "minimal")
 
 
@@ -306,8 +308,9 @@ def _grammar_after(
 async def _render(
     state: ServerState, body: ChatRequest, chosen: Tools, variables: Mapping[str, Any]
 ) -> str:
-    if body.input_ids is not None:
-        return ""
+    if body.input_ids is not None:  # its end tells whether the answer begins in the reasoning
+        tail = [i for i in body.input_ids[-_TAIL_IDS:] if 0 <= i <= MAX_TOKEN_ID]
+        return state.require_tokenizer().decode(tail, skip_special_tokens=False)
     last = body.messages[-1]
     is_continued = bool(body.continue_final_message) or last.get("prefix") is True
     if is_continued and last.get("role") != "assistant":
