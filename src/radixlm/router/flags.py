@@ -267,7 +267,7 @@ class Observe(Health):
     request_id_headers: Annotated[
         tuple[str, ...], "Headers whose first value is the request's id.", _ANY
     ] = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
-    enable_trace: Annotated[bool, "Export traces.", _planned("an OpenTelemetry exporter")] = False
+    enable_trace: Annotated[bool, "Export a span a call, by OTLP over gRPC."] = False
     otlp_traces_endpoint: Annotated[
         str, "Collector of traces.", Flag(part_of=("enable_trace",))
     ] = "localhost:4317"

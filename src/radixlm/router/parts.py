@@ -14,4 +14,5 @@ PARTS: tuple[str, ...] = (
     "radixlm.router.discovery.attach:attach",
     "radixlm.router.pd:attach",
     "radixlm.router.hedge:attach",  # after pd
+    "radixlm.router.traces:attach",
 )
