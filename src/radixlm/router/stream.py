@@ -10,7 +10,7 @@ import orjson
 from radixlm.router.call import Call, Headers
 from radixlm.router.http_server import ClientStream
 from radixlm.router.journal import Journal
-from radixlm.router.upstream import Exchange
+from radixlm.router.upstream import Cut, Exchange
 from radixlm.router.worker import Worker
 
 
@@ -76,6 +76,9 @@ class Stream:
         try:
             exchange.start(self.sink)
             await exchange.wait()
+        except Cut:
+            if not self.last.endswith(b"data: [DONE]\n\n"):  # else nothing was lost
+                raise
         finally:
             worker.streams.discard(self)
 
