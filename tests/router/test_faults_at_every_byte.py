@@ -80,6 +80,7 @@ async def test_a_stream_that_no_worker_can_go_on_with_ends_in_an_error(
 ) -> None:
     """Never a bare cut: an error event and [DONE] after whole events, wherever it is cut."""
     (worker,) = await start_workers(1, echo=False)
+    worker.num_requests = 1000  # numbers of one length
     count = await size_of(worker.url, STREAM)
     async with Front([worker], disable_retries=True) as front:
         keep_all(front)
