@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -167,10 +168,12 @@ async def test_several_models(start_workers: StartWorkers) -> None:
         front.join(Worker(two.url, model_id="two", labels={"policy": "random"}))
         assert [(await front.chat(model="two")).status for _ in range(3)] == [200] * 3
         answer = await front.chat(model="three")
+        form = b'--B\r\ncontent-disposition: form-data; name="model"\r\n\r\ntwo\r\n--B--\r\n'
+        assert (await ask(front.url, "POST", "/v1/audio/transcriptions", form)).status == 200
         by_pool = front.gateway.policies.by_pool
         names = {model: policy.name for (model, _), policy in by_pool.items()}
         assert names == {"one": "round_robin", "two": "random"}
-    assert (len(one.seen), len(two.seen)) == (0, 3)
+    assert (len(one.seen), len(two.seen)) == (0, 4)
     assert answer.status == 404 and answer.json["error"]["code"] == "model_not_found"
 
 
@@ -319,6 +322,31 @@ async def test_speech_goes_through(start_workers: StartWorkers) -> None:
 async def test_any_worker_answers_ollamas_lists(start_workers: StartWorkers) -> None:
     async with Front([]) as front:
         assert (await ask(front.url, "GET", "/api/tags")).status == 503
+
+
+async def test_a_slow_client_holds_the_worker_up(start_workers: StartWorkers) -> None:
+    (worker,) = await start_workers(1, pad=20_000, echo=False)
+    async with Front([worker]) as front, Connection(front.url) as connection:
+        transport: Any = connection.writer.transport
+        transport.pause_reading()
+        body = {"messages": [], "stream": True, "max_tokens": 1000}
+        await connection.send("POST", "/v1/chat/completions", body)
+        await until(lambda: bool(front.workers[0].streams))
+        (stream,) = front.workers[0].streams
+        await until(lambda: bool(stream._exchange and stream._exchange._connection._is_paused))
+        transport.resume_reading()
+        got = bytearray()
+        while not got.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+            got += await asyncio.wait_for(connection.reader.read(1 << 20), 10)
+    assert got.count(b"data: {") == 1000
+
+
+async def test_gauges_of_the_policies(start_workers: StartWorkers) -> None:
+    (worker,) = await start_workers(1)
+    async with Front([worker], policy="cache_aware") as front:
+        await front.chat()
+        text = front.gateway.metrics.exposition().decode()
+    assert 'radix_router_prefix_tree_bytes{model="",worker_type="regular"} 6' in text
 
 
 @given(st.integers(2, 10_000))

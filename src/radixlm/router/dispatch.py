@@ -11,7 +11,15 @@ from typing import Any
 from radixlm.router.answer import Answer, error_answer
 from radixlm.router.call import Call
 from radixlm.router.data_routes import DATA_ROUTES, GET_ROUTES
-from radixlm.router.forwarding import authorized, is_stream, seen_model, to_client, to_worker
+from radixlm.router.forwarding import (
+    authorized,
+    is_stream,
+    named_model,
+    seen_model,
+    to_client,
+    to_worker,
+)
+from radixlm.router.health import Outcome
 from radixlm.router.http_server import ClientStream
 from radixlm.router.journal import HEADER, MAX_KILLS, Journal, JournalMemory
 from radixlm.router.metrics import endpoint_of
@@ -72,6 +80,7 @@ def attach(gateway: Any) -> None:
     gateway.dispatch, gateway.policies = dispatcher.serve, dispatcher.pools
     gateway.registry.listen(dispatcher.pools.on_worker)
     gateway.every(1.0, dispatcher.pools.tick)
+    dispatcher.pools.count(gateway.metrics)
     for path in DATA_ROUTES:
         gateway.add_data_route(path, endpoint_of(path))
     for path in GET_ROUTES:
@@ -83,13 +92,14 @@ class Dispatch:
 
     worker_type: WorkerType = "regular"
     edit: Callable[[bytes], bytes] | None = None  # of answers, whole or in blocks
+    policy: Policy  # that chose the last worker
 
     def __init__(self, shared: Dispatcher, call: Call, client: ClientStream, ticket: Any) -> None:
         self.shared, self.call, self.client, self.ticket = shared, call, client, ticket
         self.gateway, self.options = shared.gateway, shared.options
         self.metrics = shared.gateway.metrics
         keeps_apart = shared.options.enable_igw or shared.gateway.registry.is_mixed
-        self.model = call.model if keeps_apart else None
+        self.model = named_model(call) if keeps_apart else None
         self.target = f"{call.path}?{call.query}" if call.query else call.path
         self.is_stream = is_stream(call)
         self.stream: Stream | None = None
@@ -107,7 +117,7 @@ class Dispatch:
     async def run(self) -> None:
         """Try until there is an answer, or no more try is worth it."""
         call, metrics, model = self.call, self.metrics, seen_model(self.call.body)
-        endpoint = endpoint_of(call.path)
+        endpoint = self.gateway.data_routes[call.path]
         metrics.request_started(call, model, endpoint, self.is_stream)
         error_type = "client_left"
         try:
@@ -327,8 +337,8 @@ class Dispatch:
         """Pass on what is neither JSON nor events, such as speech."""
         client = self.client
         client.begin(exchange.status, self._head(exchange, worker))
-        client.on_pressure(exchange.pause, exchange.resume)
         exchange.start(client.write)
+        client.on_pressure(exchange.pause, exchange.resume)
         try:
             await exchange.wait()
         except Cut:
@@ -375,9 +385,12 @@ class Dispatch:
 
     def _blame(self, worker: Worker, error: WorkerFailure, is_kill: bool = True) -> Failure:
         """Tell of a worker that has given no whole answer. ``is_kill``: the call may be why."""
-        self.num_killed += is_kill and error.is_sent and not error.is_timeout
-        kind = "cut" if isinstance(error, Cut) else "unreachable"
-        self.gateway.health.reported(worker, "error" if error.is_timeout else kind)
+        is_leaving = worker.state in (State.DRAINING, State.GONE)
+        self.num_killed += is_kill and error.is_sent and not (error.is_timeout or is_leaving)
+        kind: Outcome = "cut" if isinstance(error, Cut) else "unreachable"
+        if error.is_timeout:  # a stream that went on for all of its time is nobody's fault
+            kind = "error" if is_kill else "client"
+        self.gateway.health.reported(worker, kind)
         self.metrics.worker_error(worker, "timeout" if error.is_timeout else kind)
         if self.num_killed >= MAX_KILLS:
             message = f"{self.num_killed} workers were lost while they served this request"

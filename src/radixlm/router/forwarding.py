@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Set as AbstractSet
 
 from radixlm.router.call import Call, Headers
 from radixlm.router.worker import Worker
@@ -11,10 +12,19 @@ _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer "
     b"transfer-encoding upgrade host content-length expect".split()
 )
+_NONE: AbstractSet[bytes] = frozenset()
 _MODEL = re.compile(
     rb'"model"\s*:\s*"([^"\\]{1,256})"|name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r]+)'
 )
 _STREAM = re.compile(rb'"stream"\s*:\s*true')
+
+
+def named_model(call: Call) -> str | None:
+    """The model that a body names: a field of its JSON, or of a form."""
+    if call.body.lstrip()[:1] == b"{":
+        return call.model
+    model = seen_model(call.body)
+    return None if model == "unknown" else model
 
 
 def seen_model(body: bytes) -> str:
@@ -36,12 +46,14 @@ def is_stream(call: Call) -> bool:
 
 def to_worker(call: Call, added: Headers) -> Headers:
     """The headers of a call for a worker, the request's id among them; ``added`` win."""
-    dropped = _dropped(call.headers)
-    names = {name for name, _ in added}
-    kept = [one for one in call.headers if one[0] not in dropped and one[0] not in names]
-    if call.header(b"x-request-id") is None:
+    dropped = _dropped(call.headers, added)
+    kept = [one for one in call.headers if one[0] not in dropped]
+    for name, _ in kept:
+        if name == b"x-request-id":
+            break
+    else:
         kept.append((b"x-request-id", call.request_id.encode("latin-1", "replace")))
-    return kept + added
+    return kept + added if added else kept
 
 
 def authorized(headers: Headers, worker: Worker) -> Headers:
@@ -54,13 +66,13 @@ def authorized(headers: Headers, worker: Worker) -> Headers:
 
 def to_client(headers: Headers, added: Headers) -> Headers:
     """The headers of a worker's answer for the client, without those that the gateway adds."""
-    dropped = _dropped(headers) | {name for name, _ in added}
+    dropped = _dropped(headers, added)
     return [one for one in headers if one[0] not in dropped]
 
 
-def _dropped(headers: Headers) -> frozenset[bytes]:
+def _dropped(headers: Headers, added: Headers) -> AbstractSet[bytes]:
+    named = {name for name, _ in added} if added else _NONE
     for name, value in headers:
         if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
-            named = (part.strip().lower() for part in value.split(b","))
-            return _HOP_BY_HOP | frozenset(named)
-    return _HOP_BY_HOP
+            named = named | {part.strip().lower() for part in value.split(b",")}
+    return _HOP_BY_HOP | named if named else _HOP_BY_HOP

@@ -46,7 +46,7 @@ def told(
     assert isinstance(answer.body, bytes)
     return Failure(
         status,
-        [JSON, *answer.headers],
+        [JSON, (b"x-smg-error-code", code.encode()), *answer.headers],
         answer.body,
         error_type,
         message,

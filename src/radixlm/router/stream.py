@@ -72,9 +72,9 @@ class Stream:
         """Pass the body on. Cut: it ended early, or ``move`` was called."""
         self._exchange, self.worker, self.is_moving = exchange, worker, False
         worker.streams.add(self)
-        self._client.on_pressure(exchange.pause, exchange.resume)
         try:
             exchange.start(self.sink)
+            self._client.on_pressure(exchange.pause, exchange.resume)  # start has resumed it
             await exchange.wait()
         except Cut:
             if not self.last.endswith(b"data: [DONE]\n\n"):  # else nothing was lost

@@ -17,8 +17,10 @@ KEYS = (b'"messages"', b'"prompt"', b'"input_ids"', b'"text"', b'"input"', b'"qu
 def prompt_bytes(body: bytes) -> bytes:
     """The body from its prompt on. Bytes do as well as text, since a client writes equal messages
     in equal bytes; so nothing is parsed."""
-    at = next((at for key in KEYS if (at := body.find(key)) >= 0), 0)
-    return body[at : at + MAX_TEXT_BYTES]
+    for key in KEYS:
+        if (at := body.find(key)) >= 0:
+            return body[at : at + MAX_TEXT_BYTES]
+    return body[:MAX_TEXT_BYTES]
 
 
 class CacheAware(Policy):
@@ -35,24 +37,29 @@ class CacheAware(Policy):
         self._threshold, self._abs, self._rel = threshold, balance_abs, balance_rel
         self.tree = PrefixTree(max_bytes)
         self._bits: dict[str, int] = {}  # worker id -> its bit in the tree
+        self._pool: tuple[Sequence[Worker], int] = ((), 0)  # the last workers, and their bits
 
     def choose(self, call: Call, workers: Sequence[Worker]) -> Worker:
-        lowest = min([worker.num_inflight for worker in workers])
-        limit = max(lowest + self._abs, lowest * self._rel)
-        fit = [worker for worker in workers if worker.num_inflight <= limit]
+        loads = [worker.num_inflight for worker in workers]
+        limit = max(min(loads) + self._abs, min(loads) * self._rel)
+        fit = workers
+        if max(loads) > limit:
+            fit = [worker for worker in workers if worker.num_inflight <= limit]
         text = prompt_bytes(call.body)
         path = self.tree.path(text)
         bits = self._bits
-        able = sum([bits.get(worker.id, 0) for worker in fit])
+        if fit is not self._pool[0]:  # the registry gives the same list until a worker changes
+            self._pool = fit, sum([self._bit(worker) for worker in fit])
+        able = self._pool[1]
         depth, holders = 0, 0
         for node in path:
             if not node.workers & able:
                 break
             depth, holders = depth + len(node.edge), node.workers & able
         if depth > self._threshold * len(text):
-            fit = [worker for worker in fit if bits.get(worker.id, 0) & holders]
+            fit = [worker for worker in fit if bits[worker.id] & holders]
         chosen = least(fit)
-        self.tree.mark(path, bits.get(chosen.id) or self._bit(chosen))
+        self.tree.mark(path, bits[chosen.id])
         return chosen
 
     def joined(self, worker: Worker) -> None:
@@ -61,6 +68,7 @@ class CacheAware(Policy):
     def left(self, worker: Worker) -> None:
         if bit := self._bits.pop(worker.id, 0):
             self.tree.forget(bit)
+            self._pool = (), 0
 
     def _bit(self, worker: Worker) -> int:
         """The worker's bit; the lowest that is free where it has none."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from radixlm.router.policies import table
 from radixlm.router.policies.base import Policy
+from radixlm.router.policies.cache_aware import CacheAware
+from radixlm.router.policies.manual import Manual
 from radixlm.router.worker import Worker, WorkerType
 
 
@@ -26,10 +29,6 @@ class Pools:
             table.make(name, options)  # an unknown name fails at start
         self.by_pool: dict[tuple[str | None, WorkerType], Policy] = {}
 
-    def _make(self, model: str | None, worker_type: WorkerType, name: str) -> Policy:
-        policy = self.by_pool[model, worker_type] = table.make(name, self._options)
-        return policy
-
     def of(self, worker: Worker) -> Policy:
         """The policy of a worker's pool. The label "policy" of a model's first worker names it."""
         model = worker.model_id if self._options.enable_igw else None
@@ -38,14 +37,36 @@ class Pools:
             return known
         name = worker.labels.get("policy", "") if self._options.enable_igw else ""
         name = name if name in table.POLICIES else self._names[worker.worker_type]
-        return self._make(model, worker.worker_type, name)
+        policy = self.by_pool[model, worker.worker_type] = table.make(name, self._options)
+        return policy
 
     def on_worker(self, event: str, worker: Worker) -> None:
         """A worker has joined or left the registry."""
         if event == "joined":
             self.of(worker).joined(worker)
-        elif event == "left":
-            self.of(worker).left(worker)
+        elif event == "left":  # a call that names no model may have any
+            for policy in self.by_pool.values():
+                policy.left(worker)
+
+    def count(self, metrics: Any) -> None:
+        """Define the gauges of the policies' tables."""
+
+        def of(kind: type[Policy], read: Callable[[Any], float]) -> Callable[[], dict[Any, float]]:
+            return lambda: {
+                (model or "", worker_type): read(policy)
+                for (model, worker_type), policy in self.by_pool.items()
+                if isinstance(policy, kind)
+            }
+
+        labels = ("model", "worker_type")
+        metrics.gauge(
+            "radix_router_prefix_tree_bytes", "Bytes of the trees of cache_aware.",
+            of(CacheAware, lambda policy: policy.tree.num_bytes), labels,
+        )  # fmt: skip
+        metrics.gauge(
+            "smg_manual_policy_cache_entries", "Routing keys that manual keeps.",
+            of(Manual, lambda policy: policy.num_keys), labels,
+        )  # fmt: skip
 
     def tick(self) -> None:
         """About once a second."""
