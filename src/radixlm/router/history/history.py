@@ -176,7 +176,8 @@ class History:
 
 
 def with_ids(items: list[Any]) -> list[Item]:
-    """Items with an id and a type each; InvalidRequest for what is no item."""
+    """Items as they are shown: with an id and a type each, and content as a list of parts.
+    InvalidRequest for what is no item."""
     made = []
     for place, item in enumerate(items):
         if not isinstance(item, dict):
@@ -184,6 +185,10 @@ def with_ids(items: list[Any]) -> list[Item]:
         kind = item.get("type") or "message"
         drawn = f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(24)}"
         named = item if isinstance(item.get("id"), str) and item["id"] else item | {"id": drawn}
+        content = named.get("content")
+        if isinstance(content, str) and kind == "message":
+            part = "output_text" if named.get("role") == "assistant" else "input_text"
+            named = named | {"content": [{"type": part, "text": content}]}
         made.append({"type": kind} | named)
     return made
 
