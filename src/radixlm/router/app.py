@@ -48,7 +48,7 @@ class Gateway:
             cert_path=options.client_cert_path,
             key_path=options.client_key_path,
         )
-        self.server = HttpServer(self._on_call, Limits(options.max_payload_size))
+        self.server = HttpServer(self._serve, Limits(options.max_payload_size))
         self.routes = Routes()
         self.data_routes: dict[str, str] = {}  # path -> kind
         self.data_wrappers: dict[str, Wrapper] = {}  # path -> what is called in dispatch's place
@@ -122,12 +122,10 @@ class Gateway:
     async def open_port(self, sock: socket.socket, routes: Routes) -> None:
         """Serve ``routes``, open to all, on one more socket."""
 
-        def on_call(call: Call, client: ClientStream) -> None:
-            client.task = asyncio.get_running_loop().create_task(
-                self._guarded(_own_route(routes, call, client, None), call, client)
-            )
+        async def serve(call: Call, client: ClientStream) -> None:
+            await self._guarded(_own_route(routes, call, client, None), call, client)
 
-        await self._listen(HttpServer(on_call, Limits(1 << 20)), sock, None)
+        await self._listen(HttpServer(serve, Limits(1 << 20)), sock, None)
 
     async def _listen(
         self, server: HttpServer, sock: socket.socket, context: ssl.SSLContext | None
@@ -165,7 +163,7 @@ class Gateway:
 
     # calls
 
-    def _on_call(self, call: Call, client: ClientStream) -> None:
+    async def _serve(self, call: Call, client: ClientStream) -> None:
         call.request_id = self._request_id(call)
         client.added_headers.append((b"x-request-id", call.request_id.encode("latin-1")))
         origin = call.named.get(b"origin")
@@ -173,7 +171,7 @@ class Gateway:
             client.added_headers += self._cors(origin)
         is_data = call.path in self.data_routes and call.method == "POST"
         serving = self._serve_data(call, client) if is_data else self._serve_own(call, client)
-        client.task = self._loop.create_task(self._guarded(serving, call, client))
+        await self._guarded(serving, call, client)
 
     async def _serve_data(self, call: Call, client: ClientStream) -> None:
         if self.auth is not None and (check := self.auth(call, "key")) is not None:
@@ -207,9 +205,11 @@ class Gateway:
         except Exception as error:
             log.exception("%s %s failed", call.method, call.path)
             self._fail(client, error, 500, "internal error of the gateway")
-        finally:
-            for observe in self.observers:
+        for observe in self.observers:
+            try:
                 observe(call, client)
+            except Exception:
+                log.exception("an observer of answers failed")
 
     def _fail(self, client: ClientStream, error: Exception, status: int, message: str) -> None:
         if client.has_begun:
