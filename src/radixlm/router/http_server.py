@@ -26,7 +26,7 @@ MAX_OTHER_BYTES = 5 * MAX_HEADER_BYTES  # of a request not yet complete, all but
 MIN_BYTES_PER_S = 1000  # of a request, after the stall timeout
 LINGER_S = 2.0  # for what a client still sends after a refusal
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}".encode() for s in HTTPStatus}
 
 
 class Limits(Record):
@@ -89,41 +89,25 @@ class ClientStream:
     """The answer to one call: ``begin``, any number of ``write``, ``end``. All do nothing once the
     client is gone. ``status`` and ``num_bytes`` (of the body) say what was sent."""
 
-    __slots__ = (
-        "_connection",
-        "_has_body",
-        "_head",
-        "_is_chunked",
-        "_is_http11",
-        "_is_kept",
-        "_left",
-        "_on_leave",
-        "_pause",
-        "_resume",
-        "added_headers",
-        "begun_s",
-        "call",
-        "has_begun",
-        "has_ended",
-        "is_gone",
-        "num_bytes",
-        "status",
-    )
+    # defaults of the class: an answer that needs no other sets none
+    _is_chunked = False
+    _head = b""  # not yet written: it goes with the first bytes of the body
+    _left: int | None = None  # bytes of the body that are promised
+    _on_leave: tuple[Callable[[], None], ...] = ()
+    _pause: Callable[[], None] | None = None
+    _resume: Callable[[], None] | None = None
+    has_begun = has_ended = is_gone = False
+    status = num_bytes = 0
+    begun_s = 0.0
 
-    def __init__(self, connection: Connection, is_head: bool, is_http11: bool, kept: bool) -> None:
+    def __init__(
+        self, connection: Connection, call: Call | None, is_http11: bool, is_kept: bool
+    ) -> None:
         self._connection: Connection | None = connection
-        self._has_body, self._is_http11, self._is_kept = not is_head, is_http11, kept
-        self._is_chunked = False
-        self._head = b""  # not yet written: it goes with the first bytes of the body
-        self._left: int | None = None  # bytes of the body that are promised
-        self._on_leave: list[Callable[[], None]] = []
-        self._pause: Callable[[], None] | None = None
-        self._resume: Callable[[], None] | None = None
+        self.call = call  # that is answered
+        self._has_body = call is None or call.method != "HEAD"
+        self._is_http11, self._is_kept = is_http11, is_kept
         self.added_headers: Headers = []  # to be sent with any answer
-        self.has_begun = self.has_ended = self.is_gone = False
-        self.status = self.num_bytes = 0
-        self.begun_s = 0.0
-        self.call: Call | None = None  # that is answered
 
     def begin(self, status: int, headers: Headers, *, length: int | None = None) -> None:
         """Send the head. ``headers``: no hop-by-hop ones and no content-length; ``length``: bytes
@@ -132,25 +116,26 @@ class ClientStream:
         connection = self._connection
         if connection is None:
             return
-        lines = [b"%b: %b\r\n" % header for header in headers]
-        lines += [b"%b: %b\r\n" % header for header in self.added_headers]
+        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown" % status]
+        lines += map(b": ".join, headers)
+        lines += map(b": ".join, self.added_headers)
         if status in (204, 304):
             self._has_body = False
         elif length is not None:
-            lines.append(b"content-length: %d\r\n" % length)
+            lines.append(b"content-length: %d" % length)
             self._left = length
         elif self._is_http11:
-            lines.append(b"transfer-encoding: chunked\r\n")
+            lines.append(b"transfer-encoding: chunked")
             self._is_chunked = True
         else:
             self._is_kept = False
         if not self._is_kept or connection.server.is_draining:
             self._is_kept = False
-            lines.append(b"connection: close\r\n")
+            lines.append(b"connection: close")
         elif not self._is_http11:
-            lines.append(b"connection: keep-alive\r\n")
-        line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
-        self._head = line + b"".join(lines) + b"\r\n"
+            lines.append(b"connection: keep-alive")
+        lines.append(b"\r\n")
+        self._head = b"\r\n".join(lines)
         if length is None:
             asyncio.get_running_loop().call_soon(self._flush)
 
@@ -181,8 +166,9 @@ class ClientStream:
         """The answer is complete. A body shorter than its length closes the connection."""
         connection, self._connection = self._connection, None
         self.has_ended = True
-        self._pause = self._resume = None
-        self._on_leave.clear()
+        if self._pause is not None:
+            self._pause = self._resume = None
+        self._on_leave = ()
         if connection is None:
             return
         last = b"0\r\n\r\n" if self._has_body and self._is_chunked else b""
@@ -211,7 +197,7 @@ class ClientStream:
         if self.is_gone:
             callback()
         else:
-            self._on_leave.append(callback)
+            self._on_leave += (callback,)
 
     def on_pressure(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
         """Call ``pause`` when the client reads too slowly, ``resume`` when it has caught up."""
@@ -225,7 +211,7 @@ class ClientStream:
         """The client is gone."""
         self._connection = None
         self.is_gone = True
-        callbacks, self._on_leave = self._on_leave, []
+        callbacks, self._on_leave = self._on_leave, ()
         for callback in callbacks:
             callback()
 
@@ -257,16 +243,12 @@ class Connection(asyncio.Protocol):
         self._wake: asyncio.Future[None] | None = None  # the task waits for a call
         self._num_fed = 0  # bytes that the parser has now
         self._since_s = time.monotonic()  # of idleness, of the request, or of the full buffer
-        self._is_reading = False  # between the first and the last byte of a request
-        self._forget()
-
-    def _forget(self) -> None:
-        """Begin another request."""
+        # of the request that comes
+        self._is_reading = self._is_http11 = self._is_kept = False
         self._method = self._url = b""
-        self._headers: Headers = []
+        self._headers: Headers = []  # after the head: trailers
         self._call_headers: Headers = []
         self._parts: list[bytes] = []
-        self._has_head = self._is_http11 = self._is_kept = False
         self._num_received = self._num_body_bytes = 0
 
     def is_stalled(self, now_s: float) -> bool:
@@ -342,7 +324,8 @@ class Connection(asyncio.Protocol):
     # of the parser; what these raise ends in _refuse_error
 
     def on_message_begin(self) -> None:
-        self._forget()
+        self._url, self._headers, self._parts = b"", [], []
+        self._num_received = self._num_body_bytes = 0
         self._is_reading, self._since_s = True, time.monotonic()
 
     def on_url(self, url: bytes) -> None:
@@ -352,7 +335,6 @@ class Connection(asyncio.Protocol):
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._has_head = True
         self._method = self._parser.get_method()
         version = self._parser.get_http_version()
         if version not in ("1.1", "1.0"):
@@ -432,7 +414,10 @@ class Connection(asyncio.Protocol):
 
     def _complete(self) -> None:
         self._is_reading = False
-        path, _, query = self._target().partition("?")
+        url = self._url.decode("ascii")
+        if url[:1] != "/" or "#" in url:
+            url = _target(url)
+        path, _, query = url.partition("?")
         parts = self._parts
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         call = Call(self._method.decode(), path, query, self._call_headers, body, self._peer)
@@ -444,17 +429,8 @@ class Connection(asyncio.Protocol):
             return
         self._serve(call, self._is_http11, self._is_kept)
 
-    def _target(self) -> str:
-        """Path and query. A whole URL, as to a proxy, loses its host."""
-        url = self._url.decode("ascii")
-        if not url.startswith(("/", "*")):
-            parts = urlsplit(url)
-            url = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        return url.partition("#")[0] if "#" in url else url
-
     def _serve(self, call: Call, is_http11: bool, is_kept: bool) -> None:
-        stream = ClientStream(self, call.method == "HEAD", is_http11, is_kept)
-        self.stream, stream.call = stream, call
+        stream = self.stream = ClientStream(self, call, is_http11, is_kept)
         self._next = call, stream
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._serve_all())
@@ -509,7 +485,15 @@ class Connection(asyncio.Protocol):
         self._is_reading = False
         if self.stream is not None or self.transport.is_closing():
             return
-        ClientStream(self, False, True, False).answer(answer)
+        ClientStream(self, None, True, False).answer(answer)
+
+
+def _target(url: str) -> str:
+    """Path and query. A whole URL, as to a proxy, loses its host."""
+    if not url.startswith(("/", "*")):
+        parts = urlsplit(url)
+        url = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return url.partition("#")[0]
 
 
 class _Refused(Exception):

@@ -62,15 +62,17 @@ class _Origin:
         self.port = parts.port or (443 if is_tls else 80)
         self.context = context if is_tls else None
         self.prefix = parts.path.rstrip("/").encode()
-        self.host_line = b" HTTP/1.1\r\nhost: " + parts.netloc.rpartition("@")[2].encode() + b"\r\n"
+        self.host_line = b" HTTP/1.1\r\nhost: " + parts.netloc.rpartition("@")[2].encode()
         self.idle: list[_Connection] = []
 
     def message(self, method: str, target: str, headers: Headers, body: bytes) -> bytes:
         """Head and body of a request."""
-        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-        length = b"content-length: %d\r\n" % len(body) if body or method not in _BODILESS else b""
-        start = b"%b %b%b" % (method.encode(), self.prefix, target.encode())
-        return b"".join((start, self.host_line, lines, length, b"\r\n", body))
+        lines = [b"%b %b%b%b" % (method.encode(), self.prefix, target.encode(), self.host_line)]
+        lines += map(b": ".join, headers)
+        if body or method not in _BODILESS:
+            lines.append(b"content-length: %d" % len(body))
+        lines += (b"", body)
+        return b"\r\n".join(lines)
 
     def take(self) -> _Connection | None:
         """A kept connection that is still open."""
