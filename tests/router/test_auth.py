@@ -32,6 +32,31 @@ async def test_without_keys_all_come_in() -> None:
     assert (await _ask(auth, "admin")).is_admin
 
 
+@pytest.mark.parametrize(
+    ("headers", "may"),
+    [
+        ({}, True),
+        ({"origin": "http://gw:3"}, True),
+        ({"origin": "http://panel"}, True),
+        ({"sec-fetch-site": "same-origin"}, True),
+        ({"origin": "http://evil"}, False),
+        ({"origin": "null"}, False),
+        ({"sec-fetch-site": "cross-site"}, False),
+    ],
+)
+async def test_pages_of_other_sites_may_not_administer(headers: dict[str, str], may: bool) -> None:
+    auth = Auth(Options(cors_allowed_origins=("http://panel",)), Servers().fetch)
+    stated = headers | {"host": "gw:3"}
+    sent = [(name.encode(), value.encode()) for name, value in stated.items()]
+    call = Call("POST", "/workers", "", sent, b"{}")
+    assert auth(call, "key") is None
+    if may:
+        assert auth(call, "admin") is None
+    else:
+        with pytest.raises(Forbidden, match="--cors-allowed-origins"):
+            auth(call, "admin")
+
+
 async def test_one_key_guards_both() -> None:
     auth = Auth(Options(api_key="k"), Servers().fetch)
     accesses: tuple[Access, ...] = ("key", "admin")

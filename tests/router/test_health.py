@@ -171,9 +171,17 @@ async def test_an_unhealthy_worker_may_be_removed(clock: Clock) -> None:
 
 async def test_checks_may_be_off_and_draining_workers_have_none(clock: Clock) -> None:
     world = await World(clock, disable_health_check=True).start()
-    asked = len(world.servers.asked)
+    world.servers.up(URL, resume_digest="another")
+    checked = _num_checks(world)
+    assert await world.after(31) is State.READY and _num_checks(world) == checked
+    await until(lambda: world.worker.facts.get("resume_digest") == "another")
     world.servers.down(URL)
-    assert await world.after(100) is State.READY and len(world.servers.asked) == asked
+    assert await world.after(100) is State.READY and _num_checks(world) == checked
     world.registry.move(world.worker, State.DRAINING)
     assert world.report(*["unreachable"] * 5) is State.DRAINING
+    asked = len(world.servers.asked)
     assert await world.after(10) is State.DRAINING and len(world.servers.asked) == asked
+
+
+def _num_checks(world: World) -> int:
+    return sum(path == "/health" for _, _, path, _ in world.servers.asked)

@@ -27,6 +27,7 @@ _KEYS_TTL_S = 3600.0
 _KEYS_MIN_S = 10.0  # between two fetches for key ids that are not known
 _ROLE_CLAIMS = ("role", "roles", "groups", "group")
 _TIMEOUT_S = 10.0
+_OWN_SITES = (b"none", b"same-origin")  # values of Sec-Fetch-Site
 
 
 class Principal(Record):
@@ -57,6 +58,7 @@ class Auth:
             (_digest(one.key), Principal(one.id, one.role, "api_key")) for one in options.admin_keys
         ]
         self._tokens = Tokens(options, fetch) if options.jwt_issuer else None
+        self._origins = options.cors_allowed_origins
         self._is_audited = options.control_plane_audit_enabled
 
     def __call__(self, call: Call, access: Access) -> Awaitable[None] | None:
@@ -64,6 +66,8 @@ class Auth:
             return self._admin(call)
         if self._api_key is None:
             call.is_admin = access == "admin"
+            if call.is_admin:
+                self._refuse_other_sites(call)
             return None
         if not hmac.compare_digest(bearer(call).encode(), self._api_key):
             raise Unauthorized("the key is missing or wrong: send Authorization: Bearer KEY")
@@ -71,6 +75,19 @@ class Auth:
         if access == "admin":
             self._log(call, Principal("api-key", "admin", "api_key"), "success")
         return None
+
+    def _refuse_other_sites(self, call: Call) -> None:
+        """Without a key anybody's page could add workers by the browser of a user who reaches this
+        address: only pages of this origin and of --cors-allowed-origins may."""
+        origin = (call.header(b"origin") or b"").decode("latin-1")
+        host = (call.header(b"host") or b"").decode("latin-1")
+        site = call.header(b"sec-fetch-site") or b"none"
+        is_own = origin.partition("://")[2] == host if origin else site in _OWN_SITES
+        if not is_own and origin not in self._origins:
+            raise Forbidden(
+                "pages of other sites may not call this route: start with --cors-allowed-origins "
+                "ORIGIN, or with keys"
+            )
 
     async def _admin(self, call: Call) -> None:
         token, principal = bearer(call), None

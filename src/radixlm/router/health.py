@@ -118,16 +118,23 @@ class Health:
                 pulse.num_failures, pulse.num_trials = 0, self.options.cb_success_threshold
                 self.registry.move(worker, State.READY, "breaker half open")
                 self.metrics.breaker_transition(worker, "open", "half_open")
-            # a suspect or unhealthy worker is asked even where checks are off: how else would it
-            # come back
-            is_checked = not worker.disable_health_check or worker.state is not State.READY
-            if is_checked and now_s >= pulse.due_s and not pulse.is_checking:
-                pulse.is_checking = True
-                self.registry.spawn(self._check(worker, pulse))
+            if now_s >= pulse.due_s and not pulse.is_checking:
+                self._look(worker, pulse, now_s)
+
+    def _look(self, worker: Worker, pulse: Pulse, now_s: float) -> None:
+        """Check a worker. Where checks are off only one that is out: how else would it return."""
+        if worker.disable_health_check and worker.state is State.READY:
+            pulse.due_s = now_s + _LEARN_S
+            self.registry.spawn(self.registry.learn(worker))
+        else:
+            pulse.is_checking = True
+            self.registry.spawn(self._check(worker, pulse))
 
     def _listen(self, event: Event, worker: Worker) -> None:
         if event == "joined":
-            interval_s = self.options.health_check_interval_secs
+            interval_s = float(self.options.health_check_interval_secs)
+            if worker.disable_health_check:
+                interval_s = min(interval_s, _LEARN_S)
             self._pulses[worker.id] = Pulse(time.monotonic() + interval_s * random.uniform(0.5, 1))
         elif event == "left":
             self._pulses.pop(worker.id, None)
