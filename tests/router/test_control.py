@@ -9,11 +9,14 @@ import orjson
 import pytest
 
 from radixlm.base.errors import RequestError
+from radixlm.router.admin import PARSERS
 from radixlm.router.app import Gateway
 from radixlm.router.call import Call
 from radixlm.router.options import Options
 from radixlm.router.registry import Registry
 from radixlm.router.worker import State, Worker
+from radixlm.text.reasoning import registry as reasoning
+from radixlm.text.tools import registry as tools
 from tests.router.fakes import Servers, joined, until
 
 A, B = "http://a:1", "http://b:2"
@@ -226,7 +229,16 @@ async def test_texts_are_parsed(front: Front) -> None:
         "reasoning_text": "why",
         "success": True,
     }
+    body["reasoning_parser"] = "deepseek_r1"  # sglang-router's name
+    assert (await front.ask("POST", "/parse/reasoning", body))[1]["reasoning_text"] == "why"
     assert (await front.ask("POST", "/parse/reasoning", {"text": "x"}))[0] == 400
+    for fields in ({"tools": [3]}, {"tools": "x"}, {"tool_call_parser": ["x"]}):
+        wrong = {"text": "x", "tool_call_parser": "qwen25"} | fields
+        assert (await front.ask("POST", "/parse/function_call", wrong))[0] == 400
+
+
+def test_names_of_parsers_lead_to_parsers() -> None:
+    assert set(PARSERS.values()) <= {*tools.NAMES, *reasoning.NAMES}
 
 
 async def test_what_is_not_built_says_so(front: Front) -> None:

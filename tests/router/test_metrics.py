@@ -119,6 +119,15 @@ def test_names_of_clients_are_bounded() -> None:
     assert _value(metrics, "smg_http_requests_total") == 3 * MAX_PATHS
 
 
+def test_gauges_and_tables_that_are_read_at_a_scrape() -> None:
+    metrics = RouterMetrics()
+    metrics.gauge("some_things", "Things.", lambda: {("a",): 2.0}, ("x",))
+    metrics.gauge("some_events_total", "Events.", lambda: {("a",): 3.0}, ("x",))
+    assert _value(metrics, "some_things", x="a") == 2
+    assert _value(metrics, "some_events_total", x="a") == 3
+    assert "# TYPE some_events_total counter" in metrics.exposition().decode()
+
+
 def test_ids_in_paths_share_a_label() -> None:
     metrics = RouterMetrics()
     for name in ("resp_0123456789abcdef", "resp_fedcba9876543210"):

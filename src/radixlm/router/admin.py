@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 _SECRET = re.compile("key|secret|password|token$|credential", re.IGNORECASE)
 _TIMEOUT_S = 5.0
+PARSERS = {
+    "qwen_coder": "qwen3_coder", "llama": "llama3", "deepseek": "deepseekv3", "kimik2": "kimi_k2",
+    "glm45_moe": "glm45", "glm47_moe": "glm47", "minimax_m2": "minimax-m2", "base": "qwen3",
+    "deepseek_r1": "deepseek-r1", "qwen3_thinking": "qwen3-thinking",
+}  # fmt: skip
+"""sglang-router's names of parsers -> ours."""
 
 
 def attach(gateway: Gateway) -> None:
@@ -141,7 +147,10 @@ class Admin:
         """The tool calls in a text: {remaining_text, tool_calls, success}."""
         names = load("radixlm.text.tools.registry:NAMES")
         name = _chosen(call, "tool_call_parser", self.options.tool_call_parser, names)
-        specs = load("radixlm.text.tools.base:tool_specs")(call.fields.get("tools") or [])
+        tools = call.fields.get("tools") or []
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise InvalidRequest("tools must be a list of objects", "tools")
+        specs = load("radixlm.text.tools.base:tool_specs")(tools)
         parser = load("radixlm.text.tools.registry:create")(name, specs)
         text, found = load("radixlm.text.tools.base:parse_all")(parser, _text(call))
         calls = [{"function": {"name": one.name, "arguments": one.arguments}} for one in found]
@@ -166,6 +175,7 @@ def _text(call: Call) -> str:
 def _chosen(call: Call, field: str, default: str | None, names: Any) -> str:
     """The parser that the body names, or the flag."""
     name = call.fields.get(field) or default
-    if name not in names:
+    known = PARSERS.get(name, name) if isinstance(name, str) else None
+    if known is None or known not in names:
         raise InvalidRequest(f"{field} {name!r:.80} is none of {', '.join(names)}", field)
-    return str(name)
+    return known

@@ -127,9 +127,7 @@ class Histogram(Family):
 
 
 class Gauge(Family):
-    """Values that are asked for at a scrape."""
-
-    kind = "gauge"
+    """Values that are asked for at a scrape; names in "_total" are those of counters."""
 
     def __init__(
         self,
@@ -139,6 +137,7 @@ class Gauge(Family):
         read: Callable[[], Mapping[Labels, float]],
     ) -> None:
         super().__init__(help_, labels, views)
+        self.kind = "counter" if views[0].name.endswith("_total") else "gauge"
         self._read = read
 
     def _rows(self) -> dict[Labels, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,15 @@ class Pools:
             "smg_manual_policy_cache_entries", "Routing keys that manual keeps.",
             of(Manual, lambda policy: policy.num_keys), labels,
         )  # fmt: skip
+        metrics.gauge(
+            "smg_manual_policy_branch_total", "How manual decided.",
+            lambda: {(branch,): float(num) for branch, num in self._branches().items()},
+            ("branch",),
+        )  # fmt: skip
+
+    def _branches(self) -> Counter[str]:
+        manuals = (one for one in self.by_pool.values() if isinstance(one, Manual))
+        return sum((one.branches for one in manuals), Counter())
 
     def tick(self) -> None:
         """About once a second."""
