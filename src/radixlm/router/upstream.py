@@ -165,12 +165,18 @@ class Exchange:
             nonlocal num_bytes
             num_bytes += len(data)
             if num_bytes > limit:
-                self.fail(f"answered more than {limit} bytes")
+                self.close()
             else:
                 parts.append(data)
 
         self.start(collect)
-        await self.wait()
+        try:
+            await self.wait()
+        except WorkerFailure:
+            if num_bytes <= limit:
+                raise
+        if num_bytes > limit:
+            raise Cut(f"{self.url}: answered more than {limit} bytes", is_sent=True)
         return b"".join(parts)
 
     def pause(self) -> None:
