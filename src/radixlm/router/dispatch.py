@@ -121,16 +121,25 @@ class Dispatch:
         metrics.request_started(call, model, endpoint, self.is_stream)
         error_type = "client_left"
         try:
-            failure = await self._tries()
-            error_type = ""
-            if failure is not None:
-                error_type = failure.error_type
-                self._give_up(failure)
+            while True:
+                self.num_tries += 1
+                call.num_tries += 1
+                failure = await self.attempt()
+                if failure is None:
+                    error_type = ""
+                    break
+                wait_s = self._wait_s(failure)
+                if wait_s is None:
+                    error_type = failure.error_type
+                    self._give_up(failure)
+                    break
+                if wait_s:
+                    await asyncio.sleep(wait_s)
         finally:
-            first_s = 0.0
-            if self.stream is not None:
-                self.stream.journal.close()
-                first_s = self.stream.first_s
+            stream, first_s = self.stream, 0.0
+            if stream is not None:
+                stream.journal.close()
+                first_s = stream.first_s
             metrics.request_ended(
                 call, model, endpoint, self.is_stream,
                 status=self.client.status or 499, error_type=error_type,
@@ -138,32 +147,24 @@ class Dispatch:
                 ttft_s=first_s - call.arrival_s if first_s else None,
             )  # fmt: skip
 
-    async def _tries(self) -> Failure | None:
-        while True:
-            self.num_tries += 1
-            self.call.num_tries += 1
-            failure = await self.attempt()
-            if failure is None or failure.is_final:
-                return failure
-            if self.num_tries >= self.options.num_tries:
-                self.metrics.retries_exhausted(self.worker_type, self.call)
-                return failure
-            wait_s = self._wait_s(failure)
+    def _wait_s(self, failure: Failure) -> float | None:
+        """Seconds until the next try; None: there is none."""
+        if failure.is_final:
+            return None
+        if self.num_tries >= self.options.num_tries:
+            self.metrics.retries_exhausted(self.worker_type, self.call)
+            return None
+        wait_s = 0.0
+        if not failure.is_at_once or not self._untried(self.worker_type):
+            wait_s = max(backoff(self.options, self.num_tries + 1), failure.retry_after_s)
             if wait_s * 1000 > self.options.retry_max_backoff_ms * 1.5:
-                return failure  # the client knows better how long it can wait
-            self.metrics.retry(self.worker_type, self.call, self.num_tries, wait_s)
-            if wait_s:
-                await asyncio.sleep(wait_s)
-
-    def _wait_s(self, failure: Failure) -> float:
-        """Seconds until the next try."""
-        if failure.is_at_once and self._untried(self.worker_type):
-            return 0.0
-        return max(backoff(self.options, self.num_tries + 1), failure.retry_after_s)
+                return None  # the client knows better how long it can wait
+        self.metrics.retry(self.worker_type, self.call, self.num_tries, wait_s)
+        return wait_s
 
     async def attempt(self) -> Failure | None:
         """One try; None: the client has its answer."""
-        worker = await self.choose(self.worker_type)
+        worker = self.pick(self.worker_type) or await self.choose(self.worker_type)
         return worker if isinstance(worker, Failure) else await self.send(worker, {})
 
     def _give_up(self, failure: Failure) -> None:
@@ -188,16 +189,21 @@ class Dispatch:
 
     async def choose(self, worker_type: WorkerType) -> Worker | Failure:
         """The worker of the next try; waits for one that is joining."""
-        workers = self._able(worker_type)
-        if not workers:
+        worker = self.pick(worker_type)
+        if worker is None:
             failure = self._nobody()
             left_s = JOIN_WAIT_S - (time.monotonic() - self.call.arrival_s)
             if not failure.is_final:
                 await self.gateway.registry.available(self.model, worker_type, timeout_s=left_s)
-                workers = self._able(worker_type)
-            if not workers:
-                return failure
-        policy = self.shared.pools.of(workers[0])
+            return self.pick(worker_type) or failure
+        return worker
+
+    def pick(self, worker_type: WorkerType) -> Worker | Failure | None:
+        """The worker of the next try; None if none is available."""
+        workers = self._able(worker_type)
+        if not workers:
+            return None
+        policy = self.policy = self.shared.pools.of(workers[0])
         try:
             worker = policy.choose(self.call, self.ticket.candidates(workers))
         except NoChoice as error:
@@ -210,7 +216,7 @@ class Dispatch:
     def _able(self, worker_type: WorkerType) -> list[Worker]:
         """Workers for the next try: those that were not tried, else all."""
         workers = self._untried(worker_type)
-        if not workers and self.tried:
+        if self.tried and not workers:
             workers = self.gateway.registry.pool(self.model, worker_type)
         if self.stream is not None and worker_type != "prefill":
             workers = [worker for worker in workers if self.stream.journal.can_resume(worker)]
@@ -274,7 +280,8 @@ class Dispatch:
         if worker.dp_rank is not None:
             fields["data_parallel_rank"] = worker.dp_rank
         for splice in self.shared.splices:
-            fields.update(splice(self.call, worker))
+            if added := splice(self.call, worker):
+                fields.update(added)
         if self.stream is not None and "resume_digest" in worker.facts:
             fields.update(self.stream.journal.resume_fields())
         if not fields or self.call.body.lstrip()[:1] != b"{":
@@ -351,7 +358,7 @@ class Dispatch:
 
     def _ended(self, worker: Worker, content: bytes) -> None:
         """Tell the policy. ``content``: of the answer, or its last blocks."""
-        policy = self.shared.pools.of(worker)
+        policy = self.policy
         if self.stream is not None:
             self.call.first_s = self.stream.first_s
             self.call.num_events = self.stream.journal.num_blocks
@@ -375,8 +382,7 @@ class Dispatch:
         """The worker has given no whole answer."""
         stream = self.stream
         if stream is None:
-            is_leaving = worker.state in (State.DRAINING, State.GONE)
-            return self._blame(worker, error, not is_leaving)
+            return self._blame(worker, error)
         is_fault = not stream.is_moving and worker.state is not State.DRAINING
         has_moved = stream.journal.lost(is_fault=is_fault)
         if has_moved or not is_fault:  # each worker that brings a stream on has its own tries
