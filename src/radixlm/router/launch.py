@@ -96,8 +96,7 @@ def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
         if sock is not None:
             sock.close()
         raise ConfigError(
-            f"--host {host} --port {port}: {error.strerror or error}; use another, or --port 0 for "
-            "any free port"
+            f"--host {host} --port {port}: {error.strerror or error}; another port may be free"
         ) from error
     sock.setblocking(False)
     return sock
