@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -11,6 +12,7 @@ from radixlm.router.answer import Answer, json_answer
 from radixlm.router.app import Gateway
 from radixlm.router.call import Call
 from radixlm.router.launch import bind
+from radixlm.router.metrics import RouterMetrics
 from radixlm.router.options import Options
 from radixlm.router.worker import Worker
 
@@ -42,6 +44,30 @@ class FakeRegistry:
             while set(self.workers) != set(urls):
                 self.news.clear()
                 await self.news.wait()
+
+
+class FakeDrainer:
+    """Drains end when ``ends`` is set."""
+
+    def __init__(self) -> None:
+        self.ends = asyncio.Event()
+        self.drained: list[Worker] = []
+        self.cancelled: list[Worker] = []
+
+    async def drain(self, worker: Worker, deadline_s: float, timeout_s: float, why: str) -> None:
+        self.drained.append(worker)
+        await self.ends.wait()
+
+    def cancel(self, worker: Worker) -> None:
+        self.cancelled.append(worker)
+
+
+def gateway_of(registry: FakeRegistry, metrics: RouterMetrics | None = None) -> Any:
+    """What a source needs of a gateway. ``tasks``: what was spawned."""
+    made = SimpleNamespace(registry=registry, metrics=metrics or RouterMetrics())
+    made.options, made.drainer, made.tasks = Options(), FakeDrainer(), []
+    made.spawn = lambda work: made.tasks.append(asyncio.ensure_future(work))
+    return made
 
 
 class ApiServer:

@@ -20,7 +20,7 @@ from radixlm.router.launch import bind
 from radixlm.router.metrics import RouterMetrics
 from radixlm.router.options import Options
 from tests.router.client import until
-from tests.router.discovery.fakes import ApiServer, FakeRegistry, pod
+from tests.router.discovery.fakes import ApiServer, FakeRegistry, gateway_of, pod
 
 A, B, C = "http://10.0.0.1:80", "http://10.0.0.2:80", "http://10.0.0.3:80"
 
@@ -37,7 +37,7 @@ class Watch:
     async def start(self, **options: Any) -> None:
         chosen = Options(service_discovery=True, **({"selector": ("app=worker",)} | options))
         self.cluster = Cluster(await self.api.start(), token="secret")
-        source = Source("kubernetes", self.registry, self.metrics)  # type: ignore[arg-type]
+        source = Source("kubernetes", gateway_of(self.registry, self.metrics))
         pods = Pods(chosen, self.cluster, source)
         self.tasks = [asyncio.ensure_future(pods.run(group)) for group in groups_of(chosen)]
 

@@ -11,9 +11,8 @@ from radixlm.base.errors import ConfigError
 from radixlm.router.discovery.lists import WorkerFile, workers_of
 from radixlm.router.discovery.names import LOOKS, Names
 from radixlm.router.discovery.source import Source
-from radixlm.router.metrics import RouterMetrics
 from radixlm.router.worker import Worker
-from tests.router.discovery.fakes import FakeRegistry
+from tests.router.discovery.fakes import FakeRegistry, gateway_of
 
 A, B, C = "http://10.0.0.1:1", "http://10.0.0.2:1", "http://10.0.0.3:1"
 
@@ -24,7 +23,7 @@ async def registry() -> FakeRegistry:
 
 
 def _source(registry: FakeRegistry, name: str = "file") -> Source:
-    return Source(name, registry, RouterMetrics())  # type: ignore[arg-type]
+    return Source(name, gateway_of(registry))
 
 
 async def test_a_file_is_read_when_it_changes(registry: FakeRegistry, tmp_path: Path) -> None:
@@ -66,6 +65,28 @@ async def test_a_file_that_is_not_there_at_the_start(
 ) -> None:
     with pytest.raises(ConfigError, match="--discovery-file"):
         WorkerFile(tmp_path / "none", _source(registry)).read()
+
+
+async def test_a_worker_that_is_busy_is_drained_first(registry: FakeRegistry) -> None:
+    gateway = gateway_of(registry)
+    source, drainer = Source("file", gateway), gateway.drainer
+    source.sync({A: {}, B: {}})
+    for worker in registry.workers.values():
+        worker.num_inflight = 1
+    one, two = registry.workers[A], registry.workers[B]
+    source.sync({})
+    await asyncio.sleep(0)
+    assert drainer.drained == [one, two] or drainer.drained == [two, one]
+    assert set(registry.workers) == {A, B}
+    source.sync({A: {}})  # it is found again
+    assert drainer.cancelled == [one]
+    drainer.ends.set()
+    await asyncio.wait_for(asyncio.gather(*gateway.tasks), 10)
+    assert registry.workers == {A: one}
+    source.sync({})
+    drainer.ends.set()
+    await asyncio.wait_for(asyncio.gather(*gateway.tasks), 10)
+    assert not registry.workers
 
 
 @pytest.mark.parametrize("line", ["x", f"{A} cost=much", f"{A} color=red", f"{A} model_id="])

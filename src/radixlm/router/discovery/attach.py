@@ -18,21 +18,17 @@ def attach(gateway: Gateway) -> None:
     """Begin to look when the gateway starts. ConfigError: a source cannot be read."""
     options = gateway.options
     if options.service_discovery:
-        source = _source(gateway, "kubernetes")
+        source = Source("kubernetes", gateway)
         load("radixlm.router.discovery.kubernetes:watch_pods")(gateway, source)
     if options.discovery_dns:
-        names = Names(options.discovery_dns, _source(gateway, "dns"))
+        names = Names(options.discovery_dns, Source("dns", gateway))
         gateway.on_start.append(lambda: _begin(gateway, names))  # DNS may be slow to answer
         gateway.every(options.discovery_interval_secs, names.look)
     if options.discovery_file is not None:
-        file = WorkerFile(Path(options.discovery_file), _source(gateway, "file"))
+        file = WorkerFile(Path(options.discovery_file), Source("file", gateway))
         gateway.on_start.append(file.read)
         gateway.every(options.discovery_interval_secs, file.look)
 
 
 def _begin(gateway: Gateway, names: Names) -> None:
     gateway.spawn(names.look())
-
-
-def _source(gateway: Gateway, name: str) -> Source:
-    return Source(name, gateway.registry, gateway.metrics)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from radixlm.base.errors import RequestError
 from radixlm.router.registry import worker_of
+from radixlm.router.worker import Worker
 
 if TYPE_CHECKING:
-    from radixlm.router.metrics import RouterMetrics
-    from radixlm.router.registry import Registry
+    from radixlm.router.app import Gateway
 
 log = logging.getLogger(__name__)
 
@@ -21,13 +21,15 @@ Fields = dict[str, Any]
 
 
 class Source:
-    """Adds workers that are found and removes those that are found no more. A worker that was
-    there before, by a flag or by another source, is left alone."""
+    """Adds workers that are found, drains and removes those that are found no more. A worker that
+    was there before, by a flag or by another source, is left alone."""
 
-    def __init__(self, name: str, registry: Registry, metrics: RouterMetrics) -> None:
+    def __init__(self, name: str, gateway: Gateway) -> None:
         """``name``: label of the metrics."""
-        self._name, self._registry = name, registry
+        self._name, self._gateway, self._registry = name, gateway, gateway.registry
+        metrics = gateway.metrics
         self._urls: set[str] = set()  # of workers that it added
+        self._leaving: set[str] = set()  # of those that are drained
         self._registered = metrics.counter(
             "smg_discovery_registrations_total", "Workers found.", ("source", "result")
         )
@@ -48,8 +50,13 @@ class Source:
         for url in self._urls - found.keys():
             self._remove(url, reason)
         for url, fields in found.items():
-            if not self._registry.find(url):
+            workers = self._registry.find(url)
+            if not workers:
                 self._add(url, fields)
+            elif url in self._leaving:  # it was found again
+                self._leaving.discard(url)
+                self._urls.add(url)
+                self._gateway.drainer.cancel(workers[0])
         self._seconds.observe(time.monotonic() - began_s, self._name)
 
     def _add(self, url: str, fields: Fields) -> None:
@@ -65,5 +72,22 @@ class Source:
     def _remove(self, url: str, reason: str) -> None:
         self._urls.discard(url)
         self._deregistered.inc(self._name, reason)
-        for worker in self._registry.find(url):
-            self._registry.remove(worker, f"{self._name} discovery: {reason}")
+        workers = self._registry.find(url)
+        why = f"{self._name} discovery: {reason}"
+        if any(worker.num_inflight for worker in workers):
+            self._leaving.add(url)
+            self._gateway.spawn(self._drain(workers[0], why))
+            return
+        for worker in workers:
+            self._registry.remove(worker, why)
+
+    async def _drain(self, worker: Worker, why: str) -> None:
+        """Let its requests end, or its streams go on elsewhere, and remove it."""
+        options, url = self._gateway.options, worker.url
+        await self._gateway.drainer.drain(
+            worker, options.drain_deadline_secs, options.request_timeout_secs, why=why
+        )
+        if url in self._leaving:
+            self._leaving.discard(url)
+            for one in self._registry.find(url):
+                self._registry.remove(one, why)
