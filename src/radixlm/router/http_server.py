@@ -281,22 +281,30 @@ class Connection(asyncio.Protocol):
         self._peer = str(peer[0]) if isinstance(peer, tuple) else ""
 
     def data_received(self, data: bytes) -> None:
-        if self._refusal is not None:
-            return
-        if self._raw_left:
-            data = self._take_raw(data)
+        while data and self._refusal is None:
+            if self._raw_left:
+                data = self._take_raw(data)
+            rest = self._feed(data)
+            if self._is_reading:
+                self._num_received += len(data) - len(rest)
+                # a chunk of one byte takes six; the rest are extensions and trailers
+                if self._num_received > MAX_OTHER_BYTES + 8 * self._num_body_bytes:
+                    self._refuse(_too_large_head())
+            data = rest
+
+    def _feed(self, data: bytes) -> bytes:
+        """Parse; what is left after a request that offers to upgrade."""
         self._num_fed = len(data)
         try:
             self._parser.feed_data(data)
+            return b""
         except httptools.HttpParserUpgrade as error:
-            self._go_on_without_upgrade(data[error.args[0] :])
+            rest = data[error.args[0] :]
         except httptools.HttpParserError as error:
             self._refuse_error(error)
-        if self._is_reading:
-            self._num_received += len(data)
-            # a chunk of one byte takes six; the rest are extensions and trailers
-            if self._num_received > MAX_OTHER_BYTES + 8 * self._num_body_bytes:
-                self._refuse(_too_large_head())
+            return b""
+        self._go_on_without_upgrade()
+        return rest
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
@@ -388,7 +396,7 @@ class Connection(asyncio.Protocol):
         message = f"the body exceeds {limit} bytes (--max-payload-size)"
         return _refused(413, message, "payload_too_large")
 
-    def _go_on_without_upgrade(self, rest: bytes) -> None:
+    def _go_on_without_upgrade(self) -> None:
         """Clients offer HTTP/2 by an Upgrade header, which may be ignored. The parser stops there,
         before the body."""
         if any(name == b"transfer-encoding" for name, _ in self._call_headers):
@@ -400,8 +408,6 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         if not self._raw_left:
             self._complete()
-        if rest:
-            self.data_received(rest)
 
     def _take_raw(self, data: bytes) -> bytes:
         """Take the body from ``data``; the rest of it."""
@@ -474,7 +480,7 @@ class Connection(asyncio.Protocol):
         if isinstance(cause, _Refused):
             self._refuse(cause.answer)
             return
-        if cause is not None and not isinstance(cause, UnicodeDecodeError):
+        if cause is not None and not isinstance(cause, ValueError):  # of numbers, URLs, ASCII
             log.error("reading a request failed", exc_info=cause)
         self._refuse(_refused(400, f"the request is not valid HTTP: {error}").answer)
 
