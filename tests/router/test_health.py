@@ -132,9 +132,9 @@ async def test_a_dead_process_is_found_after_one_broken_connection(clock: Clock)
     assert await world.after(10) is State.UNHEALTHY
     asked = len(world.servers.asked)
     await world.after(100)
-    assert 2 <= len(world.servers.asked) - asked <= 8  # the probes back off
+    assert 10 <= len(world.servers.asked) - asked <= 30  # the probes back off
     world.servers.up(URL, served_model_name="another")
-    assert await world.after(65) is State.READY
+    assert await world.after(13) is State.READY  # it was out for 110 s
     assert world.worker.facts["served_model_name"] == "another"  # asked anew
     assert world.states == [State.SUSPECT, State.UNHEALTHY, State.READY]
 

@@ -62,8 +62,8 @@ class Pulse:
         "num_failures",
         "num_good",
         "num_trials",
+        "out_s",
         "reopens_s",
-        "wait_s",
     )
 
     def __init__(self, due_s: float) -> None:
@@ -73,7 +73,8 @@ class Pulse:
         self.reopens_s = math.inf  # when an open breaker lets requests through again
         self.breaks: deque[float] = deque(maxlen=_BURST)  # times of broken connections
         self.num_bad = self.num_good = 0  # checks in a row
-        self.due_s, self.wait_s = due_s, _FIRST_PROBE_S  # next check; wait between two probes
+        self.due_s = due_s  # of the next check
+        self.out_s = 0.0  # since when it is suspect or unhealthy
         self.is_checking = False
 
 
@@ -148,6 +149,7 @@ class Health:
         pulse.last_failure_s = now_s
         is_over = pulse.num_failures >= options.cb_failure_threshold
         if worker.state is State.READY and (pulse.num_trials or is_over):
+            pulse.out_s = now_s
             pulse.reopens_s = now_s + options.cb_timeout_duration_secs
             was = "half_open" if pulse.num_trials else "closed"
             pulse.num_trials = 0
@@ -168,8 +170,8 @@ class Health:
     def _suspend(self, worker: Worker, pulse: Pulse, why: str) -> None:
         """Out until a check passes."""
         pulse.reopens_s, pulse.num_bad = math.inf, 0
-        pulse.wait_s = _FIRST_PROBE_S
-        pulse.due_s = time.monotonic() + pulse.wait_s
+        pulse.out_s = time.monotonic()
+        pulse.due_s = pulse.out_s + _FIRST_PROBE_S
         self.registry.move(worker, State.SUSPECT, why)
 
     async def _check(self, worker: Worker, pulse: Pulse) -> None:
@@ -182,7 +184,7 @@ class Health:
             if why or began_s - worker.learned_s > _LEARN_S:
                 await self.registry.learn(worker)  # it may be another process by now
             if why:
-                pulse.num_failures, pulse.wait_s = 0, _FIRST_PROBE_S
+                pulse.num_failures = 0
                 pulse.breaks.clear()
                 self.registry.move(worker, State.READY, why)
             interval_s = float(self.options.health_check_interval_secs)
@@ -216,11 +218,13 @@ class Health:
                 self._suspend(worker, pulse, why)
                 return
         else:
-            pulse.due_s = now_s + pulse.wait_s
-            pulse.wait_s = min(pulse.wait_s * 2, float(self.options.health_check_interval_secs))
+            # back within a tenth of the time that it was out
+            wait_s = max(_FIRST_PROBE_S, (now_s - pulse.out_s) / 10)
+            pulse.due_s = now_s + min(wait_s, float(self.options.health_check_interval_secs))
         is_new = worker.state in (State.READY, State.SUSPECT)
         if is_new and pulse.num_bad >= self.options.health_failure_threshold:
-            pulse.due_s = now_s + _FIRST_PROBE_S
+            if worker.state is State.READY:
+                pulse.out_s, pulse.due_s = now_s, now_s + _FIRST_PROBE_S
             self.registry.move(worker, State.UNHEALTHY, why)
             if self.options.remove_unhealthy_workers:
                 self.registry.remove(worker, "unhealthy, and --remove-unhealthy-workers is set")
