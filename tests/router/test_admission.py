@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import timeit
 from collections import Counter
@@ -256,6 +257,21 @@ def test_a_tenant_is_sent_on_when_its_quantum_at_a_worker_is_used_up() -> None:
     assert len(sent) == 3
 
 
+def test_a_worker_with_a_free_slot_is_chosen_before_a_full_one() -> None:
+    admission = fair(limit=10)
+    full, free = Worker("http://full"), Worker("http://free")
+    full.facts = free.facts = {"max_running_requests": 2}
+    full.num_inflight = 2
+
+    async def main() -> None:
+        ticket = await admission.enter(make_call("a"))
+        assert ticket.candidates([full, free]) == [free]
+        free.num_inflight = 2
+        assert ticket.candidates([full, free]) == [full, free]
+
+    simulate(main())
+
+
 def test_a_full_queue_refuses_the_tenant_that_fills_it() -> None:
     admission = fair(limit=1, queue_size=4)
     done: list[Call] = []
@@ -477,3 +493,36 @@ def test_what_happens_in_the_queue_is_counted() -> None:
     assert 'rate_limit_total{result="rejected"} 2' in text
     for result in ("entered", "timeout", "full"):
         assert re.search(rf'radix_router_queue\w*_count{{result="{result}"}} 1', text), text
+
+
+def p95_of_small(factor: float, *, is_fair: bool) -> float:
+    """95th percentile of the seconds from arrival to end of tenant "small", which sends 5 requests
+    of one second a second to 32 slots; "big" sends ``factor`` times as many."""
+    config = QueueConfig(max_concurrent=32, queue_size=100, timeout_s=10, is_fair=is_fair)
+    admission, draw = Admission(config), random.Random(7)
+    seconds: list[float] = []
+
+    async def one(tenant: str, when: float) -> None:
+        await asyncio.sleep(when)
+        try:
+            await run(admission, make_call(tenant), 1.0, [])
+        except Refused:
+            assert tenant == "big" or not is_fair
+            return
+        if tenant == "small":
+            seconds.append(asyncio.get_running_loop().time() - 1000 - when)
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            for tenant, rate in (("small", 5), ("big", 5 * factor)):
+                when = 0.0
+                while (when := when + draw.expovariate(rate)) < 60:
+                    group.create_task(one(tenant, when))
+
+    simulate(main())
+    return sorted(seconds)[int(0.95 * len(seconds))]
+
+
+def test_ten_times_the_load_of_another_tenant_moves_a_p95_by_a_tenth_at_most() -> None:
+    assert p95_of_small(10, is_fair=True) <= 1.1 * p95_of_small(1, is_fair=True)
+    assert p95_of_small(10, is_fair=False) > 2  # what it would be

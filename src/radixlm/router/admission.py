@@ -74,8 +74,12 @@ class Ticket:
         self._is_left = False
 
     def candidates(self, workers: Sequence[Worker]) -> Sequence[Worker]:
-        """Those of ``workers`` where the tenant's turn is; at least one."""
-        return self.tenant.candidates(workers) if self._cost else workers
+        """Those of ``workers`` where the tenant's turn is, and that have a free slot if one has;
+        at least one."""
+        if not self._cost:
+            return workers
+        free = [one for one in workers if one.num_inflight < (slots_of(one) or UNLIMITED)]
+        return self.tenant.candidates(free or workers)
 
     def sent(self, worker: Worker) -> None:
         """The request went to ``worker``."""
@@ -451,21 +455,24 @@ def attach(gateway: Gateway) -> None:
         gateway.every(5.0, _Reload(admission.tenants, path).tick)
     if config.is_fair and limit is None:
         gateway.registry.listen(lambda *_: admission.resize(slots(gateway.registry)))
+        log.info("fair shares: as many requests run as the workers tell (max_running_requests)")
 
 
 def slots(workers: Iterable[Worker]) -> int | None:
     """Requests that the workers run at once, as they tell; None if one does not tell. A queue
     beyond that is better kept here, where it is fair."""
-    total = 0
-    for worker in workers:
-        if not worker.is_available or worker.worker_type == "prefill":
-            continue
-        told = worker.facts.get("max_running_requests")
-        if not isinstance(told, int) or told < 1:
-            return None
-        ranks = worker.facts.get("dp_size") if worker.dp_rank is None else 1
-        total += told * (ranks if isinstance(ranks, int) else 1)
-    return total or None
+    able = [one for one in workers if one.is_available and one.worker_type != "prefill"]
+    told = [slots_of(one) for one in able]
+    return sum(told) if all(told) and told else None
+
+
+def slots_of(worker: Worker) -> int:
+    """Requests that a worker runs at once; 0: it does not tell."""
+    told = worker.facts.get("max_running_requests")
+    ranks = worker.facts.get("dp_size") if worker.dp_rank is None else 1
+    if not isinstance(told, int) or told < 1:
+        return 0
+    return told * (ranks if isinstance(ranks, int) else 1)
 
 
 class _Reload:
