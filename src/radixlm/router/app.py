@@ -7,7 +7,8 @@ import logging
 import random
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from radixlm.base.errors import RequestError
@@ -26,11 +27,18 @@ log = logging.getLogger(__name__)
 
 Work = Callable[[], Awaitable[None] | None]
 Serve = Callable[["Gateway", Call, ClientStream], Awaitable[None]]
+Route = Callable[[Call, ClientStream], Awaitable[None]]
 Wrapper = Callable[[Serve, Call, ClientStream], Awaitable[None]]
 ID_HEADERS = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
-_ID_PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "generate": "gnt-"} | {
-    "responses": "resp-"
-}
+_ID_PREFIXES: dict[str | None, str] = (
+    {None: "req-"}
+    | {
+        "chat": "chatcmpl-",
+        "completions": "cmpl-",
+        "generate": "gnt-",
+    }
+    | {"responses": "resp-"}
+)
 _MAX_ID_BYTES = 256
 _TYPES = {429: "rate_limit_error", 503: "overloaded_error", 500: "internal_error"}
 _ALLOWED_METHODS = b"GET, POST, PUT, DELETE, HEAD, OPTIONS"
@@ -48,7 +56,9 @@ class Gateway:
             cert_path=options.client_cert_path,
             key_path=options.client_key_path,
         )
-        self.server = HttpServer(self._serve, Limits(options.max_payload_size))
+        self.server = HttpServer(
+            partial(self._guarded, self._route), Limits(options.max_payload_size)
+        )
         self.routes = Routes()
         self.data_routes: dict[str, str] = {}  # path -> kind
         self.data_wrappers: dict[str, Wrapper] = {}  # path -> what is called in dispatch's place
@@ -122,10 +132,11 @@ class Gateway:
     async def open_port(self, sock: socket.socket, routes: Routes) -> None:
         """Serve ``routes``, open to all, on one more socket."""
 
-        async def serve(call: Call, client: ClientStream) -> None:
-            await self._guarded(_own_route(routes, call, client, None), call, client)
+        def route(call: Call, client: ClientStream) -> Awaitable[None]:
+            return _own_route(routes, call, client, None)
 
-        await self._listen(HttpServer(serve, Limits(1 << 20)), sock, None)
+        server = HttpServer(partial(self._guarded, route), Limits(1 << 20))
+        await self._listen(server, sock, None)
 
     async def _listen(
         self, server: HttpServer, sock: socket.socket, context: ssl.SSLContext | None
@@ -163,18 +174,25 @@ class Gateway:
 
     # calls
 
-    async def _serve(self, call: Call, client: ClientStream) -> None:
-        call.request_id = self._request_id(call)
+    def _route(self, call: Call, client: ClientStream) -> Awaitable[None]:
+        """What serves a call. RequestError: it may not be served."""
+        named, path = call.named, call.path
+        kind = self.data_routes.get(path) if call.method == "POST" else None
+        call.request_id = self._request_id(named, kind)
         client.added_headers.append((b"x-request-id", call.request_id.encode("latin-1")))
-        origin = call.named.get(b"origin")
-        if origin is not None:
-            client.added_headers += self._cors(origin)
-        is_data = call.path in self.data_routes and call.method == "POST"
-        serving = self._serve_data(call, client) if is_data else self._serve_own(call, client)
-        await self._guarded(serving, call, client)
+        if b"origin" in named:
+            client.added_headers += self._cors(named[b"origin"])
+        if kind is None:
+            return self._serve_own(call, client)
+        check = None if self.auth is None else self.auth(call, "key")
+        if check is not None or path in self.data_wrappers:
+            return self._serve_data(check, call, client)
+        return self.dispatch(self, call, client)
 
-    async def _serve_data(self, call: Call, client: ClientStream) -> None:
-        if self.auth is not None and (check := self.auth(call, "key")) is not None:
+    async def _serve_data(
+        self, check: Awaitable[None] | None, call: Call, client: ClientStream
+    ) -> None:
+        if check is not None:
             await check
         wrapper = self.data_wrappers.get(call.path)
         if wrapper is None:
@@ -192,10 +210,10 @@ class Gateway:
         else:
             await _own_route(self.routes, call, client, self.auth)
 
-    async def _guarded(self, serving: Awaitable[None], call: Call, client: ClientStream) -> None:
+    async def _guarded(self, route: Route, call: Call, client: ClientStream) -> None:
         """Errors become answers; an answer that has begun is cut."""
         try:
-            await serving
+            await route(call, client)
             if not client.has_ended and not client.is_gone:
                 raise RuntimeError("the answer has no end")
         except asyncio.CancelledError:
@@ -222,13 +240,11 @@ class Gateway:
             error_answer(status, message, code, kind=kind, param=param, retry_after_s=retry_after_s)
         )
 
-    def _request_id(self, call: Call) -> str:
-        named = call.named
+    def _request_id(self, named: Mapping[bytes, bytes], kind: str | None) -> str:
         for name in self._id_headers:
-            if named.get(name):
-                return named[name][:_MAX_ID_BYTES].decode("latin-1")
-        prefix = _ID_PREFIXES.get(self.data_routes.get(call.path, ""), "req-")
-        return f"{prefix}{random.getrandbits(96):024x}"
+            if name in named and (value := named[name]):
+                return value[:_MAX_ID_BYTES].decode("latin-1")
+        return f"{_ID_PREFIXES.get(kind, 'req-')}{random.getrandbits(96):024x}"
 
     def _cors(self, origin: bytes) -> Headers:
         if not self._origins or b"*" in self._origins:

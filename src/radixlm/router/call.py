@@ -44,9 +44,17 @@ class Call:
     )
 
     def __init__(
-        self, method: str, path: str, query: str, headers: Headers, body: bytes, client: str = ""
+        self,
+        method: str,
+        path: str,
+        query: str,
+        headers: Headers,
+        body: bytes,
+        client: str = "",
+        named: dict[bytes, bytes] | None = None,
     ) -> None:
-        """``query``: without the question mark. ``client``: the address of the connection."""
+        """``query``: without the question mark. ``client``: the address of the connection.
+        ``named``: of the headers, where it is known."""
         self.method, self.path, self.query = method, path, query
         self.headers, self.body, self.client = headers, body, client
         self.arrival_s = time.monotonic()
@@ -61,7 +69,7 @@ class Call:
         self.first_s = 0.0  # when the first event of its stream came (monotonic)
         self.num_events = 0  # of its stream
         self._fields: Mapping[str, Any] | None = None
-        self._named: dict[bytes, bytes] | None = None
+        self._named = named
 
     @property
     def named(self) -> Mapping[bytes, bytes]:

@@ -93,6 +93,9 @@ class Dispatch:
     worker_type: WorkerType = "regular"
     edit: Callable[[bytes], bytes] | None = None  # of answers, whole or in blocks
     policy: Policy  # that chose the last worker
+    stream: Stream | None = None
+    num_tries = 0  # since the last progress
+    num_killed = 0  # workers in a row that died of it
 
     def __init__(self, shared: Dispatcher, call: Call, client: ClientStream, ticket: Any) -> None:
         self.shared, self.call, self.client, self.ticket = shared, call, client, ticket
@@ -102,10 +105,7 @@ class Dispatch:
         self.model = named_model(call) if keeps_apart else None
         self.target = f"{call.path}?{call.query}" if call.query else call.path
         self.is_stream = is_stream(call)
-        self.stream: Stream | None = None
         self.tried: list[Worker] = []
-        self.num_tries = 0  # since the last progress
-        self.num_killed = 0  # workers in a row that died of it
         added = [HEADER] if self.is_stream and shared.memory.limit else []
         if call.tenant:
             name = shared.options.fair_share_header.lower().encode()
@@ -276,7 +276,7 @@ class Dispatch:
 
     def body(self, worker: Worker, extra: Mapping[str, Any]) -> bytes:
         """The client's bytes, and the fields that ``worker`` needs besides."""
-        fields = dict(extra)
+        fields = dict(extra) if extra else {}
         if worker.dp_rank is not None:
             fields["data_parallel_rank"] = worker.dp_rank
         for splice in self.shared.splices:

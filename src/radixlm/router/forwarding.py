@@ -13,6 +13,7 @@ _HOP_BY_HOP = frozenset(
     b"transfer-encoding upgrade host content-length expect".split()
 )
 _NONE: AbstractSet[bytes] = frozenset()
+_PLAIN = (b"close", b"keep-alive", b"Keep-Alive")  # a Connection header that names no other
 _MODEL = re.compile(
     rb'"model"\s*:\s*"([^"\\]{1,256})"|name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r]+)'
 )
@@ -46,12 +47,11 @@ def is_stream(call: Call) -> bool:
 
 def to_worker(call: Call, added: Headers) -> Headers:
     """The headers of a call for a worker, the request's id among them; ``added`` win."""
-    dropped = _dropped(call.headers, added)
-    kept = [one for one in call.headers if one[0] not in dropped]
-    for name, _ in kept:
-        if name == b"x-request-id":
-            break
-    else:
+    named, headers = call.named, call.headers
+    is_plain = named.get(b"connection", b"close") in _PLAIN and len(named) == len(headers)
+    dropped = _HOP_BY_HOP if is_plain and not added else _dropped(headers, added)
+    kept = [one for one in headers if one[0] not in dropped]
+    if b"x-request-id" not in named or b"x-request-id" in dropped:
         kept.append((b"x-request-id", call.request_id.encode("latin-1", "replace")))
     return kept + added if added else kept
 

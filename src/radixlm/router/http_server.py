@@ -248,6 +248,7 @@ class Connection(asyncio.Protocol):
         self._method = self._url = b""
         self._headers: Headers = []  # after the head: trailers
         self._call_headers: Headers = []
+        self._named: dict[bytes, bytes] | None = None
         self._parts: list[bytes] = []
         self._num_received = self._num_body_bytes = 0
 
@@ -365,7 +366,7 @@ class Connection(asyncio.Protocol):
     def _check_head(self) -> None:
         """Refuse what could be read in two ways, and what is too large."""
         headers = self._headers
-        named = dict(headers)
+        named = self._named = dict(headers)
         if len(headers) > MAX_HEADERS or (
             self._num_received + self._num_fed > MAX_HEADER_BYTES
             and len(self._url) + sum(len(n) + len(v) for n, v in headers) > MAX_HEADER_BYTES
@@ -374,6 +375,7 @@ class Connection(asyncio.Protocol):
         if b"host" not in named and self._is_http11:
             raise _refused(400, "no Host header: send one")
         if len(named) != len(headers):
+            self._named = None
             for name in (b"host", b"transfer-encoding", b"expect"):
                 if sum(one == name for one, _ in headers) > 1:
                     raise _refused(400, f"several headers {name.decode()}: send one")
@@ -426,7 +428,8 @@ class Connection(asyncio.Protocol):
         path, _, query = url.partition("?")
         parts = self._parts
         body = parts[0] if len(parts) == 1 else b"".join(parts)
-        call = Call(self._method.decode(), path, query, self._call_headers, body, self._peer)
+        method, headers = self._method.decode(), self._call_headers
+        call = Call(method, path, query, headers, body, self._peer, self._named)
         if self.stream is not None:
             self._queue.append((call, self._is_http11, self._is_kept))
             if not self._is_paused:
