@@ -72,18 +72,6 @@ def test_a_block_goes_through_as_it_came_and_its_record_is_kept():
     assert resumed(journal) == {"journal": ["r1", "r2", "r3", "r4"], "num_events": 4}
 
 
-def test_a_worker_tells_that_it_shuts_down():
-    journal = Journal(call(), worker())
-    data = b"data: 1\n\n"
-    one, two = b": j !draining\n" + data, b": j r1 !draining\n" + data
-    for chunk in (one, two, two + one + two):
-        journal.lost()
-        assert not journal.is_draining
-        assert not journal.feed(chunk).replace(data, b"")
-        assert journal.is_draining
-    assert resumed(journal)["journal"] == ["r1"] * 3
-
-
 def test_what_the_client_itself_resumes_is_kept():
     body = b'{"input_ids": [1, 2], "resume": {"num_emitted": 1}}'
     journal = Journal(call("/generate", body), worker())

@@ -24,11 +24,10 @@ import msgspec
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.intake.records import GenerateRequest, Output
-from radixlm.intake.request_state import RequestState, merge_outputs
+from radixlm.intake.request_state import RequestState
 from radixlm.wire.codec import UNREADABLE
 from radixlm.wire.replies import TokenDelta
 
-DRAINING = b"!draining"  # in place of a record: this server shuts down
 _FIELD = "resume.journal"
 _NONCE_BYTES = 16
 _TURN_S = 30.0  # a replay only waits for others of its call
@@ -113,10 +112,12 @@ class StreamJournal:
     def is_resumed(self) -> bool:
         return bool(self._news)
 
-    def take(self) -> list[bytes]:
-        """Records that came since the last call, for the next block."""
-        taken, self._pending = self._pending, []
-        return taken
+    def block(self, block: bytes) -> bytes:
+        """A block of the answer, after the records that came before it."""
+        if not self._pending:
+            return block
+        records, self._pending = self._pending, []
+        return b": j %s\n%s" % (b" ".join(records), block)
 
     def put(self, record: Head | News) -> None:
         """Add a record."""
@@ -157,14 +158,20 @@ class StreamJournal:
 
 
 class Share:
-    """One request of a journaled call: its samples."""
+    """One request of a journaled call: its samples. ``outputs``: what they had elsewhere, with the
+    places of the records."""
 
-    __slots__ = ("_call", "_journal", "_noted", "_outputs")
+    __slots__ = ("_call", "_journal", "_noted", "outputs")
 
     def __init__(self, journal: StreamJournal, call: int) -> None:
         self._journal, self._call = journal, call
         self._noted: set[int] = set()
-        self._outputs: list[tuple[int, Output]] = []
+        self.outputs: list[tuple[int, Output]] = []
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the call began elsewhere, be it with other requests."""
+        return self._journal.is_resumed
 
     def begin(self, states: Sequence[RequestState], vocab: int) -> None:
         """Give the samples what they had elsewhere, and record what comes next."""
@@ -176,7 +183,7 @@ class Share:
             _check(state, news, vocab, f"{_FIELD}[{place + 1}]")
             output = state.replay(news.deltas)
             if output is not None:
-                self._outputs.append((place, output))
+                self.outputs.append((place, output))
             self._noted.add(news.index)
         for state in states:
             if journal.kills:
@@ -184,22 +191,19 @@ class Share:
             if journal.is_recording:
                 state.news = []
 
-    async def outputs(self, states: Sequence[RequestState]) -> AsyncIterator[Output]:
-        """The Outputs of the records, then those that come."""
-        left = [state for state in states if not state.ended]
-        for place, output in self._outputs:
+    async def replayed(self, states: Sequence[RequestState]) -> AsyncIterator[Output]:
+        """The Outputs of the records; then all that come may follow."""
+        goes_on = not all(state.ended for state in states)
+        for place, output in self.outputs:
             await self._journal.reach(place)
             if place % _TOGETHER == 0:
                 await asyncio.sleep(0)
             yield output
             self._journal.advance()
-        if left:
+        if goes_on:
             await self._journal.reach(self._journal.num_news)
-        async for output in merge_outputs(left):
-            self._note(states[output.index])
-            yield output
 
-    def _note(self, state: RequestState) -> None:
+    def note(self, state: RequestState) -> None:
         """Record what the Output was made of that ``state`` has just given."""
         if not state.news:
             return

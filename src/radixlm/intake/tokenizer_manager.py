@@ -185,8 +185,14 @@ class TokenizerManager:
         async with call.turn(count, size):
             states = self.submit(request, share)
             try:
-                outputs = merge_outputs(states) if share is None else share.outputs(states)
-                async for output in outputs:
+                if share is not None and share.is_resumed:
+                    async for output in share.replayed(states):
+                        yield output
+                # some may have ended elsewhere, and others since
+                left = [state for state in states if state.pending is not None or not state.ended]
+                async for output in merge_outputs(left):
+                    if share is not None:
+                        share.note(states[output.index])
                     yield output
             finally:
                 self.leave(states)

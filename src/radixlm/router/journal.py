@@ -18,7 +18,6 @@ HEADER = (b"x-radixlm-journal", b"1")
 MAX_KILLS = 2  # workers that may die of a request
 _LINE = b": j "
 _LINES = re.compile(rb"^: j ([^\n]*)\n", re.MULTILINE)
-_DRAINING = b"!draining"  # in place of a record
 _BYTES_A_STREAM = 512  # of the objects of one journal
 
 
@@ -42,8 +41,7 @@ class Journal:
     """Of one stream, from its first worker to its end. ``close`` it in any case.
 
     ``num_blocks``: whole blocks that ``feed`` has returned, of all workers together. ``kills``:
-    workers in a row that died before they gave a block. ``is_draining``: the worker says that it
-    shuts down; the stream goes on meanwhile.
+    workers in a row that died before they gave a block.
     """
 
     __slots__ = (
@@ -56,7 +54,6 @@ class Journal:
         "_seen",
         "_separator",
         "_taken",
-        "is_draining",
         "is_dropped",
         "kills",
         "num_blocks",
@@ -70,7 +67,6 @@ class Journal:
         # the client is a gateway with a journal of its own
         self._keeps_lines = call.header(HEADER[0]) is not None
         self._records, self._rest = bytearray(), b""
-        self.is_draining = False
         self._asked: dict[str, Any] = {}  # what the client's own field has besides
         self.num_blocks = self._seen = self.kills = self._taken = 0
         self.is_dropped = not self._take(_BYTES_A_STREAM)
@@ -93,10 +89,7 @@ class Journal:
         return True
 
     def _keep(self, records: bytes) -> None:
-        if _DRAINING in records:
-            self.is_draining = True
-            records = b" ".join(one for one in records.split() if one != _DRAINING)
-        if self.is_dropped or not records:
+        if self.is_dropped:
             return
         if self._take(len(records) + 1):
             self._records += records + b" "
@@ -146,7 +139,7 @@ class Journal:
         where the stream was moved on purpose. Whether this worker gave any block."""
         has_moved = self.num_blocks > self._seen
         self.kills = 0 if has_moved else self.kills + is_fault
-        self._seen, self._rest, self.is_draining = self.num_blocks, b"", False
+        self._seen, self._rest = self.num_blocks, b""
         return has_moved
 
     def restart(self, worker: Worker) -> None:

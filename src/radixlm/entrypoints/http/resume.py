@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -17,7 +16,7 @@ from radixlm.config.server_config import flat
 from radixlm.entrypoints.http.middleware import request_id, set_request_id
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.request_model import ResumeBody
-from radixlm.intake.stream_journal import DRAINING, StreamJournal, begin_journal, current_journal
+from radixlm.intake.stream_journal import StreamJournal, begin_journal, current_journal
 
 _OPTIONS = ("dtype", "quantization", "kv_cache_dtype", "device", "attention_backend")
 
@@ -67,10 +66,12 @@ def _base_digest(state: ServerState) -> str:
     return hashlib.sha256(msgspec.msgpack.encode(facts)).hexdigest()
 
 
-async def journaled(
-    state: ServerState, journal: StreamJournal, events: AsyncGenerator[bytes, None]
-) -> AsyncGenerator[bytes, None]:
-    """The blocks that the client does not have, each after the records that came before it."""
+async def begin_stream(state: ServerState) -> StreamJournal | None:
+    """The journal of the running call, whose answer streams; InvalidRequest if it began on a server
+    that answers otherwise."""
+    journal = current_journal()
+    if journal is None:
+        return None
     digest, head = await resume_digest(state), journal.head
     if journal.is_begun and head.digest != digest:
         raise InvalidRequest(
@@ -82,29 +83,19 @@ async def journaled(
     journal.is_recording = journal.is_wanted
     if not journal.is_begun and journal.is_wanted:
         journal.put(head)
-    async with aclosing(_left(journal, events)) as left:
-        async for block in left:
-            records = journal.take()
-            if not state.intake.is_accepting:
-                records.append(DRAINING)
-            yield b": j %s\n%s" % (b" ".join(records), block) if records else block
+    return journal
 
 
-async def _left(
-    journal: StreamJournal, events: AsyncGenerator[bytes, None]
-) -> AsyncGenerator[bytes, None]:
-    """The blocks without those that were sent before."""
-    async with aclosing(events):
-        try:
-            while journal.num_to_drop:
-                await anext(events)
-                journal.num_to_drop -= 1
-        except StopAsyncIteration:
-            return
-        except (RadixError, asyncio.CancelledError):
-            raise
-        except Exception as error:  # of records that no server has made
-            text = f"resume.journal: no answer can be made of it: {error!s:.200}"
-            raise InvalidRequest(text, "resume.journal") from error
-        async for block in events:
-            yield block
+async def first_block(journal: StreamJournal | None, events: AsyncGenerator[bytes, None]) -> bytes:
+    """The first block that the client does not have."""
+    try:
+        while journal is not None and journal.num_to_drop:
+            journal.num_to_drop -= 1
+            await anext(events, b"")
+    except RadixError:
+        raise
+    except Exception as error:  # of records that no server has made
+        text = f"resume.journal: no answer can be made of it: {error!s:.200}"
+        raise InvalidRequest(text, "resume.journal") from error
+    block = await anext(events, b"")
+    return block if journal is None else journal.block(block)

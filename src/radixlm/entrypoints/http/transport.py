@@ -15,10 +15,9 @@ from radixlm.base.errors import Aborted, InvalidRequest, RadixError
 from radixlm.entrypoints.http.errors import body_of, error_body
 from radixlm.entrypoints.http.middleware import StreamCut
 from radixlm.entrypoints.http.off_loop import check_body, off_loop
-from radixlm.entrypoints.http.resume import journaled, should_cut, take_resume
+from radixlm.entrypoints.http.resume import begin_stream, first_block, should_cut, take_resume
 from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.request_model import M, read
-from radixlm.intake.stream_journal import current_journal
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -98,10 +97,9 @@ async def stream_response(
     """Stream ``events``. The first is awaited before the status is sent, so that a request that
     fails at once gets the status of its error; ``on_error`` writes a later error into the stream.
     When the client leaves, ``events`` is closed."""
-    if (journal := current_journal()) is not None:
-        events = journaled(state_of(request), journal, events)
+    journal = await begin_stream(state_of(request))
     try:
-        first = await cancel_on_disconnect(request, _next(events))
+        first = await cancel_on_disconnect(request, first_block(journal, events))
     except BaseException:
         await events.aclose()
         raise
@@ -110,7 +108,7 @@ async def stream_response(
         try:
             yield first
             async for part in events:
-                yield part
+                yield part if journal is None else journal.block(part)
         except RadixError as error:
             if should_cut(error):
                 raise StreamCut(str(error)) from error
@@ -122,10 +120,6 @@ async def stream_response(
             await events.aclose()
 
     return StreamingResponse(body(), media_type=media_type, headers=SSE_HEADERS)
-
-
-async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
-    return await anext(events, b"")
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
