@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from radixlm.router.call import Call
 from radixlm.router.metrics import MAX_MODELS, MAX_PATHS, RouterMetrics, endpoint_of
-from radixlm.router.worker import State, Worker
+from radixlm.router.worker import Load, State, Worker
 
 
 def _call(path: str = "/v1/chat/completions", method: str = "POST") -> Call:
@@ -93,6 +93,9 @@ def test_workers_are_read_at_a_scrape_and_forgotten_when_gone() -> None:
     metrics.breaker_outcome(one, False)
     metrics.breaker_transition(one, "closed", "open")
     one.state, two.num_inflight = State.SUSPECT, 3
+    two.load = Load(num_queued_tokens=7, kv_usage=0.5)
+    assert _value(metrics, "radix_router_worker_queued_tokens") == 7
+    assert _value(metrics, "radix_router_worker_kv_usage", worker=two.name) == 0.5
     assert _value(metrics, "smg_worker_health", worker=one.name) == 0
     assert _value(metrics, "smg_worker_cb_state", worker=one.name) == 1
     assert _value(metrics, "smg_worker_cb_consecutive_failures", worker=one.name) == 2

@@ -29,6 +29,11 @@ _ENDPOINTS = {
     "/v1/rerank": "rerank",
 }
 _ID = re.compile(r"(?=[^/]*\d)[^/]{12,}")
+_LOADS = {
+    "queued_tokens": "num_queued_tokens",
+    "kv_usage": "kv_usage",
+    "tokens_per_second": "tokens_per_s",
+}
 _BREAKER = {"closed": 0.0, "open": 1.0, "half_open": 2.0}
 
 
@@ -231,6 +236,9 @@ class RouterMetrics:
                    ("worker", "state"))  # fmt: skip
         self.gauge("radix_router_worker_tokens", "Tokens charged to a worker.",
                    self._of_workers(lambda w: w.num_tokens), worker)  # fmt: skip
+        for name, field in _LOADS.items():
+            self.gauge(f"radix_router_worker_{name}", "As the worker told last.",
+                       self._loads(field), worker)  # fmt: skip
 
     # ---- requests ------------------------------------------------------------------------------
 
@@ -370,6 +378,13 @@ class RouterMetrics:
 
     def _of_workers(self, read: Callable[[Worker], Any]) -> Callable[[], dict[Labels, float]]:
         return lambda: {(worker.name,): float(read(worker)) for worker in self._workers}
+
+    def _loads(self, field: str) -> Callable[[], dict[Labels, float]]:
+        return lambda: {
+            (worker.name,): float(getattr(worker.load, field))
+            for worker in self._workers
+            if worker.load is not None
+        }
 
     def _in_a_row(self, worker: Worker) -> tuple[int, int]:
         return self._runs.get(worker.name, (0, 0))

@@ -193,6 +193,15 @@ async def test_unknown_previous_responses_are_left_to_the_worker(bench: Bench) -
         await bench.ask("GET", "/v1/responses/resp_1")  # its context is not known here
 
 
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "a:b", "", "\U0001f600 x"])
+async def test_names_that_no_database_takes_are_unknown(bench: Bench, name: str) -> None:
+    bench.history._ask = None  # the store is not asked
+    with pytest.raises(NotFound):
+        await bench.post(input="x", conversation=name)
+    if name:
+        await bench.history.response(name, Call("GET", "/", "", [], b""))
+
+
 async def test_only_the_key_that_made_it_sees_a_response(bench: Bench) -> None:
     await bench.post(input="one", user="alice")
     assert (await bench.ask("GET", "/v1/responses/resp_1", "alice"))["id"] == "resp_1"
@@ -274,6 +283,9 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("/v1/conversations", {"items": "x"}),
     ("/v1/conversations", {"items": ["x"]}),
     ("/v1/conversations", {"items": [{}] * 21}),
+    ("/v1/conversations", {"items": [{"id": "a\0b"}]}),
+    ("/v1/conversations", {"items": [{"id": "x" * 129}]}),
+    ("/v1/conversations", {"items": [{"id": 3}]}),
 ]
 
 

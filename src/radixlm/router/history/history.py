@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ Item = dict[str, Any]
 FINAL = frozenset(("completed", "failed", "cancelled", "incomplete"))
 MAX_ITEMS = 20  # of one request, as OpenAI has it
 MAX_METADATA = 16
+_ID = re.compile(r"[\w.-]{1,128}")  # what databases take as a key
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -66,6 +68,8 @@ class History:
 
     async def _find(self, kind: str, key: str, call: Call) -> dict[str, Any] | None:
         """A response or a conversation that the client may see."""
+        if not _ID.fullmatch(key):
+            return None
         data = await self._ask(self.store.get, kind, key)
         found = orjson.loads(data) if data is not None else None
         return found if found is not None and found["owner"] == call.principal else None
@@ -157,7 +161,9 @@ class History:
     async def item(self, conversation_id: str, item_id: str, call: Call) -> Item:
         """One item; NotFound."""
         await self.conversation(conversation_id, call)
-        data = await self._ask(self.store.get, f"items:{conversation_id}", item_id)
+        data = None
+        if _ID.fullmatch(item_id):
+            data = await self._ask(self.store.get, f"items:{conversation_id}", item_id)
         if data is None:
             raise NotFound(f"no item {item_id!r:.100} in this conversation", "item_id")
         found: Item = orjson.loads(data)
@@ -182,9 +188,11 @@ def with_ids(items: list[Any]) -> list[Item]:
     for place, item in enumerate(items):
         if not isinstance(item, dict):
             raise InvalidRequest(f"items[{place}] must be an object", "items")
-        kind = item.get("type") or "message"
+        kind = str(item.get("type") or "message")
         drawn = f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(24)}"
-        named = item if isinstance(item.get("id"), str) and item["id"] else item | {"id": drawn}
+        given = item.get("id")
+        has_id = isinstance(given, str) and _ID.fullmatch(given)
+        named = item if has_id else item | {"id": drawn}
         content = named.get("content")
         if isinstance(content, str) and kind == "message":
             part = "output_text" if named.get("role") == "assistant" else "input_text"
@@ -198,7 +206,13 @@ def _items(items: Any) -> list[Item]:
         raise InvalidRequest("items must be a list of items", "items")
     if len(items) > MAX_ITEMS:
         raise InvalidRequest(f"items: at most {MAX_ITEMS} in one request", "items")
-    return with_ids(items)
+    made = with_ids(items)
+    for place, item in enumerate(items):
+        if item.get("id") not in (None, made[place]["id"]):
+            raise InvalidRequest(
+                f"items[{place}].id: up to 128 letters, digits, _, - and . work", "items"
+            )
+    return made
 
 
 def _metadata(before: Mapping[str, Any], fields: Mapping[str, Any]) -> Item | None:
