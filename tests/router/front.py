@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from radixlm.base.record import replace
-from radixlm.router import dispatch
+from radixlm.router import dispatch, stalled
 from radixlm.router.app import Gateway
 from radixlm.router.health import Health
 from radixlm.router.launch import bind
@@ -53,6 +53,7 @@ class Front:
         gateway.metrics = RouterMetrics(gateway.registry)
         gateway.admission = self.ticket = Ticket()
         dispatch.attach(gateway)
+        stalled.attach(gateway)
         self.workers = [self.join(Worker(worker.url)) for worker in workers]
         self.reports: list[tuple[str, str]] = []
         reported = gateway.health.reported

@@ -130,6 +130,38 @@ async def test_a_poison_request_fails_alone(start_workers: StartWorkers) -> None
     assert sum(len(worker.seen) for worker in workers) == 2
 
 
+async def test_a_worker_that_dies_on_a_kept_connection_counts(start_workers: StartWorkers) -> None:
+    workers = await start_workers(4)
+    async with Front(workers) as front:
+        for _ in workers:
+            assert (await front.chat()).status == 200
+        for worker in workers:
+            worker.faults.crash = True
+        assert (await front.chat()).json["error"]["code"] == "request_lost_workers"
+    assert sum(len(worker.seen) for worker in workers) == 4 + 2
+
+
+async def test_calls_leave_a_worker_that_hangs(start_workers: StartWorkers) -> None:
+    hung, other = await start_workers(2)
+    async with Front([hung, other]) as front:
+        for stream in (True, False):
+            hung.faults.hang, hung.faults.stall_after = not stream, 700
+            before, moved = len(hung.seen), other.num_resumed
+            async with Connection(front.url) as connection:
+                body = {"messages": [], "stream": stream, "max_tokens": 12}
+                await connection.send("POST", "/v1/chat/completions", body)
+                await until(lambda n=before: len(hung.seen) > n)
+                if stream:
+                    await until(lambda: any(s.first_s for s in front.workers[0].streams))
+                front.gateway.registry.move(front.workers[0], State.UNHEALTHY)
+                answer = await connection.read()
+            assert answer.status == 200 and answer.is_complete
+            assert other.num_resumed - moved == stream
+            assert not stream or answer.text == "".join(f"t{i} " for i in range(12))
+            front.gateway.registry.move(front.workers[0], State.READY)
+        assert front.is_idle
+
+
 async def test_an_engine_error_is_not_repeated(start_workers: StartWorkers) -> None:
     body = b'{"error":{"code":"engine_error"}}'
     raw = b"HTTP/1.1 500 E\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"

@@ -13,6 +13,7 @@ PARTS: tuple[str, ...] = (
     "radixlm.router.tokens_api:attach",  # after dispatch
     "radixlm.router.discovery.attach:attach",
     "radixlm.router.pd:attach",
+    "radixlm.router.stalled:attach",
     "radixlm.router.hedge:attach",  # after pd
     "radixlm.router.traces:attach",
 )

@@ -409,11 +409,14 @@ class Upstream:
         message = origin.message(method, target, headers, body)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
-        connection = origin.take()
+        connection, error = origin.take(), None
         is_kept = connection is not None
         while True:
             if connection is None:
-                connection = await self._connect(origin, timeout_s)
+                try:
+                    connection = await self._connect(origin, timeout_s)
+                except Unreachable as refused:  # the worker has died since it had the request
+                    raise error or refused from None
             exchange = Exchange(connection, sink, method == "HEAD", self._under_way, deadline_s)
             connection.send(message, exchange)
             if not self._is_watching:
@@ -439,6 +442,12 @@ class Upstream:
         self._is_watching = bool(self._under_way)
         if self._is_watching:
             loop.call_later(TICK_S, self._watch, loop)
+
+    def abandon(self, worker_url: str) -> None:
+        """End the exchanges with a worker that have no answer yet: it does not answer at all."""
+        for exchange in [one for one in self._under_way if one.url == worker_url]:
+            if not exchange.status:
+                exchange.fail("its health checks fail")
 
     async def fetch(
         self,
