@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from radixlm.base.errors import ConfigError
+from radixlm.config.server_args import ServerArgs
 from radixlm.router import servers
 from radixlm.router.options import Options, parse
 from tests.router.processes import Process, free_port, mock_process
@@ -127,3 +128,47 @@ def test_a_server_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -
     stuck = SimpleNamespace(pid=2, join=lambda timeout: None, is_alive=lambda: True)
     servers.cleanup_processes([ended, stuck])
     assert sent == [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGKILL)]
+
+
+class _Process:
+    """Stands for a process; keeps what it was started with."""
+
+    made: ClassVar[list[_Process]] = []
+
+    def __init__(self, target: Any, args: tuple[Any, ...]) -> None:
+        self.target, self.args, self.pid, self.has_started = target, args, 0, False
+        self.made.append(self)
+
+    def start(self) -> None:
+        self.has_started = True
+
+
+def test_each_server_has_a_port_and_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Process, "made", [])
+    monkeypatch.setattr(servers.mp, "Process", _Process)
+    monkeypatch.setattr(servers.mp, "set_start_method", lambda *_, **__: None)
+    monkeypatch.setattr(servers, "cleanup_processes", lambda processes: ended.extend(processes))
+    monkeypatch.setattr(servers, "set_up_logging", lambda *_: None)
+    monkeypatch.setattr(servers.launch, "run", lambda options, began_s: used.append(options) or 0)
+    used: list[Options] = []
+    ended: list[Any] = []
+    line = "--launch-servers 2 --tp-size 2 --base-gpu-id 1 --host 0.0.0.0 --router-policy random"
+    assert servers.main([*line.split(), "--router-dp-worker-base-port", "46000"]) == 0
+    first, second = (process.args[0] for process in _Process.made)
+    assert (first.base_gpu_id, second.base_gpu_id) == (1, 3)
+    assert used[0].worker_urls == tuple(f"http://127.0.0.1:{one.port}" for one in (first, second))
+    assert all(process.has_started for process in _Process.made) and ended == _Process.made
+    assert first.host == "0.0.0.0" and used[0].policy == "random"
+
+
+def test_a_server_serves_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[tuple[Any, frozenset[str]]] = []
+    monkeypatch.setattr(os, "setpgrp", lambda: None)
+    monkeypatch.setenv("SGLANG_DP_RANK", "")
+    monkeypatch.setattr(
+        "radixlm.entrypoints.serve.serve", lambda config, given: served.append((config, given))
+    )
+    servers.run_server(ServerArgs(port=7, page_size=16), 3)
+    ((config, given),) = served
+    assert (config.serve.port, config.memory.page_size, given) == (7, 16, {"port", "page_size"})
+    assert os.environ["SGLANG_DP_RANK"] == "3"

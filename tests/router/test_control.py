@@ -246,6 +246,36 @@ async def test_what_is_not_built_says_so(front: Front) -> None:
     assert (await front.ask("GET", "/wasm"))[0] == 503
 
 
+async def test_prefill_and_decode_workers_of_the_options_join() -> None:
+    front = Front(pd_disaggregation=True, prefill=(f"{A} 8998",), decode=(B,), worker_urls=(A,))
+    front.servers.up(A)
+    front.servers.up(B)
+    for work in front.gateway.on_start:
+        work()
+    await joined(front.registry, *front.registry)
+    (prefill,), (decode,) = (front.registry.pool(None, kind) for kind in ("prefill", "decode"))
+    assert (prefill.url, prefill.bootstrap_port, decode.url) == (A, 8998, B)
+    assert len(front.registry) == 2
+    await front.gateway.stop()
+
+
+async def test_a_gateway_that_ends_is_not_ready(front: Front) -> None:
+    await front.add(A)
+    await front.gateway.drain(0)
+    said = {"status": "not ready", "reason": "draining"}
+    assert await front.ask("GET", "/readiness") == (503, said)
+
+
+async def test_a_worker_without_cards_has_its_model_listed(front: Front) -> None:
+    front.servers.answers[A, "/health"] = {}
+    worker = front.registry.add(Worker(A, model_id="named"))
+    await joined(front.registry, worker)
+    assert [one["id"] for one in (await front.ask("GET", "/v1/models"))[1]["data"]] == ["named"]
+    assert (await front.ask("GET", "/model_info"))[0] == 503
+    status, said = await front.ask("POST", "/parse/reasoning", {"reasoning_parser": "qwen3"})
+    assert status == 400 and "text" in said
+
+
 async def test_the_workers_of_the_options_join() -> None:
     front = Front(worker_urls=(A, B))
     front.servers.up(A)

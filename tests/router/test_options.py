@@ -9,7 +9,7 @@ import pytest
 from radixlm.base.errors import ConfigError
 from radixlm.router.docs import main, render
 from radixlm.router.flags import Flags
-from radixlm.router.options import AdminKey, Options, parse, table
+from radixlm.router.options import AdminKey, Options, parse, read, table
 
 
 def test_defaults_are_the_references() -> None:
@@ -73,6 +73,12 @@ def test_lists_pairs_and_repeated_flags() -> None:
         ("--service-discovery", "--selector"),
         ("--history-backend redis", "--redis-url"),
         ("--history-backend oracle", "--oracle-username"),
+        ("--history-backend postgres --oracle-pool-max 0", "16"),
+        ("--oracle-pool-min 9 --oracle-pool-max 8", "16"),
+        ("--service-discovery --selector a=b --backend openai", "--backend"),
+        ("--service-discovery --pd-disaggregation --selector a=b", "--prefill-selector"),
+        ("--history-backend oracle --oracle-user u --oracle-password p", "--oracle-tns-alias"),
+        ("--prefill", "--prefill"),
         ("--control-plane-api-keys a:b", "id:name:role:key"),
         ("--control-plane-api-keys a:b:root:c", "admin"),
         ("extra", "extra"),
@@ -82,6 +88,16 @@ def test_an_error_names_the_flag_and_what_works(line: str, says: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse(line.split())
     assert says in str(error.value)
+
+
+def test_what_has_no_effect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    assert parse(["--mini-lb", "--pd-disaggregation"]).mini_lb
+    assert "--mini-lb has no effect" in caplog.text
+
+
+def test_an_unknown_option_of_a_program_is_named() -> None:
+    with pytest.raises(ConfigError, match="'policy'"):
+        read({"polcy": "random"})
 
 
 def test_the_environment_sets_what_no_flag_does(monkeypatch: pytest.MonkeyPatch) -> None:
