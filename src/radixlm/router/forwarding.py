@@ -14,9 +14,9 @@ _HOP_BY_HOP = frozenset(
 )
 _NONE: AbstractSet[bytes] = frozenset()
 _PLAIN = (b"close", b"keep-alive", b"Keep-Alive")  # a Connection header that names no other
-_MODEL = re.compile(
-    rb'"model"\s*:\s*"([^"\\]{1,256})"|name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r]+)'
-)
+_OWN = _HOP_BY_HOP | {b"x-request-id"}
+_MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')
+_MODEL_OF_FORM = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r]+)')
 _STREAM = re.compile(rb'"stream"\s*:\s*true')
 
 
@@ -31,18 +31,19 @@ def named_model(call: Call) -> str | None:
 def seen_model(body: bytes) -> str:
     """The first model that the bytes of a body, JSON or a form, name; "unknown" if none. For
     labels: ``Call.model`` parses."""
-    if b'"model"' not in body:
+    at = body.find(b'"model"')  # faster than a search of the pattern
+    if at < 0:
         return "unknown"
-    match = _MODEL.search(body)
-    return (match[1] or match[2]).decode("utf-8", "replace") if match else "unknown"
+    match = _MODEL.search(body, at) or _MODEL_OF_FORM.search(body, max(at - 5, 0))
+    return match[1].decode("utf-8", "replace") if match else "unknown"
 
 
 def is_stream(call: Call) -> bool:
     """Whether the bytes of the body ask for a stream. The content type of the answer decides."""
-    body = call.body
-    if call.path.startswith("/api/") and b'"stream"' not in body:
-        return True  # Ollama's routes stream unless told not to
-    return b'"stream"' in body and _STREAM.search(body) is not None
+    at = call.body.find(b'"stream"')
+    if at < 0:
+        return call.path.startswith("/api/")  # Ollama's routes stream unless told not to
+    return _STREAM.search(call.body, at) is not None
 
 
 def to_worker(call: Call, added: Headers) -> Headers:
@@ -71,8 +72,11 @@ def to_client(headers: Headers, added: Headers) -> Headers:
 
 
 def _dropped(headers: Headers, added: Headers) -> AbstractSet[bytes]:
-    named = {name for name, _ in added} if added else _NONE
+    named: AbstractSet[bytes] = _NONE
+    base = _OWN if len(added) == 1 and added[0][0] == b"x-request-id" else _HOP_BY_HOP
+    if added and base is _HOP_BY_HOP:
+        named = {name for name, _ in added}
     for name, value in headers:
         if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
             named = named | {part.strip().lower() for part in value.split(b",")}
-    return _HOP_BY_HOP | named if named else _HOP_BY_HOP
+    return base | named if named else base
