@@ -296,6 +296,17 @@ async def test_faults_of_clients_are_named(bench: Bench, path: str, fields: dict
     assert error.value.status == 400 and error.value.param in ("metadata", "items")
 
 
+@pytest.mark.parametrize("body", [b"{", b"[]", b"3", b"\xff"])
+async def test_a_body_that_is_no_object_is_refused(bench: Bench, body: bytes) -> None:
+    call = Call("POST", "/v1/conversations", "", [], body)
+    route = bench.routes.find(call)
+    assert route is not None
+    with pytest.raises(InvalidRequest, match="JSON object"):
+        await route.handler(call)
+    call.body = b""
+    assert (await route.handler(call)).status == 200
+
+
 async def test_an_item_is_added_once(bench: Bench) -> None:
     made = await bench.ask("POST", "/v1/conversations", items=[])
     item = {"id": "msg_mine", "role": "user", "content": "x"}

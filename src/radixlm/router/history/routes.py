@@ -177,6 +177,8 @@ class HistoryRoutes:
 
         def serve(method: str, path: str, work: Callable[..., Awaitable[Any]], *names: str) -> None:
             async def handler(call: Call) -> Answer:
+                if not call.fields and call.body.strip() not in (b"", b"{}"):
+                    raise InvalidRequest("the body must be a JSON object")
                 return json_answer(await work(*(call.path_args[name] for name in names), call))
 
             add(method, path, handler, "key")

@@ -136,6 +136,9 @@ class TurnClient:
         if self._head is not None or self._final is not None:
             self._held += data
             return
+        if not self._rest and data.endswith(b"\n\n") and not _WHOLE.search(data):
+            self._inner.write(data)  # as good as always
+            return
         whole = self._rest + data
         gap = b"\n\n" if b"\r\n\r\n" not in whole else b"\r\n\r\n"  # some servers' line ends
         blocks, end, self._rest = whole.rpartition(gap)
