@@ -141,3 +141,35 @@ def test_score_choices_needs_one_text(engine: sgl.Engine, fields: dict[str, Any]
     body = {"score_choices": ["b"], **body, **fields}
     with pytest.raises(Exception, match="score_choices needs one text"):
         list(engine.generate(**body))
+
+
+def test_clients_of_other_apis_run_programs() -> None:
+    """OpenAI's and Anthropic's own libraries against a server."""
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += sgl.system("You are a helpful assistant.")
+        s += sgl.user("What is 17 + 25?")
+        s += sgl.assistant(sgl.gen("a", max_tokens=8))
+
+    with RunningServer() as server:
+        fields: dict[str, Any] = {"api_key": "x", "max_retries": 0}
+        backends = [
+            sgl.OpenAI("radix-tiny", base_url=f"{server.url}/v1", **fields),
+            sgl.Anthropic("radix-tiny", base_url=server.url, **fields),
+            sgl.Crusoe("radix-tiny", base_url=f"{server.url}/v1", **fields),
+        ]
+        for backend in backends:
+            state = program.run(backend=backend, temperature=0)
+            assert "42" in in_time(lambda state=state: state["a"]), type(backend)
+            streamed = program.run(backend=backend, temperature=0, stream=True)
+            text = in_time(lambda streamed=streamed: "".join(streamed.text_iter("a")))
+            assert "42" in text, type(backend)
+        assert backends[0].token_usage.completion_tokens > 0
+        completion = sgl.OpenAI(
+            "radix-tiny", is_chat_model=False, base_url=f"{server.url}/v1", **fields
+        )
+        state = sgl.function(lambda s: s.__iadd__("Count: 1, 2, " + sgl.gen("b", n=2))).run(
+            backend=completion, max_new_tokens=4
+        )
+        assert len(in_time(lambda: state["b"])) == 2

@@ -92,7 +92,9 @@ class HttpClient:
             while True:
                 self._idle.pop()[1].close()
 
-    __del__ = close
+    def __del__(self) -> None:
+        for _, connection in self._idle:  # at the interpreter's end `suppress` may be gone
+            connection.close()
 
     def _connect(self) -> http.client.HTTPConnection:
         where = self._host, self._port

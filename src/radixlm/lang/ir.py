@@ -141,12 +141,13 @@ class SglSamplingParams:
 
     def to_anthropic_kwargs(self) -> dict[str, Any]:
         self._warn("Anthropic", self.dtype)
+        # newer clients have no arguments of these names, older ones no others
+        more = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        unset = {"temperature": (None,), "top_p": (None, 1.0), "top_k": (None, -1, 0)}
         return {
             "max_tokens": self.max_new_tokens,
             "stop_sequences": self.stops(),
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
+            "extra_body": {name: v for name, v in more.items() if v not in unset[name]},
         }
 
     def to_litellm_kwargs(self) -> dict[str, Any]:
