@@ -6,6 +6,8 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from radixlm.router import pd
 from radixlm.router.worker import State, Worker
@@ -196,6 +198,23 @@ def test_logprobs_are_joined_in_streams_and_batches() -> None:
     joined = orjson.loads(edit(orjson.dumps([{"meta_info": {}}, {"meta_info": {}}])))
     assert joined == batch
     assert pd.joined_logprobs(b"<html>")(b"{}") == b"{}"
+
+
+@given(st.binary(max_size=30), st.binary(max_size=30))
+def test_no_answer_breaks_the_join(first: bytes, second: bytes) -> None:
+    for data in (
+        second,
+        b"{" + second,
+        b"data: {" + second + b"\n\n",
+        b"[1]",
+        b'data: {"index":[]}',
+    ):
+        for told in (
+            first,
+            b'{"meta_info":' + first + b"}",
+            b'{"meta_info":{"input_token_logprobs":7}}',
+        ):
+            assert isinstance(pd.joined_logprobs(told)(data), bytes)
 
 
 async def test_vllms_protocol(start_workers: StartWorkers) -> None:

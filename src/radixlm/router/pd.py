@@ -143,7 +143,8 @@ class KvTransferPair(Pair):
 
     async def ask(self, prefill: Worker, decode: Worker) -> Failure | None:
         told = self.call.fields
-        fields: dict[str, Any] = {"stream": False, "max_tokens": 1}
+        limit = "max_output_tokens" if self.call.path == "/v1/responses" else "max_tokens"
+        fields: dict[str, Any] = {"stream": False, limit: 1}
         fields |= {name: 1 for name in ("max_completion_tokens",) if name in told}
         fields |= {name: None for name in ("stream_options", "min_tokens") if name in told}
         fields["kv_transfer_params"] = {
@@ -208,32 +209,43 @@ def joined_logprobs(first: bytes) -> Callable[[bytes], bytes]:
     log-probabilities of the prefill worker's answer ``first`` before its own."""
     found: dict[int, list[Any]] = {}
     for number, one in enumerate(_objects(first)):
-        told = one.get("meta_info", {}).get("input_token_logprobs")
-        if told:
+        meta = one.get("meta_info")
+        told = meta.get("input_token_logprobs") if isinstance(meta, dict) else None
+        if isinstance(told, list) and told:
             is_event = first.startswith(b"data:")
-            found[one.get("index", 0) if is_event else number] = told
+            found[_index(one) if is_event else number] = told
     return partial(_joined, found)
 
 
 def _joined(found: Mapping[int, list[Any]], data: bytes) -> bytes:
-    if data[:1] in b"{[":
-        value = orjson.loads(data)
-        for number, one in enumerate(value if isinstance(value, list) else [value]):
-            _join(one, found.get(number))
-        return orjson.dumps(value)
-    lines = data.split(b"\n")
-    for at, line in enumerate(lines):
-        if line.startswith(b"data: {"):
-            event = orjson.loads(line[6:])
-            _join(event, found.get(event.get("index", 0)))
-            lines[at] = b"data: " + orjson.dumps(event)
-    return b"\n".join(lines)
+    try:
+        if data[:1] in b"{[":
+            value = orjson.loads(data)
+            for number, one in enumerate(value if isinstance(value, list) else [value]):
+                _join(one, found.get(number))
+            return orjson.dumps(value)
+        lines = data.split(b"\n")
+        for at, line in enumerate(lines):
+            if line.startswith(b"data: {"):
+                event = orjson.loads(line[6:])
+                _join(event, found.get(_index(event)))
+                lines[at] = b"data: " + orjson.dumps(event)
+        return b"\n".join(lines)
+    except orjson.JSONDecodeError:  # the client shall see what the worker said
+        return data
 
 
-def _join(one: dict[str, Any], first: list[Any] | None) -> None:
-    meta = one.get("meta_info")
+def _index(event: Mapping[str, Any]) -> int:
+    """Which prompt of a batch an event is of."""
+    index = event.get("index")
+    return index if isinstance(index, int) else 0
+
+
+def _join(one: Any, first: list[Any] | None) -> None:
+    meta = one.get("meta_info") if isinstance(one, dict) else None
     if first and isinstance(meta, dict):
-        meta["input_token_logprobs"] = first + (meta.get("input_token_logprobs") or [])
+        own = meta.get("input_token_logprobs")
+        meta["input_token_logprobs"] = first + (own if isinstance(own, list) else [])
 
 
 def _objects(content: bytes) -> list[dict[str, Any]]:
