@@ -99,6 +99,7 @@ async def test_a_worker_is_added_shown_changed_and_deleted(front: Front) -> None
     [
         ("POST", "/workers", {"url": "nope"}, 400, "BAD_REQUEST"),
         ("POST", "/workers", {}, 400, "BAD_REQUEST"),
+        ("POST", "/workers", [1], 400, "BAD_REQUEST"),
         ("POST", "/workers", {"url": A, "priority": "x"}, 400, "BAD_REQUEST"),
         ("GET", "/workers/zzz", None, 400, "BAD_REQUEST"),
         ("GET", f"/workers/{'0' * 32}", None, 404, "WORKER_NOT_FOUND"),
@@ -172,6 +173,15 @@ async def test_models_and_infos(front: Front) -> None:
     info = (await front.ask("GET", "/get_server_info"))[1]
     assert (info["router_manager"], info["workers_count"], info["max_tokens"]) == (True, 2, 5)
     assert "api_key" not in info and "hf_token" not in info
+
+
+async def test_without_the_key_the_info_has_counts_only() -> None:
+    front = Front(api_key="k")
+    await front.add(A, max_tokens=5)
+    counts = {"router_manager": True, "routers_count": 1, "workers_count": 1}
+    assert await front.ask("GET", "/get_server_info") == (200, counts)
+    assert (await front.ask("GET", "/get_server_info", key="k"))[1]["max_tokens"] == 5
+    await front.gateway.stop()
 
 
 async def test_a_flush_reaches_all_workers(front: Front) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import orjson
 
-from radixlm.base.errors import InvalidRequest, ModelNotFound, Overloaded, TransferError
+from radixlm.base.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    TransferError,
+    Unauthorized,
+)
 from radixlm.base.lazy import load
 from radixlm.router.answer import Answer, json_answer
 from radixlm.router.call import Call
@@ -62,7 +69,9 @@ class Admin:
     """The handlers."""
 
     def __init__(self, gateway: Gateway) -> None:
+        assert gateway.auth  # made before the routes
         self.gateway, self.registry, self.options = gateway, gateway.registry, gateway.options
+        self.auth = gateway.auth
 
     async def alive(self, call: Call) -> Answer:
         """200, also without a worker."""
@@ -122,8 +131,12 @@ class Admin:
         return json_answer(body)
 
     async def server_info(self, call: Call) -> Answer:
-        """Counts of the gateway, and what the first worker tells of itself, without secrets."""
-        _, body = await self._first("/get_server_info", "/server_info")
+        """Counts of the gateway, and what the first worker tells of itself, without secrets: the
+        counts to all, the rest to those who may ask a worker."""
+        body: dict[str, Any] = {}
+        with contextlib.suppress(Unauthorized):
+            self.auth(call, "key")
+            _, body = await self._first("/get_server_info", "/server_info")
         told = {name: value for name, value in body.items() if not _SECRET.search(name)}
         counts = {"routers_count": 1, "workers_count": len(self.registry)}
         return json_answer(told | {"router_manager": True, **counts})

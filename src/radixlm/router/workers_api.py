@@ -98,10 +98,6 @@ class Workers:
     async def create(self, call: Call) -> Answer:
         """POST /workers: 202, and the worker joins when it answers."""
         try:
-            if not call.fields:
-                raise InvalidRequest(
-                    'the body is no JSON object: {"url": "http://host:port"} works'
-                )
             worker = self.registry.add(worker_of(call.fields))
         except InvalidRequest as error:
             return _error(400, error.message, "BAD_REQUEST")
