@@ -9,6 +9,7 @@ import re
 import timeit
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import orjson
 import pytest
@@ -22,9 +23,9 @@ from radixlm.router.admission import (
     Admission,
     QueueConfig,
     Refused,
-    attach,
 )
 from radixlm.router.call import Call
+from radixlm.router.limits import attach
 from radixlm.router.metrics import RouterMetrics
 from radixlm.router.options import Options
 from radixlm.router.registry import Registry
@@ -193,6 +194,34 @@ def test_a_client_that_leaves_at_the_moment_of_its_grant_gives_the_slot_back() -
         (await admission.enter(make_call())).leave()
 
     simulate(main())
+
+
+def test_a_request_has_its_own_timeout_in_the_queue_and_the_rest_of_it_at_the_worker() -> None:
+    gateway = FakeGateway(max_concurrent_requests=1)
+    attach(gateway)  # type: ignore[arg-type]
+    call = Call("POST", "/generate", "", [], b'{"timeout": 3, "text": "a"}')
+
+    async def main() -> None:
+        (await gateway.admission.enter(make_call())).sent(Worker("http://w"))
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(Refused, match=r"waited 3 s \(timeout\) with 1 requests; 1 run"):
+            await gateway.admission.enter(call)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(3)
+
+    simulate(main())
+    for work in gateway.on_start:
+        work()
+    (splice,) = gateway.dispatcher.splices
+    worker = Worker("http://w")
+    assert splice(call, worker) == {}  # it has not waited by the real clock
+    call.arrival_s -= 2
+    assert splice(call, worker)["timeout"] == pytest.approx(1, abs=0.1)
+    call.arrival_s -= 2
+    assert splice(call, worker)["timeout"] == 0.01
+    for body in (b"{}", b'{"timeout": null}', b'{"timeout": true}', b'{"timeout": -1}', b"timeout"):
+        late = Call("POST", "/generate", "", [], body)
+        late.arrival_s -= 5
+        assert splice(late, worker) == {}
 
 
 @pytest.mark.parametrize("weight", [1, 3])
@@ -426,6 +455,8 @@ class FakeGateway:
         self.metrics = RouterMetrics(())  # type: ignore[arg-type]
         self.registry = Registry(self.options, None)  # type: ignore[arg-type]
         self.periodic: list = []
+        self.on_start: list = []
+        self.dispatcher = SimpleNamespace(splices=[])
 
     def every(self, seconds: float, work: object) -> None:
         self.periodic.append(work)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from radixlm.base.errors import ConfigError, RequestError
+from radixlm.base.errors import RequestError
 from radixlm.base.record import Record
 from radixlm.router.call import Call
 from radixlm.router.tenants import (
@@ -22,15 +20,11 @@ from radixlm.router.tenants import (
     Tenant,
     TenantFile,
     Tenants,
-    read_tenants,
 )
 from radixlm.router.worker import Worker
 
 if TYPE_CHECKING:
-    from radixlm.router.app import Gateway
     from radixlm.router.metrics import RouterMetrics
-
-log = logging.getLogger(__name__)
 
 ACTIVE_S = 10.0  # a tenant without requests for this long has no share
 OLDEST_EVERY = 8  # of so many grants one goes to the oldest request, of whatever class
@@ -156,7 +150,7 @@ class Admission:
         self.config = config
         self.tenants = tenants or Tenants(TenantFile())
         self.capacity = config.max_concurrent or UNLIMITED
-        self._is_open = not (config.max_concurrent or config.rate_per_s or config.is_fair)
+        self.is_open = not (config.max_concurrent or config.rate_per_s or config.is_fair)
         self._everyone = Tenant("everyone", Limits(), 0.0, 0)
         self._everyone.deficit = math.inf
         self._rate: Bucket | None = None
@@ -188,7 +182,7 @@ class Admission:
 
     async def enter(self, call: Call) -> Ticket:
         """Wait until ``call`` may run; Refused if it may not. The ticket must ``leave``."""
-        if self._is_open:
+        if self.is_open:
             return FREE
         loop = asyncio.get_running_loop()
         now_s = loop.time()
@@ -205,11 +199,16 @@ class Admission:
             self._make_room(waiter)
         if waiter.verdict is None:
             waiter.future = loop.create_future()
+            own_s = timeout_s(call)
+            timer = own_s and loop.call_later(own_s, self._late, waiter, own_s, "timeout")
             try:
                 await waiter.future
             except asyncio.CancelledError:
                 self._gone(waiter)
                 raise
+            finally:
+                if timer:
+                    timer.cancel()
         if isinstance(waiter.verdict, Ticket):
             return waiter.verdict
         assert waiter.verdict is not None
@@ -425,45 +424,29 @@ class Admission:
             oldest = next(iter(self._all))
             if now_s < oldest.since_s + self.config.timeout_s:
                 break
-            message = (
-                f"waited {self.config.timeout_s:g} s (--queue-timeout-secs) as the first of "
-                f"{len(self._all)} requests; {self.num_inflight} run"
-            )
-            if self.config.is_fair:
-                message += f"; tenant {oldest.tenant.name!r} has {oldest.tenant.num_inflight}"
-            retry_after_s = self._retry_after(len(self._all))
-            self._refuse(oldest, self._refusal(408, "queue_timeout", message, retry_after_s))
+            self._late(oldest, self.config.timeout_s, "--queue-timeout-secs")
         self._pump(now_s)
 
-
-def attach(gateway: Gateway) -> None:
-    """Set ``gateway.admission``. ConfigError: the file of --tenants cannot be read."""
-    options = gateway.options
-    path = options.tenants
-    file = read_tenants(path) if path else TenantFile()
-    limit = max(0, options.max_concurrent_requests) or None
-    config = QueueConfig(
-        limit,
-        options.rate_limit_tokens_per_second or None,
-        options.queue_size,
-        float(options.queue_timeout_secs),
-        options.fair_share or bool(path),
-    )
-    admission = Admission(config, Tenants(file, options.fair_share_header))
-    gateway.admission, admission.metrics = admission, gateway.metrics
-    if path:
-        gateway.every(5.0, _Reload(admission.tenants, path).tick)
-    if config.is_fair and limit is None:
-        gateway.registry.listen(lambda *_: admission.resize(slots(gateway.registry)))
-        log.info("fair shares: as many requests run as the workers tell (max_running_requests)")
+    def _late(self, waiter: Waiter, limit_s: float, name: str) -> None:
+        """Refuse a request that has waited too long. ``name``: what set the limit."""
+        if waiter.verdict is not None:
+            return
+        message = f"waited {limit_s:g} s ({name}) with {len(self._all)} requests; "
+        message += f"{self.num_inflight} run"
+        if self.config.is_fair:
+            tenant = waiter.tenant
+            message += f", {tenant.num_inflight} of them of tenant {tenant.name!r}"
+        retry_after_s = self._retry_after(len(self._all))
+        self._refuse(waiter, self._refusal(408, "queue_timeout", message, retry_after_s))
 
 
-def slots(workers: Iterable[Worker]) -> int | None:
-    """Requests that the workers run at once, as they tell; None if one does not tell. A queue
-    beyond that is better kept here, where it is fair."""
-    able = [one for one in workers if one.is_available and one.worker_type != "prefill"]
-    told = [slots_of(one) for one in able]
-    return sum(told) if all(told) and told else None
+def timeout_s(call: Call) -> float | None:
+    """Seconds that a client gives its request: the field ``timeout``."""
+    if b'"timeout"' not in call.body:
+        return None
+    value = call.fields.get("timeout")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and value > 0 else None  # type: ignore[arg-type,operator]
 
 
 def slots_of(worker: Worker) -> int:
@@ -473,25 +456,3 @@ def slots_of(worker: Worker) -> int:
     if not isinstance(told, int) or told < 1:
         return 0
     return told * (ranks if isinstance(ranks, int) else 1)
-
-
-class _Reload:
-    """Reads the file of tenants again when it changes."""
-
-    def __init__(self, tenants: Tenants, path: str) -> None:
-        self._tenants, self._path = tenants, Path(path)
-        self._changed = self._path.stat().st_mtime_ns
-
-    def tick(self) -> None:
-        """Look at the file."""
-        try:
-            changed = self._path.stat().st_mtime_ns
-            if changed == self._changed:
-                return
-            self._changed = changed
-            file = read_tenants(str(self._path))
-        except (ConfigError, OSError) as error:
-            log.error("the limits of tenants stay as they are: %s", error)
-            return
-        self._tenants.reload(file, asyncio.get_running_loop().time())
-        log.info("read %s: %d tenants", self._path, len(file.tenants))

@@ -5,7 +5,7 @@ PARTS: tuple[str, ...] = (
     "radixlm.router.control:attach",
     "radixlm.router.logs:attach",
     "radixlm.router.history.routes:attach",
-    "radixlm.router.admission:attach",  # after the registry and the metrics
+    "radixlm.router.limits:attach",  # after the registry and the metrics
     "radixlm.router.kv_events_in:attach",
     "radixlm.router.dispatch:attach",
     "radixlm.router.drain:attach",
