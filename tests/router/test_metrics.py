@@ -122,6 +122,13 @@ def test_names_of_clients_are_bounded() -> None:
     assert _value(metrics, "smg_http_requests_total") == 3 * MAX_PATHS
 
 
+def test_names_of_clients_are_escaped() -> None:
+    metrics = RouterMetrics()
+    name = 'a"b\\c\nd\\n%s{}'
+    metrics.request_started(_call(), name, "chat", False)
+    assert _value(metrics, "smg_router_requests_total", model=name) == 1
+
+
 def test_gauges_and_tables_that_are_read_at_a_scrape() -> None:
     metrics = RouterMetrics()
     metrics.gauge("some_things", "Things.", lambda: {("a",): 2.0}, ("x",))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from radixlm.router.call import Call
-from radixlm.router.series import Counter, Exposition, Family, Gauge, Histogram, Labels, View
+from radixlm.router.series import Counter, Family, Gauge, Histogram, Labels, View, text_of
 from radixlm.router.worker import State, Worker
 
 DURATION_S = (
@@ -394,4 +394,4 @@ class RouterMetrics:
 
     def exposition(self) -> bytes:
         """What Prometheus reads."""
-        return Exposition(lambda: self._families).text()
+        return text_of(self._families)

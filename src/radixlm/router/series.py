@@ -1,17 +1,17 @@
 """Counters and histograms for one thread: a dict's entry each, 0.2 us an event.
 
-prometheus_client's own take a lock and search their buckets in Python (1.5 us for a pair); here it
-only writes the exposition. A family may be shown under several names, each with some of its labels.
+prometheus_client's own take a lock and search their buckets in Python, 1.5 us for a pair. A family
+may be shown under several names, each with some of its labels.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from radixlm.base.lazy import load
 from radixlm.base.record import Record
 
 Labels = tuple[str | int, ...]
@@ -58,14 +58,11 @@ class Family:
     def _added(one: Any, other: Any) -> Any:
         return one + other
 
-    def samples(self, view: View) -> Iterator[tuple[str, dict[str, str], float]]:
-        """(name, labels, value) of the exposition."""
+    def lines(self, view: View) -> Iterator[str]:
+        """The samples of a name in Prometheus' text form."""
+        write = _writer(view, view.name)
         for key, value in self.summed(view).items():
-            yield view.name, self._shown(view, key), value
-
-    @staticmethod
-    def _shown(view: View, key: Labels) -> dict[str, str]:
-        return dict(view.fixed) | dict(zip(view.labels, map(str, key), strict=True))
+            yield write(key, value)
 
 
 class Counter(Family):
@@ -116,14 +113,16 @@ class Histogram(Family):
         row[bisect_left(self.bounds, value)] += 1
         row[-1] += value
 
-    def samples(self, view: View) -> Iterator[tuple[str, dict[str, str], float]]:
-        ends = [f"{float(bound)}" for bound in self.bounds] + ["+Inf"]
+    def lines(self, view: View) -> Iterator[str]:
+        ends = [*map(float, self.bounds), math.inf]
+        buckets = _writer(view, f"{view.name}_bucket", "le")
+        count, total = _writer(view, f"{view.name}_count"), _writer(view, f"{view.name}_sum")
         for key, row in self.summed(view).items():
-            shown, counts = self._shown(view, key), list(accumulate(row[:-1]))
-            for end, count in zip(ends, counts, strict=True):
-                yield f"{view.name}_bucket", shown | {"le": end}, count
-            yield f"{view.name}_count", shown, counts[-1]
-            yield f"{view.name}_sum", shown, row[-1]
+            counts = list(accumulate(row[:-1]))
+            for end, num in zip(ends, counts, strict=True):
+                yield buckets((*key, "+Inf" if end == math.inf else end), num)
+            yield count(key, counts[-1])
+            yield total(key, row[-1])
 
 
 class Gauge(Family):
@@ -144,25 +143,35 @@ class Gauge(Family):
         return dict(self._read())
 
 
-class Exposition:
-    """A collector of prometheus_client over families."""
+def text_of(families: Sequence[Family]) -> bytes:
+    """What Prometheus reads, in its text form 0.0.4. prometheus_client would take ten times as
+    long, in which no event of a stream passes."""
+    lines: list[str] = []
+    for family in families:
+        for view in family.views:
+            lines.append(f"# HELP {view.name} {family.help}")
+            lines.append(f"# TYPE {view.name} {family.kind}")
+            lines += family.lines(view)
+    return "\n".join([*lines, ""]).encode()
 
-    def __init__(self, families: Callable[[], Sequence[Family]]) -> None:
-        self._families = families
 
-    def collect(self) -> Iterator[Any]:
-        """One metric for each name."""
-        metric = load("prometheus_client.core:Metric")
-        for family in self._families():
-            for view in family.views:
-                shown = metric(view.name.removesuffix("_total"), family.help, family.kind)
-                for name, labels, value in family.samples(view):
-                    shown.add_sample(name, labels, value)
-                yield shown
+def _writer(view: View, name: str, *more: str) -> Callable[[Sequence[Any], float], str]:
+    """Writes a sample of ``view``, whose key has a value for each label and for ``more``."""
+    names = (*view.labels, *more)
+    fixed = [(label, f'{label}="{value}"') for label, value in view.fixed]
+    places = [(label, f'{label}="%s"') for label in names]
+    ordered = sorted(fixed + places)
+    form = f"{name}{{{','.join(text for _, text in ordered)}}} %s" if ordered else f"{name} %s"
+    order = [names.index(label) for label, _ in ordered if label in names]
 
-    def text(self) -> bytes:
-        """What Prometheus reads, in its text form 0.0.4."""
-        registry = load("prometheus_client:CollectorRegistry")(auto_describe=False)
-        registry.register(self)
-        text: bytes = load("prometheus_client:generate_latest")(registry)
-        return text
+    def write(key: Sequence[Any], value: float) -> str:
+        shown = (str(key[place]) for place in order)
+        return form % (*(_escaped(text) for text in shown), float(value))
+
+    return write
+
+
+def _escaped(text: str) -> str:
+    if "\\" in text or '"' in text or "\n" in text:
+        return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return text
