@@ -114,7 +114,7 @@ class Exchange:
         under_way: set[Exchange],
         deadline_s: float,
     ) -> None:
-        """``deadline_s``: of the loop's time. It is in ``under_way`` until its end."""
+        """``deadline_s``: of time.monotonic. It is in ``under_way`` until its end."""
         self.status, self.url = 0, connection.origin.url
         self.headers: Headers = []
         self.is_head_request = is_head_request
@@ -407,8 +407,7 @@ class Upstream:
         any byte came is replaced by a fresh one."""
         origin = self._origins.get(worker_url) or self._origin(worker_url)
         message = origin.message(method, target, headers, body)
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         connection, error = origin.take(), None
         is_kept = connection is not None
         while True:
@@ -421,7 +420,7 @@ class Upstream:
             connection.send(message, exchange)
             if not self._is_watching:
                 self._is_watching = True
-                loop.call_later(TICK_S, self._watch, loop)
+                connection.loop.call_later(TICK_S, self._watch, connection.loop)
             try:
                 await exchange.head
             except asyncio.CancelledError:
@@ -436,7 +435,7 @@ class Upstream:
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """End what has run out of time. One timer for all: one an exchange costs 2 us."""
-        now_s = loop.time()
+        now_s = time.monotonic()
         for exchange in [one for one in self._under_way if one.deadline_s < now_s]:
             exchange.fail("no whole answer in time", is_timeout=True)
         self._is_watching = bool(self._under_way)
