@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -188,10 +187,20 @@ class KvReaders:
         readers = self._readers.get(worker.name)
         return bool(readers) and all(r.stream.is_complete_now for r in readers or ())
 
-    def streams(self) -> Iterator[KvStream]:
-        """All streams, for metrics."""
-        for readers in self._readers.values():
-            yield from (reader.stream for reader in readers)
+    def figures(self) -> dict[tuple[str, ...], float]:
+        """For the metrics."""
+        streams = [r.stream for readers in self._readers.values() for r in readers]
+        figures = {
+            "blocks": len(self.index),
+            "bytes": self.index.num_bytes,
+            "refused": self.index.num_refused,
+            "orphans": self.index.num_orphans,
+            "trusted": sum(stream.is_complete_now for stream in streams),
+            "gaps": sum(stream.num_gaps for stream in streams),
+            "restarts": sum(stream.num_resets for stream in streams),
+            "faulty": sum(stream.num_faulty for stream in streams),
+        }
+        return {(name,): float(value) for name, value in figures.items()}
 
     def close(self) -> None:
         """Free all sockets."""

@@ -11,6 +11,7 @@ PARTS: tuple[str, ...] = (
     "radixlm.router.drain:attach",
     "radixlm.router.rolling:attach",
     "radixlm.router.tokens_api:attach",  # after dispatch
+    "radixlm.router.loads:attach",
     "radixlm.router.discovery.attach:attach",
     "radixlm.router.pd:attach",
     "radixlm.router.stalled:attach",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from radixlm.router.kv_readers import KvReaders
     from radixlm.router.worker import Worker
 
-RECENT_S = 4.0  # in which a prompt that was sent is not told of yet
+RECENT_S = 2.0  # in which a prompt that was sent is not told of yet
 
 
 class Prompt:

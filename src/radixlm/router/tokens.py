@@ -40,6 +40,19 @@ class Tokens:
             "Chats whose token ids were sent beside their messages, and why others' were not.",
             ("reason",),
         )
+        gateway.metrics.gauge(
+            "radix_router_kv_index",
+            "The index of cached blocks: blocks, bytes, blocks refused, blocks without a parent, "
+            "workers trusted, gaps, restarts, faulty messages.",
+            self._index_figures,
+            ("figure",),
+        )
+        gateway.metrics.gauge(
+            "radix_router_cached_tokens",
+            "Prompt tokens that were cached, of answers that tell: as expected, as told.",
+            self._cached_figures,
+            ("kind",),
+        )
 
     # ---- prompts -------------------------------------------------------------------------------
 
@@ -101,6 +114,17 @@ class Tokens:
             reason = "shape"
         self._forwarded.inc(reason)
         return {"input_ids": prompt.ids.tolist()} if reason == "sent" else {}
+
+    def _index_figures(self) -> dict[tuple[str, ...], float]:
+        index = self.gateway.index
+        return index.figures() if index is not None else {}
+
+    def _cached_figures(self) -> dict[tuple[str, ...], float]:
+        policies = [p for p in self.gateway.dispatcher.pools.by_pool.values() if p.wants_prompt]
+        return {
+            ("expected",): float(sum(policy.num_predicted for policy in policies)),
+            ("told",): float(sum(policy.num_cached for policy in policies)),
+        }
 
     def forget(self, name: str) -> None:
         """The worker ``name`` holds nothing any more."""

@@ -22,6 +22,7 @@ class Policy:
     name: str
     holdings: Any = None  # a policy that asks what workers hold of a prompt gets a ``Holdings``
     wants_prompt = False  # whether it reads ``call.prompt``
+    num_predicted = num_cached = 0  # cached tokens, as expected and as told
 
     def choose(self, call: Call, workers: Sequence[Worker]) -> Worker:
         """One of ``workers``, which are available, at least one, and not yet tried for ``call``.

@@ -17,7 +17,7 @@ FIRST_RATE: Final = 5000.0  # prompt tokens a second, until it is learned
 FIRST_STEP_S: Final = 0.02
 LEARN: Final = 0.1  # weight of a new sample
 MIN_SAMPLE: Final = 64  # tokens that were computed
-EVICTION: Final = 0.1  # what a full cache loses by a prompt, as share of the prompt's own time
+EVICTION: Final = 0.5  # of the tokens that a full cache drops for new ones, what is asked again
 NOISE_S: Final = 1e-4
 
 
@@ -107,7 +107,7 @@ class LeastWork(Policy):
             used = min(load.kv_usage, 0.99)
             cost += load.num_queued_tokens / pace.rate + KV_PRESSURE_S * used / (1 - used)
         if self.holdings is not None:
-            cost += EVICTION * own_s * self.holdings.occupancy(worker)
+            cost += EVICTION * own_s * self.holdings.occupancy(worker) ** 4
         return cost + random.random() * NOISE_S
 
     def _note(self, call: Call, worker: Worker, num_computed: int, now_s: float) -> None:
