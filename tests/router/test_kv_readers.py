@@ -108,7 +108,7 @@ async def test_the_index_follows_a_server_from_before_and_after_it_is_read(
     server.insert(IDS[:12], CacheNamespace(extra_key="x", cache_salt="s"))
     mine.all.on_change("joined", server.worker)
     await mine.until(lambda: mine.depth(server.worker) == 20)
-    assert mine.all.is_trusted(server.worker)
+    assert mine.all.is_complete(server.worker.name)
     assert mine.depth(server.worker, cache_salt="s", extra_key="x") == 12
     assert mine.depth(server.worker, cache_salt="s") == 0
     server.insert(IDS[:36])
@@ -116,7 +116,7 @@ async def test_the_index_follows_a_server_from_before_and_after_it_is_read(
     server.cache.reset()
     await mine.until(lambda: mine.depth(server.worker) == 0)
     mine.all.on_change("left", server.worker)
-    assert not mine.all.is_trusted(server.worker) and not len(mine.all.index)
+    assert not mine.all.is_complete(server.worker.name) and not len(mine.all.index)
     server.publisher.close()
 
 
@@ -153,7 +153,9 @@ async def test_what_is_kept_no_more_comes_by_a_snapshot(
     server.insert(IDS[:20])
     server.insert(IDS[:20][::-1].copy())
     first.on_change("joined", server.worker)
-    await mine.until(lambda: first.is_trusted(server.worker) and mine.depth(server.worker) == 20)
+    await mine.until(
+        lambda: first.is_complete(server.worker.name) and mine.depth(server.worker) == 20
+    )
     assert mine.fetched in ([], ["/kv_snapshot"])  # none if both stores went in one message
     server.publisher.close()
 

@@ -145,26 +145,6 @@ class KvIndex:
                 blocks.set(prefix, blocks.get(prefix) | bit)
         return True
 
-    def assume(
-        self,
-        worker: str,
-        ids: TokenIds,
-        block_size: int,
-        namespace: Namespace = PLAIN,
-        known: Known | None = None,
-    ) -> bool:
-        """``worker`` will hold a whole prompt: blocks without names, of an index that has no
-        others. False if memory is full."""
-        member = self._member(worker)
-        member.block_size = block_size
-        prefixes = self._prefixes(ids, block_size, namespace, known).tolist()
-        if self._is_full(len(prefixes)):
-            return False
-        blocks, bit = member.group.blocks, 1 << member.place
-        for prefix in prefixes:
-            blocks.set(prefix, blocks.get(prefix) | bit)
-        return True
-
     def held_tokens(self, worker: str) -> int:
         """Tokens in the device memory of ``worker``."""
         member = self._members.get(worker)
@@ -185,7 +165,7 @@ class KvIndex:
         member = self._members.get(worker)
         if member is not None:
             bits = (1 << member.place) | (1 << (member.place + GROUP))
-            if len(member.group.blocks):
+            if any(len(tier.names) for tier in member.tiers.values()):
                 member.group.blocks.mask(_ALL & ~bits)
             member.tiers.clear()
         self.on_cleared(worker)
@@ -204,21 +184,10 @@ class KvIndex:
         out. At most n - 1 tokens, since a worker always computes the last one."""
         result: dict[str, Match] = {}
         for size in {member.block_size for member in self._members.values()} - {0}:
-            prefixes = self._prefixes(ids, size, namespace, known)
+            prefixes = prefixes_of(ids, size, namespace, known, self.hashes)
             for group in self._groups:
                 _match(group, size, prefixes, result)
         return result
-
-    def _prefixes(
-        self, ids: TokenIds, size: int, namespace: Namespace, known: Known | None
-    ) -> Words:
-        """Hashes of the prefixes of all but the last token, kept in ``known``."""
-        found = known.get(size) if known is not None else None
-        if found is None:
-            found = self.hashes.of(ids[:-1], size, self.hashes.start(namespace))
-            if known is not None:
-                known[size] = found
-        return found
 
     def _known(self, member: _Member, own: int) -> int:
         """The prefix hash of a block in any tier, 0 if it is unknown."""
@@ -242,7 +211,7 @@ class KvIndex:
         self._changes -= num_new
         if self._changes <= 0:
             self._changes, self._bytes = 16384, self.num_bytes
-            if self._bytes > self.max_bytes and any(m.tiers for m in self._members.values()):
+            if self._bytes > self.max_bytes:
                 log.warning(
                     "the index of cached blocks is full at %d MB: blocks that workers report are "
                     "not taken; raise --index-max-mb",
@@ -278,18 +247,24 @@ def _match(group: _Group, size: int, prefixes: Words, result: dict[str, Match]) 
 
 
 def _losses(group: _Group, prefixes: Words) -> Iterator[tuple[int, int]]:
-    """(number of ``prefixes``, bits of those that hold so many and no more). Low half: in device
-    memory; high half, where there are lower tiers: in any tier. Prefixes are evicted from their
-    ends, so that each change is found by bisection."""
+    """``losses`` of a group. Low half: in device memory; high half, where there are lower tiers: in
+    any tier."""
     get, has_lower = group.blocks.get, group.has_lower_tiers
 
     def bits(at: int) -> int:
         value = get(int(prefixes[at]))
         return value | (value & _LOW) << GROUP if has_lower else value
 
-    first = bits(0) if len(prefixes) else 0
+    return losses(bits, len(prefixes))
+
+
+def losses(bits: Callable[[int], int], count: int) -> Iterator[tuple[int, int]]:
+    """(number of prefixes, bits of those that hold so many and no more), the longest first.
+    ``bits``: of those that hold prefix 0, 1, ... Prefixes are evicted from their ends, so that each
+    change is found by bisection."""
+    first = bits(0) if count else 0
     # (first, bits at first, end, bits at end): what changes lies between
-    spans = [(0, first, len(prefixes), 0)] if first else []
+    spans = [(0, first, count, 0)] if first else []
     while spans:
         low, at_low, high, at_high = spans.pop()
         if high - low == 1:
@@ -301,3 +276,27 @@ def _losses(group: _Group, prefixes: Words) -> Iterator[tuple[int, int]]:
             spans.append((low, at_low, middle, at_middle))
         if at_middle != at_high:
             spans.append((middle, at_middle, high, at_high))
+
+
+def prefixes_of(
+    ids: TokenIds,
+    size: int,
+    namespace: Namespace,
+    known: Known | None = None,
+    hashes: PrefixHashes | None = None,
+) -> Words:
+    """Hashes of the prefixes of all but the last of ``ids``, kept in ``known``: also taken from
+    those of shorter blocks there."""
+    if known is None:
+        known = {}
+    found = known.get(size)
+    if found is None:
+        shorter = next((one for one in known if size % one == 0), 0)
+        if shorter:
+            step = size // shorter
+            found = known[shorter][step - 1 :: step]
+        else:
+            hashes = hashes or shared_hashes()
+            found = hashes.of(ids[:-1], size, hashes.start(namespace))
+        known[size] = found
+    return found

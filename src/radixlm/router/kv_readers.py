@@ -138,6 +138,7 @@ class KvReaders:
         self._gateway = gateway
         self._context: zmq.Context[Any] = zmq.Context()
         self._readers: dict[str, list[Reader]] = {}  # by the worker's name
+        self._streams: dict[str, KvStream] = {}  # by the name in the index
         self._away: set[str] = set()
         self.index.on_cleared = self._on_cleared
         gateway.every(1.0, self.tick)
@@ -174,17 +175,23 @@ class KvReaders:
     ) -> dict[str, Match]:
         """What the workers hold of a prompt, by their names: of several publishers of one worker,
         the best."""
+        found = self.index.matched(ids, namespace, known)
+        is_plain = len(self._streams) == len(self._readers)
+        if is_plain and not any(stream.is_waiting for stream in self._streams.values()):
+            return found
         result: dict[str, Match] = {}
-        for name, match in self.index.matched(ids, namespace, known).items():
+        for name, match in found.items():
+            if self._streams[name].is_waiting:
+                continue
             if "#" in name:
                 name = name.partition("#")[0]
                 match = max(match, result.get(name, match))
             result[name] = match
         return result
 
-    def is_trusted(self, worker: Worker) -> bool:
-        """Whether the index tells all that the worker holds."""
-        readers = self._readers.get(worker.name)
+    def is_complete(self, name: str) -> bool:
+        """Whether the index tells all that the worker ``name`` holds."""
+        readers = self._readers.get(name)
         return bool(readers) and all(r.stream.is_complete_now for r in readers or ())
 
     def figures(self) -> dict[tuple[str, ...], float]:
@@ -219,8 +226,9 @@ class KvReaders:
         readers = self._readers[worker.name] = []
         for rank, feed in enumerate(feeds):
             name = worker.name if len(feeds) == 1 else f"{worker.name}#{rank}"
+            stream = self._streams[name] = KvStream(self.index, name)
             try:
-                readers.append(Reader(self._context, feed, KvStream(self.index, name)))
+                readers.append(Reader(self._context, feed, stream))
             except zmq.ZMQError as error:
                 log.warning("KV events of %s at %s: %s", name, feed.endpoint, error)
         if feeds:
@@ -231,6 +239,7 @@ class KvReaders:
         for reader in self._readers.pop(name, ()):
             reader.close()
             self.index.left(reader.stream.name)
+            del self._streams[reader.stream.name]
 
     async def _ask_snapshot(self, name: str) -> None:
         """Let a RadixLM server publish its whole cache."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from radixlm.router.kv_readers import KvReaders
     from radixlm.router.worker import Worker
 
+PLACED_BLOCKS = 4  # a placement is found again by so many blocks at a time
 RECENT_S = 2.0  # in which a prompt that was sent is not told of yet
 
 
@@ -37,32 +38,29 @@ class Holdings:
 
     def __init__(self, index: Callable[[], KvReaders | None], options: Any) -> None:
         """``index``: of the gateway, None while no worker tells of its cache."""
-        limit = (options.index_max_mb << 20) // 4
-        size = options.block_size
+        limit, size = (options.index_max_mb << 20) // 4, PLACED_BLOCKS * options.block_size
         self._index = index
         self._sent = Placements(options.placement_ttl_secs, limit, size)
-        self._recent = Placements(RECENT_S, limit, size)
+        self._recent = Placements(RECENT_S, limit, size)  # of workers whose events are complete
 
-    def of(self, prompt: Prompt, workers: Mapping[str, Worker]) -> dict[str, int]:
-        """Tokens of the prompt's start that each worker holds, by its name."""
+    def of(self, prompt: Prompt) -> dict[str, int]:
+        """Tokens of the prompt's start that each worker holds, by its name; those that hold none
+        are left out."""
         index, asked = self._index(), (prompt.ids, prompt.namespace, prompt.known)
-        sent = self._sent.matched(*asked)
-        unit = 4 if prompt.is_text else 1
-        held = {name: tokens // unit for name, tokens in sent.items() if name in workers}
         if index is None or prompt.is_text:
-            return held
-        recent, true = self._recent.matched(*asked), index.matched(*asked)
-        for name, worker in workers.items():
-            if name in true or index.is_trusted(worker):
-                told = true[name].any if name in true else 0
-                guess = recent if index.is_trusted(worker) else held
-                held[name] = max(told, guess.get(name, 0))
+            unit = 4 if prompt.is_text else 1
+            return {name: n // unit for name, n in self._sent.matched(*asked).items()}
+        held = {name: match.any for name, match in index.matched(*asked).items()}
+        sent = self._sent.matched(*asked)
+        guesses = [(name, n) for name, n in sent.items() if not index.is_complete(name)]
+        for name, tokens in (*guesses, *self._recent.matched(*asked).items()):
+            held[name] = max(tokens, held.get(name, 0))
         return held
 
     def placed(self, prompt: Prompt, worker: Worker) -> None:
         """The prompt was sent to ``worker``."""
         index = self._index()
-        is_told = index is not None and not prompt.is_text and index.is_trusted(worker)
+        is_told = index is not None and not prompt.is_text and index.is_complete(worker.name)
         placements = self._recent if is_told else self._sent
         placements.placed(worker.name, prompt.ids, prompt.namespace, prompt.known)
 

@@ -50,7 +50,7 @@ class World:
         readers = SimpleNamespace(
             index=self.index,
             matched=self.index.matched,
-            is_trusted=lambda worker: trusted,
+            is_complete=lambda name: trusted,
         )
         self.policy = make("least_work", OPTIONS)
         assert isinstance(self.policy, LeastWork)
@@ -117,7 +117,7 @@ def test_what_was_sent_counts_until_its_events_come_and_not_after_a_flush(clock:
     clock.now_s += 100
     prompt_ids = id_prompt(prompt, PLAIN)
     assert prompt_ids is not None
-    assert not any(world.holdings.of(prompt_ids, {w.name: w for w in world.workers}).values())
+    assert not world.holdings.of(prompt_ids)
 
 
 def test_without_events_placements_are_kept_for_a_time(clock: Clock) -> None:
@@ -126,13 +126,12 @@ def test_without_events_placements_are_kept_for_a_time(clock: Clock) -> None:
     first = world.choose(prompt)
     clock.now_s += 10
     assert all(world.choose([*prompt, 1, 2, 3]) is first for _ in range(3))
-    names = {w.name: w for w in world.workers}
     asked = id_prompt(prompt, PLAIN)
     assert asked is not None
-    assert world.holdings.of(asked, names) == {first.name: 1984}
+    assert world.holdings.of(asked) == {first.name: 1984}
     for turn in range(3):
         world.holdings.tick(1000.0 * (turn + 1))
-    assert not world.holdings.of(asked, names)
+    assert not world.holdings.of(asked)
     text = Call("POST", "/generate", "", [], orjson.dumps({"text": "a long story " * 50}))
     text.prompt = plain_prompt(text, PLAIN)
     first = world.policy.choose(text, world.workers)
@@ -165,7 +164,7 @@ def test_rates_are_learned_from_the_times_to_the_first_event(clock: Clock) -> No
     newcomer = Worker("http://new:1")
     assert world.policy._pace(newcomer).rate == pace.rate
     world.policy.left(worker)
-    assert worker.name not in world.policy._paces
+    assert worker.id not in world.policy._paces
 
 
 def test_the_predicted_tokens_are_those_of_the_index() -> None:

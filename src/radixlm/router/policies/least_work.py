@@ -18,16 +18,18 @@ FIRST_STEP_S: Final = 0.02
 LEARN: Final = 0.1  # weight of a new sample
 MIN_SAMPLE: Final = 64  # tokens that were computed
 EVICTION: Final = 0.5  # of the tokens that a full cache drops for new ones, what is asked again
+FORGET_S: Final = 600.0  # a request that did not end well
 NOISE_S: Final = 1e-4
 
 
 class _Pace:
     """What was learned of one worker."""
 
-    __slots__ = ("free_s", "rate", "step_s")
+    __slots__ = ("eviction", "free_s", "rate", "step_s")
 
     def __init__(self) -> None:
         self.rate, self.step_s = FIRST_RATE, FIRST_STEP_S
+        self.eviction = 1.0  # seconds of the future that a second of computing costs, and itself
         self.free_s = 0.0  # when the prompts that it was sent will be computed
 
 
@@ -56,26 +58,34 @@ class LeastWork(Policy):
     holdings: Holdings | None = None
 
     def __init__(self) -> None:
-        self._paces: dict[str, _Pace] = {}
+        self._paces: dict[str, _Pace] = {}  # by the worker's id
+        self._members: dict[str, Worker] = {}
         self._sent: dict[str, _Sent] = {}  # by request id
         self.num_predicted = self.num_cached = 0  # tokens, of answers that told
 
     def choose(self, call: Call, workers: Sequence[Worker]) -> Worker:
-        now_s, prompt = time.monotonic(), call.prompt
+        now_s, prompt, holdings = time.monotonic(), call.prompt, self.holdings
         held: dict[str, int] = {}
-        if self.holdings is not None and prompt is not None:
-            held = self.holdings.of(prompt, {worker.name: worker for worker in workers})
+        if holdings is not None and prompt is not None:
+            held = holdings.of(prompt)
         num_tokens = prompt.num_tokens if prompt is not None else call.num_prompt_tokens
-        costs = [self._cost_s(w, num_tokens - held.get(w.name, 0), now_s) for w in workers]
-        best = min(range(len(workers)), key=costs.__getitem__)
-        worker = workers[best]
-        self._note(call, worker, max(1, num_tokens - held.get(worker.name, 0)), now_s)
-        if self.holdings is not None and prompt is not None:
-            self.holdings.placed(prompt, worker)
-        return worker
+        best, lowest = workers[0], float("inf")
+        for worker in workers:
+            num_new = num_tokens - held.get(worker.name, 0) if held else num_tokens
+            cost = self._cost_s(worker, num_new, now_s)
+            if cost < lowest:
+                best, lowest = worker, cost
+        self._note(call, best, max(1, num_tokens - held.get(best.name, 0)), now_s)
+        if holdings is not None and prompt is not None:
+            holdings.placed(prompt, best)
+        return best
+
+    def joined(self, worker: Worker) -> None:
+        self._members[worker.id] = worker
 
     def left(self, worker: Worker) -> None:
-        self._paces.pop(worker.name, None)
+        self._paces.pop(worker.id, None)
+        self._members.pop(worker.id, None)
         if self.holdings is not None:
             self.holdings.forget(worker.name)
 
@@ -96,18 +106,21 @@ class LeastWork(Policy):
             self.num_predicted += call.prompt.num_tokens - sent.num_computed
 
     def tick(self, now_s: float) -> None:
-        for rid in [rid for rid, sent in self._sent.items() if now_s - sent.sent_s > 3600]:
+        for rid in [rid for rid, sent in self._sent.items() if now_s - sent.sent_s > FORGET_S]:
             del self._sent[rid]  # it did not end well
+        if self.holdings is not None:
+            for worker in self._members.values():
+                share = self.holdings.occupancy(worker)
+                self._pace(worker).eviction = 1.0 + EVICTION * share**4
 
     def _cost_s(self, worker: Worker, num_new: int, now_s: float) -> float:
-        pace, load = self._pace(worker), worker.load
-        own_s = max(num_new, 1) / pace.rate
-        cost = max(0.0, pace.free_s - now_s) + own_s + worker.num_inflight * pace.step_s
+        pace, load = self._paces.get(worker.id) or self._pace(worker), worker.load
+        cost = num_new * pace.eviction / pace.rate + worker.num_inflight * pace.step_s
+        if pace.free_s > now_s:
+            cost += pace.free_s - now_s
         if load is not None:
             used = min(load.kv_usage, 0.99)
             cost += load.num_queued_tokens / pace.rate + KV_PRESSURE_S * used / (1 - used)
-        if self.holdings is not None:
-            cost += EVICTION * own_s * self.holdings.occupancy(worker) ** 4
         return cost + random.random() * NOISE_S
 
     def _note(self, call: Call, worker: Worker, num_computed: int, now_s: float) -> None:
@@ -117,9 +130,9 @@ class LeastWork(Policy):
         pace.free_s = max(pace.free_s, now_s) + num_computed / pace.rate
 
     def _pace(self, worker: Worker) -> _Pace:
-        pace = self._paces.get(worker.name)
+        pace = self._paces.get(worker.id)
         if pace is None:
-            pace = self._paces[worker.name] = _Pace()
+            pace = self._paces[worker.id] = _Pace()
             others = [other for other in self._paces.values() if other is not pace]
             if others:
                 pace.rate = sum(other.rate for other in others) / len(others)
