@@ -94,6 +94,13 @@ async def test_a_worker_is_added_shown_changed_and_deleted(front: Front) -> None
     assert (await front.ask("GET", where))[0] == 404 and len(front.registry) == 0
 
 
+async def test_a_worker_that_is_there_is_changed(front: Front) -> None:
+    worker = await front.add(A)
+    status, said = await front.ask("POST", "/workers", {"url": A, "priority": 3})
+    assert (status, said["worker_id"], worker.priority) == (202, worker.id, 3)
+    assert (await front.ask("POST", "/workers", {"url": A, "worker_type": "decode"}))[0] == 400
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "code"),
     [

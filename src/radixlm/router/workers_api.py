@@ -96,9 +96,12 @@ class Workers:
         return json_answer({"workers": described, "total": len(workers), "stats": stats})
 
     async def create(self, call: Call) -> Answer:
-        """POST /workers: 202, and the worker joins when it answers."""
+        """POST /workers: 202; the worker joins when it answers. One that is there is changed."""
         try:
-            worker = self.registry.add(worker_of(call.fields))
+            given = worker_of(call.fields)
+            worker = self.registry.add(given)
+            if worker is not given:
+                self._change(worker, call)
         except InvalidRequest as error:
             return _error(400, error.message, "BAD_REQUEST")
         location = f"/workers/{worker.id}"
@@ -121,11 +124,18 @@ class Workers:
         found, refusal = self.find(call)
         try:
             for worker in found:
-                update(worker, call.fields)
-                self.registry.changed(worker)
+                self._change(worker, call)
         except InvalidRequest as error:
             return _error(400, error.message, "BAD_REQUEST")
         return _accepted(found[0], "update") if found else refusal
+
+    def _change(self, worker: Worker, call: Call) -> None:
+        told = call.fields.get("worker_type", worker.worker_type)
+        if told != worker.worker_type:
+            message = f"{worker.url} is a {worker.worker_type} worker: delete it first"
+            raise InvalidRequest(message, "worker_type")
+        update(worker, call.fields)
+        self.registry.changed(worker)
 
     async def delete(self, call: Call) -> Answer:
         """DELETE /workers/{id}: streams go on to their end."""
