@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -144,6 +145,26 @@ async def test_a_worker_that_shuts_down_is_seen_at_once_and_taken_back(
     assert len(first.seen) > seen
 
 
+async def test_a_broken_connection_alone_is_no_restart(
+    start_workers: StartWorkers, front_of: Fronts
+) -> None:
+    first, second = await start_workers(2, holds_ready=True)
+    first.info = {"uptime_s": 3600.0}
+    front = await front_of([first, second])
+    worker = front.workers[0]
+    await until(lambda: first.connections)
+    route = f"/workers/{worker.id}/drain"
+    assert (await ask(front.url, "POST", route)).json["status"] == "drained"
+    for connection in list(first.connections):
+        connection.cut(reset=True)
+    await until(lambda: "uptime_s" in worker.facts)  # it was looked at
+    assert worker.state is State.DRAINING
+    await first.kill()
+    first.info = {"uptime_s": 0.0}
+    await first.start()
+    await until(lambda: worker.state is State.READY)
+
+
 async def test_a_worker_that_dies_without_traffic_is_told_of(
     start_workers: StartWorkers, front_of: Fronts
 ) -> None:
@@ -218,6 +239,16 @@ async def test_a_rolling_restart_loses_nothing(
     assert texts(await asyncio.gather(*tasks)) == expected
     assert sum(one.num_resumed for one in workers) >= 16
     restarts.server.close()
+
+
+async def test_a_hangup_starts_a_rolling_restart(
+    start_workers: StartWorkers, front_of: Fronts
+) -> None:
+    front = await front_of(await start_workers(2), rolling="true")
+    signal.raise_signal(signal.SIGHUP)
+    async with asyncio.timeout(LIMIT_S):
+        while (await ask(front.url, "GET", "/rolling_restart")).json["status"] != "done":
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from radixlm.base.errors import InvalidRequest, TransferError
@@ -100,6 +101,7 @@ class Drainer:
     async def _return(self, worker: Worker) -> None:
         """Wait for the restart of a draining server, then take it back."""
         self._ended.discard(worker.url)
+        began_s = time.monotonic()
         try:
             while worker.state is State.DRAINING:
                 await asyncio.sleep(RETURN_POLL_S)
@@ -108,13 +110,23 @@ class Drainer:
                 except (TransferError, OSError):
                     self._ended.add(worker.url)
                     continue
-                if worker.url in self._ended:
-                    await self._registry.learn(worker)
+                if worker.url in self._ended and await self._is_new(worker, began_s):
                     for one in self._registry.find(worker.url):
-                        one.facts = worker.facts
                         self._registry.move(one, State.READY, "restarted")
         finally:
             self._returning.discard(worker.url)
+
+    async def _is_new(self, worker: Worker, since_s: float) -> bool:
+        """Whether the process that answers was started after ``since_s``; a server that does not
+        tell is believed to be new. A broken connection alone is no restart."""
+        await self._registry.learn(worker)
+        uptime_s = worker.facts.get("uptime_s")
+        if not isinstance(uptime_s, int | float):
+            return True
+        is_new = worker.learned_s - uptime_s > since_s
+        if not is_new and worker.learned_s > since_s:
+            self._ended.discard(worker.url)
+        return is_new
 
     # signs of an end
 
