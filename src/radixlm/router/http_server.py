@@ -56,8 +56,8 @@ class HttpServer:
 
     @property
     def num_active(self) -> int:
-        """Answers under way."""
-        return sum(c.stream is not None for c in self.connections)
+        """Requests that have begun and are not answered."""
+        return sum(c.is_busy for c in self.connections)
 
     def drain(self) -> None:
         """Close what is idle now, and the rest after its answer."""
@@ -261,9 +261,14 @@ class Connection(asyncio.Protocol):
             return age_s > limits.stall_timeout_s + self._num_received / MIN_BYTES_PER_S
         return self.stream is None and age_s > limits.keep_alive_s
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request comes in or is answered."""
+        return self.stream is not None or self._is_reading
+
     def close_if_idle(self) -> None:
         """Close where no request is under way."""
-        if self.stream is None and not self._is_reading:
+        if not self.is_busy:
             self.transport.close()
 
     # of the event loop

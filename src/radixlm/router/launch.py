@@ -63,14 +63,14 @@ async def _serve(
         )
         await signals.get()
         grace_s = options.shutdown_grace_period_secs
-        log.info("ending: %d answers under way get %g s", gateway.server.num_active, grace_s)
+        log.info("ending: %d requests under way get %g s", gateway.server.num_active, grace_s)
         if options.reuse_port and await hand_over(sock):
             log.info("the gateway that was started after this one has the port")
         draining = asyncio.ensure_future(gateway.drain(grace_s))
         again = asyncio.ensure_future(signals.get())
         await asyncio.wait({draining, again}, return_when=asyncio.FIRST_COMPLETED)
         if gateway.server.num_active:
-            log.warning("cut %d answers", gateway.server.num_active)
+            log.warning("cut %d requests", gateway.server.num_active)
         for task in (draining, again):
             task.cancel()
     finally:
