@@ -84,18 +84,26 @@ def test_the_launcher_serves(monkeypatch: pytest.MonkeyPatch) -> None:
             gateway.kill()
 
 
-@pytest.mark.parametrize("module", ["sglang_router.launch_router", "radixlm.launch_router"])
-def test_a_wrong_flag_ends_with_2_and_no_traceback(module: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "line", "says"),
+    [
+        ("sglang_router.launch_router", "--policy best", "round_robin"),
+        ("sglang_router.launch_router", "--pd-disaggregation --prefill http://a:1 x", "port: x"),
+        ("sglang_router.launch_router", "--launch-servers 2", "radixlm router"),
+        ("radixlm.launch_router", "--policy best", "round_robin"),
+    ],
+)
+def test_a_wrong_flag_ends_with_2_and_no_traceback(module: str, line: str, says: str) -> None:
     environment = os.environ | {"PYTHONPATH": f"{COMPAT}{os.pathsep}{sys.path[0]}"}
     done = subprocess.run(
-        [sys.executable, "-m", module, "--policy", "best"],
+        [sys.executable, "-m", module, *line.split()],
         env=environment,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.returncode == 2 and "round_robin" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
 
 
 def test_servers_and_gateway_share_a_command_line() -> None:

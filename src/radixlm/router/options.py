@@ -205,6 +205,8 @@ def _problems(options: Options) -> Iterator[str]:
         yield "--queue-timeout-secs 0 fits --queue-size 0 only; 60 works"
     if not options.health_check_endpoint.startswith("/"):
         yield "--health-check-endpoint begins with a slash: /health works"
+    if options.launch_servers:
+        yield "--launch-servers stands in the command line of radixlm router only"
     if (options.prefill or options.decode) and not options.pd_disaggregation:
         yield "--prefill and --decode need --pd-disaggregation"
     yield from _discovery_problems(options)

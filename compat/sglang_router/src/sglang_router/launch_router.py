@@ -30,13 +30,19 @@ def launch_router(args: Any) -> None:
 
 def parse_router_args(args: Sequence[str]) -> Any:
     """Flags as a RouterArgs."""
-    return parse_args(args, argparse.ArgumentParser(prog="sglang_router.launch_router"))
+    name = "sglang_router.launch_router"
+    return parse_args(args, argparse.ArgumentParser(prog=name, usage="%(prog)s [options]"))
 
 
 def main() -> None:
     """Serve with the flags of the command line."""
     try:
-        launch_router(parse_router_args(sys.argv[1:]))
+        args = parse_router_args(sys.argv[1:])
+    except ValueError as error:
+        print(f"sglang_router.launch_router: {error}", file=sys.stderr)
+        sys.exit(2)
+    try:
+        launch_router(args)
     except (ValueError, RuntimeError):
         sys.exit(2)  # it is logged
 
