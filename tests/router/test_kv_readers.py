@@ -58,6 +58,7 @@ class Readers:
 
     def __init__(self) -> None:
         self.fetched: list[str] = []
+        self.forgotten: list[str] = []  # workers whose latest prompts do not count any more
         self.workers: list[Worker] = []
         self.on_fetch: Callable[[], None] = lambda: None
         gateway = SimpleNamespace(
@@ -66,7 +67,7 @@ class Readers:
             on_stop=[],
             upstream=SimpleNamespace(fetch=self._fetch),
             registry=SimpleNamespace(find=lambda name: self.workers),
-            tokens=None,
+            tokens=SimpleNamespace(forget=self.forgotten.append),
             spawn=lambda work: asyncio.get_running_loop().create_task(work),
         )
         self.all = KvReaders(gateway)  # type: ignore[arg-type]
@@ -113,8 +114,10 @@ async def test_the_index_follows_a_server_from_before_and_after_it_is_read(
     assert mine.depth(server.worker, cache_salt="s") == 0
     server.insert(IDS[:36])
     await mine.until(lambda: mine.depth(server.worker) == 36)
+    mine.forgotten.clear()
     server.cache.reset()
     await mine.until(lambda: mine.depth(server.worker) == 0)
+    assert mine.forgotten == [server.worker.name]
     mine.all.on_change("left", server.worker)
     assert not mine.all.is_complete(server.worker.name) and not len(mine.all.index)
     server.publisher.close()

@@ -139,6 +139,7 @@ class KvReaders:
         self._context: zmq.Context[Any] = zmq.Context()
         self._readers: dict[str, list[Reader]] = {}  # by the worker's name
         self._streams: dict[str, KvStream] = {}  # by the name in the index
+        self._has_ranks = False  # a worker has several publishers
         self._away: set[str] = set()
         self.index.on_cleared = self._on_cleared
         gateway.every(1.0, self.tick)
@@ -176,8 +177,7 @@ class KvReaders:
         """What the workers hold of a prompt, by their names: of several publishers of one worker,
         the best."""
         found = self.index.matched(ids, namespace, known)
-        is_plain = len(self._streams) == len(self._readers)
-        if is_plain and not any(stream.is_waiting for stream in self._streams.values()):
+        if not self._has_ranks and not any(s.is_waiting for s in self._streams.values()):
             return found
         result: dict[str, Match] = {}
         for name, match in found.items():
@@ -224,6 +224,7 @@ class KvReaders:
         self._close(worker.name)
         feeds = feeds_of(worker)
         readers = self._readers[worker.name] = []
+        self._has_ranks |= len(feeds) > 1
         for rank, feed in enumerate(feeds):
             name = worker.name if len(feeds) == 1 else f"{worker.name}#{rank}"
             stream = self._streams[name] = KvStream(self.index, name)

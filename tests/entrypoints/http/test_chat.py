@@ -108,6 +108,17 @@ async def test_reasoning_is_separate_unless_refused(server: ScriptedServer) -> N
     assert "</think>" in joined["choices"][0]["message"]["content"]
 
 
+async def test_ids_beside_messages_give_the_same_reasoning(server: ScriptedServer) -> None:
+    body: dict[str, Any] = {"messages": user("think about")}
+    thinks = {"chat_template_kwargs": {"enable_thinking": True}}
+    ids = (await server.post("/tokenize", **body, **thinks)).json()["tokens"]
+    ids += (await server.post("/tokenize", prompt="<think>\n")).json()["tokens"]
+    inside = (await server.post(CHAT, **body, input_ids=ids)).json()["choices"][0]["message"]
+    ids += (await server.post("/tokenize", prompt="</think>")).json()["tokens"]
+    after = (await server.post(CHAT, **body, input_ids=ids)).json()["choices"][0]["message"]
+    assert inside["reasoning_content"] and inside != after
+
+
 async def test_a_stop_string_never_leaks(server: ScriptedServer) -> None:
     chunks = await server.events(CHAT, messages=user("stop me"), stop="STOP")
     text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks)
