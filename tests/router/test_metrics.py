@@ -57,7 +57,9 @@ def test_both_sets_of_names_count_the_same_requests() -> None:
     assert _value(metrics, "sgl_router_requests_total", route="/v1/chat/completions") == 12
     assert _value(metrics, "smg_router_request_errors_total", error_type="backend_error") == 1
     assert _value(metrics, "smg_router_ttft_seconds_count") == 4
-    assert _value(metrics, "sgl_router_request_duration_seconds_count") == 12
+    assert _value(metrics, "sgl_router_request_duration_seconds_count", model_id="a") == 6
+    route = {"route": "/v1/chat/completions", "method": "POST"}
+    assert _value(metrics, "sgl_router_responses_total", status_code="500", **route) == 1
     assert _value(metrics, "smg_http_responses_total", status_code="200") == 11
     assert _value(metrics, "smg_http_requests_total", path="/v1/chat/completions") == 12
 
@@ -103,6 +105,11 @@ def test_workers_are_read_at_a_scrape_and_forgotten_when_gone() -> None:
     assert _value(metrics, "sgl_router_worker_load", worker=two.name) == 3
     assert _value(metrics, "smg_worker_pool_size", worker_type="decode", model="m") == 1
     assert _value(metrics, "sgl_router_active_workers") == 1
+    url = {"worker_url": two.name}
+    assert _value(metrics, "sgl_router_worker_requests_total", outcome="success", **url) == 1
+    assert _value(metrics, "sgl_router_worker_inflight_requests", **url) == 3
+    assert _value(metrics, "sgl_router_worker_health", worker=two.name, **url) == 1
+    assert _value(metrics, "sgl_router_workers", mode="decode") == 1
     assert _value(metrics, "radix_router_worker_state", state="suspect") == 1
     workers.remove(one)
     metrics.worker_state(one, State.GONE)

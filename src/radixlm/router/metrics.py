@@ -78,10 +78,13 @@ class RouterMetrics:
         labels: tuple[str, ...] = (),
         *aliases: View,
         fixed: bool = False,
+        shown: tuple[str, ...] | None = None,
     ) -> Counter:
         """A counter, ``name`` with its "_total". ``aliases``: further names for it. ``fixed``: with
-        the labels router_type, backend_type and connection_mode."""
-        family = Counter(help_, labels, (self._view(name, labels, fixed), *aliases))
+        the labels router_type, backend_type and connection_mode. ``shown``: the labels of ``name``,
+        if not all."""
+        view = self._view(name, labels if shown is None else shown, fixed)
+        family = Counter(help_, labels, (view, *aliases))
         self._families.append(family)
         return family
 
@@ -124,12 +127,13 @@ class RouterMetrics:
     def _define_requests(self) -> None:
         route = ("route",)
         base = ("model", "endpoint", "route")
-        self._http_requests = self.counter(
-            "smg_http_requests_total", "Requests of clients.", ("method", "path")
-        )
-        self._http_responses = self.counter(
-            "smg_http_responses_total", "Answers to clients.", ("status_code", "error_code"),
+        self._http = self.counter(
+            "smg_http_requests_total", "Requests of clients that were answered.",
+            ("method", "path", "status_code", "error_code"),
+            View("smg_http_responses_total", ("status_code", "error_code")),
             View("sgl_router_http_responses_total", ("status_code",)),
+            View("sgl_router_responses_total", ("route=path", "method", "status_code")),
+            shown=("method", "path"),
         )  # fmt: skip
         self._http_seconds = self.histogram(
             "smg_http_request_duration_seconds", "Seconds of a request.", ("method", "path")
@@ -139,11 +143,11 @@ class RouterMetrics:
         )
         self._requests = self.counter(
             "smg_router_requests_total", "Requests to be routed.", (*base, "streaming"),
-            View("sgl_router_requests_total", route), fixed=True,
+            View("sgl_router_requests_total", route, (("method", "POST"),)), fixed=True,
         )  # fmt: skip
         self._seconds = self.histogram(
             "smg_router_request_duration_seconds", "Seconds until a request's end.", base,
-            View("sgl_router_request_duration_seconds", route), fixed=True,
+            View("sgl_router_request_duration_seconds", ("route", "model_id=model")), fixed=True,
         )  # fmt: skip
         self._errors = self.counter(
             "smg_router_request_errors_total", "Requests that failed.", (*base, "error_type"),
@@ -151,7 +155,7 @@ class RouterMetrics:
         )  # fmt: skip
         self._ttft = self.histogram(
             "smg_router_ttft_seconds", "Seconds until the first event of a stream.", base,
-            View("sgl_router_ttft_seconds", ()), fixed=True,
+            View("sgl_router_ttft_seconds", ("model_id=model",)), fixed=True,
         )  # fmt: skip
         self._upstream = self.counter(
             "smg_router_upstream_responses_total", "Answers of workers.",
@@ -177,8 +181,12 @@ class RouterMetrics:
             "smg_worker_health_checks_total", "Health checks.", ("worker_type", "result")
         )
         self._outcomes = self.counter(
-            "smg_worker_cb_outcomes_total", "What breakers counted.", ("worker", "outcome"),
+            "smg_worker_cb_outcomes_total", "What breakers counted.",
+            ("worker", "outcome", "model", "mode"),
             View("sgl_router_cb_outcomes_total", ("worker", "outcome")),
+            View("sgl_router_worker_requests_total",
+                 ("worker_url=worker", "model_id=model", "mode", "outcome")),
+            shown=("worker", "outcome"),
         )  # fmt: skip
         self._transitions = self.counter(
             "smg_worker_cb_transitions_total", "Changes of breakers.", ("worker", "from", "to"),
@@ -206,25 +214,28 @@ class RouterMetrics:
         )
 
     def _define_gauges(self) -> None:
-        worker = ("worker",)
+        worker, url = ("worker",), ("worker_url=worker",)
         self.gauge("smg_http_connections_active", "Connections of clients.",
                    lambda: {(): self._num_connections()})  # fmt: skip
         self.gauge("smg_http_inflight_request_age_count", "Requests under way, by seconds.",
                    self._ages, ("gt", "le"))  # fmt: skip
         self.gauge("smg_worker_pool_size", "Workers.", self._pools,
-                   ("worker_type", "connection_mode", "model"))  # fmt: skip
+                   ("worker_type", "connection_mode", "model"),
+                   View("sgl_router_workers", ("mode=worker_type",)))  # fmt: skip
         self.gauge("smg_worker_connections_active", "Requests under way, by kind of worker.",
                    self._loads_by_type, ("worker_type", "connection_mode"))  # fmt: skip
         self.gauge("smg_worker_health", "1: the worker gets requests.",
                    self._of_workers(lambda w: w.is_available), worker,
-                   View("sgl_router_worker_health", worker))  # fmt: skip
+                   View("sgl_router_worker_health", ("worker", "worker_url=worker")))  # fmt: skip
         self.gauge("smg_worker_requests_active", "Requests under way at a worker.",
                    self._of_workers(lambda w: w.num_inflight), worker,
                    View("sgl_router_worker_load", worker),
-                   View("sgl_router_running_requests", worker))  # fmt: skip
+                   View("sgl_router_running_requests", worker),
+                   View("sgl_router_worker_inflight_requests", url))  # fmt: skip
         self.gauge("smg_worker_cb_state", "Breaker: 0 closed, 1 open, 2 half open.",
                    self._of_workers(self._breaker), worker,
-                   View("sgl_router_cb_state", worker))  # fmt: skip
+                   View("sgl_router_cb_state", worker),
+                   View("sgl_router_worker_cb_state", url))  # fmt: skip
         self.gauge("smg_worker_cb_consecutive_failures", "Failures in a row.",
                    self._of_workers(lambda w: self._in_a_row(w)[0]), worker)  # fmt: skip
         self.gauge("smg_worker_cb_consecutive_successes", "Successes in a row.",
@@ -245,8 +256,7 @@ class RouterMetrics:
     def http_ended(self, call: Call, status: int, error_code: str = "") -> None:
         """A request is answered, or its client has left (499)."""
         path = self._paths.get(call.path) or self._path(call.path, status)
-        self._http_requests.inc(call.method, path)
-        self._http_responses.inc(status, error_code)
+        self._http.inc(call.method, path, status, error_code)
         self._http_seconds.observe(time.monotonic() - call.arrival_s, call.method, path)
 
     def request_started(self, call: Call, model: str, endpoint: str, streaming: bool) -> None:
@@ -330,7 +340,8 @@ class RouterMetrics:
         name = worker.name
         failures, successes = self._runs.get(name, (0, 0))
         self._runs[name] = (0, successes + 1) if is_success else (failures + 1, 0)
-        self._outcomes.inc(name, "success" if is_success else "failure")
+        outcome = "success" if is_success else "failure"
+        self._outcomes.inc(name, outcome, worker.model_id or "unknown", worker.worker_type)
 
     def breaker_transition(self, worker: Worker, before: str, after: str) -> None:
         """``before``, ``after``: closed, open, half_open."""

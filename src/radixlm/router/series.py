@@ -18,11 +18,17 @@ Labels = tuple[str | int, ...]
 
 
 class View(Record):
-    """A name of a family, its labels, and ``fixed`` labels that the family does not keep."""
+    """A name of a family, its labels, and ``fixed`` labels that the family does not keep.
+    "url=worker" among the labels is the family's label "worker", called "url"."""
 
     name: str
     labels: tuple[str, ...]
     fixed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def sources(self) -> list[str]:
+        """The family's own names of the labels."""
+        return [label.rpartition("=")[2] for label in self.labels]
 
 
 class Family:
@@ -33,7 +39,7 @@ class Family:
     def __init__(self, help_: str, labels: tuple[str, ...], views: Sequence[View]) -> None:
         self.help, self.labels, self.views = help_, labels, tuple(views)
         for view in views:
-            assert set(view.labels) <= set(labels), view
+            assert set(view.sources) <= set(labels), view
 
     def forget(self, label: str, value: str) -> None:
         """Drop the series of a worker that has left, so that memory stays bounded."""
@@ -47,7 +53,7 @@ class Family:
 
     def summed(self, view: View) -> dict[Labels, Any]:
         """The rows by the labels of ``view``."""
-        places = [self.labels.index(name) for name in view.labels]
+        places = [self.labels.index(name) for name in view.sources]
         found: dict[Labels, Any] = {}
         for key, row in self._rows().items():
             short = tuple(key[place] for place in places)
@@ -157,7 +163,7 @@ def text_of(families: Sequence[Family]) -> bytes:
 
 def _writer(view: View, name: str, *more: str) -> Callable[[Sequence[Any], float], str]:
     """Writes a sample of ``view``, whose key has a value for each label and for ``more``."""
-    names = (*view.labels, *more)
+    names = [label.partition("=")[0] for label in (*view.labels, *more)]
     fixed = [(label, f'{label}="{value}"') for label, value in view.fixed]
     places = [(label, f'{label}="%s"') for label in names]
     ordered = sorted(fixed + places)
