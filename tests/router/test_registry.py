@@ -10,6 +10,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.router.options import Options
 from radixlm.router.registry import Registry, worker_of
 from radixlm.router.worker import State, Worker
+from radixlm.router.workers_api import shown
 from tests.router.fakes import Servers, joined, until
 
 A, B, C = "http://a:1", "http://b:2", "http://c:3"
@@ -85,6 +86,34 @@ async def test_each_rank_is_a_worker() -> None:
     assert [one.name for one in registry.pool(None)] == [f"{A}@0", f"{A}@1", f"{A}@2"]
     assert registry.find(A) == list(registry) and registry.find(f"{A}@1")[0].dp_rank == 1
     assert registry.add(Worker(f"{A}@2")) in registry and len(registry) == 3
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"served_model_name": ["a"], "dp_size": "2"},
+        {"served_model_name": 7, "dp_size": 10**9, "model_path": {}},
+        {"dp_size": -1, "max_running_requests": "many"},
+    ],
+)
+async def test_odd_facts_do_no_harm(facts: dict[str, object]) -> None:
+    servers = Servers()
+    servers.up(A, **facts)
+    servers.answers[A, "/model_info"] = ["no object"]
+    servers.answers[A, "/v1/models"] = {"data": [{"id": 3}, "x", None, {"id": "good"}]}
+    registry = _registry(servers, dp_aware=True)
+    worker = registry.add(Worker(A))
+    await joined(registry, worker)
+    assert registry.pool("good") == registry.pool("x") == [worker]
+    assert shown(worker)["model_id"] and registry.models()
+
+
+async def test_work_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise KeyError("odd")
+
+    _registry(Servers()).spawn(fail())
+    await until(lambda: "work for a worker failed" in caplog.text)
 
 
 async def test_several_models_each_have_their_workers() -> None:

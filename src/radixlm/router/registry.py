@@ -24,6 +24,7 @@ Fetch = Callable[..., Awaitable[Any]]
 """``Upstream.fetch(url, method, target, *, body, headers, timeout_s, api_key) -> Response``."""
 
 _FIRST_WAIT_S = 0.1
+_MAX_RANKS = 1024
 _MAX_FAILED = 256  # workers that never joined and are still told of
 _TOLD_CHANGES = (
     "models served_model_name model_path resume_digest weight_version dp_size "
@@ -176,7 +177,12 @@ class Registry:
         """Run ``work`` in the background until the gateway ends."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("work for a worker failed", exc_info=error)
 
     def close(self) -> None:
         """End all background work."""
@@ -244,7 +250,8 @@ class Registry:
     def _ranks(self, worker: Worker) -> list[Worker]:
         """The worker itself, or with --dp-aware one of each data-parallel rank, it the first."""
         size = worker.facts.get("dp_size")
-        if not self.options.dp_aware or worker.dp_rank is not None or not isinstance(size, int):
+        is_one = not self.options.dp_aware or worker.dp_rank is not None
+        if is_one or not isinstance(size, int) or not 1 <= size <= _MAX_RANKS:
             return [worker]
         worker.dp_rank = 0
         return [worker, *(worker.of_rank(rank) for rank in range(1, size))]
