@@ -15,7 +15,8 @@ import random
 import secrets
 import time
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from itertools import chain
 from typing import Any
@@ -54,8 +55,15 @@ class News(msgspec.Struct, array_like=True, tag=1):
     prompt: int = 0
 
 
+class Called(msgspec.Struct, array_like=True, tag=2):
+    """What a tool said that this server ran: it is not run again."""
+
+    text: str
+    is_error: bool
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Head | News)
+_decoder = msgspec.msgpack.Decoder(Head | News | Called)
 _current: ContextVar[StreamJournal | None] = ContextVar("stream_journal", default=None)
 
 
@@ -64,6 +72,7 @@ class StreamJournal:
     in a row that died of it. It records if the client ``is_asked`` to, and the answer streams."""
 
     __slots__ = (
+        "_called",
         "_moved",
         "_news",
         "_num_calls",
@@ -85,6 +94,7 @@ class StreamJournal:
         self._num_calls = 0
         self._pending: list[bytes] = []
         self._news: list[News] = []
+        self._called: deque[Called] = deque()
         self._place, self._moved = 0, asyncio.Event()  # of the record that is replayed
         self._begin(Head(secrets.token_bytes(_NONCE_BYTES), int(time.time()), request_id))
 
@@ -104,6 +114,8 @@ class StreamJournal:
             if isinstance(record, Head):
                 self._begin(record)
                 self.is_begun = True
+            elif isinstance(record, Called):
+                self._called.append(record)
             else:
                 self._news.append(record)
         self.num_to_drop, self.kills = num_events, kills
@@ -119,7 +131,17 @@ class StreamJournal:
         records, self._pending = self._pending, []
         return b": j %s\n%s" % (b" ".join(records), block)
 
-    def put(self, record: Head | News) -> None:
+    async def call(self, tool: Callable[[], Awaitable[tuple[str, bool]]]) -> tuple[str, bool]:
+        """What ``tool`` says, (text, whether it is an error), or has said elsewhere."""
+        if self._called:
+            called = self._called.popleft()
+            return called.text, called.is_error
+        text, is_error = await tool()
+        if self.is_recording:
+            self.put(Called(text, is_error))
+        return text, is_error
+
+    def put(self, record: Head | News | Called) -> None:
         """Add a record."""
         self._pending.append(base64.b64encode(_encoder.encode(record)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
@@ -10,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import orjson
 import pytest
 import uvicorn
+from tests.fakes import http_server
+from tests.fakes.cut_streams import blocks_of, check_all_cuts, raw, timeless, without_records
 from tests.fakes.http_server import ScriptedServer, listening, scripted_server
+from tests.fakes.lockstep import LockstepLink
 
 from radixlm.base.errors import ConfigError
 from radixlm.entrypoints.http.responses.demo_tools import PythonServer, SearchServer, demo_servers
@@ -235,3 +240,33 @@ async def test_demo_search_reads_the_service(server: ScriptedServer) -> None:
         session = await found.connect()
         got = await session.call("search", {"query": "x"})
     assert got.is_error and "404" in got.text
+
+
+def uncached(data: bytes) -> bytes:
+    """The first round was not computed on the second server, so its cache does not have it."""
+    return re.sub(rb'"cached_tokens":\d+', b"", timeless(data))
+
+
+async def test_a_tool_is_not_run_again_on_the_server_that_goes_on(
+    toy_folder: Path, calls: list[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(http_server, "ThreadLink", LockstepLink)
+    body = orjson.dumps({"stream": True, "input": "add please", "tools": [tool()]})
+    async with (
+        mcp_server(calls, "mcp") as url,
+        scripted_server(toy_folder, SCRIPT, tool_server=f"calc={url}") as first,
+        scripted_server(toy_folder, SCRIPT, tool_server=f"calc={url}") as second,
+    ):
+        whole = await raw(first.client, "/v1/responses", body)
+        shown = blocks_of(without_records("/v1/responses", whole))
+        place = next(i for i, block in enumerate(shown) if b"mcp_call.completed" in block)
+        await check_all_cuts(
+            first.client,
+            second.client,
+            "/v1/responses",
+            body,
+            cuts=lambda count: (place, place + 1, place + 2, count - 1),
+            plain=uncached,
+        )
+    # run by the two whole streams, and once where it was cut before the tool had answered
+    assert calls == ["2+3"] * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,59 @@ async def test_a_request_that_kills_servers_is_computed_alone(pair: Pair) -> Non
     for resume in ({}, {"resume": {"kills": 1}}):
         assert (await pair[0].client.post(path, json=fields | resume)).status_code == 200
     assert seen == [(False, 0), (True, 1)]
+
+
+def odd(rng: random.Random) -> Any:
+    """A value that a hostile client may put anywhere in a record."""
+    return rng.choice(
+        [None, -1, 0, 7, 1 << 62, -0.5, float("nan"), "", "x" * 99, b"\xff", [], [[]], {}, True]
+    )
+
+
+def odd_delta(rng: random.Random, prompt_tokens: int) -> Any:
+    ids = [rng.choice([3, 5, 499, 500, -1, 1 << 40]) for _ in range(rng.randrange(4))]
+    if rng.random() < 0.2:
+        return rng.choice([*ids, odd(rng)])
+    pairs = [[-0.5, token] for token in ids]
+    fields = {
+        "tokens": ids,
+        "prompt_tokens": rng.choice([prompt_tokens, 0]),
+        "logprobs": {"chosen": pairs, "top": [pairs], "asked": [None]},
+        "prompt_logprobs": {"chosen": [[None, 5], *pairs], "top": []},
+        "finish": {"kind": rng.choice(["stop", "length", "abort", "error"]),
+                   "status": rng.choice([0, 7, 408, 999]), "matched": rng.choice([None, "x", 3])},
+        "hidden_states": [b"123"],
+        "cached_by_tier": {"host": rng.choice([1, -5])},
+        "draft_rounds": [1, -1],
+        "retractions": odd(rng),
+    }  # fmt: skip
+    names = [name for name in fields if rng.random() < 0.3]
+    return {"rid": "r"} | {"prompt_tokens": prompt_tokens} | {name: fields[name] for name in names}
+
+
+@pytest.mark.parametrize("kind", ["chat", "logprobs", "completions", "generate", "responses"])
+async def test_hostile_records_never_are_an_internal_error(
+    server: ScriptedServer, kind: str, caplog: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(stream_journal, "_TURN_S", 0.001)
+    path, fields = KINDS[kind]
+    head, *rest = await records_of(server, path, orjson.dumps({"stream": True} | fields))
+    first = msgspec.msgpack.decode(base64.b64decode(rest[0]))
+    prompt_tokens, rng = first[3][0]["prompt_tokens"], random.Random(kind)
+    statuses = set()
+    for _ in range(150):
+        journal = [head, *rest[: rng.randrange(3)]]
+        for _ in range(rng.randrange(4)):
+            calls = [odd_delta(rng, prompt_tokens) for _ in range(rng.randrange(3))]
+            value = [1, 0, rng.choice([0, 0, 0, 2]), calls]
+            if rng.random() < 0.1:
+                value[rng.randrange(4)] = odd(rng)
+            journal.append(record(value))
+        resume = {"journal": journal, "num_events": rng.randrange(6)}
+        body = {"stream": True} | fields | {"resume": resume}
+        got = await server.client.post(path, json=body)
+        statuses.add(got.status_code)
+        assert "internal error" not in got.text, journal
+    assert {200, 400} <= statuses
+    assert not [one for one in caplog.records if one.exc_info]
+    assert not server.engine.intake.requests

@@ -17,7 +17,7 @@ from radixlm.entrypoints.http.responses.tool_servers import (
     ToolServer,
     addresses,
 )
-from radixlm.intake.stream_journal import draw_hex
+from radixlm.intake.stream_journal import current_journal, draw_hex
 
 # OpenAI's built-in tools -> the label of the server that runs them, as in the reference
 BUILT_IN = {
@@ -135,9 +135,19 @@ class Toolbox:
         ]
 
     async def call(self, name: str, arguments: str) -> Outcome:
-        """Run a tool call."""
-        bound = self.tools[name]
+        """Run a tool call, unless the server on which this call began has run it."""
         self.num_calls += 1
+        if (journal := current_journal()) is None:
+            return await self._run(name, arguments)
+
+        async def run() -> tuple[str, bool]:
+            outcome = await self._run(name, arguments)
+            return outcome.text, outcome.is_error
+
+        return Outcome(*await journal.call(run))
+
+    async def _run(self, name: str, arguments: str) -> Outcome:
+        bound = self.tools[name]
         try:
             values = json.loads(arguments or "{}")
         except ValueError:
