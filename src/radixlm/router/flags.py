@@ -281,6 +281,7 @@ class History(Observe):
         "Where responses and conversations are kept.",
         Flag(choices=("memory", "none", "oracle", "postgres", "redis")),
     ] = "memory"
+    history_memory_mb: Annotated[int, "Memory of the history in memory, in MB.", _COUNT] = 256
     oracle_wallet_path: Annotated[str | None, "Directory of the wallet."] = None
     oracle_tns_alias: Annotated[str | None, "Alias in tnsnames.ora."] = None
     oracle_connect_descriptor: Annotated[

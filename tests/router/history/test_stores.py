@@ -119,6 +119,10 @@ def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConfigError, match="--redis-url"):
         open_store(Options(history_backend="redis", redis_url="redis://127.0.0.1:1"))
     assert open_store(Options(history_backend="none")) is None
+    small = open_store(Options(history_memory_mb=1))
+    assert small is not None
+    small.put("response", "resp_1", bytes(2 << 20))
+    assert small.get("response", "resp_1") is None
     if importlib.util.find_spec("psycopg"):
         url = "postgresql://radix@127.0.0.1:1/none"
         with pytest.raises(ConfigError, match="--postgres-db-url"):

@@ -12,7 +12,6 @@ from radixlm.base.errors import ConfigError, Overloaded
 from radixlm.base.lazy import load, require
 from radixlm.router.flags import History as Options
 
-MAX_BYTES = 256 << 20
 TIMEOUT_S = 5.0
 _PREFIX = "radixlm:history:"
 
@@ -46,7 +45,7 @@ class MemoryStore:
 
     is_local = True
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int = 256 << 20) -> None:
         self._max_bytes = max_bytes
         self._groups: OrderedDict[str, dict[tuple[str, str], bytes]] = OrderedDict()
         self.num_bytes = 0
@@ -165,4 +164,4 @@ def open_store(options: Options) -> Store | None:
     if backend in ("postgres", "oracle"):
         store: Store = load(f"radixlm.router.history.sql:open_{backend}")(options)
         return store
-    return MemoryStore()
+    return MemoryStore(options.history_memory_mb << 20)
