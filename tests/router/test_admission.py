@@ -10,6 +10,7 @@ import timeit
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import orjson
 import pytest
@@ -25,11 +26,12 @@ from radixlm.router.admission import (
     Refused,
 )
 from radixlm.router.call import Call
-from radixlm.router.limits import attach
+from radixlm.router.limits import attach, cached_tokens
 from radixlm.router.metrics import RouterMetrics
 from radixlm.router.options import Options
 from radixlm.router.registry import Registry
 from radixlm.router.tenants import (
+    MAX_COMPARED,
     QUANTUM,
     WORKER_QUANTUM,
     Limits,
@@ -404,6 +406,29 @@ def test_inside_a_tenant_the_longest_cached_prefix_is_first() -> None:
     assert [call.num_prompt_tokens for call in done] == [5, 30, 20, 10]
 
 
+def test_nobody_is_passed_over_for_ever_for_a_shorter_prefix() -> None:
+    admission, done = fair(), []
+    admission.rank_by_prefix(lambda call: call.num_prompt_tokens)
+    cold = make_call("a", tokens=1)
+
+    async def main() -> None:
+        calls = [make_call("a", tokens=50), cold, *(make_call("a", tokens=50) for _ in range(30))]
+        await asyncio.gather(*(run(admission, call, 1, done) for call in calls))
+
+    simulate(main())
+    assert done.index(cold) <= MAX_COMPARED + 1
+
+
+def test_cached_tokens_are_those_of_the_worker_that_holds_most() -> None:
+    holdings = SimpleNamespace(of=lambda prompt: {"a": 3, "b": 7} if prompt == "warm" else {})
+    gateway: Any = SimpleNamespace(tokens=SimpleNamespace(holdings=holdings))
+    call: Any = make_call()
+    found = []
+    for call.prompt in (None, "cold", "warm"):
+        found.append(cached_tokens(gateway, call))
+    assert found == [0, 0, 7]
+
+
 def test_the_name_of_a_tenant() -> None:
     tenants = Tenants(TenantFile(tenants={"acme": Limits()}))
     call = make_call()
@@ -486,6 +511,9 @@ def test_workers_tell_how_many_requests_run_at_once() -> None:
         assert admission.capacity == 20
         gateway.registry.move(worker, State.DRAINING)
         assert admission.capacity == 16
+        for one in gateway.registry:
+            gateway.registry.move(one, State.DRAINING)
+        assert admission.capacity == 16  # with none, what waits goes on to wait
 
     simulate(main())
 
@@ -522,6 +550,7 @@ def test_what_happens_in_the_queue_is_counted() -> None:
     text = gateway.metrics.exposition().decode()
     assert 'rate_limit_total{result="allowed"} 2' in text
     assert 'rate_limit_total{result="rejected"} 2' in text
+    assert "radix_router_waiting_requests" in text
     for result in ("entered", "timeout", "full"):
         assert re.search(rf'radix_router_queue\w*_count{{result="{result}"}} 1', text), text
 

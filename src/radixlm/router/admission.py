@@ -169,6 +169,10 @@ class Admission:
         """Requests in the queue."""
         return len(self._all)
 
+    def waiting_tenants(self) -> set[Tenant]:
+        """Those with requests in the queue."""
+        return {tenant for queue in self._queues for tenant in queue.tenants}
+
     def rank_by_prefix(self, prefix_tokens: Callable[[Call], int]) -> None:
         """Order a tenant's requests by how much of their prompts is cached."""
         for queue in self._queues:
@@ -267,7 +271,7 @@ class Admission:
             return
         last, largest = waiter, waiter.tenant
         if self.config.is_fair:
-            tenants = (tenant for queue in self._queues for tenant in queue.tenants)
+            tenants = self.waiting_tenants()
             largest = max(tenants, key=lambda one: one.num_waiting / one.limits.weight)
         if largest.num_waiting > waiter.tenant.num_waiting:
             found = (queue.newest(largest) for queue in self._queues)
@@ -450,7 +454,8 @@ def timeout_s(call: Call) -> float | None:
 
 
 def slots_of(worker: Worker) -> int:
-    """Requests that a worker runs at once; 0: it does not tell."""
+    """Requests that a worker runs at once, above which it has a queue; 0: it does not tell. A queue
+    is better kept here, where it is fair."""
     told = worker.facts.get("max_running_requests")
     ranks = worker.facts.get("dp_size") if worker.dp_rank is None else 1
     if not isinstance(told, int) or told < 1:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,13 +39,38 @@ def attach(gateway: Gateway) -> None:
     )
     admission = Admission(config, Tenants(file, options.fair_share_header))
     gateway.admission, admission.metrics = admission, gateway.metrics
+    gateway.metrics.gauge(
+        "radix_router_waiting_requests",
+        "Requests that wait, by tenant where these share.",
+        lambda: {(one.name,): float(one.num_waiting) for one in admission.waiting_tenants()},
+        ("tenant",),
+    )
     if not admission.is_open:
         gateway.on_start.append(lambda: gateway.dispatcher.splices.append(rest_of_time))
     if path:
         gateway.every(5.0, _Reload(admission.tenants, path).tick)
-    if config.is_fair and limit is None:
-        gateway.registry.listen(lambda *_: admission.resize(slots(gateway.registry)))
+    if not config.is_fair:
+        return
+    gateway.on_start.append(lambda: admission.rank_by_prefix(partial(cached_tokens, gateway)))
+    if limit is None:
+        gateway.registry.listen(lambda *_: _fit(admission, gateway.registry))
         log.info("fair shares: as many requests run as the workers tell (max_running_requests)")
+
+
+def _fit(admission: Admission, workers: Iterable[Worker]) -> None:
+    """Let as many run as the workers can; without any the limit stays, and requests wait."""
+    able = [one for one in workers if one.is_available and one.worker_type != "prefill"]
+    if able:
+        told = [slots_of(one) for one in able]
+        admission.resize(sum(told) if all(told) else None)
+
+
+def cached_tokens(gateway: Gateway, call: Call) -> int:
+    """Tokens of a prompt that some worker holds; 0 where the policy does not ask for prompts."""
+    if call.prompt is None:
+        return 0
+    held: Mapping[str, int] = gateway.tokens.holdings.of(call.prompt)
+    return max(held.values(), default=0)
 
 
 def rest_of_time(call: Call, worker: Worker) -> dict[str, float]:
@@ -53,14 +79,6 @@ def rest_of_time(call: Call, worker: Worker) -> dict[str, float]:
     if given_s is None or waited_s < LEAST_WAIT_S:
         return {}
     return {"timeout": max(LEAST_WAIT_S, round(given_s - waited_s, 3))}
-
-
-def slots(workers: Iterable[Worker]) -> int | None:
-    """Requests that the workers run at once, as they tell; None if one does not tell. A queue
-    beyond that is better kept here, where it is fair."""
-    able = [one for one in workers if one.is_available and one.worker_type != "prefill"]
-    told = [slots_of(one) for one in able]
-    return sum(told) if all(told) and told else None
 
 
 class _Reload:

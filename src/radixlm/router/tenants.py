@@ -31,7 +31,7 @@ QUANTUM = 4096  # tokens a round, times the weight
 WORKER_QUANTUM = 4 * QUANTUM  # tokens before a tenant's next worker has its turn
 MAX_TENANTS = 16_384  # remembered; beyond it those without requests are forgotten
 MAX_NAME_CHARS = 128
-MAX_COMPARED = 16  # waiting requests of a tenant whose cached prefixes are compared
+MAX_COMPARED = 8  # waiting requests of a tenant whose cached prefixes are compared
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -227,6 +227,7 @@ class FairQueue(Generic[W]):
         self._ring: OrderedDict[Tenant, None] = OrderedDict()  # with deficit, in order of turns
         self._spent: OrderedDict[Tenant, None] = OrderedDict()  # without
         self.prefix_tokens: Callable[[Call], int] | None = None  # cached tokens of a prompt
+        self._num_picked = 0
 
     @property
     def tenants(self) -> Collection[Tenant]:
@@ -297,8 +298,11 @@ class FairQueue(Generic[W]):
         return True
 
     def _first(self, queue: OrderedDict[W, None]) -> W:
-        """Of the oldest requests the one with the longest cached prefix."""
-        if self.prefix_tokens is None or len(queue) == 1:
+        """Of the oldest requests the one with the longest cached prefix; now and then the oldest,
+        so that none is passed over for ever."""
+        self._num_picked += 1
+        is_turn = self._num_picked % MAX_COMPARED == 0
+        if self.prefix_tokens is None or len(queue) == 1 or is_turn:
             return next(iter(queue))
         oldest = [waiter for _, waiter in zip(range(MAX_COMPARED), queue, strict=False)]
         found = self.prefix_tokens
