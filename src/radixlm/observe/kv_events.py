@@ -28,6 +28,7 @@ from radixlm.observe.kv_event_options import KvEventsOptions, refused
 log = logging.getLogger(__name__)
 
 MAX_CHANGES: Final = 1000  # of the cache, in one message
+MAX_EVENTS: Final = 1000  # in one message: a whole cache takes several
 BOOT_STEP: Final = 1 << 40  # between the sequence numbers of an engine and of the next
 END: Final = (-1).to_bytes(8, "big", signed=True)
 STOP_WAIT_S: Final = 1.0
@@ -199,7 +200,7 @@ class KvEventPublisher:
             self._close_sockets()
 
     def _publish(self) -> bool:
-        """Send one message of what waits; False at the end."""
+        """Send what waits, mostly in one message; False at the end."""
         events: list[Event] = []
         is_open = True
         with contextlib.suppress(queue.Empty):
@@ -209,8 +210,10 @@ class KvEventPublisher:
                     is_open = False
                     break
                 events.extend(change())
-        if events:
-            fields = [as_fields(e, self._page_size, self.options.format) for e in joined(events)]
+        all_events = joined(events)
+        for at in range(0, len(all_events), MAX_EVENTS):
+            some = all_events[at : at + MAX_EVENTS]
+            fields = [as_fields(e, self._page_size, self.options.format) for e in some]
             payload = msgspec.msgpack.encode([time.time(), fields, self._rank])
             number = self._sequence.to_bytes(8, "big")
             self._sequence += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 END: Final = (-1).to_bytes(8, "big", signed=True)
-BURST: Final = 64  # messages read before other work gets its turn
+SLICE_S: Final = 0.002  # in which messages are taken before other work gets its turn
 REPLAY_WAIT_S: Final = 3.0
 QUIET_S: Final = 10.0  # without a message, after which the gateway asks whether it missed one
 
@@ -37,6 +38,7 @@ class Reader:
         self.stream, self.feed = stream, feed
         self._loop = asyncio.get_running_loop()
         self._replayed: list[Message] = []
+        self._num_asked = self._num_open = 0  # replays; those that have not ended
         self._asked_s = 0.0  # when the replay under way was asked for; 0: none is
         self._heard_s = time.monotonic()
         self._sub: Any = context.socket(zmq.SUB)
@@ -77,6 +79,8 @@ class Reader:
         return [(socket, endpoint) for socket, endpoint in pairs if socket is not None]
 
     def _ask(self) -> None:
+        self._num_asked += 1
+        self._num_open += 1
         if self._dealer is None:
             self._end_replay()
             return
@@ -89,16 +93,32 @@ class Reader:
         self._loop.call_soon(self._drain, self._dealer)  # a send may swallow its readiness
 
     def _end_replay(self) -> None:
-        messages, self._replayed, self._asked_s = self._replayed, [], 0.0
+        messages, self._replayed, self._asked_s = deque(self._replayed), [], 0.0
+        self._num_open = 0
+        self._heard_s = time.monotonic()
+        self._go_on(messages, self._num_asked)
+
+    def _go_on(self, messages: deque[Message], number: int) -> None:
+        """Take replayed messages, some at a time: there may be thousands."""
+        end_s = time.monotonic() + SLICE_S
+        while messages:
+            if self._sub is None or number != self._num_asked:
+                return  # closed, or asked anew
+            if time.monotonic() > end_s:
+                self._loop.call_soon(self._go_on, messages, number)
+                return
+            message = messages.popleft()
+            if self.stream.is_waiting:
+                self.stream.go_on(message)
+            else:  # of a question after silence
+                self._take(message)
         if self.stream.is_waiting:
-            self.stream.replayed(messages)
-            return
-        for message in messages:  # of a question after silence
-            self._take(message)
+            self.stream.replayed()
 
     def _drain(self, socket: Any) -> None:
         """Read what is there. ZeroMQ's descriptor tells of changes only: read until it is empty."""
-        for _ in range(BURST):
+        end_s = time.monotonic() + SLICE_S
+        while time.monotonic() < end_s:
             if socket is not self._sub and socket is not self._dealer:
                 return  # closed
             try:
@@ -111,7 +131,11 @@ class Reader:
 
     def _read(self, is_replay: bool, number: bytes, payload: bytes) -> None:
         if is_replay and number == END:
-            self._end_replay()
+            self._num_open -= 1
+            if self._num_open > 0:
+                self._replayed = []  # of an earlier question
+            else:
+                self._end_replay()
             return
         try:
             message = read_message(int.from_bytes(number, "big"), payload)

@@ -11,7 +11,7 @@ from its start or from AllBlocksCleared, which the worker can be asked for (POST
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -85,18 +85,13 @@ class KvStream:
         """Whether the index holds just what the worker does."""
         return self.is_complete and not self.is_waiting
 
-    @property
-    def is_trusted(self) -> bool:
-        """Whether what the index holds of the worker is so."""
-        return not self.is_waiting
-
     def take(self, message: Message) -> bool:
         """A live message. True if a replay from ``next_number`` on is needed, which ends with
         ``replayed``."""
         if self.is_waiting:
             self._held.append(message)
             if len(self._held) > MAX_HELD:
-                self.replayed(())
+                self.replayed()
             return False
         if message.number < self.next_number:
             if message.time_s <= self._last_time_s:
@@ -116,24 +111,20 @@ class KvStream:
         self.num_faulty += 1
         self._forget(self.next_number)
 
-    def ask(self) -> None:
-        """A replay is asked for without a gap: live messages wait for its end."""
-        self.is_waiting = True
-
-    def replayed(self, messages: Iterable[Message]) -> None:
-        """The replay has ended, with these messages; empty where none can be had."""
+    def replayed(self) -> None:
+        """The replay has ended, or none can be had."""
         self.is_waiting = False
         held, self._held = self._held, []
-        for message in (*messages, *held):
-            self._go_on(message)
+        for message in held:
+            self.go_on(message)
 
     def restart(self) -> None:
         """The worker was away, and may be another one now: live messages wait for a replay."""
         self._forget(0)
         self.is_complete, self.is_waiting, self._held = False, True, []
 
-    def _go_on(self, message: Message) -> None:
-        """Take a message after a replay; what still misses is lost."""
+    def go_on(self, message: Message) -> None:
+        """Take a message of a replay, or after it; what misses before it is lost."""
         if message.number < self.next_number:
             if message.time_s <= self._last_time_s:
                 return
