@@ -55,7 +55,11 @@ async def test_a_drawn_id_is_sent_to_the_worker(start_workers: StartWorkers) -> 
     (worker,) = await start_workers(1)
     async with Front([worker]) as front:
         answer = await front.chat()
-    assert worker.seen[0].header(b"x-request-id") == answer.header(b"x-request-id")
+        await front.chat(headers=[("X-Correlation-Id", "a-b")])
+    drawn = answer.header(b"x-request-id")
+    assert drawn and drawn.startswith(b"chatcmpl-")  # the worker adds its own prefix
+    assert worker.seen[0].header(b"x-request-id") == drawn.removeprefix(b"chatcmpl-")
+    assert worker.seen[1].header(b"x-request-id") == b"a-b"
 
 
 async def test_a_worker_gets_its_own_key(start_workers: StartWorkers) -> None:

@@ -17,6 +17,7 @@ _PLAIN = (b"close", b"keep-alive", b"Keep-Alive")  # a Connection header that na
 _OWN = _HOP_BY_HOP | {b"x-request-id"}
 _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')
 _MODEL_OF_FORM = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r]+)')
+_DRAWN = re.compile(r"(?:chatcmpl|cmpl|gnt|resp|req)-([0-9a-f]{24})")
 _STREAM = re.compile(rb'"stream"\s*:\s*true')
 
 
@@ -53,7 +54,10 @@ def to_worker(call: Call, added: Headers) -> Headers:
     dropped = _HOP_BY_HOP if is_plain and not added else _dropped(headers, added)
     kept = [one for one in headers if one[0] not in dropped]
     if b"x-request-id" not in named or b"x-request-id" in dropped:
-        kept.append((b"x-request-id", call.request_id.encode("latin-1", "replace")))
+        # a worker puts the prefix of its route before it: "chatcmpl-" would stand twice
+        drawn = _DRAWN.fullmatch(call.request_id)
+        name = drawn[1] if drawn else call.request_id
+        kept.append((b"x-request-id", name.encode("latin-1", "replace")))
     return kept + added if added else kept
 
 
