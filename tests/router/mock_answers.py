@@ -129,7 +129,8 @@ class Exchange:
         if (status := self.status()) != 200:
             return await self.plain({"error": f"mock failure {status}"}, status)
         if faults.raw:
-            return await self.put(faults.raw.encode("latin-1"))
+            await self.put(faults.raw.encode("latin-1"))
+            return await self.end()
         if faults.html:
             return await self.plain("<html><body>not a worker</body></html>", 200, "text/html")
         try:
