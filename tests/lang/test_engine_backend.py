@@ -173,3 +173,22 @@ def test_clients_of_other_apis_run_programs() -> None:
             backend=completion, max_new_tokens=4
         )
         assert len(in_time(lambda: state["b"])) == 2
+
+
+def test_generated_tokens_are_never_made_anew_of_their_text(engine: sgl.Engine) -> None:
+    """Texts drawn at a high temperature, most of which a tokenizer would cut otherwise: the second
+    call finds all that the first has computed."""
+
+    @sgl.function
+    def program(s: Any, number: int) -> None:
+        s += f"Text {number}: " + sgl.gen("a", max_tokens=12, regex="[a-z]{40}")
+        s += sgl.gen("b", max_tokens=2)
+
+    encode, others = engine.tokenizer.encode, 0
+    for number, is_stream in ((n, n % 2 == 1) for n in range(8)):
+        state = program.run(number, backend=engine, temperature=3.0, stream=is_stream)
+        first, second = in_time(lambda state=state: list(map(state.get_meta_info, "ab")))
+        known = first["prompt_tokens"] + first["completion_tokens"]
+        assert (second["prompt_tokens"], second["cached_tokens"]) == (known, known - 1)
+        others += len(encode(f"Text {number}: {state['a']}")) != known
+    assert others > 2, "the texts of this test are no test"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,19 @@ from radixlm.lang.trace import CallRecord
 
 if TYPE_CHECKING:
     from radixlm.lang.executor import StreamExecutor
+
+
+class Generated(str):
+    """A text that a model has generated, with the token ids that made it."""
+
+    ids: Sequence[int]
+
+    @classmethod
+    def of(cls, text: str, ids: Sequence[int]) -> Generated:
+        made = cls(text)
+        made.ids = ids
+        return made
+
 
 Call = SglGen | SglSelect | SglToolLoop
 
@@ -60,9 +74,17 @@ def _take(
 ) -> None:
     """The result of a call: the text goes on with the first of several."""
     texts = found if isinstance(found, list) else [found]
-    s.text_ += texts[0]
+    _append(s, texts[0])
     values = [_parsed(expr, text) for text in texts]
     _set_maybe(s, expr, name, values if isinstance(found, list) else values[0], meta_info)
+
+
+def _append(s: StreamExecutor, text: str) -> None:
+    """Append a result; its token ids are kept where they are known."""
+    start = len(s.text_)
+    s.text_ += text
+    if isinstance(text, Generated):
+        s.spans.append((start, len(s.text_), text.ids))
 
 
 def _set_maybe(
@@ -86,7 +108,9 @@ def _stream(s: StreamExecutor, expr: SglGen, params: SglSamplingParams, name: st
                 s.meta_info[name] = meta_info
             s.notify()
 
-    def apply(_: Any) -> None:
+    def apply(whole: Any) -> None:
+        if isinstance(whole, Generated):
+            s.spans.append((len(s.text_) - len(whole), len(s.text_), whole.ids))
         _told(s, record, params, s.streamed[name], record.meta_info)
         _set_maybe(s, expr, name, _parsed(expr, s.streamed[name]), None)
 

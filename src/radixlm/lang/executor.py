@@ -52,6 +52,10 @@ log = logging.getLogger(__name__)
 _IDS = itertools.count()
 
 
+Span = tuple[int, int, Sequence[int]]
+"""Characters [start, end) of a state's text, and the token ids that made them."""
+
+
 class _Fork(SglExpr):
     """The states that begin with what is there when this expression has its turn."""
 
@@ -92,6 +96,7 @@ class StreamExecutor:
         self.streamed: dict[str, str] = {}  # texts of variables, before they are parsed
         self.text_ = self.speculated_text = ""
         self.messages_: list[dict[str, Any]] = []
+        self.spans: list[Span] = []  # parts of the text whose token ids are known
         self.images_: list[tuple[Any, str]] = []
         self.cur_images: list[tuple[Any, str]] = []
         self.cur_role: str | None = None
@@ -355,6 +360,7 @@ class StreamExecutor:
     def _begin_as(self, parent: StreamExecutor) -> None:
         self.variables, self.meta_info = dict(parent.variables), dict(parent.meta_info)
         self.text_, self.messages_ = parent.text_, list(parent.messages_)
+        self.spans = list(parent.spans)
         self.cur_role, self.cur_role_begin_pos = parent.cur_role, parent.cur_role_begin_pos
         self.images_, self.cur_images = list(parent.images_), list(parent.cur_images)
         self._scopes = dict(parent._scopes)
@@ -442,6 +448,7 @@ class StreamExecutor:
             message = self.variables[name]
             reasoning, answer = split_all(create(expr.model_type), message)
             self.text_ = self.text_[: self.cur_role_begin_pos] + answer
+            self.spans = [span for span in self.spans if span[1] <= self.cur_role_begin_pos]
             self.assign(reasoning_name(name), reasoning)
             self.assign(name, answer)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from radixlm.entrypoints.offline import Engine
 from radixlm.lang.backend.base_backend import Done, tell
 from radixlm.lang.backend.generate_api import GenerateBackend, results
+from radixlm.lang.calls import Generated
 from radixlm.lang.model_template import template_of
 from radixlm.text.chat import ChatTemplate as Rendered
 from radixlm.text.chat import load_chat_template
+from radixlm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from radixlm.lang.executor import StreamExecutor
+    from radixlm.lang.executor import Span, StreamExecutor
     from radixlm.lang.ir import SglSamplingParams
 
 
@@ -26,6 +28,7 @@ class EngineBackend(GenerateBackend):
         super().__init__()
         self.engine = engine
         self.chat_template = template_of(self.get_model_name(), chat_template_name, self._own)
+        self._holds_ids = _joins(engine.tokenizer)
 
     def _own(self) -> tuple[Rendered, str] | None:
         """The model's chat template, and the BOS that its tokenizer adds by itself."""
@@ -39,11 +42,46 @@ class EngineBackend(GenerateBackend):
     def get_model_name(self) -> str:
         return str(self.engine.config.model.model_path)
 
+    def _body(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> dict[str, Any]:
+        """With the ids of what was generated, which are never made anew of its text: so the cached
+        prefix is found whole."""
+        body = super()._body(s, sampling_params)
+        if s.spans and self._holds_ids and not s.images_:
+            body["input_ids"] = self._ids(body.pop("text"), s.spans)
+        return body
+
+    def _ids(self, text: str, spans: Sequence[Span]) -> list[int]:
+        ids: list[int] = []
+        at, encode = 0, self.engine.tokenizer.encode  # type: ignore[union-attr]
+        for start, end, own in spans:
+            ids += encode(text[at:start], at == 0) if at < start or at == 0 else []
+            ids += own
+            at = end
+        return ids + (encode(text[at:], False) if at < len(text) else [])
+
+    def _generated(self, answer: dict[str, Any]) -> str:
+        """The text with its ids, but for those of what ended it; without ids if they make another
+        text, such as one that a stop string has cut."""
+        text, ids = str(answer["text"]), list(answer.get("output_ids") or ())
+        reason = answer["meta_info"].get("finish_reason") or {}
+        if ids and reason.get("matched") == ids[-1]:
+            ids.pop()
+        tokenizer = self.engine.tokenizer
+        if not self._holds_ids or not ids or tokenizer is None:
+            return text
+        return Generated.of(text, ids) if tokenizer.decode(ids, False) == text else text
+
     def start_generate(self, s: StreamExecutor, params: SglSamplingParams, done: Done) -> None:
         body = self._body(s, params)
 
         def told(answer: Any, error: BaseException | None = None) -> None:
-            done(*((None, error) if error is not None else (results(answer),)))
+            if error is not None:
+                done(None, error)
+            elif isinstance(answer, list):
+                texts, metas = results(answer)
+                done(([self._generated(answer[0]), *texts[1:]], metas))
+            else:
+                done((self._generated(answer), answer["meta_info"]))
 
         self.engine.submit(body).add_done_callback(lambda future: tell(future, told))
 
@@ -54,15 +92,19 @@ class EngineBackend(GenerateBackend):
         add: Callable[[str, Any], None],
         done: Done,
     ) -> None:
-        length = 0
+        last: dict[str, Any] = {"text": ""}
 
         def event(answer: dict[str, Any]) -> None:
-            nonlocal length
-            add(answer["text"][length:], answer["meta_info"])
-            length = len(answer["text"])
+            nonlocal last
+            add(answer["text"][len(last["text"]) :], answer["meta_info"])
+            last = answer
+
+        def told(_: Any, error: BaseException | None = None) -> None:
+            whole = self._generated(last) if error is None and last["text"] else None
+            done(whole, error)
 
         body = {**self._body(s, params), "stream": True}
-        self.engine.submit(body, event).add_done_callback(lambda future: tell(future, done))
+        self.engine.submit(body, event).add_done_callback(lambda future: tell(future, told))
 
     def _post(self, body: dict[str, Any]) -> Any:
         return self.engine.generate(**body)
@@ -79,3 +121,12 @@ class EngineBackend(GenerateBackend):
 
     def shutdown(self) -> None:
         self.engine.shutdown()
+
+
+def _joins(tokenizer: Tokenizer | None) -> bool:
+    """Whether texts that are encoded one by one make the text of both, as they do unless the
+    tokenizer puts a space before each."""
+    if tokenizer is None:
+        return False
+    ids = [*tokenizer.encode("a b", False), *tokenizer.encode("c\nd", False)]
+    return tokenizer.decode(ids, False) == "a bc\nd"
