@@ -36,7 +36,7 @@ def test_the_ten_programs_run(
             names["engine"].shutdown()
     shown = capsys.readouterr().out
     assert len(found) == 11 and "42" in shown.splitlines()[0]
-    assert names["ticket"].kind in ("bug", "wish") and names["ticket"].priority in (1, 2, 3)
+    assert names["ticket"].kind in ("bug", "idea") and names["ticket"].priority in (1, 2, 3)
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 9
     assert len(names["states"]) == 8 and names["trace"]["cached_tokens"] > 0
     assert (tmp_path / "trace.html").stat().st_size > 1000

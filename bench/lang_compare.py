@@ -1,8 +1,8 @@
 """Generated programs of the frontend language, run by one frontend against a server.
 
-    python bench/lang_twin.py run --frontend radixlm --url URL --count 500 -o ours.jsonl
-    python bench/lang_twin.py run --frontend sglang --url URL --count 500 -o theirs.jsonl
-    python bench/lang_twin.py compare ours.jsonl theirs.jsonl
+    python bench/lang_compare.py run --frontend radixlm --url URL --count 500 -o ours.jsonl
+    python bench/lang_compare.py run --frontend sglang --url URL --count 500 -o theirs.jsonl
+    python bench/lang_compare.py compare ours.jsonl theirs.jsonl
 
 The second needs SGLang's package in its own environment, and both RADIXLM_LANG_TEMPLATE=reference,
 since SGLang takes chat templates by the model's path. Programs are drawn by a seed: text, gen,
