@@ -45,7 +45,7 @@ async def send_in_pieces(url: str, data: bytes, draw: random.Random) -> bytes:
                     break
                 connection.writer.write(data[start:end])
                 await asyncio.sleep(0)
-            async with asyncio.timeout(0.03):
+            async with asyncio.timeout(0.3):
                 while part := await connection.reader.read(1 << 16):
                     answer += part
         except (TimeoutError, ConnectionError):

@@ -200,7 +200,10 @@ class Dispatch:
 
     def pick(self, worker_type: WorkerType) -> Worker | Failure | None:
         """The worker of the next try; None if none is available."""
-        workers = self._able(worker_type)
+        if self.tried or self.stream is not None:
+            workers = self._able(worker_type)
+        else:
+            workers = self.gateway.registry.pool(self.model, worker_type)
         if not workers:
             return None
         policy = self.policy = self.shared.pools.of(workers[0])
@@ -244,7 +247,8 @@ class Dispatch:
         exchange: Exchange | None = None
         try:
             exchange = await self.gateway.upstream.open(
-                worker.url, "POST", self.target, authorized(self.headers, worker),
+                worker.url, "POST", self.target,
+                self.headers if worker.api_key is None else authorized(self.headers, worker),
                 self.body(worker, extra), timeout_s=self.left_s(),
             )  # fmt: skip
             return await self._answer(exchange, worker)

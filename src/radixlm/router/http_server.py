@@ -235,6 +235,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._queue: deque[tuple[Call, bool, bool]] = deque()  # call, is HTTP/1.1, is kept
         self._refusal: Answer | None = None  # nothing more is read
+        self._is_upgrade = False
         self._raw_left = 0  # bytes of a body that the parser does not see
         self._is_paused = False
         self.is_lost = False
@@ -290,27 +291,20 @@ class Connection(asyncio.Protocol):
         while data and self._refusal is None:
             if self._raw_left:
                 data = self._take_raw(data)
-            rest = self._feed(data)
+            self._num_fed, rest = len(data), b""
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as error:
+                rest = data[error.args[0] :]
+                self._go_on_without_upgrade()
+            except httptools.HttpParserError as error:
+                self._refuse_error(error)
             if self._is_reading:
                 self._num_received += len(data) - len(rest)
                 # a chunk of one byte takes six; the rest are extensions and trailers
                 if self._num_received > MAX_OTHER_BYTES + 8 * self._num_body_bytes:
                     self._refuse(_too_large_head())
             data = rest
-
-    def _feed(self, data: bytes) -> bytes:
-        """Parse; what is left after a request that offers to upgrade."""
-        self._num_fed = len(data)
-        try:
-            self._parser.feed_data(data)
-            return b""
-        except httptools.HttpParserUpgrade as error:
-            rest = data[error.args[0] :]
-        except httptools.HttpParserError as error:
-            self._refuse_error(error)
-            return b""
-        self._go_on_without_upgrade()
-        return rest
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
@@ -354,7 +348,9 @@ class Connection(asyncio.Protocol):
         if version not in ("1.1", "1.0"):
             raise _refused(505, f"HTTP/{version} is not supported: use HTTP/1.1")
         self._is_http11, self._is_kept = version == "1.1", self._parser.should_keep_alive()
-        self._check_head()
+        length = self._check_head()
+        self._is_upgrade = self._parser.should_upgrade()
+        self._raw_left = length if self._is_upgrade else 0
 
     def on_body(self, data: bytes) -> None:
         self._num_body_bytes += len(data)
@@ -362,14 +358,11 @@ class Connection(asyncio.Protocol):
             raise self._too_large()
         self._parts.append(data)
 
-    def on_message_complete(self) -> None:
-        if not self._parser.should_upgrade():
-            self._complete()
-
     # requests
 
-    def _check_head(self) -> None:
-        """Refuse what could be read in two ways, and what is too large."""
+    def _check_head(self) -> int:
+        """Refuse what could be read in two ways, and what is too large. The body's length, 0 if
+        it is not told."""
         headers = self._headers
         named = self._named = dict(headers)
         if len(headers) > MAX_HEADERS or (
@@ -396,7 +389,7 @@ class Connection(asyncio.Protocol):
         if expects is not None and self._is_http11 and self.stream is None:
             self.transport.write(CONTINUE)
         self._call_headers, self._headers = headers, []  # what follows are trailers
-        self._raw_left = length if self._parser.should_upgrade() else 0
+        return length
 
     def _too_large(self) -> _Refused:
         limit = self.server.limits.max_body_bytes
@@ -414,7 +407,7 @@ class Connection(asyncio.Protocol):
             return
         self._parser = httptools.HttpRequestParser(self)
         if not self._raw_left:
-            self._complete()
+            self.on_message_complete()
 
     def _take_raw(self, data: bytes) -> bytes:
         """Take the body from ``data``; the rest of it."""
@@ -422,10 +415,13 @@ class Connection(asyncio.Protocol):
         self._raw_left -= len(body)
         self._parts.append(body)
         if not self._raw_left:
-            self._complete()
+            self.on_message_complete()
         return rest
 
-    def _complete(self) -> None:
+    def on_message_complete(self) -> None:
+        if self._is_upgrade:  # the parser stops before the body
+            self._is_upgrade = False
+            return
         self._is_reading = False
         url = self._url.decode("ascii")
         if url[:1] != "/" or "#" in url:

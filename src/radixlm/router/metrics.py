@@ -256,13 +256,13 @@ class RouterMetrics:
     def http_ended(self, call: Call, status: int, error_code: str = "") -> None:
         """A request is answered, or its client has left (499)."""
         path = self._paths.get(call.path) or self._path(call.path, status)
-        self._http.inc(call.method, path, status, error_code)
+        self._http.values[call.method, path, status, error_code] += 1
         self._http_seconds.observe(time.monotonic() - call.arrival_s, call.method, path)
 
     def request_started(self, call: Call, model: str, endpoint: str, streaming: bool) -> None:
         """A request is about to be routed. ``endpoint``: of ``endpoint_of``."""
         model = model if model in self._models else self._model(model)
-        self._requests.inc(model, endpoint, call.path, "true" if streaming else "false")
+        self._requests.values[model, endpoint, call.path, "true" if streaming else "false"] += 1
 
     def request_ended(
         self,
@@ -312,11 +312,11 @@ class RouterMetrics:
     def worker_selected(self, worker: Worker, model: str, policy: str) -> None:
         """A request goes to ``worker``."""
         model = model if model in self._models else self._model(model)
-        self._selections.inc(worker.worker_type, "http", model, policy, worker.name)
+        self._selections.values[worker.worker_type, "http", model, policy, worker.name] += 1
 
     def upstream_response(self, status: int, error_code: str = "") -> None:
         """A worker's status line has come."""
-        self._upstream.inc(status, error_code)
+        self._upstream.values[status, error_code] += 1
 
     def worker_error(self, worker: Worker, error_type: str) -> None:
         """A worker has failed: unreachable, cut, timeout, status."""
@@ -341,7 +341,8 @@ class RouterMetrics:
         failures, successes = self._runs.get(name, (0, 0))
         self._runs[name] = (0, successes + 1) if is_success else (failures + 1, 0)
         outcome = "success" if is_success else "failure"
-        self._outcomes.inc(name, outcome, worker.model_id or "unknown", worker.worker_type)
+        labels = (name, outcome, worker.model_id or "unknown", worker.worker_type)
+        self._outcomes.values[labels] += 1
 
     def breaker_transition(self, worker: Worker, before: str, after: str) -> None:
         """``before``, ``after``: closed, open, half_open."""

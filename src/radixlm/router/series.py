@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -78,17 +79,14 @@ class Counter(Family):
 
     def __init__(self, help_: str, labels: tuple[str, ...], views: Sequence[View]) -> None:
         super().__init__(help_, labels, views)
-        self.values: dict[Labels, float] = {}
+        self.values: defaultdict[Labels, float] = defaultdict(float)  # hot paths add to it
 
     def _rows(self) -> dict[Labels, float]:
         return self.values
 
     def inc(self, *labels: str | int, by: float = 1) -> None:
         """One more event, or ``by``."""
-        try:
-            self.values[labels] += by
-        except KeyError:
-            self.values[labels] = by
+        self.values[labels] += by
 
 
 class Histogram(Family):

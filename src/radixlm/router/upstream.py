@@ -191,7 +191,8 @@ class Exchange:
 
     def close(self) -> None:
         """Drop the connection unless the answer is complete: the worker aborts the request."""
-        self.fail("the gateway closed the connection")
+        if not self._is_complete:
+            self.fail("the gateway closed the connection")
 
     def fail(self, reason: str, is_timeout: bool = False) -> None:
         """End with an error and drop the connection; nothing where the exchange has ended."""
@@ -228,7 +229,8 @@ class Exchange:
         self._waiting.append(data)
         if self._done is not None and not self._done.done():
             self._done.set_result(None)  # of ``begun``
-        if self._connection is not None and sum(map(len, self._waiting)) > MAX_WAITING_BYTES:
+        waiting = self._waiting
+        if len(waiting) > 1 and self._connection and sum(map(len, waiting)) > MAX_WAITING_BYTES:
             self._connection.pause()
 
     def on_complete(self) -> None:
@@ -248,10 +250,6 @@ class _Connection(asyncio.Protocol):
         self.idle_since_s = 0.0
         self._parser = httptools.HttpResponseParser(self)
         self._is_paused = False
-        self._forget()
-
-    def _forget(self) -> None:
-        """Begin another answer."""
         self._headers: Headers = []
         self._parts: list[bytes] = []
         self._num_head_bytes = 0
@@ -260,7 +258,9 @@ class _Connection(asyncio.Protocol):
 
     def send(self, message: bytes, exchange: Exchange) -> None:
         """Begin an exchange."""
-        self._forget()
+        self._headers, self._num_head_bytes = [], 0
+        self.is_begun = self._has_head = self._is_complete = self._can_stay = False
+        self._has_length = False
         self.exchange = exchange
         self.transport.write(message)
 
@@ -296,6 +296,7 @@ class _Connection(asyncio.Protocol):
             self.transport.abort()
             return
         if not self._has_head:
+            self.is_begun = True
             self._num_head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -325,7 +326,8 @@ class _Connection(asyncio.Protocol):
     def _finish(self) -> None:
         exchange, self.exchange = self.exchange, None
         if self._can_stay and not self.transport.is_closing():
-            self.resume()
+            if self._is_paused:
+                self.resume()
             self.idle_since_s = time.monotonic()
             self.origin.idle.append(self)
         else:
@@ -334,11 +336,6 @@ class _Connection(asyncio.Protocol):
             exchange.on_complete()
 
     # of the parser
-
-    def on_message_begin(self) -> None:
-        if self._is_complete:
-            raise ValueError("bytes after the answer")
-        self.is_begun = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._has_head:
@@ -349,6 +346,8 @@ class _Connection(asyncio.Protocol):
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self._has_head:
+            raise ValueError("bytes after the answer")
         status = self._parser.get_status_code()
         if status < 200:
             return
