@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import random
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tests.fakes.cut_streams import (
 from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 from tests.fakes.lockstep import LockstepLink
 
+from radixlm.entrypoints.http.resume import known_digest, resume_digest
 from radixlm.intake import stream_journal
 from radixlm.router.journal import HEADER
 from radixlm.wire.requests import AbortRequest
@@ -297,3 +299,30 @@ async def test_hostile_records_never_are_an_internal_error(
     assert {200, 400} <= statuses
     assert not [one for one in caplog.records if one.exc_info]
     assert not server.engine.intake.requests
+
+
+async def test_the_digest_tells_servers_apart(toy_folder: Path, tmp_path: Path) -> None:
+    async def digest(folder: Path, **options: Any) -> Any:
+        async with scripted_server(folder, SCRIPT, **options) as server:
+            await resume_digest(server.state)
+            return (await server.client.get("/server_info")).json()["resume_digest"]
+
+    shutil.copytree(toy_folder, tmp_path / "copy")
+    first = await digest(toy_folder)
+    assert first == await digest(tmp_path / "copy")
+    (tmp_path / "copy" / "model.safetensors").write_bytes(b"other weights")
+    others = [
+        await digest(tmp_path / "copy"),
+        await digest(toy_folder, served_model_name="other"),
+        await digest(toy_folder, weight_version="v2"),
+        await digest(toy_folder, tool_call_parser="mistral"),
+    ]
+    assert len({first, *others}) == 5
+
+
+async def test_a_digest_that_takes_long_is_told_later(server: ScriptedServer) -> None:
+    made: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    server.state.base_digest = made
+    assert await known_digest(server.state, 0.01) is None
+    made.set_result("base")
+    assert await known_digest(server.state) == await resume_digest(server.state)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import secrets
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -40,13 +42,28 @@ def should_cut(error: RadixError) -> bool:
 
 async def resume_digest(state: ServerState) -> str:
     """Servers with equal digests answer a request with the same tokens, in the same form."""
-    if not state.base_digest:
-        state.base_digest = await asyncio.to_thread(_base_digest, state)
-    return hashlib.sha256(f"{state.base_digest} {state.weight_version}".encode()).hexdigest()[:32]
+    if state.base_digest is None:
+        state.base_digest = asyncio.create_task(asyncio.to_thread(_base_digest, state))
+    base = await asyncio.shield(state.base_digest)
+    return hashlib.sha256(f"{base} {state.weight_version}".encode()).hexdigest()[:32]
+
+
+async def known_digest(state: ServerState, wait_s: float = 1.0) -> str | None:
+    """``resume_digest``; None if it takes longer, as of a large checkpoint at its first use."""
+    with contextlib.suppress(TimeoutError):
+        return await asyncio.wait_for(resume_digest(state), wait_s)
+    return None
 
 
 def _base_digest(state: ServerState) -> str:
-    """Of all but the label of the weights."""
+    """Of all but the label of the weights. No other server has that of files that are gone."""
+    try:
+        return _digest_of(state)
+    except OSError:
+        return secrets.token_hex(16)
+
+
+def _digest_of(state: ServerState) -> str:
     options = flat(state.config)
     is_dummy = state.config.model.load_format == "dummy"
     weights = "" if is_dummy else load("radixlm.tiers.manifest:weights_digest")(state.info.folder)

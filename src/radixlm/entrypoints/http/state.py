@@ -1,5 +1,6 @@
 """ServerState: what all routes share. The app holds the only one."""
 
+import asyncio
 import hashlib
 import time
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class ServerState:
     started_s: float = field(default_factory=time.time)
     began_s: float = field(default_factory=time.monotonic)
     ready_after_s: float = 0.0
-    base_digest: str = ""  # of ``resume_digest``, once it is known
+    base_digest: asyncio.Task[str] | None = None  # of ``resume_digest``, from its first use on
     is_warm: bool = True  # False until --warmups have run
     extras: dict[type, Any] = field(default_factory=dict)
 
@@ -55,7 +56,7 @@ class ServerState:
     @property
     def fingerprint(self) -> str:
         """OpenAI's system_fingerprint: it changes when equal requests may get other answers."""
-        parts = (__version__, str(self.info.folder), self.weight_version)
+        parts = (__version__, self.info.folder.name, self.weight_version)  # alike on all machines
         return f"fp_{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:10]}"
 
     def check_model(self, name: str | None) -> str:

@@ -14,7 +14,7 @@ from radixlm import __version__
 from radixlm.base.errors import InvalidRequest, RequestError
 from radixlm.config.server_config import flat
 from radixlm.entrypoints.http.errors import json_response
-from radixlm.entrypoints.http.resume import resume_digest
+from radixlm.entrypoints.http.resume import known_digest
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.intake.adapters import Loaded
 from radixlm.observe.kv_event_options import server_facts as kv_events_facts
@@ -106,7 +106,7 @@ async def server_facts(state: ServerState) -> dict[str, Any]:
         "internal_states": [options | each | load for each in internal or [{}]],
         "engine": intake.engine_facts,
         "version": __version__,
-        "resume_digest": await resume_digest(state),
+        "resume_digest": await known_digest(state),
         "prompt_digest": await _prompt_digest(state),
         "kv_events": kv_events_facts(
             state.config.observe.kv_events_config,
