@@ -45,6 +45,7 @@ def test_lists_pairs_and_repeated_flags() -> None:
     assert options.pairs("selector") == {"app": "a", "env": "b"}
     assert parse(["--selector", "app=a env=b"]).pairs("selector") == {"app": "a", "env": "b"}
     assert parse(["--worker-urls"]).worker_urls == ()
+    assert parse(["--worker-urls", "http://a:1@0"]).worker_urls == ("http://a:1@0",)
     keys = parse(["--control-plane-api-keys", "1:Me:ADMIN:a:b"]).admin_keys
     assert keys == (AdminKey("1", "Me", "admin", "a:b"),)
     assert parse(["--jwt-role-mapping", "My Role=admin"]).roles == {"My Role": "admin"}
@@ -60,6 +61,9 @@ def test_lists_pairs_and_repeated_flags() -> None:
         ("--worker-urls nope", "http://127.0.0.1:30001"),
         ("--worker-urls grpc://a:1", "HTTP"),
         ("--worker-urls http://a:99999", "http://127.0.0.1:30001"),
+        ("--worker-urls http://a:1/v1", "host and port"),
+        ("--worker-urls http://user:pass@a:1", "host and port"),
+        ("--worker-urls http://a:1?x=y", "host and port"),
         ("--prefill http://a:1", "--pd-disaggregation"),
         ("--pd-disaggregation --prefill http://a:1 x", "8998"),
         ("--decode-policy bucket", "round_robin"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, cast
@@ -187,7 +188,7 @@ def _problems(options: Options) -> Iterator[str]:
     flags["--prefill"] = tuple(url for url, _ in options.prefill_urls)
     for flag, urls in flags.items():
         for url in urls:
-            if problem := url_problem(url):
+            if problem := url_problem(re.sub(r"@\d+$", "", url)):  # a rank may be named
                 yield f"{flag}: {problem}"
     for one, other in (
         ("tls_cert_path", "tls_key_path"),
@@ -255,8 +256,10 @@ def url_problem(url: str) -> str:
         is_good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
     except ValueError:
         is_good = False
-    if not is_good or parts.query or parts.fragment or any(c <= " " for c in url):
+    if not is_good or any(c <= " " for c in url):
         return f"{url!r} is no URL of a worker; {works}"
+    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
+        return f"{url!r}: a worker's URL is scheme, host and port alone; {works}"
     return ""
 
 
