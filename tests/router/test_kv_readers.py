@@ -17,10 +17,15 @@ from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.observe.kv_event_options import KvEventsOptions, server_facts
 from radixlm.observe.kv_events import KvEventPublisher
+from radixlm.router import kv_events_in, tokens_api
 from radixlm.router.kv_events_in import Feed, feeds_of
 from radixlm.router.kv_readers import KvReaders
 from radixlm.router.options import Options
+from radixlm.router.prompt import id_prompt
 from radixlm.router.worker import State, Worker
+from tests.router.client import ask
+from tests.router.conftest import StartWorkers
+from tests.router.front import Front
 
 PAGE = 4
 IDS = np.arange(41, dtype=np.int32)
@@ -33,7 +38,7 @@ class Server:
         ends = f"ipc://{folder}/pub", f"ipc://{folder}/replay"
         self.options = KvEventsOptions("zmq", *ends, **options)
         self.publisher = KvEventPublisher(self.options, PAGE, boot=boot)
-        self.pages = PageAllocator(60, PAGE)
+        self.pages = PageAllocator(120, PAGE)
         self.cache = RadixCache(self.pages, PAGE)
         self.published = PublishedPages(self.publisher, PAGE, {}, self.cache.describe)
         self.cache.events = self.published
@@ -188,3 +193,47 @@ def test_where_workers_publish() -> None:
     for config in ("{", "{}", "[]", '{"publisher": "null"}', 3):
         worker.facts = {"kv_events_config": config}
         assert feeds_of(worker) == []
+
+
+async def test_requests_follow_the_caches_of_the_workers(
+    tmp_path: Path, start_workers: StartWorkers
+) -> None:
+    mocks = await start_workers(3)
+    folders = [tmp_path / str(number) for number in range(2)]
+    for folder in folders:
+        folder.mkdir()
+    servers = [Server(folder) for folder in folders]  # the third worker publishes nothing
+    front = Front([], policy="least_work", block_size=PAGE)
+    kv_events_in.attach(front.gateway)
+    tokens_api.attach(front.gateway)
+    prompts = [np.arange(at, at + 201, dtype=np.int32) for at in (1000, 2000)]
+    for server, prompt in zip(servers, prompts, strict=True):
+        server.insert(prompt[:200])
+    async with front:
+        for server, mock in zip(servers, mocks, strict=False):
+            front.join(Worker(mock.url), **server.worker.facts)
+        front.join(Worker(mocks[2].url))
+        index = front.gateway.index
+        assert index is not None
+        async with asyncio.timeout(10):
+            while len(index.index) < 2 * 200 // PAGE:
+                await asyncio.sleep(0.005)
+
+        async def asked(prompt: np.ndarray) -> int:
+            before = [len(mock.seen) for mock in mocks]
+            body = {"input_ids": prompt.tolist(), "sampling_params": {"max_new_tokens": 1}}
+            assert (await ask(front.url, "POST", "/generate", body)).status == 200
+            after = [len(mock.seen) for mock in mocks]
+            return [new - old for new, old in zip(after, before, strict=True)].index(1)
+
+        assert [await asked(prompt) for prompt in prompts * 3] == [0, 1] * 3
+        worker = front.gateway.registry.find(mocks[0].url)[0]
+        servers[0].cache.reset()
+        async with asyncio.timeout(10):
+            while index.matched(prompts[0]):
+                await asyncio.sleep(0.005)
+        prompt = id_prompt(prompts[0].tolist(), (None, None, None))
+        assert prompt is not None
+        assert worker.name not in front.gateway.tokens.holdings.of(prompt)  # within a second
+    for server in servers:
+        server.publisher.close()

@@ -139,6 +139,22 @@ def test_without_events_placements_are_kept_for_a_time(clock: Clock) -> None:
     assert all(world.policy.choose(text, world.workers) is first for _ in range(3))
 
 
+def test_a_full_cache_makes_new_tokens_dearer(clock: Clock) -> None:
+    world = World(2)
+    full, empty = world.workers
+    prompt, others = list(range(1600)), list(range(10_000, 11_600))
+    world.holds(full, prompt[:320])
+    world.holds(full, others, names=1000)
+    for worker in world.workers:
+        world.policy.joined(worker)
+        worker.facts["max_total_num_tokens"] = 2000
+    assert world.choose(prompt) is full  # 1280 tokens to compute, not 1600
+    clock.now_s += 100
+    world.policy.tick(clock.now_s)
+    assert world.policy._pace(full).eviction == 1.5 and world.policy._pace(empty).eviction == 1.0
+    assert world.choose([*prompt[:320], *range(20_000, 21_280)]) is empty
+
+
 def test_load_that_workers_tell_counts() -> None:
     world = World(2)
     world.workers[0].load = Load(num_queued_tokens=10_000)

@@ -17,7 +17,8 @@ FIRST_RATE: Final = 5000.0  # prompt tokens a second, until it is learned
 FIRST_STEP_S: Final = 0.02
 LEARN: Final = 0.1  # weight of a new sample
 MIN_SAMPLE: Final = 64  # tokens that were computed
-EVICTION: Final = 0.5  # of the tokens that a full cache drops for new ones, what is asked again
+FIRST_SHARE: Final = 0.5  # of prompt tokens that are cached, until it is learned
+FILLING: Final = 0.5, 0.8  # occupancy from which new tokens begin to, and always do, evict others
 FORGET_S: Final = 600.0  # a request that did not end well
 NOISE_S: Final = 1e-4
 
@@ -62,6 +63,7 @@ class LeastWork(Policy):
         self._members: dict[str, Worker] = {}
         self._sent: dict[str, _Sent] = {}  # by request id
         self.num_predicted = self.num_cached = 0  # tokens, of answers that told
+        self._share = FIRST_SHARE
 
     def choose(self, call: Call, workers: Sequence[Worker]) -> Worker:
         now_s, prompt, holdings = time.monotonic(), call.prompt, self.holdings
@@ -104,14 +106,18 @@ class LeastWork(Policy):
         if cached_tokens is not None and call.prompt is not None:
             self.num_cached += cached_tokens
             self.num_predicted += call.prompt.num_tokens - sent.num_computed
+            share = min(1.0, cached_tokens / call.prompt.num_tokens)
+            self._share += LEARN * (share - self._share)
 
     def tick(self, now_s: float) -> None:
         for rid in [rid for rid, sent in self._sent.items() if now_s - sent.sent_s > FORGET_S]:
             del self._sent[rid]  # it did not end well
         if self.holdings is not None:
             for worker in self._members.values():
-                share = self.holdings.occupancy(worker)
-                self._pace(worker).eviction = 1.0 + EVICTION * share**4
+                # what a full cache drops is asked again as often as prompts are found cached
+                first, full = FILLING
+                part = (self.holdings.occupancy(worker) - first) / (full - first)
+                self._pace(worker).eviction = 1.0 + self._share * min(1.0, max(0.0, part))
 
     def _cost_s(self, worker: Worker, num_new: int, now_s: float) -> float:
         pace, load = self._paces.get(worker.id) or self._pace(worker), worker.load
