@@ -176,7 +176,8 @@ async def main(args: argparse.Namespace, options: list[str]) -> int:
             async with asyncio.timeout(LIMIT_S):
                 while not await _is_ready(client, args.workers):
                     await asyncio.sleep(0.1)
-            await run.roll(client)
+            async with asyncio.timeout(args.limit_s):
+                await run.roll(client)
             client.close()
         moved = (Path(name) / "gateway.log").read_text().split("\n")
         print(*(line for line in moved if "moved" in line), sep="\n")
@@ -197,6 +198,7 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--limit-s", type=float, default=600.0)
     known, rest = parser.parse_known_args()
     os.chdir(Path(__file__).parent.parent)
     rest = rest or ["--model-path", "radix-tiny", "--cpu-threads", "1"]
