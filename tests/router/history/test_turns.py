@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from radixlm.base.errors import InvalidRequest, NotFound, RequestError, TransferError
+from radixlm.base.errors import InvalidRequest, NotFound, Overloaded, RequestError, TransferError
 from radixlm.router.answer import Answer, Routes
 from radixlm.router.call import Call, Headers
 from radixlm.router.history.routes import attach
@@ -373,6 +373,19 @@ async def test_without_history_the_workers_answer() -> None:
     bench.fetched["/v1/responses/resp_1"] = {"id": "resp_1"}
     assert await bench.ask("GET", "/v1/responses/resp_1") == {"id": "resp_1"}
     assert bench.routes.find(Call("POST", "/v1/conversations", "", [], b"")) is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_outlives_the_store(
+    bench: Bench, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def put(*_: Any) -> None:
+        raise Overloaded("the history's store does not answer")
+
+    bench.history.store.put = put
+    found = await bench.post(input="one", stream=stream)
+    assert (found[-1]["response"] if stream else found)["status"] == "completed"
+    assert "resp_1 is not stored" in caplog.text
 
 
 async def test_the_last_event_comes_after_the_response_is_stored(bench: Bench) -> None:

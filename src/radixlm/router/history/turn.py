@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
 import orjson
 
-from radixlm.base.errors import InvalidRequest
+from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.router.call import Call, Headers
 from radixlm.router.history.history import FINAL, History, Item, with_ids
+
+log = logging.getLogger(__name__)
 
 _WHOLE = re.compile(
     rb"response\.(created|queued|in_progress|completed|incomplete|failed|cancelled)\b"
@@ -93,7 +96,14 @@ class Turn:
         return bool(self.conversation) or self.previous is not None
 
     async def keep(self, response: Item) -> None:
-        """Store a response, and a conversation's new items once it is complete."""
+        """Store a response, and a conversation's new items once it is complete. The client gets
+        its answer even if the store fails."""
+        try:
+            await self._keep(response)
+        except RadixError as error:
+            log.error("response %s is not stored: %s", response.get("id"), error)
+
+    async def _keep(self, response: Item) -> None:
         if not isinstance(response.get("id"), str):
             return
         call = self._call
