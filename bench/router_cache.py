@@ -2,11 +2,12 @@
 
     python bench/router_cache.py [--peer PYTHON] [--workers 4] [--rounds 2] [--policies least_work]
 
-Several RadixLM servers with small KV caches; conversations that share system prompts, some turns
-each, a few at a time. Each gateway gets the same conversations with empty caches, in turn. `--peer`
-is the interpreter of an environment with sglang-router, run with its policy cache_aware. Each
-request has a connection of its own, so that delayed acknowledgements do not count. Cached tokens
-are those that the workers tell (`usage`).
+Several RadixLM servers with small KV caches; conversations of some turns, that share `--groups`
+system prompts (1: an assistant with many users), a few at a time. Each gateway gets the same
+conversations with empty caches, in turn. `--peer` is the interpreter of an environment with
+sglang-router, run with its policy cache_aware. Each request has a connection of its own, so that
+delayed acknowledgements do not count. Cached tokens are those that the workers tell (`usage`).
+With `--groups 8` and room for all, both find all that can be found.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ START_S = 120.0
 class Load:
     """The conversations of one run."""
 
-    groups: int = 8
+    groups: int = 1
     skew: int = 1  # of the groups' popularity (Zipf); 0: all alike
     system_words: int = 220
     sessions: int = 64

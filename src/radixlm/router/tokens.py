@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LONG_BODY: Final = 16_384  # bytes above which a prompt is tokenized in a thread
+LONG_BODY: Final = 4096  # bytes above which a prompt is tokenized in a thread
 _CHATS: Final = frozenset(("/v1/chat/completions", "/invocations"))
 
 

@@ -20,7 +20,6 @@ MIN_SAMPLE: Final = 64  # tokens that were computed
 FIRST_SHARE: Final = 0.5  # of prompt tokens that are cached, until it is learned
 FILLING: Final = 0.5, 0.8  # occupancy from which new tokens begin to, and always do, evict others
 FORGET_S: Final = 600.0  # a request that did not end well
-NOISE_S: Final = 1e-4
 
 
 class _Pace:
@@ -71,10 +70,17 @@ class LeastWork(Policy):
         if holdings is not None and prompt is not None:
             held = holdings.of(prompt)
         num_tokens = prompt.num_tokens if prompt is not None else call.num_prompt_tokens
-        best, lowest = workers[0], float("inf")
-        for worker in workers:
+        best, lowest, paces = workers[0], float("inf"), self._paces
+        first = random.randrange(len(workers))  # so that ties are drawn
+        for worker in (*workers[first:], *workers[:first]):
+            pace, load = paces.get(worker.id) or self._pace(worker), worker.load
             num_new = num_tokens - held.get(worker.name, 0) if held else num_tokens
-            cost = self._cost_s(worker, num_new, now_s)
+            cost = num_new * pace.eviction / pace.rate + worker.num_inflight * pace.step_s
+            if pace.free_s > now_s:
+                cost += pace.free_s - now_s
+            if load is not None:
+                used = min(load.kv_usage, 0.99)
+                cost += load.num_queued_tokens / pace.rate + KV_PRESSURE_S * used / (1 - used)
             if cost < lowest:
                 best, lowest = worker, cost
         self._note(call, best, max(1, num_tokens - held.get(best.name, 0)), now_s)
@@ -118,16 +124,6 @@ class LeastWork(Policy):
                 first, full = FILLING
                 part = (self.holdings.occupancy(worker) - first) / (full - first)
                 self._pace(worker).eviction = 1.0 + self._share * min(1.0, max(0.0, part))
-
-    def _cost_s(self, worker: Worker, num_new: int, now_s: float) -> float:
-        pace, load = self._paces.get(worker.id) or self._pace(worker), worker.load
-        cost = num_new * pace.eviction / pace.rate + worker.num_inflight * pace.step_s
-        if pace.free_s > now_s:
-            cost += pace.free_s - now_s
-        if load is not None:
-            used = min(load.kv_usage, 0.99)
-            cost += load.num_queued_tokens / pace.rate + KV_PRESSURE_S * used / (1 - used)
-        return cost + random.random() * NOISE_S
 
     def _note(self, call: Call, worker: Worker, num_computed: int, now_s: float) -> None:
         pace = self._pace(worker)
