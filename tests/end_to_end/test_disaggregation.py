@@ -317,3 +317,35 @@ def test_a_stream_of_the_gateway_outlives_an_engine(pair: Pair, gateway: str) ->
         text = "".join(e["choices"][0]["delta"].get("content") or "" for e in events)
         assert text == want["choices"][0]["message"]["content"]
         victim.wait_ready()
+
+
+def test_streams_of_the_gateway_outlive_a_decode_server(pair: Pair) -> None:
+    """kill -9 of a whole server, amid drawn tokens: the other decode server says the same."""
+    bodies: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": _prompt(seed)}], "temperature": 0.8,
+         "seed": seed, "max_tokens": 150, "ignore_eos": True, "logprobs": True, "stream": True}
+        for seed in range(4)
+    ]  # fmt: skip
+
+    def told(text: str) -> tuple[str, list[Any]]:
+        choices = [event["choices"][0] for event in _events(text) if event["choices"]]
+        tokens = [one for c in choices if c["logprobs"] for one in c["logprobs"]["content"]]
+        return "".join(c["delta"].get("content") or "" for c in choices), tokens
+
+    want = [told(pair.prefill.post("/v1/chat/completions", **body).text) for body in bodies]
+    with RunningServer(*ARGS, "--disaggregation-mode", "decode") as second:
+        flags = ("--prometheus-port", "-1", "--policy", "round_robin", "--decode", second.url)
+        with _router(pair, "radixlm router", *flags) as url:
+            ready = f"{url}/readiness"
+            second.wait_for(lambda: httpx.get(ready).json().get("healthy_workers") == 3, 60)
+            calls = [
+                pair.pool.submit(httpx.post, f"{url}/v1/chat/completions", json=body, timeout=120)
+                for body in bodies
+            ]
+            second.wait_for(lambda: second.info().get("num_running_reqs", 0) > 0, 60)
+            engines = second.engines()
+            for process in (second.process, *engines):
+                process.kill()
+            assert [told(call.result(150).text) for call in calls] == want
+            counted = httpx.get(f"{url}/metrics").text
+            assert 'radix_router_streams_moved_total{result="resumed"}' in counted
