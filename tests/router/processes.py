@@ -66,7 +66,9 @@ class Process:
     def ask(self, target: str, value: Any = None) -> Any:
         """JSON of an answer; a ``value`` is posted."""
         data = None if value is None else orjson.dumps(value)
-        request = urllib.request.Request(self.url + target, data)
+        request = urllib.request.Request(
+            self.url + target, data, {"content-type": "application/json"}
+        )
         with urllib.request.urlopen(request, timeout=10) as answer:
             return orjson.loads(answer.read())
 
