@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 
@@ -24,6 +25,7 @@ from tests.router.hostile import (
     split_answers,
     split_strictly,
 )
+from tests.router.mock_answers import Seen
 from tests.router.mock_worker import MockWorker
 
 HONEST = b"POST /v1/chat/completions?honest HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
@@ -34,8 +36,9 @@ def _short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("radixlm.router.http_server.LINGER_S", 0.001)
 
 
-async def send_in_pieces(url: str, data: bytes, draw: random.Random) -> bytes:
-    """All that comes back for ``data``, sent in one or several pieces."""
+async def send_in_pieces(url: str, data: bytes, draw: random.Random, seen: list[Seen]) -> bytes:
+    """All that comes back for ``data``, sent in one or several pieces: until the connection ends,
+    or nothing comes any more and all that the worker has ``seen`` is answered."""
     answer = b""
     cuts = sorted(draw.randrange(len(data)) for _ in range(draw.choice((0, 0, 1, 3))))
     async with Connection(url) as connection:
@@ -45,10 +48,15 @@ async def send_in_pieces(url: str, data: bytes, draw: random.Random) -> bytes:
                     break
                 connection.writer.write(data[start:end])
                 await asyncio.sleep(0)
-            async with asyncio.timeout(0.3):
-                while part := await connection.reader.read(1 << 16):
-                    answer += part
-        except (TimeoutError, ConnectionError):
+            for _ in range(200):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.03):
+                        while part := await connection.reader.read(1 << 16):
+                            answer += part
+                    break
+                if answer.count(b"HTTP/1.1 200") >= len(seen):
+                    break
+        except ConnectionError:
             pass
     return answer
 
@@ -57,7 +65,7 @@ async def attack(front: Front, worker: MockWorker, seed: int) -> tuple[int, int]
     """One hostile conversation; the numbers of its requests that were served and refused."""
     data = conversation(seed)
     worker.seen.clear()
-    answers = split_answers(await send_in_pieces(front.url, data, random.Random(seed)))
+    answers = split_answers(await send_in_pieces(front.url, data, random.Random(seed), worker.seen))
     served = [(seen.target.encode("latin-1"), seen.body) for seen in worker.seen]
     read = [(path_of(target), body) for method, target, body in readings(data) if method == b"POST"]
     read = [one for one in read if one[0].partition(b"?")[0].decode("latin-1") in DATA_ROUTES]
