@@ -188,7 +188,7 @@ def split_strictly(raw: bytes) -> list[tuple[bytes, bytes]]:
         lines = match[2].lower().split(b"\r\n")
         lengths = [line[16:] for line in lines if line.startswith(b"content-length: ")]
         assert len(lengths) == 1 and lengths[0].isdigit(), lines
-        assert not any(line.startswith(b"transfer-encoding") for line in lines)
+        assert not any(line.startswith(b"transfer-encoding:") for line in lines)
         assert sum(line.startswith(b"host: ") for line in lines) == 1, lines
         end = match.end() + int(lengths[0])
         assert end <= len(raw)
