@@ -6,9 +6,9 @@ from radixlm.base.lazy import load
 
 __version__ = "0.1.0"
 _API = (
-    "function gen gen_int gen_string select tool_loop image video separate_reasoning system user "
-    "assistant system_begin system_end user_begin user_end assistant_begin assistant_end "
-    "set_default_backend flush_cache get_server_info"
+    "function gen gen_int gen_string select template tool_loop image video separate_reasoning "
+    "system user assistant system_begin system_end user_begin user_end assistant_begin "
+    "assistant_end set_default_backend flush_cache get_server_info"
 ).split()
 _CHOICES = "token_length_normalized greedy_token_selection unconditional_likelihood_normalized"
 _BACKENDS = "radixlm.lang.backend"

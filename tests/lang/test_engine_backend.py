@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -193,3 +194,21 @@ def test_generated_tokens_are_never_made_anew_of_their_text(engine: sgl.Engine) 
         assert (second["prompt_tokens"], second["cached_tokens"]) == (known, known - 1)
         others += len(encode(f"Text {number}: {state['a']}")) != known
     assert others > 2, "the texts of this test are no test"
+
+
+def test_a_template_of_a_model(engine: sgl.Engine) -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "Fill in: " + sgl.template(
+            '{"name": "',
+            sgl.gen("name", regex="[A-Z][a-z]{2,8}"),
+            '", "side": "',
+            sgl.select("side", ["north", "south"]),
+            '"}',
+            max_tokens=64,
+        )
+
+    state = program.run(backend=engine)
+    found = json.loads(in_time(state.text).removeprefix("Fill in: "))
+    assert found == {"name": state["name"], "side": state["side"]}
+    assert len(state.trace()["calls"]) == 1

@@ -16,7 +16,7 @@ from radixlm.lang.backend.generate_api import GenerateBackend
 from radixlm.lang.chat_template import get_chat_template
 from radixlm.lang.executor import ProgramError, StreamExecutor
 from radixlm.lang.interpreter import run_program, run_program_batch
-from radixlm.lang.ir import REGEX_INT, SglSamplingParams, SglVariable
+from radixlm.lang.ir import REGEX_INT, SglGen, SglSamplingParams, SglVariable
 
 
 @sgl.function
@@ -584,3 +584,44 @@ def test_special_tokens_of_the_output_follow_the_configuration(
         two_turns.run("q", backend=Posts())
     sent = [body["sampling_params"]["skip_special_tokens"] for body in bodies]
     assert sent == [True, True, False, False]
+
+
+def test_a_template_is_one_call() -> None:
+    class Filled(Echo):
+        def generate(self, s: Any, sampling_params: Any) -> tuple[str, Any]:
+            self.calls.append((s.text_, sampling_params))
+            return '{"name": "A(b", "age": 41, "side": "south."}', {"completion_tokens": 9}
+
+    backend = Filled()
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "Fill in: " + sgl.template(
+            '{"name": "',
+            sgl.gen("name", regex=r"([A-Z]\(|x)[a-z]+", max_tokens=6),
+            '", "age": ',
+            SglGen("age", 4, dtype=int, parse=int),
+            ', "side": "',
+            sgl.select("side", ["north", "south."]),
+            '"}',
+        )
+        s += "!"
+
+    state = program.run(backend=backend)
+    assert (state["name"], state["age"], state["side"]) == ("A(b", 41, "south.")
+    assert state.text() == 'Fill in: {"name": "A(b", "age": 41, "side": "south."}!'
+    ((text, params),) = backend.calls
+    assert (text, params.max_new_tokens) == ("Fill in: ", 10)
+    assert params.regex == (
+        r'\{"name":\ "((?:[A-Z]\(|x)[a-z]+)",\ "age":\ ([-+]?[0-9]+[ \n]*)'
+        r',\ "side":\ "(north|south\.)"\}'
+    )
+
+
+def test_a_template_that_cannot_be_one_call_says_so() -> None:
+    with pytest.raises(ValueError, match=r"Gen\('a'\) in a template needs a regex"):
+        sgl.template("x", sgl.gen("a"))
+    with pytest.raises(sgl.ProgramError, match="is no whole template: more max_tokens"):
+        sgl.function(lambda s: s.__iadd__(sgl.template("x", sgl.gen("a", regex="[a-z]")))).run(
+            backend=Echo()
+        )["a"]

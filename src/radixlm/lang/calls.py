@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from radixlm.base.lazy import load
 from radixlm.lang.choices import ChoicesDecision
-from radixlm.lang.ir import SglGen, SglSamplingParams, SglSelect, SglToolLoop
+from radixlm.lang.ir import SglGen, SglSamplingParams, SglSelect, SglTemplate, SglToolLoop
 from radixlm.lang.trace import CallRecord
 
 if TYPE_CHECKING:
@@ -116,6 +116,26 @@ def _stream(s: StreamExecutor, expr: SglGen, params: SglSamplingParams, name: st
 
     start = s.backend.start_stream
     return s.call(lambda done: start(s, params, add, done), apply, record)
+
+
+def fill_template(s: StreamExecutor, expr: SglTemplate) -> bool:
+    """Whether the program waits for the one call that fills all holes."""
+    assert expr.call is not None
+    made = s.default_sampling_para.overridden(expr.call.sampling_params)
+    params = s.budget.limited(made) if s.budget is not None else made
+    record = record_of(s, "gen", "template")
+
+    def apply(result: tuple[str, Any]) -> None:
+        _told(s, record, params, *result)
+        text, meta_info = result
+        values = expr.read(text)
+        _append(s, text)
+        for hole, value in zip(expr.holes, values, strict=True):
+            own = _parsed(hole, value) if isinstance(hole, SglGen) else value
+            _set_maybe(s, hole, hole.name or "", own, meta_info)
+
+    start = s.backend.start_generate
+    return s.call(lambda done: start(s, params, done), apply, record)
 
 
 def select(s: StreamExecutor, expr: SglSelect) -> bool:

@@ -29,6 +29,7 @@ from radixlm.lang.ir import (
     SglSamplingParams,
     SglSelect,
     SglSeparateReasoning,
+    SglTemplate,
     SglToolLoop,
     SglVariable,
     SglVarScopeBegin,
@@ -465,6 +466,7 @@ _TAKES: dict[type[SglExpr], Callable[[StreamExecutor, Any], bool | None]] = {
     SglGen: calls.generate,
     SglSelect: calls.select,
     SglToolLoop: calls.loop_tools,
+    SglTemplate: calls.fill_template,
     SglRoleBegin: lambda s, e: s._begin_role(e.role),
     SglRoleEnd: lambda s, e: s._end_role(e.role),
     SglImage: lambda s, e: s._add_media(e.path, encode_image(e.path)),
@@ -478,13 +480,15 @@ _TAKES: dict[type[SglExpr], Callable[[StreamExecutor, Any], bool | None]] = {
 }
 
 
-_SETTING = {SglGen, SglSelect, SglToolLoop, SglVarScopeEnd, SglSeparateReasoning}
+_SETTING = {SglGen, SglSelect, SglTemplate, SglToolLoop, SglVarScopeEnd, SglSeparateReasoning}
 
 
 def _sets(expr: SglExpr, is_stream: bool) -> list[str]:
     """The variables that an expression will set."""
     if isinstance(expr, SglGen | SglSelect | SglToolLoop | SglVarScopeEnd):
         return [expr.name] if expr.name is not None else []
+    if isinstance(expr, SglTemplate):
+        return [hole.name for hole in expr.holes if hole.name is not None]
     if isinstance(expr, SglSeparateReasoning) and not is_stream:
         return [n for name in expr.variables for n in (name, reasoning_name(name))]
     return []

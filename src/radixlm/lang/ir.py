@@ -498,3 +498,57 @@ class SglConcateAndAppend(SglExpr):
 def reasoning_name(name: str) -> str:
     """The variable with the thinking that belongs to the answer ``name``."""
     return f"{name}_reasoning_content"
+
+
+class SglTemplate(SglExpr):
+    """Fixed texts and holes, answered by one call. A hole is a ``gen`` with a regex or a dtype, or
+    a ``select``, whose choice is then generated. ValueError for another one."""
+
+    def __init__(self, pieces: Sequence[SglExpr]) -> None:
+        super().__init__()
+        self.call: SglGen | None = None  # that answers it
+        self.holes: list[SglGen | SglSelect] = []
+        regex = ""
+        for piece in pieces:
+            if isinstance(piece, SglConstantText):
+                regex += re.escape(piece.value)
+                continue
+            if isinstance(piece, SglSelect):
+                own = "|".join(map(re.escape, piece.choices))
+            elif isinstance(piece, SglGen) and piece.sampling_params.json_schema is None:
+                own = piece.sampling_params.constrained().regex or ""
+            else:
+                own = ""
+            if not own:
+                raise ValueError(
+                    f"{piece!r} in a template needs a regex, a dtype or choices: "
+                    "gen('name', regex='[A-Z][a-z]+')"
+                )
+            self.holes.append(piece)  # type: ignore[arg-type]
+            regex += f"(?P<hole{len(self.holes) - 1}>{_uncaptured(own)})"
+        self.regex = regex
+        found = [params.max_new_tokens for params in self._params()]
+        self.max_new_tokens = None if None in found else sum(n or 0 for n in found)
+
+    def _params(self) -> Iterator[SglSamplingParams]:
+        return (one.sampling_params for one in self.holes if isinstance(one, SglGen))
+
+    @property
+    def asked(self) -> str:
+        """The expression without names of groups, as grammars take it."""
+        return re.sub(r"\(\?P<hole\d+>", "(", self.regex)
+
+    def read(self, text: str) -> list[str]:
+        """The texts of the holes. ValueError for a text that ends before the template does."""
+        found = re.fullmatch(self.regex, text)
+        if found is None:
+            raise ValueError(f"{text!r} is no whole template: more max_tokens may help")
+        return [found[f"hole{number}"] for number in range(len(self.holes))]
+
+    def __repr__(self) -> str:
+        return f"Template({self.holes})"
+
+
+def _uncaptured(regex: str) -> str:
+    """The expression whose groups capture nothing, so that none has a hole's place."""
+    return re.sub(r"(?<!\\)\((?!\?)", "(?:", regex)
