@@ -15,7 +15,7 @@ import random
 import secrets
 import time
 import zlib
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from itertools import chain
@@ -33,6 +33,7 @@ _FIELD = "resume.journal"
 _NONCE_BYTES = 16
 _TURN_S = 30.0  # a replay only waits for others of its call
 _TOGETHER = 64  # records that are replayed in one turn of the event loop
+_WITHOUT_TOKENS = 16  # deltas of a sample that may tell of neither its prompt nor its output
 
 
 class Head(msgspec.Struct, array_like=True, tag=0):
@@ -73,16 +74,17 @@ class StreamJournal:
 
     __slots__ = (
         "_called",
-        "_moved",
         "_news",
         "_num_calls",
         "_pending",
         "_place",
+        "_turns",
         "head",
         "is_begun",
         "is_recording",
         "is_wanted",
         "kills",
+        "num_news",
         "num_to_drop",
         "rng",
     )
@@ -90,12 +92,13 @@ class StreamJournal:
     def __init__(self, request_id: str, is_wanted: bool) -> None:
         self.is_wanted, self.is_recording = is_wanted, False
         self.is_begun = False  # elsewhere
-        self.num_to_drop = self.kills = 0
+        self.num_to_drop = self.kills = self.num_news = 0
         self._num_calls = 0
         self._pending: list[bytes] = []
-        self._news: list[News] = []
+        self._news: dict[int, list[tuple[int, News]]] = defaultdict(list)
         self._called: deque[Called] = deque()
-        self._place, self._moved = 0, asyncio.Event()  # of the record that is replayed
+        self._place = 0  # of the record that is replayed
+        self._turns: dict[int, asyncio.Event] = {}  # by the place that is awaited
         self._begin(Head(secrets.token_bytes(_NONCE_BYTES), int(time.time()), request_id))
 
     def _begin(self, head: Head) -> None:
@@ -117,12 +120,13 @@ class StreamJournal:
             elif isinstance(record, Called):
                 self._called.append(record)
             else:
-                self._news.append(record)
+                self._news[record.call].append((self.num_news, record))
+                self.num_news += 1
         self.num_to_drop, self.kills = num_events, kills
 
     @property
     def is_resumed(self) -> bool:
-        return bool(self._news)
+        return self.num_news > 0
 
     def block(self, block: bytes) -> bytes:
         """A block of the answer, after the records that came before it."""
@@ -155,16 +159,16 @@ class StreamJournal:
         return Share(self, call)
 
     def news_of(self, call: int) -> list[tuple[int, News]]:
-        """The records of a request, with their places among all."""
-        return [(place, news) for place, news in enumerate(self._news) if news.call == call]
+        """The records of a request, with their places among all; they are given once."""
+        return self._news.pop(call, [])
 
     async def reach(self, place: int) -> None:
         """Wait until the records before ``place`` are replayed: blocks come in the old order."""
+        if self._place >= place:
+            return
         try:
             async with asyncio.timeout(_TURN_S):
-                while self._place < place:
-                    self._moved.clear()
-                    await self._moved.wait()
+                await self._turns.setdefault(place, asyncio.Event()).wait()
         except TimeoutError:
             where = f"{_FIELD}[{self._place + 1}]"
             raise InvalidRequest(f"{where}: the body has no such request", _FIELD) from None
@@ -172,11 +176,8 @@ class StreamJournal:
     def advance(self) -> None:
         """The next record may be replayed."""
         self._place += 1
-        self._moved.set()
-
-    @property
-    def num_news(self) -> int:
-        return len(self._news)
+        if (turn := self._turns.pop(self._place, None)) is not None:
+            turn.set()
 
 
 class Share:
@@ -198,11 +199,13 @@ class Share:
     def begin(self, states: Sequence[RequestState], vocab: int) -> None:
         """Give the samples what they had elsewhere, and record what comes next."""
         journal = self._journal
+        num_deltas: Counter[int] = Counter()
         for place, news in journal.news_of(self._call):
             if not 0 <= news.index < len(states):
                 raise InvalidRequest(f"{_FIELD}[{place + 1}]: no sample {news.index}", _FIELD)
             state = states[news.index]
-            _check(state, news, vocab, f"{_FIELD}[{place + 1}]")
+            num_deltas[news.index] += max(1, len(news.deltas))
+            _check(state, news, num_deltas[news.index], vocab, f"{_FIELD}[{place + 1}]")
             output = state.replay(news.deltas)
             if output is not None:
                 self.outputs.append((place, output))
@@ -260,8 +263,8 @@ def _checksum(state: RequestState) -> int:
     return zlib.crc32(state.wire.input_ids, digest)
 
 
-def _check(state: RequestState, news: News, vocab: int, where: str) -> None:
-    """InvalidRequest unless an engine may have sent it."""
+def _check(state: RequestState, news: News, num_deltas: int, vocab: int, where: str) -> None:
+    """InvalidRequest unless an engine may have sent it. ``num_deltas``: of the sample so far."""
     if news.prompt and news.prompt != _checksum(state):
         raise InvalidRequest(
             f"{where}: this server makes another prompt of the body, or has another adapter", _FIELD
@@ -275,7 +278,9 @@ def _check(state: RequestState, news: News, vocab: int, where: str) -> None:
             raise InvalidRequest(text, _FIELD)
         if isinstance(delta, TokenDelta) and not _is_possible(state, delta):
             raise InvalidRequest(f"{where}: its parts do not fit each other", _FIELD)
-    if state.ended or count > (state.wire.sampling.max_new_tokens or 0):
+    most = state.wire.sampling.max_new_tokens or 0
+    is_long = num_deltas > state.prompt_tokens + most + _WITHOUT_TOKENS
+    if state.ended or count > most or is_long:
         raise InvalidRequest(f"{where}: more tokens than the request may have", _FIELD)
 
 

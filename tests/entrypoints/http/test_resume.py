@@ -301,6 +301,53 @@ async def test_hostile_records_never_are_an_internal_error(
     assert not server.engine.intake.requests
 
 
+@pytest.mark.parametrize("resume", [{"kills": 1}, {"journal": "head"}])
+async def test_more_blocks_than_the_answer_has(server: ScriptedServer, resume: Any) -> None:
+    path, fields = KINDS["chat"]
+    head, *_ = await records_of(server, path, orjson.dumps(fields))
+    body = fields | {"resume": resume | {"num_events": 10**15}}
+    if "journal" in resume:
+        body["resume"]["journal"] = [head]
+    async with asyncio.timeout(20):
+        got = await server.client.post(path, json=body)
+    assert (got.status_code, got.json()["error"]["param"]) == (400, "resume.num_events")
+    assert not server.engine.intake.requests
+
+
+async def test_records_without_tokens_are_bounded(server: ScriptedServer) -> None:
+    path, fields = KINDS["chat"]
+    head, first, *_ = await records_of(server, path, orjson.dumps(fields))
+    told = msgspec.msgpack.decode(base64.b64decode(first))[3][0] | {"tokens": []}
+    journal = [head, *[record([1, 0, 0, [told]])] * 400]
+    got = await server.client.post(path, json=fields | {"resume": {"journal": journal}})
+    assert got.status_code == 400
+    assert "more tokens than the request may have" in got.json()["error"]["message"]
+
+
+async def test_a_replay_wakes_only_the_request_whose_turn_it_is(monkeypatch: Any) -> None:
+    journal, num_woken = stream_journal.StreamJournal("r", is_wanted=False), 0
+    wait = asyncio.Event.wait
+
+    async def counted(event: asyncio.Event) -> Any:
+        nonlocal num_woken
+        await wait(event)
+        num_woken += 1
+
+    monkeypatch.setattr(asyncio.Event, "wait", counted)
+
+    async def request(first: int) -> list[int]:
+        seen = []
+        for place in range(first, 400, 40):
+            await journal.reach(place)
+            seen.append(place)
+            journal.advance()
+        return seen
+
+    found = await asyncio.gather(*map(request, range(40)))
+    assert found == [list(range(first, 400, 40)) for first in range(40)]
+    assert num_woken <= 400
+
+
 async def test_the_digest_tells_servers_apart(toy_folder: Path, tmp_path: Path) -> None:
     async def digest(folder: Path, **options: Any) -> Any:
         async with scripted_server(folder, SCRIPT, **options) as server:

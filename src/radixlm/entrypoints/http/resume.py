@@ -16,6 +16,7 @@ from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.base.lazy import load
 from radixlm.config.server_config import flat
 from radixlm.entrypoints.http.middleware import request_id, set_request_id
+from radixlm.entrypoints.http.off_loop import off_loop
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.request_model import ResumeBody
 from radixlm.intake.stream_journal import StreamJournal, begin_journal, current_journal
@@ -23,13 +24,15 @@ from radixlm.intake.stream_journal import StreamJournal, begin_journal, current_
 _OPTIONS = ("dtype", "quantization", "kv_cache_dtype", "device", "attention_backend")
 
 
-def take_resume(resume: ResumeBody | None) -> None:
+async def take_resume(resume: ResumeBody | None) -> None:
     """Let the running call go on with a stream that began elsewhere."""
     if resume is None or not (resume.journal or resume.kills):
         return
     journal = current_journal() or begin_journal(request_id() or "", is_wanted=False)
     assert journal is not None
-    journal.resume(resume.journal or (), resume.num_events, resume.kills)
+    records = resume.journal or ()
+    num_bytes = sum(map(len, records))
+    await off_loop(num_bytes, journal.resume, records, resume.num_events, resume.kills)
     if resume.journal:
         set_request_id(journal.head.request_id)
 
@@ -104,15 +107,20 @@ async def begin_stream(state: ServerState) -> StreamJournal | None:
 
 
 async def first_block(journal: StreamJournal | None, events: AsyncGenerator[bytes, None]) -> bytes:
-    """The first block that the client does not have."""
+    """The first block that the client does not have. InvalidRequest if there are fewer."""
+    if journal is None:
+        return await anext(events, b"")
     try:
-        while journal is not None and journal.num_to_drop:
-            journal.num_to_drop -= 1
-            await anext(events, b"")
+        for number in range(journal.num_to_drop):
+            if await anext(events, None) is None:  # from then on it gives nothing without a wait
+                text = f"resume.num_events: at most {number}, so many blocks the answer has"
+                raise InvalidRequest(text, "resume.num_events")
+        return journal.block(await anext(events, b""))
     except RadixError:
         raise
-    except Exception as error:  # of records that no server has made
+    except Exception as error:
+        if not journal.is_begun:
+            raise
+        # of records that no server has made
         text = f"resume.journal: no answer can be made of it: {error!s:.200}"
         raise InvalidRequest(text, "resume.journal") from error
-    block = await anext(events, b"")
-    return block if journal is None else journal.block(block)

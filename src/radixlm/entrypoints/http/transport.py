@@ -59,7 +59,7 @@ async def read_body(request: Request, model: type[M], *, any_type: bool = False)
         )
     data = await _body_bytes(request)
     body: M = await off_loop(len(data), _read, model, data)
-    take_resume(getattr(body, "resume", None))
+    await take_resume(getattr(body, "resume", None))
     return body
 
 

@@ -52,7 +52,7 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     """The response of /generate to a body."""
     state = state_of(request)
     batch = await off_loop(_size(body), read_generate, body, state.defaults)
-    take_resume(batch.resume)
+    await take_resume(batch.resume)
     for one in batch.requests:
         apply_role(state.config, one, is_native=True)
     n = batch.requests[0].sampling.n
