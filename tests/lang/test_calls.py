@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 from tests.lang.backends import Echo, Failing, Waiting, in_time
+from tests.lang.test_tools import SOURCE
 
 import radixlm as sgl
 from radixlm.lang.cassette import CassetteError
+from radixlm.lang.model_template import ModelTemplate
+from radixlm.text.chat import ChatTemplate
 
 
 @sgl.function
@@ -55,6 +58,24 @@ def test_a_cassette_answers_without_a_model(tmp_path: Path) -> None:
     tape = sgl.Cassette(tmp_path / "calls", again)
     assert [read(talk.run(q, backend=tape)) for q in ("one", "two", "one")] == expected
     assert read(talk.run("three", backend=tape)) and len(again.calls) == 5
+
+
+class ChatEcho(Counting):
+    is_chat_model = True
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [Counting(ModelTemplate(ChatTemplate(SOURCE), "<s>")), ChatEcho()],
+    ids=["own", "chat"],
+)
+def test_a_cassette_keeps_the_template_and_the_kind_of_the_backend(
+    tmp_path: Path, backend: Any
+) -> None:
+    expected = read(talk.run("one", backend=sgl.Cassette(tmp_path / "calls", backend)))
+    tape = sgl.Cassette(tmp_path / "calls")
+    assert read(talk.run("one", backend=tape)) == expected
+    assert tape.num_left == 0
 
 
 def test_a_missing_call_says_how_it_differs(tmp_path: Path) -> None:
@@ -168,9 +189,52 @@ def test_a_budget_of_tokens_is_shared_with_forks() -> None:
     assert asked == [8, 5, 2]  # 4 used of each but the last
 
 
+def test_a_budget_counts_what_was_written_ahead() -> None:
+    asked: list[int] = []
+
+    class Ahead(Echo):
+        def generate(self, s: Any, sampling_params: Any) -> tuple[str | list[str], Any]:
+            asked.append(sampling_params.max_new_tokens)
+            return "a b", {"completion_tokens": 3}
+
+    @sgl.function(num_api_spec_tokens=64)
+    def program(s: Any) -> None:
+        s += sgl.gen("a", max_tokens=9, stop=" ") + " " + sgl.gen("b", max_tokens=9, stop="!")
+        s += sgl.gen("c", max_tokens=9)
+
+    state = program.run(backend=Ahead(), max_total_tokens=40)
+    assert state.error() is None
+    assert asked == [40, 37]
+
+
 def test_a_program_ends_in_its_time() -> None:
     with pytest.raises(sgl.ProgramError, match=r"0 s \(timeout_s\) are over"):
         one_after_the_other.run(backend=Echo(), timeout_s=0.0).text()
+    choose = sgl.function(lambda s: s.__iadd__(sgl.select("a", ["x", "y"])))
+    with pytest.raises(sgl.ProgramError, match=r"0 s \(timeout_s\) are over"):
+        choose.run(backend=Echo(), timeout_s=0.0).text()
+
+
+def test_the_others_of_a_batch_end_with_one_that_fails() -> None:
+    ended: list[str] = []
+
+    @sgl.function
+    async def program(s: Any, kind: str) -> None:
+        if kind == "fails":
+            raise KeyError(kind)
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            ended.append(kind)
+            raise
+
+    async def both() -> None:
+        with pytest.raises(KeyError):
+            await program.arun_batch([("waits",), ("fails",)], backend=Echo(), concurrency=2)
+        await asyncio.sleep(0)
+
+    asyncio.run(both())
+    assert ended == ["waits"]
 
 
 @sgl.function

@@ -9,6 +9,7 @@ import pytest
 from tests.lang.backends import LIMIT_S, Echo, in_time
 
 import radixlm as sgl
+from radixlm.lang.backend import base_backend
 from radixlm.lang.model_template import ModelTemplate
 from radixlm.lang.tools import Tool
 from radixlm.text.chat import ChatTemplate
@@ -110,6 +111,51 @@ def test_calls_of_one_round_run_side_by_side() -> None:
     asked = call("meet", '{"who": "a"}') + call("meet", '{"who": "b"}')
     state = run(Scripted(asked, "Done."), meet)
     assert [one["result"] for one in state.get_meta_info("a")["tool_calls"]] == ["a", "b"]
+
+
+async def later(who: str) -> str:
+    """A function that awaits."""
+    return f"{who} later"
+
+
+def test_a_function_may_be_async() -> None:
+    state = run(Scripted(call("later", '{"who": "a"}'), "Done."), later)
+    assert [one["result"] for one in state.get_meta_info("a")["tool_calls"]] == ["a later"]
+
+
+def test_a_function_that_never_returns_ends_with_the_programs_time() -> None:
+    held = threading.Event()
+
+    def hang() -> None:
+        held.wait(LIMIT_S)
+
+    backend = Scripted(call("hang", "{}"), "Done.")
+    try:
+        state = in_time(lambda: program.run([hang], 3, backend=backend, timeout_s=0.05))
+        with pytest.raises(sgl.ProgramError, match=r"\(timeout_s\) is over amid a tool"):
+            in_time(state.text)
+        assert not held.is_set()
+    finally:
+        held.set()
+
+
+def test_more_loops_than_threads_for_calls(monkeypatch: Any) -> None:
+    pool = base_backend._new_pool(2)
+    monkeypatch.setattr(base_backend, "_pool", lambda: pool)
+    asks = call("add", '{"a": 1}')
+
+    class Threaded(Scripted):
+        is_immediate = False
+
+        def generate(self, s: Any, sampling_params: Any) -> tuple[str | list[str], Any]:
+            self._answers = ["It is 3." if "tool\n3" in s.text_ else asks]
+            return super().generate(s, sampling_params)
+
+    states = [program.run([add], 3, backend=Threaded()) for _ in range(9)]
+    try:
+        assert [in_time(state.text) for state in states] == [states[0].text()] * 9
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def test_what_cannot_be_is_said() -> None:

@@ -127,7 +127,12 @@ async def run_batch(
         async with places:
             return await follow(program, program.state(setting, arguments), (), arguments)
 
-    return list(await asyncio.gather(*map(one, batch)))
+    tasks = [asyncio.ensure_future(one(arguments)) for arguments in batch]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:  # after an error of one
+            task.cancel()
 
 
 async def follow(

@@ -26,9 +26,7 @@ class Budget:
 
     def limited(self, params: SglSamplingParams) -> SglSamplingParams:
         """The parameters within what is left, which is then taken. ProgramError if nothing is."""
-        left_s = self.left_s()
-        if left_s is not None and left_s <= 0:
-            raise ProgramError(f"the program's {self._timeout_s:g} s (timeout_s) are over")
+        self.check_time()
         if self._tokens is None:
             return params
         with self._lock:
@@ -40,6 +38,12 @@ class Budget:
                 )
             self._num_used += count * (params.n or 1)
         return replace(params, max_new_tokens=count)
+
+    def check_time(self) -> None:
+        """ProgramError if no time is left."""
+        left_s = self.left_s()
+        if left_s is not None and left_s <= 0:
+            raise ProgramError(f"the program's {self._timeout_s:g} s (timeout_s) are over")
 
     def give_back(self, params: SglSamplingParams, meta_info: Any) -> None:
         """What a call was given and did not generate."""

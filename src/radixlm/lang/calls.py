@@ -37,10 +37,10 @@ def generate(s: StreamExecutor, expr: SglGen) -> bool:
     if s.collects:
         s.backend.spec_gen(s, params, name)
         return False
-    if s.budget is not None:
-        params = s.budget.limited(params)
     if s.num_api_spec_tokens is not None:
         return _speculate(s, expr, params, name)
+    if s.budget is not None:
+        params = s.budget.limited(params)
     if s.stream and (params.n or 1) == 1:
         return _stream(s, expr, params, name)
     record = record_of(s, "gen", name)
@@ -140,6 +140,8 @@ def fill_template(s: StreamExecutor, expr: SglTemplate) -> bool:
 
 def select(s: StreamExecutor, expr: SglSelect) -> bool:
     name = _name_of(s, expr)
+    if s.budget is not None:
+        s.budget.check_time()
     record = record_of(s, "select", name)
 
     def apply(decision: ChoicesDecision) -> None:
@@ -162,7 +164,7 @@ def loop_tools(s: StreamExecutor, expr: SglToolLoop) -> bool:
         _set_maybe(s, expr, name, *result)
 
     work = partial(load("radixlm.lang.tools:run_tools"), s, expr, params)
-    return s.call(lambda done: s.backend.start(work, done), apply, record)
+    return s.call(lambda done: s.backend.start(work, done, waits=True), apply, record)
 
 
 def _speculate(s: StreamExecutor, expr: SglGen, params: SglSamplingParams, name: str) -> bool:
@@ -187,6 +189,8 @@ def _speculate(s: StreamExecutor, expr: SglGen, params: SglSamplingParams, name:
         return False
     more = params.clone()
     more.max_new_tokens, more.stop = max(limit, s.num_api_spec_tokens or 0), None
+    if s.budget is not None:
+        more = s.budget.limited(more)
     start = s.backend.start_generate
     return s.call(lambda done: start(s, more, done), apply, record)
 

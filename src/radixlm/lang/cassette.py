@@ -24,6 +24,8 @@ import orjson
 from radixlm.lang.backend.base_backend import BaseBackend, Done
 from radixlm.lang.chat_template import get_chat_template
 from radixlm.lang.choices import ChoicesDecision
+from radixlm.lang.global_config import backend_of
+from radixlm.lang.model_template import ModelTemplate
 
 if TYPE_CHECKING:
     from radixlm.lang.executor import StreamExecutor
@@ -46,7 +48,8 @@ class Cassette(BaseBackend):
         self, path: str | os.PathLike[str], backend: Any = None, seed: int | None = None
     ) -> None:
         super().__init__()
-        self._path, self._inner = Path(path), backend
+        self._path = Path(path)
+        self._inner = backend = backend_of(backend) if backend is not None else None
         self._lock = threading.Lock()
         self._seen: Counter[str] = Counter()  # calls of this run by key
         self._known: dict[tuple[str, int], dict[str, Any]] = {}
@@ -55,19 +58,23 @@ class Cassette(BaseBackend):
         if header is None:
             if backend is None:
                 raise CassetteError(f"{self._path} is not there: a backend records it")
+            template = backend.get_chat_template()
             header = {
                 "format": FORMAT,
                 "model": backend.get_model_name(),
-                "chat_template": backend.get_chat_template().name,
+                "is_chat_model": backend.is_chat_model,
+                "chat_template": template.name,
+                "model_template": template.facts if isinstance(template, ModelTemplate) else None,
                 "seed": secrets.randbits(31) if seed is None else seed,
             }
             self._write(header)
         self._header = header
-        self.chat_template = (
-            backend.get_chat_template()
-            if backend is not None
-            else get_chat_template(header["chat_template"])
-        )
+        if backend is not None:
+            self.chat_template = backend.get_chat_template()
+        elif (facts := header.get("model_template")) is not None:
+            self.chat_template = ModelTemplate.of(facts)
+        else:
+            self.chat_template = get_chat_template(header["chat_template"])
         self.is_immediate = backend is None or backend.is_immediate
 
     def _read(self) -> dict[str, Any] | None:
@@ -210,12 +217,10 @@ class Cassette(BaseBackend):
 
         near = max(left, key=lambda record: (record["kind"] == call["kind"], common(record)))
         if near["text"] == call["text"]:
-            names = sorted({*near["asked"], *call["asked"]})
-            others = [n for n in names if near["asked"].get(n) != call["asked"].get(n)]
-            told = ", ".join(
-                f"{n}: {near['asked'].get(n)!r} there, {call['asked'].get(n)!r} here"
-                for n in others
-            )
+            then, now = near["asked"], orjson.loads(orjson.dumps(call["asked"], default=str))
+            names = sorted({*then, *now})
+            others = [n for n in names if then.get(n) != now.get(n)]
+            told = ", ".join(f"{n}: {then.get(n)!r} there, {now.get(n)!r} here" for n in others)
             return f"{start}; the nearest differs in {told or 'its kind or media'}"
         at = common(near)
         there, here = near["text"][at : at + _SHOWN], call["text"][at : at + _SHOWN]
@@ -233,7 +238,9 @@ class Cassette(BaseBackend):
 
     @property
     def is_chat_model(self) -> bool:  # type: ignore[override]
-        return self._inner is not None and self._inner.is_chat_model
+        if self._inner is not None:
+            return self._inner.is_chat_model
+        return bool(self._header.get("is_chat_model"))
 
     def spec_fill(self, s: StreamExecutor, value: str) -> None:
         raise CassetteError("num_api_spec_tokens of a chat model cannot be recorded: leave it out")

@@ -13,6 +13,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -456,9 +457,8 @@ class StreamExecutor:
     def _add_variable(self, expr: SglVariable) -> bool:
         """Not in the thread of a backend's answers, which others wait for."""
         source = expr.source.stream_executor
-        return self.call(
-            lambda done: self.backend.start(lambda: source.get_var(expr.name), done), self._fill
-        )
+        work, start = partial(source.get_var, expr.name), self.backend.start
+        return self.call(lambda done: start(work, done, waits=True), self._fill)
 
 
 _TAKES: dict[type[SglExpr], Callable[[StreamExecutor, Any], bool | None]] = {

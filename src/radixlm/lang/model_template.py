@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -42,6 +43,19 @@ class ModelTemplate(ChatTemplate):
         self.image_token = self._between(
             {"type": "image_url", "image_url": {"url": "https://image.invalid"}}
         )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What ``of`` makes it of again, as JSON."""
+        source, tool_source, tokens, _ = json.loads(self.rendered.identity)
+        made = {"source": source, "tool_source": tool_source, "special_tokens": tokens}
+        return made | {"media": dict(self.rendered.media), "bos": self.bos}
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> ModelTemplate:
+        """The template with these ``facts``."""
+        rest = {name: value for name, value in facts.items() if name != "bos"}
+        return cls(Rendered(**rest), facts["bos"])
 
     def _between(self, part: dict[str, Any]) -> str:
         """What stands for a part between two texts of one message, "" for one without a place."""

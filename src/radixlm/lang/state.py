@@ -219,8 +219,8 @@ class ProgramStateGroup:
 
     async def ajoin(self, mode: str = "gather_variable") -> None:
         """``join`` for an ``async def`` program."""
-        for state in self.states:
-            await state.settled()  # type: ignore[attr-defined]
+        for state in (*self.states, self.src_state):
+            await state.settled()  # type: ignore[union-attr]
         self.join(mode)
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pydantic
 
+from radixlm.base.lazy import load
 from radixlm.lang.budget import ProgramError
 from radixlm.lang.executor import StreamExecutor
 from radixlm.lang.ir import SglGen, SglToolLoop
@@ -22,6 +23,7 @@ from radixlm.text.tools.registry import call_id, create, detect, keep_special_to
 if TYPE_CHECKING:
     from radixlm.lang.ir import SglSamplingParams
 
+_SIDE_BY_SIDE = 32  # functions of one round
 _SHOWN = 2000  # characters of an error that the model reads
 
 
@@ -121,6 +123,8 @@ def _results(s: StreamExecutor, tools: dict[str, Tool], calls: Sequence[ParsedCa
             if call.name not in tools:
                 raise KeyError(f"there is no tool {call.name!r}; there are {', '.join(tools)}")
             found = tools[call.name].call(call.arguments)
+            if inspect.iscoroutine(found):
+                found = load("asyncio:run")(found)
             record.value = found if isinstance(found, str) else json.dumps(found, default=str)
         except Exception as error:
             record.end(error)
@@ -128,5 +132,11 @@ def _results(s: StreamExecutor, tools: dict[str, Tool], calls: Sequence[ParsedCa
         record.end()
         return str(record.value)
 
-    with ThreadPoolExecutor(len(calls), thread_name_prefix="tool") as pool:
-        return list(pool.map(one, calls))
+    pool = ThreadPoolExecutor(min(len(calls), _SIDE_BY_SIDE), thread_name_prefix="tool")
+    try:
+        left_s = s.budget.left_s() if s.budget is not None else None
+        return list(pool.map(one, calls, timeout=left_s))
+    except TimeoutError:
+        raise ProgramError("the program's time (timeout_s) is over amid a tool") from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

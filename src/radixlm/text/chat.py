@@ -56,7 +56,7 @@ class ChatTemplate:
         self._template = Template(source)
         self._tool_template = Template(tool_source) if tool_source is not None else self._template
         self._special_tokens = dict(special_tokens or {})
-        self._media: Mapping[str, str] = media if media is not None else {}
+        self.media: Mapping[str, str] = media if media is not None else {}
         self.source = source
         self.stops = stops
         self.adds_special_tokens = adds_special_tokens
@@ -134,8 +134,8 @@ class ChatTemplate:
             kind = part["type"]
             if kind != "text":
                 counts[kind] = counts.get(kind, 0) + 1
-                text += self._media.get(kind, "").replace("{index}", str(counts[kind]))
-            elif text and not text.endswith(("\n", " ")) and not self._media:
+                text += self.media.get(kind, "").replace("{index}", str(counts[kind]))
+            elif text and not text.endswith(("\n", " ")) and not self.media:
                 text += " " + part["text"]
             else:
                 text += part["text"]

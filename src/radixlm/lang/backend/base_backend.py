@@ -25,7 +25,10 @@ Done = Callable[..., None]
 @cache
 def _pool() -> ThreadPoolExecutor:
     """The threads in which backends without an event loop wait."""
-    count = max(96, 16 * (os.cpu_count() or 1))
+    return _new_pool(max(96, 16 * (os.cpu_count() or 1)))
+
+
+def _new_pool(count: int) -> ThreadPoolExecutor:
     pool: ThreadPoolExecutor = load("concurrent.futures:ThreadPoolExecutor")(
         count, thread_name_prefix="program-call"
     )
@@ -74,8 +77,9 @@ class BaseBackend:
 
     # ---- how a program waits for them ------------------------------------------------------
 
-    def start(self, work: Callable[[], Any], done: Done) -> None:
-        """Call ``work``, then ``done`` with its result or its exception."""
+    def start(self, work: Callable[[], Any], done: Done, *, waits: bool = False) -> None:
+        """Call ``work``, then ``done`` with its result or its exception. Work that ``waits`` for
+        other calls gets a thread of its own: they need those of the pool."""
         if self.is_immediate:
             try:
                 result = work()
@@ -84,8 +88,11 @@ class BaseBackend:
             else:
                 done(result)
             return
-        future = _pool().submit(contextvars.copy_context().run, work)
+        pool = _new_pool(1) if waits else _pool()
+        future = pool.submit(contextvars.copy_context().run, work)
         future.add_done_callback(lambda ended: tell(ended, done))
+        if waits:
+            pool.shutdown(wait=False)
 
     def start_generate(self, s: StreamExecutor, params: SglSamplingParams, done: Done) -> None:
         """Begin ``generate``; a backend with an event loop overrides it."""
@@ -153,10 +160,16 @@ class BaseBackend:
     def get_server_info(self) -> Any: ...
 
 
-def tell(future: Future[Any], done: Done) -> None:
-    """Pass on how a future has ended."""
+def tell(future: Future[Any], done: Done, read: Callable[[Any], Any] = lambda it: it) -> None:
+    """Pass on how a future has ended: what ``read`` makes of its result, or an exception."""
     error = future.exception() if not future.cancelled() else RuntimeError("the call was cancelled")
+    result = None
+    if error is None:
+        try:
+            result = read(future.result())
+        except Exception as failed:
+            error = failed
     if error is not None:
         done(None, error)
     else:
-        done(future.result())
+        done(result)

@@ -74,16 +74,14 @@ class EngineBackend(GenerateBackend):
     def start_generate(self, s: StreamExecutor, params: SglSamplingParams, done: Done) -> None:
         body = self._body(s, params)
 
-        def told(answer: Any, error: BaseException | None = None) -> None:
-            if error is not None:
-                done(None, error)
-            elif isinstance(answer, list):
-                texts, metas = results(answer)
-                done(([self._generated(answer[0]), *texts[1:]], metas))
-            else:
-                done((self._generated(answer), answer["meta_info"]))
+        def read(answer: Any) -> tuple[str | list[str], Any]:
+            found, metas = results(answer)
+            if isinstance(found, list):
+                found[0] = self._generated(answer[0])
+                return found, metas
+            return self._generated(answer), metas
 
-        self.engine.submit(body).add_done_callback(lambda future: tell(future, told))
+        self.engine.submit(body).add_done_callback(lambda future: tell(future, done, read))
 
     def start_stream(
         self,
@@ -99,12 +97,11 @@ class EngineBackend(GenerateBackend):
             add(answer["text"][len(last["text"]) :], answer["meta_info"])
             last = answer
 
-        def told(_: Any, error: BaseException | None = None) -> None:
-            whole = self._generated(last) if error is None and last["text"] else None
-            done(whole, error)
+        def read(_: Any) -> str | None:
+            return self._generated(last) if last["text"] else None
 
         body = {**self._body(s, params), "stream": True}
-        self.engine.submit(body, event).add_done_callback(lambda future: tell(future, told))
+        self.engine.submit(body, event).add_done_callback(lambda one: tell(one, done, read))
 
     def _post(self, body: dict[str, Any]) -> Any:
         return self.engine.generate(**body)

@@ -84,11 +84,12 @@ class GenerateBackend(BaseBackend):
         """The answers with log-probabilities of each choice and of up to two tokens before it."""
         media = _media(s)
         if self.has_score_choices and not media:
-            return self._scores({"text": s.text_, "score_choices": choices})
-        prefix = self._post({"text": s.text_, "sampling_params": _NOTHING, **media})
+            return self._scores({"text": s.text_, "score_choices": choices, **_deadline(s)})
+        prefix = self._post({"text": s.text_, "sampling_params": _NOTHING, **media, **_deadline(s)})
         return self._scores(
             {"text": [s.text_ + choice for choice in choices], **_for_each(media, len(choices))},
             logprob_start_len=max(prefix["meta_info"]["prompt_tokens"] - 2, 0),
+            **_deadline(s),
         )
 
     def _scores(self, prompts: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
