@@ -32,3 +32,5 @@ def test_it_reads_a_command_line() -> None:
     )
     assert (args.model_path, args.tp_size, args.enable_metrics) == ("m", 2, True)
     assert set(args.given()) == {"model_path", "tp_size", "enable_metrics"}
+    old = parser.parse_args(["--enable-deepep-moe"])  # deprecated
+    assert radixlm.ServerArgs.from_cli_args(old).moe_a2a_backend == "deepep"

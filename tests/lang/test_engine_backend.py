@@ -144,6 +144,18 @@ def test_score_choices_needs_one_text(engine: sgl.Engine, fields: dict[str, Any]
         list(engine.generate(**body))
 
 
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"text": "a" * (1 << 20), "score_choices": ["b"] * 65}, "score fewer in one call"),
+        ({"text": "a", "score_choices": ["b"], "sampling_params": [{}]}, "must be one object"),
+    ],
+)
+def test_score_choices_is_bounded(engine: sgl.Engine, fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(Exception, match=says):
+        engine.generate(**fields)
+
+
 def test_clients_of_other_apis_run_programs() -> None:
     """OpenAI's and Anthropic's own libraries against a server."""
 

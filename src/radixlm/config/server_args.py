@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from radixlm.base.lazy import load
+from radixlm.config.deprecated import DEPRECATED
 from radixlm.config.option import options
 from radixlm.config.server_config import ServerConfig
 
@@ -52,5 +53,5 @@ class ServerArgs:
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> ServerArgs:
         """Of what a parser with these flags has read."""
-        known = options()
+        known = options().keys() | DEPRECATED
         return cls(**{name: value for name, value in vars(args).items() if name in known})

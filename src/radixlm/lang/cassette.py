@@ -9,6 +9,7 @@ header, then a line a call, written when the call ends.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import secrets
 import threading
@@ -30,6 +31,8 @@ from radixlm.lang.model_template import ModelTemplate
 if TYPE_CHECKING:
     from radixlm.lang.executor import StreamExecutor
     from radixlm.lang.ir import SglSamplingParams, SglSelect
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 _SHOWN = 60  # characters of a text in an error
@@ -68,6 +71,8 @@ class Cassette(BaseBackend):
                 "seed": secrets.randbits(31) if seed is None else seed,
             }
             self._write(header)
+        elif backend is not None and header["model"] != (model := backend.get_model_name()):
+            log.warning("%s answers calls by those of %s, not of %s", path, header["model"], model)
         self._header = header
         if backend is not None:
             self.chat_template = backend.get_chat_template()

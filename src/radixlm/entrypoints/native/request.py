@@ -46,13 +46,15 @@ class _SamplingSchema:
 
 Sampling = Annotated[dict[str, Any], _SamplingSchema()]
 
+MAX_SCORED_CHARS = 64 << 20  # of the prompts that score_choices makes: no body has more
+
 
 @with_fields("generate", per_prompt=True)
 class GenerateBody(Body):
     """POST /generate: exactly one of ``text``, ``input_ids`` and ``input_embeds``, each one prompt
     or a list. Other fields hold one value for all prompts, or a list with a value a prompt.
-    ``score_choices``: texts that might follow ``text``; the answer has the log-probabilities of
-    each, as if it were a prompt of its own."""
+    ``score_choices``: texts that might follow ``text``; a list of answers, with the
+    log-probabilities of each and of two tokens before it."""
 
     text: str | Strings | None = None
     input_ids: Ints | list[Ints] | None = None
@@ -162,9 +164,18 @@ def _expand_choices(body: GenerateBody) -> None:
         )
     if any((body.image_data, body.video_data, body.audio_data)):
         raise InvalidRequest("score_choices is for prompts of text only", "score_choices")
+    num_chars = len(body.text) * len(choices)
+    if num_chars > MAX_SCORED_CHARS:
+        raise InvalidRequest(
+            f"score_choices: {len(choices)} choices behind {len(body.text)} characters are "
+            f"{num_chars}, the limit is {MAX_SCORED_CHARS}: score fewer in one call",
+            "score_choices",
+        )
+    if isinstance(body.sampling_params, list):
+        text = 'sampling_params must be one object for all choices: {"temperature": 0}'
+        raise InvalidRequest(text, "sampling_params")
     body.text = [body.text + choice for choice in choices]
-    params = body.sampling_params if isinstance(body.sampling_params, dict) else {}
-    body.sampling_params = {**params, "max_new_tokens": 0}
+    body.sampling_params = {**(body.sampling_params or {}), "max_new_tokens": 0}
     body.return_logprob, body.logprob_start_len = True, 0
     body.model_fields_set.update({"return_logprob", "logprob_start_len", "sampling_params"})
 
