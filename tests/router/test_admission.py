@@ -586,3 +586,13 @@ def p95_of_small(factor: float, *, is_fair: bool) -> float:
 def test_ten_times_the_load_of_another_tenant_moves_a_p95_by_a_tenth_at_most() -> None:
     assert p95_of_small(10, is_fair=True) <= 1.1 * p95_of_small(1, is_fair=True)
     assert p95_of_small(10, is_fair=False) > 2  # what it would be
+
+
+async def test_negative_budgets_give_nothing_back() -> None:
+    admission = fair(limit=8)
+    for _ in range(3):
+        (await admission.enter(make_call("a", output=-(10**15)))).leave()
+    tenant = next(iter(admission.tenants))
+    assert tenant.deficit <= QUANTUM
+    tenant.charge(cost := tenant.cost(make_call("a", output=-(10**15))), cost)
+    assert cost > 0 and tenant.deficit < QUANTUM

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 
@@ -136,6 +137,13 @@ def test_a_server_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -
     stuck = SimpleNamespace(pid=2, join=lambda timeout: None, is_alive=lambda: True)
     servers.cleanup_processes([ended, stuck])
     assert sent == [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGKILL)]
+
+
+def test_a_server_without_a_group_yet_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "killpg", Mock(side_effect=ProcessLookupError))
+    young = Mock(pid=3, is_alive=lambda: True)
+    servers.cleanup_processes([young])
+    assert [call[0] for call in young.method_calls] == ["terminate", "join", "kill"]
 
 
 class _Process:

@@ -66,12 +66,13 @@ async def test_one_key_guards_both() -> None:
                 await _ask(auth, access, wrong)
         assert (await _ask(auth, access, "k")).principal == "api-key"
     await _ask(auth, "key", "k", b"x-api-key")
+    await _ask(Auth(Options(api_key="schlüssel"), Servers().fetch), "key", "schlüssel")
 
 
 async def test_admin_keys_guard_the_admin_routes_alone(caplog: pytest.LogCaptureFixture) -> None:
     options = Options(control_plane_api_keys=KEYS, control_plane_audit_enabled=True, api_key="k")
     auth = Auth(options, Servers().fetch)
-    await _ask(auth, "key", "k")
+    assert not (await _ask(auth, "key", "k")).is_admin  # nor its priority "system"
     with caplog.at_level(logging.INFO, "radixlm.audit"):
         with pytest.raises(Unauthorized):
             await _ask(auth, "admin", "k")
@@ -174,3 +175,12 @@ async def test_new_keys_of_the_issuer_are_fetched(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(Unauthorized):
             await _ask(auth, "admin", issuer.token("three", roles="admin"))
     assert len(issuer.servers.asked) == asked
+
+
+@pytest.mark.parametrize("odd", [{}, {"keys": None}, {"keys": [3]}, {"keys": 3}])
+@pytest.mark.parametrize("path", ["/keys", "/.well-known/openid-configuration"])
+async def test_odd_answers_of_the_issuer_refuse(path: str, odd: object) -> None:
+    issuer = Issuer()
+    issuer.servers.answers[issuer.url, path] = odd
+    with pytest.raises(Unauthorized):
+        await _ask(issuer.auth(), "admin", issuer.token(roles="admin"))

@@ -169,7 +169,8 @@ async def test_both_types_are_needed_for_prefill_and_decode() -> None:
 async def test_models_and_infos(front: Front) -> None:
     assert (await front.ask("GET", "/v1/models"))[0] == 503
     assert (await front.ask("GET", "/get_model_info"))[0] == 503
-    await front.add(A, served_model_name="x", api_key="secret", hf_token="t", max_tokens=5)
+    inner = {"internal_states": [{"api_key": "secret", "load": 1}]}  # as SGLang tells
+    await front.add(A, served_model_name="x", api_key="secret", hf_token="t", max_tokens=5, **inner)
     await front.add(B, served_model_name="y")
     listed = (await front.ask("GET", "/v1/models"))[1]
     assert [one["id"] for one in listed["data"]] == ["x", "y"]
@@ -180,6 +181,7 @@ async def test_models_and_infos(front: Front) -> None:
     info = (await front.ask("GET", "/get_server_info"))[1]
     assert (info["router_manager"], info["workers_count"], info["max_tokens"]) == (True, 2, 5)
     assert "api_key" not in info and "hf_token" not in info
+    assert info["internal_states"] == [{"load": 1}]
 
 
 async def test_without_the_key_the_info_has_counts_only() -> None:
@@ -249,7 +251,12 @@ async def test_texts_are_parsed(front: Front) -> None:
     body["reasoning_parser"] = "deepseek_r1"  # sglang-router's name
     assert (await front.ask("POST", "/parse/reasoning", body))[1]["reasoning_text"] == "why"
     assert (await front.ask("POST", "/parse/reasoning", {"text": "x"}))[0] == 400
-    for fields in ({"tools": [3]}, {"tools": "x"}, {"tool_call_parser": ["x"]}):
+    for fields in (
+        {"tools": [3]},
+        {"tools": [{"function": 1}]},
+        {"tools": "x"},
+        {"tool_call_parser": ["x"]},
+    ):
         wrong = {"text": "x", "tool_call_parser": "qwen25"} | fields
         assert (await front.ask("POST", "/parse/function_call", wrong))[0] == 400
 

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -266,6 +267,19 @@ async def test_a_failed_command_stops_the_roll(
             await asyncio.sleep(0.01)
     assert report["status"] == "failed" and reason in report["reason"]
     assert report["todo"] == [one.url for one in front.workers]
+    await until(lambda: all(one.state is State.READY for one in front.workers))
+
+
+async def test_a_command_that_cannot_start_stops_the_roll(
+    start_workers: StartWorkers, front_of: Fronts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = AsyncMock(side_effect=OSError("no more processes"))
+    monkeypatch.setattr(asyncio, "create_subprocess_shell", refused)
+    front = await front_of(await start_workers(2), rolling="true")
+    await ask(front.url, "POST", "/rolling_restart")
+    async with asyncio.timeout(LIMIT_S):
+        while (await ask(front.url, "GET", "/rolling_restart")).json["status"] != "failed":
+            await asyncio.sleep(0.01)
     await until(lambda: all(one.state is State.READY for one in front.workers))
 
 

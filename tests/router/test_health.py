@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -185,3 +186,17 @@ async def test_checks_may_be_off_and_draining_workers_have_none(clock: Clock) ->
 
 def _num_checks(world: World) -> int:
     return sum(path == "/health" for _, _, path, _ in world.servers.asked)
+
+
+async def test_a_worker_drained_amid_a_good_check_stays_drained(clock: Clock) -> None:
+    world = await World(clock).start()
+    world.report(*["unreachable"] * 3)
+    fetch = world.servers.fetch
+
+    async def drained(url: str, method: str, target: str, **rest: Any) -> Any:
+        if target == "/v1/models":  # asked after the check has passed
+            world.registry.move(world.worker, State.DRAINING)
+        return await fetch(url, method, target, **rest)
+
+    world.registry.fetch = drained
+    assert await world.after(1.2) is State.DRAINING

@@ -237,3 +237,19 @@ async def test_requests_follow_the_caches_of_the_workers(
         assert worker.name not in front.gateway.tokens.holdings.of(prompt)  # within a second
     for server in servers:
         server.publisher.close()
+
+
+async def test_a_publisher_with_a_wrong_replay_endpoint_leaves_no_socket(
+    readers: Callable[[], Readers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = readers()
+    loop, watched = asyncio.get_running_loop(), set[int]()
+    add, remove = loop.add_reader, loop.remove_reader
+    monkeypatch.setattr(loop, "add_reader", lambda fd, *a: (watched.add(fd), add(fd, *a)))
+    monkeypatch.setattr(loop, "remove_reader", lambda fd: (watched.discard(fd), remove(fd)))
+    worker = Worker("http://127.0.0.1:1", labels={
+        "kv_events_endpoint": "tcp://127.0.0.1:5", "kv_events_replay_endpoint": "nonsense"
+    })  # fmt: skip
+    worker.state = State.READY
+    made.all.on_change("joined", worker)
+    assert not watched and not made.all.is_complete(worker.name) and not made.all._streams

@@ -179,6 +179,7 @@ def test_what_is_no_message_is_refused(payload: Any) -> None:
         ["BlockStored", [1], None, "text", 4, None],
         ["BlockStored", [1], None, [1 << 40] * 4, 4, None],
         ["BlockRemoved", 5],
+        ["BlockRemoved", [1], 7],
     ],
 )
 def test_events_that_cannot_be_read_end_all_trust(event: Any) -> None:

@@ -158,10 +158,39 @@ async def test_types_have_pools_of_their_own() -> None:
     assert registry.pool(None) == []
 
 
-async def test_a_bad_url_is_refused() -> None:
+@pytest.mark.parametrize("url", ["nope", "http://a..b:1", f"http://{'a' * 64}:1", "http://a:1@²"])
+async def test_a_bad_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest, match="http") as error:
-        _registry(Servers()).add(Worker("nope"))
+        _registry(Servers()).add(Worker(url))
     assert error.value.param == "url"
+
+
+async def test_a_listener_that_fails_keeps_nobody_from_being_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    servers, told = Servers(), []
+    servers.up(A, dp_size=2)
+    registry = _registry(servers, dp_aware=True)
+    registry.listen(lambda event, worker: worker.facts["none"])
+    registry.listen(lambda event, worker: told.append(worker.name))
+    await joined(registry, registry.add(Worker(A)))
+    assert told == [f"{A}@0", f"{A}@1"] and "a listener failed" in caplog.text
+
+
+async def test_a_worker_removed_while_it_joins_leaves_nothing() -> None:
+    registry = _registry(Servers())
+    worker = registry.add(Worker(A))
+    await asyncio.sleep(0)  # it is being asked
+    registry.remove(worker)
+    await until(lambda: not registry._tasks)
+    assert not registry._problems and not registry.failed
+
+
+async def test_long_names_of_models_are_not_kept() -> None:
+    registry = _registry(Servers())
+    for number in range(9):
+        assert registry.pool(f"{number}" * 2000) == []
+    assert not registry._pools and registry.pool("short") == [] and registry._pools
 
 
 @pytest.mark.parametrize(
@@ -174,6 +203,7 @@ async def test_a_bad_url_is_refused() -> None:
         ({"url": A, "labels": {"a": 1}}, "labels"),
         ({"url": A, "worker_type": "odd"}, "worker_type"),
         ({"url": A, "bootstrap_port": 1.5}, "bootstrap_port"),
+        ({"url": A, "api_key": "k\r\nx: y"}, "api_key"),
     ],
 )
 def test_a_bad_field_is_named(fields: dict[str, object], param: str) -> None:

@@ -196,3 +196,12 @@ async def test_tokenizer_routes(start_workers: StartWorkers) -> None:
 def test_prompts_are_int32() -> None:
     made = GatewayTokenizer("m", str(FOLDER), None, Options())
     assert made.of_chat({"messages": MESSAGES}).dtype == np.int32
+
+
+async def test_a_worker_that_is_gone_cannot_tokenize(start_workers: StartWorkers) -> None:
+    (worker,) = await start_workers(1)
+    front = Front([worker])
+    tokens_api.attach(front.gateway)
+    async with front:
+        await worker.kill()
+        assert (await post(front, "/v1/tokenize", prompt="x")).status == 503

@@ -137,9 +137,8 @@ class Admin:
         with contextlib.suppress(Unauthorized):
             self.auth(call, "key")
             _, body = await self._first("/get_server_info", "/server_info")
-        told = {name: value for name, value in body.items() if not _SECRET.search(name)}
         counts = {"routers_count": 1, "workers_count": len(self.registry)}
-        return json_answer(told | {"router_manager": True, **counts})
+        return json_answer(_without_secrets(body) | {"router_manager": True, **counts})
 
     async def _first(self, *targets: str) -> tuple[Worker | None, dict[str, Any]]:
         """The first worker whose answer to one of ``targets`` is a JSON object."""
@@ -161,7 +160,7 @@ class Admin:
         names = load("radixlm.text.tools.registry:NAMES")
         name = _chosen(call, "tool_call_parser", self.options.tool_call_parser, names)
         tools = call.fields.get("tools") or []
-        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        if not isinstance(tools, list) or not all(map(_is_tool, tools)):
             raise InvalidRequest("tools must be a list of objects", "tools")
         specs = load("radixlm.text.tools.base:tool_specs")(tools)
         parser = load("radixlm.text.tools.registry:create")(name, specs)
@@ -176,6 +175,17 @@ class Admin:
         parser = load("radixlm.text.reasoning.registry:create")(name)
         reasoning, text = load("radixlm.text.reasoning.base:split_all")(parser, _text(call))
         return json_answer({"normal_text": text, "reasoning_text": reasoning, "success": True})
+
+
+def _without_secrets(value: Any) -> Any:
+    """JSON without the fields, at any depth, that are called like keys or passwords."""
+    if isinstance(value, dict):
+        return {k: _without_secrets(v) for k, v in value.items() if not _SECRET.search(k)}
+    return [_without_secrets(one) for one in value] if isinstance(value, list) else value
+
+
+def _is_tool(tool: Any) -> bool:
+    return isinstance(tool, dict) and isinstance(tool.get("function", {}), dict)
 
 
 def _text(call: Call) -> str:

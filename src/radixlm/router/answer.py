@@ -30,6 +30,7 @@ class Route(Record):
 
     handler: Handler
     access: Access
+    path: str
 
 
 class Routes:
@@ -42,7 +43,7 @@ class Routes:
 
     def add(self, method: str, path: str, handler: Handler, access: Access = "admin") -> None:
         """Serve ``method path`` by ``handler``."""
-        route = Route(handler, access)
+        route = Route(handler, access, path)
         if "{" not in path:
             self._exact[method, path] = route
             self._paths.add(path)
@@ -60,6 +61,12 @@ class Routes:
                 call.path_args = match.groupdict()
                 return route
         return None
+
+    def shown(self, path: str) -> str | None:
+        """The path of the route that serves ``path``, as it was added."""
+        if path in self._paths:
+            return path
+        return next((r.path for _, pattern, r in self._patterns if pattern.fullmatch(path)), None)
 
     def methods(self, path: str) -> list[str]:
         """Methods that ``path`` has, for a 405."""

@@ -55,7 +55,8 @@ class Auth:
         """ConfigError: tokens are asked for and PyJWT is missing."""
         self._api_key = options.api_key.encode() if options.api_key else None
         self._admin_keys = [
-            (_digest(one.key), Principal(one.id, one.role, "api_key")) for one in options.admin_keys
+            (_digest(one.key.encode()), Principal(one.id, one.role, "api_key"))
+            for one in options.admin_keys
         ]
         self._tokens = Tokens(options, fetch) if options.jwt_issuer else None
         self._origins = options.cors_allowed_origins
@@ -69,9 +70,9 @@ class Auth:
             if call.is_admin:
                 self._refuse_other_sites(call)
             return None
-        if not hmac.compare_digest(bearer(call).encode(), self._api_key):
+        if not hmac.compare_digest(bearer(call).encode("latin-1"), self._api_key):
             raise Unauthorized("the key is missing or wrong: send Authorization: Bearer KEY")
-        call.principal, call.is_admin = "api-key", True
+        call.principal, call.is_admin = "api-key", not (self._admin_keys or self._tokens)
         if access == "admin":
             self._log(call, Principal("api-key", "admin", "api_key"), "success")
         return None
@@ -93,7 +94,7 @@ class Auth:
         token, principal = bearer(call), None
         if token and self._tokens is not None and token.count(".") == 2:
             principal = await self._tokens.principal(token)
-        digest = _digest(token)
+        digest = _digest(token.encode("latin-1"))
         for known, owner in self._admin_keys:
             if hmac.compare_digest(known, digest):
                 principal = owner
@@ -121,8 +122,8 @@ class Auth:
             )
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 class Tokens:
@@ -178,8 +179,8 @@ class Tokens:
         if age_s > _KEYS_TTL_S or (key_id not in self._keys and age_s > _KEYS_MIN_S):
             try:
                 await self._read_keys()
-            except (TransferError, OSError, TimeoutError, ValueError) as error:
-                logger.warning("the keys of %s cannot be read: %s", self._options.jwt_issuer, error)
+            except (TransferError, OSError, ValueError, LookupError, TypeError) as error:
+                logger.warning("the keys of %s cannot be read: %r", self._options.jwt_issuer, error)
         if not key_id and len(self._keys) == 1:
             return next(iter(self._keys.values()))
         return self._keys.get(key_id)
@@ -191,7 +192,9 @@ class Tokens:
             issuer = (self._options.jwt_issuer or "").rstrip("/")
             uri = str((await self._json(f"{issuer}/.well-known/openid-configuration"))["jwks_uri"])
         keys = {}
-        for key in (await self._json(uri)).get("keys", ()):
+        for key in (await self._json(uri))["keys"]:
+            if not isinstance(key, dict):
+                continue
             try:
                 keys[str(key.get("kid", ""))] = self._jwt.PyJWK(key).key
             except self._jwt.PyJWTError as error:

@@ -138,7 +138,7 @@ class Call:
         for place in places:
             for key in ("max_completion_tokens", "max_tokens", "max_new_tokens"):
                 if isinstance(place.get(key), int):
-                    return int(place[key])
+                    return max(0, int(place[key]))  # below 0 it would give back more than was taken
         return 128
 
     def spliced(self, extra: Mapping[str, Any]) -> bytes:

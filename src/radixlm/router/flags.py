@@ -291,7 +291,11 @@ class History(Observe):
     ] = None
     oracle_username: Annotated[str | None, "User.", Flag(("--oracle-user",))] = None
     oracle_password: Annotated[str | None, "Password.", _SECRET] = None
-    oracle_pool_min: Annotated[int, "Fewest connections.", _COUNT] = 1
+    oracle_pool_min: Annotated[
+        int,
+        "Fewest connections.",
+        Flag(within=POSITIVE, state="no-op", why="connections are opened when they are needed"),
+    ] = 1
     oracle_pool_max: Annotated[int, "Most connections.", _COUNT] = 16
     oracle_pool_timeout_secs: Annotated[int, "Seconds to wait for a connection.", _COUNT] = 30
     postgres_db_url: Annotated[str | None, "URL of the database.", _SECRET] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 import uuid
 from collections import OrderedDict
@@ -114,26 +115,29 @@ def is_plain(fields: Mapping[str, Any]) -> bool:
 
 
 class _Cache:
-    """The values last used, within a number of entries and of bytes."""
+    """The values last used, within a number of entries and of bytes; for several threads."""
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self._values: OrderedDict[str, TokenIds] = OrderedDict()
         self._max_entries, self._max_bytes, self._num_bytes = max_entries, max_bytes, 0
+        self._lock = threading.Lock()
 
     def get(self, key: str) -> TokenIds | None:
-        value = self._values.get(key)
-        if value is not None:
-            self._values.move_to_end(key)
-        return value
+        with self._lock:
+            value = self._values.get(key)
+            if value is not None:
+                self._values.move_to_end(key)
+            return value
 
     def put(self, key: str, value: TokenIds) -> None:
-        if key not in self._values:
-            self._num_bytes += _weight(key, value)
-        self._values[key] = value
-        while self._values and (
-            len(self._values) > self._max_entries or self._num_bytes > self._max_bytes
-        ):
-            self._num_bytes -= _weight(*self._values.popitem(last=False))
+        with self._lock:
+            if key not in self._values:
+                self._num_bytes += _weight(key, value)
+            self._values[key] = value
+            while self._values and (
+                len(self._values) > self._max_entries or self._num_bytes > self._max_bytes
+            ):
+                self._num_bytes -= _weight(*self._values.popitem(last=False))
 
 
 def _weight(key: str, value: TokenIds) -> int:

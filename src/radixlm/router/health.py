@@ -183,7 +183,7 @@ class Health:
             why = self._may_return(worker, pulse)
             if why or began_s - worker.learned_s > _LEARN_S:
                 await self.registry.learn(worker)  # it may be another process by now
-            if why:
+            if why and self._may_return(worker, pulse):  # it may be drained or gone by now
                 pulse.num_failures = 0
                 pulse.breaks.clear()
                 self.registry.move(worker, State.READY, why)

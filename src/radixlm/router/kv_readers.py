@@ -49,7 +49,11 @@ class Reader:
             socket.linger = 0
             if feed.endpoint.startswith("tcp://["):
                 socket.ipv6 = True
-            socket.connect(endpoint)
+            try:
+                socket.connect(endpoint)
+            except zmq.ZMQError:
+                self.close()
+                raise
             self._loop.add_reader(socket.getsockopt(zmq.FD), self._drain, socket)
             self._loop.call_soon(self._drain, socket)
         self.restart()
@@ -256,6 +260,7 @@ class KvReaders:
                 readers.append(Reader(self._context, feed, stream))
             except zmq.ZMQError as error:
                 log.warning("KV events of %s at %s: %s", name, feed.endpoint, error)
+                del self._streams[name]
         if feeds:
             log.info("worker %s: KV events from %s", worker.name, feeds[0].endpoint)
 

@@ -150,7 +150,7 @@ class KvStream:
         try:
             for event in _joined(events):
                 self._apply_event(event)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             log.warning("KV event of %s cannot be read: %r", self.name, error)
             self.faulty()
 

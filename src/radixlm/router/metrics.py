@@ -6,7 +6,6 @@ The data path reports events by plain methods; gauges are read from the workers 
 
 from __future__ import annotations
 
-import re
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,13 +21,11 @@ DURATION_S = (
 )
 AGES_S = (30, 60, 180, 300, 600, 1200, 3600, 7200, 14400, 28800, 86400)
 MAX_MODELS = 200  # clients choose the names; those after are "other"
-MAX_PATHS = 256
 _ENDPOINTS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",
     "/v1/rerank": "rerank",
 }
-_ID = re.compile(r"(?=[^/]*\d)[^/]{12,}")
 _LOADS = {
     "queued_tokens": "num_queued_tokens",
     "kv_usage": "kv_usage",
@@ -44,7 +41,8 @@ def endpoint_of(path: str) -> str:
 
 
 class RouterMetrics:
-    """All metrics of one gateway. ``models`` and ``paths`` that clients make up are bounded."""
+    """All metrics of one gateway. Models that clients make up are bounded, and their paths are
+    "other"."""
 
     def __init__(
         self,
@@ -52,12 +50,16 @@ class RouterMetrics:
         *,
         calls: Callable[[], Sequence[Call]] = lambda: (),
         num_connections: Callable[[], int] = lambda: 0,
+        route_of: Callable[[str], str | None] = lambda path: None,
         backend: str = "regular",
         duration_buckets: Sequence[float] | None = None,
     ) -> None:
-        """``workers``: the registry, iterated at a scrape. ``calls``: those under way. ``backend``:
-        regular, pd or external. ``duration_buckets``: of --prometheus-duration-buckets."""
+        """``workers``: the registry, iterated at a scrape. ``calls``: those under way.
+        ``route_of``: the label of a path, None where no route has it. ``backend``: regular, pd or
+        external.
+        ``duration_buckets``: of --prometheus-duration-buckets."""
         self._workers, self._calls, self._num_connections = workers, calls, num_connections
+        self._route_of = route_of
         self._bounds = tuple(sorted(duration_buckets or DURATION_S))
         self._families: list[Family] = []
         self._backend = backend
@@ -255,7 +257,7 @@ class RouterMetrics:
 
     def http_ended(self, call: Call, status: int, error_code: str = "") -> None:
         """A request is answered, or its client has left (499)."""
-        path = self._paths.get(call.path) or self._path(call.path, status)
+        path = self._paths.get(call.path) or self._path(call.path)
         self._http.values[call.method, path, status, error_code] += 1
         self._http_seconds.observe(time.monotonic() - call.arrival_s, call.method, path)
 
@@ -358,11 +360,9 @@ class RouterMetrics:
             self._models.add(model)
         return model
 
-    def _path(self, path: str, status: int) -> str:
-        """The label of a path: "{id}" for segments that look like one."""
-        if status in (404, 405) or len(self._paths) >= MAX_PATHS:
-            return "other"
-        label = "/".join("{id}" if _ID.fullmatch(part) else part for part in path.split("/"))
+    def _path(self, path: str) -> str:
+        """The label of a path: its route's, with names in braces for ids."""
+        label = self._route_of(path) or "other"
         if label == path:
             self._paths[path] = label
         return label

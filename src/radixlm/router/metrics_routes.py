@@ -40,6 +40,7 @@ def attach(gateway: Any) -> None:
         _Workers(gateway),
         calls=lambda: _calls(gateway.server),
         num_connections=lambda: len(gateway.server.connections),
+        route_of=lambda path: path if path in gateway.data_routes else gateway.routes.shown(path),
         backend="external" if options.backend == "openai" else backend,
         duration_buckets=options.prometheus_duration_buckets,
     )

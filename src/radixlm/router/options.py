@@ -254,6 +254,7 @@ def url_problem(url: str) -> str:
     try:
         parts = urlsplit(url)
         is_good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
+        (parts.hostname or "").encode("idna")  # what is looked up; UnicodeError is a ValueError
     except ValueError:
         is_good = False
     if not is_good or any(c <= " " for c in url):

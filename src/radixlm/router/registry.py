@@ -25,6 +25,7 @@ Fetch = Callable[..., Awaitable[Any]]
 
 _FIRST_WAIT_S = 0.1
 _MAX_RANKS = 1024
+_MAX_NAME = 1024  # characters of a model whose pool is kept
 _MAX_FAILED = 256  # workers that never joined and are still told of
 _TOLD_CHANGES = (
     "models served_model_name model_path resume_digest weight_version dp_size "
@@ -97,7 +98,8 @@ class Registry:
             found = [one for one in serving if one.is_available and one.worker_type == worker_type]
             if len(self._pools) >= 1024:  # names come from clients
                 self._pools.clear()
-            self._pools[key] = found
+            if len(model or "") <= _MAX_NAME:
+                self._pools[key] = found
         return found
 
     async def available(
@@ -229,7 +231,8 @@ class Registry:
                 await self.learn(worker)
                 break
             except (TransferError, OSError, TimeoutError) as error:
-                self._problems[worker.id] = str(error) or type(error).__name__
+                if worker.state is State.JOINING:  # else it was removed meanwhile
+                    self._problems[worker.id] = str(error) or type(error).__name__
             if worker.disable_health_check:
                 worker.model_id = worker.model_id or "unknown"
                 break
@@ -304,13 +307,16 @@ class Registry:
     def _tell(self, event: Event, worker: Worker) -> None:
         self._forget_pools()
         for listener in self._listeners:
-            listener(event, worker)
+            try:
+                listener(event, worker)
+            except Exception:  # odd facts of one worker must not keep the others from being told
+                logger.exception("worker %s: a listener failed", worker.name)
 
 
 def _split_rank(url: str, rank: int | None) -> tuple[str, int | None]:
     """ "http://host:port@1/" -> (url, 1)."""
     url, at, number = url.rstrip("/").rpartition("@") if "@" in url else (url.rstrip("/"), "", "")
-    if at and number.isdigit():
+    if at and number.isdecimal() and len(number) < 5:
         return url, int(number)
     return url + at + number, rank
 
@@ -352,6 +358,8 @@ def update(worker: Worker, fields: Mapping[str, Any]) -> None:
         _want(fields, "api_key", str),
         _want(fields, "disable_health_check", bool),
     )
+    if api_key and not (api_key.isascii() and api_key.isprintable()):
+        raise InvalidRequest("api_key has characters that no header takes: sk-1 works", "api_key")
     worker.labels |= labels
     worker.priority = worker.priority if priority is None else priority
     worker.cost = worker.cost if cost is None else float(cost)

@@ -4,6 +4,7 @@ and awaited after. POST /rolling_restart or SIGHUP starts it."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -65,7 +66,7 @@ class Roller:
         for worker in workers:
             try:
                 await self._restart(worker)
-            except RestartFailed as error:
+            except (RestartFailed, OSError, ValueError) as error:
                 log.error("rolling restart: stopped at %s: %s", todo[0], error)
                 self.report |= {"status": "failed", "reason": str(error)}
                 await self._take_back(worker)
@@ -107,7 +108,8 @@ class Roller:
         try:
             status = await asyncio.wait_for(process.wait(), limit_s)
         except TimeoutError:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             raise RestartFailed(f"--rolling did not end within {limit_s} s") from None
         if status:
             raise RestartFailed(f"--rolling {self._command!r} ended with status {status}")

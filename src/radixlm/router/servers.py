@@ -117,11 +117,16 @@ def find_available_ports(base_port: int, count: int) -> list[int]:
 def cleanup_processes(processes: Sequence[Any]) -> None:
     """End the servers with all their children: SIGTERM, and SIGKILL after 5 s."""
     for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
+        _signal(process, signal.SIGTERM)
     for process in processes:
         process.join(timeout=_END_S)
         if process.is_alive():
             logger.warning("server %d did not end within %g s: killed", process.pid, _END_S)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _signal(process, signal.SIGKILL)
+
+
+def _signal(process: Any, number: int) -> None:
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:  # it has ended, or has no group of its own yet
+        process.kill() if number == signal.SIGKILL else process.terminate()

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
-from radixlm.base.errors import InvalidRequest, RadixError
+from radixlm.base.errors import InvalidRequest, RadixError, TransferError
 from radixlm.router.answer import Answer, error_answer, json_answer
 from radixlm.router.call import Call
 from radixlm.router.tokens import Tokens
@@ -112,16 +112,19 @@ class TokensApi:
             await self._tokens.add(name, source, template)
             self._tokens.by_name[name].id = key
             self._pending.pop(key, None)
-        except RadixError as error:
+        except (RadixError, OSError, ValueError) as error:
             self._pending[key] = {"id": key, "status": "failed", "message": str(error)}
 
     async def _by_worker(self, call: Call) -> Answer:
         gateway = self._tokens.gateway
         for worker in gateway.registry.pool(call.model, "regular"):
-            found = await gateway.upstream.fetch(
-                worker.url, "POST", call.path, body=call.body, api_key=worker.api_key,
-                headers=[(b"content-type", b"application/json")], timeout_s=WORKER_WAIT_S,
-            )  # fmt: skip
+            try:
+                found = await gateway.upstream.fetch(
+                    worker.url, "POST", call.path, body=call.body, api_key=worker.api_key,
+                    headers=[(b"content-type", b"application/json")], timeout_s=WORKER_WAIT_S,
+                )  # fmt: skip
+            except TransferError:
+                continue
             return Answer(found.status, found.body)
         message = (
             "the gateway has no tokenizer and no worker: start it with --tokenizer-path FOLDER"

@@ -147,8 +147,9 @@ class Workers:
     async def old_add(self, call: Call) -> Answer:
         """POST /add_worker?url=: answers when the worker has joined, or will not."""
         fields = {name: values[-1] for name, values in parse_qs(call.query).items()}
-        if fields.get("bootstrap_port", "").isdigit():
-            fields |= {"bootstrap_port": int(fields["bootstrap_port"])}  # type: ignore[dict-item]
+        port = fields.get("bootstrap_port", "")
+        if port.isdecimal() and len(port) < 6:
+            fields |= {"bootstrap_port": int(port)}  # type: ignore[dict-item]
         worker = self.registry.add(worker_of(fields))
         while worker.state is State.JOINING:
             await asyncio.sleep(0.02)

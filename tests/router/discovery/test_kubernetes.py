@@ -222,3 +222,12 @@ async def test_the_part_watches_from_start_to_stop(
     await watch.registry.until(A)
     await asyncio.wait_for(gateway.stop(), 10)
     await until(lambda: not watch.api.gateway.server.num_active)
+
+
+@pytest.mark.parametrize("line", [b"{}", b"[]", b'{"type": "ADDED", "object": {}}', b"null"])
+async def test_odd_lines_of_a_watch_do_not_end_discovery(watch: Watch, line: bytes) -> None:
+    await watch.start()
+    await watch.watching()
+    watch.api.watches[0][1].put_nowait(line + b"\n")
+    watch.api.pods = {"b": pod("b", "10.0.0.2")}  # of which no watch tells
+    await watch.registry.until(B)

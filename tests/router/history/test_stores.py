@@ -15,7 +15,13 @@ import pytest
 
 from radixlm.base.errors import ConfigError, Overloaded
 from radixlm.router.history.sql import Dialect, SqlStore, open_postgres
-from radixlm.router.history.stores import MemoryStore, RedisStore, Store, open_store
+from radixlm.router.history.stores import (
+    ENTRY_BYTES,
+    MemoryStore,
+    RedisStore,
+    Store,
+    open_store,
+)
 from radixlm.router.options import Options
 
 KINDS = ("response", "conversation", "items:conv_a", "items:conv_b")
@@ -87,13 +93,14 @@ def test_a_store_is_a_dict_in_order(store: Store) -> None:
 
 
 def test_memory_is_bounded_and_a_conversation_goes_as_a_whole() -> None:
-    store = MemoryStore(max_bytes=1000)
+    limit = 10 * (100 + ENTRY_BYTES)
+    store = MemoryStore(limit)
     store.put("conversation", "conv_a", b"x" * 100)
     for number in range(5):
         store.put("items:conv_a", f"item_{number}", b"y" * 100)
     for number in range(50):
         store.put("response", f"resp_{number}", b"z" * 100)
-        assert store.num_bytes <= 1000
+        assert store.num_bytes <= limit
     assert store.get("conversation", "conv_a") is None
     assert store.items("items:conv_a") == []
     assert store.get("response", "resp_49") is not None

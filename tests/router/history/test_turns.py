@@ -221,8 +221,9 @@ async def test_input_items_and_delete(bench: Bench) -> None:
     assert _texts(page["data"]) == ["c", "b"] and page["has_more"]
     rest = await bench.ask("GET", f"{path}?after={page['last_id']}")
     assert _texts(rest["data"]) == ["a"] and not rest["has_more"]
-    with pytest.raises(InvalidRequest):
-        await bench.ask("GET", path + "?limit=0")
+    for limit in ("0", "²", "9" * 5000):
+        with pytest.raises(InvalidRequest):
+            await bench.ask("GET", f"{path}?limit={limit}")
     deleted = await bench.ask("DELETE", "/v1/responses/resp_1")
     assert deleted == {"id": "resp_1", "object": "response", "deleted": True}
     with pytest.raises(NotFound):
@@ -402,3 +403,11 @@ async def test_the_last_event_comes_after_the_response_is_stored(bench: Bench) -
     call = Call("POST", "/v1/responses", "", [], b'{"input":"x","stream":true}')
     await asyncio.wait_for(bench.dispatch(call, client), 10)
     assert order == [False] and b"response.completed" in client.body
+
+
+@pytest.mark.parametrize("name", ["..", ".", "..%2F..%2Fflush_cache", "a%3Fb"])
+async def test_the_path_of_a_response_leads_nowhere_else(bench: Bench, name: str) -> None:
+    for method in ("GET", "DELETE"):
+        with pytest.raises(NotFound):
+            await bench.ask(method, f"/v1/responses/{name}")
+    assert bench.asked == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -76,16 +77,19 @@ class Pods:
         """List and watch one group."""
         wait_s, version = FIRST_WAIT_S, ""
         while True:
+            began_s = time.monotonic()
             try:
                 version = version or await self._list(group)
                 wait_s = FIRST_WAIT_S
                 version = await self._watch(group, version)
             except _Expired:
                 version = ""
-            except (TransferError, OSError, ValueError) as error:
-                log.warning("kubernetes discovery: %s; again in %g s", error, wait_s)
+            except Exception as error:  # whatever it answers, discovery goes on
+                log.warning("kubernetes discovery: %r; again in %g s", error, wait_s)
                 await asyncio.sleep(wait_s)
                 wait_s, version = min(2 * wait_s, MAX_WAIT_S), ""
+            # a server that ends each watch at once is not asked without pause
+            await asyncio.sleep(max(0.0, began_s + FIRST_WAIT_S - time.monotonic()))
 
     def _target(self, group: Group, **query: str) -> str:
         namespace = self._options.service_discovery_namespace
@@ -162,7 +166,7 @@ class Pods:
             fields["model_id"] = model
         annotations = meta.get("annotations") or {}
         port = annotations.get(self._options.bootstrap_port_annotation)
-        if group.worker_type == "prefill" and port and port.isdigit():
+        if group.worker_type == "prefill" and port and _is_port(port):
             fields["bootstrap_port"] = int(port)
         return {f"http://{host}:{port}": fields for port in self._ports(annotations)}
 
@@ -170,7 +174,7 @@ class Pods:
         """The ports of a pod's servers: of the annotation, else --service-discovery-port."""
         text = annotations.get(self._options.worker_ports_annotation) or ""
         ports = [port.strip() for port in text.split(",")]
-        named = [port for port in ports if port.isdigit() and 0 < int(port) < 65536]
+        named = [port for port in ports if _is_port(port)]
         return named or [str(self._options.service_discovery_port)]
 
     def _model(self, meta: Mapping[str, Any]) -> str | None:
@@ -181,3 +185,7 @@ class Pods:
         places = {"label": "labels", "annotation": "annotations"}
         found = (meta.get(places.get(where, "")) or {}).get(key)
         return str(found) if found else None
+
+
+def _is_port(text: str) -> bool:
+    return text.isdecimal() and len(text) < 6 and 0 < int(text) < 65536

@@ -23,7 +23,7 @@ Item = dict[str, Any]
 FINAL = frozenset(("completed", "failed", "cancelled", "incomplete"))
 MAX_ITEMS = 20  # of one request, as OpenAI has it
 MAX_METADATA = 16
-_ID = re.compile(r"[\w.-]{1,128}")  # what databases take as a key
+ID = re.compile(r"[\w.-]{1,128}")  # what databases take as a key
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -68,7 +68,7 @@ class History:
 
     async def _find(self, kind: str, key: str, call: Call) -> dict[str, Any] | None:
         """A response or a conversation that the client may see."""
-        if not _ID.fullmatch(key):
+        if not ID.fullmatch(key):
             return None
         data = await self._ask(self.store.get, kind, key)
         found = orjson.loads(data) if data is not None else None
@@ -162,7 +162,7 @@ class History:
         """One item; NotFound."""
         await self.conversation(conversation_id, call)
         data = None
-        if _ID.fullmatch(item_id):
+        if ID.fullmatch(item_id):
             data = await self._ask(self.store.get, f"items:{conversation_id}", item_id)
         if data is None:
             raise NotFound(f"no item {item_id!r:.100} in this conversation", "item_id")
@@ -191,7 +191,7 @@ def with_ids(items: list[Any]) -> list[Item]:
         kind = str(item.get("type") or "message")
         drawn = f"{_PREFIXES.get(kind, 'item')}_{secrets.token_hex(24)}"
         given = item.get("id")
-        has_id = isinstance(given, str) and _ID.fullmatch(given)
+        has_id = isinstance(given, str) and ID.fullmatch(given)
         named = item if has_id else item | {"id": drawn}
         content = named.get("content")
         if isinstance(content, str) and kind == "message":

@@ -13,7 +13,7 @@ import orjson
 from radixlm.base.errors import InvalidRequest, NotFound, TransferError
 from radixlm.router.answer import Answer, error_answer, json_answer
 from radixlm.router.call import Call, Headers
-from radixlm.router.history.history import FINAL, History, Item, with_ids
+from radixlm.router.history.history import FINAL, ID, History, Item, with_ids
 from radixlm.router.history.stores import open_store
 from radixlm.router.history.turn import serve_turn
 from radixlm.router.worker import Worker
@@ -143,6 +143,9 @@ class HistoryRoutes:
 
     async def _forward(self, call: Call, worker: Worker | None) -> Answer:
         """The answer of ``worker``, else the first of any worker that is no 404."""
+        name = call.path_args["response_id"]
+        if not ID.fullmatch(name) or name in (".", ".."):  # never another path of the worker
+            raise NotFound(f"no response {name!r:.100}", "response_id")
         workers = [worker] if worker else [w for w in self._gateway.registry if w.is_available]
         target = call.path + (f"?{call.query}" if call.query else "")
         if "stream=true" in call.query:
@@ -151,7 +154,7 @@ class HistoryRoutes:
             answer = await self._ask(one, call.method, target, call)
             if answer is not None and answer.status not in (404, 405):
                 return Answer(answer.status, answer.body, *_shown(answer.headers))
-        raise NotFound(f"no response {call.path_args['response_id']!r:.100}", "response_id")
+        raise NotFound(f"no response {name!r:.100}", "response_id")
 
     async def _forward_stream(self, call: Call, workers: list[Worker], target: str) -> Answer:
         for one in workers:
@@ -232,7 +235,7 @@ def _page(items: list[Item], query: str, limit: int) -> Item:
     """A page of ``items`` by the query's limit, order (desc unless asc) and after."""
     asked = {name: values[-1] for name, values in parse_qs(query).items()}
     text = asked.get("limit", str(limit))
-    if not text.isdigit() or not 1 <= int(text) <= 100:
+    if not text.isdecimal() or len(text) > 3 or not 1 <= int(text) <= 100:
         raise InvalidRequest("limit must be from 1 to 100", "limit")
     if asked.get("order", "desc") not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc", "order")

@@ -105,7 +105,15 @@ def open_postgres(options: Options) -> SqlStore:
 
     def connect() -> Any:
         url = options.postgres_db_url or ""
-        return psycopg.connect(url, autocommit=True, connect_timeout=TIMEOUT_S)
+        connection = psycopg.connect(
+            url,
+            autocommit=True,
+            connect_timeout=TIMEOUT_S,
+            tcp_user_timeout=TIMEOUT_S * 1000,
+            keepalives_idle=TIMEOUT_S,
+        )
+        connection.execute(f"SET statement_timeout = '{TIMEOUT_S}s'")
+        return connection
 
     where = "FROM radixlm_history WHERE kind = %s"
     dialect = Dialect(
@@ -142,6 +150,7 @@ def open_oracle(options: Options) -> SqlStore:
             **extra,
         )
         connection.autocommit = True
+        connection.call_timeout = TIMEOUT_S * 1000
         return connection
 
     where = "FROM radixlm_history WHERE kind = :1"

@@ -13,6 +13,7 @@ from radixlm.base.lazy import load, require
 from radixlm.router.flags import History as Options
 
 TIMEOUT_S = 5.0
+ENTRY_BYTES = 800  # of memory besides a value, at most
 _PREFIX = "radixlm:history:"
 
 
@@ -59,12 +60,12 @@ class MemoryStore:
     def put(self, kind: str, key: str, value: bytes) -> None:
         group = self._group(kind, key)
         entries = self._groups.setdefault(group, {})
-        self.num_bytes += len(value) - len(entries.get((kind, key), b""))
+        self.num_bytes += len(value) - _weight(entries.get((kind, key))) + ENTRY_BYTES
         entries[kind, key] = value
         self._groups.move_to_end(group)
         while self.num_bytes > self._max_bytes:
             _, entries = self._groups.popitem(last=False)
-            self.num_bytes -= sum(map(len, entries.values()))
+            self.num_bytes -= sum(map(_weight, entries.values()))
 
     def get(self, kind: str, key: str) -> bytes | None:
         return self._groups.get(self._group(kind, key), {}).get((kind, key))
@@ -73,7 +74,7 @@ class MemoryStore:
         group = self._group(kind, key)
         entries = self._groups.get(group, {})
         value = entries.pop((kind, key), None)
-        self.num_bytes -= len(value or b"")
+        self.num_bytes -= _weight(value)
         if not entries:
             self._groups.pop(group, None)
         return value is not None
@@ -89,6 +90,10 @@ class MemoryStore:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _weight(value: bytes | None) -> int:
+    return 0 if value is None else len(value) + ENTRY_BYTES
 
 
 class RedisStore:
