@@ -166,6 +166,27 @@ async def test_calls_leave_a_worker_that_hangs(start_workers: StartWorkers) -> N
         assert front.is_idle
 
 
+async def test_calls_leave_a_worker_that_hangs_on_a_kept_connection(
+    start_workers: StartWorkers,
+) -> None:
+    """For another one, which may have come only after the first was given up."""
+    for is_late in (False, True):
+        hung, other = await start_workers(2)
+        async with Front([hung]) as front:
+            assert (await front.chat()).status == 200
+            hung.faults.hang = True
+            if not is_late:
+                front.join(Worker(other.url))
+            front.gateway.policies.by_pool.clear()
+            asking = asyncio.ensure_future(front.chat())
+            await until(lambda worker=hung: len(worker.seen) == 2)
+            front.gateway.registry.move(front.workers[0], State.UNHEALTHY)
+            if is_late:
+                front.join(Worker(other.url))
+            assert (await asyncio.wait_for(asking, 5)).status == 200
+            assert (len(hung.seen), len(other.seen)) == (2, 1)
+
+
 async def test_an_engine_error_is_not_repeated(start_workers: StartWorkers) -> None:
     body = b'{"error":{"code":"engine_error"}}'
     raw = b"HTTP/1.1 500 E\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
@@ -316,6 +337,26 @@ async def test_a_stream_moves_on_demand(start_workers: StartWorkers) -> None:
         assert first.state is State.READY and front.is_idle
 
 
+async def test_a_stream_that_moves_to_dead_workers_ends(start_workers: StartWorkers) -> None:
+    """Tries after a move are counted, and their workers blamed."""
+    (slow,) = await start_workers(1, gap_s=0.005)
+    dead = await start_workers(2)
+    async with Front([slow, *dead], policy="passthrough") as front:
+        first = front.workers[0]
+        async with Connection(front.url) as connection:
+            body = {"messages": [], "stream": True, "max_tokens": 10_000}
+            await connection.send("POST", "/v1/chat/completions", body)
+            await until(lambda: any(stream.first_s for stream in first.streams))
+            for worker in dead:
+                await worker.kill()
+            front.gateway.registry.move(first, State.UNHEALTHY)
+            answer = await asyncio.wait_for(connection.read(), 10)
+        assert answer.is_complete and b"data: [DONE]" in answer.body
+        assert 1 < len(front.reports) <= front.gateway.options.num_tries
+        assert {url for url, _ in front.reports} == {worker.url for worker in dead}
+        assert front.is_idle
+
+
 async def test_a_client_that_leaves_ends_the_request(start_workers: StartWorkers) -> None:
     (worker,) = await start_workers(1, gap_s=0.005)
     async with Front([worker]) as front:
@@ -344,7 +385,9 @@ async def test_lines_of_another_form_are_blocks_too(start_workers: StartWorkers)
     assert got == events
 
 
-async def test_speech_goes_through(start_workers: StartWorkers) -> None:
+async def test_speech_goes_through(
+    start_workers: StartWorkers, caplog: pytest.LogCaptureFixture
+) -> None:
     head = "HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\ntransfer-encoding: chunked\r\n\r\n"
     (worker,) = await start_workers(1, raw=head + "4\r\nabcd\r\n0\r\n\r\n")
     async with Front([worker]) as front:
@@ -353,11 +396,16 @@ async def test_speech_goes_through(start_workers: StartWorkers) -> None:
         worker.faults.raw, worker.faults.cut_after = head + "4\r\nabcd\r\n", len(head) + 6
         cut = await ask(front.url, "POST", "/v1/audio/speech", {"input": "hi"})
     assert not cut.is_complete and front.outcomes(worker) == ["ok", "cut"]
+    assert not [one for one in caplog.records if one.exc_info]  # a worker's fault is no traceback
 
 
 async def test_any_worker_answers_ollamas_lists(start_workers: StartWorkers) -> None:
     async with Front([]) as front:
         assert (await ask(front.url, "GET", "/api/tags")).status == 503
+    dead, other = await start_workers(2, raw="HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+    await dead.kill()
+    async with Front([dead, other]) as front:
+        assert (await ask(front.url, "GET", "/api/tags")).body == b"{}"
 
 
 async def test_a_slow_client_holds_the_worker_up(start_workers: StartWorkers) -> None:

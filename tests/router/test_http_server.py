@@ -164,6 +164,7 @@ async def test_byte_by_byte() -> None:
         (b"GET /health HTTP/2.0\r\nHost: a", 505),
         (b"GET /he\x00alth HTTP/1.1\r\nHost: a", 400),
         (b"GET http://[ HTTP/1.1\r\nHost: a", 400),
+        (b"GET http://[ HTTP/1.1\r\nHost: a\r\nUpgrade: h2c\r\nConnection: upgrade", 400),
         (b"CONNECT a:1 HTTP/1.1\r\nHost: a", 405),
         (b"POST /echo HTTP/1.1\r\nHost: a\r\nExpect: more", 417),
         (b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 1001", 413),

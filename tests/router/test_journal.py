@@ -137,6 +137,24 @@ def test_memory_is_bounded_and_given_back():
     assert memory.used == 0
 
 
+def test_a_stream_passes_whole_where_the_memory_is_full():
+    journal = Journal(call(), worker(), JournalMemory(600))
+    record = b": j " + b"r" * 99 + b"\n"
+    assert journal.feed(record + b"data: 1\n\n" + b"dat") == b"data: 1\n\n"
+    assert journal.is_dropped
+    assert journal.feed(b"a: 2\n\n") == b"data: 2\n\n"
+
+
+def test_a_block_without_an_end_is_not_held(monkeypatch):
+    monkeypatch.setattr("radixlm.router.journal.MAX_BLOCK_BYTES", 100)
+    memory = JournalMemory()
+    journal = Journal(call(), worker(), memory)
+    sent = b": j r\n" + b"data: " + b"1" * 500 + b"\n\ndata: 2\n\n"
+    got = b"".join(journal.feed(sent[at : at + 60]) for at in range(0, len(sent), 60))
+    assert got == sent.removeprefix(b": j r\n")
+    assert journal.is_dropped and not journal.can_resume(worker()) and memory.used == 0
+
+
 def test_a_gateway_before_a_gateway_keeps_its_own_journal():
     body = b'{"model": "m", "resume": {"journal": ["r0"], "num_events": 5}}'
     journal = Journal(call(body=body, headers=[HEADER]), worker())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -195,6 +196,47 @@ async def test_idle_connections_are_swept_and_forgotten(
     upstream.sweep()
     while workers[1].connections:
         await asyncio.sleep(0.001)
+
+
+async def test_a_forgotten_worker_keeps_no_connection(
+    upstream: Upstream, start_workers: StartWorkers
+) -> None:
+    (worker,) = await start_workers(gap_s=0.005)
+    body = b'{"stream": true}'
+    exchange = await upstream.open(worker.url, "POST", "/generate", [], body, timeout_s=10)
+    assert upstream._under_way
+    upstream.forget(worker.url)
+    assert await exchange.read(1 << 20)
+    async with asyncio.timeout(5):
+        while worker.connections:
+            await asyncio.sleep(0.001)
+
+
+async def test_the_begin_of_an_answer_that_nobody_asked_for(upstream: Upstream) -> None:
+    """What follows it must not be taken for the next answer."""
+    num_connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\naHTTP/1.1 2")
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"00 OK\r\nContent-Length: 1\r\n\r\nb")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    for _ in range(2):
+        assert (await upstream.fetch(url, "GET", "/", timeout_s=10)).body == b"a"
+    assert num_connections == 2
+    server.close()
+
+
+def test_a_certificate_that_cannot_be_read() -> None:
+    with pytest.raises(ConfigError, match="--ca-cert-paths"):
+        Upstream(ca_paths=("/nowhere.pem",))
 
 
 @pytest.mark.parametrize("url", ["grpc://a:1", "127.0.0.1:30000", "http://"])

@@ -65,12 +65,16 @@ class Dispatcher:
     async def ask_any(self, call: Call) -> Answer:
         """Answer a GET by any worker that is available."""
         for worker in self.gateway.registry:
-            if worker.is_available:
+            if not worker.is_available:
+                continue
+            try:
                 found = await self.gateway.upstream.fetch(
                     worker.url, "GET", call.path, timeout_s=5.0, api_key=worker.api_key
                 )
-                kind = dict(found.headers).get(b"content-type", b"application/json").decode()
-                return Answer(found.status, found.body, kind)
+            except WorkerFailure:
+                continue
+            kind = dict(found.headers).get(b"content-type", b"application/json").decode("latin-1")
+            return Answer(found.status, found.body, kind)
         return error_answer(503, "no worker is available", "no_available_workers", retry_after_s=1)
 
 
@@ -157,7 +161,7 @@ class Dispatch:
         wait_s = 0.0
         if not failure.is_at_once or not self._untried(self.worker_type):
             wait_s = max(backoff(self.options, self.num_tries + 1), failure.retry_after_s)
-            if wait_s * 1000 > self.options.retry_max_backoff_ms * 1.5:
+            if failure.retry_after_s * 1000 > self.options.retry_max_backoff_ms * 1.5:
                 return None  # the client knows better how long it can wait
         self.metrics.retry(self.worker_type, self.call, self.num_tries, wait_s)
         return wait_s
@@ -387,11 +391,12 @@ class Dispatch:
         stream = self.stream
         if stream is None:
             return self._blame(worker, error)
-        is_fault = not stream.is_moving and worker.state is not State.DRAINING
+        was_moving, stream.is_moving = stream.is_moving, False  # what follows was not asked for
+        is_fault = not was_moving and worker.state is not State.DRAINING
         has_moved = stream.journal.lost(is_fault=is_fault)
         if has_moved or not is_fault:  # each worker that brings a stream on has its own tries
             self.num_tries, self.tried, self.num_killed = 0, [worker], 0
-        return of_error(error) if stream.is_moving else self._blame(worker, error, not has_moved)
+        return of_error(error) if was_moving else self._blame(worker, error, not has_moved)
 
     def _blame(self, worker: Worker, error: WorkerFailure, is_kill: bool = True) -> Failure:
         """Tell of a worker that has given no whole answer. ``is_kill``: the call may be why."""

@@ -16,7 +16,7 @@ _NONE: AbstractSet[bytes] = frozenset()
 _PLAIN = (b"close", b"keep-alive", b"Keep-Alive")  # a Connection header that names no other
 _OWN = _HOP_BY_HOP | {b"x-request-id"}
 _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')
-_MODEL_OF_FORM = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r]+)')
+_MODEL_OF_FORM = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r]{1,256})')
 _DRAWN = re.compile(r"(?:chatcmpl|cmpl|gnt|resp|req)-([0-9a-f]{24})")
 _STREAM = re.compile(rb'"stream"\s*:\s*true')
 

@@ -190,6 +190,7 @@ class ClientStream:
         """Cut the connection: the client must not take what it has for a whole answer."""
         if self._connection is not None:
             self._connection.transport.abort()
+            self.is_gone = True
 
     def on_leave(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once if the client leaves before the end; what serves the call is
@@ -246,7 +247,7 @@ class Connection(asyncio.Protocol):
         self._since_s = time.monotonic()  # of idleness, of the request, or of the full buffer
         # of the request that comes
         self._is_reading = self._is_http11 = self._is_kept = False
-        self._method = self._url = b""
+        self._method, self._url, self._target = b"", b"", ""
         self._headers: Headers = []  # after the head: trailers
         self._call_headers: Headers = []
         self._named: dict[bytes, bytes] | None = None
@@ -348,6 +349,8 @@ class Connection(asyncio.Protocol):
         if version not in ("1.1", "1.0"):
             raise _refused(505, f"HTTP/{version} is not supported: use HTTP/1.1")
         self._is_http11, self._is_kept = version == "1.1", self._parser.should_keep_alive()
+        url = self._url.decode("ascii")
+        self._target = url if url[:1] == "/" and "#" not in url else _target(url)
         length = self._check_head()
         self._is_upgrade = self._parser.should_upgrade()
         self._raw_left = length if self._is_upgrade else 0
@@ -413,7 +416,8 @@ class Connection(asyncio.Protocol):
         """Take the body from ``data``; the rest of it."""
         body, rest = data[: self._raw_left], data[self._raw_left :]
         self._raw_left -= len(body)
-        self._parts.append(body)
+        self._num_received += len(body)
+        self.on_body(body)
         if not self._raw_left:
             self.on_message_complete()
         return rest
@@ -423,10 +427,7 @@ class Connection(asyncio.Protocol):
             self._is_upgrade = False
             return
         self._is_reading = False
-        url = self._url.decode("ascii")
-        if url[:1] != "/" or "#" in url:
-            url = _target(url)
-        path, _, query = url.partition("?")
+        path, _, query = self._target.partition("?")
         parts = self._parts
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         method, headers = self._method.decode(), self._call_headers

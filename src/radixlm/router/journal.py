@@ -19,6 +19,7 @@ MAX_KILLS = 2  # workers that may die of a request
 _LINE = b": j "
 _LINES = re.compile(rb"^: j ([^\n]*)\n", re.MULTILINE)
 _BYTES_A_STREAM = 512  # of the objects of one journal
+MAX_BLOCK_BYTES = 8 << 20  # a longer one goes on in pieces
 
 
 class JournalMemory:
@@ -93,8 +94,12 @@ class Journal:
             return
         if self._take(len(records) + 1):
             self._records += records + b" "
-            return
-        self.is_dropped = True  # this stream cannot be moved any more
+        else:
+            self._drop()
+
+    def _drop(self) -> None:
+        """This stream cannot be moved any more."""
+        self.is_dropped = True
         self._memory.num_dropped += 1
         self.close()
 
@@ -107,8 +112,12 @@ class Journal:
             self._separator = separator = b"\r\n\r\n"  # a worker with lines of another form
             end = data.rfind(separator) + len(separator)
         if end < len(separator):  # not found
-            self._rest = data
-            return b""
+            if len(data) <= MAX_BLOCK_BYTES:
+                self._rest = data
+                return b""
+            self._drop()
+            self.num_blocks += 1
+            end = len(data)
         if end == len(data):
             self._rest = b""
         else:
@@ -169,6 +178,6 @@ class Journal:
         return {"resume": resume | ({"kills": self.kills} if self.kills else {})}
 
     def close(self) -> None:
-        """The stream has ended: give the memory back."""
+        """The stream has ended, or cannot be moved: give the memory back."""
         self._memory.used -= self._taken
-        self._taken, self._records, self._rest = 0, bytearray(), b""
+        self._taken, self._records = 0, bytearray()

@@ -13,8 +13,12 @@ def attach(gateway: Any) -> None:
     """Listen for workers that become unhealthy."""
 
     def on_worker(event: Event, worker: Worker) -> None:
-        if event == "changed" and worker.state is State.UNHEALTHY:
+        if worker.state is State.UNHEALTHY:
             abandon(gateway, worker)
+        elif worker.state is State.READY:  # for calls that nobody could take before
+            for other in gateway.registry:
+                if other.state is State.UNHEALTHY:
+                    abandon(gateway, other)
 
     gateway.registry.listen(on_worker)
 

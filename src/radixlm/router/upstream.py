@@ -64,6 +64,7 @@ class _Origin:
         self.prefix = parts.path.rstrip("/").encode()
         self.host_line = b" HTTP/1.1\r\nhost: " + parts.netloc.rpartition("@")[2].encode()
         self.idle: list[_Connection] = []
+        self.is_forgotten = False
 
     def message(self, method: str, target: str, headers: Headers, body: bytes) -> bytes:
         """Head and body of a request."""
@@ -194,12 +195,13 @@ class Exchange:
         if not self._is_complete:
             self.fail("the gateway closed the connection")
 
-    def fail(self, reason: str, is_timeout: bool = False) -> None:
-        """End with an error and drop the connection; nothing where the exchange has ended."""
+    def fail(self, reason: str, is_timeout: bool = False, *, is_cut: bool = False) -> None:
+        """End with an error and drop the connection; nothing where the exchange has ended.
+        ``is_cut``: as if an answer had begun, so that it is not asked again."""
         if self._is_complete or self.error is not None:
             return
         connection = self._connection
-        is_begun = self.status or (connection is not None and connection.is_begun)
+        is_begun = is_cut or self.status or (connection is not None and connection.is_begun)
         kind = Cut if is_begun else Unreachable
         self.error = kind(f"{self.url}: {reason}", is_timeout, is_sent=True)
         self._end()
@@ -325,7 +327,7 @@ class _Connection(asyncio.Protocol):
 
     def _finish(self) -> None:
         exchange, self.exchange = self.exchange, None
-        if self._can_stay and not self.transport.is_closing():
+        if self._can_stay and not (self.origin.is_forgotten or self.transport.is_closing()):
             if self._is_paused:
                 self.resume()
             self.idle_since_s = time.monotonic()
@@ -337,6 +339,10 @@ class _Connection(asyncio.Protocol):
 
     # of the parser
 
+    def on_message_begin(self) -> None:
+        if self._has_head:
+            raise ValueError("bytes after the answer")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._has_head:
             return  # a trailer
@@ -346,8 +352,6 @@ class _Connection(asyncio.Protocol):
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        if self._has_head:
-            raise ValueError("bytes after the answer")
         status = self._parser.get_status_code()
         if status < 200:
             return
@@ -384,7 +388,7 @@ class Upstream:
         """PEM files: authorities to trust besides the system's, and the gateway's own certificate.
         ConfigError: one cannot be read."""
         self._tls = (tuple(ca_paths), cert_path, key_path)
-        self._context: ssl.SSLContext | None = None
+        self._context = _client_context(*self._tls) if self._tls[0] or cert_path else None
         self._origins: dict[str, _Origin] = {}
         self._under_way: set[Exchange] = set()
         self._is_watching = False
@@ -445,7 +449,7 @@ class Upstream:
         """End the exchanges with a worker that have no answer yet: it does not answer at all."""
         for exchange in [one for one in self._under_way if one.url == worker_url]:
             if not exchange.status:
-                exchange.fail("its health checks fail")
+                exchange.fail("its health checks fail", is_cut=True)
 
     async def fetch(
         self,
@@ -479,8 +483,10 @@ class Upstream:
     def forget(self, worker_url: str) -> None:
         """Close what is idle to a worker that has left."""
         origin = self._origins.pop(worker_url, None)
-        for connection in origin.idle[:] if origin else ():
-            connection.transport.close()
+        if origin is not None:
+            origin.is_forgotten = True
+            for connection in origin.idle[:]:
+                connection.transport.close()
 
     def close(self) -> None:
         """Close all idle connections."""

@@ -14,6 +14,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.router.call import Call
 from radixlm.router.policies import table
 from radixlm.router.policies.base import NoChoice, Policy, least
+from radixlm.router.policies.manual import Manual
 from radixlm.router.worker import Load, Worker
 
 OPTIONS = SimpleNamespace(
@@ -177,6 +178,15 @@ class TestManual:
         policy.choose(key, [three])  # a third pushes out the first
         assert policy.choose(key, [one, two]) is two
 
+    def test_long_keys_are_told_apart_and_not_kept(self) -> None:
+        policy = table.make("manual", OPTIONS)
+        workers = pool(policy, 8)
+        keys = [ask(x_smg_routing_key="k" * 60_000 + str(i)) for i in range(9)]
+        first = [policy.choose(key, workers) for key in keys]
+        assert [policy.choose(key, workers) for key in keys] == first
+        assert policy.branches == {"vacant": 9, "occupied_hit": 9}
+        assert isinstance(policy, Manual) and max(map(len, policy._sessions)) <= 64
+
     def test_min_group_gives_a_new_key_to_the_worker_with_the_fewest(self) -> None:
         policy = table.make("manual", options(assignment_mode="min_group"))
         workers = pool(policy, 3)
@@ -236,6 +246,8 @@ class TestConsistentHashing:
         assert policy.choose(ask(x_smg_target_worker="2"), workers) is workers[2]
         with pytest.raises(NoChoice, match="'3' is none of 0 to 2"):
             policy.choose(ask(x_smg_target_worker="3"), workers)
+        with pytest.raises(NoChoice, match="'9999"):
+            policy.choose(ask(x_smg_target_worker="9" * 5000), workers)
         with pytest.raises(NoChoice, match="worker 2 takes no requests now"):
             policy.choose(ask(x_smg_target_worker="2"), workers[:2])
 

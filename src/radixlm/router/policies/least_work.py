@@ -112,7 +112,7 @@ class LeastWork(Policy):
         if cached_tokens is not None and call.prompt is not None:
             self.num_cached += cached_tokens
             self.num_predicted += call.prompt.num_tokens - sent.num_computed
-            share = min(1.0, cached_tokens / call.prompt.num_tokens)
+            share = min(1.0, cached_tokens / max(1, call.prompt.num_tokens))
             self._share += LEARN * (share - self._share)
 
     def tick(self, now_s: float) -> None:

@@ -6,6 +6,7 @@ import random
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Literal
 
 from radixlm.router.call import Call
@@ -16,6 +17,7 @@ from radixlm.router.worker import Worker
 Assignment = Literal["random", "min_load", "min_group"]
 MAX_CANDIDATES = 2
 MAX_KEYS = 1_000_000  # about 300 MB
+MAX_KEY_BYTES = 64  # of a longer one its hash is kept
 
 
 class Session:
@@ -51,6 +53,8 @@ class Manual(Policy):
         if key is None:
             self.branches["no_routing_id"] += 1
             return self._assign(workers)
+        if len(key) > MAX_KEY_BYTES:
+            key = blake2b(key).digest()
         session = self._sessions.get(key)
         if is_new := session is None:
             session = self._sessions[key] = Session()

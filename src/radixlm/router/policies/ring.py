@@ -96,7 +96,7 @@ class ConsistentHashing(Ringed):
 
     def _target(self, target: bytes, workers: Sequence[Worker]) -> Worker:
         members = self._ring.members
-        if not target.isdigit() or int(target) >= len(members):
+        if not target.isdigit() or len(target) > 9 or int(target) >= len(members):
             told = target.decode("latin-1")[:32]
             raise NoChoice(f"x-smg-target-worker: {told!r} is none of 0 to {len(members) - 1}")
         worker = members[int(target)]
