@@ -34,6 +34,14 @@ def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> tuple[tup
     return tuple(dict.fromkeys(ids for ids in found if ids))
 
 
+def score_after(request: GenerateRequest, num_start: int, num_ids: int) -> None:
+    """Ask for the log-probabilities behind ``scored_after``, of ``num_start`` tokens, and of two
+    tokens before: the last of them may be joined with what follows."""
+    if request.logprobs is not None:
+        start = max(min(num_start, num_ids) - 2, 0)  # the whole may have fewer tokens
+        request.logprobs = msgspec.structs.replace(request.logprobs, prompt_from=start)
+
+
 class RequestValidator(Record):
     """The facts and the tokenizer that requests are held against."""
 
@@ -65,22 +73,14 @@ class RequestValidator(Record):
                     param="text",
                 )
             ids = self.tokenizer.encode(request.text, request.add_special_tokens)
-            self._score_the_rest(request, len(ids))
+            if request.scored_after is not None:
+                start = self.tokenizer.encode(request.scored_after, request.add_special_tokens)
+                score_after(request, len(start), len(ids))
         else:
             raise InvalidRequest("one of text, input_ids and input_embeds is needed", param="text")
         if not ids:
             raise InvalidRequest("the prompt is empty: it needs at least one token", param="text")
         return self._fit(ids, is_pooled)
-
-    def _score_the_rest(self, request: GenerateRequest, num_ids: int) -> None:
-        """Ask for the log-probabilities behind ``scored_after``, and of two tokens before: the last
-        of them may be joined with what follows."""
-        if request.scored_after is None or request.logprobs is None:
-            return
-        assert self.tokenizer is not None
-        count = len(self.tokenizer.encode(request.scored_after, request.add_special_tokens))
-        count = min(count, num_ids)  # the whole may have fewer tokens than its start
-        request.logprobs = msgspec.structs.replace(request.logprobs, prompt_from=max(count - 2, 0))
 
     def kind(self, request: GenerateRequest) -> None:
         """InvalidRequest where the model cannot give what is asked for: tokens, or vectors."""

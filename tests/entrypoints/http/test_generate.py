@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from tests.fakes.http_server import ScriptedServer
 
+from radixlm.entrypoints.http import tokenization
+
 GREEDY = {"temperature": 0, "max_new_tokens": 64}
 
 
@@ -51,6 +53,20 @@ async def test_logprobs_of_prompt_and_output(server: ScriptedServer) -> None:
     assert len(meta["input_token_logprobs"]) == meta["prompt_tokens"]
     assert len(meta["output_token_logprobs"]) == meta["completion_tokens"]
     assert all(len(row) == 2 for row in meta["output_top_logprobs"])
+
+
+async def test_choices_behind_a_long_text_are_scored_alone(
+    server: ScriptedServer, monkeypatch: Any
+) -> None:
+    body = {"text": "one two three four", "score_choices": [" five", " six seven"]}
+    found, start = [], len(server.tokenizer.encode("one two three four"))
+    for limit in (tokenization.LONG_TEXT_CHARS, 8):  # above it in a thread
+        monkeypatch.setattr(tokenization, "LONG_TEXT_CHARS", limit)
+        answers = (await server.post("/generate", **body)).json()
+        found.append([one["meta_info"]["input_token_logprobs"] for one in answers])
+        counts = [one["meta_info"]["prompt_tokens"] for one in answers]
+        assert [len(tokens) for tokens in found[-1]] == [count - start + 2 for count in counts]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

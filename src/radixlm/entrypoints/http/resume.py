@@ -92,6 +92,9 @@ async def begin_stream(state: ServerState) -> StreamJournal | None:
     journal = current_journal()
     if journal is None:
         return None
+    known = state.base_digest
+    if known is not None and not known.done() and not journal.is_begun:
+        return journal  # of a large checkpoint: its answers do not wait for the digest
     digest, head = await resume_digest(state), journal.head
     if journal.is_begun and head.digest != digest:
         raise InvalidRequest(

@@ -33,6 +33,7 @@ from radixlm.entrypoints.request_model import Body, Strings
 from radixlm.intake.call import check_sequences
 from radixlm.intake.identity import identity
 from radixlm.intake.records import Output, likeliest
+from radixlm.intake.validation import score_after
 from radixlm.wire.requests import AbortRequest
 from radixlm.wire.unknown import note_warning
 
@@ -90,6 +91,9 @@ async def _prepare(state: ServerState, batch: Batch) -> None:
         if request.text is not None and is_slow(state.tokenizer, request.text):
             adds = request.add_special_tokens
             request.input_ids = await encode(state, request.text, "text", adds)
+            if request.scored_after is not None:
+                start = await encode(state, request.scored_after, "text", adds)
+                score_after(request, len(start), len(request.input_ids))
             request.text = None
         request.fair_key = fair_share_key()
         state.sessions.extend(request)
