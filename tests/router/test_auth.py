@@ -28,8 +28,14 @@ async def _ask(auth: Auth, access: Access, key: str = "", header: bytes = b"auth
 
 async def test_without_keys_all_come_in() -> None:
     auth = Auth(Options(), Servers().fetch)
-    await _ask(auth, "key")
+    assert (await _ask(auth, "key")).principal == ""
     assert (await _ask(auth, "admin")).is_admin
+
+
+async def test_clients_of_workers_with_keys_are_told_apart() -> None:
+    auth = Auth(Options(), Servers().fetch)
+    names = [(await _ask(auth, "key", key)).principal for key in ("a", "b", "a")]
+    assert names[0] == names[2] != names[1] and all(len(name) == 36 for name in names)
 
 
 @pytest.mark.parametrize(

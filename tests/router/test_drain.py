@@ -187,6 +187,14 @@ async def test_fields_are_checked(front_of: Fronts, field: str, value: object) -
     assert answer.status == 400 and answer.json["error"]["param"] == field
 
 
+async def test_a_worker_that_joins_cannot_be_drained(front_of: Fronts) -> None:
+    front = await front_of([])
+    worker = front.gateway.registry.add(Worker("http://127.0.0.1:1"))
+    answer = await ask(front.url, "POST", f"/workers/{worker.id}/drain", {})
+    assert answer.status == 400 and "DELETE" in answer.json["error"]["message"]
+    assert worker.state is State.JOINING
+
+
 # rolling restarts
 
 

@@ -253,3 +253,18 @@ async def test_a_publisher_with_a_wrong_replay_endpoint_leaves_no_socket(
     worker.state = State.READY
     made.all.on_change("joined", worker)
     assert not watched and not made.all.is_complete(worker.name) and not made.all._streams
+
+
+async def test_a_publisher_that_is_told_of_later_is_read(
+    readers: Callable[[], Readers], tmp_path: Path
+) -> None:
+    made, worker = readers(), Worker("http://127.0.0.1:1")
+    worker.state = State.READY
+    made.all.on_change("joined", worker)
+    assert not made.all._readers[worker.name]
+    for name in ("one", "two", "two"):
+        worker.labels["kv_events_endpoint"] = f"ipc://{tmp_path}/{name}"
+        before = made.all._readers[worker.name]
+        made.all.on_change("changed", worker)
+    (reader,) = made.all._readers[worker.name]
+    assert reader.feed.endpoint.endswith("two") and before == [reader]

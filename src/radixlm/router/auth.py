@@ -66,6 +66,8 @@ class Auth:
         if access == "admin" and (self._admin_keys or self._tokens):
             return self._admin(call)
         if self._api_key is None:
+            if key := bearer(call):  # which a worker may check
+                call.principal = f"key-{_digest(key.encode('latin-1'))[:16].hex()}"
             call.is_admin = access == "admin"
             if call.is_admin:
                 self._refuse_other_sites(call)

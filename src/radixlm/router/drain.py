@@ -191,6 +191,9 @@ class DrainRoutes:
         if not found:
             return refusal
         worker = found[0]
+        if worker.state is State.JOINING:
+            message = f"{worker.url} has not joined yet: DELETE /workers/{worker.id} removes it"
+            raise InvalidRequest(message, "id")
         draining = self._drainer.drain(
             worker, deadline_s, timeout_s, can_move=can_move, why="drained by an operator"
         )

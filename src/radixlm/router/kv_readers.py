@@ -166,6 +166,7 @@ class KvReaders:
         self._gateway = gateway
         self._context: zmq.Context[Any] = zmq.Context()
         self._readers: dict[str, list[Reader]] = {}  # by the worker's name
+        self._feeds: dict[str, list[Feed]] = {}  # by the worker's name, also those of no use
         self._streams: dict[str, KvStream] = {}  # by the name in the index
         self._has_ranks = False  # a worker has several publishers
         self._away: set[str] = set()
@@ -181,7 +182,7 @@ class KvReaders:
         elif worker.state is not State.READY:
             if worker.state is State.UNHEALTHY:
                 self._away.add(name)
-        elif name not in self._readers or event == "joined":
+        elif event == "joined" or self._feeds.get(name) != feeds_of(worker):
             self._open(worker)
         elif name in self._away:
             self._away.discard(name)
@@ -250,7 +251,7 @@ class KvReaders:
 
     def _open(self, worker: Worker) -> None:
         self._close(worker.name)
-        feeds = feeds_of(worker)
+        feeds = self._feeds[worker.name] = feeds_of(worker)
         readers = self._readers[worker.name] = []
         self._has_ranks |= len(feeds) > 1
         for rank, feed in enumerate(feeds):
@@ -266,6 +267,7 @@ class KvReaders:
 
     def _close(self, name: str) -> None:
         self._away.discard(name)
+        self._feeds.pop(name, None)
         for reader in self._readers.pop(name, ()):
             reader.close()
             self.index.left(reader.stream.name)

@@ -7,6 +7,7 @@ import importlib
 import json
 import shlex
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
@@ -61,16 +62,18 @@ def http_request(
     verify: str | None = None,
     method: str | None = None,
 ) -> Any:
-    """GET, or POST with ``json``; with ``stream`` the open answer, whose lines are its events."""
+    """GET, or POST with ``json``; with ``stream`` the open answer, whose lines are its events.
+    ``verify``: a file with the authorities of https."""
     headers = {"Content-Type": "application/json; charset=utf-8"}
     if api_key is not None:
         headers["Authorization"] = f"Bearer {api_key}"
     data = None if json is None else _dumps(json)
     request = urllib.request.Request(url, data, headers, method=method)
+    context = ssl.create_default_context(cafile=verify) if verify else None
     if stream:
-        return urllib.request.urlopen(request)
+        return urllib.request.urlopen(request, context=context)
     try:
-        with urllib.request.urlopen(request) as answer:
+        with urllib.request.urlopen(request, context=context) as answer:
             return HttpResponse(answer.status, answer.read())
     except urllib.error.HTTPError as error:
         return HttpResponse(error.code, error.read())
