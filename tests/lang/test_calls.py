@@ -92,6 +92,9 @@ def test_a_missing_call_says_how_it_differs(tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("{}\n")
     with pytest.raises(CassetteError, match="no cassette"):
         sgl.Cassette(tmp_path / "bad")
+    (tmp_path / "worse").write_text('{"format": 1}\n[]\n')
+    with pytest.raises(CassetteError, match="line 2: it is no call"):
+        sgl.Cassette(tmp_path / "worse")
 
 
 class Seeded(Echo):

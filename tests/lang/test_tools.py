@@ -87,11 +87,12 @@ def test_calls_are_made_and_told() -> None:
 
 
 def test_failures_and_unknown_tools_are_told_to_the_model() -> None:
-    backend = Scripted(call("fail", "{}"), call("nothing", "{}"), "Sorry.")
-    state = run(backend, fail)
+    asked = call("fail", "{}"), call("nothing", "{}"), call("fail", '{"other": 1}')
+    state = run(Scripted(*asked, "Sorry."), fail)
     results = [one["result"] for one in state.get_meta_info("a")["tool_calls"]]
     assert results[0] == "Error: ValueError: no luck"
     assert "there is no tool 'nothing'; there are fail" in results[1]
+    assert "other\n  Extra inputs are not permitted" in results[2]
 
 
 def test_the_last_round_offers_no_tools() -> None:

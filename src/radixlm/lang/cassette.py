@@ -102,8 +102,10 @@ class Cassette(BaseBackend):
                 header = record
                 if not isinstance(record, dict) or record.get("format") != FORMAT:
                     raise CassetteError(f"{self._path} is no cassette of format {FORMAT}")
-            else:
+            elif isinstance(record, dict) and {"key", "number", "kind", "text"} <= record.keys():
                 self._known[record["key"], record["number"]] = record
+            else:
+                raise CassetteError(f"{self._path}, line {number}: it is no call")
         if end < sum(map(len, lines)):
             os.truncate(self._path, end)
         return header

@@ -40,9 +40,11 @@ class Tool:
                 raise TypeError(f"{self.name}: a tool names its arguments, not *{name}")
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[name] = (hints.get(name, Any), default)
-        self._arguments = pydantic.create_model(self.name, **fields)
+        forbid = pydantic.ConfigDict(extra="forbid")
+        self._arguments = pydantic.create_model(self.name, __config__=forbid, **fields)
         schema = self._arguments.model_json_schema()
-        schema.pop("title", None)
+        for name in ("title", "additionalProperties"):
+            schema.pop(name, None)
         described = inspect.getdoc(function) or ""
         self.spec = {
             "type": "function",

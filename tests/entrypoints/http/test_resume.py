@@ -28,6 +28,7 @@ from tests.fakes.cut_streams import (
 from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 from tests.fakes.lockstep import LockstepLink
 
+from radixlm.entrypoints.http.middleware import forget_request_id
 from radixlm.entrypoints.http.resume import known_digest, resume_digest
 from radixlm.intake import stream_journal
 from radixlm.router.journal import HEADER
@@ -165,6 +166,13 @@ async def test_a_record_of_another_request_of_the_call_ends_it(
     assert got.status_code == 400
     assert "no such request" in got.json()["error"]["message"]
     assert not pair[1].engine.intake.requests
+
+
+async def test_work_of_its_own_has_no_journal() -> None:
+    """Such as a batch: its answers are of other times than the request that began it."""
+    stream_journal.begin_journal("r")
+    forget_request_id()
+    assert stream_journal.current_journal() is None
 
 
 async def test_no_record_without_the_header(pair: Pair) -> None:

@@ -84,8 +84,9 @@ def set_request_id(name: str) -> None:
 
 
 def forget_request_id() -> None:
-    """What runs from here on is work of its own: its requests have ids of their own."""
+    """What runs from here on is work of its own: its requests have ids and times of their own."""
     _request_name.set(None)
+    begin_journal(None)
 
 
 class StreamCut(Exception):
