@@ -391,11 +391,14 @@ async def test_speech_goes_through(
     head = "HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\ntransfer-encoding: chunked\r\n\r\n"
     (worker,) = await start_workers(1, raw=head + "4\r\nabcd\r\n0\r\n\r\n")
     async with Front([worker]) as front:
+        left: list[bool] = []
+        front.gateway.observers.append(lambda call, client: left.append(client.is_gone))
         answer = await ask(front.url, "POST", "/v1/audio/speech", {"input": "hi"})
         assert answer.body == b"abcd" and answer.is_complete
         worker.faults.raw, worker.faults.cut_after = head + "4\r\nabcd\r\n", len(head) + 6
         cut = await ask(front.url, "POST", "/v1/audio/speech", {"input": "hi"})
     assert not cut.is_complete and front.outcomes(worker) == ["ok", "cut"]
+    assert left == [False, False]
     assert not [one for one in caplog.records if one.exc_info]  # a worker's fault is no traceback
 
 
@@ -458,6 +461,21 @@ def test_a_body_with_added_fields_is_the_body_and_these(fields: dict[str, Any]) 
 )
 def test_a_stream_is_seen_in_the_bytes(path: str, body: bytes, expected: bool) -> None:
     assert is_stream(Call("POST", path, "", [], body)) is expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({"prompt": [1, 2, 3]}, 3),
+        ({"prompt": [[1, 2], [3]]}, 3),
+        ({"input_ids": [1, 2], "text": "a" * 100}, 2),
+        ({"input": ["abcd", "efgh"]}, 3),
+        ({"prompt": "abcdefgh"}, 3),
+    ],
+)
+def test_token_ids_count_as_tokens(fields: dict[str, Any], count: int) -> None:
+    call = Call("POST", "/v1/completions", "", [], orjson.dumps(fields))
+    assert call.num_prompt_tokens == count
 
 
 def test_headers_that_the_gateway_adds_stand_once() -> None:

@@ -124,9 +124,10 @@ class Call:
     @property
     def num_prompt_tokens(self) -> int:
         """An estimate: token ids where the body has them, else a quarter of the characters."""
-        ids = self.fields.get("input_ids")
-        if isinstance(ids, list):
-            return sum(len(one) if isinstance(one, list) else 1 for one in ids)
+        for key in ("input_ids", "prompt", "input"):
+            ids = self.fields.get(key)
+            if isinstance(ids, list) and ids and isinstance(ids[0], int | list):
+                return sum(len(one) if isinstance(one, list) else 1 for one in ids)
         return len(self.text) // 4 + 1
 
     @property

@@ -190,7 +190,7 @@ class ClientStream:
         """Cut the connection: the client must not take what it has for a whole answer."""
         if self._connection is not None:
             self._connection.transport.abort()
-            self.is_gone = True
+            self.has_ended = True
 
     def on_leave(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once if the client leaves before the end; what serves the call is
