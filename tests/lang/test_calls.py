@@ -210,6 +210,26 @@ def test_a_budget_counts_what_was_written_ahead() -> None:
     assert asked == [40, 37]
 
 
+def test_a_budget_bounds_turns_of_a_chat_model() -> None:
+    class Turns(ChatEcho):
+        def spec_fill(self, s: Any, value: str) -> None: ...
+
+        def spec_gen(self, s: Any, params: Any, name: str) -> None: ...
+
+        def role_end_generate(self, s: Any) -> None:
+            self.calls.append((s.text_, None))
+
+    @sgl.function(num_api_spec_tokens=64)
+    def program(s: Any) -> None:
+        for name in "ab":
+            s += sgl.user("q") + sgl.assistant(sgl.gen(name))
+
+    backend = Turns()
+    error = program.run(backend=backend, max_total_tokens=64).error()
+    assert "64 tokens (max_total_tokens) are used" in str(error)
+    assert len(backend.calls) == 1
+
+
 def test_a_program_ends_in_its_time() -> None:
     with pytest.raises(sgl.ProgramError, match=r"0 s \(timeout_s\) are over"):
         one_after_the_other.run(backend=Echo(), timeout_s=0.0).text()

@@ -64,8 +64,8 @@ class Body(BaseModel):
 class ResumeBody(Body):
     """What a gateway knows of a stream whose server is gone, or a client of /generate.
     ``journal``: the records of the stream; ``num_events``: blocks that its client has; ``kills``:
-    servers that the request has ended; ``num_emitted``: ids at the end of ``input_ids`` that are
-    output."""
+    servers that the request has ended (ignored but from the operator); ``num_emitted``: ids at the
+    end of ``input_ids`` that are output."""
 
     journal: Strings | None = None
     num_events: Annotated[int, Field(ge=0)] = 0

@@ -414,6 +414,9 @@ class StreamExecutor:
             self._close_role(role)
             return False
 
+        if self.budget is not None:  # the answer tells of no tokens: none are given back
+            self.budget.limited(SglSamplingParams(self.num_api_spec_tokens))
+
         def apply(_: Any) -> None:
             for term in self.api_spec:
                 if self._coming[term.name]:

@@ -29,8 +29,10 @@ from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 from tests.fakes.lockstep import LockstepLink
 
 from radixlm.entrypoints.http.middleware import forget_request_id
-from radixlm.entrypoints.http.resume import known_digest, resume_digest
+from radixlm.entrypoints.http.resume import known_digest, resume_digest, take_resume
+from radixlm.entrypoints.request_model import ResumeBody
 from radixlm.intake import stream_journal
+from radixlm.intake.identity import Identity, set_identity
 from radixlm.router.journal import HEADER
 from radixlm.wire.requests import AbortRequest
 
@@ -251,6 +253,20 @@ async def test_a_request_that_kills_servers_is_computed_alone(pair: Pair) -> Non
     for resume in ({}, {"resume": {"kills": 1}}):
         assert (await pair[0].client.post(path, json=fields | resume)).status_code == 200
     assert seen == [(False, 0), (True, 1)]
+
+
+@pytest.mark.parametrize("is_admin", [True, False])
+async def test_only_the_operator_tells_of_kills(is_admin: bool) -> None:
+    """A request that is computed alone goes before those of other clients."""
+
+    async def kills() -> int:
+        journal = stream_journal.begin_journal("r")
+        set_identity(Identity("someone", is_admin))
+        await take_resume(ResumeBody(kills=1))
+        assert journal is not None
+        return journal.kills
+
+    assert await asyncio.create_task(kills()) == int(is_admin)
 
 
 def odd(rng: random.Random) -> Any:

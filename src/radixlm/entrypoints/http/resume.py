@@ -19,6 +19,7 @@ from radixlm.entrypoints.http.middleware import request_id, set_request_id
 from radixlm.entrypoints.http.off_loop import off_loop
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.request_model import ResumeBody
+from radixlm.intake.identity import identity
 from radixlm.intake.stream_journal import StreamJournal, begin_journal, current_journal
 
 _OPTIONS = ("dtype", "quantization", "kv_cache_dtype", "device", "attention_backend")
@@ -31,8 +32,9 @@ async def take_resume(resume: ResumeBody | None) -> None:
     journal = current_journal() or begin_journal(request_id() or "", is_wanted=False)
     assert journal is not None
     records = resume.journal or ()
+    kills = resume.kills if identity().is_admin else 0  # such a request goes before all others
     num_bytes = sum(map(len, records))
-    await off_loop(num_bytes, journal.resume, records, resume.num_events, resume.kills)
+    await off_loop(num_bytes, journal.resume, records, resume.num_events, kills)
     if resume.journal:
         set_request_id(journal.head.request_id)
 
