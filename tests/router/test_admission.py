@@ -596,3 +596,15 @@ async def test_negative_budgets_give_nothing_back() -> None:
     assert tenant.deficit <= QUANTUM
     tenant.charge(cost := tenant.cost(make_call("a", output=-(10**15))), cost)
     assert cost > 0 and tenant.deficit < QUANTUM
+
+
+def test_tenants_that_are_gone_have_no_share_and_take_no_memory() -> None:
+    admission = fair(limit=64)
+
+    async def main() -> None:
+        for number in range(100):
+            (await admission.enter(make_call(f"tenant {number}"))).leave()
+            await asyncio.sleep(1)
+
+    simulate(main())
+    assert admission._active_weight == len(admission._active) <= 11

@@ -156,7 +156,8 @@ class Admission:
         self._rate: Bucket | None = None
         self._queues = [FairQueue[Waiter](self.tenants) for _ in PRIORITIES]
         self._all: OrderedDict[Waiter, None] = OrderedDict()  # in order of arrival
-        self._active: OrderedDict[Tenant, float] = OrderedDict()  # -> when it was active last
+        # tenant -> when it was active last, and its weight then, of which the sum is kept
+        self._active: OrderedDict[Tenant, tuple[float, float]] = OrderedDict()
         self._active_weight = 0.0
         self._num_granted = 0
         self._pace_s, self._left_s = 0.0, 0.0  # mean time between two ends; the last of them
@@ -390,22 +391,23 @@ class Admission:
 
     def _touch(self, tenant: Tenant, now_s: float) -> None:
         """The tenant is active and has a share."""
-        if tenant not in self._active:
-            self._active_weight += tenant.limits.weight
-        self._active[tenant] = now_s
+        _, before = self._active.get(tenant, (0.0, 0.0))
+        self._active[tenant] = now_s, tenant.limits.weight
+        self._active_weight += tenant.limits.weight - before
         self._active.move_to_end(tenant)
+        self._forget_inactive(now_s)
 
     def _forget_inactive(self, now_s: float) -> None:
         while self._active:
-            tenant, since_s = next(iter(self._active.items()))
+            tenant, (since_s, weight) = next(iter(self._active.items()))
             if now_s - since_s < ACTIVE_S:
                 return
             if tenant.is_idle:
                 del self._active[tenant]
+                self._active_weight -= weight
             else:
-                self._active[tenant] = now_s
+                self._active[tenant] = now_s, weight
                 self._active.move_to_end(tenant)
-        self._active_weight = math.fsum(one.limits.weight for one in self._active)
 
     def _arm(self, now_s: float) -> None:
         """Set the timer for what comes first: the rate allows one more, or the oldest request has

@@ -19,6 +19,7 @@ from radixlm.router.discovery.source import Source
 from radixlm.router.launch import bind
 from radixlm.router.metrics import RouterMetrics
 from radixlm.router.options import Options
+from tests.router.certificates import write_certificates
 from tests.router.client import until
 from tests.router.discovery.fakes import ApiServer, FakeRegistry, gateway_of, pod
 
@@ -169,6 +170,10 @@ async def test_workers_of_flags_stay(watch: Watch) -> None:
 
 def test_the_cluster_of_a_pod(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("one\n")
+    inside = {"KUBERNETES_SERVICE_HOST": "k"}
+    with pytest.raises(ConfigError, match=r"--service-discovery: .*ca\.crt"):
+        find_cluster(inside, tmp_path)
+    write_certificates(tmp_path).rename(tmp_path / "ca.crt")
     inside = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
     cluster = find_cluster(inside, tmp_path)
     assert cluster.url == "https://[fd00::1]:6443"
@@ -191,10 +196,14 @@ def test_the_cluster_of_a_kubeconfig(tmp_path: Path) -> None:
     assert cluster.url == "https://k:6443"
     assert cluster._headers()[0] == (b"authorization", b"Bearer t")
     user.clear()
-    user["client-certificate-data"] = base64.b64encode(b"PEM").decode()
+    write_certificates(tmp_path, "me")
+    for name, file in (("certificate", "me.pem"), ("key", "me.key")):
+        text = (tmp_path / file).read_bytes()
+        user[f"client-{name}-data"] = base64.b64encode(text).decode()
     path.write_text(yaml.safe_dump(config))
     certificate = find_cluster({"KUBECONFIG": str(path)}, tmp_path)._upstream._tls[1]
-    assert certificate is not None and Path(certificate).read_bytes() == b"PEM"
+    pem = (tmp_path / "me.pem").read_bytes()
+    assert certificate is not None and Path(certificate).read_bytes() == pem
     assert Path(certificate).stat().st_mode & 0o77 == 0
     Path(certificate).unlink()
     user["exec"] = {"command": "aws"}

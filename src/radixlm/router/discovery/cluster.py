@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import base64
 import os
 import tempfile
@@ -20,7 +21,8 @@ POD_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class Cluster:
-    """An API server. ``token_path`` is read at each request: tokens are renewed."""
+    """An API server. ``token_path`` is read at each request: tokens are renewed. ConfigError: a
+    file cannot be used."""
 
     def __init__(
         self,
@@ -35,7 +37,11 @@ class Cluster:
         self.url = url
         self._token, self._token_path = token, token_path
         ca_paths = [ca_path] if ca_path else []
-        self._upstream = Upstream(ca_paths=ca_paths, cert_path=cert_path, key_path=key_path)
+        try:
+            self._upstream = Upstream(ca_paths=ca_paths, cert_path=cert_path, key_path=key_path)
+        except ConfigError as error:
+            problem = str(error).partition(" ")[2]  # without the flag of the workers' files
+            raise ConfigError(f"--service-discovery: of {url}: {problem}") from error
 
     def _headers(self) -> Headers:
         token = self._token_path.read_text().strip() if self._token_path else self._token
@@ -123,13 +129,15 @@ def _of_config(config: Any) -> Cluster:
 
 
 def _file(values: Mapping[str, Any], name: str) -> str | None:
-    """The path of a PEM file; ``name``-data is written to one that only this user can read."""
+    """The path of a PEM file; ``name``-data is written to one that only this user can read, and
+    that goes with the process."""
     if name in values:
         return str(values[name])
     data = values.get(f"{name}-data")
     if data is None:
         return None
     handle, path = tempfile.mkstemp(prefix="radixlm-kube-", suffix=".pem")
+    atexit.register(Path(path).unlink, missing_ok=True)
     with os.fdopen(handle, "wb") as file:
         file.write(base64.b64decode(data))
     return path
