@@ -6,6 +6,8 @@ import asyncio
 import base64
 import os
 import random
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +48,7 @@ class Faults:
     health_status: int = 200
     holds_ready: bool = False  # GET /ready?wait_s= waits for `MockWorker.leaving`
     health_fail_after_s: float = 0.0
+    is_foreign: bool = False  # streams as of SGLang and vLLM, without a journal
     echo: bool = True  # put the request's JSON into the answer
     max_payload: int = 1 << 30
     api_key: str = ""
@@ -188,6 +191,11 @@ class Exchange:
     async def stream(self, request: dict[str, Any]) -> None:
         """Events ``t0 ``, ``t1 `` ..., then [DONE]; each its own write."""
         await self.put(self.head(200, "text/event-stream", None))
+        if self.faults.is_foreign:
+            for block in foreign_blocks(self.seen.target, request, self.worker.port):
+                await self.block(block)
+            await self.done()
+            return
         resume = request.get("resume") or {}
         records = [orjson.loads(base64.b64decode(one)) for one in resume.get("journal", [])]
         self.worker.num_resumed += bool(resume)
@@ -203,8 +211,16 @@ class Exchange:
             if has_journal and index >= len(records):
                 record = base64.b64encode(orjson.dumps({"number": number, "index": index}))
                 block = b": j " + record + b"\n" + block
-            await self.put(b"%x\r\n%b\r\n" % (len(block), block) if self.is_chunked else block)
-            await asyncio.sleep(self.faults.gap_s if index < count else 0)
+            await self.block(block, is_last=index == count)
+        await self.done()
+
+    async def block(self, block: bytes, *, is_last: bool = False) -> None:
+        """One event of a stream."""
+        await self.put(b"%x\r\n%b\r\n" % (len(block), block) if self.is_chunked else block)
+        await asyncio.sleep(0 if is_last else self.faults.gap_s)
+
+    async def done(self) -> None:
+        """A stream is complete."""
         if self.is_chunked:
             await self.put(b"0\r\n\r\n")
         await self.end()
@@ -261,3 +277,51 @@ class Exchange:
         """The answer is complete."""
         if self.faults.until_close:
             self.connection.transport.close()
+
+
+FOREIGN_TEXT = "".join("\n\n" if i % 4 == 3 else f" t{i}" for i in range(20)).lstrip()
+"""What a foreign worker says, greedy, to any prompt: twenty tokens, some of them white space."""
+
+
+def foreign_blocks(target: str, request: dict[str, Any], number: int) -> Iterator[bytes]:
+    """The blocks of a stream of a foreign worker, which goes on where its prompt ends. ``number``:
+    its own, for id and time."""
+    kind = {"/v1/chat/completions": "chat", "/generate": "whole"}.get(target, "piece")
+    prompt = request["messages"][-1]["content"] if kind == "chat" else ""
+    if kind == "chat" and (request.get("continue_final_message"), prompt[:1]) != (True, "t"):
+        prompt = ""  # of the user
+    prompt = (
+        prompt.rstrip() or request.get("prompt") or request.get("text") or ""
+    )  # as templates do
+    said = prompt[prompt.find("t0") :] if "t0" in prompt else ""
+    assert FOREIGN_TEXT.startswith(said)
+    limits = request.get("sampling_params") or request
+    limit = limits.get("max_tokens") or limits.get("max_new_tokens") or 99
+    tokens = re.findall(r"\n+| ?t\d+", FOREIGN_TEXT[len(said) :])
+    is_cut, tokens = limit < len(tokens), tokens[:limit]
+    num_prompt = 4 + len(re.findall(r"\n+| ?t\d+", said))
+    head: dict[str, Any] = {"id": f"id-{number}", "created": number, "model": "mock"}
+    reason = "length" if is_cut else "stop"
+
+    def usage(count: int) -> dict[str, int]:
+        total = {"total_tokens": num_prompt + count} if kind != "whole" else {}
+        return {"prompt_tokens": num_prompt, "completion_tokens": count} | total
+
+    def event(**fields: Any) -> bytes:
+        return b"data: " + orjson.dumps(head | fields) + b"\n\n"
+
+    if kind == "chat":
+        yield event(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}}])
+    for i, token in enumerate([*tokens, ""], 1):
+        end = reason if i > len(tokens) else None
+        if kind == "whole":
+            count = min(i, len(tokens))
+            meta = {"id": head["id"], "finish_reason": end and {"type": end}} | usage(count)
+            text = "".join(tokens[:count])
+            yield b"data: " + orjson.dumps({"text": text, "meta_info": meta}) + b"\n\n"
+            continue
+        piece = {"delta": {"content": token}} if kind == "chat" else {"text": token}
+        yield event(choices=[{"index": 0, **piece, "logprobs": None, "finish_reason": end}])
+    if (request.get("stream_options") or {}).get("include_usage"):
+        yield event(choices=[], usage=usage(len(tokens)))
+    yield b"data: [DONE]\n\n"

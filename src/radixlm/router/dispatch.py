@@ -11,6 +11,7 @@ from typing import Any
 from radixlm.router.answer import Answer, error_answer
 from radixlm.router.call import Call
 from radixlm.router.data_routes import DATA_ROUTES, GET_ROUTES
+from radixlm.router.foreign import ForeignText, can_go_on, is_foreign
 from radixlm.router.forwarding import (
     authorized,
     is_stream,
@@ -290,8 +291,12 @@ class Dispatch:
         for splice in self.shared.splices:
             if added := splice(self.call, worker):
                 fields.update(added)
-        if self.stream is not None and "resume_digest" in worker.facts:
-            fields.update(self.stream.journal.resume_fields())
+        if self.stream is not None:
+            journal = self.stream.journal
+            if journal.text is not None and journal.num_blocks:
+                return journal.text.body(fields)
+            if "resume_digest" in worker.facts:
+                fields.update(journal.resume_fields())
         if not fields or self.call.body.lstrip()[:1] != b"{":
             return self.call.body
         return self.call.overridden(fields)
@@ -342,11 +347,18 @@ class Dispatch:
             self.metrics.stream_moved("resumed")
         else:
             stream.restart(worker, self._head(exchange, worker))
+        if self.options.resume_foreign and not self.client.has_begun:
+            self._keep_text(stream.journal, worker)
         await stream.relay(exchange, worker)
         self.gateway.health.reported(worker, "ok")
         stream.end()
         self.ticket.used(output_tokens=stream.journal.num_blocks)
         self._ended(worker, stream.last)
+
+    def _keep_text(self, journal: Journal, worker: Worker) -> None:
+        """The stream of a worker without journal goes on by its text, where that is enough."""
+        if not journal.is_dropped and is_foreign(worker) and can_go_on(self.call):
+            journal.text = ForeignText(self.call, worker)
 
     async def _relay_raw(self, exchange: Exchange, worker: Worker) -> None:
         """Pass on what is neither JSON nor events, such as speech."""

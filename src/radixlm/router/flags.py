@@ -217,9 +217,7 @@ class Retries(Limits):
     retry_jitter_factor: Annotated[float, "Random share of the wait.", _FRACTION] = 0.2
     disable_retries: Annotated[bool, "Try once."] = False
     resume_foreign: Annotated[
-        bool,
-        "Go on with greedy text on SGLang and vLLM too, from prompt and text so far.",
-        _planned("the text of a stream beside its journal"),
+        bool, "Go on with greedy text on SGLang and vLLM too, from prompt and text so far."
     ] = False
     journal_memory_mb: Annotated[
         int, "Memory of all streams' journals, in MB; 0: no stream is moved.", _FROM_0

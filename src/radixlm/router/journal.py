@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from radixlm.router.call import Call
+from radixlm.router.foreign import ForeignText
 from radixlm.router.worker import Worker
 
 HEADER = (b"x-radixlm-journal", b"1")
@@ -42,7 +43,8 @@ class Journal:
     """Of one stream, from its first worker to its end. ``close`` it in any case.
 
     ``num_blocks``: whole blocks that ``feed`` has returned, of all workers together. ``kills``:
-    workers in a row that died before they gave a block.
+    workers in a row that died before they gave a block. ``text``: of a stream that goes on without
+    records.
     """
 
     __slots__ = (
@@ -58,6 +60,7 @@ class Journal:
         "is_dropped",
         "kills",
         "num_blocks",
+        "text",
     )
 
     def __init__(self, call: Call, worker: Worker, memory: JournalMemory | None = None) -> None:
@@ -71,6 +74,7 @@ class Journal:
         self._asked: dict[str, Any] = {}  # what the client's own field has besides
         self.num_blocks = self._seen = self.kills = self._taken = 0
         self.is_dropped = not self._take(_BYTES_A_STREAM)
+        self.text: ForeignText | None = None
         if b'"resume"' in call.body:
             self._begin(call.fields.get("resume"))
 
@@ -108,7 +112,7 @@ class Journal:
         data = self._rest + chunk if self._rest else chunk
         separator = self._separator
         end = data.rfind(separator) + len(separator)
-        if end < len(separator) and b"\r\n\r\n" in data and not self.num_blocks:
+        if end < len(separator) and b"\r\n\r\n" in data and self.num_blocks == self._seen:
             self._separator = separator = b"\r\n\r\n"  # a worker with lines of another form
             end = data.rfind(separator) + len(separator)
         if end < len(separator):  # not found
@@ -124,6 +128,8 @@ class Journal:
             data, self._rest = data[:end], data[end:]
         if data.startswith(_LINE) or b"\n: j " in data:
             data = self._stripped(data)
+        if self.text is not None:
+            data = self._read(self.text, data)
         self.num_blocks += data.count(separator)
         return data
 
@@ -138,10 +144,19 @@ class Journal:
             stripped = _LINES.sub(b"", data)
         return data if self._keeps_lines else stripped
 
+    def _read(self, text: ForeignText, data: bytes) -> bytes:
+        """``data`` as the client shall see it, its text kept."""
+        before = text.num_bytes
+        data = text.feed(data, self._separator)
+        if not self.is_dropped and not self._take(max(0, text.num_bytes - before)):
+            text.stop()
+            self._drop()
+        return data
+
     def end(self) -> bytes:
         """What came after the last whole block of a stream that is complete."""
         rest, self._rest = self._rest, b""
-        return rest
+        return self.text.feed(rest, self._separator) if rest and self.text is not None else rest
 
     def lost(self, *, is_fault: bool = True) -> bool:
         """The worker died, or its connection: what it had begun to send is void. ``is_fault``: not
@@ -149,19 +164,25 @@ class Journal:
         has_moved = self.num_blocks > self._seen
         self.kills = 0 if has_moved else self.kills + is_fault
         self._seen, self._rest = self.num_blocks, b""
+        if self.text is not None:
+            self.text.lost()
+            self._separator = b"\n\n"
         return has_moved
 
     def restart(self, worker: Worker) -> None:
         """``worker`` is the first to answer after all; nothing was sent yet."""
+        self.text = None
         self._digest = worker.facts.get("resume_digest")
 
     def can_resume(self, worker: Worker) -> bool:
-        """Whether ``worker`` can go on: its answers are the first one's, token for token, or
-        nothing was sent yet."""
+        """Whether ``worker`` can go on: its answers are the first one's, token for token, or the
+        text is enough, or nothing was sent yet."""
         if self.kills >= MAX_KILLS:
             return False
         if not self.num_blocks:
             return True
+        if self.text is not None:
+            return not self.is_dropped and self.text.can_resume(worker)
         if self.is_dropped or not self._records or self._digest is None:
             return False
         return bool(worker.facts.get("resume_digest") == self._digest)
