@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from types import SimpleNamespace
 from typing import Any
 
@@ -185,6 +186,27 @@ async def test_calls_leave_a_worker_that_hangs_on_a_kept_connection(
                 front.join(Worker(other.url))
             assert (await asyncio.wait_for(asking, 5)).status == 200
             assert (len(hung.seen), len(other.seen)) == (2, 1)
+
+
+async def test_a_gateway_without_descriptors_blames_no_worker(
+    start_workers: StartWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (worker,) = await start_workers(1)
+    async with Front([worker]) as front:
+
+        async def connect(*_: Any, **__: Any) -> Any:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        async with Connection(front.url) as connection:
+            with monkeypatch.context() as patch:
+                patch.setattr(asyncio.get_running_loop(), "create_connection", connect)
+                await connection.send("POST", "/generate", {})
+                answer = await connection.read()
+            assert answer.status == 503 and answer.header(b"retry-after") == b"1"
+            assert b"ulimit -n" in answer.body
+            await connection.send("POST", "/generate", {})
+            assert (await connection.read()).status == 200
+    assert front.outcomes(worker) == ["ok"]
 
 
 async def test_an_engine_error_is_not_repeated(start_workers: StartWorkers) -> None:

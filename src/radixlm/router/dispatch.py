@@ -28,7 +28,7 @@ from radixlm.router.policies.base import NoChoice, Policy
 from radixlm.router.policies.pools import Pools
 from radixlm.router.retry import BUSY, RETRIED, Failure, backoff, of_answer, of_error, told
 from radixlm.router.stream import Stream
-from radixlm.router.upstream import Cut, Exchange, WorkerFailure
+from radixlm.router.upstream import Cut, Exchange, NoDescriptor, WorkerFailure
 from radixlm.router.worker import State, Worker, WorkerType
 
 MAX_ANSWER_BYTES = 1 << 30
@@ -412,6 +412,8 @@ class Dispatch:
 
     def _blame(self, worker: Worker, error: WorkerFailure, is_kill: bool = True) -> Failure:
         """Tell of a worker that has given no whole answer. ``is_kill``: the call may be why."""
+        if isinstance(error, NoDescriptor):
+            return of_error(error)
         is_leaving = worker.state in (State.DRAINING, State.GONE)
         self.num_killed += is_kill and error.is_sent and not (error.is_timeout or is_leaving)
         kind: Outcome = "cut" if isinstance(error, Cut) else "unreachable"

@@ -8,7 +8,7 @@ from radixlm.base.record import Record
 from radixlm.router.answer import error_answer
 from radixlm.router.call import Headers
 from radixlm.router.options import Options
-from radixlm.router.upstream import Cut, WorkerFailure
+from radixlm.router.upstream import Cut, NoDescriptor, WorkerFailure
 
 RETRIED = frozenset((408, 429, 500, 502, 503, 504))
 BUSY = frozenset((429, 503))
@@ -60,6 +60,8 @@ def of_error(error: WorkerFailure) -> Failure:
     """A worker that gave no whole answer."""
     if error.is_timeout:
         return told(504, str(error), "timeout", "timeout", is_final=True)
+    if isinstance(error, NoDescriptor):
+        return told(503, str(error), "overloaded", "backend_error", retry_after_s=1.0)
     code = "worker_connection_lost" if isinstance(error, Cut) else "worker_unreachable"
     return told(502, str(error), code, "backend_error", is_at_once=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 import time
@@ -36,6 +37,10 @@ class WorkerFailure(TransferError):
 
 class Unreachable(WorkerFailure):
     """No byte of an answer came."""
+
+
+class NoDescriptor(Unreachable):
+    """The gateway itself cannot open one more connection: no fault of the worker."""
 
 
 class Cut(WorkerFailure):
@@ -509,6 +514,9 @@ class Upstream:
         except TimeoutError:
             raise Unreachable(f"{origin.url}: no connection within {limit_s:g} s", True) from None
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                message = "no file descriptor is left for a connection to a worker: raise ulimit -n"
+                raise NoDescriptor(message) from error
             raise Unreachable(f"{origin.url}: {error.strerror or error}") from error
         return connection
 
