@@ -411,3 +411,22 @@ async def test_the_path_of_a_response_leads_nowhere_else(bench: Bench, name: str
         with pytest.raises(NotFound):
             await bench.ask(method, f"/v1/responses/{name}")
     assert bench.asked == []
+
+
+async def test_what_is_nested_too_deeply_is_refused_or_not_kept(bench: Bench) -> None:
+    for depth, works in ((200, True), (246, False), (250, False), (300, False)):
+        deep = b"[" * depth + b"]" * depth
+        item = b'{"type": "message", "role": "user", "content": %b}' % deep
+        for body in (b'{"items": [%b]}' % item, b'{"metadata": {"a": %b}}' % deep):
+            call = Call("POST", "/v1/conversations", "", [], body)
+            route = bench.routes.find(call)
+            assert route is not None
+            if works:
+                made = orjson.loads((await route.handler(call)).body)
+                await bench.ask("GET", f"/v1/conversations/{made['id']}/items")
+            else:
+                with pytest.raises(InvalidRequest, match="200 levels"):
+                    await route.handler(call)
+        client, call = Client(), Call("POST", "/v1/responses", "", [], b'{"input": [%b]}' % item)
+        await bench.dispatch(call, client)
+        assert client.has_ended and client.status == 200  # the worker took it

@@ -82,11 +82,11 @@ class History:
         """Keep a response, the items of its input, those before them, and its worker's name."""
         kept = {"owner": call.principal, "response": response, "input": own, "worker": worker}
         kept["context"] = context
-        await self._ask(self.store.put, "response", response["id"], orjson.dumps(kept))
+        await self._ask(self.store.put, "response", response["id"], packed(kept))
 
     async def update(self, kept: dict[str, Any]) -> None:
         """Keep a response that has changed."""
-        await self._ask(self.store.put, "response", kept["response"]["id"], orjson.dumps(kept))
+        await self._ask(self.store.put, "response", kept["response"]["id"], packed(kept))
 
     async def response(self, response_id: str, call: Call) -> dict[str, Any] | None:
         """What ``save`` kept: owner, response, input, context, worker; None if unknown."""
@@ -105,7 +105,7 @@ class History:
         shown: Item = {"id": conversation_id, "object": "conversation"}
         shown |= {"created_at": int(time.time()), "metadata": _metadata({}, call.fields)}
         kept = {"owner": call.principal, "shown": shown}
-        await self._ask(self.store.put, "conversation", conversation_id, orjson.dumps(kept))
+        await self._ask(self.store.put, "conversation", conversation_id, packed(kept))
         await self.add_items(conversation_id, items)
         return shown
 
@@ -122,7 +122,7 @@ class History:
         shown = await self.conversation(conversation_id, call)
         shown["metadata"] = _metadata(shown["metadata"] or {}, call.fields)
         kept = {"owner": call.principal, "shown": shown}
-        await self._ask(self.store.put, "conversation", conversation_id, orjson.dumps(kept))
+        await self._ask(self.store.put, "conversation", conversation_id, packed(kept))
         return shown
 
     async def delete_conversation(self, conversation_id: str, call: Call) -> Item:
@@ -140,7 +140,7 @@ class History:
     async def add_items(self, conversation_id: str, items: list[Item]) -> None:
         """Append items, which have ids."""
         for item in items:
-            data = orjson.dumps(item)
+            data = packed(item)
             await self._ask(self.store.put, f"items:{conversation_id}", item["id"], data)
 
     async def add_new_items(self, conversation_id: str, call: Call) -> list[Item]:
@@ -179,6 +179,15 @@ class History:
         """Close the store."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.store.close()
+
+
+def packed(value: Any) -> bytes:
+    """JSON, with levels to spare for what an answer puts around it; InvalidRequest for what orjson
+    reads and cannot write."""
+    try:
+        return orjson.dumps([[[[[[[[value]]]]]]]])[8:-8]
+    except orjson.JSONEncodeError as error:
+        raise InvalidRequest("nested too deeply: 200 levels work") from error
 
 
 def with_ids(items: list[Any]) -> list[Item]:

@@ -10,7 +10,7 @@ import orjson
 
 from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.router.call import Call, Headers
-from radixlm.router.history.history import FINAL, History, Item, with_ids
+from radixlm.router.history.history import FINAL, History, Item, packed, with_ids
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Turn:
         if self.context or self.conversation or items != input_:
             dropped = ("previous_response_id", "conversation", "input")
             body = {name: value for name, value in call.fields.items() if name not in dropped}
-            call.replace_body(orjson.dumps(body | {"input": self.context + items}))
+            call.replace_body(packed(body | {"input": self.context + items}))
 
     async def _continue_conversation(self) -> None:
         if self.previous is not None:
@@ -178,7 +178,7 @@ class TurnClient:
         if not self._turn.changes_answers:
             return block
         kept = [line for line in lines if not line.startswith(b"data:")]
-        return b"\n".join([*kept, b"data: " + orjson.dumps(event)])
+        return b"\n".join([*kept, b"data: " + packed(event)])
 
     def end(self) -> None:
         """The answer is complete; ``finish`` sends what is held."""
@@ -215,7 +215,7 @@ class TurnClient:
             return body
         response = self._turn.shown(response)
         await self._turn.keep(response)
-        return orjson.dumps(response) if self._turn.changes_answers else body
+        return packed(response) if self._turn.changes_answers else body
 
 
 async def serve_turn(history: History, serve: Any, call: Call, client: Any) -> None:
