@@ -52,8 +52,17 @@ def least(workers: Sequence[Worker], cost: Callable[[Worker], Any] = work) -> Wo
     """The worker of the lowest cost; ties at random."""
     if len(workers) == 1:
         return workers[0]
-    costs = [cost(worker) for worker in workers]
+    if cost is work:  # which most often only requests decide
+        loads = [worker.num_inflight for worker in workers]
+        lowest = min(loads)
+        if loads.count(lowest) == 1:
+            return workers[loads.index(lowest)]
+        workers = [worker for worker in workers if worker.num_inflight == lowest]
+        costs = [worker.num_tokens for worker in workers]
+    else:
+        costs = [cost(worker) for worker in workers]
     lowest = min(costs)
     if costs.count(lowest) == 1:
         return workers[costs.index(lowest)]
-    return random.choice([one for one, c in zip(workers, costs, strict=True) if c == lowest])
+    ties = [one for one, c in zip(workers, costs, strict=True) if c == lowest]
+    return ties[int(random.random() * len(ties))]

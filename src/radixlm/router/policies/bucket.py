@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from radixlm.router.call import Call
 from radixlm.router.policies.base import Policy, least
-from radixlm.router.policies.cache_aware import prompt_bytes
+from radixlm.router.policies.cache_aware import prompt_span
 from radixlm.router.worker import Worker
 
 FIRST_BOUND = 4096  # bytes; the ranges divide it before anything is known
@@ -33,7 +33,7 @@ class Bucket(Policy):
         self._places: dict[str, int] = {}  # worker id -> order of joining
 
     def choose(self, call: Call, workers: Sequence[Worker]) -> Worker:
-        length = len(prompt_bytes(call.body))
+        _, length = prompt_span(call)
         self._lengths.append((time.monotonic(), length))
         loads = [worker.num_inflight for worker in workers]
         low, high = min(loads), max(loads)

@@ -6,21 +6,31 @@ from collections.abc import Sequence
 
 from radixlm.router.call import Call
 from radixlm.router.policies.base import Policy, least
-from radixlm.router.policies.prefix_tree import MAX_TEXT_BYTES, PrefixTree
+from radixlm.router.policies.prefix_tree import PAGE_BYTES, Node, PrefixTree
 from radixlm.router.worker import Worker
 
+MAX_TEXT_BYTES = 1 << 20  # of a prompt; images in base64 would push out everything else
 # where the prompt stands in a body: a quote inside a JSON string is escaped, so that these are
 # found as keys only
 KEYS = (b'"messages"', b'"prompt"', b'"input_ids"', b'"text"', b'"input"', b'"query"')
+USUAL = {  # a search for others goes through the whole body
+    "/v1/completions": b'"prompt"',
+    "/generate": b'"text"',
+    "/v1/responses": b'"input"',
+    "/v1/embeddings": b'"input"',
+    "/v1/rerank": b'"query"',
+}
 
 
-def prompt_bytes(body: bytes) -> bytes:
-    """The body from its prompt on. Bytes do as well as text, since a client writes equal messages
-    in equal bytes; so nothing is parsed."""
-    for key in KEYS:
-        if (at := body.find(key)) >= 0:
-            return body[at : at + MAX_TEXT_BYTES]
-    return body[:MAX_TEXT_BYTES]
+def prompt_span(call: Call) -> tuple[int, int]:
+    """Where the prompt begins in the body, and the bytes from there on that count. Bytes do as
+    well as text, since a client writes equal messages in equal bytes; so nothing is parsed."""
+    body = call.body
+    at = body.find(USUAL.get(call.path, KEYS[0]))
+    if at < 0:
+        found = (body.find(key) for key in KEYS)
+        at = next((at for at in found if at >= 0), 0)
+    return at, min(len(body) - at, MAX_TEXT_BYTES)
 
 
 class CacheAware(Policy):
@@ -37,42 +47,55 @@ class CacheAware(Policy):
         self._threshold, self._abs, self._rel = threshold, balance_abs, balance_rel
         self.tree = PrefixTree(max_bytes)
         self._bits: dict[str, int] = {}  # worker id -> its bit in the tree
+        self._workers: dict[int, Worker] = {}  # by their bits
         self._pool: tuple[Sequence[Worker], int] = ((), 0)  # the last workers, and their bits
 
     def choose(self, call: Call, workers: Sequence[Worker]) -> Worker:
-        loads = [worker.num_inflight for worker in workers]
-        limit = max(min(loads) + self._abs, min(loads) * self._rel)
-        fit = workers
-        if max(loads) > limit:
-            fit = [worker for worker in workers if worker.num_inflight <= limit]
-        text = prompt_bytes(call.body)
-        path = self.tree.path(text)
-        bits = self._bits
-        if fit is not self._pool[0]:  # the registry gives the same list until a worker changes
-            self._pool = fit, sum([self._bit(worker) for worker in fit])
-        able = self._pool[1]
-        depth, holders = 0, 0
-        for node in path:
-            if not node.workers & able:
-                break
-            depth, holders = depth + len(node.edge), node.workers & able
-        if depth > self._threshold * len(text):
-            fit = [worker for worker in fit if bits[worker.id] & holders]
-        chosen = least(fit)
-        self.tree.mark(path, bits[chosen.id])
+        if workers is not self._pool[0]:  # the registry gives the same list until a worker changes
+            self._pool = workers, self._bits_of(workers)
+        at, size = prompt_span(call)
+        size -= size % PAGE_BYTES
+        path, wanted = self.tree.path(call.body, at, size), self._threshold * size
+        chosen = self._holder(path, self._pool[1], wanted)
+        if chosen is None:
+            chosen = least(workers)
+        elif chosen.num_inflight > self._abs:  # else none of its load is too much
+            lowest = min([worker.num_inflight for worker in workers])
+            limit = max(lowest + self._abs, lowest * self._rel)
+            if chosen.num_inflight > limit:
+                fit = [worker for worker in workers if worker.num_inflight <= limit]
+                chosen = self._holder(path, self._bits_of(fit), wanted) or least(fit)
+        self.tree.mark(path, self._bits[chosen.id])
         return chosen
 
+    def _holder(self, path: list[Node], able: int, wanted: float) -> Worker | None:
+        """Of the workers ``able`` (bits) the one with the longest prefix, if that is more than
+        ``wanted`` bytes."""
+        depth, holders = 0, 0
+        for node in path:
+            if not (found := node.workers & able):
+                break
+            depth, holders = depth + len(node.edge), found
+        if depth <= wanted:
+            return None
+        if holders in self._workers:
+            return self._workers[holders]
+        return least([worker for bit, worker in self._workers.items() if bit & holders])
+
     def joined(self, worker: Worker) -> None:
-        self._bit(worker)
+        self._bits_of([worker])
 
     def left(self, worker: Worker) -> None:
         if bit := self._bits.pop(worker.id, 0):
+            del self._workers[bit]
             self.tree.forget(bit)
             self._pool = (), 0
 
-    def _bit(self, worker: Worker) -> int:
-        """The worker's bit; the lowest that is free where it has none."""
-        if worker.id not in self._bits:
-            taken = sum(self._bits.values())
-            self._bits[worker.id] = ~taken & (taken + 1)
-        return self._bits[worker.id]
+    def _bits_of(self, workers: Sequence[Worker]) -> int:
+        """The workers' bits; one that has none gets the lowest that is free."""
+        for worker in workers:
+            if worker.id not in self._bits:
+                taken = sum(self._workers)
+                bit = self._bits[worker.id] = ~taken & (taken + 1)
+                self._workers[bit] = worker
+        return sum([self._bits[worker.id] for worker in workers])

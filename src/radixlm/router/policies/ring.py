@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 from radixlm.router.call import Call
 from radixlm.router.policies.base import NoChoice, Policy, least
-from radixlm.router.policies.cache_aware import prompt_bytes
+from radixlm.router.policies.cache_aware import prompt_span
 from radixlm.router.worker import Worker
 
 POINTS = 160  # of each worker on the ring: shares differ by about 8 %
@@ -116,7 +116,8 @@ class PrefixHash(Ringed):
         self._num_bytes, self._load_factor = TOKEN_BYTES * num_tokens, load_factor
 
     def choose(self, call: Call, workers: Sequence[Worker]) -> Worker:
-        prefix = prompt_bytes(call.body)[: self._num_bytes]
+        at, size = prompt_span(call)
+        prefix = call.body[at : at + min(size, self._num_bytes)]
         mean = (sum([worker.num_inflight for worker in workers]) + 1) / len(workers)
         for worker in self._ring.walk(prefix, workers):
             if worker.num_inflight <= self._load_factor * mean:
