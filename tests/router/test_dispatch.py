@@ -455,7 +455,7 @@ async def test_gauges_of_the_policies(start_workers: StartWorkers) -> None:
     async with Front([worker], policy="cache_aware") as front:
         await front.chat()
         text = front.gateway.metrics.exposition().decode()
-    assert 'radix_router_prefix_tree_bytes{model="",worker_type="regular"} 6' in text
+    assert 'radix_router_prefix_tree_bytes{model="",worker_type="regular"} 4' in text
 
 
 @given(st.integers(2, 10_000))
