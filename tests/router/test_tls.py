@@ -83,9 +83,7 @@ def test_files_that_cannot_be(folder: Path, tmp_path: Path) -> None:
     for one, other in ((cert, str(folder / "worker.key")), ("nope.pem", key)):
         with pytest.raises(ConfigError, match="--tls-cert-path"):
             server_context(one, other)
-    for flag, upstream in (
-        ("--ca-cert-paths", Upstream(ca_paths=["nope.pem"])),
-        ("--client-cert-path", Upstream(cert_path="nope.pem", key_path=key)),
-    ):
-        with pytest.raises(ConfigError, match=flag):
-            upstream._origin("https://a:1")
+    with pytest.raises(ConfigError, match="--ca-cert-paths"):
+        Upstream(ca_paths=["nope.pem"])
+    with pytest.raises(ConfigError, match="--client-cert-path"):
+        Upstream(cert_path="nope.pem", key_path=key)

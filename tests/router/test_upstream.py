@@ -234,11 +234,6 @@ async def test_the_begin_of_an_answer_that_nobody_asked_for(upstream: Upstream) 
     server.close()
 
 
-def test_a_certificate_that_cannot_be_read() -> None:
-    with pytest.raises(ConfigError, match="--ca-cert-paths"):
-        Upstream(ca_paths=("/nowhere.pem",))
-
-
 @pytest.mark.parametrize("url", ["grpc://a:1", "127.0.0.1:30000", "http://"])
 async def test_urls_that_cannot_be(upstream: Upstream, url: str) -> None:
     with pytest.raises(ConfigError, match="http://host:port"):
