@@ -280,8 +280,12 @@ async def _own_route(
         return
     kind = (b"content-type", answer.content_type.encode())
     client.begin(answer.status, [kind, *answer.headers])
+    may_go_on = asyncio.Event()
+    may_go_on.set()
+    client.on_pressure(may_go_on.clear, may_go_on.set)
     async for chunk in answer.body:
         client.write(chunk)
+        await may_go_on.wait()
     client.end()
 
 

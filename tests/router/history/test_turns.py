@@ -11,9 +11,10 @@ import pytest
 from radixlm.base.errors import InvalidRequest, NotFound, Overloaded, RequestError, TransferError
 from radixlm.router.answer import Answer, Routes
 from radixlm.router.call import Call, Headers
-from radixlm.router.history.routes import attach
+from radixlm.router.history.routes import _chunks, attach
 from radixlm.router.metrics import RouterMetrics
 from radixlm.router.options import Options
+from radixlm.router.upstream import Cut
 from radixlm.router.worker import State, Worker
 
 EVENTS = (b"content-type", b"text/event-stream")
@@ -430,3 +431,40 @@ async def test_what_is_nested_too_deeply_is_refused_or_not_kept(bench: Bench) ->
         client, call = Client(), Call("POST", "/v1/responses", "", [], b'{"input": [%b]}' % item)
         await bench.dispatch(call, client)
         assert client.has_ended and client.status == 200  # the worker took it
+
+
+async def test_events_of_a_worker_are_read_no_faster_than_by_the_client() -> None:
+    class Exchange:
+        num_paused, is_closed = 0, False
+
+        def start(self, sink: Any) -> None:
+            self.sink, self.ended = sink, asyncio.get_running_loop().create_future()
+
+        async def wait(self) -> None:
+            await self.ended
+
+        def pause(self) -> None:
+            self.num_paused += 1
+
+        def resume(self) -> None:
+            self.num_paused = 0
+
+        def close(self) -> None:
+            self.is_closed = True
+            if not self.ended.done():
+                self.ended.set_exception(Cut("closed"))
+
+    exchange = Exchange()
+    chunks = _chunks(exchange)
+    first = asyncio.ensure_future(anext(chunks))
+    await asyncio.sleep(0)
+    exchange.sink(b"a")
+    assert exchange.num_paused == 1  # until the client has taken it
+    assert await first == b"a"
+    second = asyncio.ensure_future(anext(chunks))
+    await asyncio.sleep(0)
+    assert exchange.num_paused == 0
+    exchange.sink(b"b")
+    assert await second == b"b"
+    await chunks.aclose()  # the client leaves
+    assert exchange.is_closed

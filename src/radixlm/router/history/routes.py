@@ -205,17 +205,31 @@ class HistoryRoutes:
 
 
 async def _chunks(exchange: Any) -> AsyncIterator[bytes]:
-    """The body of an exchange as it comes."""
+    """The body of an exchange as it comes, no faster than it is read."""
     queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-    exchange.start(queue.put_nowait)
+
+    def take(data: bytes) -> None:
+        queue.put_nowait(data)
+        exchange.pause()
+
+    exchange.start(take)
+
+    def over(task: asyncio.Future[None]) -> None:
+        if not task.cancelled():
+            task.exception()  # raised below, unless the client has left
+        queue.put_nowait(None)
+
     ended = asyncio.ensure_future(exchange.wait())
-    ended.add_done_callback(lambda _: queue.put_nowait(None))
+    ended.add_done_callback(over)
     try:
         while (data := await queue.get()) is not None:
             yield data
+            if queue.empty():
+                exchange.resume()
         await ended
     finally:
         exchange.close()
+        ended.cancel()
 
 
 def _key(call: Call, worker: Worker) -> Headers:
