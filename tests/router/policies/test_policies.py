@@ -151,6 +151,24 @@ class TestCacheAware:
         two.num_inflight, new.num_inflight = 0, 1
         assert policy.choose(ask("a" * 300), [two, new]) is two
 
+    @pytest.mark.parametrize(
+        ("path", "key"), [("/generate", "text"), ("/generate", "input_ids"), ("/x", "query")]
+    )
+    def test_what_stands_before_the_prompt_does_not_count(self, path: str, key: str) -> None:
+        policy = table.make("cache_aware", OPTIONS)
+        workers = pool(policy, 8)
+        bodies = [orjson.dumps({"rid": "r" * 9 * i, key: "a" * 300}) for i in range(20)]
+        calls = [Call("POST", path, "", [], body) for body in bodies]
+        assert len(shares(policy, workers, calls)) == 1
+
+    def test_less_than_a_page_goes_to_the_least_loaded(self) -> None:
+        policy = table.make("cache_aware", OPTIONS)
+        one, two = pool(policy, 2)
+        call = Call("POST", "/generate", "", [], b'{"text":"hi"}')
+        assert policy.choose(call, [one]) is one
+        one.num_inflight = 1
+        assert policy.choose(call, [one, two]) is two
+
     def test_more_workers_than_a_word_has_bits(self) -> None:
         policy = table.make("cache_aware", OPTIONS)
         workers = pool(policy, 130)
