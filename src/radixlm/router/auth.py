@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import logging
@@ -40,10 +41,19 @@ class Principal(Record):
 
 def bearer(call: Call) -> str:
     """The key of ``Authorization: Bearer``, or of ``x-api-key`` (Anthropic's clients); or ""."""
-    scheme, _, key = (call.header(b"authorization") or b"").decode("latin-1").partition(" ")
-    if scheme.lower() == "bearer":
-        return key.strip()
-    return (call.header(b"x-api-key") or b"").decode("latin-1")
+    return _key(call.header(b"authorization"), call.header(b"x-api-key"))
+
+
+def _key(authorization: bytes | None, other: bytes | None) -> str:
+    scheme, _, key = (authorization or b"").decode("latin-1").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else (other or b"").decode("latin-1")
+
+
+@functools.lru_cache(1024)
+def _holder(authorization: bytes | None, other: bytes | None) -> str:
+    """A name for who sends these headers; clients send the same ones with each request."""
+    key = _key(authorization, other)
+    return f"key-{_digest(key.encode('latin-1'))[:16].hex()}" if key else ""
 
 
 class Auth:
@@ -66,8 +76,8 @@ class Auth:
         if access == "admin" and (self._admin_keys or self._tokens):
             return self._admin(call)
         if self._api_key is None:
-            if key := bearer(call):  # which a worker may check
-                call.principal = f"key-{_digest(key.encode('latin-1'))[:16].hex()}"
+            named = call.named  # a worker may check the key
+            call.principal = _holder(named.get(b"authorization"), named.get(b"x-api-key"))
             call.is_admin = access == "admin"
             if call.is_admin:
                 self._refuse_other_sites(call)
