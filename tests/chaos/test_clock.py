@@ -19,7 +19,9 @@ SOURCE = Path(radixlm.__file__).parent
 # the wall clock is right for dates that clients and people read
 DATES = frozenset(
     """
-    distributed/record.py engine/crash_dump.py executor/profile.py entrypoints/http/batches/files.py
+    intake/stream_journal.py lang/trace.py router/gateway_tokenizer.py router/history/history.py
+    router/logs.py distributed/record.py engine/crash_dump.py executor/profile.py
+    entrypoints/http/batches/files.py
     entrypoints/http/batches/runner.py observe/kv_events.py tiers/stores/file.py
     entrypoints/http/admin/info.py entrypoints/http/openai/chat.py
     entrypoints/http/openai/completions.py

@@ -18,26 +18,31 @@ if TYPE_CHECKING:
     from radixlm.lang.executor import StreamExecutor
 
 _MICRO = 1e6
+_EPOCH_S = time.time() - time.monotonic()  # so that no call seems longer when the clock is set
 _NANO = 1e9
+
+
+def _now_s() -> float:
+    return _EPOCH_S + time.monotonic()
 
 
 @dataclass
 class CallRecord:
-    """One call of a backend. ``kind``: gen, select, turn, tools or tool. Times: ``time.time``, in
+    """One call of a backend. ``kind``: gen, select, turn, tools or tool. Times: Unix time, in
     seconds; ``end_s`` is 0 while it runs. ``num_before``: characters of the text before it."""
 
     state: str
     kind: str
     name: str
     num_before: int
-    begin_s: float = field(default_factory=time.time)
+    begin_s: float = field(default_factory=_now_s)
     end_s: float = 0.0
     value: Any = None
     meta_info: Any = None
     error: str | None = None
 
     def end(self, error: BaseException | None = None) -> None:
-        self.end_s = time.time()
+        self.end_s = _now_s()
         self.error = None if error is None else f"{type(error).__name__}: {error}"
 
     def tokens(self, name: str) -> int:
@@ -76,7 +81,7 @@ class Trace(dict[str, Any]):
         trace = load("opentelemetry.trace:set_span_in_context")
         if tracer is None:
             tracer = load("opentelemetry.trace:get_tracer")("radixlm.lang")
-        begin = min((call["begin_s"] for call in self["calls"]), default=time.time())
+        begin = min((call["begin_s"] for call in self["calls"]), default=_now_s())
         end = max((call["end_s"] for call in self["calls"]), default=begin)
         root = tracer.start_span(self["program"], start_time=int(begin * _NANO))
         for call in self["calls"]:
