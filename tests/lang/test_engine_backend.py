@@ -186,6 +186,8 @@ def test_clients_of_other_apis_run_programs() -> None:
             backend=completion, max_new_tokens=4
         )
         assert len(in_time(lambda: state["b"])) == 2
+        for one in (*backends, completion):
+            one.client.close()  # type: ignore[attr-defined]
 
 
 def test_generated_tokens_are_never_made_anew_of_their_text(engine: sgl.Engine) -> None:

@@ -76,9 +76,16 @@ def plain() -> Iterator[Asked]:
 def test_drafters(algorithm: str, plain: Asked) -> None:
     with Asked.opened(speculative_algorithm=algorithm) as asked:
         greedy, drawn = asked.rows(GREEDY), asked.rows(DRAWN)
+        proposed = _num_proposed(greedy)
+        for _ in range(4):  # whether a draft is worth its time is measured, on a busy machine too
+            proposed = proposed or _num_proposed(asked.rows(GREEDY))
     assert [row["output_ids"] for row in greedy] == plain.tokens(GREEDY)
     assert [row["output_ids"] for row in drawn] == plain.tokens(DRAWN)
-    assert sum(row["meta_info"]["spec_num_proposed_drafts"] for row in greedy) > 0
+    assert proposed > 0
+
+
+def _num_proposed(rows: list[dict[str, Any]]) -> int:
+    return sum(row["meta_info"]["spec_num_proposed_drafts"] for row in rows)
 
 
 @pytest.mark.parametrize(("kind", "algorithm"), [("mixed", None), ("device", "EAGLE3")])

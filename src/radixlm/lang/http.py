@@ -7,6 +7,7 @@ import json
 import select
 import ssl
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -29,6 +30,8 @@ class HttpClient:
         """ValueError if ``base_url`` is none."""
         # connections that no request uses, and since when
         self._idle: list[tuple[float, http.client.HTTPConnection]] = []
+        # not __del__: in a cycle the sockets might be collected first, which is a warning
+        weakref.finalize(self, _close_all, self._idle)
         self._timeout_s = timeout_s
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -88,13 +91,7 @@ class HttpClient:
 
     def close(self) -> None:
         """Close the connections; a later request makes new ones."""
-        with suppress(IndexError):
-            while True:
-                self._idle.pop()[1].close()
-
-    def __del__(self) -> None:
-        for _, connection in self._idle:  # at the interpreter's end `suppress` may be gone
-            connection.close()
+        _close_all(self._idle)
 
     def _connect(self) -> http.client.HTTPConnection:
         where = self._host, self._port
@@ -135,3 +132,9 @@ class HttpClient:
 def _check(response: http.client.HTTPResponse, value: Any) -> None:
     if not 200 <= response.status < 300:
         raise RuntimeError(value)
+
+
+def _close_all(idle: list[tuple[float, http.client.HTTPConnection]]) -> None:
+    with suppress(IndexError):
+        while True:
+            idle.pop()[1].close()
