@@ -144,12 +144,17 @@ def render() -> str:
     return "\n".join([*lines, *_old(), *_newer(), *_environment()]) + "\n"
 
 
-def main(argv: Sequence[str]) -> None:
-    """Write the page to the file named by ``argv``, or print it."""
+def write_page(argv: Sequence[str], page: str) -> None:
+    """Write a page to the file named by ``argv``, or print it."""
     if argv:
-        Path(argv[0]).write_text(render(), encoding="utf-8")
+        Path(argv[0]).write_text(page, encoding="utf-8")
     else:
-        sys.stdout.write(render())
+        sys.stdout.write(page)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Write or print this page."""
+    write_page(argv, render())
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +43,18 @@ def generate(s: StreamExecutor, expr: SglGen) -> bool:
         params = s.budget.limited(params)
     if s.stream and (params.n or 1) == 1:
         return _stream(s, expr, params, name)
+    return _ask(s, params, name, partial(_take, s, expr, name))
+
+
+def _ask(
+    s: StreamExecutor, params: SglSamplingParams, name: str, take: Callable[[Any, Any], None]
+) -> bool:
+    """Have the backend generate; ``take`` gets the text and its meta_info."""
     record = record_of(s, "gen", name)
 
-    def apply(result: Any) -> None:
+    def apply(result: tuple[Any, Any]) -> None:
         _told(s, record, params, *result)
-        _take(s, expr, name, *result)
+        take(*result)
 
     start = s.backend.start_generate
     return s.call(lambda done: start(s, params, done), apply, record)
@@ -87,9 +94,7 @@ def _append(s: StreamExecutor, text: str) -> None:
         s.spans.append((start, len(s.text_), text.ids))
 
 
-def _set_maybe(
-    s: StreamExecutor, expr: SglGen | SglSelect | SglToolLoop, name: str, value: Any, meta: Any
-) -> None:
+def _set_maybe(s: StreamExecutor, expr: Call, name: str, value: Any, meta: Any) -> None:
     if expr.name is not None:
         s.assign(name, value, meta)
 
@@ -123,19 +128,15 @@ def fill_template(s: StreamExecutor, expr: SglTemplate) -> bool:
     assert expr.call is not None
     made = s.default_sampling_para.overridden(expr.call.sampling_params)
     params = s.budget.limited(made) if s.budget is not None else made
-    record = record_of(s, "gen", "template")
 
-    def apply(result: tuple[str, Any]) -> None:
-        _told(s, record, params, *result)
-        text, meta_info = result
+    def take(text: str, meta_info: Any) -> None:
         values = expr.read(text)
         _append(s, text)
         for hole, value in zip(expr.holes, values, strict=True):
             own = _parsed(hole, value) if isinstance(hole, SglGen) else value
             _set_maybe(s, hole, hole.name or "", own, meta_info)
 
-    start = s.backend.start_generate
-    return s.call(lambda done: start(s, params, done), apply, record)
+    return _ask(s, params, "template", take)
 
 
 def select(s: StreamExecutor, expr: SglSelect) -> bool:
@@ -177,11 +178,8 @@ def _speculate(s: StreamExecutor, expr: SglGen, params: SglSamplingParams, name:
         found, s.speculated_text = s.speculated_text[:end], s.speculated_text[end:]
         _take(s, expr, name, found, meta_info)
 
-    record = record_of(s, "gen", name)
-
-    def apply(result: Any) -> None:
-        s.speculated_text, meta_info = result
-        _told(s, record, more, *result)
+    def take(text: str, meta_info: Any) -> None:
+        s.speculated_text = text
         cut(meta_info)
 
     if s.speculated_text and (stops or len(s.speculated_text) >= limit):
@@ -191,8 +189,7 @@ def _speculate(s: StreamExecutor, expr: SglGen, params: SglSamplingParams, name:
     more.max_new_tokens, more.stop = max(limit, s.num_api_spec_tokens or 0), None
     if s.budget is not None:
         more = s.budget.limited(more)
-    start = s.backend.start_generate
-    return s.call(lambda done: start(s, more, done), apply, record)
+    return _ask(s, more, name, take)
 
 
 def _parsed(expr: SglGen, text: str) -> Any:

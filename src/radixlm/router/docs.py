@@ -3,9 +3,8 @@
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 
-from radixlm.config.docs import HEAD, row
+from radixlm.config.docs import HEAD, row, write_page
 from radixlm.router.options import ENVIRONMENT, table
 
 _INTRO = """\
@@ -43,11 +42,8 @@ def render() -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Write the page to the file named by ``argv``, or print it."""
-    if argv:
-        Path(argv[0]).write_text(render(), encoding="utf-8")
-    else:
-        sys.stdout.write(render())
+    """Write or print this page."""
+    write_page(argv, render())
 
 
 if __name__ == "__main__":
