@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -60,6 +61,25 @@ async def test_pages_of_other_sites_may_not_administer(headers: dict[str, str], 
         assert auth(call, "admin") is None
     else:
         with pytest.raises(Forbidden, match="--cors-allowed-origins"):
+            auth(call, "admin")
+
+
+@pytest.mark.parametrize(
+    ("host", "may"),
+    [
+        ("127.0.0.1:3", True),
+        ("[::1]:3", True),
+        ("localhost", True),
+        ("gw.example.org", True),
+        ("evil.example.com:3", False),
+        ("[evil", False),
+    ],
+)
+async def test_a_strangers_name_for_this_address_is_no_own_page(host: str, may: bool) -> None:
+    auth = Auth(Options(host="gw.example.org"), Servers().fetch)
+    for page in ((b"origin", f"http://{host}".encode()), (b"sec-fetch-site", b"same-origin")):
+        call = Call("POST", "/workers", "", [(b"host", host.encode()), page], b"{}")
+        with nullcontext() if may else pytest.raises(Forbidden):
             auth(call, "admin")
 
 

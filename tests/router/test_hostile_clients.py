@@ -12,8 +12,9 @@ import pytest
 
 from radixlm.router.answer import json_answer
 from radixlm.router.call import Call
+from radixlm.router.client_stream import ClientStream
 from radixlm.router.data_routes import DATA_ROUTES
-from radixlm.router.http_server import ClientStream, HttpServer, Limits
+from radixlm.router.http_server import HttpServer, Limits
 from tests.router.client import Connection, exchange
 from tests.router.conftest import StartWorkers
 from tests.router.front import Front
@@ -147,6 +148,28 @@ async def test_it_does_not_matter_how_requests_are_cut_into_packets() -> None:
         assert await served([bytes([byte]) for byte in data]) == whole, (seed, data)
         assert await served([piece for piece in pieces if piece]) == whole, (seed, data)
     assert num_calls > 100
+
+
+async def test_large_bodies_have_a_limit_together() -> None:
+    async def serve(call: Call, client: ClientStream) -> None:
+        client.answer(json_answer({"n": len(call.body)}))
+
+    server = HttpServer(serve, Limits(max_held_bytes=5 << 20))
+    pipes = [Pipe() for _ in range(3)]
+    connections = [server.make() for _ in pipes]
+    head, half = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2097152\r\n\r\n", b"x" * (1 << 20)
+    for connection, pipe in zip(connections, pipes, strict=True):
+        connection.connection_made(pipe)  # type: ignore[arg-type]
+        connection.data_received(head + half + half[1:])
+    assert b" 503 " in pipes[2].sent
+    assert not pipes[0].sent and not pipes[1].sent
+    connections[0].data_received(b"x")
+    for _ in range(8):
+        await asyncio.sleep(0)
+    assert b'{"n":2097152}' in pipes[0].sent
+    for connection in connections:
+        connection.connection_lost(None)
+    assert server.num_held_bytes == 0
 
 
 async def test_thousands_of_offers_to_upgrade_in_one_packet() -> None:

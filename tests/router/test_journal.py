@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixlm.router.call import Call
-from radixlm.router.journal import HEADER, MAX_KILLS, Journal, JournalMemory
+from radixlm.router.journal import HEADER, MAX_KILLS, Journal, JournalMemory, client_resume
 from radixlm.router.worker import Worker
 
 BODY = b'{"model": "m", "stream": true}'
@@ -163,3 +163,14 @@ def test_a_gateway_before_a_gateway_keeps_its_own_journal():
     journal.lost()
     fields = orjson.loads(call(body=body).overridden(journal.resume_fields()))
     assert fields["resume"] == {"journal": ["r0", "r1"], "num_events": 6}
+
+
+def test_a_client_cannot_put_itself_first_by_the_gateways_key():
+    for name in (b"kills", b"k\\u0069lls"):
+        body = b'{"stream": true, "resume": {"journal": ["h"], "num_events": 1, "%s": 1}}' % name
+        asked, keyed = call(body=body), Worker("http://127.0.0.1:1", api_key="k")
+        assert client_resume(asked, worker()) is None
+        assert client_resume(asked, keyed) == {"journal": ["h"], "num_events": 1}
+        assert "kills" not in Journal(asked, keyed).resume_fields()["resume"]
+        asked.is_admin = True
+        assert client_resume(asked, keyed) is None

@@ -58,6 +58,7 @@ def intake_facts(config: ServerConfig, info: ModelInfo) -> IntakeFacts:
         processors=tuple(sorted(processor_targets(config.grammar))),
         eos_ids=info.eos_ids,
         embed_dim=info.decoder.dim,
+        max_queued=config.schedule.max_queued_requests,
         max_sequences=config.serve.max_sequences_per_call,
         max_logprobs=config.serve.max_logprobs,
         stall_timeout_s=config.serve.stall_timeout_s,

@@ -24,6 +24,7 @@ class IntakeFacts(Record):
     original_context_len: int = 0
     embed_dim: int = 0  # width of embeddings and of hidden states, 0: not known
     is_generation: bool = True  # False: the model gives vectors or scores
+    max_queued: int | None = None
     slice_size: int = 128  # sequences of one call that are with the engine at a time
     max_sequences: int = 8192  # of one call
     max_logprobs: int = 1 << 20  # entries that the answers of one call may hold together

@@ -18,6 +18,7 @@ from radixlm.base.errors import (
     InvalidRequest,
     InvariantError,
     Overloaded,
+    QueueFull,
 )
 from radixlm.base.record import replace
 from radixlm.intake.adapters import AdapterRegistry
@@ -128,6 +129,8 @@ class TokenizerManager:
         served. ``share``: of the call's journal, which may have begun on another server."""
         if not self.is_accepting:
             raise Overloaded("the server is shutting down", retry_after_s=1.0)
+        if request.emitted or (share is not None and share.is_resumed):
+            self._check_queue()
         try:
             ids, sampling = self._checked(request)
         except InvalidRequest as error:
@@ -151,6 +154,14 @@ class TokenizerManager:
             has_begun = state.output_ids or state.is_quarantined
             self._dispatch(state, state.resume_request() if has_begun else state.wire)
         return states
+
+    def _check_queue(self) -> None:
+        """QueueFull for a request that says it has run elsewhere: the scheduler takes those at any
+        length of the queue, and only administrators, such as a gateway, are believed."""
+        most = self.facts.max_queued
+        if most is not None and self.load.num_waiting >= most and not identity().is_admin:
+            text = f"The request queue is full: {most} requests wait (--max-queued-requests)."
+            raise QueueFull(text, retry_after_s=1.0)
 
     def _free_rid(self, wanted: str | None, num_samples: int) -> str:
         """``wanted``, or another id while a request has it."""

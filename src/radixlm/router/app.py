@@ -16,7 +16,8 @@ from radixlm.base.lazy import load
 from radixlm.entrypoints.http.descriptors import backlog
 from radixlm.router.answer import Access, Routes, error_answer
 from radixlm.router.call import Call, Headers
-from radixlm.router.http_server import ClientStream, HttpServer, Limits
+from radixlm.router.client_stream import ClientStream
+from radixlm.router.http_server import HttpServer, Limits
 from radixlm.router.options import Options
 from radixlm.router.parts import PARTS
 from radixlm.router.upstream import Upstream

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import hmac
+import ipaddress
 import logging
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -70,6 +74,7 @@ class Auth:
         ]
         self._tokens = Tokens(options, fetch) if options.jwt_issuer else None
         self._origins = options.cors_allowed_origins
+        self._own_names = {options.host.lower(), socket.gethostname().lower()}
         self._is_audited = options.control_plane_audit_enabled
 
     def __call__(self, call: Call, access: Access) -> Awaitable[None] | None:
@@ -96,11 +101,25 @@ class Auth:
         host = (call.header(b"host") or b"").decode("latin-1")
         site = call.header(b"sec-fetch-site") or b"none"
         is_own = origin.partition("://")[2] == host if origin else site in _OWN_SITES
+        if is_own and (origin or site != b"none"):  # a browser's: its page may have any name
+            is_own = self._is_own_name(host)
         if not is_own and origin not in self._origins:
             raise Forbidden(
                 "pages of other sites may not call this route: start with --cors-allowed-origins "
-                "ORIGIN, or with keys"
+                "ORIGIN, or with --api-key"
             )
+
+    def _is_own_name(self, host: str) -> bool:
+        """Whether no stranger can point the name in a Host header at this address: an address, a
+        name without a domain, or this machine's (DNS rebinding)."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        with contextlib.suppress(ValueError):
+            return bool(ipaddress.ip_address(name))
+        is_local = "." not in name or name.endswith((".localhost", ".local"))
+        return is_local or name in self._own_names
 
     async def _admin(self, call: Call) -> None:
         token, principal = bearer(call), None

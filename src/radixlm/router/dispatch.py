@@ -10,6 +10,7 @@ from typing import Any
 
 from radixlm.router.answer import Answer, error_answer
 from radixlm.router.call import Call
+from radixlm.router.client_stream import ClientStream
 from radixlm.router.data_routes import DATA_ROUTES, GET_ROUTES
 from radixlm.router.foreign import ForeignText, can_go_on, is_foreign
 from radixlm.router.forwarding import (
@@ -21,8 +22,7 @@ from radixlm.router.forwarding import (
     to_worker,
 )
 from radixlm.router.health import Outcome
-from radixlm.router.http_server import ClientStream
-from radixlm.router.journal import HEADER, MAX_KILLS, Journal, JournalMemory
+from radixlm.router.journal import HEADER, MAX_KILLS, Journal, JournalMemory, client_resume
 from radixlm.router.metrics import endpoint_of
 from radixlm.router.policies.base import NoChoice, Policy
 from radixlm.router.policies.pools import Pools
@@ -291,6 +291,8 @@ class Dispatch:
         for splice in self.shared.splices:
             if added := splice(self.call, worker):
                 fields.update(added)
+        if (resume := client_resume(self.call, worker)) is not None:
+            fields["resume"] = resume
         if self.stream is not None:
             journal = self.stream.journal
             if journal.text is not None and journal.num_blocks:

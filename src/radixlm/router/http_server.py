@@ -1,4 +1,4 @@
-"""HTTP/1.1 for clients: connections with limits, and the stream that an answer is written to."""
+"""HTTP/1.1 for clients: connections with limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
 from urllib.parse import urlsplit
 
 import httptools
@@ -17,6 +16,7 @@ from radixlm.base.record import Record
 from radixlm.entrypoints.http.descriptors import descriptor_limits
 from radixlm.router.answer import Answer, error_answer
 from radixlm.router.call import Call, Headers
+from radixlm.router.client_stream import ClientStream
 
 log = logging.getLogger(__name__)
 
@@ -24,20 +24,21 @@ MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 256
 MAX_OTHER_BYTES = 5 * MAX_HEADER_BYTES  # of a request not yet complete, all but its body
 MIN_BYTES_PER_S = 1000  # of a request, after the stall timeout
+LARGE_BODY = 1 << 20  # from so many bytes on it counts against the limit of all together
 LINGER_S = 2.0  # for what a client still sends after a refusal
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}".encode() for s in HTTPStatus}
 
 
 class Limits(Record):
     """What a connection may ask for."""
 
     max_body_bytes: int = 512 << 20
+    max_held_bytes: int = 4 << 30  # of all large bodies that came or come in, together
     stall_timeout_s: float = 60.0
     keep_alive_s: float = 75.0  # longer than clients and proxies keep idle connections
 
 
-Serve = Callable[[Call, "ClientStream"], Awaitable[None]]
+Serve = Callable[[Call, ClientStream], Awaitable[None]]
 
 
 class HttpServer:
@@ -48,6 +49,7 @@ class HttpServer:
         self.serve, self.limits = serve, limits
         self.connections: set[Connection] = set()
         self.is_draining = False  # each answer closes its connection
+        self.num_held_bytes = 0  # of large bodies
         self._swept_s = time.monotonic()
 
     def make(self) -> Connection:
@@ -85,144 +87,6 @@ class HttpServer:
             log.warning("closed %d connections whose clients stalled", len(stalled))
 
 
-class ClientStream:
-    """The answer to one call: ``begin``, any number of ``write``, ``end``. All do nothing once the
-    client is gone. ``status`` and ``num_bytes`` (of the body) say what was sent."""
-
-    # defaults of the class: an answer that needs no other sets none
-    _is_chunked = False
-    _head = b""  # not yet written: it goes with the first bytes of the body
-    _left: int | None = None  # bytes of the body that are promised
-    _on_leave: tuple[Callable[[], None], ...] = ()
-    _pause: Callable[[], None] | None = None
-    _resume: Callable[[], None] | None = None
-    has_begun = has_ended = is_gone = False
-    status = num_bytes = 0
-    begun_s = 0.0
-
-    def __init__(
-        self, connection: Connection, call: Call | None, is_http11: bool, is_kept: bool
-    ) -> None:
-        self._connection: Connection | None = connection
-        self.call = call  # that is answered
-        self._has_body = call is None or call.method != "HEAD"
-        self._is_http11, self._is_kept = is_http11, is_kept
-        self.added_headers: Headers = []  # to be sent with any answer
-
-    def begin(self, status: int, headers: Headers, *, length: int | None = None) -> None:
-        """Send the head. ``headers``: no hop-by-hop ones and no content-length; ``length``: bytes
-        of the body, where they are known; the head then goes with them."""
-        self.has_begun, self.status, self.begun_s = True, status, time.monotonic()
-        connection = self._connection
-        if connection is None:
-            return
-        lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown" % status]
-        lines += map(b": ".join, headers)
-        lines += map(b": ".join, self.added_headers)
-        if status in (204, 304):
-            self._has_body = False
-        elif length is not None:
-            lines.append(b"content-length: %d" % length)
-            self._left = length
-        elif self._is_http11:
-            lines.append(b"transfer-encoding: chunked")
-            self._is_chunked = True
-        else:
-            self._is_kept = False
-        if not self._is_kept or connection.server.is_draining:
-            self._is_kept = False
-            lines.append(b"connection: close")
-        elif not self._is_http11:
-            lines.append(b"connection: keep-alive")
-        lines.append(b"\r\n")
-        self._head = b"\r\n".join(lines)
-        if length is None:
-            asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
-        """Send the head, where no body came with it."""
-        head, self._head = self._head, b""
-        if head and self._connection is not None:
-            self._connection.transport.write(head)
-
-    def write(self, data: bytes) -> None:
-        """Send some of the body."""
-        self.num_bytes += len(data)
-        connection = self._connection
-        if connection is None or not self._has_body or not data:
-            return
-        if self._is_chunked:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
-        elif self._left is not None:
-            self._left -= len(data)
-            if self._left < 0:
-                self.abort()
-                return
-        if self._head:
-            data, self._head = self._head + data, b""
-        connection.transport.write(data)
-
-    def end(self) -> None:
-        """The answer is complete. A body shorter than its length closes the connection."""
-        connection, self._connection = self._connection, None
-        self.has_ended = True
-        if self._pause is not None:
-            self._pause = self._resume = None
-        self._on_leave = ()
-        if connection is None:
-            return
-        last = b"0\r\n\r\n" if self._has_body and self._is_chunked else b""
-        if last or self._head:
-            connection.transport.write(self._head + last)
-        if self._has_body and self._left:
-            self._is_kept = False
-        connection.answered(self._is_kept)
-
-    def answer(self, answer: Answer) -> None:
-        """Send a whole answer, of bytes."""
-        assert isinstance(answer.body, bytes)
-        kind = (b"content-type", answer.content_type.encode())
-        self.begin(answer.status, [kind, *answer.headers], length=len(answer.body))
-        self.write(answer.body)
-        self.end()
-
-    def abort(self) -> None:
-        """Cut the connection: the client must not take what it has for a whole answer."""
-        if self._connection is not None:
-            self._connection.transport.abort()
-            self.has_ended = True
-
-    def on_leave(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once if the client leaves before the end; what serves the call is
-        cancelled after."""
-        if self.is_gone:
-            callback()
-        else:
-            self._on_leave += (callback,)
-
-    def on_pressure(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
-        """Call ``pause`` when the client reads too slowly, ``resume`` when it has caught up."""
-        self._pause, self._resume = pause, resume
-        if self._connection is not None and self._connection.is_full:
-            pause()
-
-    # of the connection
-
-    def left(self) -> None:
-        """The client is gone."""
-        self._connection = None
-        self.is_gone = True
-        callbacks, self._on_leave = self._on_leave, ()
-        for callback in callbacks:
-            callback()
-
-    def pressed(self, is_full: bool) -> None:
-        """The connection's buffer is full, or has room again."""
-        callback = self._pause if is_full else self._resume
-        if callback is not None:
-            callback()
-
-
 class Connection(asyncio.Protocol):
     """One connection of a client. Its requests are answered in turn: what came too early waits."""
 
@@ -253,6 +117,7 @@ class Connection(asyncio.Protocol):
         self._named: dict[bytes, bytes] | None = None
         self._parts: list[bytes] = []
         self._num_received = self._num_body_bytes = 0
+        self._num_held = 0  # bytes of large bodies that are not answered
 
     def is_stalled(self, now_s: float) -> bool:
         """Whether the client has sent or read too little for too long."""
@@ -311,6 +176,7 @@ class Connection(asyncio.Protocol):
         self.is_lost = True
         self.server.connections.discard(self)
         self._queue.clear()
+        self._let_go()
         self._refusal = self._refusal or _too_large_head()  # anything: read no more
         stream, self.stream = self.stream, None
         if stream is not None:
@@ -359,7 +225,23 @@ class Connection(asyncio.Protocol):
         self._num_body_bytes += len(data)
         if self._num_body_bytes > self.server.limits.max_body_bytes:
             raise self._too_large()
+        if self._num_body_bytes > LARGE_BODY:
+            self._hold(len(data))
         self._parts.append(data)
+
+    def _hold(self, count: int) -> None:
+        server = self.server
+        if server.num_held_bytes + count > server.limits.max_held_bytes:
+            message = "the bodies of other requests fill the memory for them: try again later"
+            answer = error_answer(503, message, "overloaded", retry_after_s=1)
+            raise _Refused(answer)
+        self._num_held += count
+        server.num_held_bytes += count
+
+    def _let_go(self) -> None:
+        """No large body is left here."""
+        self.server.num_held_bytes -= self._num_held
+        self._num_held = 0
 
     # requests
 
@@ -464,6 +346,8 @@ class Connection(asyncio.Protocol):
         """The answer under way is complete."""
         self.stream = None
         self._since_s = time.monotonic()
+        if self._num_held and not (self._queue or self._is_reading):
+            self._let_go()
         if not is_kept:
             if self._refusal is None:
                 self.transport.close()

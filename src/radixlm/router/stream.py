@@ -8,7 +8,7 @@ from collections.abc import Callable
 import orjson
 
 from radixlm.router.call import Call, Headers
-from radixlm.router.http_server import ClientStream
+from radixlm.router.client_stream import ClientStream
 from radixlm.router.journal import Journal
 from radixlm.router.upstream import Cut, Exchange
 from radixlm.router.worker import Worker

@@ -28,12 +28,14 @@ from tests.fakes.cut_streams import (
 from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 from tests.fakes.lockstep import LockstepLink
 
+from radixlm.base.record import replace
 from radixlm.entrypoints.http.middleware import forget_request_id
 from radixlm.entrypoints.http.resume import known_digest, resume_digest, take_resume
 from radixlm.entrypoints.request_model import ResumeBody
-from radixlm.intake import stream_journal
+from radixlm.intake import stream_journal, tokenizer_manager
 from radixlm.intake.identity import Identity, set_identity
 from radixlm.router.journal import HEADER
+from radixlm.wire.replies import LoadReport
 from radixlm.wire.requests import AbortRequest
 
 Pair = tuple[ScriptedServer, ScriptedServer]
@@ -267,6 +269,20 @@ async def test_only_the_operator_tells_of_kills(is_admin: bool) -> None:
         return journal.kills
 
     assert await asyncio.create_task(kills()) == int(is_admin)
+
+
+@pytest.mark.parametrize(("is_admin", "status"), [(True, 200), (False, 503)])
+async def test_a_client_cannot_pass_a_full_queue(
+    pair: Pair, monkeypatch: Any, is_admin: bool, status: int
+) -> None:
+    """By the claim that its request has run elsewhere."""
+    intake = pair[0].engine.intake
+    monkeypatch.setattr(type(intake), "load", LoadReport(num_waiting=3))
+    intake.facts = replace(intake.facts, max_queued=3)
+    monkeypatch.setattr(tokenizer_manager, "identity", lambda: Identity("someone", is_admin))
+    fields = {"input_ids": [5, 6, 7], "resume": {"num_emitted": 1}}
+    got = await pair[0].client.post("/generate", json=fields)
+    assert got.status_code == status
 
 
 def odd(rng: random.Random) -> Any:
