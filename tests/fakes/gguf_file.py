@@ -11,7 +11,17 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-TYPE = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "BF16": 30}
+TYPE = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "F64": 28, "BF16": 30}
+# types that the tests cannot quantize to: random blocks, of so many numbers and bytes, whose scale
+# lies in the last two bytes (LAST), in the first ones, or everywhere
+RANDOM = {
+    "IQ2_XXS": (16, 256, 66), "IQ2_XS": (17, 256, 74), "IQ3_XXS": (18, 256, 98),
+    "IQ1_S": (19, 256, 50), "IQ3_S": (21, 256, 110), "IQ2_S": (22, 256, 82),
+    "IQ1_M": (29, 256, 56), "TQ1_0": (34, 256, 54), "TQ2_0": (35, 256, 66),
+    "MXFP4": (39, 32, 17), "NVFP4": (40, 64, 36),
+}  # fmt: skip
+LAST = ("TQ1_0", "TQ2_0")
+TYPE |= {kind: number for kind, (number, _, _) in RANDOM.items()}
 _CODES = {int: (4, "<I"), float: (6, "<f"), bool: (7, "<?")}
 
 
@@ -41,6 +51,10 @@ def quantized(value: torch.Tensor, kind: str) -> bytes:
         return value.half().numpy().tobytes()
     if kind == "BF16":
         return value.bfloat16().view(torch.int16).numpy().tobytes()
+    if kind == "F64":
+        return value.double().numpy().tobytes()
+    if kind in RANDOM:
+        return random_blocks(value.numel(), kind)
     if kind == "Q4_K":
         return q4_k(value.float().numpy().reshape(-1, 8, 32))
     blocks = value.float().numpy().reshape(-1, 32)
@@ -59,6 +73,25 @@ def quantized(value: torch.Tensor, kind: str) -> bytes:
         whole = np.clip(np.trunc(blocks / np.where(d == 0, 1, d) + 8.5), 0, 15).astype(np.uint8)
         q = whole[:, :16] | whole[:, 16:] << 4
     return np.concatenate((d.astype(np.float16).view(np.uint8), q), 1).tobytes()
+
+
+def random_blocks(count: int, kind: str) -> bytes:
+    """Blocks with scales that keep numbers of the size of weights."""
+    _, block, size = RANDOM[kind]
+    blocks = np.random.default_rng(count).integers(0, 256, (count // block, size), np.uint8)
+    d = np.frombuffer(np.float16(0.05 if kind in LAST else 0.002).tobytes(), np.uint8)
+    if kind in LAST:
+        blocks[:, -2:] = d
+    elif kind == "MXFP4":
+        blocks[:, 0] = 122 + blocks[:, 0] % 4
+    elif kind == "NVFP4":
+        blocks[:, :4] = 8 + blocks[:, :4] % 16
+    elif kind == "IQ1_M":  # a nibble of the scale in each of four words
+        blocks[:, 49::2] &= 15
+        blocks[:, 49::2] |= np.array([0x20, 0x10, 0x80, 0x10], np.uint8)
+    else:
+        blocks[:, :2] = d
+    return blocks.tobytes()
 
 
 def q4_k(groups: np.ndarray[Any, Any]) -> bytes:
@@ -181,7 +214,7 @@ def convert(
                 value = rows.swapaxes(1, 2).reshape(value.shape)
         if new.endswith("inp_shexp.weight"):
             value = value.squeeze()
-        block = 256 if kind.endswith("_K") else 32
+        block = RANDOM[kind][1] if kind in RANDOM else 256 if kind.endswith("_K") else 32
         tensors[new] = value, kind if value.ndim > 1 and value.shape[-1] % block == 0 else "F32"
     for new, parts in experts.items():
         tensors[new] = torch.stack([parts[i] for i in range(len(parts))]), kind

@@ -203,9 +203,9 @@ def test_unsupported_types_are_refused_by_name(tmp_path: Path) -> None:
     raw = bytearray(file.read_bytes())
     at = raw.index(b"blk.0.ffn_down.weight") + len(b"blk.0.ffn_down.weight")
     raw[at + 4 : at + 12] = (256).to_bytes(8, "little")  # a row of one block
-    raw[at + 20] = 18
+    raw[at + 20] = 36
     file.write_bytes(raw)
-    with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_down\.weight is IQ3_XXS"):
+    with pytest.raises(CheckpointError, match=r"ffn_down\.weight is of type 36; read are: F32, "):
         GgufSource(file)
 
 

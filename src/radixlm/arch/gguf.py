@@ -67,6 +67,7 @@ TYPES: Mapping[int, tuple[str, int, int]] = {
     34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
 }
 
 # kinds of 4 bits with a scale and an offset for each 32 numbers
@@ -212,7 +213,8 @@ class _Reader:
 
     def _tensor(self, name: str, kind: int, shape: tuple[int, ...], start: int) -> GgufTensor:
         if kind not in TYPES:
-            raise self._error(f"{name} has the unknown type {kind}")
+            known = ", ".join(label for label, _, _ in TYPES.values())
+            raise self._error(f"{name} is of type {kind}; read are: {known}")
         label, block, block_bytes = TYPES[kind]
         if shape and shape[-1] % block:
             raise self._error(f"{name}: rows of {shape[-1]} are no blocks of {block} ({label})")

@@ -37,14 +37,9 @@ class GgufSource(TensorSource):
         self, file: Path, dtype: torch.dtype = torch.float32, keeps_quantized: bool = True
     ) -> None:
         """Blocks are dequantized to ``dtype``; without ``keeps_quantized`` a layer cannot get them
-        as they are stored. CheckpointError for a broken file, an unknown architecture, or weights
-        of a type that is not read."""
+        as they are stored. CheckpointError for a broken file or an unknown architecture."""
         file = _user_file(file)
         header = read_header(file)
-        for name, tensor in header.tensors.items():
-            if tensor.kind not in _PLAIN and tensor.kind not in DEQUANTIZE:
-                known = ", ".join((*_PLAIN, *DEQUANTIZE))
-                raise CheckpointError(f"{tensor.file}: {name} is {tensor.kind}; read are: {known}")
         self._files = header.files
         self._dtype, self._keeps_quantized = dtype, keeps_quantized
         self._tensors = header.tensors
