@@ -79,8 +79,7 @@ class MemoryConfig(Group):
     ] = "float32"
     enable_memory_saver: Annotated[
         bool,
-        "Let /release_memory_occupation free memory.",
-        Flag(state="no-op", why="it is for /release_memory_occupation, which answers 501"),
+        "Let /release_memory_occupation and /sleep give memory back to the system.",
     ] = False
     enable_hierarchical_cache: Annotated[
         bool,

@@ -40,6 +40,7 @@ from radixlm.engine.limits import limits_for_pools, scheduler_limits
 from radixlm.engine.load_model import load_model, read_weight
 from radixlm.engine.memory import MemoryNow, Pools, make_pools, needs_memory, trial_pools
 from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.occupation import Occupation
 from radixlm.engine.parts import (
     EngineParts,
     make_features,
@@ -165,6 +166,7 @@ def load_engine(
             **(loader.commands() if loader else {}),
             **experts.commands(),
             **(pages.worker.commands() if pages else {}),
+            **Occupation(config, attn, pools, draft).commands(),
         },
         make_processors(config, info),
         _media(config, info, where),

@@ -292,6 +292,16 @@ class Engine:
         """Forget cached prefixes; False while requests run."""
         return self._wait(self._engine.intake.control("flush_cache")).ok
 
+    def release_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
+        """Give memory back to the system: of "weights", "kv_cache", "cuda_graph", all unless named.
+        Requests wait until it is resumed. InvalidRequest while requests run, or without
+        ``enable_memory_saver``."""
+        self._wait(self._engine.intake.occupation.release(tags))
+
+    def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
+        """Take it back."""
+        self._wait(self._engine.intake.occupation.resume(tags))
+
     def get_server_info(self) -> dict[str, Any]:
         """Options, state of each replica that serves, and version."""
         infos = self._wait(self._engine.intake.control_each("info"))

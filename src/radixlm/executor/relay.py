@@ -38,6 +38,8 @@ ON_ALL_RANKS = frozenset(
         "unload_lora_adapter",
         "keep_lora_adapters",
         "tiers",
+        "release_memory",
+        "resume_memory",
     }
 )
 _UNDO = {"load_lora_adapter": "unload_lora_adapter"}

@@ -27,6 +27,7 @@ from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.identity import identity
 from radixlm.intake.link import Link
 from radixlm.intake.observer import Observer
+from radixlm.intake.occupation import MemoryOccupation
 from radixlm.intake.records import (
     GenerateRequest,
     Output,
@@ -90,6 +91,7 @@ class TokenizerManager:
         self.token_s = 0.0  # when a token last came
         self.leaving = asyncio.Event()  # the server shuts down, or its engine has failed
         self.is_paused = False
+        self.occupation = MemoryOccupation(self)
         self.ready = asyncio.Event()
         self.adapters = AdapterRegistry(self, facts.adapters)
         self.failure: Failed | None = None
@@ -393,6 +395,7 @@ class TokenizerManager:
             replica.load, replica.beat_s = message.load, time.monotonic()
             # another HTTP process may have paused it
             self.is_paused = any(replica.load.is_paused for replica in self.replicas.ready)
+            self.occupation.note()
             self._sweep(replica.beat_s)
         elif isinstance(message, Ready):
             if replica.is_ready:  # it has lost its state, not its process
@@ -421,6 +424,7 @@ class TokenizerManager:
         replica.facts, replica.beat_s = facts, time.monotonic()
         replica.is_ready, replica.is_gone = True, False
         self.adapters.restore(replica)
+        self.occupation.restore(replica)
         if self.is_paused:
             replica.link.send(Control("pause again", "pause", {"mode": "in_place"}))
         self.replicas.orphans(replica)

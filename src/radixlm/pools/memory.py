@@ -6,6 +6,7 @@ of one server; the numbers that decide on sizes are read back from its header.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import os
@@ -102,3 +103,19 @@ def pool_tensor(
         return make(*shape, dtype=dtype, device=device)
     memory = _lender[-1].take(math.prod(shape) * dtype.itemsize)
     return torch.from_numpy(memory).view(dtype).view(*shape)
+
+
+def drop_pages(tensor: Tensor, is_pool: bool = True) -> None:
+    """Give whole pages of a host tensor's memory back to the system; addresses stay. They read as
+    zeros, those of a mapped file as the file, until they are written again. ``is_pool``: in a memfd
+    (``KeptMemory``) too. OSError where the system refuses."""
+    begin = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    num_bytes = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - begin
+    if num_bytes <= 0:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    # MADV_REMOVE frees shared memory and refuses private memory, which MADV_DONTNEED frees
+    for advice in (mmap.MADV_REMOVE, mmap.MADV_DONTNEED) if is_pool else (mmap.MADV_DONTNEED,):
+        if libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(num_bytes), advice) == 0:
+            return
+    raise OSError(ctypes.get_errno(), f"madvise of {num_bytes} bytes of a {tensor.dtype} tensor")

@@ -2,7 +2,7 @@
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.queue import WaitingQueue
 from radixlm.wire.replies import ControlReply, LoadReport
-from radixlm.wire.requests import AbortRequest, Control
+from radixlm.wire.requests import KV_CACHE, MEMORY_TAGS, AbortRequest, Control
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,11 @@ class ControlledScheduler(Protocol):
     drafting: Drafting | None
     clock: Callable[[], float]
     is_paused: bool
+    released: tuple[str, ...]
     sleep_s: float
+
+    @property
+    def is_held(self) -> bool: ...
 
     @property
     def executor(self) -> CommandExecutor: ...
@@ -63,10 +67,13 @@ class ControlHandler:
         self._scheduler = scheduler
         self.num_breaches = 0
         self._pending: list[tuple[str, Future[Callable[[], Any]]]] = []
+        self._resuming: dict[str, tuple[str, ...]] = {}  # tags by call
         self._verbs = {
             "flush_cache": self._flush,
             "pause": self._pause,
             "continue": self._continue,
+            "release_memory": self._release_memory,
+            "resume_memory": self._resume_memory,
             "info": self._info,
             "kv_snapshot": self._kv_snapshot,
             "slow_down": self._slow_down,
@@ -86,15 +93,18 @@ class ControlHandler:
         try:
             if verb is not None:
                 return verb(control)
-            data = self._scheduler.executor.control(control.verb, control.args)
-            if isinstance(data, Future):
-                self._pending.append((control.call_id, data))
-                return None
-            return ControlReply(control.call_id, True, data=data)
+            return self._execute(control)
         except RankLost:
             raise
         except Exception as error:
             return _failed(control.call_id, error)
+
+    def _execute(self, control: Control) -> ControlReply | None:
+        data = self._scheduler.executor.control(control.verb, control.args)
+        if isinstance(data, Future):
+            self._pending.append((control.call_id, data))
+            return None
+        return ControlReply(control.call_id, True, data=data)
 
     def finished(self) -> list[ControlReply]:
         """Replies to commands whose work another thread has done. Its result is called here, in
@@ -104,9 +114,11 @@ class ControlHandler:
             self._pending.remove((call_id, future))
             try:
                 replies.append(ControlReply(call_id, True, data=future.result()()))
+                self._resumed(self._resuming.pop(call_id, ()))
             except RankLost:
                 raise
             except Exception as error:
+                self._resuming.pop(call_id, None)
                 replies.append(_failed(call_id, error))
         return replies
 
@@ -116,15 +128,68 @@ class ControlHandler:
             running, waiting = len(s.planner.running), len(s.queue)
             message = f"not flushed: {running} requests run and {waiting} wait"
             return ControlReply(control.call_id, False, message)
-        s.hooks.flush()
-        if s.kv_manager.prefix_cache.num_locked:
+        if not self._empty_cache():
             message = "not flushed: a slow tier still reads pages; try again"
             return ControlReply(control.call_id, False, message)
+        return ControlReply(control.call_id, True, "Cache flushed.")
+
+    def _empty_cache(self) -> bool:
+        """Whether it could be done: no request may hold a page."""
+        s = self._scheduler
+        s.hooks.flush()
+        if s.kv_manager.prefix_cache.num_locked:
+            return False
         s.kv_manager.prefix_cache.reset()
         if s.drafting is not None:
             s.drafting.flush()
         self.check_invariants()
-        return ControlReply(control.call_id, True, "Cache flushed.")
+        return True
+
+    def _release_memory(self, control: Control) -> ControlReply | None:
+        """Give back the memory of ``tags``; no step is planned until all of it is resumed."""
+        s = self._scheduler
+        tags = [str(tag) for tag in control.args["tags"]]
+        if new := [tag for tag in tags if tag not in s.released]:
+            if refusal := self._why_not_released(new):
+                return ControlReply(control.call_id, False, f"not released: {refusal}")
+            s.released = _ordered((*s.released, *new))
+            try:
+                data = s.executor.control(control.verb, {"tags": new})
+            except Exception:
+                s.released = _ordered(set(s.released) - set(new))
+                raise
+            return ControlReply(control.call_id, True, data=data)
+        return ControlReply(control.call_id, True)
+
+    def _why_not_released(self, tags: Sequence[str]) -> str:
+        s = self._scheduler
+        s.commit_inflight()
+        running, waiting = len(s.planner.running), len(s.queue)
+        if not s.is_held and (running or waiting):
+            return (
+                f"{running} requests run and {waiting} wait; end them with /abort_request or "
+                "/pause_generation first"
+            )
+        if KV_CACHE not in tags:
+            return ""
+        if running:
+            return f"{running} paused requests keep their KV; pause with mode 'retract' or 'abort'"
+        return "" if self._empty_cache() else "a slow tier still reads pages; try again"
+
+    def _resume_memory(self, control: Control) -> ControlReply | None:
+        """Take back the memory of ``tags``, as far as it was released."""
+        tags = _ordered(set(control.args["tags"]) & set(self._scheduler.released))
+        if not tags:
+            return ControlReply(control.call_id, True)
+        reply = self._execute(Control(control.call_id, control.verb, {"tags": tags}))
+        if reply is None:
+            self._resuming[control.call_id] = tags
+        else:
+            self._resumed(tags)
+        return reply
+
+    def _resumed(self, tags: Iterable[str]) -> None:
+        self._scheduler.released = _ordered(set(self._scheduler.released) - set(tags))
 
     def _kv_snapshot(self, control: Control) -> ControlReply:
         """Publish the whole prefix cache as KV events."""
@@ -193,6 +258,10 @@ class ControlHandler:
         for violation in violations:
             log.error("KV cache manager: %s", violation)
         kv_manager.repair(running)
+
+
+def _ordered(tags: Iterable[str]) -> tuple[str, ...]:
+    return tuple(tag for tag in MEMORY_TAGS if tag in tags)
 
 
 def _failed(call_id: str, error: Exception) -> ControlReply:

@@ -83,6 +83,7 @@ class Scheduler:
         self._step_start_s = self._step_end_s = 0.0  # of the last step that ran
         self.deltas: list[TokenDelta] = []  # unsent, of requests that ended outside of a step
         self.is_paused = False
+        self.released: tuple[str, ...] = ()
         self.is_stopped = False
         self.arriving: str | None = None  # the request that the features' arrive hooks look at
         self.num_steps = 0
@@ -109,7 +110,7 @@ class Scheduler:
         self.hooks.tick()
         now_s = self.clock()
         self._expire(now_s)
-        plan = None if self.is_paused else self.planner.plan(now_s)
+        plan = None if self.is_held else self.planner.plan(now_s)
         step = self.executor.forward(plan) if plan else None
         num_inflight = len(self.inflight)
         while self.inflight and len(self.inflight) >= max(self.limits.depth, 1):
@@ -135,6 +136,11 @@ class Scheduler:
         if self.sleep_s and plan is not None:
             time.sleep(self.sleep_s)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether no step may be planned: an operator has paused it, or taken its memory."""
+        return self.is_paused or bool(self.released)
+
     def commit_inflight(self) -> None:
         """Wait for all steps in flight and commit them."""
         while self.inflight:
@@ -154,8 +160,8 @@ class Scheduler:
         """How long the loop may wait on its channel, in seconds."""
         if self.inflight or self.deltas:
             return 0
-        is_waiting = self.planner.running or self.queue or self.controls.num_pending
-        if self.is_paused or not is_waiting:
+        is_waiting = not self.is_held and (self.planner.running or self.queue)
+        if not is_waiting and not self.controls.num_pending:
             return BEAT_S
         return GATE_POLL_S if self._was_idle else 0
 
@@ -349,6 +355,7 @@ class Scheduler:
             num_retracted=self.planner.num_retracted,
             num_paused=len(self.planner.running) if self.is_paused else 0,
             is_paused=self.is_paused,
+            released=self.released,
             steps=self.num_steps,
             num_breaches=self.controls.num_breaches,
             spec_accept_length=self.drafting.counts.accept_len if self.drafting else 0.0,

@@ -65,7 +65,8 @@ class DraftTotals(msgspec.Struct, omit_defaults=True):
 
 
 class LoadReport(msgspec.Struct, omit_defaults=True):
-    """The load of a scheduler. ``is_paused``: an operator has paused it. ``tiers``: figures of
+    """The load of a scheduler. ``is_paused``: an operator has paused it. ``released``: tags of the
+    memory that its engine has given back. ``tiers``: figures of
     pages that arrive (``engine/features/page_arrivals.py``)."""
 
     num_running: int = 0
@@ -77,6 +78,7 @@ class LoadReport(msgspec.Struct, omit_defaults=True):
     num_retracted: int = 0
     num_paused: int = 0
     is_paused: bool = False
+    released: tuple[str, ...] = ()
     num_grammar_queue: int = 0
     steps: int = 0
     num_breaches: int = 0

@@ -44,6 +44,7 @@ class PoolingParams(msgspec.Struct, frozen=True):
 
 
 NEVER = 1 << 30
+WEIGHTS, KV_CACHE, CUDA_GRAPH = MEMORY_TAGS = ("weights", "kv_cache", "cuda_graph")
 
 
 class AdapterRef(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ from radixlm.entrypoints.http.admin import (
     hicache,
     info,
     metrics,
+    occupation,
     request_log,
 )
 from radixlm.entrypoints.http.batches import files
@@ -65,6 +66,7 @@ _ROUTERS = (
     info.router,
     generate.router,
     control.router,
+    occupation.router,
     adapters.router,
     corpora.router,
     experts.router,

@@ -12,7 +12,6 @@ from radixlm.base.errors import NotSupported
 router = APIRouter(tags=["not implemented"])
 
 _WEIGHTS = "replacing weights while the server runs is not implemented; restart with --model-path"
-_MEMORY = "releasing memory is not implemented (--enable-memory-saver)"
 _PD = "roles are what a router sends: a server of either mode serves requests without a room whole"
 _TRACE = "traces are not implemented (--enable-trace)"
 _GET_POST = ("GET", "POST")
@@ -32,8 +31,6 @@ NOT_IMPLEMENTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("/send_weights_to_remote_instance", _POST, _WEIGHTS),
     ("/remote_instance_transfer_engine_info", ("GET",), _WEIGHTS),
     ("/get_remote_instance_transfer_engine_info", ("GET",), _WEIGHTS),
-    ("/release_memory_occupation", _GET_POST, _MEMORY),
-    ("/resume_memory_occupation", _GET_POST, _MEMORY),
     ("/pd_role_switch", _POST, _PD),
     ("/set_trace_level", _GET_POST, _TRACE),
     ("/v1/audio/speech", _POST, "text-to-speech models are not supported"),

@@ -37,7 +37,13 @@ async def health(request: Request) -> Response:
         return _unavailable("the engine is starting")
     if HEALTH_GENERATES.get():
         return await health_generate(request)
-    return Response()
+    return _alive(intake)
+
+
+def _alive(intake: TokenizerManager) -> Response:
+    """200, which says what memory is released: no token comes then, and nothing is wrong."""
+    released = intake.occupation.released
+    return json_response({"status": "released", "released": released}) if released else Response()
 
 
 # load balancers send HEAD
@@ -74,8 +80,11 @@ router.add_api_route("/ready", ready, methods=["HEAD"], include_in_schema=False)
 
 @router.get("/health_generate")
 async def health_generate(request: Request) -> Response:
-    """200 when a token comes, of this probe or of any request, within the time limit."""
+    """200 when a token comes, of this probe or of any request, within the time limit; at once while
+    memory is released."""
     intake = state_of(request).intake
+    if intake.ready.is_set() and intake.occupation.released:
+        return _alive(intake)
     reason = why_not_ready(intake)
     if reason:
         return _unavailable(reason)
@@ -95,6 +104,8 @@ def why_not_ready(intake: TokenizerManager) -> str | None:
         return "the engine is starting"
     if intake.is_paused:
         return "generation is paused"
+    if released := intake.occupation.released:
+        return f"memory is released: {', '.join(released)}; /resume_memory_occupation takes it back"
     return None
 
 

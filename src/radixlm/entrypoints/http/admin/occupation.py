@@ -1,0 +1,39 @@
+"""Operator routes that give memory back for a while: SGLang's names and vLLM's."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from radixlm.entrypoints.http.admin.control import get_and_post_on
+from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.state import state_of
+from radixlm.entrypoints.request_model import Body, read
+
+router = APIRouter(tags=["admin"])
+
+
+class MemoryTags(Body):
+    """``tags``: weights, kv_cache, cuda_graph; all unless given."""
+
+    tags: list[str] | None = None
+
+
+async def _tags(request: Request) -> list[str] | None:
+    """Of a JSON body, or of the query string, where a tag may be given several times."""
+    data = await request.body()
+    return read(MemoryTags, data).tags if data else request.query_params.getlist("tags") or None
+
+
+@get_and_post_on(router, "/release_memory_occupation", MemoryTags)
+async def release_memory_occupation(request: Request) -> Response:
+    """Give memory back to the system; 400 while requests run, or without --enable-memory-saver."""
+    await state_of(request).intake.occupation.release(await _tags(request))
+    return json_response(None)
+
+
+@get_and_post_on(router, "/resume_memory_occupation", MemoryTags)
+async def resume_memory_occupation(request: Request) -> Response:
+    """Take released memory again; requests that came meanwhile run from now on."""
+    await state_of(request).intake.occupation.resume(await _tags(request))
+    return json_response(None)
