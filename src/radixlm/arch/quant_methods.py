@@ -50,12 +50,18 @@ METHODS = {
         QuantMethod("gptq", f"{_QUANT}.integers:parse_gptq", ("gptq", "gptq_marlin", "moe_wna16")),
         QuantMethod("w8a8_int8", f"{_QUANT}.integers:parse_w8a8", ("w8a8_int8",)),
         QuantMethod("blockwise_int8", f"{_QUANT}.integers:parse_blockwise", ("blockwise_int8",)),
+        QuantMethod(
+            "bitsandbytes",
+            f"{_QUANT}.widened:parse_bitsandbytes",
+            ("bitsandbytes",),
+            r"\.weight\.((nested_)?(absmax|quant_map)|quant_state\.\w+)|\.(SCB|weight_format)",
+        ),
         QuantMethod("gguf", f"{_QUANT}.prequantized:parse_gguf", ("gguf",)),
     )
 }
 # methods of other engines; floats of such a checkpoint are served, other weights are refused
 _UNREAD = frozenset(
-    "aqlm auto-round awq_marlin bitnet bitsandbytes bitsandbytes_4bit bitsandbytes_8bit "
+    "aqlm auto-round awq_marlin bitnet bitsandbytes_4bit bitsandbytes_8bit "
     "deepspeedfp eetq exl2 exl3 experts_int8 fouroversix fp_quant gemma gptq_marlin "
     "gptq_marlin_24 higgs hqq ipex marlin metal modelopt_fp4 modelopt_mixed moe_wna16 mxfp4 mxfp8 "
     "nvfp4 petit_nvfp4 ptpc_fp8 qoq quanto quark sinq spqr torchao vptq w4afp8 w8a8_fp8".split()

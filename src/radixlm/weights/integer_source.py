@@ -6,16 +6,16 @@ points. Recipes and concatenations see floats; a layer that keeps integers calls
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from radixlm.quant.integers import IntegerQuant
 from radixlm.quant.quantized_weight import QuantizedWeight
-from radixlm.weights.origin import Origin
 from radixlm.weights.packed_integers import Integers, find_group_size, unpack, unpack_awq
-from radixlm.weights.source import TensorSource, WrappedSource
+from radixlm.weights.parts_source import PartsSource, find_parts
+from radixlm.weights.source import TensorSource
 
 log = logging.getLogger(__name__)
 _GPTQ_PARTS = ("qweight", "qzeros", "scales", "g_idx")
@@ -27,32 +27,16 @@ _COMPRESSED_PARTS = (
 _INTEGERS = (torch.int32, torch.int64)
 
 
-class IntegerSource(WrappedSource):
+class IntegerSource(PartsSource):
     """``inner`` with its integers dequantized to ``dtype``."""
 
     def __init__(self, inner: TensorSource, quant: IntegerQuant, dtype: torch.dtype) -> None:
-        super().__init__(inner)
-        self._quant, self._dtype = quant, dtype
-        self._sizes = dict(inner.sizes())
-        self._parts: dict[str, dict[str, str]] = {}  # weight -> part -> tensor
-        is_compressed = quant.layout == "compressed"
-        for name in inner.sizes():
-            stem, _, part = name.rpartition(".")
-            if part in (_COMPRESSED_PARTS if is_compressed else _GPTQ_PARTS):
-                self._parts.setdefault(f"{stem}.weight", {})[part] = name
+        self._quant, is_compressed = quant, quant.layout == "compressed"
+        parts = find_parts(inner, _COMPRESSED_PARTS if is_compressed else _GPTQ_PARTS)
         if is_compressed:
-            self._parts = {n: p for n, p in self._parts.items() if self._has_integers(p)}
-        for weight, parts in self._parts.items():
-            num_bytes = sum(self._sizes[name] for name in parts.values())
-            self._sizes |= dict.fromkeys(parts.values(), 0)
-            self._sizes[weight] = num_bytes
+            parts = {name: p for name, p in parts.items() if _has_integers(inner, p)}
+        super().__init__(inner, parts, dtype)
         self._log_counts()
-
-    def _has_integers(self, parts: Mapping[str, str]) -> bool:
-        """Floats may have scales too, left over from a calibration."""
-        if len(parts) == 1 and "weight" in parts:
-            return False
-        return "weight" not in parts or not self.inner.read(parts["weight"]).is_floating_point()
 
     def _log_counts(self) -> None:
         kinds = Counter(
@@ -62,41 +46,17 @@ class IntegerSource(WrappedSource):
         counts = ", ".join(f"{count} weights {kind}" for kind, count in sorted(kinds.items()))
         log.info("%s: %s", self._quant.method, counts or "no integers")
 
-    def sizes(self) -> Mapping[str, int]:
-        """Bytes of every tensor as stored; a weight's scales and zero points count as its own."""
-        return self._sizes
-
-    def read(self, name: str) -> Tensor:
-        if name not in self._parts:
-            return self.inner.read(name)
-        return self._integers(name).dequantize(self._dtype)
-
-    def is_quantized(self, name: str) -> bool:
-        return name in self._parts
-
     def read_quantized(self, name: str) -> QuantizedWeight | None:
         quantizes_inputs = self._quant.quantizes_inputs and not self._is_packed(name)
-        return self._integers(name).to_quantized(quantizes_inputs)
-
-    def is_zero_bias(self, name: str) -> bool:
-        weight = name.removesuffix(".bias") + ".weight"
-        return name.endswith(".bias") and weight in self._parts and not self.read(name).any()
-
-    def release(self, name: str) -> None:
-        for part in self._parts.get(name, {"": name}).values():
-            self.inner.release(part)
-
-    def origins(self, name: str) -> Sequence[Origin]:
-        parts = self._parts.get(name, {"": name}).values()
-        return [origin for part in parts for origin in self.inner.origins(part)]
+        return self.weight(name).to_quantized(quantizes_inputs)
 
     def _is_packed(self, weight: str) -> bool:
         return not {"qweight", _PACKED}.isdisjoint(self._parts[weight])
 
-    def _integers(self, weight: str) -> Integers:
+    def weight(self, name: str) -> Integers:
         if self._quant.layout == "compressed":
-            return self._compressed(weight)
-        return self._gptq_or_awq(weight)
+            return self._compressed(name)
+        return self._gptq_or_awq(name)
 
     def _gptq_or_awq(self, weight: str) -> Integers:
         quant, is_awq = self._quant, self._quant.layout == "awq"
@@ -150,7 +110,7 @@ class IntegerSource(WrappedSource):
                 raise ValueError(f"{parts['weight']} is of {values.dtype}, not of int8")
             return 8, values.view(torch.uint8) ^ 128
         words = self._words(weight, _PACKED)
-        shape = self._part(weight, "weight_shape")
+        shape = self.part(weight, "weight_shape")
         sizes = shape.flatten().tolist() if not shape.is_floating_point() else []
         if len(sizes) != 2 or sizes[0] != words.shape[0]:
             raise ValueError(f"{self._name(weight, 'weight_shape')} says {sizes}")
@@ -208,7 +168,7 @@ class IntegerSource(WrappedSource):
         """The group of each input; None if inputs are in the order of their groups."""
         if part not in self._parts[weight]:
             return None
-        index = self._part(weight, part)
+        index = self.part(weight, part)
         is_whole = index.dtype in _INTEGERS and index.shape == (num_in,)
         if is_whole and num_in and bool((index == -1).all()):  # an order was allocated, not used
             return None
@@ -222,14 +182,8 @@ class IntegerSource(WrappedSource):
     def _name(self, weight: str, part: str) -> str:
         return f"{weight.removesuffix('.weight')}.{part}"
 
-    def _part(self, weight: str, part: str) -> Tensor:
-        name = self._parts[weight].get(part)
-        if name is None:
-            raise ValueError(f"{self._name(weight, part)} is missing")
-        return self.inner.read(name)
-
     def _words(self, weight: str, part: str) -> Tensor:
-        words = self._part(weight, part)
+        words = self.part(weight, part)
         if words.dtype != torch.int32 or words.ndim != 2:
             raise ValueError(
                 f"{self._name(weight, part)} is {list(words.shape)} of {words.dtype}, not a matrix "
@@ -238,7 +192,14 @@ class IntegerSource(WrappedSource):
         return words
 
     def _floats(self, weight: str, part: str, ndim: int = 0) -> Tensor:
-        scale = self._part(weight, part)
+        scale = self.part(weight, part)
         if not scale.is_floating_point() or (ndim and scale.ndim != ndim):
             raise ValueError(f"{self._name(weight, part)} is {list(scale.shape)} of {scale.dtype}")
         return scale.float()
+
+
+def _has_integers(source: TensorSource, parts: Mapping[str, str]) -> bool:
+    """Floats may have scales too, left over from a calibration."""
+    if len(parts) == 1 and "weight" in parts:
+        return False
+    return "weight" not in parts or not source.read(parts["weight"]).is_floating_point()

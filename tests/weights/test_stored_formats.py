@@ -1,0 +1,157 @@
+"""Checkpoints of quantization libraries: every number is the library's own, bit for bit, and a
+model computes with it. The fixtures hold what ``scripts/make_quant_fixtures.py`` had the libraries
+write."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.fakes.paged_runner import PagedRunner, load_model
+from tests.fakes.tiny_checkpoint import cached_tiny
+from torch import Tensor
+
+from radixlm.kernels import cpu
+from radixlm.kernels.dispatch import bind
+from radixlm.layers.linear import Linear
+from radixlm.models.build import Model
+from radixlm.quant.checkpoint import checkpoint_quant
+from radixlm.quant.load_time import make_scheme
+from radixlm.weights.folder import open_folder
+
+FIXTURES = Path(__file__).parent / "fixtures"
+IDS = {0: list(range(5, 25)), 1: [9, 8, 7]}
+# q, k, v, gate and up are [32, 128], as the fixtures are; o and down are [128, 32]
+SHAPE = {
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+}
+QUANTIZED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+BNB: dict[str, Any] = {"quant_method": "bitsandbytes"}
+# "library/case" -> (quantization_config, format of the packed layer; "": floats)
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "bitsandbytes/nf4": (BNB | {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, ""),
+    "bitsandbytes/nf4-nested": (BNB | {"load_in_4bit": True}, ""),
+    "bitsandbytes/fp4": (BNB | {"load_in_4bit": True}, ""),
+    "bitsandbytes/int8": (BNB | {"load_in_8bit": True}, "int8wo"),
+}
+
+
+@cache
+def stored(case: str) -> tuple[dict[str, Tensor], Tensor]:
+    """(the library's tensors by their last names, the numbers that it makes of them)."""
+    library, _, name = case.partition("/")
+    tensors = {
+        part.removeprefix(f"{name}/"): tensor
+        for part, tensor in load_file(FIXTURES / f"{library}.safetensors").items()
+        if part.startswith(f"{name}/")
+    }
+    return tensors, tensors.pop("expected")
+
+
+def write(case: str, folder: Path) -> tuple[Path, Path]:
+    """(a checkpoint with the stored tensors, one with the library's numbers) under ``folder``."""
+    parts, expected = stored(case)
+    narrow, wide = folder / "narrow", folder / "wide"
+    source = cached_tiny("LlamaForCausalLM", dtype=torch.bfloat16, **SHAPE)
+    for target in (narrow, wide):
+        shutil.copytree(source, target)
+    small = load_file(source / "model.safetensors")
+    large = dict(small)
+    for name in list(small):
+        if any(part in name for part in QUANTIZED):
+            stem = name.removesuffix(".weight")
+            del small[name]
+            small |= {f"{stem}.{part}": tensor.clone() for part, tensor in parts.items()}
+            large[name] = expected.clone()
+    save_file(small, narrow / "model.safetensors")
+    save_file(large, wide / "model.safetensors")
+    config = json.loads((narrow / "config.json").read_text())
+    config["quantization_config"] = CASES[case][0]
+    (narrow / "config.json").write_text(json.dumps(config))
+    return narrow, wide
+
+
+def formats(model: Model) -> set[str]:
+    """Of the layers with 128 inputs inside blocks: "" for floats."""
+    packs: list[Any] = [
+        layer.packed
+        for path, layer in model.layers()
+        if isinstance(layer, Linear) and path.startswith("blocks.") and layer.in_features == 128
+    ]
+    return {"" if pack.packed.fmt == "bf16" else pack.packed.fmt for pack in packs}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_numbers_are_the_librarys_own(case: str, tmp_path: Path) -> None:
+    narrow, wide = write(case, tmp_path)
+    expected = stored(case)[1]
+    source = open_folder(narrow, "auto")
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert torch.equal(source.read(name), expected)
+    want = PagedRunner(load_model(wide)).prefill(IDS)
+    got = PagedRunner(load_model(narrow)).prefill(IDS)
+    for sequence in IDS:
+        torch.testing.assert_close(got[sequence], want[sequence], rtol=0.0, atol=0.0)
+    # what a layer keeps is the same but for the order of two products
+    kept = source.read_quantized(name)
+    assert (kept is None) == (not CASES[case][1])
+    if kept is not None:
+        torch.testing.assert_close(kept.dequantize().bfloat16(), expected, rtol=0.01, atol=0.0)
+
+
+@pytest.mark.skipif(not cpu.available, reason=cpu.reason)
+@pytest.mark.parametrize("case", CASES)
+def test_layers_keep_what_kernels_multiply(case: str, tmp_path: Path) -> None:
+    narrow, wide = write(case, tmp_path)
+    scheme = make_scheme(None, "", checkpoint_quant(narrow))
+    model = load_model(narrow, bind("cpu"), scheme=scheme)
+    assert formats(model) == {CASES[case][1]}
+    want = PagedRunner(load_model(wide)).prefill(IDS)
+    got = PagedRunner(model).prefill(IDS)
+    # the library's numbers are rounded to bfloat16, kept ones are not; w4a8 rounds activations
+    near = {"": 1e-3, "int8wo": 2e-2}.get(CASES[case][1], 0.1)
+    for sequence in IDS:
+        assert float((got[sequence] - want[sequence]).abs().max() / want[0].abs().max()) < near
+
+
+def test_the_log_says_what_is_dequantized(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    narrow, _ = write("bitsandbytes/nf4", tmp_path)
+    with caplog.at_level(logging.INFO):
+        open_folder(narrow, "auto")
+    assert "0 weights of 8 bits; 10 of 4 bits, dequantized to bfloat16" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "said"),
+    [
+        ("weight.absmax", None, r"up_proj.weight.absmax is missing"),
+        ("weight.absmax", torch.ones(3), "3 blocks of 64, which do not make"),
+        ("weight.quant_state.bitsandbytes__nf4", torch.tensor([65]).byte(), "nf4 says b'A'"),
+        ("weight.quant_state.bitsandbytes__nf4", None, "bitsandbytes__nf4 or fp4 is missing"),
+        ("weight", torch.zeros(7, 1).byte(), "has 7 bytes"),
+    ],
+)
+def test_damaged_parts_are_named(
+    part: str, value: Tensor | None, said: str, tmp_path: Path
+) -> None:
+    narrow, _ = write("bitsandbytes/nf4", tmp_path)
+    tensors = load_file(narrow / "model.safetensors")
+    name = f"model.layers.0.mlp.up_proj.{part}"
+    del tensors[name]
+    if value is not None:
+        tensors[name] = value
+    save_file(tensors, narrow / "model.safetensors")
+    with pytest.raises(ValueError, match=said):
+        open_folder(narrow, "auto").read("model.layers.0.mlp.up_proj.weight")
