@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1] / "src" / "radixlm"
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("base",),
     ("arch", "wire", "step", "observe"),
-    ("config", "memory", "kernels", "text", "multimodal", "distributed"),
+    ("config", "memory", "kernels", "text", "multimodal", "distributed", "hub"),
     ("pools", "quant", "sampling", "grammar", "speculative"),
     ("layers", "attention", "weights", "transfer"),
     ("models", "tiers"),
@@ -28,7 +28,7 @@ FLOOR = {package: number for number, packages in enumerate(FLOORS) for package i
 SIDEWAYS = {("step", "wire"), ("observe", "wire"), ("distributed", "kernels")}
 TORCH_FREE = (
     "base arch wire observe config memory text speculative intake scheduler entrypoints router "
-    "lang tiers".split()
+    "lang tiers hub".split()
 )
 TORCH_FREE_FILES = {"distributed/topology.py", "distributed/balance.py"}
 FILES = sorted(ROOT.rglob("*.py"))

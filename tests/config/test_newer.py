@@ -131,7 +131,7 @@ def test_yaml_and_keywords_know_the_names(tmp_path: Path) -> None:
         {"hicache_storage_prefetch_policy": "timeout"},
         {"disaggregation_bootstrap_port": 9000},
         {"oltp_traces_endpoint": "collector:4317"},
-        {"revision": "main"},
+        {"trust_remote_code": True},
         {"sampling_backend": "flashinfer"},
         {"moe_runner_backend": "triton"},
         {"mm_attention_backend": "fa3"},

@@ -6,7 +6,6 @@ from typing import Annotated
 from radixlm.arch.quant_methods import CHECKPOINT_FLAGS, ONLINE_INTEGERS, TORCHAO_FP8
 from radixlm.config.flag import AUTO, POSITIVE, Flag, Group
 
-_LOCAL = "the model is a local folder, or a bundled one"
 _REMOTE = "weight transfer from a running instance"
 
 LOAD_FORMATS = (
@@ -35,10 +34,13 @@ class ModelConfig(Group):
 
     model_path: Annotated[
         str,
-        "Folder of a checkpoint in Hugging Face format, or the name of a bundled model.",
+        "Folder of a checkpoint in Hugging Face format, a .gguf file, the name of a model on a hub "
+        "(org/name, org/name@revision, org/name:Q4_K_M), or of a bundled one.",
         Flag(("--model",)),
     ] = "radix-tiny"
-    tokenizer_path: Annotated[str, "Folder of the tokenizer; the model's own when unset."] = AUTO
+    tokenizer_path: Annotated[
+        str, "Folder of the tokenizer, or its name on a hub; the model's own when unset."
+    ] = AUTO
     tokenizer_mode: Annotated[
         str,
         "'auto' reads tokenizer.json, 'slow' loads the tokenizer by transformers.",
@@ -80,10 +82,12 @@ class ModelConfig(Group):
         "Serve a causal model as an embedding model: last-token vectors of unit length.",
     ] = False
     revision: Annotated[
-        str | None, "Branch, tag or commit of the model.", Flag(state="no-op", why=_LOCAL)
+        str | None,
+        "Branch, tag or commit of a model that is given by name; the default branch when unset.",
     ] = None
     download_dir: Annotated[
-        str | None, "Folder for downloaded models.", Flag(state="no-op", why=_LOCAL)
+        str | None,
+        "Folder for downloaded models; the hub's cache when unset (HF_HOME, HF_HUB_CACHE).",
     ] = None
     model_impl: Annotated[
         str,

@@ -39,11 +39,16 @@ class ServerConfig:
     speculate: SpeculateConfig = field(default_factory=SpeculateConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     disagg: DisaggConfig = field(default_factory=DisaggConfig)
+    located: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Where models and adapters that were given by name lie on this machine: name of the option, or
+    path of an adapter -> folder. The options keep what the user wrote."""
 
     @classmethod
     def from_kwargs(cls, **flat: Any) -> Self:
-        """Options by name, as the offline engine takes them; ConfigError as on the CLI."""
-        return cls().with_values(read_values(flat, "argument "))
+        """Options by name, as the offline engine takes them; ConfigError as on the CLI. A process
+        that another starts is told what is ``located`` too."""
+        located = flat.pop("located", {})
+        return replace(cls().with_values(read_values(flat, "argument ")), located=located)
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """A copy with checked ``values`` (option name -> value) set."""
@@ -53,6 +58,11 @@ class ServerConfig:
         return replace(
             self, **{name: replace(getattr(self, name), **new) for name, new in groups.items()}
         )
+
+    def local(self, name: str) -> str | None:
+        """The path of the option ``name`` on this machine."""
+        path: str | None = self.value(name)
+        return self.located.get(name, path)
 
     def value(self, name: str) -> Any:
         """The value of the option called ``name``, whatever its group."""

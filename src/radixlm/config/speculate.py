@@ -30,8 +30,8 @@ class SpeculateConfig(Group):
     ] = None
     speculative_draft_model_path: Annotated[
         str | None,
-        "Folder of the draft model. Default: prediction layers of the model's own checkpoint, or "
-        "the drafts that are bundled with it.",
+        "Folder of the draft model, or its name on a hub. Default: prediction layers of the "
+        "model's own checkpoint, or the drafts that are bundled with it.",
         Flag(("--speculative-draft-model",), part_of=_ALGORITHM),
     ] = None
     speculative_draft_model_quantization: Annotated[
@@ -47,8 +47,8 @@ class SpeculateConfig(Group):
     ] = None
     speculative_draft_model_revision: Annotated[
         str | None,
-        "Branch, tag or commit of the draft model.",
-        Flag(state="no-op", why="the draft model is a folder"),
+        "Branch, tag or commit of a draft model that is given by name.",
+        Flag(part_of=_ALGORITHM),
     ] = None
     speculative_num_steps: Annotated[
         int | None,

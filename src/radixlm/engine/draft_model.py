@@ -117,7 +117,7 @@ def find_draft(config: ServerConfig, info: ModelInfo) -> Path:
     algorithm, path = s.speculative_algorithm or "", s.speculative_draft_model_path
     if path is not None:
         try:
-            return find_model(path)
+            return find_model(config.local("speculative_draft_model_path"))
         except ConfigError as error:
             raise ConfigError(str(error).replace("--model-path", FLAG)) from error
     if algorithm in ("EAGLE", "NEXTN") and describe_draft(info.folder) is not None:
@@ -296,7 +296,9 @@ def check_vocabulary(config: ServerConfig, info: ModelInfo, folder: Path, draft:
     """ConfigError if the tokens of the draft model have other texts than the target's."""
     try:
         path = config.model.tokenizer_path or info.folder
-        path = info.folder if path == config.model.model_path else path
+        if path != info.folder:
+            is_own = path == config.model.model_path
+            path = info.folder if is_own else config.local("tokenizer_path") or info.folder
         ours, theirs = (load_tokenizer(one).backend for one in (path, folder))
     except (CheckpointError, ConfigError) as error:
         log.warning("the vocabulary of %s cannot be compared with the model's: %s", folder, error)

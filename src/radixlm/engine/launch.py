@@ -40,7 +40,7 @@ def intake_tokenizer(config: ServerConfig, info: ModelInfo) -> Tokenizer | None:
         return None
     path = config.model.tokenizer_path
     same = path in (None, config.model.model_path)
-    folder = info.folder if same else Path(str(path))
+    folder = info.folder if same else Path(str(config.local("tokenizer_path")))
     if not same and folder.exists():
         refuse_special_files(folder)
     return load_tokenizer(folder, config.model.tokenizer_mode)
@@ -73,7 +73,9 @@ def adapter_options(config: ServerConfig) -> AdapterOptions:
     given = [read_lora_path(text) for text in adapters.lora_paths or ()]
     return AdapterOptions(
         is_enabled=adapters.enable_lora,
-        initial=tuple((one.name, one.path, one.is_pinned) for one in given),
+        initial=tuple(
+            (one.name, config.located.get(one.path, one.path), one.is_pinned) for one in given
+        ),
         max_loaded=adapters.max_loaded_loras,
         max_pinned=None if most is None else most - 1,
         served_name=config.serve.served_model_name or "",

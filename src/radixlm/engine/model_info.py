@@ -33,6 +33,7 @@ from radixlm.config.host import read_host_info
 from radixlm.config.resolve import resolve
 from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.topology import refuse_too_many_ranks
+from radixlm.engine.located import locate_all
 from radixlm.engine.rank_processes import topology_of
 from radixlm.wire.sampling_params import SamplingParams, parameter_names
 
@@ -120,7 +121,8 @@ def find_model(path: str | None) -> Path:
     bundled = sorted(p.parent.name for root in (ASSETS, ZOO) for p in root.glob("*/config.json"))
     raise ConfigError(
         f"--model-path {name!r} is neither a folder with a config.json, a .gguf file "
-        f"nor a bundled model ({', '.join(bundled) or 'none is built'}); nothing is downloaded"
+        f"nor a bundled model ({', '.join(bundled) or 'none is built'}), nor the name of one on a "
+        "hub, such as Qwen/Qwen3-0.6B"
     )
 
 
@@ -165,7 +167,7 @@ def _is_known_elsewhere(folder: Path) -> bool:
 
 def read_model(config: ServerConfig) -> tuple[ModelInfo, Config]:
     """The model of ``--model-path`` and its config; CheckpointError if it cannot be served."""
-    folder = find_model(config.model.model_path)
+    folder = find_model(config.local("model_path"))
     c, is_transformers = _config(config, folder)
     generation = checked_generation(load_generation_config(folder), folder)
     described = describe_generic(c) if is_transformers else describe(c)
@@ -215,6 +217,7 @@ def resolved(config: ServerConfig, given: frozenset[str]) -> tuple[ServerConfig,
     """The model, and the configuration with everything filled in that depends on it."""
     if config.model.model_path in (None, ""):
         config = config.with_values({"model_path": DEFAULT_MODEL})
+    config = locate_all(config)
     info, c = read_model(config)
     attention = [block.attention for block in info.decoder.blocks]
     heads = [one.heads for one in attention if one is not None]

@@ -265,6 +265,7 @@ def make_agent(config: ServerConfig, given: frozenset[str], node_rank: int) -> N
         secret,
         node_facts(config, info.folder, local_address(address)),
         node_rank,
-        {name: value for name, value in options.items() if value is not None},
+        {name: value for name, value in options.items() if value is not None}
+        | {"located": dict(config.located)},
         parallel.dist_timeout or WAIT_S,
     )

@@ -225,7 +225,7 @@ def tokenizer_loader(config: ServerConfig, info: ModelInfo) -> Callable[[], Toke
         return None
     folder = config.model.tokenizer_path
     same = folder in (None, config.model.model_path)
-    path = info.folder if same else str(folder)
+    path = info.folder if same else str(config.local("tokenizer_path"))
     return partial(_load_tokenizer_once, path, config.model.tokenizer_mode)
 
 

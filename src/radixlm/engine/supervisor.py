@@ -292,7 +292,8 @@ def _sendable(config: ServerConfig, given: frozenset[str], index: int = 0) -> di
     threads = options.get("cpu_threads")
     if threads and "cpu_threads" not in given:
         options["cpu_threads"] = max(1, threads // config.parallel.num_processes)
-    return {name: value for name, value in options.items() if value not in (None, "***")}
+    sent = {name: value for name, value in options.items() if value not in (None, "***")}
+    return sent | {"located": dict(config.located)}
 
 
 def _reason(code: int) -> str:

@@ -222,7 +222,7 @@ async def tokenizer_info(request: Request) -> Response:
     tokenizer = state.require_tokenizer()
     path = state.config.model.tokenizer_path
     is_own = path in (None, state.config.model.model_path)
-    folder = state.info.folder if is_own else Path(str(path))
+    folder = state.info.folder if is_own else Path(str(state.config.local("tokenizer_path")))
     facts: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         facts = orjson.loads((folder / "tokenizer_config.json").read_bytes())

@@ -178,7 +178,8 @@ class Fleet:
         self._send(
             process,
             {
-                "options": {name: v for name, v in options.items() if v is not None},
+                "options": {name: v for name, v in options.items() if v is not None}
+                | {"located": dict(self._config.located)},
                 "given": sorted(self._given),
                 "addresses": [r.supervisor.addresses[index] for r in self._replicas],
                 "fd": self._sock.fileno(),

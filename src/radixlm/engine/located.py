@@ -1,0 +1,53 @@
+"""Models and adapters that the options name, looked up before anything of them is read."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from radixlm.config.adapters import read_lora_path
+from radixlm.config.server_config import ServerConfig
+from radixlm.hub.locate import Wanted, locate_model, scheme_of
+
+
+def locate_all(config: ServerConfig) -> ServerConfig:
+    """``config`` with ``located`` filled; as it is in a process that was told by its parent.
+    ConfigError for a name that stands for nothing."""
+    if config.located:
+        return config
+    found = {}
+    for key, path, wanted in _named(config):
+        # the model's own tokenizer comes with it
+        is_own = key == "tokenizer_path" and path == config.model.model_path
+        if path and not is_own and scheme_of(path) is not None:
+            found[key] = str(locate_model(path, wanted))
+    return replace(config, located=found) if found else config
+
+
+def _named(config: ServerConfig) -> Iterator[tuple[str, str | None, Wanted]]:
+    """(key in ``located``, what the user wrote, what it is) of each path."""
+    model, draft, folder = config.model, config.speculate, config.model.download_dir
+    yield (
+        "model_path",
+        model.model_path,
+        Wanted(revision=model.revision, folder=folder, load_format=model.load_format),
+    )
+    if not model.skip_tokenizer_init:
+        yield (
+            "tokenizer_path",
+            model.tokenizer_path,
+            Wanted("tokenizer", "--tokenizer-path", folder=folder),
+        )
+    if draft.speculative_algorithm:
+        yield (
+            "speculative_draft_model_path",
+            draft.speculative_draft_model_path,
+            Wanted(
+                flag="--speculative-draft-model-path",
+                revision=draft.speculative_draft_model_revision,
+                revision_flag="--speculative-draft-model-revision",
+                folder=folder,
+                load_format=draft.speculative_draft_load_format or model.load_format,
+            ),
+        )
+    for text in config.adapters.lora_paths or ():
+        path = read_lora_path(text).path
+        yield path, path, Wanted("adapter", "--lora-paths", folder=folder)

@@ -1,0 +1,1 @@
+"""Models by name: found in the cache of this machine, else downloaded from a hub."""

@@ -1,0 +1,69 @@
+"""From a name, such as "org/model", to a local folder or file. Each source has a scheme."""
+
+import re
+from pathlib import Path
+
+from radixlm.base.lazy import load
+from radixlm.base.record import Record
+
+# scheme -> "module:function" that takes (name without the scheme, Wanted) and returns the folder of
+# config and tokenizer, or a .gguf file
+SCHEMES: dict[str, str] = {
+    "hf": "radixlm.hub.huggingface:locate",
+}
+# org/model, then @revision, then :file or quantization
+_REPO = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[^:@]+)?(:[^:@]+)?")
+_URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)")
+# pages of a hub that people copy from a browser
+_PAGE = re.compile(
+    r"https://(?:huggingface\.co|hf\.co)/([^/]+/[^/?#]+)"
+    r"(?:/(?:tree|blob|resolve)/([^/?#]+)(?:/([^?#]+\.gguf))?)?/?(?:[?#].*)?"
+)
+
+
+class Wanted(Record):
+    """What to look for. ``kind``: model, tokenizer or adapter; ``flag`` is named in errors."""
+
+    kind: str = "model"
+    flag: str = "--model-path"
+    revision: str | None = None
+    revision_flag: str = "--revision"
+    folder: str | None = None  # --download-dir
+    load_format: str = "auto"
+
+
+class Repo(Record):
+    """A repository of a hub: "org/model@revision:selector" in its parts."""
+
+    name: str
+    revision: str | None
+    selector: str  # file or quantization of a repository of GGUF files; "" is the usual one
+
+
+def scheme_of(name: str) -> tuple[str, str] | None:
+    """(scheme, rest of the name) of a name that is looked up; None for a plain path."""
+    if page := _PAGE.fullmatch(name):
+        repo, revision, file = page.groups()
+        return "hf", repo + (f"@{revision}" if revision else "") + (f":{file}" if file else "")
+    if (url := _URL.fullmatch(name)) and url[1] in SCHEMES:
+        return url[1], url[2]
+    if not _REPO.fullmatch(name) or name.endswith("/"):
+        return None
+    return "hf", name
+
+
+def split_repo(name: str, revision: str | None) -> Repo:
+    """The parts of a hub's name; a revision in the name wins."""
+    name, _, selector = name.partition(":")
+    name, _, own = name.partition("@")
+    return Repo(name, own or revision, selector)
+
+
+def locate_model(path: str, wanted: Wanted | None = None) -> Path:
+    """The local folder or file of ``path``: itself if it exists or is no name of a source, else
+    what its source finds or downloads. ConfigError if there is none, with what to do."""
+    local = Path(path).expanduser()
+    found = None if local.exists() else scheme_of(path)
+    if found is None:
+        return local
+    return Path(load(SCHEMES[found[0]])(found[1], wanted or Wanted()))
