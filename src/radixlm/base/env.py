@@ -221,6 +221,12 @@ TRANSFER_BUFFER_MB = Variable(
     int,
     "Most memory in MB for pages that a prefill server has computed and decode servers fetch.",
 )
+WEIGHT_GROUP_TIMEOUT_S = Variable(
+    "RADIXLM_WEIGHT_GROUP_TIMEOUT_S",
+    600.0,
+    read_seconds,
+    "Seconds that a group of /init_weights_update_group waits for its trainer, each time.",
+)
 CUDA_VISIBLE_DEVICES: Variable[str | None] = Variable(
     "CUDA_VISIBLE_DEVICES", None, str, "GPUs that the driver shows to this process."
 )
