@@ -30,7 +30,10 @@ TORCH_FREE = (
     "base arch wire observe config memory text speculative intake scheduler entrypoints router "
     "lang tiers hub".split()
 )
-TORCH_FREE_FILES = {"distributed/topology.py", "distributed/balance.py"}
+TORCH_FREE_FILES = {
+    *("distributed/topology.py", "distributed/balance.py"),
+    *(f"weights/remote/{name}.py" for name in ("reader", "http", "place")),
+}
 FILES = sorted(ROOT.rglob("*.py"))
 
 

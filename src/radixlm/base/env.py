@@ -97,6 +97,9 @@ HICACHE_FILE_DIR = Variable(
     "Folder of --hicache-storage-backend file and shared_file.",
     ("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR",),
 )
+WEIGHTS_KEY = Variable(
+    "RADIXLM_WEIGHTS_KEY", "", str, "Bearer token for weights from http(s):// and instance://."
+)
 HF3FS_CONFIG_PATH = Variable(
     "SGLANG_HICACHE_HF3FS_CONFIG_PATH",
     "",

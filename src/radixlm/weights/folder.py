@@ -88,6 +88,21 @@ class RenamedSource(TensorSource):
         source, stored = self._stored[name]
         return source.origins(stored)
 
+    def expect(self, origins: Sequence[Origin]) -> None:
+        for source in self._sources:
+            source.expect(origins)
+
+    def place(self, origin: Origin) -> tuple[int, int] | None:
+        return self._sources[0].place(origin)
+
+    def finish(self) -> None:
+        for source in self._sources:
+            source.finish()
+
+    def close(self) -> None:
+        for source in self._sources:
+            source.close()
+
     def files(self) -> Sequence[Path]:
         return [file for source in self._sources for file in source.files()]
 
@@ -115,11 +130,14 @@ def open_files(folder: Path, load_format: str, dtype: torch.dtype | None) -> Ten
         return _open_gguf(folder, dtype)
     if load_format == "pt":
         return PickleSource(_not_empty(folder, find_pickles(folder), "*.bin or *.pt"))
+    if load_format in ("remote", "remote_instance"):
+        remote: TensorSource = load("radixlm.weights.remote.source:open_remote")(folder)
+        return remote
     if load_format == "npcache":
         return open_npcache(folder, find_pickles(folder))
     raise ConfigError(
         f"--load-format {load_format!r} is not available; choose one of: "
-        "auto, safetensors, pt, npcache, gguf, dummy, sharded_state"
+        "auto, safetensors, pt, npcache, gguf, dummy, sharded_state, remote"
     )
 
 

@@ -9,6 +9,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -65,12 +66,13 @@ def load_weights(
     reader = open_reader(model, Path(folder), load_format, leaves)
     filler = _Filler(model, reader, device or torch.device("cpu"))
     is_hidden = not (progress and sys.stderr.isatty())
-    with tqdm(
+    with closing(reader), tqdm(
         total=reader.total_bytes, desc="loading weights", unit="B", unit_scale=True,
         unit_divisor=1024, disable=is_hidden,
     ) as bar:  # fmt: skip
-        for path, layer in model.layers():
+        for path, layer in reader.ordered(list(model.layers())):
             bar.update(filler.fill(path, layer))
+        reader.finish()
     if filler.problems:
         raise CheckpointError(
             listing(f"{reader.folder}: weights do not fit the model", filler.problems)

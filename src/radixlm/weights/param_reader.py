@@ -13,9 +13,17 @@ from radixlm.quant.param import Param
 from radixlm.quant.quantized_weight import QuantizedWeight, concat_rows, stack_experts
 from radixlm.weights.dummy import checkpoint_dtype, dummy_value
 from radixlm.weights.folder import index_of, open_folder
-from radixlm.weights.mapper import LoadableModel, ParamMapping, TensorJoiner, WeightsMapper
+from radixlm.weights.mapper import (
+    LoadableLayer,
+    LoadableModel,
+    ParamMapping,
+    TensorJoiner,
+    WeightsMapper,
+)
 from radixlm.weights.origin import Origin, describe_files, describe_origins
 from radixlm.weights.source import TensorSource, read_weight_map
+
+Layers = list[tuple[str, LoadableLayer]]
 
 MAX_LISTED = 20  # names of one kind in an error message
 
@@ -50,8 +58,20 @@ class ParamReader(Protocol):
         """The value is not needed any more; the number of bytes that were read for it."""
         ...
 
+    def ordered(self, layers: Layers) -> Layers:
+        """The layers in the order in which their values are read fastest."""
+        return layers
 
-class CheckpointReader:
+    def finish(self) -> None:
+        """All values have been read. CheckpointError if the files as a whole are damaged."""
+        return
+
+    def close(self) -> None:
+        """End reads under way."""
+        return
+
+
+class CheckpointReader(ParamReader):
     """Joins a checkpoint's tensors by the names and recipes of its model family."""
 
     def __init__(
@@ -79,6 +99,32 @@ class CheckpointReader:
         self.ignored = self._check_names(model, folder)
         # what ``release`` will report: tensors that are ignored are never read
         self.total_bytes = sum(self._sizes[name] for name in self._uses)
+
+    def ordered(self, layers: Layers) -> Layers:
+        """``layers`` by where their tensors lie, if the source reads ahead; it is told the order of
+        all tensors. What stands below one block stays together, in its order."""
+        groups: dict[str, Layers] = {}
+        for path, layer in layers:
+            groups.setdefault(_block(path), []).append((path, layer))
+        origins = {key: self._origins_of(group) for key, group in groups.items()}
+        places = {key: [self._source.place(o) for o in own] for key, own in origins.items()}
+        if not any(place for own in places.values() for place in own):
+            return layers
+        last = (len(self._source.files()), 0)  # what has no tensors: the model itself
+        first = {key: min(filter(None, own), default=last) for key, own in places.items()}
+        keys = sorted(groups, key=lambda key: (not key, first[key]))
+        self._source.expect([o for key in keys for o in origins[key]])
+        return [pair for key in keys for pair in groups[key]]
+
+    def _origins_of(self, layers: Layers) -> list[Origin]:
+        paths = (f"{path}.{name}" for path, layer in layers for name in layer.own_params())
+        return [origin for path in paths for origin in self.origins(path)]
+
+    def finish(self) -> None:
+        self._source.finish()
+
+    def close(self) -> None:
+        self._source.close()
 
     def _check_names(self, model: LoadableModel, folder: Path) -> tuple[str, ...]:
         """The tensors that the model does not use. CheckpointError for missing tensors,
@@ -158,7 +204,7 @@ class CheckpointReader:
         return num_bytes
 
 
-class DummyReader:
+class DummyReader(ParamReader):
     """Random numbers; reads only the dtype in config.json."""
 
     total_bytes = 0
@@ -182,6 +228,13 @@ class DummyReader:
 
     def release(self, path: str) -> int:
         return 0
+
+
+def _block(path: str) -> str:
+    """The part of the model that a layer belongs to: "blocks.3", "embed"."""
+    first, _, rest = path.partition(".")
+    number = rest.partition(".")[0]
+    return f"{first}.{number}" if number.isdigit() else first
 
 
 def listing(title: str, problems: list[str]) -> str:

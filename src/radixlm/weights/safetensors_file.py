@@ -103,24 +103,35 @@ def read_header(file: Path, number: int = 0) -> dict[str, Entry]:
     try:
         file_size = file.stat().st_size
         with file.open("rb") as opened:
-            prefix = opened.read(8)
-            if len(prefix) < 8:
-                raise CheckpointError(f"{file}: truncated: {file_size} bytes are no header")
-            (header_size,) = struct.unpack("<Q", prefix)
-            if header_size > min(file_size - 8, MAX_HEADER_BYTES):
-                raise CheckpointError(
-                    f"{file}: truncated or no safetensors file: the header says {header_size} "
-                    f"bytes, the file has {file_size}"
-                )
-            header = json.loads(opened.read(header_size))
+            data = opened.read(header_bytes(file, opened.read(8), file_size))
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error}") from error
+    return parse_header(file, number, data, file_size)
+
+
+def header_bytes(file: Path, prefix: bytes, file_size: int) -> int:
+    """The length of the JSON header, by the first 8 bytes; CheckpointError if it cannot be."""
+    if len(prefix) < 8:
+        raise CheckpointError(f"{file}: truncated: {file_size} bytes are no header")
+    (header_size,) = struct.unpack("<Q", prefix)
+    if header_size > min(file_size - 8, MAX_HEADER_BYTES):
+        raise CheckpointError(
+            f"{file}: truncated or no safetensors file: the header says {header_size} "
+            f"bytes, the file has {file_size}"
+        )
+    return int(header_size)
+
+
+def parse_header(file: Path, number: int, data: bytes, file_size: int) -> dict[str, Entry]:
+    """The entries of one file by its JSON header; CheckpointError if they are malformed."""
+    try:
+        header = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: the header is no JSON: {error}") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{file}: the header is no JSON object")
     header.pop("__metadata__", None)
-    base = 8 + header_size
+    base = 8 + len(data)
     entries = {name: _entry(file, number, name, e, base, file_size) for name, e in header.items()}
     _check_overlap(file, entries)
     return entries

@@ -19,7 +19,7 @@ from radixlm.weights.safetensors_file import SafetensorsSource
 MAX_FILE_BYTES = 5 << 30
 
 
-class ShardedStateReader:
+class ShardedStateReader(ParamReader):
     """Reads parameters by their path in the model."""
 
     def __init__(self, model: LoadableModel, folder: Path, rank: int = 0) -> None:

@@ -38,6 +38,22 @@ class TensorSource(ABC):
     def release(self, name: str) -> None:  # noqa: B027
         """The caller is done with the tensor: its memory may be freed."""
 
+    def expect(self, origins: Sequence[Origin]) -> None:  # noqa: B027
+        """The tensors of files in the order in which the caller will read them, for sources that
+        read ahead."""
+
+    def place(self, origin: Origin) -> tuple[int, int] | None:
+        """File number and first byte of a tensor of files, where reading in the files' order is
+        faster; else None."""
+        return None
+
+    def finish(self) -> None:  # noqa: B027
+        """The caller has read all that it needs. CheckpointError if the files as a whole are not
+        what their store says."""
+
+    def close(self) -> None:  # noqa: B027
+        """End reads under way; tensors that were read stay."""
+
     def is_quantized(self, name: str) -> bool:
         """Whether the tensor is stored in 4 or 8 bits that a layer may keep."""
         return False
@@ -74,6 +90,18 @@ class WrappedSource(TensorSource):
 
     def release(self, name: str) -> None:
         self.inner.release(name)
+
+    def expect(self, origins: Sequence[Origin]) -> None:
+        self.inner.expect(origins)
+
+    def place(self, origin: Origin) -> tuple[int, int] | None:
+        return self.inner.place(origin)
+
+    def finish(self) -> None:
+        self.inner.finish()
+
+    def close(self) -> None:
+        self.inner.close()
 
 
 def shard_files(folder: Path, index: Path) -> list[Path]:

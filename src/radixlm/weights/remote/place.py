@@ -1,0 +1,61 @@
+"""Place: where the weights of a model lie, kept in a local folder beside its config and tokenizer.
+
+The folder stands for the model everywhere: ranks, replicas and restarted engines read the same
+versions of the same files.
+"""
+
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.base.lazy import load
+from radixlm.base.private_files import write_private
+from radixlm.base.record import Record
+from radixlm.weights.remote.reader import RangeReader, RemoteFile
+
+PLACE_FILE: Final = "weights.remote"
+READERS: Final = {
+    "http": "radixlm.weights.remote.http:open_http",
+    "https": "radixlm.weights.remote.http:open_http",
+}
+
+
+class Place(Record):
+    """``url`` of a folder, without credentials; ``files``: those with weights."""
+
+    url: str
+    files: tuple[RemoteFile, ...]
+
+
+def open_reader(url: str) -> RangeReader:
+    """The reader of a URL; ConfigError for one that cannot be read."""
+    parts = urlsplit(url)
+    if parts.scheme not in READERS or not parts.netloc:
+        known = ", ".join(f"{scheme}://" for scheme in READERS)
+        raise ConfigError(f"--model-path {url!r}: no such source of weights; expected {known}")
+    if "@" in parts.netloc:
+        raise ConfigError(
+            f"--model-path {parts.scheme}://...@{parts.netloc.rpartition('@')[2]}: a URL must not "
+            "hold a password, which process lists show; see docs/weight-sources.md"
+        )
+    reader: RangeReader = load(READERS[parts.scheme])(url)
+    return reader
+
+
+def write_place(folder: Path, place: Place) -> None:
+    """Put ``place`` into ``folder``."""
+    write_private(folder / PLACE_FILE, msgspec.json.encode(place))
+
+
+def read_place(folder: Path) -> Place:
+    """The place that ``folder`` stands for; CheckpointError if it stands for none."""
+    try:
+        return msgspec.json.decode((folder / PLACE_FILE).read_bytes(), type=Place)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(
+            f"{folder} is no folder of a remote model: {error}; give --model-path a URL, such as "
+            "s3://bucket/model"
+        ) from error

@@ -1,0 +1,140 @@
+"""RangeReader: byte ranges of files that lie elsewhere, with retries, resumed where they broke off.
+
+No torch: the starting process reads config.json and the tokenizer by the same readers.
+"""
+
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, Self, TypeVar
+
+from radixlm.base.errors import CheckpointError
+from radixlm.base.record import Record
+
+T = TypeVar("T")
+
+MAX_FAILURES = 5  # attempts without progress before a read gives up
+PROGRESS_BYTES = 64 << 10  # a connection that brings less counts as failed
+MAX_WAIT_S = 10.0
+TIMEOUT_S = 30.0  # without a byte
+END_BYTES, SAMPLE_BYTES, SAMPLE_EVERY = 64 << 10, 4 << 10, 1 << 20
+
+
+class RemoteFile(Record):
+    """A file of a source. ``tag``: the store's mark of this version (ETag); ``sha256``: hex; both
+    are "" where the store has none."""
+
+    name: str
+    size: int
+    tag: str = ""
+    sha256: str = ""
+
+
+class PassingFault(Exception):
+    """A fault that may pass. ``after_s``: how long the server asks to wait."""
+
+    def __init__(self, message: str, after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+
+
+class Body(Protocol):
+    """Bytes of one answer. PassingFault where the connection breaks."""
+
+    def readinto(self, view: memoryview, /) -> int:
+        """At least one byte, or 0 at the end."""
+        ...
+
+
+class RangeReader(ABC):
+    """The files of one place, read by many threads at once.
+
+    ``url`` names the place in messages, without credentials. ``pause`` waits between attempts.
+    """
+
+    def __init__(self, url: str, pause: Callable[[float], None] = time.sleep) -> None:
+        self.url, self._pause = url, pause
+        self.is_closed = False
+
+    @abstractmethod
+    def files(self) -> Sequence[RemoteFile]:
+        """Every file, by name; CheckpointError if there is no such place."""
+
+    @abstractmethod
+    def _open(self, file: RemoteFile, start: int, end: int) -> AbstractContextManager[Body]:
+        """The bytes [start, end) of a file of the version ``tag``. PassingFault for what may pass,
+        CheckpointError for the rest, a changed file among it."""
+
+    def check(self, files: Sequence[RemoteFile]) -> None:  # noqa: B027
+        """After a load: CheckpointError for files that changed during it. Stores whose requests
+        carry the tag have noticed that already."""
+
+    def close(self) -> None:
+        """Let reads under way end."""
+        self.is_closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read_into(self, file: RemoteFile, start: int, view: memoryview) -> None:
+        """Fill ``view`` with the bytes from ``start``. CheckpointError, with the file and the byte,
+        when the last attempt has failed."""
+        done = failures = 0
+        while done < len(view):
+            if self.is_closed:
+                raise CheckpointError(f"{self.describe(file)}: the load was ended")
+            before = done
+            try:
+                with self._open(file, start + done, start + len(view)) as body:
+                    while done < len(view) and not self.is_closed:
+                        count = body.readinto(view[done:])
+                        if not count:
+                            raise PassingFault(
+                                f"the connection ended {len(view) - done} bytes early"
+                            )
+                        done += count
+            except PassingFault as fault:
+                failures = 1 if done - before >= PROGRESS_BYTES else failures + 1
+                self._wait(f"{self.describe(file)}: byte {start + done}", failures, fault)
+
+    def attempt(self, what: str, call: Callable[[], T]) -> T:
+        """The result of ``call``, tried again while it meets faults that may pass."""
+        failures = 0
+        while True:
+            try:
+                return call()
+            except PassingFault as fault:
+                failures += 1
+                self._wait(what, failures, fault)
+
+    def _wait(self, what: str, failures: int, fault: PassingFault) -> None:
+        if failures >= MAX_FAILURES or self.is_closed:
+            message = f"{what}: given up after {failures} attempts: {fault}"
+            raise CheckpointError(message) from fault
+        self._pause(min(fault.after_s or 0.2 * 2**failures, MAX_WAIT_S))
+
+    def read(self, file: RemoteFile, start: int = 0, end: int | None = None) -> bytes:
+        """The bytes [start, end) of a file; to its end when None."""
+        data = bytearray((file.size if end is None else end) - start)
+        self.read_into(file, start, memoryview(data))
+        return bytes(data)
+
+    def describe(self, file: RemoteFile) -> str:
+        """The file's address, for messages."""
+        return f"{self.url.rstrip('/')}/{file.name}"
+
+    def sample(self, file: RemoteFile) -> str:
+        """A digest of the size and of some bytes of a file, hex, for stores without tags: the first
+        and last 64 KB, and 4 KB of each MB between."""
+        last = max(0, file.size - END_BYTES)
+        starts = dict.fromkeys((0, *range(END_BYTES, last, SAMPLE_EVERY), last))
+        hasher = hashlib.sha256(f"{file.size} ".encode())
+        for start in starts:
+            length = END_BYTES if start in (0, last) else SAMPLE_BYTES
+            hasher.update(self.read(file, start, min(start + length, file.size)))
+        return hasher.hexdigest()
