@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from radixlm.arch.quant_methods import CHECKPOINT_FLAGS, ONLINE_INTEGERS, TORCHAO_FP8
-from radixlm.config.flag import AUTO, POSITIVE, Flag, Group
+from radixlm.config.flag import ABOVE_ZERO, AUTO, POSITIVE, Flag, Group
 
 _REMOTE = "weight transfer from a running instance"
 
@@ -64,6 +64,17 @@ class ModelConfig(Group):
         "JSON object with options of the chosen load format.",
         Flag(is_json=True, state="planned", needs="a load format that has options"),
     ] = "{}"
+    packed_cache_dir: Annotated[
+        str | None,
+        "Folder for packed weights, which the next start maps; without it, radixlm/packed in the "
+        "user's cache folder, for quantized models of 64 MiB and more.",
+    ] = None
+    packed_cache_gb: Annotated[
+        float,
+        "GB that packed weights may take on disk; those used longest ago are deleted.",
+        Flag(within=ABOVE_ZERO),
+    ] = 64.0
+    disable_packed_cache: Annotated[bool, "Neither read nor write packed weights."] = False
     trust_remote_code: Annotated[
         bool,
         "Allow model code that comes with a checkpoint.",

@@ -41,6 +41,7 @@ from radixlm.engine.load_model import load_model, read_weight
 from radixlm.engine.memory import MemoryNow, Pools, make_pools, needs_memory, trial_pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.occupation import Occupation
+from radixlm.engine.packed_weights import PackedWeights
 from radixlm.engine.parts import (
     EngineParts,
     make_features,
@@ -93,6 +94,7 @@ class LoadedEngine(Record):
     device: Device
     parts: EngineParts
     limits: Limits
+    packed: PackedWeights
     graph_sizes: tuple[int, ...]
     controls: TensorControls
     loader: AdapterLoader | None
@@ -119,7 +121,10 @@ def load_engine(
     kernels = for_compiling(bind(where.type, overrides), config)
     with needs_memory("the weights", "choose a smaller model or --quantization"):
         experts = ExpertPlaces(config.parallel, peers.ranks)
-        model, weight_bytes = load_model(config, info, where, kernels, peers.ranks, experts.place)
+        packed = PackedWeights(config, info, kernels, peers.ranks)
+        model, weight_bytes = load_model(
+            config, info, where, kernels, peers.ranks, experts.place, packed
+        )
         experts.finish(model)
         # drafts are rank 0's, which alone samples
         draft = None
@@ -177,7 +182,7 @@ def load_engine(
         experts.recorder,
     )
     facts = _facts(info, pools, limits, weight_bytes, load_s)
-    return LoadedEngine(device, parts, limits, sizes, controls, loader, facts, pages, kept)
+    return LoadedEngine(device, parts, limits, packed, sizes, controls, loader, facts, pages, kept)
 
 
 def new_runner(config: ServerConfig, info: ModelInfo, engine: LoadedEngine) -> Runner:
@@ -219,6 +224,8 @@ def assemble(
         policy = write_policy(config.memory, pages.options.page_size)
         arrivals = make_feature(pages, policy, store_secret(config))
     features = [*make_features(config, info, engine.loader), processors, events, *extra_features]
+    if engine.packed.writer is not None:
+        features.append(engine.packed)
     handover = make_handover(pages.worker.tiers) if pages is not None else []
     hooks = Hooks(features if arrivals is None else (*features, arrivals, *handover))
 
@@ -237,6 +244,7 @@ def assemble(
     peers.agree(())  # all ranks are ready
 
     def close() -> None:
+        engine.packed.close()
         events.close()
         if pages is not None:
             pages.worker.close()  # writes what is due

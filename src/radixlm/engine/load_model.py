@@ -17,6 +17,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.engine.draft_model import shares_head
 from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.packed_weights import PackedWeights
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.moe import MoeLayer
 from radixlm.models.build import Model, build_model, is_transformers
@@ -40,8 +41,10 @@ def load_model(
     kernels: Kernels,
     ranks: Ranks = ALONE,
     place_experts: Callable[[Sequence[MoeLayer], Ranks], None] | None = None,
+    packed: PackedWeights | None = None,
 ) -> tuple[Model, int]:
-    """The model with its weights, and the bytes that they take; one rank's part of ``ranks``."""
+    """The model with its weights, and the bytes that they take; one rank's part of ``ranks``.
+    ``packed``: from where they are mapped, or where they are kept."""
     dtype = config.model.dtype
     compute, weight = resolve_dtypes(dtype, device, checkpoint_dtype(info.folder))
     if info.is_transformers and ranks.place.pp > 1:
@@ -73,7 +76,14 @@ def load_model(
         moe_dense_tp=config.parallel.moe_dense_tp_size,
         cuts_output_head=not shares_head(config),
     )
-    report = load_weights(model, info.folder, config.model.load_format, device=device)
+    report = packed.load(model) if packed and packed.is_on else None
+    if report is None:
+        recorder = packed.recorder() if packed and packed.is_on else None
+        report = load_weights(
+            model, info.folder, config.model.load_format, device=device, recorder=recorder
+        )
+        if packed and recorder:
+            packed.keep(report)
     if left_out := layers_left_out(report.ignored, info.decoder):
         log.warning(
             "the checkpoint has layers %s, config.json only %d (num_hidden_layers): the model "

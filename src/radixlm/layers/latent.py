@@ -213,19 +213,20 @@ class UpProjection(Module):
         self, spec: LatentAttention, place: Placement | None, heads: int, context: LayerContext
     ) -> None:
         """``spec`` has the heads of ``place``, of ``heads`` in all."""
-        self.spec, self._pack = spec, context.kernels.pack_head_linear
+        self.spec, self._kernels = spec, context.kernels
         rows, self._rows = heads * (spec.nope_dim + spec.v_dim), place.rows if place else ()
         self.weight = Param((rows, spec.kv_rank), shard=Shard(0))
         if place is not None:
             self.weight.cut(Cut(0, rows, place.rows))
 
     def finish(self) -> None:
-        weight = self.weight.take()
+        kernels = self._kernels
+        weight = self.weight.borrow() if kernels.copies_weights else self.weight.take()
         halves = weight.view(self.spec.heads, -1, self.spec.kv_rank).split_with_sizes(
             (self.spec.nope_dim, self.spec.v_dim), 1
         )
-        self.key = self._pack(halves[0].transpose(1, 2).contiguous())
-        self.value = self._pack(halves[1].contiguous())
+        self.key = kernels.pack_head_linear(halves[0].transpose(1, 2).contiguous())
+        self.value = kernels.pack_head_linear(halves[1].contiguous())
 
     def adapt(self, site: int, step: StepAdapters) -> None:
         """Let adapters change both halves, which are loaded; the site of values is the next."""

@@ -189,7 +189,12 @@ class MoeLayer(Module):
         return spec.gated and not is_looped
 
     def finish(self) -> None:
-        copies = self._kernels.copies_weights
+        is_looped = self.spec.limit or self.spec.expert_norm is not None
+        is_packed = not is_looped and (
+            self._has_kernel
+            or (self._kernels.supports_ungated_experts and not self.spec.zero_experts)
+        )
+        copies = is_packed and self._kernels.copies_weights
         weights, fmts, grids = zip(
             *(
                 _take_weights(param, fmt, copies)
@@ -200,16 +205,16 @@ class MoeLayer(Module):
         biases = (self.up_bias.take(), self.down_bias.take()) if self.spec.bias else (None, None)
         act = self.spec.act
         pack: PackedExperts
-        if self.spec.limit or self.spec.expert_norm is not None:
-            up, down = (weight.clone() if copies else weight for weight in weights)
+        if is_looped:
+            up, down = weights
             norm = self.expert_norm if self.spec.expert_norm is not None else None
             pack = LoopedExperts((up, down), biases, self.spec, norm)
         elif self._has_kernel:
             pack = self._kernels.pack_experts(*weights, *biases, act, fmts, grids)
-        elif self._kernels.supports_ungated_experts and not self.spec.zero_experts:
+        elif is_packed:
             pack = self._kernels.pack_experts(*weights, *biases, act, fmts, grids, is_gated=False)
         else:
-            up, down = (weight.clone() if copies else weight for weight in weights)
+            up, down = weights
             reference = pack_experts if self.spec.gated else UngatedExperts
             pack = reference(up, down, biases[0], biases[1], act)
         self.experts = pack if self.share is None else SplitExperts(pack, self.share, self._groups)
@@ -218,7 +223,8 @@ class MoeLayer(Module):
                 "no kernel runs parts of these experts; --ep-size as --tp-size works"
             )
         if self.spec.sinks:
-            sinks = [p.borrow() if copies else p.take() for p in (self.sink_up, self.sink_down)]
+            borrows = self._kernels.copies_weights
+            sinks = [p.borrow() if borrows else p.take() for p in (self.sink_up, self.sink_down)]
             self._sinks = self._kernels.pack_experts(*sinks, None, None, act, self._fmts)
             self._weight_scale = self.weight_scale.take()
         if self.spec.hash_vocab:

@@ -69,7 +69,7 @@ class PrequantizedFp8Scheme(OnlineQuantScheme):
     ) -> PackedLinear:
         value = params["weight"].value
         assert value is not None, "a parameter was used before it was loaded"
-        if is_fp8_exact(value, self.fmt(value.shape[1])):
+        if value.is_meta or is_fp8_exact(value, self.fmt(value.shape[1])):  # meta: packed already
             return super().pack(kernels, params, gate_act)
         return UnquantizedScheme().pack(kernels, params, gate_act)
 

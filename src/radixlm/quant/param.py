@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.record import Record, replace
+from radixlm.kernels.packing import kept
 from radixlm.quant.quantized_weight import QuantizedWeight
 
 Storage = Literal["weight", "float32", "int64"]
@@ -116,7 +117,10 @@ class Param:
         """The value, which the caller may keep."""
         is_borrowed = self.is_borrowed
         value = self.borrow()
-        return value.clone(memory_format=torch.contiguous_format) if is_borrowed else value
+        if is_borrowed:
+            value = value.clone(memory_format=torch.contiguous_format)
+        kept(self, value)
+        return value
 
     def borrow(self) -> Tensor:
         """The value, which the caller must copy before the layer is finished."""

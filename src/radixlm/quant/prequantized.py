@@ -1,6 +1,7 @@
 """Weights that stay quantized as the checkpoint has them. Legend: O outputs, I inputs, G groups."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -10,6 +11,7 @@ from radixlm.base.record import Record
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.linear import GatherLinear, PackedLinear
 from radixlm.kernels.ops.quantized import QuantScales
+from radixlm.kernels.packing import noted
 from radixlm.quant.param import Param, Shard
 from radixlm.quant.quantized_weight import GROUPS, QuantizedWeight, kernel_group_size
 from radixlm.quant.scheme import Scheme, UnquantizedScheme
@@ -44,7 +46,7 @@ class PrequantizedScheme(UnquantizedScheme):
             packed = kernels.pack_linear(weight.values, bias, weight.fmt, weight.scales)
         if weight.index_J is None:
             return packed
-        return GatherLinear(packed, weight.index_J, quantized.values_OI.shape[1])
+        return GatherLinear(packed, weight.index_J, param.shape[1])
 
 
 class GgufQuant(Record):
@@ -78,6 +80,10 @@ class KernelWeight(Record):
 def to_kernel_weight(weight: QuantizedWeight) -> KernelWeight:
     """4 bit values stay as they are. 8 bit values become int8 if rows have one scale and zero
     points leave them in range, else two columns of 4 bits each."""
+    return noted(partial(_to_kernel_weight, weight))
+
+
+def _to_kernel_weight(weight: QuantizedWeight) -> KernelWeight:
     if weight.bits == 4:
         return _from_4bit(weight)
     rows = to_int8_rows(weight)

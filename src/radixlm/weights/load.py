@@ -27,6 +27,7 @@ from radixlm.weights.origin import (
     non_finite_kind,
     non_finite_origins,
 )
+from radixlm.weights.packed_cache import ModelRecorder
 from radixlm.weights.param_reader import CheckpointReader, DummyReader, ParamReader, listing
 from radixlm.weights.sharded_state import ShardedStateReader
 from radixlm.weights.size import stored_bytes
@@ -52,19 +53,21 @@ def load_weights(
     device: torch.device | None = None,
     progress: bool = True,
     leaves: Callable[[str], bool] | None = None,
+    recorder: ModelRecorder | None = None,
 ) -> LoadReport:
     """Fill and finish every layer of ``model`` from ``folder``.
 
     ``load_format``: auto, safetensors, pt, npcache, dummy or sharded_state. ``progress`` shows a
     bar if stderr is a terminal. ``leaves``: whether the model leaves a tensor of this name alone,
-    for models that are a part of their checkpoint. CheckpointError lists missing and unknown
-    tensors, wrong shapes, NaN, and damaged or missing files.
+    for models that are a part of their checkpoint. ``recorder`` notes what the layers pack.
+    CheckpointError lists missing and unknown tensors, wrong shapes, NaN, and damaged or missing
+    files.
     """
     started = time.monotonic()
     if leaves is None and model.is_part:
         leaves = bool  # any name
     reader = open_reader(model, Path(folder), load_format, leaves)
-    filler = _Filler(model, reader, device or torch.device("cpu"))
+    filler = _Filler(model, reader, device or torch.device("cpu"), recorder)
     is_hidden = not (progress and sys.stderr.isatty())
     with closing(reader), tqdm(
         total=reader.total_bytes, desc="loading weights", unit="B", unit_scale=True,
@@ -108,7 +111,13 @@ def open_reader(
 class _Filler:
     """Fills layers until the first problem; from then on it only looks for further ones."""
 
-    def __init__(self, model: LoadableModel, reader: ParamReader, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: LoadableModel,
+        reader: ParamReader,
+        device: torch.device,
+        recorder: ModelRecorder | None,
+    ) -> None:
         self.problems: list[str] = []
         self.num_params = 0
         self.num_quantized = 0
@@ -116,7 +125,7 @@ class _Filler:
             0  # of weights that no layer could keep quantized
         )
         self._weight_dtype, self._reader, self._device = model.weight_dtype, reader, device
-        self._folder = reader.folder
+        self._folder, self._recorder = reader.folder, recorder
 
     def fill(self, layer_path: str, layer: LoadableLayer) -> int:
         """Fill one layer and return the bytes read. CheckpointError for values that the layer
@@ -132,7 +141,10 @@ class _Filler:
                 self._refuse(f"{path} cannot be made: {error}", self._reader.origins(path), True)
         if not self.problems:
             try:
-                layer.finish()
+                if self._recorder is None:
+                    layer.finish()
+                else:
+                    self._recorder.finish(layer_path, layer)
             except CheckpointError as error:
                 origins = [o for path in filled for o in self._reader.origins(path)]
                 where = describe_origins(origins, self._folder)

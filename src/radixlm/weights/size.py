@@ -1,33 +1,45 @@
 """The memory that a loaded model's weights take, as its layers have packed them."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
 
 def stored_bytes(root: Any) -> int:
-    """Bytes of all tensors, and all memory of the C++ kernels, that ``root`` reaches through
-    attributes, lists, tuples and dicts; memory that two layers share counts once."""
-    total, seen, stack = 0, set[int](), [root]
+    """Bytes of all tensors, and all memory of the C++ kernels, that ``root`` reaches; memory that
+    two layers share counts once."""
+    total, seen = 0, set[int]()
+    for item in reachable(root):
+        if not isinstance(item, Tensor):
+            total += int(item.num_bytes)
+            continue
+        storage = item.untyped_storage()
+        if storage.data_ptr() not in seen:
+            total += storage.nbytes()
+        seen.add(storage.data_ptr())
+    return total
+
+
+def reachable(root: Any) -> Iterator[Any]:
+    """Tensors, and memory of the C++ kernels, that ``root`` reaches through attributes, lists,
+    tuples and dicts."""
+    seen, stack = set[int](), [root]
     while stack:
         item = stack.pop()
         if id(item) in seen:
             continue
         seen.add(id(item))
         if isinstance(item, Tensor):
-            storage = item.untyped_storage()
-            if storage.data_ptr() not in seen:
-                total += storage.nbytes()
-            seen.add(storage.data_ptr())
+            yield item
         elif isinstance(item, dict):
             stack.extend(item.values())
         elif isinstance(item, list | tuple):
             stack.extend(item)
         elif type(item).__module__.startswith("radixlm"):
             if hasattr(item, "address") and hasattr(item, "num_bytes"):
-                total += int(item.num_bytes)  # memory of the extension
+                yield item
             stack.extend(_attributes(item))
-    return total
 
 
 def _attributes(item: Any) -> list[Any]:

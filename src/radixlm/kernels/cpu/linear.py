@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from radixlm.kernels.cpu.checks import dtype_code, rows_of, vector
 from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.ops.fp8 import emulate_fp8, is_fp8
 from radixlm.kernels.ops.quantized import SPAN, QuantScales, is_symmetric
+from radixlm.kernels.packing import packed
 
 PANEL = 32
 FORMAT_CODE = {"fp32": 0, "bf16": 1, "fp16": 2, "int8wo": 3, "w8a8": 4, "int4": 5, "w4a8": 6}
@@ -89,9 +91,10 @@ class PackedLinear:
         bias: Tensor | None,
         is_paired: bool,
         zero_points: ZeroPoints | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
         """``zero_points``: 4 bit values and scales come from a checkpoint; whether zero points do
-        too, or are all 8."""
+        too, or are all 8. ``buffers``: memory that is packed already, with its bias."""
         kind, group = parse_format(fmt)
         if group and num_in % group:
             raise ValueError(f"{fmt}: {num_in} inputs are not a multiple of the group")
@@ -105,12 +108,22 @@ class PackedLinear:
         self.padded = self._padded_rows()
         self._has_multiples = kind == "w4a8" and zero_points is None
         self._span = SPAN if self._has_multiples else group
-        self._buffers = self._allocate(bias, zero_points == "stored" or kind == "int4")
-        self.handle = self.native_handle(num_out, is_paired, self._buffers.bias)
+        self.zero_points = zero_points
+        whole = 32 if self.format_code == BF16_TILES else 4 if BITS[kind] <= 8 else 1
+        inputs = -(-num_in // whole) * whole
+        tail = TAIL_BYTES if self.format_code in BYTE_TILES and inputs % 64 else 0
+        self._panel_bytes = PANEL * inputs * BITS[kind] // 8
+        self._data_bytes = self.padded // PANEL * self._panel_bytes + tail
+        if buffers is None:
+            buffers = self._allocate(bias, zero_points == "stored" or kind == "int4")
+        elif buffers.data.num_bytes < self._data_bytes:
+            raise ValueError(f"{fmt}: {buffers.data.num_bytes} bytes, not {self._data_bytes}")
+        self.buffers = buffers
+        self.handle = self.native_handle(num_out, is_paired, buffers.bias)
 
     def native_handle(self, num_out: int, is_paired: bool, bias: Tensor | None) -> Any:
         """The extension's view of this memory."""
-        b = self._buffers
+        b = self.buffers
         return native().Linear(
             num_out, self.num_in, self.format_code, self._group, self._span, is_paired,
             b.data.address, address(b.scale), address(b.offset), address(b.multiple),
@@ -121,7 +134,7 @@ class PackedLinear:
         """The outputs ``begin`` to ``end`` (whole panels but for the last) of a weight that is
         neither paired nor in groups: a view of the same memory."""
         assert not (begin % PANEL or self.is_paired or self._group), "no view of such a part"
-        part, b = copy(self), self._buffers
+        part, b = copy(self), self.buffers
         part.num_out = part.out_features = end - begin
         scale, column_sum, bias = (
             None if t is None else t[begin:] for t in (b.scale, b.column_sum, b.bias)
@@ -138,11 +151,7 @@ class PackedLinear:
         return (rows + panel - 1) // panel * PANEL
 
     def _allocate(self, bias: Tensor | None, has_offset: bool) -> Buffers:
-        whole = 32 if self.format_code == BF16_TILES else 4 if BITS[self._kind] <= 8 else 1
-        inputs = -(-self.num_in // whole) * whole
-        tail = TAIL_BYTES if self.format_code in BYTE_TILES and inputs % 64 else 0
-        self._panel_bytes = PANEL * inputs * BITS[self._kind] // 8
-        data = native().Memory(self.padded // PANEL * self._panel_bytes + tail)
+        data = native().Memory(self._data_bytes)
         scale = offset = multiple = column_sum = None
         if self._group:
             panels = self.padded // PANEL
@@ -179,7 +188,7 @@ class PackedLinear:
 
     def tensors(self) -> list[Tensor]:
         """The memory of weights, scales and bias, as it is packed."""
-        b = self._buffers
+        b = self.buffers
         raw = (ctypes.c_uint8 * b.data.num_bytes).from_address(b.data.address)
         extra = (b.scale, b.offset, b.multiple, b.column_sum, b.bias)
         return [torch.frombuffer(raw, dtype=torch.uint8), *(t for t in extra if t is not None)]
@@ -187,7 +196,7 @@ class PackedLinear:
     @property
     def num_bytes(self) -> int:
         """Resident bytes: weights, scales, bias."""
-        b = self._buffers
+        b = self.buffers
         extra = (b.scale, b.offset, b.multiple, b.column_sum, b.bias)
         return int(b.data.num_bytes) + sum(t.nbytes for t in extra if t is not None)
 
@@ -208,7 +217,7 @@ class PackedLinear:
     ) -> None:
         """Scales of a checkpoint's integers: [N] for 8 bit; [N, G] for int4 with zero points [N, G]
         (default 8): weight = (q - zero) * scale; or with ``offset``: q * scale + offset."""
-        b = self._buffers
+        b = self.buffers
         assert b.scale is not None, "this format has no scales"
         scale = scale.detach().float()
         if not self._group:
@@ -289,6 +298,10 @@ def pack(
     """Pack a float weight. ``fmt``: fp32, bf16, fp16, int8wo, w8a8, int4-<group> (32, 64, 128);
     "" keeps the weight's own dtype, as do fp8 formats, whose rounding is emulated. ``is_paired``:
     rows are [gate; up] of a gated MLP."""
+    return packed(partial(_pack, weight_NK, bias_N, fmt, is_paired))
+
+
+def _pack(weight_NK: Tensor, bias_N: Tensor | None, fmt: str, is_paired: bool) -> PackedLinear:
     weight_NK, fmt = emulate_fp8(weight_NK, fmt)
     return pack_rows([weight_NK], bias_N, fmt or NATIVE_FORMAT[weight_NK.dtype], is_paired)
 
@@ -307,6 +320,12 @@ def pack_quantized(
     values_NK: Tensor, scales: QuantScales, bias_N: Tensor | None, fmt: str, is_paired: bool = False
 ) -> PackedLinear:
     """Pack a checkpoint's integers; values and ``scales`` as in ``kernels/ops/quantized.py``."""
+    return packed(partial(_pack_quantized, values_NK, scales, bias_N, fmt, is_paired))
+
+
+def _pack_quantized(
+    values_NK: Tensor, scales: QuantScales, bias_N: Tensor | None, fmt: str, is_paired: bool
+) -> PackedLinear:
     scale, offset = scales
     if offset is not None:
         return pack_int4_offsets(values_NK, scale, offset, bias_N, fmt, is_paired)

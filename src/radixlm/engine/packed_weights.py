@@ -1,0 +1,297 @@
+"""Where the packed cache lies, what its files are named by, and when they are read and written.
+
+A file is found by what decides its bits: names and sizes of the checkpoint's files, the model's
+description, options, this rank's part, the kernels, and the code that packs. A note beside it holds
+when each file of the checkpoint changed last, and the SHA-256 of all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import psutil
+import torch
+
+import radixlm
+from radixlm.base.record import Record
+from radixlm.base.units import format_bytes, format_seconds
+from radixlm.config.server_config import ServerConfig, flat
+from radixlm.distributed.groups import Ranks
+from radixlm.engine.model_info import ModelInfo
+from radixlm.kernels.cpu.extension import available, native
+from radixlm.kernels.dispatch import Kernels
+from radixlm.quant.checkpoint import checkpoint_quant
+from radixlm.scheduler.hooks import Feature
+from radixlm.scheduler.request import Request
+from radixlm.weights.load import LoadReport
+from radixlm.weights.mapper import LoadableModel
+from radixlm.weights.packed_cache import ModelRecorder, load_packed
+from radixlm.weights.packed_file import VERSION, FileWriter, PackedFile, PackedFileError
+
+log = logging.getLogger(__name__)
+MIN_BYTES: Final = 64 << 20  # of a checkpoint that is cached without being asked
+CHECKED_SHARE: Final = 0.5  # of available memory: larger files are not read when they are mapped
+IDLE_S: Final = 10.0  # after which a server that nobody asks writes its cache
+STALE_S: Final = 3600.0  # unfinished files of processes that were killed
+_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".npy")
+_WEIGHT_CONFIGS = ("config.json", "quantize_config.json", "hf_quant_config.json", ".index.json")
+_PACKING_CODE = ("arch", "kernels", "layers", "models", "quant", "weights")
+# options of these groups that do not change what is packed
+_NEUTRAL = {
+    "dist_init_addr", "nccl_port", "node_rank", "cluster_secret_file", "base_gpu_id", "model_path",
+    "tokenizer_path", "skip_tokenizer_init", "weight_version", "packed_cache_dir",
+    "packed_cache_gb",
+}  # fmt: skip
+
+
+class _Stamp(Record):
+    """A file of a checkpoint as the system knows it. ``changed_ns``: of the inode, which each
+    write moves, whatever time the file is given."""
+
+    name: str
+    num_bytes: int
+    modified_ns: int
+    changed_ns: int
+    inode: int
+
+
+class _Note(Record):
+    """``content``: SHA-256 of the files, "" until it is computed."""
+
+    stamps: tuple[_Stamp, ...]
+    content: str = ""
+
+
+class PackedWeights(Feature):
+    """The packed file of one rank's model. As a feature it learns of the first token, after which
+    the file is written."""
+
+    def __init__(
+        self, config: ServerConfig, info: ModelInfo, kernels: Kernels, ranks: Ranks
+    ) -> None:
+        self._folder, model = info.folder, config.model
+        self._directory, self._limit_bytes = cache_folder(config), int(model.packed_cache_gb * 1e9)
+        self._stamps = stamps_of(info.folder)
+        self.is_on = available and self._wants(config, info, kernels)
+        self.path = self._directory / "off"
+        if self.is_on:
+            self.path = self._directory / f"{self._key(config, info, kernels, ranks)}.packed"
+        self._recorder: ModelRecorder | None = None
+        self._report: LoadReport | None = None
+        self._may_write, self._stops = threading.Event(), threading.Event()
+        self.writer: threading.Thread | None = None
+
+    def _wants(self, config: ServerConfig, info: ModelInfo, kernels: Kernels) -> bool:
+        model, parallel = config.model, config.parallel
+        num_bytes = sum(s.num_bytes for s in self._stamps if s.name.endswith(_SUFFIXES))
+        is_cpu = config.execute.device == "cpu" and kernels.copies_weights
+        if model.disable_packed_cache or not is_cpu or not num_bytes or parallel.enable_eplb:
+            return False
+        if info.is_transformers or model.load_format in ("dummy", "sharded_state"):
+            return False
+        is_small = num_bytes < MIN_BYTES
+        is_quantized = model.quantization or model.torchao_config or checkpoint_quant(info.folder)
+        return bool(model.packed_cache_dir or (is_quantized and not is_small))
+
+    def _key(self, config: ServerConfig, info: ModelInfo, kernels: Kernels, ranks: Ranks) -> str:
+        options = flat(config, show_secrets=False)
+        names = {field.name for group in (config.parallel, config.model) for field in fields(group)}
+        names = (names | {"kernel", "device"}) - _NEUTRAL
+        facts = (
+            VERSION, radixlm.__version__, torch.__version__, code_digest(),
+            [(s.name, s.num_bytes) for s in self._stamps],
+            (info.folder / "config.json").read_bytes(), repr(info.decoder),
+            {name: options.get(name) for name in sorted(names)},
+            config.memory.disable_hybrid_swa_memory, config.speculate.speculative_algorithm,
+            repr(ranks.place), native().isa(), sorted(kernels.chosen.items()),
+        )  # fmt: skip
+        data = msgspec.msgpack.encode(facts, enc_hook=str, order="deterministic")
+        return hashlib.sha256(data).hexdigest()[:40]
+
+    def load(self, model: LoadableModel) -> LoadReport | None:
+        """Make the model from its file; None if there is none that fits."""
+        started = time.monotonic()
+        try:
+            file = PackedFile(self.path)
+            self._check_note(file)
+            if file.num_bytes < CHECKED_SHARE * psutil.virtual_memory().available:
+                file.check()
+            load_packed(model, file)
+            report = msgspec.convert(file.table.facts, LoadReport)
+        except FileNotFoundError:
+            return None
+        except (OSError, PackedFileError, msgspec.MsgspecError) as error:
+            log.warning("%s is not used: %s; it will be written again", self.path, error)
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(self.path)  # the file that was used longest ago goes first
+        size, duration = format_bytes(file.num_bytes), format_seconds(time.monotonic() - started)
+        log.info("mapped %d parameters, %s, from %s in %s",
+                 report.num_params, size, self.path, duration)  # fmt: skip
+        return report
+
+    def _check_note(self, file: PackedFile) -> None:
+        """PackedFileError unless the checkpoint is the one that was packed: unchanged since, or of
+        the same content."""
+        try:
+            note = msgspec.json.decode(self._note_path.read_bytes(), type=_Note)
+        except FileNotFoundError:
+            raise PackedFileError("the note of its checkpoint is missing") from None
+        if note.stamps == self._stamps:
+            return
+        if not note.content or content_of(self._folder, self._stamps) != note.content:
+            raise PackedFileError("the checkpoint has changed")
+        with contextlib.suppress(OSError):
+            self._write_note(_Note(self._stamps, note.content))
+
+    @property
+    def _note_path(self) -> Path:
+        return self.path.with_suffix(".json")
+
+    def _write_note(self, note: _Note) -> None:
+        part = self._note_path.with_suffix(f".{os.getpid()}.part")
+        part.write_bytes(msgspec.json.encode(note))
+        os.replace(part, self._note_path)
+
+    def recorder(self) -> ModelRecorder:
+        """What is to note the layers of a model that is loaded in place of a file."""
+        self._recorder = ModelRecorder()
+        return self._recorder
+
+    def keep(self, report: LoadReport) -> None:
+        """The recorded model is loaded: write it after the first token, or when nobody asks."""
+        self._report = report
+        self.writer = threading.Thread(target=self._write_later, name="packed cache", daemon=True)
+        self.writer.start()
+
+    def committed(self, request: Request, tokens: Sequence[int]) -> bool | None:
+        """The first token is there."""
+        self._may_write.set()
+        return False
+
+    def arrive(self, request: Request) -> bool:
+        """Be told of its tokens until the first one."""
+        return not self._may_write.is_set() and self.writer is not None
+
+    def close(self) -> None:
+        """Give up a file that is being written."""
+        self._stops.set()
+        self._may_write.set()
+        if self.writer is not None:
+            self.writer.join(5.0)
+
+    def _write_later(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # of this thread alone, on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        self._may_write.wait(IDLE_S)
+        recorder, report, self._recorder = self._recorder, self._report, None
+        assert recorder is not None and report is not None
+        started = time.monotonic()
+        try:
+            if not self._write(recorder, report):
+                return
+        except OSError as error:
+            log.warning("no packed weights are kept in %s: %s", self._directory, error.strerror)
+            return
+        except PackedFileError as error:
+            log.warning("no packed weights are kept: %s", error)
+            return
+        size = format_bytes(self.path.stat().st_size)
+        duration = format_seconds(time.monotonic() - started)
+        log.info("wrote %s of packed weights to %s in %s", size, self.path, duration)
+
+    def _write(self, recorder: ModelRecorder, report: LoadReport) -> bool:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_room(self._directory, self._limit_bytes, report.num_bytes)
+        if stamps_of(self._folder) != self._stamps:
+            raise PackedFileError("the checkpoint changed while it was loaded")
+        self._write_note(_Note(self._stamps))
+        writer = FileWriter(self.path)
+        try:
+            recorder.write(writer, msgspec.to_builtins(report), self._stops.is_set)
+        finally:
+            writer.close()
+        if self._stops.is_set() or not self.path.exists():
+            return False
+        self._write_note(_Note(self._stamps, content_of(self._folder, self._stamps)))
+        if stamps_of(self._folder) != self._stamps:
+            self.path.unlink(missing_ok=True)
+            raise PackedFileError("the checkpoint changed while it was packed")
+        return True
+
+
+def cache_folder(config: ServerConfig) -> Path:
+    """--packed-cache-dir, by default radixlm/packed in the user's cache folder."""
+    if config.model.packed_cache_dir:
+        return Path(config.model.packed_cache_dir).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "radixlm" / "packed"
+
+
+def stamps_of(folder: Path) -> tuple[_Stamp, ...]:
+    """The files of a checkpoint that decide what is packed; of other folders than the first, those
+    one level below."""
+    stamps = []
+    for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
+        if path.name.endswith((*_SUFFIXES, *_WEIGHT_CONFIGS)) and path.is_file():
+            stat, name = path.stat(), str(path.relative_to(folder))
+            times = stat.st_mtime_ns, stat.st_ctime_ns
+            stamps.append(_Stamp(name, stat.st_size, *times, stat.st_ino))
+    return tuple(stamps)
+
+
+def content_of(folder: Path, stamps: Sequence[_Stamp]) -> str:
+    """SHA-256 of the files, hex."""
+    whole = hashlib.sha256()
+    for stamp in stamps:
+        with (folder / stamp.name).open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def code_digest() -> str:
+    """SHA-256 of the code that decides what is packed, and size and time of the kernels."""
+    root, digest = Path(radixlm.__file__).parent, hashlib.sha256()
+    for path in sorted(p for name in _PACKING_CODE for p in (root / name).rglob("*.py")):
+        digest.update(path.read_bytes())
+    for path in sorted(root.glob("_cpu*")):
+        digest.update(f"{path.stat().st_size} {path.stat().st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def make_room(directory: Path, limit_bytes: int, num_bytes: int) -> None:
+    """Delete what was used longest ago until ``num_bytes`` more fit into the limit, and unfinished
+    files. PackedFileError if they do not fit, or the disk lacks room."""
+    for part in directory.glob("*.part"):
+        with contextlib.suppress(OSError):
+            if time.time() - part.stat().st_mtime > STALE_S:
+                part.unlink()
+    if num_bytes > limit_bytes:
+        raise PackedFileError(
+            f"{format_bytes(num_bytes)} are more than --packed-cache-gb {limit_bytes / 1e9:g}"
+        )
+    files = sorted(directory.glob("*.packed"), key=lambda path: path.stat().st_mtime)
+    total = num_bytes + sum(path.stat().st_size for path in files)
+    for path in files:
+        if total <= limit_bytes:
+            break
+        total -= path.stat().st_size
+        path.unlink(missing_ok=True)
+        path.with_suffix(".json").unlink(missing_ok=True)
+    if shutil.disk_usage(directory).free < 1.2 * num_bytes:
+        raise PackedFileError(f"{directory} lacks room for {format_bytes(num_bytes)}")
