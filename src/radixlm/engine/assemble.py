@@ -37,7 +37,8 @@ from radixlm.engine.hicache import write_policy
 from radixlm.engine.kept import FIRST_BOOT, Boot, KeptPages, open_memory
 from radixlm.engine.kv_events import KvEvents
 from radixlm.engine.limits import limits_for_pools, scheduler_limits
-from radixlm.engine.load_model import load_model, read_weight
+from radixlm.engine.live_weights import WeightUpdater
+from radixlm.engine.load_model import load_model
 from radixlm.engine.memory import MemoryNow, Pools, make_pools, needs_memory, trial_pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.occupation import Occupation
@@ -99,6 +100,7 @@ class LoadedEngine(Record):
     controls: TensorControls
     loader: AdapterLoader | None
     facts: dict[str, Any]
+    updater: WeightUpdater
     pages: EnginePages | None = None  # with tiers
     kept: KeptPages | None = None
 
@@ -123,7 +125,7 @@ def load_engine(
         experts = ExpertPlaces(config.parallel, peers.ranks)
         packed = PackedWeights(config, info, kernels, peers.ranks)
         model, weight_bytes = load_model(
-            config, info, where, kernels, peers.ranks, experts.place, packed
+            config, info, where, kernels, peers.ranks, experts.place, packed, boot.weights
         )
         experts.finish(model)
         # drafts are rank 0's, which alone samples
@@ -153,11 +155,11 @@ def load_engine(
             with kept_memory.lent():
                 pools = make_pools(config, info, model, attn, memory, draft, kept_memory.agree)
             kept = KeptPages(kept_memory, model, attn, pools)
-    weight = partial(read_weight, model, info.folder, config.model.load_format)
+    updater = WeightUpdater(config, info, model, boot.weights)
     loader = AdapterLoader(config, model, where) if config.adapters.enable_lora else None
     profiler = Profiler(where, peers.ranks.place.rank)
     controls = TensorControls(
-        weight, weight_bytes, pools.num_bytes, pools.num_tokens, profiler, peers.take_waited_s
+        updater.read, weight_bytes, pools.num_bytes, pools.num_tokens, profiler, peers.take_waited_s
     )
     limits = limits_for_pools(pools, config, info)
     pages = make_pages(config, info, model, attn.pools, pools, draft, peers)
@@ -167,6 +169,7 @@ def load_engine(
         pools,
         {
             **controls.commands(),
+            **updater.commands(),
             **commands,
             **(loader.commands() if loader else {}),
             **experts.commands(),
@@ -182,7 +185,10 @@ def load_engine(
         experts.recorder,
     )
     facts = _facts(info, pools, limits, weight_bytes, load_s)
-    return LoadedEngine(device, parts, limits, packed, sizes, controls, loader, facts, pages, kept)
+    updater.tell(facts)
+    return LoadedEngine(
+        device, parts, limits, packed, sizes, controls, loader, facts, updater, pages, kept
+    )
 
 
 def new_runner(config: ServerConfig, info: ModelInfo, engine: LoadedEngine) -> Runner:
@@ -238,7 +244,8 @@ def assemble(
                 feature.forget()
         interval = config.schedule.stream_interval
         drafting = make_drafting(config, limits, kv_manager, hooks, ngram)
-        return Scheduler(limits, executor, channel, kv_manager, hooks, interval, drafting=drafting)
+        own = replace(limits, weights_version=engine.updater.namespace)
+        return Scheduler(own, executor, channel, kv_manager, hooks, interval, drafting=drafting)
 
     scheduler = make()
     peers.agree(())  # all ranks are ready
@@ -252,9 +259,11 @@ def assemble(
     return EngineCore(scheduler, engine.facts, make, close)
 
 
-def assemble_rank(config: ServerConfig, info: ModelInfo, peers: Peers) -> Callable[[], Runner]:
+def assemble_rank(
+    config: ServerConfig, info: ModelInfo, peers: Peers, boot: Boot = FIRST_BOOT
+) -> Callable[[], Runner]:
     """Load a rank that has no scheduler; what makes its runners."""
-    engine = load_engine(config, info, peers, {})
+    engine = load_engine(config, info, peers, {}, boot)
     return partial(new_runner, config, info, engine)
 
 

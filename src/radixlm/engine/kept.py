@@ -29,17 +29,20 @@ from radixlm.memory.prefix.radix import RadixCache
 from radixlm.models.build import Model
 from radixlm.pools.memory import KeptMemory
 from radixlm.tiers.manifest import weights_digest
+from radixlm.wire.weights import WeightsSource
 
 log = logging.getLogger(__name__)
 
 
 class Boot(Record):
     """Which start of which engine this is. ``replica``: its number; ``number``: how often it was
-    started before; ``memory``: path of the memory that the server keeps for it."""
+    started before; ``memory``: path of the memory that the server keeps for it; ``weights``: what
+    it serves in place of the checkpoint's weights."""
 
     replica: int = 0
     number: int = 0
     memory: str = ""
+    weights: WeightsSource | None = None
 
 
 FIRST_BOOT: Final = Boot()

@@ -22,6 +22,7 @@ from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import ThreadLink, ZmqLink
 from radixlm.intake.observer import Observer
 from radixlm.intake.tokenizer_manager import TokenizerManager
+from radixlm.intake.weights import WeightsOptions
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 from radixlm.wire.channel import MemoryChannel, ZmqChannel
 from radixlm.wire.codec import intake_codec
@@ -63,6 +64,12 @@ def intake_facts(config: ServerConfig, info: ModelInfo) -> IntakeFacts:
         max_logprobs=config.serve.max_logprobs,
         stall_timeout_s=config.serve.stall_timeout_s,
         is_generation=info.is_generation,
+        weights=WeightsOptions(
+            config.model.weight_version,
+            str(info.folder),
+            config.model.load_format,
+            config.serve.tokenizer_worker_num > 1,
+        ),
         adapters=adapter_options(config),
     )
 
@@ -107,6 +114,8 @@ class ProcessEngine:
             observers,
             parallel.load_balance_method,
         )
+        for supervisor in self.supervisors:
+            supervisor.weights = self.intake.weights.startup
 
     async def start(self) -> None:
         """Returns when the engine processes have been started, not when they are ready."""

@@ -27,6 +27,7 @@ from radixlm.quant.load_time import make_scheme
 from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.folder import open_folder
 from radixlm.weights.load import load_weights
+from radixlm.wire.weights import WeightsSource
 
 if TYPE_CHECKING:
     from radixlm.models.transformers_backend.model import TransformersModel
@@ -42,9 +43,11 @@ def load_model(
     ranks: Ranks = ALONE,
     place_experts: Callable[[Sequence[MoeLayer], Ranks], None] | None = None,
     packed: PackedWeights | None = None,
+    source: WeightsSource | None = None,
 ) -> tuple[Model, int]:
     """The model with its weights, and the bytes that they take; one rank's part of ``ranks``.
-    ``packed``: from where they are mapped, or where they are kept."""
+    ``packed``: from where they are mapped, or where they are kept; ``source``: weights that take
+    the place of the checkpoint's, which are not kept."""
     dtype = config.model.dtype
     compute, weight = resolve_dtypes(dtype, device, checkpoint_dtype(info.folder))
     if info.is_transformers and ranks.place.pp > 1:
@@ -76,11 +79,18 @@ def load_model(
         moe_dense_tp=config.parallel.moe_dense_tp_size,
         cuts_output_head=not shares_head(config),
     )
-    report = packed.load(model) if packed and packed.is_on else None
+    packed = packed if source is None and packed and packed.is_on else None
+    report = packed.load(model) if packed else None
     if report is None:
-        recorder = packed.recorder() if packed and packed.is_on else None
+        source = source or WeightsSource(str(info.folder), config.model.load_format)
+        recorder = packed.recorder() if packed else None
         report = load_weights(
-            model, info.folder, config.model.load_format, device=device, recorder=recorder
+            model,
+            source.folder,
+            source.load_format,
+            device=device,
+            recorder=recorder,
+            deltas=tuple(map(Path, source.deltas)),
         )
         if packed and recorder:
             packed.keep(report)
@@ -117,12 +127,14 @@ def _load_transformers(
     return model, model.num_bytes
 
 
-def read_weight(model: Model, folder: Path, load_format: str, name: str) -> Tensor | None:
+def read_weight(
+    model: Model, folder: Path, load_format: str, name: str, deltas: Sequence[Path] = ()
+) -> Tensor | None:
     """A parameter read from the checkpoint, as the loaded one is packed for the kernels; None if
     there is none of that name."""
     if is_transformers(model):
         return model.weight(name)
     if load_format in ("dummy", "sharded_state"):
         raise InvalidRequest(f"name: --load-format {load_format} has no named tensors to show")
-    source = open_folder(folder, load_format)
+    source = open_folder(folder, load_format, deltas=deltas)
     return source.read(name).clone() if name in source.sizes() else None

@@ -76,6 +76,7 @@ class EngineSupervisor:
         """``checkpoint``: the model's folder, for the memory to prefault."""
         self.config, self.given, self.index = config, given, index
         self.checkpoint = checkpoint
+        self.weights: Callable[[], dict[str, Any] | None] = _as_at_the_start
         self._run_folder = RunFolder()
         self.folder = self._run_folder.path
         self.addresses = [f"ipc://{self.folder}/intake{i}" for i in range(num_intakes)]
@@ -151,6 +152,7 @@ class EngineSupervisor:
             "index": self.index,
             "boot": self.num_restarts,
             "memory": self._kept.path,
+            "weights": self.weights(),
             "local_ranks": list(topology.ranks_of(0)[1:]) if topology.world > 1 else None,
             "given": sorted(self.given),
             "addresses": self.addresses,
@@ -294,6 +296,10 @@ def _sendable(config: ServerConfig, given: frozenset[str], index: int = 0) -> di
         options["cpu_threads"] = max(1, threads // config.parallel.num_processes)
     sent = {name: value for name, value in options.items() if value not in (None, "***")}
     return sent | {"located": dict(config.located)}
+
+
+def _as_at_the_start() -> None:
+    """A ``WeightsSource`` as a dict of what a new engine serves: None for the checkpoint."""
 
 
 def _reason(code: int) -> str:

@@ -25,6 +25,7 @@ if __name__ == "__main__":
     early = StartupReader()  # reads and prefaults in a thread while torch is imported
 
 # torch before anything else that links OpenMP, so that the process has one OpenMP runtime
+import msgspec
 import torch  # noqa: F401
 
 from radixlm.base.errors import CheckpointError, ConfigError, RadixError, RankLost
@@ -46,6 +47,7 @@ from radixlm.observe.gcwatch import GcWatch
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import scheduler_codec
 from radixlm.wire.replies import Failed, Ready
+from radixlm.wire.weights import WeightsSource
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +99,7 @@ def main(early: StartupReader) -> int:
                 hub = start_nodes(startup, config, info.folder, early.ranks)
                 peers = Followers(early.ranks, config, hub)
             peers.replica = int(startup["index"])
-            boot = Boot(startup["index"], startup.get("boot", 0), startup.get("memory", ""))
+            boot = boot_of(startup)
             replica = assemble(config, info, channel, (flight,), peers, boot)
     except RankLost as error:
         return end_replica(early, error)
@@ -125,6 +127,13 @@ def main(early: StartupReader) -> int:
     return 0
 
 
+def boot_of(startup: dict[str, Any]) -> Boot:
+    """Which start this is, and what it is to serve."""
+    given = startup.get("weights")
+    weights = None if given is None else msgspec.convert(given, WeightsSource)
+    return Boot(startup["index"], startup.get("boot", 0), startup.get("memory", ""), weights)
+
+
 def end_replica(early: StartupReader, error: RankLost) -> int:
     """All ranks end with this one. Status 1, not 2: another replica may have all of its ranks."""
     if early.ranks is not None:
@@ -143,7 +152,8 @@ def follow(
         config, info = resolved(config, given)
         config = placed(config, given, startup)
         with prefaulted_memory(early):
-            loop = RankLoop(leader.rank, leader, assemble_rank(config, info, leader))
+            make = assemble_rank(config, info, leader, boot_of(startup))
+            loop = RankLoop(leader.rank, leader, make)
         leader.agree(())  # all ranks are ready
         GcWatch(config.observe.gc_warning_threshold_secs).install()
         gc.freeze()

@@ -40,9 +40,12 @@ ON_ALL_RANKS = frozenset(
         "tiers",
         "release_memory",
         "resume_memory",
+        "prepare_weights",
+        "publish_weights",
+        "drop_weights",
     }
 )
-_UNDO = {"load_lora_adapter": "unload_lora_adapter"}
+_UNDO = {"load_lora_adapter": "unload_lora_adapter", "prepare_weights": "drop_weights"}
 
 
 class Command(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from radixlm.base.record import Record, field
 from radixlm.intake.adapters import AdapterOptions
+from radixlm.intake.weights import WeightsOptions
 
 
 class IntakeFacts(Record):
@@ -17,6 +18,7 @@ class IntakeFacts(Record):
     max_queue_time_s: float | None = None
     hidden_states_enabled: bool = False
     adapters: AdapterOptions = AdapterOptions()
+    weights: WeightsOptions = WeightsOptions()
     processors: tuple[str, ...] = ()
     eos_ids: tuple[int, ...] = ()
     default_sampling: dict[str, object] = field(default_factory=dict)

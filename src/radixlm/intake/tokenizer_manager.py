@@ -39,6 +39,7 @@ from radixlm.intake.replicas import Replica, Replicas
 from radixlm.intake.request_state import RequestState, merge_outputs, stop_checker
 from radixlm.intake.stream_journal import Share, current_journal, preload
 from radixlm.intake.validation import RequestValidator, bad_word_ids
+from radixlm.intake.weights import WeightsRegistry
 from radixlm.text.detokenize import Detokenizer
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.media import of_tenant
@@ -94,6 +95,7 @@ class TokenizerManager:
         self.occupation = MemoryOccupation(self)
         self.ready = asyncio.Event()
         self.adapters = AdapterRegistry(self, facts.adapters)
+        self.weights = WeightsRegistry(self, facts.weights)
         self.failure: Failed | None = None
         self.on_failed: Callable[[Failed], None] | None = None
         self._calls: dict[str, tuple[Replica, asyncio.Future[ControlReply]]] = {}
@@ -195,6 +197,7 @@ class TokenizerManager:
         if journal is not None and journal.is_resumed:
             size = 1 << 30  # a replay must not wait for its turn
         await self.adapters.prepare(request.adapter)
+        await self.weights.admit()
         async with call.turn(count, size):
             states = self.submit(request, share)
             try:
@@ -411,6 +414,9 @@ class TokenizerManager:
     def become_ready(self, facts: dict[str, Any], index: int = 0) -> None:
         """An engine serves: send it every request that no other engine has, from where it was."""
         replica = self.replicas[index]
+        if not self.weights.is_current(facts):
+            self.weights.bring(replica, facts)
+            return
         total, context_len = facts.get("max_total_num_tokens", 0), facts.get("context_len")
         context_len = self._model_context if context_len is None else context_len
         if int(total) < 0 or int(context_len) < 1:

@@ -7,9 +7,11 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from radixlm.base.errors import RadixError, RankLost
+from radixlm.base.record import replace
 from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
+from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.queue import WaitingQueue
 from radixlm.wire.replies import ControlReply, LoadReport
@@ -37,6 +39,7 @@ class ControlledScheduler(Protocol):
     hooks: Hooks
     drafting: Drafting | None
     clock: Callable[[], float]
+    limits: Limits
     is_paused: bool
     released: tuple[str, ...]
     sleep_s: float
@@ -78,6 +81,7 @@ class ControlHandler:
             "kv_snapshot": self._kv_snapshot,
             "slow_down": self._slow_down,
             "freeze_gc": self._freeze_gc,
+            "publish_weights": self._publish_weights,
             "ping": self._ping,
         }
 
@@ -213,6 +217,30 @@ class ControlHandler:
     def _continue(self, control: Control) -> ControlReply:
         self._scheduler.is_paused = False
         return ControlReply(control.call_id, True, "Generation continued.")
+
+    def _publish_weights(self, control: Control) -> ControlReply:
+        """Let prepared weights take effect. Requests that run are computed again under them, or
+        with ``keeps_kv`` go on with the keys and values that they have."""
+        s, args = self._scheduler, control.args
+        s.commit_inflight()
+        running = list(s.planner.running)
+        for request in reversed(running):
+            if args.get("keeps_kv"):  # such pages are of both: nobody else may use them
+                request.share_limit = min(request.share_limit, request.num_committed)
+            else:
+                s.planner.retract(request)
+        data = s.executor.control(control.verb, args)
+        s.limits = replace(s.limits, weights_version=data["namespace"])
+        for request in s.queue:
+            request.namespace = replace(request.namespace, weights_version=data["namespace"])
+        num_paused = len(s.planner.running) + len(s.queue)
+        if args.get("flush") and not s.planner.running:
+            s.hooks.flush()
+            if not s.kv_manager.prefix_cache.num_locked:
+                s.kv_manager.prefix_cache.reset()
+        if s.drafting is not None:
+            s.drafting.flush()
+        return ControlReply(control.call_id, True, data={**data, "num_paused": num_paused})
 
     def _slow_down(self, control: Control) -> ControlReply:
         sleep_s = float(control.args.get("forward_sleep_time") or 0.0)

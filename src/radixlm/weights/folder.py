@@ -17,6 +17,7 @@ from radixlm.weights.gguf_file import GgufSource
 from radixlm.weights.merged_adapter import with_merged_adapter
 from radixlm.weights.npcache import open_npcache
 from radixlm.weights.origin import Origin, relative_name
+from radixlm.weights.overlay import Deltas
 from radixlm.weights.pickle_file import PickleSource
 from radixlm.weights.safetensors_file import SafetensorsSource
 from radixlm.weights.source import TensorSource, numbered_files, shard_files
@@ -28,15 +29,22 @@ _NOT_WEIGHTS = ("consolidated", "adapter_", "optimizer", "scheduler", "training_
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
-def open_folder(folder: Path, load_format: str, dtype: torch.dtype | None = None) -> TensorSource:
+def open_folder(
+    folder: Path,
+    load_format: str,
+    dtype: torch.dtype | None = None,
+    deltas: Sequence[Path] = (),
+) -> TensorSource:
     """The weights of ``folder``, dequantized to ``dtype`` (None: what config.json says) unless a
     layer keeps them quantized. The dense layers of a sentence-transformers folder are named as
-    "2_Dense.linear.weight". CheckpointError if there are no weights."""
+    "2_Dense.linear.weight". ``deltas``: folders of tensors that replace some, as the checkpoint
+    stores them or as floats. CheckpointError if there are no weights."""
+    later = Deltas(deltas)
     source = open_files(folder, load_format, dtype)
-    source = with_merged_adapter(folder, source)
+    source = later.over(with_merged_adapter(folder, source))
     source = _dequantized(folder, source, dtype)
     layers = {name: open_files(folder / name, load_format, dtype) for name in dense_folders(folder)}
-    return _renamed(source, layers)
+    return later.over(_renamed(source, layers), is_last=True)
 
 
 def _dequantized(folder: Path, source: TensorSource, dtype: torch.dtype | None) -> TensorSource:

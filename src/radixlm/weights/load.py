@@ -8,7 +8,7 @@ file or a reused buffer, so that memory peaks near the size of the weights.
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -54,19 +54,25 @@ def load_weights(
     progress: bool = True,
     leaves: Callable[[str], bool] | None = None,
     recorder: ModelRecorder | None = None,
+    deltas: Sequence[Path] = (),
+    only: Collection[str] | None = None,
 ) -> LoadReport:
     """Fill and finish every layer of ``model`` from ``folder``.
 
     ``load_format``: auto, safetensors, pt, npcache, dummy or sharded_state. ``progress`` shows a
     bar if stderr is a terminal. ``leaves``: whether the model leaves a tensor of this name alone,
     for models that are a part of their checkpoint. ``recorder`` notes what the layers pack.
-    CheckpointError lists missing and unknown tensors, wrong shapes, NaN, and damaged or missing
-    files.
+    ``deltas``: folders of tensors that replace some of the checkpoint's, the last one first in
+    rank; ``only``: names of tensors: layers without any of them stay as they are. CheckpointError
+    lists missing and unknown tensors, wrong shapes, NaN, and damaged or missing files.
     """
     started = time.monotonic()
     if leaves is None and model.is_part:
         leaves = bool  # any name
-    reader = open_reader(model, Path(folder), load_format, leaves)
+    reader = open_reader(model, Path(folder), load_format, leaves, deltas)
+    chosen = None
+    if only is not None and isinstance(reader, CheckpointReader):
+        chosen = reader.layers_of(only)
     filler = _Filler(model, reader, device or torch.device("cpu"), recorder)
     is_hidden = not (progress and sys.stderr.isatty())
     with closing(reader), tqdm(
@@ -74,7 +80,8 @@ def load_weights(
         unit_divisor=1024, disable=is_hidden,
     ) as bar:  # fmt: skip
         for path, layer in reader.ordered(list(model.layers())):
-            bar.update(filler.fill(path, layer))
+            if chosen is None or path in chosen:
+                bar.update(filler.fill(path, layer))
         reader.finish()
     if filler.problems:
         raise CheckpointError(
@@ -99,13 +106,14 @@ def open_reader(
     folder: Path,
     load_format: str,
     leaves: Callable[[str], bool] | None = None,
+    deltas: Sequence[Path] = (),
 ) -> ParamReader:
     """The reader of parameter values, by ``--load-format``."""
     if load_format == "dummy":
         return DummyReader(folder)
     if load_format == "sharded_state":
         return ShardedStateReader(model, folder)
-    return CheckpointReader(model, folder, load_format, leaves)
+    return CheckpointReader(model, folder, load_format, leaves, deltas)
 
 
 class _Filler:

@@ -1,7 +1,7 @@
 """ParamReader: gives the loader the value of each parameter of the model."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -80,9 +80,10 @@ class CheckpointReader(ParamReader):
         folder: Path,
         load_format: str,
         leaves: Callable[[str], bool] | None = None,
+        deltas: Sequence[Path] = (),
     ) -> None:
         self._leaves = leaves
-        self._source: TensorSource = open_folder(folder, load_format, model.weight_dtype)
+        self._source: TensorSource = open_folder(folder, load_format, model.weight_dtype, deltas)
         self._joiner = TensorJoiner(self._source)
         files = self._source.files()  # of a GGUF file: links to the user's own files
         is_inside = not files or any(file.is_relative_to(folder) for file in files)
@@ -193,6 +194,20 @@ class CheckpointReader(ParamReader):
     def origins(self, path: str) -> Sequence[Origin]:
         names = self._mappings[path].names()
         return [origin for name in names for origin in self._source.origins(name)]
+
+    def layers_of(self, names: Collection[str]) -> set[str] | None:
+        """The layers that are made of any of these tensors, and all that they are part of. None if
+        one of the names is no tensor that the model reads."""
+        if not self._uses.keys() >= set(names):
+            return None
+        wanted = set(names)
+        paths = {
+            path.rpartition(".")[0]
+            for path, mapping in self._mappings.items()
+            if wanted.intersection(mapping.names())
+        }
+        parts = [path.split(".") for path in paths]
+        return {".".join(part[:end]) for part in parts for end in range(len(part) + 1)}
 
     def release(self, path: str) -> int:
         num_bytes = 0

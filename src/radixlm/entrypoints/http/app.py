@@ -27,6 +27,7 @@ from radixlm.entrypoints.http.admin import (
     metrics,
     occupation,
     request_log,
+    weights,
 )
 from radixlm.entrypoints.http.batches import files
 from radixlm.entrypoints.http.batches import routes as batches
@@ -68,6 +69,7 @@ _ROUTERS = (
     control.router,
     occupation.router,
     adapters.router,
+    weights.router,
     corpora.router,
     experts.router,
     hicache.router,
@@ -134,6 +136,7 @@ def make_state(
     """The state that the routes share; its observers are added to ``intake``."""
     sessions = Sessions(tokenizer)
     intake.observers = (*intake.observers, sessions)
+    intake.weights.version = config.model.weight_version
     from_model = config.serve.sampling_defaults != "openai"
     state = ServerState(
         config=config,
@@ -143,7 +146,6 @@ def make_state(
         model_name=config.serve.served_model_name or info_.folder.name,
         defaults=default_sampling(info_.generation if from_model else {}),
         sessions=sessions,
-        weight_version=config.model.weight_version,
     )
     servers = servers_of(config.serve.tool_server)
     state.extras[Responses] = Responses(_response_store(config), servers)

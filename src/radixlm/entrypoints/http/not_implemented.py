@@ -18,7 +18,6 @@ _GET_POST = ("GET", "POST")
 _POST = ("POST",)
 
 NOT_IMPLEMENTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("/update_weights_from_disk", _POST, _WEIGHTS),
     ("/init_weights_update_group", _POST, _WEIGHTS),
     ("/destroy_weights_update_group", _POST, _WEIGHTS),
     ("/update_weights_from_tensor", _POST, _WEIGHTS),

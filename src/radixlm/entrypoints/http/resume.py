@@ -50,7 +50,9 @@ async def resume_digest(state: ServerState) -> str:
     if state.base_digest is None:
         state.base_digest = asyncio.create_task(asyncio.to_thread(_base_digest, state))
     base = await asyncio.shield(state.base_digest)
-    return hashlib.sha256(f"{base} {state.weight_version}".encode()).hexdigest()[:32]
+    source = state.intake.weights.source
+    served = f"{base} {state.weight_version} {source.digest if source else ''}".rstrip()
+    return hashlib.sha256(served.encode()).hexdigest()[:32]
 
 
 async def known_digest(state: ServerState, wait_s: float = 1.0) -> str | None:

@@ -40,7 +40,6 @@ class ServerState:
     fim: FimTemplate | None = None
     tool_format: str | None = None
     reasoning_format: str | None = None
-    weight_version: str = "default"
     started_s: float = field(default_factory=time.time)
     began_s: float = field(default_factory=time.monotonic)
     ready_after_s: float = 0.0
@@ -52,6 +51,11 @@ class ServerState:
         """The object of class ``kind`` that ``create_app`` made for some of the routes."""
         extra: T = self.extras[kind]
         return extra
+
+    @property
+    def weight_version(self) -> str:
+        """The label of the weights that new requests get."""
+        return self.intake.weights.version
 
     @property
     def fingerprint(self) -> str:

@@ -189,6 +189,9 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     },
     "/remove_external_corpus": {JSON: _object(success=BOOL, message=STR)},
     "/list_external_corpora": {JSON: _object(success=BOOL, corpus_token_counts=DICT)},
+    "/update_weights_from_disk": {
+        JSON: _object(success=BOOL, message=STR, num_paused_requests=INT)
+    },
     "/update_weight_version": {JSON: _object(success=BOOL, message=STR, new_version=STR)},
     "/set_internal_state": {JSON: _object(updated=BOOL, server_args=DICT)},
     "/configure_logging": {JSON: DICT},

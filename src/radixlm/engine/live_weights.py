@@ -1,0 +1,234 @@
+"""WeightUpdater: other weights for the model that is served.
+
+A thread reads and packs them beside those that are served (``models/shadow.py``) and checks names,
+shapes, dtypes and NaN. ``publish_weights`` then exchanges pointers between two steps, which cannot
+fail. See docs/design/weights.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+from torch import Tensor
+
+from radixlm.arch.hf import describe, load_config
+from radixlm.base.errors import CheckpointError, InvalidRequest, RadixError
+from radixlm.base.record import Record
+from radixlm.base.units import format_bytes, format_seconds
+from radixlm.config.server_config import ServerConfig
+from radixlm.engine.load_model import read_weight
+from radixlm.engine.model_info import ModelInfo
+from radixlm.layers.module import Module
+from radixlm.models.build import Model, NativeModel
+from radixlm.models.shadow import Shadow
+from radixlm.quant.checkpoint import checkpoint_quant
+from radixlm.tiers.manifest import weights_digest
+from radixlm.weights.load import load_weights
+from radixlm.weights.safetensors_file import SafetensorsSource
+from radixlm.weights.size import stored_bytes
+from radixlm.wire.weights import WeightsSource
+
+log = logging.getLogger(__name__)
+
+# share of the free memory that new weights may take beside the old ones
+MAX_SHARE = 0.95
+
+
+class Prepared(Record, eq=False):
+    """Weights that wait to be published. ``changes``: attributes of layers."""
+
+    source: WeightsSource
+    changes: list[tuple[Module, dict[str, Any]]]
+    seconds: float
+
+
+class WeightUpdater:
+    """The weights of one rank. Outlives the schedulers of the engine."""
+
+    def __init__(
+        self, config: ServerConfig, info: ModelInfo, model: Model, source: WeightsSource | None
+    ) -> None:
+        """``source``: what was loaded in place of the checkpoint of ``info``."""
+        self._config, self._info, self._model = config, info, model
+        self.source = source or WeightsSource(str(info.folder), config.model.load_format)
+        self.is_original = source is None
+        if source is not None:
+            self.source = msgspec.structs.replace(source, digest=digest_of(source))
+            if self.source.digest != source.digest:
+                log.warning("%s: its files are others than those of the update", source.folder)
+        self._prepared: Prepared | None = None
+        self._thread = ThreadPoolExecutor(1, "update weights")
+        self._after_publish: list[Callable[[], None]] = []
+
+    def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+        """What intake asks of it."""
+        return {
+            "prepare_weights": self._prepare,
+            "publish_weights": self._publish,
+            "drop_weights": self._drop,
+        }
+
+    @property
+    def namespace(self) -> str:
+        """Of cached pages."""
+        return self._config.model.weight_version if self.is_original else self.source.namespace
+
+    def tell(self, facts: dict[str, Any]) -> None:
+        """Keep the digest of what is served in what intake is told when an engine is ready."""
+        self._facts = facts
+        facts["weights"] = "" if self.is_original else self.source.digest
+
+    def read(self, name: str) -> Tensor | None:
+        """A parameter as it is served; see ``read_weight``."""
+        deltas = tuple(map(Path, self.source.deltas))
+        folder = Path(self.source.folder)
+        return read_weight(self._model, folder, self.source.load_format, name, deltas)
+
+    # ---- commands --------------------------------------------------------------------------
+
+    def _prepare(self, args: dict[str, Any]) -> Future[Callable[[], dict[str, Any]]]:
+        """Read the weights of ``source``; of which only the tensors of the ``partial`` folder are
+        new, if it is named."""
+        self._prepared = None
+        source = msgspec.convert(args["source"], WeightsSource)
+        return self._thread.submit(self._read_whole, source, args.get("partial"))
+
+    def _read_whole(
+        self, source: WeightsSource, partial: str | None
+    ) -> Callable[[], dict[str, Any]]:
+        try:
+            prepared = self._read(source, partial)
+        except (RadixError, OSError, RuntimeError, ValueError, MemoryError) as error:
+            why = str(error) or type(error).__name__
+
+            def fail() -> dict[str, Any]:
+                raise InvalidRequest(f"{why}; the weights that are served have not changed")
+
+            return fail
+
+        def keep() -> dict[str, Any]:
+            self._prepared = prepared
+            return {"digest": prepared.source.digest, "seconds": prepared.seconds}
+
+        return keep
+
+    def _read(self, source: WeightsSource, partial: str | None) -> Prepared:
+        started_s = time.perf_counter()
+        model = self._model
+        if not isinstance(model, NativeModel):
+            raise InvalidRequest(
+                f"{self._info.architecture} runs by transformers, whose weights cannot be updated; "
+                "a native model can (--model-impl radixlm), or start the server again"
+            )
+        folder = Path(source.folder)
+        self._check_folder(folder)
+        only = None if partial is None else _names(Path(partial))
+        if only is None:
+            _check_memory(stored_bytes(model))
+        shadow = Shadow(model)
+        load_weights(
+            shadow.root,  # type: ignore[arg-type]
+            folder,
+            source.load_format,
+            device=model.context.device,
+            progress=False,
+            deltas=tuple(map(Path, source.deltas)),
+            only=only,
+        )
+        digest = digest_of(source)
+        if source.digest not in ("", digest):
+            raise InvalidRequest(f"{folder}: its files have changed meanwhile; update again")
+        seconds = time.perf_counter() - started_s
+        return Prepared(
+            msgspec.structs.replace(source, digest=digest), list(shadow.changes()), seconds
+        )
+
+    def _check_folder(self, folder: Path) -> None:
+        """CheckpointError for the folder of another model."""
+        own = Path(self._info.folder)
+        if folder == own or not (folder / "config.json").is_file():
+            return
+        found, wanted = describe(load_config(folder)), describe(load_config(own))
+        if found != wanted:
+            names = (
+                name
+                for name in type(wanted).__struct_fields__
+                if getattr(found, name) != getattr(wanted, name)
+            )
+            raise CheckpointError(
+                f"{folder}: config.json describes another model than the one that is served "
+                f"({self._info.architecture}): {', '.join(names)} differ; a checkpoint of the "
+                "same model works"
+            )
+        if checkpoint_quant(folder) != checkpoint_quant(own):
+            raise CheckpointError(
+                f"{folder}: is quantized in another way than {own}; start the server with it"
+            )
+
+    def _publish(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Let the prepared weights of this ``digest`` take effect."""
+        prepared = self._prepared
+        if prepared is None or prepared.source.digest != args["digest"]:
+            raise InvalidRequest("no such weights are prepared; update again")
+        self._prepared = None
+        model = self._model
+        for layer, values in prepared.changes:
+            vars(layer).update(values)
+        assert isinstance(model, Module)
+        model.finish()
+        self.source, self.is_original = prepared.source, False
+        self.tell(self._facts)
+        for call in self._after_publish:
+            call()
+        self._thread.submit(_give_back_memory)
+        log.info(
+            "weights of %s are served now (digest %s), read in %s",
+            self.source.deltas[-1] if self.source.deltas else self.source.folder,
+            self.source.digest[:8],
+            format_seconds(prepared.seconds),
+        )
+        return {"namespace": self.namespace, "digest": self.source.digest}
+
+    def _drop(self, args: dict[str, Any]) -> None:
+        """Forget what is prepared."""
+        self._prepared = None
+        self._thread.submit(_give_back_memory)
+
+
+def digest_of(source: WeightsSource) -> str:
+    """The digest of a checkpoint with its deltas; alike for equal files."""
+    folders = (Path(source.folder), *map(Path, source.deltas))
+    parts = [weights_digest(folder) for folder in folders]
+    return parts[0] if len(parts) == 1 else hashlib.sha256(" ".join(parts).encode()).hexdigest()
+
+
+def _names(folder: Path) -> frozenset[str]:
+    """The tensors of a partial update."""
+    return frozenset(SafetensorsSource(sorted(folder.glob("*.safetensors"))).sizes())
+
+
+def _check_memory(num_bytes: int) -> None:
+    """InvalidRequest where there is no room for another copy of the weights."""
+    free = int(psutil.virtual_memory().available * MAX_SHARE)
+    if num_bytes > free:
+        raise InvalidRequest(
+            f"the new weights take {format_bytes(num_bytes)} beside the old ones, which stay whole "
+            f"until all is checked; {format_bytes(free)} are free: make room, or update some "
+            "tensors at a time"
+        )
+
+
+def _give_back_memory() -> None:
+    """Return freed memory of the C heap to the system."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,255 @@
+"""WeightsRegistry: which weights all engines serve. Intake owns it, since it outlives engines.
+
+An update is prepared by every engine beside the weights that it serves. Once all have answered,
+the registry changes; then each engine publishes between two steps. An engine that starts gets what
+the registry holds, so that none serves anything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from radixlm.base.errors import InvalidRequest, Overloaded, RadixError
+from radixlm.base.record import Record
+from radixlm.wire.replies import ControlReply
+from radixlm.wire.weights import WeightsSource
+
+if TYPE_CHECKING:  # it owns this registry
+    from radixlm.intake.replicas import Replica
+    from radixlm.intake.tokenizer_manager import TokenizerManager
+
+log = logging.getLogger(__name__)
+
+PREPARE, PUBLISH, DROP = "prepare_weights", "publish_weights", "drop_weights"
+# what happens to requests that run: they end first; are ended; are computed again under the new
+# weights; go on with the keys and values that they have
+MODES = ("wait", "abort", "retract", "in_place")
+MAX_READ_S = 3600.0  # for engines that read a large checkpoint
+POLL_S = 0.01
+
+
+class WeightsOptions(Record):
+    """What intake knows when it starts: the label of the weights, and where they come from.
+    ``is_shared``: several HTTP processes share the engines."""
+
+    version: str = "default"
+    folder: str = ""
+    load_format: str = "auto"
+    is_shared: bool = False
+
+
+class WeightsUpdate(Record):
+    """A change of the weights. ``folder``: a checkpoint, or with ``is_partial`` safetensors files
+    of some of its tensors, which the registry owns from then on. ``version``: the new label, None
+    for the same. ``flush``: forget cached pages, which no request can use any more."""
+
+    folder: str
+    load_format: str | None = None
+    is_partial: bool = False
+    version: str | None = None
+    mode: str = "wait"
+    flush: bool = True
+    keeps_pause: bool = False
+
+
+class WeightsOutcome(Record):
+    """``num_paused``: requests that the change interrupted."""
+
+    is_ok: bool
+    message: str
+    num_paused: int = 0
+
+
+class WeightsRegistry:
+    """``version`` is the label that answers carry; ``source`` what came after the start."""
+
+    def __init__(self, intake: TokenizerManager, options: WeightsOptions) -> None:
+        self._intake, self.options = intake, options
+        self.version = options.version
+        self.source: WeightsSource | None = None
+        self.num_updates = self.num_failed = 0
+        self._lock = asyncio.Lock()
+        self._open = asyncio.Event()  # whether new requests may come
+        self._open.set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._spool: tempfile.TemporaryDirectory[str] | None = None
+
+    def startup(self) -> dict[str, Any] | None:
+        """What an engine that starts serves in place of its checkpoint."""
+        return None if self.source is None else msgspec.to_builtins(self.source)
+
+    def new_folder(self) -> Path:
+        """An empty folder for the files of a partial update; it goes with this process."""
+        if self._spool is None:
+            self._spool = tempfile.TemporaryDirectory(prefix="radixlm-weights-")
+        return Path(tempfile.mkdtemp(dir=self._spool.name))
+
+    async def admit(self) -> None:
+        """Wait while an update lets no new request in."""
+        await self._open.wait()
+
+    # ---- updates ---------------------------------------------------------------------------
+
+    async def update(self, update: WeightsUpdate) -> WeightsOutcome:
+        """Change the weights of all engines, or of none, even if the caller leaves. InvalidRequest
+        for what cannot be asked; an outcome that is not ok leaves the old weights."""
+        if self.options.is_shared:
+            raise InvalidRequest("update_weights: leave --tokenizer-worker-num at 1")
+        if update.mode not in MODES:
+            raise InvalidRequest(f"mode: {update.mode!r:.40} is none of {', '.join(MODES)}", "mode")
+        task = asyncio.ensure_future(self._update(update))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)
+
+    async def _update(self, update: WeightsUpdate) -> WeightsOutcome:
+        async with self._lock:
+            was = self.source
+            try:
+                outcome = await self._run(update)
+            except RadixError as error:
+                outcome = WeightsOutcome(False, str(error))
+            finally:
+                self._open.set()
+            self.num_updates += outcome.is_ok
+            self.num_failed += not outcome.is_ok
+            if not outcome.is_ok:
+                log.warning("the weights have not changed: %s", outcome.message)
+                if update.is_partial:
+                    await asyncio.to_thread(shutil.rmtree, update.folder, ignore_errors=True)
+            elif was is not None:
+                kept = set(self.source.deltas) if self.source else set()
+                for folder in set(was.deltas) - kept:
+                    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            return outcome
+
+    async def _run(self, update: WeightsUpdate) -> WeightsOutcome:
+        intake, source = self._intake, self._wanted(update)
+        engines = [(replica, replica.facts) for replica in intake.replicas.ready]
+        if not engines:
+            raise Overloaded("no engine serves yet", retry_after_s=2.0)
+        ready = [replica for replica, _ in engines]
+        args = {
+            "source": msgspec.to_builtins(source),
+            "partial": update.folder if update.is_partial else None,
+        }
+        try:
+            replies = await self._ask(ready, PREPARE, args)
+            _require(replies)
+            source = msgspec.structs.replace(source, digest=replies[0].data["digest"])
+            if any(reply.data["digest"] != source.digest for reply in replies):
+                raise InvalidRequest("the engines have read different files; update again")
+            await self._quiesce(update.mode)
+            if any(not one.is_ready or one.facts is not facts for one, facts in engines):
+                raise Overloaded("an engine died before the weights were exchanged; update again")
+        except RadixError:
+            await self._drop([one for one in ready if one.is_ready])
+            raise
+        before, self.source = self.version, source  # from here on engines start with the new ones
+        self.version = before if update.version is None else update.version
+        keeps = update.mode == "in_place"
+        publish = {"digest": source.digest, "keeps_kv": keeps, "flush": update.flush}
+        replies = await self._ask(ready, PUBLISH, publish, is_tolerant=True)
+        dead = len(ready) - len(replies)
+        num_paused = sum(reply.data["num_paused"] for reply in replies if reply.ok)
+        if update.keeps_pause:
+            paused = await intake.control("pause", mode="in_place")
+            intake.is_paused = paused.ok or intake.is_paused
+        message = f"Succeeded to update model weights (version {self.version})."
+        if dead:
+            message += f" {dead} engines died meanwhile and start with the new weights."
+        log.info("weights updated: version %s, digest %s", self.version, source.digest[:8])
+        return WeightsOutcome(True, message, num_paused)
+
+    def _wanted(self, update: WeightsUpdate) -> WeightsSource:
+        load_format = update.load_format or self.options.load_format
+        if not update.is_partial:
+            return WeightsSource(update.folder, load_format)
+        base = self.source or WeightsSource(self.options.folder, self.options.load_format)
+        return msgspec.structs.replace(base, deltas=(*base.deltas, update.folder), digest="")
+
+    async def _quiesce(self, mode: str) -> None:
+        """Bring requests to where the weights may change."""
+        intake = self._intake
+        if mode in ("retract", "in_place") or intake.is_paused:
+            return
+        self._open.clear()
+        if mode == "abort":
+            intake.abort_all("the weights change")
+        while intake.requests:
+            await asyncio.sleep(POLL_S)
+
+    async def _ask(
+        self,
+        replicas: Sequence[Replica],
+        verb: str,
+        args: dict[str, Any],
+        is_tolerant: bool = False,
+    ) -> list[ControlReply]:
+        """The answers of all; with ``is_tolerant`` of those that live."""
+        calls = [self._intake.ask(replica, verb, args) for replica in replicas]
+        try:
+            found = await asyncio.wait_for(
+                asyncio.gather(*calls, return_exceptions=True), MAX_READ_S
+            )
+        except TimeoutError as error:
+            raise Overloaded(f"an engine did not answer {verb!r}", retry_after_s=5.0) from error
+        finally:
+            for call in calls:
+                call.cancel()
+        errors = [one for one in found if isinstance(one, BaseException)]
+        if errors and not is_tolerant:
+            raise errors[0]
+        return [one for one in found if not isinstance(one, BaseException)]
+
+    async def _drop(self, replicas: Sequence[Replica]) -> None:
+        await self._ask(replicas, DROP, {}, is_tolerant=True)
+
+    # ---- engines ---------------------------------------------------------------------------
+
+    def is_current(self, facts: dict[str, Any]) -> bool:
+        """Whether an engine that is ready serves what all are to serve."""
+        served, wanted = facts.get("weights", ""), self.source.digest if self.source else ""
+        return bool(served == wanted)
+
+    def bring(self, replica: Replica, facts: dict[str, Any]) -> None:
+        """Have an engine that began before the last update serve what the others do, before it
+        gets requests."""
+        task = asyncio.ensure_future(self._bring(replica, facts))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _bring(self, replica: Replica, facts: dict[str, Any]) -> None:
+        source = self.source
+        assert source is not None
+        args = {"source": msgspec.to_builtins(msgspec.structs.replace(source, digest=""))}
+        log.info(
+            "engine %d starts with other weights: it gets version %s", replica.index, self.version
+        )
+        try:
+            replies = await self._ask([replica], PREPARE, args)
+            _require(replies)
+            digest = replies[0].data["digest"]
+            publish = {"digest": digest, "keeps_kv": False, "flush": True}
+            _require(await self._ask([replica], PUBLISH, publish))
+        except RadixError as error:
+            log.error("engine %d cannot serve version %s: %s", replica.index, self.version, error)
+            return
+        if digest != source.digest:
+            log.warning("the files of version %s have changed since it was loaded", self.version)
+            self.source = msgspec.structs.replace(source, digest=digest)
+        self._intake.become_ready({**facts, "weights": digest}, replica.index)
+
+
+def _require(replies: Sequence[ControlReply]) -> None:
+    failed = next((reply for reply in replies if not reply.ok), None)
+    if failed is not None:
+        raise InvalidRequest(failed.message)
