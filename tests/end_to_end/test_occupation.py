@@ -22,6 +22,10 @@ WIDE = {
     "intermediate_size": 1024,
     "max_position_embeddings": 8192,
 }
+# of 6000 tokens: layers x (K, V) x heads x channels x bytes
+HELD = 6000 * 2 * 2 * 8 * 128 * 4
+# of each layer: attention 4 x 1024 x 1024, mlp 3 x 1024 x 1024
+WEIGHTS = 2 * 7 * 1024 * 1024 * 4
 FLAGS = ("--enable-memory-saver", "--max-total-tokens", "8192")
 
 
@@ -51,11 +55,10 @@ def call(server: RunningServer, verb: str, *tags: str) -> None:
 def test_the_kv_cache_is_given_back_and_answers_stay(server: RunningServer) -> None:
     wanted = [server.post("/generate", **body(i)).json()["output_ids"] for i in range(3)]
     server.post("/generate", **body(0, 6000, 2))
-    held = 6000 * 2 * 2 * 8 * 128 * 4  # tokens x layers x (K, V) x heads x channels x bytes
     assert server.post("/generate", **body(0, 6000, 2)).json()["meta_info"]["cached_tokens"] > 5900
     before = resident(server)
     call(server, "release", "kv_cache")
-    assert before - resident(server) >= 0.95 * held > 90e6
+    assert before - resident(server) >= 0.95 * HELD
     assert server.client.get("/health").json() == {"status": "released", "released": ["kv_cache"]}
     assert server.client.get("/health_generate").status_code == 200
     assert server.client.get("/ready").status_code == 503
@@ -75,6 +78,36 @@ def test_the_kv_cache_is_given_back_and_answers_stay(server: RunningServer) -> N
     assert [server.post("/generate", **body(i)).json()["output_ids"] for i in range(3)] == wanted
     assert server.client.get("/ready").status_code == 200
     assert server.info()["num_breaches"] == 0
+
+
+@pytest.mark.timeout(300)
+def test_weights_and_kv_cache_are_given_back(server: RunningServer) -> None:
+    """In the order of reinforcement learning, too: the weights come back before the KV cache."""
+    wanted = [server.post("/generate", **body(i)).json()["output_ids"] for i in range(3)]
+    weights = int(server.client.get("/get_server_info").json()["engine"]["weight_bytes"])
+    for orders in ([()], [("weights",), ("kv_cache", "cuda_graph")]):
+        server.post("/generate", **body(0, 6000, 2))
+        before = resident(server)
+        call(server, "release")
+        assert before - resident(server) >= 0.95 * (weights + HELD)
+        for tags in orders:
+            assert server.client.get("/ready").status_code == 503
+            call(server, "resume", *tags)
+        found = [server.post("/generate", **body(i)).json() for i in range(3)]
+        assert [one["output_ids"] for one in found] == wanted
+        assert found[0]["meta_info"]["cached_tokens"] == 0  # an empty cache
+
+
+@pytest.mark.timeout(300)
+def test_prefixes_outlive_a_release_of_the_weights(server: RunningServer) -> None:
+    wanted = server.post("/generate", **body(5)).json()
+    before = resident(server)
+    call(server, "release", "weights")
+    assert before - resident(server) > 0.9 * WEIGHTS
+    call(server, "resume", "weights")
+    found = server.post("/generate", **body(5)).json()
+    assert found["output_ids"] == wanted["output_ids"]
+    assert found["meta_info"]["cached_tokens"] == 63
 
 
 @pytest.mark.timeout(300)
@@ -125,3 +158,99 @@ def test_unknown_tags_are_refused(server: RunningServer) -> None:
         answer = server.post(f"/{verb}_memory_occupation", tags=["kv"])
         assert answer.status_code == 400
         assert "'kv' is none of weights, kv_cache, cuda_graph" in answer.text
+
+
+def is_sleeping(server: RunningServer) -> bool:
+    return bool(server.client.get("/is_sleeping").json()["is_sleeping"])
+
+
+@pytest.mark.timeout(300)
+def test_sleep_and_wake_up(server: RunningServer) -> None:
+    """vLLM's routes; what happens to a request that runs, by mode."""
+    wanted = server.post("/generate", **body(1, 64, 400)).json()["output_ids"]
+    for query, reason, end in [
+        ("level=1&mode=keep", "length", wanted),
+        ("level=1&mode=wait", "length", wanted),
+        ("level=0", "length", wanted),
+        ("", "abort", None),
+    ]:
+        found: list[Any] = []
+        thread = threading.Thread(
+            target=lambda found=found: found.append(
+                server.post("/generate", **body(1, 64, 400)).json()
+            ),
+            daemon=True,
+        )
+        thread.start()
+        server.wait_for(lambda: server.info()["num_running_reqs"] == 1)
+        answer = server.client.post(f"/sleep?{query}")
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert is_sleeping(server)
+        if "level=0" not in query:
+            assert server.client.post("/wake_up?tags=kv_cache&tags=cuda_graph").status_code == 200
+            assert is_sleeping(server)  # without weights
+        assert server.client.post("/wake_up").status_code == 200
+        assert not is_sleeping(server)
+        thread.join(60)
+        assert found[0]["meta_info"]["finish_reason"]["type"] == reason
+        assert end is None or found[0]["output_ids"] == end
+    for query in ("level=3", "mode=nap", "level=x"):
+        assert server.client.post(f"/sleep?{query}").status_code == 400
+
+
+@pytest.mark.timeout(300)
+def test_after_level_2_the_weights_wait_for_an_update(server: RunningServer) -> None:
+    wanted = server.post("/generate", **body(2)).json()["output_ids"]
+    server.client.post("/sleep?level=2")
+    server.client.post("/wake_up?tags=weights")
+    assert server.client.get("/get_server_info").json()["released_memory"][0] == "weights"
+    server.client.post("/wake_up")
+    assert server.client.get("/get_server_info").json()["released_memory"] == ["weights"]
+    ready = server.client.get("/ready")
+    assert ready.status_code == 503
+    assert "an update of the weights brings them back" in ready.text
+    assert is_sleeping(server)
+    call(server, "resume", "weights")  # or the old ones do
+    assert not is_sleeping(server)
+    assert server.post("/generate", **body(2)).json()["output_ids"] == wanted
+
+
+@pytest.mark.timeout(300)
+def test_weights_may_be_updated_while_they_are_released(server: RunningServer) -> None:
+    """As reinforcement learning does; in each state the answers are those of a plain update."""
+    own, other = (str(cached_tiny("Qwen3ForCausalLM", seed=seed, **WIDE)) for seed in (0, 1))
+    first = server.post("/generate", **body(2)).json()["output_ids"]
+
+    def update(path: str) -> None:
+        answer = server.post("/update_weights_from_disk", model_path=path).json()
+        assert answer["success"], answer
+
+    update(other)
+    wanted = server.post("/generate", **body(2)).json()["output_ids"]
+    assert wanted != first
+    for tags in (("kv_cache",), ("weights",), ()):
+        update(own)
+        assert server.post("/generate", **body(2)).json()["output_ids"] == first
+        call(server, "release", *tags)
+        update(other)
+        assert server.client.get("/ready").status_code == 503
+        call(server, "resume")
+        assert server.post("/generate", **body(2)).json()["output_ids"] == wanted
+        call(server, "release")  # what comes back is what was served, not the checkpoint
+        call(server, "resume")
+        assert server.post("/generate", **body(2)).json()["output_ids"] == wanted
+    server.client.post("/sleep?level=2")
+    update(own)
+    server.client.post("/wake_up?tags=kv_cache&tags=cuda_graph")
+    assert not is_sleeping(server)
+    assert server.post("/generate", **body(2)).json()["output_ids"] == first
+
+
+def test_without_the_flag_nothing_is_released() -> None:
+    with RunningServer("--max-total-tokens", "512") as plain:
+        answer = plain.post("/release_memory_occupation")
+        assert answer.status_code == 400
+        assert "--enable-memory-saver" in answer.json()["error"]["message"]
+        assert plain.client.post("/sleep").status_code == 400
+        assert not is_sleeping(plain)
+        assert plain.client.get("/ready").status_code == 200

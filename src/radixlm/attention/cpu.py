@@ -94,6 +94,7 @@ class _Layer:
     v_cache: Tensor
     fields: tuple[int, ...]  # of the caches, for the store kernel
     shape: tuple[int, int]  # of a query: heads, channels
+    site: AttentionSite
 
 
 class CpuBackend:
@@ -156,10 +157,8 @@ class CpuBackend:
     ) -> Tensor:
         """Store K and V, attend."""
         group = site.group
-        if site.stores:
-            layer = self._layers[group].get(site.layer) or self._make_layer(site)
-        else:
-            layer = self._readers.get(id(site)) or self._make_reader(site)
+        known = self._layers[group].get(site.layer) if site.stores else self._readers.get(id(site))
+        layer = known if known is not None and known.site is site else self._make_layer(site)
         if k_TKD is not None:
             self._store(k_TKD, v_TKV, layer, group)
         q = _dense(q_THD)
@@ -209,12 +208,12 @@ class CpuBackend:
 
     def _make_layer(self, site: AttentionSite) -> _Layer:
         layer = self._make(site)
+        if not site.stores:  # it reads another layer's cache, with its own heads and window
+            self._readers[id(site)] = layer
+            return layer
+        if site.layer in self._layers[site.group]:  # new weights come with new sites
+            self._readers = {}
         self._layers[site.group][site.layer] = layer
-        return layer
-
-    def _make_reader(self, site: AttentionSite) -> _Layer:
-        """A layer that reads another layer's cache, with its own heads and window."""
-        layer = self._readers[id(site)] = self._make(site)
         return layer
 
     def _make(self, site: AttentionSite) -> _Layer:
@@ -232,7 +231,7 @@ class CpuBackend:
         )
         k_cache, v_cache = pool.k[site.layer], pool.v[site.layer]
         fields = pool.shape.fields(k_cache, v_cache)
-        return _Layer(attention, k_cache, v_cache, fields, (site.heads, pool.shape.k_dim))
+        return _Layer(attention, k_cache, v_cache, fields, (site.heads, pool.shape.k_dim), site)
 
 
 def _dense(x_THC: Tensor) -> Tensor:

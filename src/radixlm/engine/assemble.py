@@ -38,7 +38,7 @@ from radixlm.engine.kept import FIRST_BOOT, Boot, KeptPages, open_memory
 from radixlm.engine.kv_events import KvEvents
 from radixlm.engine.limits import limits_for_pools, scheduler_limits
 from radixlm.engine.live_weights import WeightUpdater
-from radixlm.engine.load_model import load_model
+from radixlm.engine.load_model import fill_again, load_model
 from radixlm.engine.memory import MemoryNow, Pools, make_pools, needs_memory, trial_pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.occupation import Occupation
@@ -162,6 +162,10 @@ def load_engine(
         updater.read, weight_bytes, pools.num_bytes, pools.num_tokens, profiler, peers.take_waited_s
     )
     limits = limits_for_pools(pools, config, info)
+
+    def fill() -> None:
+        fill_again(model, updater.source, packed if updater.is_original else None, where)
+
     pages = make_pages(config, info, model, attn.pools, pools, draft, peers)
     parts = EngineParts(
         model,
@@ -174,7 +178,7 @@ def load_engine(
             **(loader.commands() if loader else {}),
             **experts.commands(),
             **(pages.worker.commands() if pages else {}),
-            **Occupation(config, attn, pools, draft).commands(),
+            **Occupation(config, model, fill, attn, pools, draft).commands(),
         },
         make_processors(config, info),
         _media(config, info, where),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from radixlm.engine.drafting import verifies_drafts
 from radixlm.engine.model_info import ASSETS, ZOO, ModelInfo, find_model
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
+from radixlm.layers.module import Module, noting_contents
 from radixlm.models.build import Model, build_model
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.drafts import DraftModel, StandaloneDraft
@@ -54,8 +57,15 @@ class LoadedDraft(Record, eq=False):
     attn: AttentionBackend
     num_ids: int
     num_bytes: int
+    fill: Callable[[], int]  # loads the weights again, and binds them to the target's
     # further modules, each of which drafts one token further than the one before
     later: tuple[tuple[DraftModel, AttentionBackend], ...] = ()
+
+    @property
+    def roots(self) -> list[Module]:
+        """The trees of layers."""
+        nets = [net for net, _ in self.modules]
+        return [net.model if isinstance(net, StandaloneDraft) else net for net in nets]
 
     @property
     def modules(self) -> tuple[tuple[DraftModel | StandaloneDraft, AttentionBackend], ...]:
@@ -75,14 +85,14 @@ def load_draft(
     net: DraftModel | StandaloneDraft
     later: list[DraftModel] = []
     if algorithm == "STANDALONE":
-        net, num_bytes = _load_standalone(config, info, folder, device, kernels)
+        net, num_bytes, fill = _load_standalone(config, info, folder, device, kernels)
     else:
         if not isinstance(target, DecoderModel):
             raise ConfigError(
                 f"--speculative-algorithm {algorithm}: {info.architecture} runs by transformers, "
                 "which shows no hidden states; STANDALONE and NGRAM work"
             )
-        (net, *later), num_bytes = _load_head(config, info, target, folder, device, kernels)
+        (net, *later), num_bytes, fill = _load_head(config, info, target, folder, device, kernels)
     execute = config.execute
     phases = (execute.prefill_attention_backend, execute.decode_attention_backend)
     name = execute.attention_backend or "torch_native"
@@ -92,7 +102,7 @@ def load_draft(
     log.info("drafts of %s (%s): weights %s", folder.name, algorithm, format_bytes(num_bytes))
     num_ids = min(net.decoder.vocab, info.decoder.vocab) if net.needs is None else 0
     own = tuple(zip(later, others, strict=True))
-    return LoadedDraft(net, attn, num_ids or info.decoder.vocab, num_bytes, own)
+    return LoadedDraft(net, attn, num_ids or info.decoder.vocab, num_bytes, fill, own)
 
 
 def shares_head(config: ServerConfig) -> bool:
@@ -138,7 +148,7 @@ def find_draft(config: ServerConfig, info: ModelInfo) -> Path:
 
 def _load_standalone(
     config: ServerConfig, info: ModelInfo, folder: Path, device: torch.device, kernels: Kernels
-) -> tuple[StandaloneDraft, int]:
+) -> tuple[StandaloneDraft, int, Callable[[], int]]:
     c = load_config(folder)
     if c.architecture in DRAFTS:
         raise ConfigError(
@@ -160,8 +170,13 @@ def _load_standalone(
         scheme=_scheme(config, folder),
     )  # fmt: skip
     assert isinstance(model, DecoderModel)
-    num_bytes = load_weights(model, folder, _load_format(config), device=device).num_bytes
-    return StandaloneDraft(model), num_bytes
+
+    def fill() -> int:
+        return load_weights(model, folder, _load_format(config), device=device).num_bytes
+
+    with noting_contents(model):
+        num_bytes = fill()
+    return StandaloneDraft(model), num_bytes, fill
 
 
 def _load_head(
@@ -171,7 +186,7 @@ def _load_head(
     folder: Path,
     device: torch.device,
     kernels: Kernels,
-) -> tuple[list[DraftModel], int]:
+) -> tuple[list[DraftModel], int, Callable[[], int]]:
     algorithm = config.speculate.speculative_algorithm
     spec = describe_draft(folder)
     if spec is None:
@@ -192,20 +207,29 @@ def _load_head(
     context = LayerContext(kernels, device, compute, _scheme(config, folder))
     nets = [DraftModel(spec, context, weight, number) for number in range(spec.modules)]
     is_part = folder == info.folder or len(nets) > 1
-    num_bytes, kept = 0, kept_ids(config, spec, target.decoder, device)
-    for net in nets:
-        report = load_weights(
-            net,
-            folder,
-            _load_format(config),
-            device=device,
-            leaves=lambda name: is_part or name.endswith(("t2d", "d2t", "embed_tokens.weight")),
-        )
-        num_bytes += report.num_bytes
-        net.bind(target, kept)
+    kept = kept_ids(config, spec, target.decoder, device)
+
+    def fill() -> int:
+        num_bytes = 0
+        for net in nets:
+            report = load_weights(
+                net,
+                folder,
+                _load_format(config),
+                device=device,
+                leaves=lambda name: is_part or name.endswith(("t2d", "d2t", "embed_tokens.weight")),
+            )
+            num_bytes += report.num_bytes
+            net.bind(target, kept)
+        return num_bytes
+
+    with ExitStack() as notes:
+        for net in nets:
+            notes.enter_context(noting_contents(net))
+        num_bytes = fill()
     _check_map(nets[0], folder, target.decoder.vocab)
     target.tap(nets[0].needs)
-    return nets, num_bytes
+    return nets, num_bytes, fill
 
 
 def algorithm_of(spec: Draft | None) -> str:

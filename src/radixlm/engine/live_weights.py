@@ -132,7 +132,8 @@ class WeightUpdater:
             )
         folder = Path(source.folder)
         self._check_folder(folder)
-        only = None if partial is None else _names(Path(partial))
+        is_empty = model.contents is not None and model.contents.is_dropped
+        only = None if partial is None or is_empty else _names(Path(partial))
         if only is None:
             _check_memory(stored_bytes(model))
         shadow = Shadow(model)
@@ -186,6 +187,8 @@ class WeightUpdater:
             vars(layer).update(values)
         assert isinstance(model, Module)
         model.finish()
+        if model.contents is not None:
+            model.contents.is_dropped = False
         self.source, self.is_original = prepared.source, False
         self.tell(self._facts)
         for call in self._after_publish:

@@ -19,14 +19,15 @@ from radixlm.engine.draft_model import shares_head
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.packed_weights import PackedWeights
 from radixlm.kernels.dispatch import Kernels
+from radixlm.layers.module import noting_contents
 from radixlm.layers.moe import MoeLayer
-from radixlm.models.build import Model, build_model, is_transformers
+from radixlm.models.build import Model, NativeModel, build_model, is_transformers
 from radixlm.models.dtype import resolve_dtypes
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.folder import open_folder
-from radixlm.weights.load import load_weights
+from radixlm.weights.load import LoadReport, load_weights
 from radixlm.wire.weights import WeightsSource
 
 if TYPE_CHECKING:
@@ -79,6 +80,26 @@ def load_model(
         moe_dense_tp=config.parallel.moe_dense_tp_size,
         cuts_output_head=not shares_head(config),
     )
+    with noting_contents(model):
+        report = _fill(model, config, info, device, packed, source)
+    if left_out := layers_left_out(report.ignored, info.decoder):
+        log.warning(
+            "the checkpoint has layers %s, config.json only %d (num_hidden_layers): the model "
+            "runs without them",
+            ", ".join(map(str, left_out)),
+            len(info.decoder.blocks),
+        )
+    return model, report.num_bytes
+
+
+def _fill(
+    model: NativeModel,
+    config: ServerConfig,
+    info: ModelInfo,
+    device: torch.device,
+    packed: PackedWeights | None,
+    source: WeightsSource | None,
+) -> LoadReport:
     packed = packed if source is None and packed and packed.is_on else None
     report = packed.load(model) if packed else None
     if report is None:
@@ -94,14 +115,27 @@ def load_model(
         )
         if packed and recorder:
             packed.keep(report)
-    if left_out := layers_left_out(report.ignored, info.decoder):
-        log.warning(
-            "the checkpoint has layers %s, config.json only %d (num_hidden_layers): the model "
-            "runs without them",
-            ", ".join(map(str, left_out)),
-            len(info.decoder.blocks),
+    return report
+
+
+def fill_again(
+    model: Model,
+    source: WeightsSource,
+    packed: PackedWeights | None,
+    device: torch.device,
+) -> None:
+    """Load the weights of a native model whose ``contents`` were dropped. ``packed``: of the same
+    weights."""
+    assert isinstance(model, NativeModel)
+    if packed is None or not packed.is_on or packed.load(model) is None:
+        load_weights(
+            model,
+            source.folder,
+            source.load_format,
+            device=device,
+            progress=False,
+            deltas=tuple(map(Path, source.deltas)),
         )
-    return model, report.num_bytes
 
 
 def _load_transformers(

@@ -3,22 +3,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
+import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import psutil
 from torch import Tensor
 
 from radixlm.attention.base import AttentionBackend
-from radixlm.base.errors import InvalidRequest
-from radixlm.base.units import format_bytes
+from radixlm.base.errors import InvalidRequest, RadixError
+from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.memory import Pools
+from radixlm.layers.module import Contents, Module
+from radixlm.models.build import Model
 from radixlm.pools.memory import drop_pages
-from radixlm.wire.requests import KV_CACHE
+from radixlm.wire.requests import KV_CACHE, WEIGHTS
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +36,14 @@ class Occupation:
     def __init__(
         self,
         config: ServerConfig,
+        model: Model,
+        fill: Callable[[], None],
         attn: AttentionBackend,
         pools: Pools,
         draft: LoadedDraft | None,
     ) -> None:
-        self._is_enabled = config.memory.enable_memory_saver
+        """``fill``: loads the weights of ``model``, which has none, and finishes its layers."""
+        self._config, self._model, self._fill = config, model, fill
         self._attn, self._pools, self._draft = attn, pools, draft
 
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
@@ -42,23 +51,81 @@ class Occupation:
 
     def _release(self, args: dict[str, Any]) -> dict[str, int]:
         """Give back the memory of ``tags``; how much less is resident."""
-        if not self._is_enabled:
+        tags = args["tags"]
+        self._check(tags)
+        before = psutil.Process().memory_info().rss
+        if WEIGHTS in tags:
+            self._drop_weights()
+        if KV_CACHE in tags:
+            for tensor in self._pool_tensors():
+                drop_pages(tensor)
+        give_back_heap()
+        freed = max(0, before - psutil.Process().memory_info().rss)
+        log.info("released %s: %s less resident", ", ".join(tags), format_bytes(freed))
+        return {"freed_bytes": freed}
+
+    def _check(self, tags: list[str]) -> None:
+        """InvalidRequest for what cannot be released."""
+        config, why = self._config, ""
+        if not config.memory.enable_memory_saver:
             raise InvalidRequest(
                 "release_memory_occupation: this server keeps its memory; start it with "
                 "--enable-memory-saver"
             )
-        before = psutil.Process().memory_info().rss
-        if KV_CACHE in args["tags"]:
-            for tensor in self._pool_tensors():
-                drop_pages(tensor)
-        gc.collect()
-        freed = max(0, before - psutil.Process().memory_info().rss)
-        log.info("released %s: %s less resident", ", ".join(args["tags"]), format_bytes(freed))
-        return {"freed_bytes": freed}
+        if not isinstance(self._model, Module):
+            why = "this model runs by transformers"
+        elif config.parallel.enable_eplb:
+            why = "--enable-eplb moves experts, which the checkpoint does not know"
+        elif config.execute.enable_torch_compile:
+            why = "--enable-torch-compile has compiled them into its steps"
+        if WEIGHTS in tags and why:
+            raise InvalidRequest(
+                f"tags: weights stay, since {why}; 'kv_cache' can be released", param="tags"
+            )
 
-    def _resume(self, args: dict[str, Any]) -> None:
-        """The pools fill again as steps write to them."""
-        log.info("resumed %s", ", ".join(args["tags"]))
+    def _resume(self, args: dict[str, Any]) -> Future[Callable[[], None]] | None:
+        """Read released weights again, in a thread; pools fill as steps write to them."""
+        tags = args["tags"]
+        if WEIGHTS not in tags:
+            log.info("resumed %s", ", ".join(tags))
+            return None
+        thread = ThreadPoolExecutor(1, "resume weights")
+        loaded = thread.submit(self._load_weights)  # also where they are there: as other ranks
+        thread.shutdown(wait=False)
+        return loaded
+
+    def _load_weights(self) -> Callable[[], None]:
+        started_s, failure = time.perf_counter(), ""
+        try:
+            for contents, fill in self._contents():
+                if contents.is_dropped:  # no update has brought others
+                    fill()
+        except (RadixError, OSError, RuntimeError, ValueError, MemoryError) as error:
+            failure = str(error) or type(error).__name__
+        seconds = time.perf_counter() - started_s
+
+        def finish() -> None:
+            if failure:
+                self._drop_weights()
+                raise InvalidRequest(f"the weights stay released: {failure}")
+            for contents, _ in self._contents():
+                contents.is_dropped = False
+            log.info("resumed weights, read in %s", format_seconds(seconds))
+
+        return finish
+
+    def _drop_weights(self) -> None:
+        for contents, _ in self._contents():
+            contents.drop()
+
+    def _contents(self) -> Iterator[tuple[Contents, Callable[[], object]]]:
+        """What loading has made of model and drafter, and what makes it again."""
+        if isinstance(self._model, Module) and self._model.contents is not None:
+            yield self._model.contents, self._fill
+        if self._draft is not None:
+            first, *later = [root.contents for root in self._draft.roots if root.contents]
+            yield first, self._draft.fill  # which loads all modules
+            yield from ((contents, int) for contents in later)
 
     def _pool_tensors(self) -> Iterator[Tensor]:
         drafts = [attn for _, attn in self._draft.modules] if self._draft else []
@@ -68,3 +135,10 @@ class Occupation:
         if self._pools.states is not None:
             for layer in self._pools.states.layers:
                 yield from layer
+
+
+def give_back_heap() -> None:
+    """Return what is not used any more to the system, freed memory of the C heap too."""
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any, Protocol
 
 from radixlm.base.errors import InvalidRequest, Overloaded, RadixError
 from radixlm.intake.replicas import Replica, Replicas
 from radixlm.wire.replies import ControlReply
-from radixlm.wire.requests import MEMORY_TAGS
+from radixlm.wire.requests import MEMORY_TAGS, WEIGHTS
 
+# what /sleep does with requests: they are ended; run to their end; begin again after /wake_up
+SLEEP_MODES = {"abort": "abort", "wait": "in_place", "keep": "retract"}
+IDLE_POLL_S = 0.02
 _OTHER_NAMES = {"graphs": "cuda_graph"}
 
 
@@ -19,6 +22,12 @@ class Intake(Protocol):
     """What is needed of the TokenizerManager."""
 
     replicas: Replicas
+    is_paused: bool
+
+    @property
+    def requests(self) -> Sized: ...
+
+    async def control(self, verb: str, **args: Any) -> ControlReply: ...
 
     def ask(
         self, replica: Replica, verb: str, args: dict[str, Any]
@@ -28,7 +37,7 @@ class Intake(Protocol):
 def read_tags(tags: Sequence[str] | None) -> tuple[str, ...]:
     """The tags that a call names, in the order of ``MEMORY_TAGS``; all without any. InvalidRequest
     for an unknown one."""
-    named = {_OTHER_NAMES.get(tag, tag) for tag in tags or MEMORY_TAGS}
+    named = {_OTHER_NAMES.get(tag, tag) for tag in (tags or MEMORY_TAGS)}
     if unknown := sorted(named - set(MEMORY_TAGS)):
         raise InvalidRequest(
             f"tags: {unknown[0]!r:.80} is none of {', '.join(MEMORY_TAGS)}", param="tags"
@@ -42,6 +51,10 @@ class MemoryOccupation:
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
         self.released: tuple[str, ...] = ()
+        # weights that only an update brings back
+        self.awaits_update = False
+        self.is_open = asyncio.Event()  # whether new requests may come
+        self.is_open.set()
         self._restoring: set[int] = set()  # engines that have not yet released again
 
     async def release(self, tags: Sequence[str] | None = None) -> None:
@@ -55,6 +68,57 @@ class MemoryOccupation:
         named = read_tags(tags)
         await self._on_all("resume_memory", named)
         self.released = _ordered(set(self.released) - set(named))
+        self.awaits_update = self.awaits_update and WEIGHTS not in named
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """vLLM's levels: 0 pauses; 1 releases all memory; from 2 only an update of the weights
+        brings them back. ``mode``: of SLEEP_MODES."""
+        if level not in (0, 1, 2):
+            raise InvalidRequest(f"level: {level} is none of 0, 1, 2", param="level")
+        if mode not in SLEEP_MODES:
+            modes = ", ".join(SLEEP_MODES)
+            raise InvalidRequest(f"mode: {mode!r:.80} is none of {modes}", param="mode")
+        was_paused = self._intake.is_paused
+        self.is_open.clear()
+        try:
+            while mode == "wait" and self._intake.requests:
+                await asyncio.sleep(IDLE_POLL_S)
+            await self._pause(SLEEP_MODES[mode] if level else "in_place")
+            if level == 0:
+                return
+            try:
+                await self.release()
+                self.awaits_update = level == 2
+            finally:  # what is released holds requests, too
+                if not was_paused:
+                    await self._continue()
+        finally:
+            self.is_open.set()
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """The inverse; also of parts that ``tags`` name."""
+        if self.released:
+            left = [t for t in read_tags(tags) if t != WEIGHTS or not self.awaits_update]
+            if left:
+                await self.resume(left)
+        elif self._intake.is_paused:
+            await self._continue()
+
+    async def weights_came(self) -> None:
+        """An update has brought weights, which may have been released."""
+        if self.awaits_update:
+            await self.resume((WEIGHTS,))
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether no request runs until ``wake_up``."""
+        return bool(self.released) or self._intake.is_paused
+
+    async def _pause(self, mode: str) -> None:
+        self._intake.is_paused = (await self._intake.control("pause", mode=mode)).ok
+
+    async def _continue(self) -> None:
+        self._intake.is_paused = not (await self._intake.control("continue")).ok
 
     async def _on_all(self, verb: str, tags: tuple[str, ...]) -> None:
         """Without a limit of time: weights may take minutes to read."""

@@ -196,6 +196,7 @@ class TokenizerManager:
         share = journal.share(request) if journal is not None else None
         if journal is not None and journal.is_resumed:
             size = 1 << 30  # a replay must not wait for its turn
+        await self.occupation.is_open.wait()
         await self.adapters.prepare(request.adapter)
         await self.weights.admit()
         async with call.turn(count, size):

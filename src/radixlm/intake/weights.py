@@ -125,7 +125,9 @@ class WeightsRegistry:
                 log.warning("the weights have not changed: %s", outcome.message)
                 if update.is_partial:
                     await asyncio.to_thread(shutil.rmtree, update.folder, ignore_errors=True)
-            elif was is not None:
+            else:
+                await self._intake.occupation.weights_came()
+            if outcome.is_ok and was is not None:
                 kept = set(self.source.deltas) if self.source else set()
                 for folder in set(was.deltas) - kept:
                     await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -179,7 +181,7 @@ class WeightsRegistry:
     async def _quiesce(self, mode: str) -> None:
         """Bring requests to where the weights may change."""
         intake = self._intake
-        if mode in ("retract", "in_place") or intake.is_paused:
+        if mode in ("retract", "in_place") or intake.is_paused or intake.occupation.released:
             return
         self._open.clear()
         if mode == "abort":

@@ -105,7 +105,10 @@ def why_not_ready(intake: TokenizerManager) -> str | None:
     if intake.is_paused:
         return "generation is paused"
     if released := intake.occupation.released:
-        return f"memory is released: {', '.join(released)}; /resume_memory_occupation takes it back"
+        how = "an update of the weights brings them back"
+        if not intake.occupation.awaits_update:
+            how = "/resume_memory_occupation takes it back"
+        return f"memory is released: {', '.join(released)}; {how}"
     return None
 
 

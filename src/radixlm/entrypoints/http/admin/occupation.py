@@ -5,10 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from radixlm.entrypoints.http.admin.control import get_and_post_on
+from radixlm.entrypoints.http.admin.control import get_and_post_on, read_args
 from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import state_of
-from radixlm.entrypoints.request_model import Body, read
+from radixlm.entrypoints.request_model import Body, Int, read
 
 router = APIRouter(tags=["admin"])
 
@@ -37,3 +38,32 @@ async def resume_memory_occupation(request: Request) -> Response:
     """Take released memory again; requests that came meanwhile run from now on."""
     await state_of(request).intake.occupation.resume(await _tags(request))
     return json_response(None)
+
+
+class Sleep(Body):
+    """``level`` 0 pauses; 1 gives back weights and KV cache; 2 also leaves the weights to an
+    update. ``mode``, of requests under way: abort, wait (for their end), keep (and go on)."""
+
+    level: Int = 1
+    mode: str = "abort"
+
+
+@router.post("/sleep", openapi_extra=documented(Sleep, required=False))
+async def sleep(request: Request) -> Response:
+    """vLLM's name of a release; parameters in the query or in a JSON body."""
+    args = await read_args(request, Sleep)
+    await state_of(request).intake.occupation.sleep(args.level, args.mode)
+    return Response()
+
+
+@router.post("/wake_up", openapi_extra=documented(MemoryTags, required=False))
+async def wake_up(request: Request) -> Response:
+    """The end of a sleep, or of parts of it (``tags``)."""
+    await state_of(request).intake.occupation.wake_up(await _tags(request))
+    return Response()
+
+
+@router.get("/is_sleeping")
+async def is_sleeping(request: Request) -> Response:
+    """Whether requests wait for /wake_up."""
+    return json_response({"is_sleeping": state_of(request).intake.occupation.is_sleeping})
