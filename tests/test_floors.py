@@ -32,7 +32,7 @@ TORCH_FREE = (
 )
 TORCH_FREE_FILES = {
     *("distributed/topology.py", "distributed/balance.py"),
-    *(f"weights/remote/{name}.py" for name in ("reader", "http", "place")),
+    *(f"weights/remote/{name}.py" for name in ("reader", "http", "place", "s3", "redis", "locate")),
 }
 FILES = sorted(ROOT.rglob("*.py"))
 

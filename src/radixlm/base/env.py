@@ -98,7 +98,16 @@ HICACHE_FILE_DIR = Variable(
     ("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR",),
 )
 WEIGHTS_KEY = Variable(
-    "RADIXLM_WEIGHTS_KEY", "", str, "Bearer token for weights from http(s):// and instance://."
+    "RADIXLM_WEIGHTS_KEY",
+    "",
+    str,
+    "Key of weights that lie elsewhere: bearer token, Redis password.",
+)
+REMOTE_CACHE_DIR = Variable(
+    "RADIXLM_REMOTE_CACHE",
+    "~/.cache/radixlm/remote",
+    str,
+    "Folder for config and tokenizer of models at http(s)://, s3://, redis:// and instance://.",
 )
 HF3FS_CONFIG_PATH = Variable(
     "SGLANG_HICACHE_HF3FS_CONFIG_PATH",

@@ -35,7 +35,8 @@ class ModelConfig(Group):
     model_path: Annotated[
         str,
         "Folder of a checkpoint in Hugging Face format, a .gguf file, the name of a model on a hub "
-        "(org/name, org/name@revision, org/name:Q4_K_M), or of a bundled one.",
+        "(org/name, org/name@revision, org/name:Q4_K_M), or of a bundled one, or a URL (s3://, "
+        "redis://, http://, https://) whose weights are streamed.",
         Flag(("--model",)),
     ] = "radix-tiny"
     tokenizer_path: Annotated[
@@ -52,10 +53,19 @@ class ModelConfig(Group):
     load_format: Annotated[
         str,
         "Format of the weights; 'auto' prefers safetensors and falls back to .bin files, "
-        "'dummy' draws random weights.",
+        "'dummy' draws random weights, 'remote' streams them from the URL in --model-path.",
         Flag(
             choices=LOAD_FORMATS,
-            built=("auto", "pt", "safetensors", "npcache", "dummy", "sharded_state", "gguf"),
+            built=(
+                "auto",
+                "pt",
+                "safetensors",
+                "npcache",
+                "dummy",
+                "sharded_state",
+                "gguf",
+                "remote",
+            ),
             needs="another weight source",
         ),
     ] = "auto"

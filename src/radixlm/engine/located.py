@@ -1,11 +1,13 @@
 """Models and adapters that the options name, looked up before anything of them is read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from radixlm.config.adapters import read_lora_path
 from radixlm.config.server_config import ServerConfig
 from radixlm.hub.locate import Wanted, locate_model, scheme_of
+from radixlm.weights.remote.place import PLACE_FILE
 
 
 def locate_all(config: ServerConfig) -> ServerConfig:
@@ -19,7 +21,27 @@ def locate_all(config: ServerConfig) -> ServerConfig:
         is_own = key == "tokenizer_path" and path == config.model.model_path
         if path and not is_own and scheme_of(path) is not None:
             found[key] = str(locate_model(path, wanted))
-    return replace(config, located=found) if found else config
+    return replace(_streamed(config, found), located=found) if found else config
+
+
+def _streamed(config: ServerConfig, found: Mapping[str, str]) -> ServerConfig:
+    """``config`` with the load format of models whose weights stay where they are."""
+    formats = {
+        "model_path": "load_format",
+        "speculative_draft_model_path": "speculative_draft_load_format",
+    }
+    changes = {
+        option: "remote"
+        for key, option in formats.items()
+        if key in found and (Path(found[key]) / PLACE_FILE).is_file()
+        if config.value(option) not in ("dummy", "remote_instance")
+    }
+    draft = config.speculate
+    if "load_format" in changes and draft.speculative_draft_model_path is not None:
+        changes.setdefault(
+            "speculative_draft_load_format", draft.speculative_draft_load_format or "auto"
+        )
+    return config.with_values(changes) if changes else config
 
 
 def _named(config: ServerConfig) -> Iterator[tuple[str, str | None, Wanted]]:

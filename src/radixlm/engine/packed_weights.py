@@ -45,7 +45,7 @@ MIN_BYTES: Final = 64 << 20  # of a checkpoint that is cached without being aske
 CHECKED_SHARE: Final = 0.5  # of available memory: larger files are not read when they are mapped
 IDLE_S: Final = 10.0  # after which a server that nobody asks writes its cache
 STALE_S: Final = 3600.0  # unfinished files of processes that were killed
-_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".npy")
+_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".npy", ".remote")
 _WEIGHT_CONFIGS = ("config.json", "quantize_config.json", "hf_quant_config.json", ".index.json")
 _PACKING_CODE = ("arch", "kernels", "layers", "models", "quant", "weights")
 # options of these groups that do not change what is packed

@@ -10,6 +10,9 @@ from radixlm.base.record import Record
 # config and tokenizer, or a .gguf file
 SCHEMES: dict[str, str] = {
     "hf": "radixlm.hub.huggingface:locate",
+} | {
+    scheme: f"radixlm.weights.remote.locate:{scheme}"
+    for scheme in ("http", "https", "s3", "redis", "rediss")
 }
 # org/model, then @revision, then :file or quantization
 _REPO = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[^:@]+)?(:[^:@]+)?")

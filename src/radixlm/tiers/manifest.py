@@ -18,7 +18,7 @@ from radixlm.base.record import Record
 FORMAT: Final = 1
 _END_BYTES: Final = 64 << 10
 _SAMPLE_BYTES, _SAMPLE_EVERY = 4096, 1 << 20
-_WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
+_WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".remote")
 
 
 class PageGroup(Record):

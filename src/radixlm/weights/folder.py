@@ -22,6 +22,7 @@ from radixlm.weights.pickle_file import PickleSource
 from radixlm.weights.safetensors_file import SafetensorsSource
 from radixlm.weights.source import TensorSource, numbered_files, shard_files
 
+REMOTE = ("remote", "remote_instance")  # weights that are not in the folder
 _PACKED = (".qweight", ".weight_packed")  # whose numbers mean nothing without their layout
 # files of trainers and other loaders beside the weights
 _NOT_WEIGHTS = ("consolidated", "adapter_", "optimizer", "scheduler", "training_args", "rng_state")
@@ -43,7 +44,8 @@ def open_folder(
     source = open_files(folder, load_format, dtype)
     source = later.over(with_merged_adapter(folder, source))
     source = _dequantized(folder, source, dtype)
-    layers = {name: open_files(folder / name, load_format, dtype) for name in dense_folders(folder)}
+    inner = "auto" if load_format in REMOTE else load_format  # small, so they lie in the folder
+    layers = {name: open_files(folder / name, inner, dtype) for name in dense_folders(folder)}
     return later.over(_renamed(source, layers), is_last=True)
 
 
@@ -138,7 +140,7 @@ def open_files(folder: Path, load_format: str, dtype: torch.dtype | None) -> Ten
         return _open_gguf(folder, dtype)
     if load_format == "pt":
         return PickleSource(_not_empty(folder, find_pickles(folder), "*.bin or *.pt"))
-    if load_format in ("remote", "remote_instance"):
+    if load_format in REMOTE:
         remote: TensorSource = load("radixlm.weights.remote.source:open_remote")(folder)
         return remote
     if load_format == "npcache":

@@ -79,9 +79,9 @@ def load_weights(
         total=reader.total_bytes, desc="loading weights", unit="B", unit_scale=True,
         unit_divisor=1024, disable=is_hidden,
     ) as bar:  # fmt: skip
-        for path, layer in reader.ordered(list(model.layers())):
-            if chosen is None or path in chosen:
-                bar.update(filler.fill(path, layer))
+        layers = [pair for pair in model.layers() if chosen is None or pair[0] in chosen]
+        for path, layer in reader.ordered(layers):
+            bar.update(filler.fill(path, layer))
         reader.finish()
     if filler.problems:
         raise CheckpointError(

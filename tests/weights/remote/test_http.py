@@ -13,30 +13,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
+from tests.weights.remote.conftest import assert_same, packed, read_all
 from tests.weights.remote.file_server import FileServer, file_server
 
-from radixlm.arch.hf import describe
 from radixlm.base.errors import CheckpointError, ConfigError
-from radixlm.kernels.dispatch import bind
-from radixlm.models.build import Model, build_model
-from radixlm.weights.load import load_weights
 from radixlm.weights.remote.http import HttpReader
 from radixlm.weights.remote.place import Place, open_reader, read_place, write_place
 from radixlm.weights.remote.source import RemoteSource
 
 FILE = "model.safetensors"
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return copy_tiny(cached_tiny("Qwen3ForCausalLM"), tmp_path / "model")
-
-
-@pytest.fixture
-def server(folder: Path) -> Iterator[FileServer]:
-    with file_server(folder) as running:
-        yield running
 
 
 _OPENED: list[HttpReader] = []
@@ -64,38 +49,6 @@ def source_of(server: FileServer, **options: Any) -> RemoteSource:
     return RemoteSource(reader, files, server.folder, **options)
 
 
-def read_all(source: RemoteSource) -> dict[str, torch.Tensor]:
-    """All tensors, as the loader reads them: announced, read, released."""
-    names = sorted(source.sizes())
-    source.expect([source.origins(name)[0] for name in names])
-    found = {}
-    for name in names:
-        found[name] = source.read(name).clone()
-        source.release(name)
-    source.finish()
-    source.close()
-    return found
-
-
-def assert_same(found: dict[str, torch.Tensor], folder: Path) -> None:
-    stored = {n: t for f in folder.glob("*.safetensors") for n, t in load_file(f).items()}
-    assert found.keys() == stored.keys()
-    assert all(torch.equal(found[name], stored[name]) for name in stored)
-
-
-def packed(folder: Path, load_format: str) -> tuple[Model, str]:
-    model = build_model(
-        describe(folder), torch.device("cpu"), torch.float32, bind("cpu", {"all": "reference"})
-    )
-    load_weights(model, folder, load_format, progress=False)
-    hasher = hashlib.sha256()
-    for block in model.blocks:
-        for part in (block.mixer.qkv, block.mixer.o, block.ffn.up, block.ffn.down):
-            hasher.update(part.packed.unpack().numpy().tobytes())
-    hasher.update(model.embed.unpack().numpy().tobytes())
-    return model, hasher.hexdigest()
-
-
 def test_a_model_is_loaded_bit_for_bit_and_each_byte_is_sent_once(
     server: FileServer, folder: Path, tmp_path: Path
 ) -> None:
@@ -104,7 +57,7 @@ def test_a_model_is_loaded_bit_for_bit_and_each_byte_is_sent_once(
     (place / "config.json").write_bytes((folder / "config.json").read_bytes())
     files = tuple(f for f in reader_of(server).files() if f.name == FILE)
     write_place(place, Place(server.url, files))
-    assert packed(place, "remote")[1] == packed(folder, "auto")[1]
+    assert packed(place, "remote") == packed(folder, "auto")
     size = (folder / FILE).stat().st_size
     head = min(size, 256 << 10)  # read for the header
     assert server.asked(FILE) <= size + head

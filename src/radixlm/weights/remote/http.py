@@ -15,6 +15,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 from radixlm.base import env
 from radixlm.base.errors import CheckpointError
 from radixlm.weights.remote.reader import (
+    SAMPLED,
     TIMEOUT_S,
     Body,
     PassingFault,
@@ -127,12 +128,13 @@ class HttpReader(RangeReader):
     def _open(self, file: RemoteFile, start: int, end: int) -> Iterator[Body]:
         headers = {"Range": f"bytes={start}-{end - 1}"}
         is_strong = file.tag.startswith('"')
+        is_sampled = not file.tag or file.tag.startswith(SAMPLED)
         if is_strong:
             headers["If-Match"] = file.tag
         with self._request("GET", file.name, headers, absent=(404, 412, 416)) as answer:
             where = f"{self.url}{file.name}"
             tag, status = _tag(answer.headers), answer.status
-            if status in (404, 412, 416) or (tag and file.tag and tag != file.tag):
+            if status in (404, 412, 416) or (tag and tag != file.tag and not is_sampled):
                 raise CheckpointError(
                     f"{where} changed while it was read: status {status}, it was "
                     f"{file.tag or 'there'}, it is {tag or 'gone'}; start again"

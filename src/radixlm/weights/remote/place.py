@@ -20,6 +20,9 @@ PLACE_FILE: Final = "weights.remote"
 READERS: Final = {
     "http": "radixlm.weights.remote.http:open_http",
     "https": "radixlm.weights.remote.http:open_http",
+    "s3": "radixlm.weights.remote.s3:S3Reader",
+    "redis": "radixlm.weights.remote.redis:RedisReader",
+    "rediss": "radixlm.weights.remote.redis:RedisReader",
 }
 
 

@@ -61,13 +61,18 @@ class RemoteSource(TensorSource):
     def _head(self, number: int) -> bytes:
         """The header of a file, with its length before it."""
         file, path = self._remote[number], self._files[number]
-        data = self._reader.read(file, 0, min(file.size, _HEAD_BYTES))
+        data = self._reader.read(file, 0, min(file.size, 512 if file.tensor else _HEAD_BYTES))
         end = 8 + header_bytes(path, data[:8], file.size)
         return data[:end] + (self._reader.read(file, len(data), end) if end > len(data) else b"")
 
     def _add(self, number: int, head: bytes) -> None:
-        file = self._files[number]
-        for name, entry in parse_header(file, number, head[8:], self._remote[number].size).items():
+        file, remote = self._files[number], self._remote[number]
+        entries = parse_header(file, number, head[8:], remote.size)
+        if remote.tensor:
+            if len(entries) != 1:
+                raise CheckpointError(f"{file}: {len(entries)} tensors, expected one")
+            entries = {remote.tensor: next(iter(entries.values()))}
+        for name, entry in entries.items():
             if name in self._entries:
                 other = self._files[self._entries[name].file].name
                 raise CheckpointError(f"{file}: {name} is also in another file, {other}")
