@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from radixlm import Engine
-from tests.fakes.perturbed import perturbed
+from radixlm.intake.weights import WeightsOutcome, WeightsUpdate
+from tests.fakes.perturbed import noisy, perturbed
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 OPTIONS: dict[str, Any] = {
@@ -121,4 +122,58 @@ def test_a_bad_checkpoint_leaves_the_old_weights(
     is_ok, message, num_paused = engine.update_weights_from_disk(str(tmp_path / "new"))
     assert not is_ok and num_paused == 0
     assert words in message and "have not changed" in message
+    assert answers(engine) == before
+
+
+def _partial(folder: Path, target: Path, tensors: dict[str, torch.Tensor]) -> WeightsUpdate:
+    target.mkdir()
+    save_file(tensors, target / "part.safetensors")
+    return WeightsUpdate(str(target), is_partial=True)
+
+
+def _update(engine: Engine, update: WeightsUpdate) -> WeightsOutcome:
+    return engine._wait(engine._engine.intake.weights.update(update))
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_some_tensors_of_fused_layers(is_fused: bool, base: Path, tmp_path: Path) -> None:
+    """First up and q of one layer; then q again and v, or both as qkv_proj; then they go on from a
+    restart of all that intake holds."""
+    q, k, v = (f"model.layers.1.self_attn.{one}_proj.weight" for one in "qkv")
+    old = load_file(base / "model.safetensors")
+    first = {name: noisy(old[name], 1) for name in (UP, q)}
+    second = {name: noisy(old[name], 2) for name in (q, k, v)}
+    with Engine(model_path=str(base), **OPTIONS) as engine:
+        weights = engine._engine.intake.weights
+        assert _update(engine, _partial(base, tmp_path / "a", first)).is_ok
+        one = answers(engine)
+        sent = second
+        if is_fused:
+            name = q.replace("q_proj", "qkv_proj")
+            sent = {name: torch.cat([second[n] for n in (q, k, v)])}
+        if is_fused:  # q alone was sent before: one of the two spellings at a time
+            outcome = _update(engine, _partial(base, tmp_path / "b", sent))
+            assert not outcome.is_ok and "both there" in outcome.message
+            assert answers(engine) == one
+            assert engine.update_weights_from_disk(str(base))[0]
+            assert _update(engine, _partial(base, tmp_path / "c", {UP: first[UP]})).is_ok
+        assert _update(engine, _partial(base, tmp_path / "d", sent)).is_ok
+        two = answers(engine)
+        assert engine.get_weights_by_name(k, 1) == second[k][:1].tolist()
+        assert weights.source is not None and len(weights.source.deltas) == 1
+    assert not (tmp_path / "a").exists() and not (tmp_path / "d").exists()
+    new = perturbed(base, tmp_path / "whole", change=lambda name: False)
+    for tensors, found in ((first, one), (first | second, two)):
+        save_file(old | tensors, new / "model.safetensors")
+        assert fresh(new) == found
+    assert one != two
+
+
+def test_a_bad_part_leaves_the_old_weights(engine: Engine, base: Path, tmp_path: Path) -> None:
+    before = answers(engine)
+    bad = {"unknown": {"model.x": torch.ones(2)}, "other rows": {UP: torch.ones(8, 64)}}
+    words = {"unknown": "not part of the model", "other rows": "[104, 64]"}
+    for case, tensors in bad.items():
+        outcome = _update(engine, _partial(base, tmp_path / case.split()[0], tensors))
+        assert not outcome.is_ok and words[case] in outcome.message
     assert answers(engine) == before

@@ -28,6 +28,7 @@ from radixlm.quant.load_time import make_scheme
 from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.folder import open_folder
 from radixlm.weights.load import LoadReport, load_weights
+from radixlm.weights.param_reader import fused_spellings
 from radixlm.wire.weights import WeightsSource
 
 if TYPE_CHECKING:
@@ -170,5 +171,5 @@ def read_weight(
         return model.weight(name)
     if load_format in ("dummy", "sharded_state"):
         raise InvalidRequest(f"name: --load-format {load_format} has no named tensors to show")
-    source = open_folder(folder, load_format, deltas=deltas)
+    source = open_folder(folder, load_format, None, deltas, fused_spellings(model))  # type: ignore[arg-type]
     return source.read(name).clone() if name in source.sizes() else None

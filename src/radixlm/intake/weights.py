@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import msgspec
 
 from radixlm.base.errors import InvalidRequest, Overloaded, RadixError
 from radixlm.base.record import Record
+from radixlm.intake.tensor_spool import SHARED_PREFIX, TensorSpool
 from radixlm.wire.replies import ControlReply
 from radixlm.wire.weights import WeightsSource
 
@@ -48,7 +50,7 @@ class WeightsOptions(Record):
 
 class WeightsUpdate(Record):
     """A change of the weights. ``folder``: a checkpoint, or with ``is_partial`` safetensors files
-    of some of its tensors, which the registry owns from then on. ``version``: the new label, None
+    of some of its tensors, which the registry deletes. ``version``: the new label, None
     for the same. ``flush``: forget cached pages, which no request can use any more."""
 
     folder: str
@@ -80,17 +82,15 @@ class WeightsRegistry:
         self._open = asyncio.Event()  # whether new requests may come
         self._open.set()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._spool: tempfile.TemporaryDirectory[str] | None = None
+        self._spool: TensorSpool | None = None  # of the partial updates so far
 
     def startup(self) -> dict[str, Any] | None:
         """What an engine that starts serves in place of its checkpoint."""
         return None if self.source is None else msgspec.to_builtins(self.source)
 
     def new_folder(self) -> Path:
-        """An empty folder for the files of a partial update; it goes with this process."""
-        if self._spool is None:
-            self._spool = tempfile.TemporaryDirectory(prefix="radixlm-weights-")
-        return Path(tempfile.mkdtemp(dir=self._spool.name))
+        """An empty folder for the files of a partial update, which deletes it."""
+        return Path(tempfile.mkdtemp(prefix=SHARED_PREFIX))
 
     async def admit(self) -> None:
         """Wait while an update lets no new request in."""
@@ -112,29 +112,32 @@ class WeightsRegistry:
 
     async def _update(self, update: WeightsUpdate) -> WeightsOutcome:
         async with self._lock:
-            was = self.source
+            spool = None
             try:
-                outcome = await self._run(update)
-            except RadixError as error:
+                if update.is_partial:
+                    folders = self.source.deltas if self.source else ()
+                    spool = await asyncio.to_thread(_merged, (*folders, update.folder))
+                outcome = await self._run(update, spool)
+            except (RadixError, OSError) as error:
                 outcome = WeightsOutcome(False, str(error))
             finally:
                 self._open.set()
+                if update.is_partial:
+                    await asyncio.to_thread(shutil.rmtree, update.folder, ignore_errors=True)
             self.num_updates += outcome.is_ok
             self.num_failed += not outcome.is_ok
             if not outcome.is_ok:
                 log.warning("the weights have not changed: %s", outcome.message)
-                if update.is_partial:
-                    await asyncio.to_thread(shutil.rmtree, update.folder, ignore_errors=True)
             else:
                 await self._intake.occupation.weights_came()
-            if outcome.is_ok and was is not None:
-                kept = set(self.source.deltas) if self.source else set()
-                for folder in set(was.deltas) - kept:
-                    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            old, self._spool = self._spool, spool if outcome.is_ok else self._spool
+            for done in {old, spool} - {None, self._spool}:
+                assert done is not None
+                await asyncio.to_thread(done.delete)
             return outcome
 
-    async def _run(self, update: WeightsUpdate) -> WeightsOutcome:
-        intake, source = self._intake, self._wanted(update)
+    async def _run(self, update: WeightsUpdate, spool: TensorSpool | None) -> WeightsOutcome:
+        intake, source = self._intake, self._wanted(update, spool)
         engines = [(replica, replica.facts) for replica in intake.replicas.ready]
         if not engines:
             raise Overloaded("no engine serves yet", retry_after_s=2.0)
@@ -171,12 +174,12 @@ class WeightsRegistry:
         log.info("weights updated: version %s, digest %s", self.version, source.digest[:8])
         return WeightsOutcome(True, message, num_paused)
 
-    def _wanted(self, update: WeightsUpdate) -> WeightsSource:
+    def _wanted(self, update: WeightsUpdate, spool: TensorSpool | None) -> WeightsSource:
         load_format = update.load_format or self.options.load_format
-        if not update.is_partial:
+        if spool is None:
             return WeightsSource(update.folder, load_format)
         base = self.source or WeightsSource(self.options.folder, self.options.load_format)
-        return msgspec.structs.replace(base, deltas=(*base.deltas, update.folder), digest="")
+        return msgspec.structs.replace(base, deltas=(str(spool.path),), digest="")
 
     async def _quiesce(self, mode: str) -> None:
         """Bring requests to where the weights may change."""
@@ -249,6 +252,24 @@ class WeightsRegistry:
             log.warning("the files of version %s have changed since it was loaded", self.version)
             self.source = msgspec.structs.replace(source, digest=digest)
         self._intake.become_ready({**facts, "weights": digest}, replica.index)
+
+
+def _merged(folders: Sequence[str]) -> TensorSpool:
+    """All files of partial updates as one, of which later tensors replace earlier ones."""
+    spool = TensorSpool()
+    for folder in folders:
+        files = sorted(Path(folder).glob("*.safetensors"))
+        if not files:
+            raise InvalidRequest(f"{folder} holds no weights (*.safetensors)")
+        for file in files:
+            fresh = spool.new_file()
+            try:
+                os.link(file, fresh)
+            except OSError:  # another file system
+                shutil.copyfile(file, fresh)
+            spool.take(fresh)
+    spool.settle()
+    return spool
 
 
 def _require(replies: Sequence[ControlReply]) -> None:

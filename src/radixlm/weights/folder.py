@@ -17,7 +17,7 @@ from radixlm.weights.gguf_file import GgufSource
 from radixlm.weights.merged_adapter import with_merged_adapter
 from radixlm.weights.npcache import open_npcache
 from radixlm.weights.origin import Origin, relative_name
-from radixlm.weights.overlay import Deltas
+from radixlm.weights.overlay import Deltas, Fused
 from radixlm.weights.pickle_file import PickleSource
 from radixlm.weights.safetensors_file import SafetensorsSource
 from radixlm.weights.source import TensorSource, numbered_files, shard_files
@@ -35,18 +35,20 @@ def open_folder(
     load_format: str,
     dtype: torch.dtype | None = None,
     deltas: Sequence[Path] = (),
+    fused: Fused = None,
 ) -> TensorSource:
     """The weights of ``folder``, dequantized to ``dtype`` (None: what config.json says) unless a
     layer keeps them quantized. The dense layers of a sentence-transformers folder are named as
     "2_Dense.linear.weight". ``deltas``: folders of tensors that replace some, as the checkpoint
-    stores them or as floats. CheckpointError if there are no weights."""
+    stores them or as floats, or several as one that ``fused`` knows. CheckpointError if there are
+    no weights."""
     later = Deltas(deltas)
     source = open_files(folder, load_format, dtype)
     source = later.over(with_merged_adapter(folder, source))
     source = _dequantized(folder, source, dtype)
     inner = "auto" if load_format in REMOTE else load_format  # small, so they lie in the folder
     layers = {name: open_files(folder / name, inner, dtype) for name in dense_folders(folder)}
-    return later.over(_renamed(source, layers), is_last=True)
+    return later.finish(_renamed(source, layers), fused)
 
 
 def _dequantized(folder: Path, source: TensorSource, dtype: torch.dtype | None) -> TensorSource:

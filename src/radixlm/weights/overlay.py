@@ -1,6 +1,6 @@
 """OverlaidSource: a checkpoint some of whose tensors are replaced by those of later files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -10,6 +10,9 @@ from radixlm.quant.quantized_weight import QuantizedWeight
 from radixlm.weights.origin import Origin
 from radixlm.weights.safetensors_file import SafetensorsSource
 from radixlm.weights.source import TensorSource, WrappedSource
+
+# of the names of a checkpoint: fused tensor -> the tensors that it is made of, row by row
+Fused = Callable[[Mapping[str, int]], Mapping[str, Sequence[str]]] | None
 
 
 class OverlaidSource(WrappedSource):
@@ -54,11 +57,59 @@ class OverlaidSource(WrappedSource):
         return name not in self._names and self.inner.is_zero_bias(name)
 
 
+class PartSource(WrappedSource):
+    """The tensors of ``inner``, and rows of fused ones (qkv_proj) under the names of the parts that
+    ``rows`` tells: part -> (fused tensor, first row, number of rows)."""
+
+    def __init__(self, inner: TensorSource, rows: Mapping[str, tuple[str, int, int]]) -> None:
+        super().__init__(inner)
+        self.rows = rows
+
+    def sizes(self) -> Mapping[str, int]:
+        sizes = dict(self.inner.sizes())
+        for part, (fused, _, count) in self.rows.items():
+            sizes[part] = self.inner.sizes()[fused] * count // self.inner.read(fused).shape[0]
+        return sizes
+
+    def read(self, name: str) -> Tensor:
+        if name not in self.rows:
+            return self.inner.read(name)
+        fused, first, count = self.rows[name]
+        return self.inner.read(fused).narrow(0, first, count)
+
+    def origins(self, name: str) -> Sequence[Origin]:
+        return self.inner.origins(self.rows[name][0] if name in self.rows else name)
+
+    def release(self, name: str) -> None:
+        if name not in self.rows:  # other parts may be read yet
+            self.inner.release(name)
+
+
+def parts_of_fused(
+    over: TensorSource, inner: TensorSource, fused: Mapping[str, Sequence[str]]
+) -> TensorSource:
+    """``over`` with the parts, which ``inner`` has, of its fused tensors. CheckpointError for a
+    fused tensor of other rows than its parts."""
+    rows: dict[str, tuple[str, int, int]] = {}
+    for name in sorted(over.sizes().keys() - inner.sizes().keys()):
+        first = 0
+        for part in fused.get(name, ()):
+            if part in over.sizes():
+                raise CheckpointError(f"{name} and its part {part} are both there: send one")
+            count = inner.read(part).shape[0]
+            rows[part] = (name, first, count)
+            first += count
+        shape = list(over.read(name).shape)
+        if name in fused and shape[:1] != [first]:
+            raise CheckpointError(f"{name} is {shape}, its parts have {first} rows together")
+    return PartSource(over, rows) if rows else over
+
+
 class Deltas:
     """The files of partial updates, from the oldest on. CheckpointError for one without tensors."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
-        self._sources: list[tuple[SafetensorsSource, set[str]]] = []
+        self._sources: list[tuple[TensorSource, set[str]]] = []
         for folder in folders:
             files = sorted(folder.glob("*.safetensors"))
             if not files:
@@ -66,17 +117,23 @@ class Deltas:
             source = SafetensorsSource(files)
             self._sources.append((source, set(source.sizes())))
 
-    def over(self, inner: TensorSource, is_last: bool = False) -> TensorSource:
-        """``inner`` with its tensors replaced that the deltas have. ``is_last``: CheckpointError
-        for tensors that replace nothing here nor in an earlier call."""
+    def over(self, inner: TensorSource) -> TensorSource:
+        """``inner`` with its tensors replaced that the deltas have."""
         for source, left in self._sources:
             names = frozenset(left & inner.sizes().keys())
             left -= names
-            if is_last and left:
-                shown = ", ".join(sorted(left)[:5])
-                raise CheckpointError(
-                    f"{source.files()[0].parent}: {len(left)} tensors are not part of the model: "
-                    f"{shown}; the names of the checkpoint that is served work"
-                )
             inner = OverlaidSource(inner, source, names) if names else inner
+        return inner
+
+    def finish(self, inner: TensorSource, fused: Fused) -> TensorSource:
+        """The same for what no earlier call has replaced, fused tensors among it; what is no
+        tensor of the model comes under its own name, for its reader to refuse."""
+        for source, left in self._sources:
+            if not left:
+                continue
+            whole = parts_of_fused(source, inner, fused(inner.sizes()) if fused else {})
+            names = (left | (whole.sizes().keys() - source.sizes().keys())) & inner.sizes().keys()
+            rows = whole.rows if isinstance(whole, PartSource) else {}
+            names |= left - {name for name, _, _ in rows.values()}
+            inner = OverlaidSource(inner, whole, frozenset(names))
         return inner

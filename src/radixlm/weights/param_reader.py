@@ -1,13 +1,15 @@
 """ParamReader: gives the loader the value of each parameter of the model."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
 from radixlm.arch.names import is_ignorable
+from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
 from radixlm.quant.param import Param
 from radixlm.quant.quantized_weight import QuantizedWeight, concat_rows, stack_experts
@@ -83,7 +85,11 @@ class CheckpointReader(ParamReader):
         deltas: Sequence[Path] = (),
     ) -> None:
         self._leaves = leaves
-        self._source: TensorSource = open_folder(folder, load_format, model.weight_dtype, deltas)
+        own = [(path, name) for path, layer in model.layers() for name in layer.own_params()]
+        self._fused = fused_spellings(model)
+        self._source: TensorSource = open_folder(
+            folder, load_format, model.weight_dtype, deltas, self._fused
+        )
         self._joiner = TensorJoiner(self._source)
         files = self._source.files()  # of a GGUF file: links to the user's own files
         is_inside = not files or any(file.is_relative_to(folder) for file in files)
@@ -91,9 +97,7 @@ class CheckpointReader(ParamReader):
         self._sizes = dict(self._source.sizes())
         mapper = WeightsMapper(model.decoder, self._sizes)
         self._mappings: dict[str, ParamMapping] = {
-            f"{path}.{name}": mapper.mapping(path, name)
-            for path, layer in model.layers()
-            for name in layer.own_params()
+            f"{path}.{name}": mapper.mapping(path, name) for path, name in own
         }
         # A tensor may fill two parameters (a table that is also the head).
         self._uses = Counter(name for m in self._mappings.values() for name in m.names())
@@ -198,9 +202,10 @@ class CheckpointReader(ParamReader):
     def layers_of(self, names: Collection[str]) -> set[str] | None:
         """The layers that are made of any of these tensors, and all that they are part of. None if
         one of the names is no tensor that the model reads."""
-        if not self._uses.keys() >= set(names):
+        fused = self._fused(self._sizes)
+        wanted = {part for name in names for part in fused.get(name, (name,))}
+        if not self._uses.keys() >= wanted:
             return None
-        wanted = set(names)
         paths = {
             path.rpartition(".")[0]
             for path, mapping in self._mappings.items()
@@ -217,6 +222,27 @@ class CheckpointReader(ParamReader):
                 self._source.release(name)
                 num_bytes += self._sizes[name]
         return num_bytes
+
+
+def fused_spellings(model: LoadableModel) -> Callable[[Mapping[str, int]], dict[str, list[str]]]:
+    """By the sizes of a checkpoint's tensors: the names under which others store several of them as
+    one, with the names of its parts."""
+    params = [(path, name) for path, layer in model.layers() for name in layer.own_params()]
+    return partial(_fused_spellings, model.decoder, params)
+
+
+def _fused_spellings(
+    decoder: Decoder, params: Sequence[tuple[str, str]], sizes: Mapping[str, int]
+) -> dict[str, list[str]]:
+    mapper, found = WeightsMapper(decoder, sizes), dict[str, list[str]]()
+    for module, name in params:
+        parts = mapper.mapping(module, name)
+        if parts.is_stacked or parts.recipe is not None or len(parts.tensors) == 1:
+            continue
+        for other in mapper.spellings(module, name):
+            if not other.is_stacked and other.recipe is None and len(other.tensors) == 1:
+                found[other.tensors[0][0]] = parts.names()
+    return found
 
 
 class DummyReader(ParamReader):
