@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.names import layers_left_out
+from radixlm.base.deferred import run_deferred
 from radixlm.base.errors import ConfigError, InvalidRequest
 from radixlm.base.lazy import load
 from radixlm.config.server_config import ServerConfig
@@ -154,6 +155,7 @@ def _load_transformers(
         )
     if config.model.load_format == "dummy":
         raise ConfigError("--load-format dummy needs a native model")
+    run_deferred("torch._meta_registrations")  # it makes models without numbers
     make = load(
         "radixlm.models.transformers_backend.model:TransformersModel"
     )  # its imports take a while

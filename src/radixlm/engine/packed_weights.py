@@ -265,12 +265,13 @@ def content_of(folder: Path, stamps: Sequence[_Stamp]) -> str:
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """SHA-256 of the code that decides what is packed, and size and time of the kernels."""
+    """SHA-256 of size and time of the code that decides what is packed: the kernels, and Python
+    files."""
     root, digest = Path(radixlm.__file__).parent, hashlib.sha256()
-    for path in sorted(p for name in _PACKING_CODE for p in (root / name).rglob("*.py")):
-        digest.update(path.read_bytes())
-    for path in sorted(root.glob("_cpu*")):
-        digest.update(f"{path.stat().st_size} {path.stat().st_mtime_ns}".encode())
+    paths = [path for name in _PACKING_CODE for path in (root / name).rglob("*.py")]
+    for path in sorted([*paths, *root.glob("_cpu*")]):
+        stat = path.stat()
+        digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns} ".encode())
     return digest.hexdigest()
 
 
