@@ -28,10 +28,11 @@ def test_it_runs_once_and_late(look: str, tmp_path: Path) -> None:
 
 def test_an_engine_imports_torch_without_what_only_compilers_need() -> None:
     code = (
-        "import sys, radixlm.engine.worker as w\n"
+        "import sys\n"
+        "from radixlm.base.deferred import defer, run_deferred\n"
+        "defer('torch._meta_registrations')\n"
+        "import radixlm.engine.worker, torch\n"
         "assert type(sys.modules['torch._meta_registrations']).__name__ == '_Deferred'\n"
-        "from radixlm.base.deferred import run_deferred\n"
-        "import torch\n"
         "x = torch.empty(2, device='meta')\n"
         "run_deferred('torch._meta_registrations')\n"
         "assert torch.where(x > 0, x, 0.0).shape == (2,)\n"
