@@ -11,12 +11,13 @@ VERBS: dict[str, tuple[str, str]] = {
     "serve": ("radixlm.bench.serve:main", "latency and throughput of a running server"),
     "offline": ("radixlm.bench.offline:main", "throughput of the engine without a server"),
     "one-batch": ("radixlm.bench.one_batch:main", "prefill and decode speed of one static batch"),
+    "perplexity": ("radixlm.bench.perplexity:main", "how well models predict a text"),
 }
 
 
 def usage() -> str:
     """The help text."""
-    lines = [f"  {verb:<10} {text}" for verb, (_, text) in VERBS.items()]
+    lines = [f"  {verb:<11} {text}" for verb, (_, text) in VERBS.items()]
     return "\n".join(
         [
             "usage: radixlm bench VERB [options]",

@@ -14,9 +14,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "generate": ("radixlm.entrypoints.generate:main", "answer prompts without a server"),
     "run-batch": ("radixlm.entrypoints.run_batch:main", "answer a file of OpenAI batch requests"),
     "replay": ("radixlm.entrypoints.replay:main", "send the requests of a crash dump again"),
-    "bench": ("radixlm.bench.cli:main", "measure: serve, offline, one-batch"),
+    "bench": ("radixlm.bench.cli:main", "measure: serve, offline, one-batch, perplexity"),
     "router": ("radixlm.router.launch:main", "put a gateway in front of many servers"),
     "lora": ("radixlm.entrypoints.lora:main", "inspect a LoRA adapter"),
+    "quantize": ("radixlm.quantize.cli:main", "write a checkpoint in fewer bits"),
     "check-env": ("radixlm.entrypoints.check_env:main", "show what this machine offers"),
     "version": ("radixlm.entrypoints.cli:version", "print the version"),
 }

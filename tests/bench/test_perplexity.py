@@ -1,0 +1,51 @@
+"""`radixlm bench perplexity` beside transformers."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from radixlm.base.errors import ConfigError
+from radixlm.bench.perplexity import main
+from radixlm.engine.model_info import ASSETS
+
+TINY = ASSETS / "radix-tiny"
+
+
+def test_it_is_that_of_transformers(tmp_path: Path, capsys: Any) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    text = "Count from 1 to 5: 1, 2, 3, 4, 5. What is 17 + 25? It is 42. " * 6
+    file = tmp_path / "text.txt"
+    file.write_text(text)
+    options = ["--text", str(file), "--context", "64", "--dtype", "float32", "--json"]
+    options += ["--model-path", str(TINY), "--against", str(TINY)]
+    assert main(options) == 0
+    first, second = map(json.loads, capsys.readouterr().out.strip().splitlines())
+    ids = AutoTokenizer.from_pretrained(TINY)(text, return_tensors="pt").input_ids
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    losses = []
+    with torch.inference_mode():
+        for piece in torch.split(ids[0], 64):
+            if len(piece) > 1:
+                logp = model(piece[None]).logits[0, :-1].log_softmax(-1)
+                losses.append(-logp.gather(1, piece[1:, None])[:, 0])
+    wanted = math.exp(float(torch.cat(losses).mean()))
+    assert first["num_tokens"] == sum(map(len, losses))
+    assert first["perplexity"] == pytest.approx(wanted, rel=1e-3)
+    assert first["low"] < wanted < first["high"]
+    assert second["ratio"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [(["--text", "nowhere"], "--text"), (["--text", __file__, "--context", "1"], "--context")],
+)
+def test_wrong_options_are_named(options: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        main(options)
