@@ -101,6 +101,7 @@ class LoadedEngine(Record):
     loader: AdapterLoader | None
     facts: dict[str, Any]
     updater: WeightUpdater
+    occupation: Occupation
     pages: EnginePages | None = None  # with tiers
     kept: KeptPages | None = None
 
@@ -166,6 +167,7 @@ def load_engine(
     def fill() -> None:
         fill_again(model, updater.source, packed if updater.is_original else None, where)
 
+    occupation = Occupation(config, model, fill, attn, pools, draft, device)
     pages = make_pages(config, info, model, attn.pools, pools, draft, peers)
     parts = EngineParts(
         model,
@@ -178,7 +180,7 @@ def load_engine(
             **(loader.commands() if loader else {}),
             **experts.commands(),
             **(pages.worker.commands() if pages else {}),
-            **Occupation(config, model, fill, attn, pools, draft).commands(),
+            **occupation.commands(),
         },
         make_processors(config, info),
         _media(config, info, where),
@@ -191,7 +193,18 @@ def load_engine(
     facts = _facts(info, pools, limits, weight_bytes, load_s)
     updater.tell(facts)
     return LoadedEngine(
-        device, parts, limits, packed, sizes, controls, loader, facts, updater, pages, kept
+        device,
+        parts,
+        limits,
+        packed,
+        sizes,
+        controls,
+        loader,
+        facts,
+        updater,
+        occupation,
+        pages,
+        kept,
     )
 
 
@@ -206,13 +219,21 @@ def new_runner(config: ServerConfig, info: ModelInfo, engine: LoadedEngine) -> R
     runner = make(limits)
     if engine.pages is not None:
         engine.pages.begin(runner)
-    if engine.graph_sizes and parts.profiler is not None:
+    record = partial(_record, config, engine, runner)
+    record()
+    engine.occupation.follow(runner.drop_graphs, record)
+    return runner
+
+
+def _record(config: ServerConfig, engine: LoadedEngine, runner: Runner) -> None:
+    """Record decode steps as graphs, where the device has them."""
+    profiler, device = engine.parts.profiler, engine.device
+    if engine.graph_sizes and profiler is not None:
         free = _free_bytes(device)
-        with parts.profiler.of_graphs(config.execute.enable_profile_cuda_graph):
+        with profiler.of_graphs(config.execute.enable_profile_cuda_graph):
             pads = not config.execute.disable_cuda_graph_padding
             record_graphs(runner, engine.graph_sizes, pads)
         engine.controls.note_graphs(free - _free_bytes(device))
-    return runner
 
 
 def assemble(

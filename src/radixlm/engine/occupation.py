@@ -8,11 +8,12 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import psutil
+import torch
 from torch import Tensor
 
 from radixlm.attention.base import AttentionBackend
@@ -21,6 +22,7 @@ from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.memory import Pools
+from radixlm.executor.device import Device
 from radixlm.layers.module import Contents, Module
 from radixlm.models.build import Model
 from radixlm.pools.memory import drop_pages
@@ -41,10 +43,19 @@ class Occupation:
         attn: AttentionBackend,
         pools: Pools,
         draft: LoadedDraft | None,
+        device: Device,
     ) -> None:
         """``fill``: loads the weights of ``model``, which has none, and finishes its layers."""
         self._config, self._model, self._fill = config, model, fill
         self._attn, self._pools, self._draft = attn, pools, draft
+        self._device = device
+        self._released: set[str] = set()
+        self._storage_bytes: dict[int, int] = {}  # of released pools on a device, by their order
+        self._drop_graphs = self._record_graphs = _nothing
+
+    def follow(self, drop_graphs: Callable[[], None], record_graphs: Callable[[], None]) -> None:
+        """How graphs are dropped and recorded, from now on: of a new runner."""
+        self._drop_graphs, self._record_graphs = drop_graphs, record_graphs
 
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         return {"release_memory": self._release, "resume_memory": self._resume}
@@ -54,12 +65,15 @@ class Occupation:
         tags = args["tags"]
         self._check(tags)
         before = psutil.Process().memory_info().rss
+        self._device.record().wait()
+        self._drop_graphs()  # they know addresses of all the rest
         if WEIGHTS in tags:
             self._drop_weights()
-        if KV_CACHE in tags:
-            for tensor in self._pool_tensors():
-                drop_pages(tensor)
+        if KV_CACHE in tags and KV_CACHE not in self._released:
+            self._drop_pools()
+        self._released |= set(tags)
         give_back_heap()
+        self._device.reclaim_memory()
         freed = max(0, before - psutil.Process().memory_info().rss)
         log.info("released %s: %s less resident", ", ".join(tags), format_bytes(freed))
         return {"freed_bytes": freed}
@@ -86,8 +100,14 @@ class Occupation:
     def _resume(self, args: dict[str, Any]) -> Future[Callable[[], None]] | None:
         """Read released weights again, in a thread; pools fill as steps write to them."""
         tags = args["tags"]
+        if KV_CACHE in tags:
+            for number, tensor in enumerate(self._pool_tensors()):
+                if number in self._storage_bytes:
+                    tensor.untyped_storage().resize_(self._storage_bytes.pop(number))
+                    tensor.zero_()
+        self._released -= {*tags} - {WEIGHTS}
         if WEIGHTS not in tags:
-            log.info("resumed %s", ", ".join(tags))
+            self._end_release(tags)
             return None
         thread = ThreadPoolExecutor(1, "resume weights")
         loaded = thread.submit(self._load_weights)  # also where they are there: as other ranks
@@ -100,6 +120,8 @@ class Occupation:
             for contents, fill in self._contents():
                 if contents.is_dropped:  # no update has brought others
                     fill()
+            if self._device.where.type == "cuda":  # copies on this thread's stream
+                torch.cuda.synchronize(self._device.where)
         except (RadixError, OSError, RuntimeError, ValueError, MemoryError) as error:
             failure = str(error) or type(error).__name__
         seconds = time.perf_counter() - started_s
@@ -110,9 +132,26 @@ class Occupation:
                 raise InvalidRequest(f"the weights stay released: {failure}")
             for contents, _ in self._contents():
                 contents.is_dropped = False
-            log.info("resumed weights, read in %s", format_seconds(seconds))
+            self._released.discard(WEIGHTS)
+            self._end_release([f"weights, read in {format_seconds(seconds)}"])
 
         return finish
+
+    def _end_release(self, what: Sequence[str]) -> None:
+        if not self._released:
+            self._record_graphs()
+        log.info("resumed %s", ", ".join(what))
+
+    def _drop_pools(self) -> None:
+        """On the host addresses stay, for the step program; torch's allocator of a device frees
+        whole storages."""
+        for number, tensor in enumerate(self._pool_tensors()):
+            storage = tensor.untyped_storage()
+            if self._device.is_synchronous:
+                drop_pages(tensor)
+            elif storage.nbytes():
+                self._storage_bytes[number] = storage.nbytes()
+                storage.resize_(0)
 
     def _drop_weights(self) -> None:
         for contents, _ in self._contents():
@@ -135,6 +174,10 @@ class Occupation:
         if self._pools.states is not None:
             for layer in self._pools.states.layers:
                 yield from layer
+
+
+def _nothing() -> None:
+    return
 
 
 def give_back_heap() -> None:

@@ -165,6 +165,11 @@ class Runner:
         else:
             self.draft_graphs[width] = graphs
 
+    def drop_graphs(self) -> None:
+        """Run steps without graphs; no step may be in flight."""
+        self.graphs, self.draft_graphs = DecodeGraphs(self.device, ()), {}
+        self._graph_batches = {}
+
     def _decode_logits(self, builder: BatchBuilder, width: int, size: int) -> Tensor:
         """What a graph computes: the logits of ``size`` decode rows of ``width`` tokens."""
         max_kv_len = self._max_kv_len

@@ -1,0 +1,143 @@
+"""Memory that is released and resumed, together with other features: tokens stay the same."""
+
+from __future__ import annotations
+
+import random
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import radixlm
+from radixlm.base.errors import InvalidRequest
+from radixlm.engine import assemble as assembly
+from radixlm.engine import gpu
+from tests.fakes.device import SimulatedDevice
+from tests.fakes.lora_adapters import write_adapter
+from tests.fakes.thread_replica import thread_engine
+from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
+
+PROMPTS = [[5, 9, 12, 40, 7, 7, 81], [3, 200, 17], [60 + i for i in range(40)]]
+GREEDY = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
+SMALL = {
+    "enable_memory_saver": True,
+    "max_total_tokens": 1024,
+    "cpu_threads": 1,
+    "random_seed": 1,
+    "log_level": "error",
+}
+ORDERS: list[tuple[list[str], list[list[str] | None]]] = [
+    (["kv_cache"], [None]),
+    (["weights"], [["weights"]]),
+    (["weights", "kv_cache", "cuda_graph"], [["weights"], ["kv_cache"], ["graphs"]]),
+    (["weights", "kv_cache"], [["kv_cache"], ["weights"]]),
+]
+
+
+def tokens(engine: radixlm.Engine, **fields: Any) -> list[Any]:
+    answers = engine.generate(input_ids=PROMPTS, sampling_params=GREEDY, **fields)
+    return [one["output_ids"] for one in answers]
+
+
+def check_orders(engine: radixlm.Engine, seed: int = 0, **fields: Any) -> None:
+    """Release and resume in several orders; requests come before, between and after."""
+    draw, wanted = random.Random(seed), tokens(engine, **fields)
+    for released, resumed in ORDERS:
+        if draw.random() < 0.5:
+            assert tokens(engine, **fields) == wanted
+        engine.release_memory_occupation(released)
+        held = engine.submit({"input_ids": PROMPTS, "sampling_params": GREEDY, **fields})
+        for tags in resumed:
+            assert not held.done()
+            engine.resume_memory_occupation(tags)
+        assert [one["output_ids"] for one in held.result(60)] == wanted
+    info = engine.get_server_info()["internal_states"][0]
+    assert info["num_breaches"] == 0
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE3", "NGRAM"])
+def test_with_a_drafter(algorithm: str) -> None:
+    with radixlm.Engine(**SMALL, speculative_algorithm=algorithm) as engine:
+        check_orders(engine)
+
+
+def test_with_adapters_and_tiers(tmp_path: Path) -> None:
+    base = cached_tiny("Qwen3ForCausalLM", num_hidden_layers=2)
+    adapter = str(write_adapter(base, tmp_path / "a"))
+    more = {"enable_hierarchical_cache": True, "hicache_size": "1", "page_size": 16}
+    with radixlm.Engine(model_path=str(base), lora_paths=[f"a={adapter}"], **more, **SMALL) as one:
+        check_orders(one, lora_path=["a", None, "a"])
+
+
+def test_with_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = cached_tiny("Qwen3ForCausalLM", num_hidden_layers=2)
+    with thread_engine(monkeypatch, model_path=str(base), tp_size=2, **SMALL) as engine:
+        check_orders(engine)
+
+
+def test_recurrent_states_and_windows() -> None:
+    for arch in ("Qwen3NextForCausalLM", "Gemma3ForCausalLM"):
+        base = cached_tiny(arch)
+        with radixlm.Engine(model_path=str(base), **SMALL) as engine:
+            check_orders(engine)
+
+
+def test_a_checkpoint_that_is_gone_leaves_the_weights_released(tmp_path: Path) -> None:
+    folder = copy_tiny(cached_tiny("Qwen3ForCausalLM", num_hidden_layers=2), tmp_path / "model")
+    file, aside = folder / "model.safetensors", tmp_path / "aside"
+    with radixlm.Engine(model_path=str(folder), **SMALL) as engine:
+        wanted = tokens(engine)
+        engine.release_memory_occupation()
+        held = engine.submit({"input_ids": PROMPTS, "sampling_params": GREEDY})
+        file.rename(aside)
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match="the weights stay released: "):
+                engine.resume_memory_occupation()
+        aside.rename(file)
+        assert not held.done()
+        engine.resume_memory_occupation()
+        assert [one["output_ids"] for one in held.result(60)] == wanted
+
+
+def test_what_keeps_its_weights_says_so() -> None:
+    with radixlm.Engine(**SMALL, model_impl="transformers") as engine:
+        wanted = tokens(engine)
+        with pytest.raises(InvalidRequest, match="runs by transformers; 'kv_cache' can be"):
+            engine.release_memory_occupation()
+        engine.release_memory_occupation(["kv_cache"])
+        engine.resume_memory_occupation()
+        assert tokens(engine) == wanted
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_on_a_device_storages_are_freed_and_graphs_recorded_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A simulated one, which does its work as late as it may."""
+    base = str(cached_tiny("Qwen3ForCausalLM", num_hidden_layers=2))
+    device, recorded = SimulatedDevice(1, eagerness=0.3), list[Any]()
+
+    def record(runner: Any, sizes: tuple[int, ...], pads: bool) -> None:
+        gpu.record_graphs(runner, sizes, pads)
+        recorded.append(runner.graphs)
+
+    monkeypatch.setattr(assembly, "open_device", lambda config: device)
+    for module in ("limits", "parts"):
+        monkeypatch.setattr(f"radixlm.engine.{module}.overlap_depth", lambda config, info: 1)
+    monkeypatch.setattr(assembly, "_graph_sizes", lambda *args: (1, 4))
+    monkeypatch.setattr(assembly, "record_graphs", record)
+    options = SMALL | {"max_total_tokens": 256, "max_running_requests": 4}
+    with radixlm.Engine(model_path=base, attention_backend="triton", **options) as engine:
+        wanted = tokens(engine)
+        runner = engine._engine._serving.scheduler.executor  # type: ignore[attr-defined]
+        storages = [t.untyped_storage() for pool in runner.attn.pools for t in pool.tensors]
+        engine.release_memory_occupation()
+        assert runner.graphs.sizes == ()
+        assert not any(storage.nbytes() for storage in storages)
+        engine.resume_memory_occupation(["weights"])
+        assert len(recorded) == 1
+        engine.resume_memory_occupation()
+        assert len(recorded) == 2
+        assert runner.graphs is recorded[1]
+        assert tokens(engine) == wanted
