@@ -16,7 +16,8 @@ enum Format : int {
     W_INT4 = 5,
     W_W4A8 = 6,
     W_BF16_TILES = 7,
-    W_W8A16 = 8
+    W_W8A16 = 8,
+    W_FP4 = 9  // as Python names it: here w4a8 with `fp4`
 };
 inline double bytes_each(int format) {
     constexpr double each[] = {4, 2, 2, 1, 1, 0.5, 0.5, 2, 1};
@@ -39,6 +40,11 @@ constexpr int PANEL = 32;      // output channels of one weight panel
 constexpr int MAX_SPAN = 512;  // inputs; integer sums of a span stay below 2^24, so floats hold them exactly
 constexpr int MAX_MULTIPLE = 15;  // q * multiple fits a byte
 
+// By e2m1 code: twice the number, and the same plus 12, which is never negative.
+alignas(16) inline constexpr int8_t TWICE_FP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+alignas(16) inline constexpr int8_t RAISED_FP4[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                                      12, 11, 10, 9,  8,  6,  4,  0};
+
 // Weights [N, K] as panels of 32 outputs: [ceil(N/32)][K][32] (see pack.cpp for each format's order).
 struct Weight {
     const void* data = nullptr;
@@ -54,6 +60,7 @@ struct Weight {
     int group = 0;   // 4 bits: inputs that share a multiple, or a scale where there are none
     int span = 0;    // 4 bits: inputs that share a scale; the last span may be shorter
     int paired = 0;  // lanes 0-15 gate, 16-31 up of the same 16 outputs
+    int fp4 = 0;     // w4a8 without offsets: values are e2m1 codes, weights are twice those numbers * scale
 };
 
 inline int64_t spans_of(const Weight& w) { return (w.k + w.span - 1) / w.span; }

@@ -113,6 +113,7 @@ static float packed_at(const Weight& w, int64_t n, int64_t k) {
                 const int times = m[0] ? m[0] : 1;  // 0 in lanes past the last output
                 return float(q - m[PANEL] / times) * (float(times) * w.scale[s]);
             }
+            if (w.fp4) return float(TWICE_FP4[q]) * w.scale[s];
             return w.offset ? std::fma(float(q), w.scale[s], w.offset[s]) : float(q - 8) * w.scale[s];
         }
     }

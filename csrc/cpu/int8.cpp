@@ -4,147 +4,13 @@
 // batch invariant bit for bit.
 #include "int8.h"
 
+#include "byte_vectors.h"
 #include "epilogue.h"
 #include "rows.h"
 #include "weights.h"
 
 namespace radix {
 namespace RADIX_ISA {
-
-#if defined(__AVX512VNNI__)
-struct vi {
-    __m512i v;
-};
-constexpr bool BIASED = true;  // vpdpbusd multiplies unsigned by signed: x + 128, corrected by column_sum
-RADIX_INLINE vi vi_zero() { return {_mm512_setzero_si512()}; }
-RADIX_INLINE vi vi_load(const void* p) { return {_mm512_loadu_si512(p)}; }
-RADIX_INLINE vi vi_set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
-RADIX_INLINE vi vi_sub(vi a, vi b) { return {_mm512_sub_epi32(a.v, b.v)}; }
-RADIX_INLINE vf to_float(vi a) { return {_mm512_cvtepi32_ps(a.v)}; }
-// As assembly: GCC 12 copies accumulators around the intrinsic, and spills where there are many.
-RADIX_INLINE vi dot_bytes(vi acc, vi unsigned_bytes, vi signed_bytes) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(acc.v) : "v"(unsigned_bytes.v), "v"(signed_bytes.v));
-    return acc;
-}
-RADIX_INLINE vi dot_xw(vi acc, vi x, vi w) { return dot_bytes(acc, x, w); }
-RADIX_INLINE vi dot_wx(vi acc, vi w, vi x) { return dot_bytes(acc, w, x); }
-RADIX_INLINE void split_nibbles(vi a, vi& even, vi& odd) {
-    __m512i m = _mm512_set1_epi8(15);
-    even.v = _mm512_and_si512(a.v, m), odd.v = _mm512_and_si512(_mm512_srli_epi32(a.v, 4), m);
-}
-constexpr int INT8_ROWS = 12, INT4_ROWS = 12, WIDE8 = 4, WIDE4 = 2;
-#elif defined(__AVX2__)
-struct vi {
-    __m256i a, b;
-};
-constexpr bool BIASED = false;  // |x| * (w with x's sign): two products of 127 * 127 fit 16 bits
-RADIX_INLINE vi vi_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-RADIX_INLINE vi vi_load(const void* p) {
-    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
-}
-RADIX_INLINE vi vi_set1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-RADIX_INLINE vi vi_sub(vi x, vi y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
-#if defined(__AVX512F__)
-RADIX_INLINE vf to_float(vi x) {
-    return {_mm512_cvtepi32_ps(_mm512_inserti64x4(_mm512_castsi256_si512(x.a), x.b, 1))};
-}
-#else
-RADIX_INLINE vf to_float(vi x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
-#endif
-RADIX_INLINE __m256i dot256(__m256i acc, __m256i u, __m256i s) {
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)));
-}
-RADIX_INLINE vi dot_xw(vi acc, vi x, vi w) {
-    __m256i u = _mm256_abs_epi8(x.a);
-    return {dot256(acc.a, u, _mm256_sign_epi8(w.a, x.a)), dot256(acc.b, u, _mm256_sign_epi8(w.b, x.a))};
-}
-RADIX_INLINE vi dot_wx(vi acc, vi w, vi x) { return {dot256(acc.a, w.a, x.a), dot256(acc.b, w.b, x.b)}; }
-RADIX_INLINE void split_nibbles(vi x, vi& even, vi& odd) {
-    __m256i m = _mm256_set1_epi8(15);
-    even = {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
-    odd = {_mm256_and_si256(_mm256_srli_epi32(x.a, 4), m), _mm256_and_si256(_mm256_srli_epi32(x.b, 4), m)};
-}
-constexpr int INT8_ROWS = 2, INT4_ROWS = 2, WIDE8 = 1, WIDE4 = 1;
-#elif defined(RADIX_NEON)
-struct vi {
-    int32x4_t a, b, c, d;
-};
-constexpr bool BIASED = false;
-RADIX_INLINE vi vi_set1(int32_t x) {
-    const int32x4_t v = vdupq_n_s32(x);
-    return {v, v, v, v};
-}
-RADIX_INLINE vi vi_zero() { return vi_set1(0); }
-RADIX_INLINE vi vi_load(const void* p) {
-    const int32_t* q = (const int32_t*)p;
-    return {vld1q_s32(q), vld1q_s32(q + 4), vld1q_s32(q + 8), vld1q_s32(q + 12)};
-}
-RADIX_INLINE vi vi_sub(vi x, vi y) {
-    return {vsubq_s32(x.a, y.a), vsubq_s32(x.b, y.b), vsubq_s32(x.c, y.c), vsubq_s32(x.d, y.d)};
-}
-RADIX_INLINE vf to_float(vi x) {
-    return {vcvtq_f32_s32(x.a), vcvtq_f32_s32(x.b), vcvtq_f32_s32(x.c), vcvtq_f32_s32(x.d)};
-}
-RADIX_INLINE int32x4_t dot4(int32x4_t acc, int32x4_t x, int32x4_t w) {
-    const int8x16_t p = vreinterpretq_s8_s32(x), q = vreinterpretq_s8_s32(w);
-#if defined(__ARM_FEATURE_DOTPROD)
-    return vdotq_s32(acc, p, q);
-#else
-    const int16x8_t lo = vmull_s8(vget_low_s8(p), vget_low_s8(q)), hi = vmull_high_s8(p, q);
-    return vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(lo), vpaddlq_s16(hi)));
-#endif
-}
-RADIX_INLINE vi dot_xw(vi acc, vi x, vi w) {
-    return {dot4(acc.a, x.a, w.a), dot4(acc.b, x.b, w.b), dot4(acc.c, x.c, w.c), dot4(acc.d, x.d, w.d)};
-}
-RADIX_INLINE vi dot_wx(vi acc, vi w, vi x) { return dot_xw(acc, x, w); }  // nibbles fit a signed byte
-RADIX_INLINE int32x4_t low_nibbles(int32x4_t x) { return vandq_s32(x, vdupq_n_s32(0x0f0f0f0f)); }
-RADIX_INLINE void split_nibbles(vi x, vi& even, vi& odd) {
-    even = {low_nibbles(x.a), low_nibbles(x.b), low_nibbles(x.c), low_nibbles(x.d)};
-    odd = {low_nibbles(vshrq_n_s32(x.a, 4)), low_nibbles(vshrq_n_s32(x.b, 4)),
-           low_nibbles(vshrq_n_s32(x.c, 4)), low_nibbles(vshrq_n_s32(x.d, 4))};
-}
-constexpr int INT8_ROWS = 2, INT4_ROWS = 2, WIDE8 = 1, WIDE4 = 1;
-#else
-struct vi {
-    int32_t l[16];
-};
-constexpr bool BIASED = false;
-static inline vi vi_zero() { return vi{}; }
-static inline vi vi_load(const void* p) {
-    vi r;
-    std::memcpy(&r, p, 64);
-    return r;
-}
-static inline vi vi_set1(int32_t x) {
-    vi r;
-    for (int i = 0; i < 16; i++) r.l[i] = x;
-    return r;
-}
-static inline vi vi_sub(vi a, vi b) {
-    for (int i = 0; i < 16; i++) a.l[i] -= b.l[i];
-    return a;
-}
-static inline vf to_float(vi a) {
-    float t[16];
-    for (int i = 0; i < 16; i++) t[i] = float(a.l[i]);
-    return load(t);
-}
-static inline vi dot_xw(vi acc, const vi& x, const vi& w) {
-    const int8_t *a = (const int8_t*)&x, *b = (const int8_t*)&w;
-    for (int i = 0; i < 16; i++)
-        acc.l[i] += a[4 * i] * b[4 * i] + a[4 * i + 1] * b[4 * i + 1] + a[4 * i + 2] * b[4 * i + 2] +
-                    a[4 * i + 3] * b[4 * i + 3];
-    return acc;
-}
-static inline vi dot_wx(vi acc, const vi& w, const vi& x) {
-    return dot_xw(acc, w, x);
-}  // nibbles fit a signed byte
-static inline void split_nibbles(const vi& a, vi& even, vi& odd) {
-    for (int i = 0; i < 16; i++) even.l[i] = a.l[i] & 0x0f0f0f0f, odd.l[i] = (a.l[i] >> 4) & 0x0f0f0f0f;
-}
-constexpr int INT8_ROWS = 2, INT4_ROWS = 2, WIDE8 = 1, WIDE4 = 1;
-#endif
 
 constexpr float MAX_INT16_PAIR = 127 * 256;  // 127 in the high byte, 0 in the low one
 
@@ -217,11 +83,11 @@ RADIX_INLINE void quantise_twice(const float* x, int64_t k0, int64_t k1, float t
 RADIX_INLINE vf join_planes(vi high, vi low) { return fma(to_float(high), set1(256.0f), to_float(low)); }
 
 // What a group adds to its products, from the sum of its quantised x. Weights with multiples take
-// -sum, for what they subtract. Others without zero points are centred on 8: the sums of such a group
-// start there, as integers. With zero points it is the float sum of x, for their offsets.
+// -sum, for what they subtract. Others without zero points are centred on 8, e2m1 on 12: the sums of
+// such a group start there, as integers. With zero points it is the float sum of x, for their offsets.
 RADIX_INLINE float group_extra(const LinearArgs& a, float scale, float sum) {
     if (a.w.multiple) return -sum;
-    return a.w.offset ? scale * sum : bits_to_float(uint32_t(int32_t(-8.0f * sum)));
+    return a.w.offset ? scale * sum : bits_to_float(uint32_t(int32_t((a.w.fp4 ? -12.0f : -8.0f) * sum)));
 }
 
 // The even ones of eight bytes, then the odd ones, twice.
@@ -327,13 +193,15 @@ static void tile_bytes(const LinearArgs& a, const Quantised& q, int64_t t, int64
 }
 
 // acc += x * w of steps [s0, s1), eight k each.
-template <int ROWS, int NP>
+template <int ROWS, int NP, bool FP4 = false>
 RADIX_INLINE void nibble_products(const uint32_t* w, int64_t k8, const int32_t* x, int64_t s0, int64_t s1,
                                   const PanelAhead& ahead, vi (&acc)[ROWS][2 * NP]) {
     for (int64_t s = s0; s < s1; s++) {
         vi even[2 * NP], odd[2 * NP];
-        for (int c = 0; c < 2 * NP; c++)
+        for (int c = 0; c < 2 * NP; c++) {
             split_nibbles(vi_load(w + (c / 2 * k8 + s) * PANEL + c % 2 * 16), even[c], odd[c]);
+            if (FP4) even[c] = look_up(even[c], RAISED_FP4), odd[c] = look_up(odd[c], RAISED_FP4);
+        }
         for (int p = 0; p < NP; p++) ahead.prefetch(w + p * k8 * PANEL, s);
         RADIX_UNROLL(12)
         for (int r = 0; r < ROWS; r++) {
@@ -344,7 +212,7 @@ RADIX_INLINE void nibble_products(const uint32_t* w, int64_t k8, const int32_t* 
 }
 
 // Scales and offsets of any value: those of a group are those of its span.
-template <int ROWS, int NP>
+template <int ROWS, int NP, bool FP4>
 static void tile_grids(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel,
                        const PanelAhead& ahead) {
     const int64_t k8 = a.w.k / 8, per = a.w.group / 8;
@@ -361,7 +229,7 @@ static void tile_grids(const LinearArgs& a, const Quantised& q, int64_t t, int64
             const vi start = a.w.offset ? vi_zero() : vi_set1(int32_t(float_to_bits(xe[r])));
             for (int c = 0; c < 2 * NP; c++) acc[r][c] = start;
         }
-        nibble_products<ROWS, NP>(w, k8, x, g * per, (g + 1) * per, ahead, acc);
+        nibble_products<ROWS, NP, FP4>(w, k8, x, g * per, (g + 1) * per, ahead, acc);
         for (int c = 0; c < 2 * NP; c++) {
             const int64_t at = ((panel + c / 2) * q.groups + g) * PANEL + c % 2 * 16;
             const vf scale = load(a.w.scale + at);
@@ -432,10 +300,10 @@ static constexpr Int8Tiles make_bytes(std::integer_sequence<int, R...>) {
      ...);
     return t;
 }
-template <int... R>
+template <bool FP4, int... R>
 static constexpr Int8Tiles make_grids(std::integer_sequence<int, R...>) {
     Int8Tiles t{};
-    ((t.one[R + 1] = tile_grids<R + 1, 1>, t.many[R + 1] = tile_grids<R + 1, width4(R + 1)>,
+    ((t.one[R + 1] = tile_grids<R + 1, 1, FP4>, t.many[R + 1] = tile_grids<R + 1, width4(R + 1), FP4>,
       t.width[R + 1] = width4(R + 1)),
      ...);
     return t;
@@ -450,7 +318,8 @@ static constexpr Int8Tiles make_multiples(std::integer_sequence<int, R...>) {
 }
 static constexpr Int8Tiles W8A8 = make_bytes<1>(std::make_integer_sequence<int, INT8_ROWS>{});
 static constexpr Int8Tiles W8A16 = make_bytes<2>(std::make_integer_sequence<int, INT8_ROWS / 2>{});
-static constexpr Int8Tiles GRIDS = make_grids(std::make_integer_sequence<int, INT4_ROWS>{});
+static constexpr Int8Tiles GRIDS = make_grids<false>(std::make_integer_sequence<int, INT4_ROWS>{});
+static constexpr Int8Tiles FLOATS = make_grids<true>(std::make_integer_sequence<int, INT4_ROWS>{});
 static constexpr Int8Tiles MULTIPLES = make_multiples(std::make_integer_sequence<int, INT4_ROWS>{});
 
 void linear_int8(const LinearArgs& a, const Ctx& ctx) {
@@ -458,6 +327,7 @@ void linear_int8(const LinearArgs& a, const Ctx& ctx) {
     const Int8Tiles& table = a.w.format == W_W8A8    ? W8A8
                              : a.w.format == W_W8A16 ? W8A16
                              : a.w.multiple          ? MULTIPLES
+                             : a.w.fp4               ? FLOATS
                                                      : GRIDS;
     const Quantised q(a, ctx.shared());
     ctx.each(a.m, 1, [&](int64_t r0, int64_t r1) {

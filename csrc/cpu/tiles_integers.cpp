@@ -125,16 +125,20 @@ static void finish_w8a16(const LinearArgs& a, const TileBytes& t, int64_t block,
     }
 }
 
-// A panel's nibbles as bytes [k / 4][32][4]: signed around 8, or unsigned where zero points differ.
+// A panel's nibbles as bytes [k / 4][32][4]: signed around 8, or unsigned where zero points differ; of
+// e2m1 twice its numbers.
 static void widen_nibbles(const Weight& w, int64_t panel, char* out) {
     const char* from = (const char*)w.data + panel * w.k * (PANEL / 2);
     const __m512i low = _mm512_set1_epi8(15), centre = _mm512_set1_epi8(w.offset ? 0 : 8);
+    const __m512i twice = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)TWICE_FP4));
+    auto widened = [&](__m512i q) {
+        return w.fp4 ? _mm512_shuffle_epi8(twice, q) : _mm512_sub_epi8(q, centre);
+    };
     for (int64_t i = 0; i < w.k / 8; i++, from += 128, out += 256)
         for (int h = 0; h < 2; h++) {
             const __m512i v = _mm512_loadu_si512(from + h * 64);
-            _mm512_store_si512(out + h * 64, _mm512_sub_epi8(_mm512_and_si512(v, low), centre));
-            _mm512_store_si512(out + 128 + h * 64,
-                               _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi32(v, 4), low), centre));
+            _mm512_store_si512(out + h * 64, widened(_mm512_and_si512(v, low)));
+            _mm512_store_si512(out + 128 + h * 64, widened(_mm512_and_si512(_mm512_srli_epi32(v, 4), low)));
         }
 }
 
@@ -322,8 +326,10 @@ static void spans_of_nibbles(const LinearArgs& a, const TileBytes& t, const Ctx&
     });
 }
 
-// Up to here vectors keep up with the memory or with widening nibbles.
+// Up to here vectors keep up with the memory or with widening nibbles. Groups of 16 would fill a quarter
+// of a tile.
 static int64_t vector_rows(const Weight& w) {
+    if (w.format == W_W4A8 && w.group < 32) return INT64_MAX;
     return w.format == W_W8A16 ? 2 : w.format == W_W4A8 && !w.multiple ? 8 : 5;
 }
 

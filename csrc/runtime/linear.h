@@ -29,7 +29,8 @@ struct Linear {
     Weight w;
     Linear(int64_t n, int64_t k, int format, int group, int span, bool paired, Address data, Address scale,
            Address offset, Address multiple, Address column_sum, Address bias) {
-        w.n = n, w.k = k, w.format = format, w.group = group, w.span = span, w.paired = paired;
+        w.n = n, w.k = k, w.group = group, w.span = span, w.paired = paired;
+        w.fp4 = format == W_FP4, w.format = w.fp4 ? W_W4A8 : format;
         w.data = at<void>(data), w.scale = at<float>(scale), w.offset = at<float>(offset),
         w.multiple = at<int8_t>(multiple);
         w.column_sum = at<int32_t>(column_sum), w.bias = at<float>(bias);

@@ -52,7 +52,7 @@ def test_quantization_configs_are_read() -> None:
     for other in (
         {},
         {"quant_method": "aqlm"},
-        with_weights(type="float"),
+        with_weights(type="float", num_bits=6),
     ):
         assert parse(other) is None
     assert parse({"quant_method": "fp8"}) == Fp8Quant("fp8")
@@ -78,7 +78,10 @@ def test_quantization_configs_are_read() -> None:
         (with_weights(group_size=7), "groups of 7"),
         (with_weights(strategy="token"), "scales by token.*known strategy: tensor, channel"),
         (PACKED | {"format": "marlin-24"}, "format 'marlin-24'"),
-        (PACKED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse"),
+        (
+            PACKED | {"sparsity_config": {"format": "marlin-24"}},
+            "sparse.*known format: dense, sparse-b",
+        ),
         (PACKED | {"transform_config": {"config_groups": {}}}, "rotations"),
         ({"quant_method": "blockwise_int8"}, "a block size has two sizes, not None"),
         ({"quant_method": "blockwise_int8", "weight_block_size": [128, 0]}, "two sizes"),

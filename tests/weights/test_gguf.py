@@ -95,7 +95,7 @@ def test_quantized_weights_are_near(kind: str, near: float, tmp_path: Path) -> N
 WIDE = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256}
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "MXFP4", "NVFP4"])
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "LlamaForCausalLM"])
 def test_four_bits_stay_as_they_are(architecture: str, kind: str, tmp_path: Path) -> None:
     """Values, scales and offsets are those of the file, with or without permuted and fused rows."""

@@ -39,12 +39,18 @@ SHAPE = {
 }
 QUANTIZED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 BNB: dict[str, Any] = {"quant_method": "bitsandbytes"}
+PACKED: dict[str, Any] = {"quant_method": "compressed-tensors"}
+E2M1 = {"type": "float", "num_bits": 4}
 # "library/case" -> (quantization_config, format of the packed layer; "": floats)
 CASES: dict[str, tuple[dict[str, Any], str]] = {
     "bitsandbytes/nf4": (BNB | {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, ""),
     "bitsandbytes/nf4-nested": (BNB | {"load_in_4bit": True}, ""),
     "bitsandbytes/fp4": (BNB | {"load_in_4bit": True}, ""),
     "bitsandbytes/int8": (BNB | {"load_in_8bit": True}, "int8wo"),
+    "modelopt/nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "fp4-16"),
+    "compressed/nvfp4": (PACKED | {"config_groups": {"a": {"weights": E2M1}}}, "fp4-16"),
+    "compressed/mxfp4": (PACKED | {"config_groups": {"a": {"weights": E2M1}}}, "fp4-32"),
+    "compressed/sparse24": (PACKED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, ""),
 }
 
 

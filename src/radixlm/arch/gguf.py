@@ -70,8 +70,10 @@ TYPES: Mapping[int, tuple[str, int, int]] = {
     40: ("NVFP4", 64, 36),
 }
 
-# kinds of 4 bits with a scale and an offset for each 32 numbers
-GRIDS = ("Q4_0", "Q4_1", "Q4_K")
+# kinds of 4 bits that layers keep: integers with a scale and an offset for each 32 numbers, and
+# floats with a scale for each 32 or 16
+FP4 = ("MXFP4", "NVFP4")
+GRIDS = ("Q4_0", "Q4_1", "Q4_K", *FP4)
 
 
 class GgufTensor(Record):

@@ -25,8 +25,11 @@ _FP8_SCALES = (
     r"\.(weight_scale(_inv)?|weight_scale_2|input_scale(_ub)?|[qkv]_scale)"
     r"|(gate_up|gate|up|down)_proj_(input_)?scale(_inv)?"
 )
+_FP4_FLAGS = ("modelopt_fp4", "nvfp4", "petit_nvfp4")
 _GPTQ_TENSORS = r"\.(qweight|qzeros|scales|g_idx)"
-_COMPRESSED_TENSORS = r"\.(weight_(packed|shape|zero_point|g_idx)|input_zero_point)"
+_COMPRESSED_TENSORS = (
+    r"\.(weight_(packed|shape|zero_point|g_idx|global_scale)|input_(zero_point|global_scale))"
+)
 _QUANT = "radixlm.quant"
 
 METHODS = {
@@ -34,7 +37,9 @@ METHODS = {
     for method in (
         QuantMethod("fp8", f"{_QUANT}.fp8:parse_fp8", FP8_FLAGS, _FP8_SCALES),
         QuantMethod("fbgemm_fp8", f"{_QUANT}.fp8:parse_fbgemm", FP8_FLAGS),
-        QuantMethod("modelopt", f"{_QUANT}.fp8:parse_modelopt", FP8_FLAGS),
+        QuantMethod("modelopt", f"{_QUANT}.fp4:parse_modelopt", (*FP8_FLAGS, *_FP4_FLAGS)),
+        *(QuantMethod(name, f"{_QUANT}.fp4:parse_modelopt", _FP4_FLAGS) for name in _FP4_FLAGS),
+        QuantMethod("mxfp4", f"{_QUANT}.fp4:parse_mxfp4", ("mxfp4",), "_scales"),
         QuantMethod(
             "compressed-tensors",
             f"{_QUANT}.compressed_tensors:parse",
@@ -63,8 +68,8 @@ METHODS = {
 _UNREAD = frozenset(
     "aqlm auto-round awq_marlin bitnet bitsandbytes_4bit bitsandbytes_8bit "
     "deepspeedfp eetq exl2 exl3 experts_int8 fouroversix fp_quant gemma gptq_marlin "
-    "gptq_marlin_24 higgs hqq ipex marlin metal modelopt_fp4 modelopt_mixed moe_wna16 mxfp4 mxfp8 "
-    "nvfp4 petit_nvfp4 ptpc_fp8 qoq quanto quark sinq spqr torchao vptq w4afp8 w8a8_fp8".split()
+    "gptq_marlin_24 higgs hqq ipex marlin metal modelopt_mixed moe_wna16 mxfp8 "
+    "ptpc_fp8 qoq quanto quark sinq spqr torchao vptq w4afp8 w8a8_fp8".split()
 )
 KNOWN_METHODS = _UNREAD | METHODS.keys()
 SCALE_TENSORS = re.compile(

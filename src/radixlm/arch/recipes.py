@@ -217,3 +217,7 @@ class RankScaled(Record):
 
     def __call__(self, tensor: Any, cat: Cat) -> Any:
         return tensor * (self.width / tensor.shape[0]) ** 0.5
+
+
+# those that change the order of rows only, so that quantized rows may stay as they are
+ROW_ORDERS = (interleaved_middle, interleaved_rows)

@@ -15,7 +15,8 @@ from radixlm.quant.scheme import Scheme
 log = logging.getLogger(__name__)
 
 _NESTED = ("text_config", "llm_config", "language_config")
-_OLD_FILES = ("quantize_config.json", "quant_config.json")  # of older tools
+# of older tools, and of ModelOpt
+_OLD_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _AWQ_KEYS = {"w_bit", "zero_point"}  # which only AWQ's old tool wrote
 
 
@@ -51,7 +52,9 @@ def checkpoint_quant(folder: Path) -> StoredQuant | None:
             return None
         file = folder / old_file
         config = object_or_empty(file)
-        config = {"quant_method": "awq" if _AWQ_KEYS & config.keys() else "gptq", **config}
+        method = "awq" if _AWQ_KEYS & config.keys() else "gptq"
+        method = "modelopt" if old_file == _OLD_FILES[-1] else method
+        config = {"quant_method": method, **config}
     try:
         quant = parse(config)
     except ConfigError as error:

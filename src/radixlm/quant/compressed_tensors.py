@@ -1,15 +1,18 @@
-"""Checkpoints of compressed-tensors: 8 bit floats, or integers (pack-quantized, int-quantized)."""
+"""Checkpoints of compressed-tensors: 8 bit floats, integers (pack-quantized, int-quantized), 4 bit
+floats, mixtures of them, and sparse weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from radixlm.base.errors import ConfigError
 from radixlm.quant.checkpoint import StoredQuant, block_sizes
+from radixlm.quant.fp4 import Fp4Quant, MixedQuant, SparseQuant
 from radixlm.quant.fp8 import with_block
 from radixlm.quant.integers import IntegerQuant, check_bits, group_sizes, unsupported
 
 NAME = "compressed-tensors"
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "dense")
+_SPARSE = ("dense", "sparse-bitmask", "sparse-24-bitmask")
 _FP8_STRATEGIES = {"tensor", "channel", "block"}
 _INTEGER_STRATEGIES = ("tensor", "channel", "group", "block")
 
@@ -20,17 +23,45 @@ def parse(config: Mapping[str, Any]) -> StoredQuant | None:
     by_name = config.get("config_groups")
     values = by_name.values() if isinstance(by_name, dict) else ()
     groups = [group for group in values if isinstance(group, dict)]
-    weights = [g["weights"] for g in groups if isinstance(g.get("weights"), dict)]
-    if not weights:
+    of_kind: dict[object, list[dict[str, Any]]] = {}
+    for group in groups:
+        if isinstance(weights := group.get("weights"), dict):
+            of_kind.setdefault(_kind(weights), []).append(group)
+    if config.get("transform_config"):
+        raise ConfigError("quantization_config: transform_config (rotations) cannot be computed")
+    parts: list[StoredQuant] = [SparseQuant(NAME)] if _is_sparse(config) else []
+    if not of_kind.keys() <= _PARSERS.keys():
         return None
-    if all((w.get("type"), w.get("num_bits")) == ("float", 8) for w in weights):
-        return _parse_fp8(weights)
-    if any(w.get("type", "int") != "int" for w in weights):
-        return None
-    return _parse_integers(config, groups, weights)
+    for kind, parser in _PARSERS.items():
+        if kind in of_kind:
+            parts.append(parser(config, of_kind[kind]))
+    return parts[0] if len(parts) == 1 and not _is_sparse(config) else _mixed(parts)
 
 
-def _parse_fp8(weights: list[dict[str, Any]]) -> StoredQuant:
+def _mixed(parts: list[StoredQuant]) -> StoredQuant | None:
+    return MixedQuant(NAME, tuple(parts)) if parts else None
+
+
+def _kind(weights: Mapping[str, Any]) -> object:
+    """What a group's numbers are: (float, bits) or int."""
+    kind = weights.get("type", "int")
+    return kind if kind == "int" else (kind, weights.get("num_bits"))
+
+
+def _is_sparse(config: Mapping[str, Any]) -> bool:
+    sparsity = config.get("sparsity_config")
+    layout = sparsity.get("format", "dense") if isinstance(sparsity, dict) else "dense"
+    if layout not in _SPARSE:
+        raise unsupported(f"sparse compressed-tensors in the format {layout!r}", "format", _SPARSE)
+    return layout != "dense"
+
+
+def _parse_fp4(config: Mapping[str, Any], groups: list[dict[str, Any]]) -> StoredQuant:
+    return Fp4Quant(NAME)
+
+
+def _parse_fp8(config: Mapping[str, Any], groups: list[dict[str, Any]]) -> StoredQuant:
+    weights = [group["weights"] for group in groups]
     strategies = {str(w.get("strategy")) for w in weights}
     if not strategies <= _FP8_STRATEGIES:
         raise ConfigError(
@@ -41,17 +72,12 @@ def _parse_fp8(weights: list[dict[str, Any]]) -> StoredQuant:
     return with_block(NAME, blocks[0] if blocks else None)
 
 
-def _parse_integers(
-    config: Mapping[str, Any], groups: list[dict[str, Any]], weights: list[dict[str, Any]]
-) -> StoredQuant:
-    formats = {str(one.get("format")) for one in (config, *groups) if one.get("format")}
+def _parse_integers(config: Mapping[str, Any], groups: list[dict[str, Any]]) -> StoredQuant:
+    weights = [group["weights"] for group in groups]
+    formats = {str(one.get("format")) for one in groups if one.get("format")}
+    formats = formats or {str(config["format"])} if config.get("format") else formats
     for layout in sorted(formats - {*_FORMATS, "mixed-precision"}):
         raise unsupported(f"compressed-tensors in the format {layout!r}", "format", _FORMATS)
-    sparsity = config.get("sparsity_config")
-    if isinstance(sparsity, dict) and sparsity.get("format", "dense") != "dense":
-        raise ConfigError("quantization_config: sparse compressed-tensors cannot be loaded")
-    if config.get("transform_config"):
-        raise ConfigError("quantization_config: transform_config (rotations) cannot be computed")
     sizes: set[int] = set()
     for one in weights:
         check_bits(NAME, one.get("num_bits", 8), (4, 8))
@@ -76,3 +102,11 @@ def _parse_integers(
 def _block_structures(weights: list[dict[str, Any]]) -> list[object]:
     """The block size of each group with scales by blocks."""
     return [w.get("block_structure") for w in weights if w.get("strategy") == "block"]
+
+
+# in the order of the sources, the innermost first
+_PARSERS: Mapping[object, Callable[[Mapping[str, Any], list[dict[str, Any]]], StoredQuant]] = {
+    ("float", 8): _parse_fp8,
+    "int": _parse_integers,
+    ("float", 4): _parse_fp4,
+}

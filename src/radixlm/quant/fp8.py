@@ -1,5 +1,5 @@
 """Checkpoints in 8 bit floats (e4m3) with a scale for each tensor, row or block: fp8, fbgemm_fp8,
-modelopt, and compressed-tensors of type float."""
+modelopt (``quant/fp4.py``), and compressed-tensors of type float."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -45,12 +45,6 @@ def parse_fp8(config: Mapping[str, Any]) -> Fp8Quant:
 def parse_fbgemm(config: Mapping[str, Any]) -> Fp8Quant:
     """Of fbgemm: a scale for each row."""
     return Fp8Quant("fbgemm_fp8")
-
-
-def parse_modelopt(config: Mapping[str, Any]) -> Fp8Quant | None:
-    """Of NVIDIA ModelOpt; None for algorithms other than FP8."""
-    is_fp8 = str(config.get("quant_algo", "")).upper() == "FP8"
-    return Fp8Quant("modelopt") if is_fp8 else None
 
 
 def with_block(method: str, block: object) -> Fp8Quant:

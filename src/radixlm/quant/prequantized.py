@@ -78,12 +78,14 @@ class KernelWeight(Record):
 
 
 def to_kernel_weight(weight: QuantizedWeight) -> KernelWeight:
-    """4 bit values stay as they are. 8 bit values become int8 if rows have one scale and zero
-    points leave them in range, else two columns of 4 bits each."""
+    """Values and codes of 4 bits stay as they are. 8 bit values become int8 if rows have one scale
+    and zero points leave them in range, else two columns of 4 bits each."""
     return noted(partial(_to_kernel_weight, weight))
 
 
 def _to_kernel_weight(weight: QuantizedWeight) -> KernelWeight:
+    if weight.is_fp4:
+        return KernelWeight(weight.values_OI, f"fp4-{weight.group_size}", (weight.scale_OG, None))
     if weight.bits == 4:
         return _from_4bit(weight)
     rows = to_int8_rows(weight)

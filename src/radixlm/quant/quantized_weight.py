@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.record import Record, replace
+from radixlm.kernels.ops.quantized import fp4_values
 
 GROUPS = (128, 64, 32)  # numbers of inputs that share a scale in the kernels
 
@@ -18,7 +19,7 @@ class QuantizedWeight(Record):
     ``values_OI`` (uint8) are 0..15, of 8 ``bits`` 0..255; scales and offsets float32. Column j
     belongs to input ``order_I[j]`` (GPTQ's act-order), without an order to input j.
     ``quantizes_inputs``: the checkpoint was made for activations in 8 bits. Stacked experts have an
-    axis of experts in front, and no order."""
+    axis of experts in front, and no order. ``is_fp4``: values are codes of e2m1, offsets are 0."""
 
     values_OI: Tensor
     scale_OG: Tensor
@@ -26,6 +27,7 @@ class QuantizedWeight(Record):
     bits: int = 4
     quantizes_inputs: bool = False
     order_I: Tensor | None = None
+    is_fp4: bool = False
 
     @property
     def group_size(self) -> int:
@@ -34,7 +36,8 @@ class QuantizedWeight(Record):
 
     def dequantize(self) -> Tensor:
         """float32 [O, I]."""
-        grouped = self.values_OI.view(*self.scale_OG.shape, -1) * self.scale_OG[..., None]
+        values = fp4_values(self.values_OI) if self.is_fp4 else self.values_OI
+        grouped = values.view(*self.scale_OG.shape, -1) * self.scale_OG[..., None]
         wide = (grouped + self.offset_OG[..., None]).flatten(-2)
         if self.order_I is None:
             return wide
@@ -59,7 +62,7 @@ class QuantizedWeight(Record):
         values, scale, offset = (
             t.to(device) for t in (self.values_OI, self.scale_OG, self.offset_OG)
         )
-        return QuantizedWeight(values, scale, offset, self.bits, self.quantizes_inputs, order)
+        return replace(self, values_OI=values, scale_OG=scale, offset_OG=offset, order_I=order)
 
     @property
     def is_asymmetric(self) -> bool:
@@ -90,7 +93,7 @@ def concat_rows(parts: Iterable[QuantizedWeight | None]) -> QuantizedWeight | No
     if len(weights) == 1:
         return weights[0]
     first = weights[0]
-    if len({(weight.bits, weight.quantizes_inputs) for weight in weights}) > 1:
+    if len({(weight.bits, weight.quantizes_inputs, weight.is_fp4) for weight in weights}) > 1:
         return None
     if not all(_is_same(weight.order_I, first.order_I) for weight in weights):
         return None
@@ -98,7 +101,7 @@ def concat_rows(parts: Iterable[QuantizedWeight | None]) -> QuantizedWeight | No
         raise RuntimeError("its parts have other shapes than each other")
     sizes = {weight.group_size for weight in weights}
     if len(sizes) > 1:
-        group_size = kernel_group_size(*sizes)
+        group_size = min(sizes) if first.is_fp4 else kernel_group_size(*sizes)
         if not group_size:
             return None
         weights = [weight.with_group_size(group_size) for weight in weights]
@@ -131,7 +134,7 @@ def stack_experts(
             return None
         parts.append(one)
     first = parts[0]
-    if len({(p.bits, p.quantizes_inputs, p.group_size) for p in parts}) > 1:
+    if len({(p.bits, p.quantizes_inputs, p.group_size, p.is_fp4) for p in parts}) > 1:
         return None
     return replace(
         first,

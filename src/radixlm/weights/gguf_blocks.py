@@ -30,7 +30,14 @@ def dequantize(kind: str, blocks_NB: Tensor, block: int, dtype: torch.dtype) -> 
 
 
 def quantized_parts(kind: str, blocks_NB: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of ``GRIDS``: (values 0..15 in uint8 [N, block], scale, offset in float32 [N, groups])."""
+    """Of ``GRIDS``: (values or codes 0..15 in uint8 [N, block], scale, offset in float32 [N,
+    groups])."""
+    if kind == "MXFP4":
+        scale = 2 * _power(blocks_NB)
+        return nibbles(blocks_NB[:, 1:]), scale, torch.zeros_like(scale)
+    if kind == "NVFP4":
+        codes, half_scale = gguf_iquants.nvfp4_parts(blocks_NB)
+        return codes, 2 * half_scale, torch.zeros_like(half_scale)
     if kind == "Q4_K":
         values, scale, minimum = _q4_k_parts(blocks_NB)
         return values, scale, -minimum
@@ -136,8 +143,12 @@ def _iq4_xs(b: Tensor) -> Tensor:
 
 def _mxfp4(b: Tensor) -> Tensor:
     """A power of two, biased by 127, and numbers of e2m1."""
-    power = torch.exp2(b[:, :1].double() - 128).float()
-    return power * torch.tensor(FP4)[nibbles(b[:, 1:]).int()]
+    return _power(b) * torch.tensor(FP4)[nibbles(b[:, 1:]).int()]
+
+
+def _power(b: Tensor) -> Tensor:
+    """Half of the scale."""
+    return torch.exp2(b[:, :1].double() - 128).float()
 
 
 DEQUANTIZE: Mapping[str, Callable[[Tensor], Tensor]] = {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.families.gguf import Piece, pieces
-from radixlm.arch.gguf import GRIDS, TYPES, GgufTensor, read_header
+from radixlm.arch.gguf import FP4, GRIDS, TYPES, GgufTensor, read_header
 from radixlm.base.errors import CheckpointError
 from radixlm.quant.quantized_weight import QuantizedWeight
 from radixlm.weights.gguf_blocks import DEQUANTIZE, dequantize, quantized_parts
@@ -104,7 +104,7 @@ class GgufSource(TensorSource):
         blocks = self._bytes(tensor, *self._span(name)).view(-1, _BLOCKS[tensor.kind][1])
         parts = [part.view(tensor.shape[-2], -1) for part in quantized_parts(tensor.kind, blocks)]
         values, scale, offset = (_half_rotary_rows(t, piece) if piece.heads else t for t in parts)
-        return QuantizedWeight(values, scale, offset)
+        return QuantizedWeight(values, scale, offset, is_fp4=tensor.kind in FP4)
 
     def release(self, name: str) -> None:
         """The pages of the file may be evicted."""

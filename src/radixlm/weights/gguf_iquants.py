@@ -145,10 +145,14 @@ def _ue4m3() -> Tensor:
     return torch.where(byte == 127, 0.0, value)
 
 
+def nvfp4_parts(b: Tensor) -> tuple[Tensor, Tensor]:
+    """(codes [N, 64], half of the scales [N, 4]): four scales, then 8 bytes for each 16 numbers."""
+    return nibbles(b[:, 4:].reshape(-1, 4, 8)).flatten(1), _ue4m3()[b[:, :4].int()]
+
+
 def _nvfp4(b: Tensor) -> Tensor:
-    """Four scales, then 8 bytes of e2m1 for each 16 numbers."""
-    twice = torch.tensor(FP4)[nibbles(b[:, 4:].reshape(-1, 4, 8)).int()]
-    return scaled(_ue4m3()[b[:, :4].int()], twice)
+    codes, half_scale = nvfp4_parts(b)
+    return scaled(half_scale, torch.tensor(FP4)[codes.int()])
 
 
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the numbers of e2m1

@@ -202,4 +202,6 @@ def _has_integers(source: TensorSource, parts: Mapping[str, str]) -> bool:
     """Floats may have scales too, left over from a calibration."""
     if len(parts) == 1 and "weight" in parts:
         return False
+    if _PACKED in parts:  # bytes hold floats of 4 bits
+        return source.read(parts[_PACKED]).dtype != torch.uint8
     return "weight" not in parts or not source.read(parts["weight"]).is_floating_point()

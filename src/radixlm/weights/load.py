@@ -180,8 +180,8 @@ class _Filler:
         if not is_cpu and self._weight_dtype == torch.float32:
             return False  # kernels of GPUs multiply integers with 16 bit floats
         weight = self._reader.read_quantized(path, param)
-        if weight is None:
-            return False
+        if weight is None or (weight.is_fp4 and not is_cpu):
+            return False  # no kernel of GPUs has floats of 4 bits
         if tuple(weight.values_OI.shape) != param.shape:
             mismatch = describe_mismatch(path, param, weight.values_OI)
             self._refuse(mismatch, self._reader.origins(path), True)

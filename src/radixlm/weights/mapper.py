@@ -179,7 +179,7 @@ class TensorJoiner:
             value = cut.part_of(source.read(mapping.tensors[0][0]))
         else:
             value = self._cat(mapping, [source.read(row[0]) for row in mapping.tensors], cut)
-        return value if recipe is None else param.part_of(recipe(value, _cat))
+        return value if recipe is None else param.part_of(recipe(value, concat))
 
     def _buffer(self, mapping: ParamMapping, like: Tensor, shape: tuple[int, ...]) -> Tensor:
         key = (mapping.path.rpartition(".")[2], like.dtype)
@@ -245,5 +245,6 @@ def _check_kind(name: str, value: Tensor, like: Tensor) -> None:
         raise ValueError(f"{name} is of {value.dtype}, another part of {like.dtype}")
 
 
-def _cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
+def concat(tensors: Sequence[Tensor], dim: int) -> Tensor:
+    """As recipes join tensors."""
     return torch.cat(list(tensors), dim)

@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from radixlm.arch.names import is_ignorable
+from radixlm.arch.recipes import ROW_ORDERS
 from radixlm.arch.spec import Decoder
 from radixlm.base.errors import CheckpointError
 from radixlm.quant.param import Param
@@ -21,6 +22,7 @@ from radixlm.weights.mapper import (
     ParamMapping,
     TensorJoiner,
     WeightsMapper,
+    concat,
 )
 from radixlm.weights.origin import Origin, describe_files, describe_origins
 from radixlm.weights.source import TensorSource, read_weight_map
@@ -179,11 +181,15 @@ class CheckpointReader(ParamReader):
 
     def _whole_quantized(self, path: str) -> QuantizedWeight | None:
         mapping, source = self._mappings[path], self._source
-        if mapping.recipe is not None or not all(map(source.is_quantized, mapping.names())):
+        recipe = mapping.recipe if mapping.recipe in ROW_ORDERS else None
+        if mapping.recipe != recipe or not all(map(source.is_quantized, mapping.names())):
             return None
         try:
             if not mapping.is_stacked:
-                return concat_rows([source.read_quantized(row[0]) for row in mapping.tensors])
+                rows = concat_rows([source.read_quantized(row[0]) for row in mapping.tensors])
+                if rows is None or recipe is None:
+                    return rows
+                return rows.part(lambda value: recipe(value, concat))
             experts = zip(*mapping.tensors, strict=True)
             return stack_experts(
                 [source.read_quantized(name) for name in names] for names in experts

@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from radixlm.kernels.cpu import linear
-from radixlm.kernels.ops.quantized import SPAN, quantize_int4, quantize_w4a8
+from radixlm.kernels.ops.quantized import (
+    SPAN,
+    ReferenceQuantized,
+    quantize_int4,
+    quantize_w4a8,
+)
 
 FLOAT = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FORMATS = [*FLOAT, "int8wo", "int4-32", "w8a8", "w4a8-64"]
@@ -268,6 +273,31 @@ def test_multiples_are_those_of_the_reference(group: int, num_in: int) -> None:
     plain = ((values.float().view(70, -1, group) - 8) * scale[..., None]).view(70, num_in)
     assert (held - weight).norm() <= 1.02 * (plain - weight).norm()
     assert torch.equal(held[3], weight[3]) and torch.equal(held[4, :group], weight[4, :group])
+
+
+@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize("is_paired", [False, True])
+def test_floats_of_four_bits(group: int, is_paired: bool) -> None:
+    """Every code, the numbers of the reference bit for bit, and no bit that a batch changes."""
+    generator = torch.Generator().manual_seed(3)
+    codes = torch.randint(0, 16, (76, 192), dtype=torch.uint8, generator=generator)
+    codes[0, :16] = torch.arange(16)
+    scale = torch.exp2(torch.randint(-9, 3, (76, 192 // group), generator=generator).float())
+    plain = linear.pack_quantized(codes, (scale, None), None, f"fp4-{group}")
+    held = ReferenceQuantized(codes, None, f"fp4-{group}", (scale, None)).dequantize()
+    assert torch.equal(plain.unpack(), held)
+    assert held[0, :8].tolist() == [n * float(scale[0, 0]) for n in (0, 0.5, 1, 1.5, 2, 3, 4, 6)]
+    bias = torch.randn(76, generator=generator)
+    packed = linear.pack_quantized(codes, (scale, None), bias, f"fp4-{group}", is_paired)
+    x = rows(70, 192)
+    want = quantized(x, group) @ held.double().T + bias.double()
+    if is_paired:
+        want = torch.nn.functional.silu(want[:, :38]) * want[:, 38:]
+    whole = packed.run(x)
+    assert error(whole, want) < 2e-3  # a value halfway between two steps may round either way
+    for first, count in ((0, 1), (3, 5), (9, 13), (20, 50)):
+        part = packed.run(x[first : first + count].contiguous())
+        assert torch.equal(part, whole[first : first + count]), (first, count)
 
 
 def test_integer_sums_are_exact_at_the_extremes() -> None:

@@ -12,6 +12,7 @@ from radixlm.arch.names import LAYER, AnyOf, Named, Names
 from radixlm.arch.recipes import (
     GroupedQkv,
     interleaved,
+    interleaved_middle,
     interleaved_transposed,
     transposed,
 )
@@ -261,8 +262,13 @@ def gpt_oss(c: Config) -> Decoder:
         b.moe(c, inner=c.intermediate_size, act="swiglu_oai", score="softmax_topk", bias=True),
         names={
             "moe.router": LAYER + "mlp.router",
-            "moe.up": Named((experts + "gate_up_proj",), interleaved_transposed),
-            "moe.down": Named((experts + "down_proj",), transposed),
+            "moe.up": AnyOf(
+                Named((experts + "gate_up_proj_blocks",), interleaved_middle),  # MXFP4
+                Named((experts + "gate_up_proj",), interleaved_transposed),
+            ),
+            "moe.down": AnyOf(
+                experts + "down_proj_blocks", Named((experts + "down_proj",), transposed)
+            ),
             "moe.up_bias": Named((experts + "gate_up_proj_bias",), interleaved),
             "moe.down_bias": experts + "down_proj_bias",
         },

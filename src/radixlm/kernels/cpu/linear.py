@@ -18,11 +18,20 @@ from torch import Tensor
 from radixlm.kernels.cpu.checks import dtype_code, rows_of, vector
 from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.ops.fp8 import emulate_fp8, is_fp8
-from radixlm.kernels.ops.quantized import SPAN, QuantScales, is_symmetric
+from radixlm.kernels.ops.quantized import FP4_GROUPS, GROUPS, SPAN, QuantScales, is_symmetric
 from radixlm.kernels.packing import packed
 
 PANEL = 32
-FORMAT_CODE = {"fp32": 0, "bf16": 1, "fp16": 2, "int8wo": 3, "w8a8": 4, "int4": 5, "w4a8": 6}
+FORMAT_CODE = {
+    "fp32": 0,
+    "bf16": 1,
+    "fp16": 2,
+    "int8wo": 3,
+    "w8a8": 4,
+    "int4": 5,
+    "w4a8": 6,
+    "fp4": 9,
+}
 TAIL_BYTES = 2048  # int8 tiles read 64 inputs at once, past the last panel
 BF16_TILES = 7  # bf16 for processors with matrix tiles
 W8A16 = 8  # int8wo where products of bytes are fast: activations of 16 bits in two of them
@@ -35,7 +44,7 @@ ACT_CODE = {
 GATED_CODE = {**ACT_CODE, "swiglu_oai": 8}
 APART = 9  # gate and up beside each other, before their activation
 BYTE_TILES = (FORMAT_CODE["w8a8"], W8A16)
-BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8wo": 8, "w8a8": 8, "int4": 4, "w4a8": 4}
+BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8wo": 8, "w8a8": 8, "int4": 4, "w4a8": 4, "fp4": 4}
 ZeroPoints = Literal["eight", "stored"]
 # instruction sets whose byte products are exact for weights of -127 and more only
 _NO_MINUS_128 = ("x86_64_v3", "avx512")
@@ -47,8 +56,9 @@ def parse_format(fmt: str) -> tuple[str, int]:
     kind, _, group = fmt.partition("-")
     if kind not in FORMAT_CODE or bool(group) != (BITS.get(kind) == 4):
         raise ValueError(f"unknown weight format {fmt!r}; known: {', '.join(FORMAT_CODE)}")
-    if group and int(group) not in (32, 64, 128):
-        raise ValueError(f"weight format {fmt!r}: groups have 32, 64 or 128 inputs")
+    sizes = FP4_GROUPS if kind == "fp4" else GROUPS
+    if group and int(group) not in sizes:
+        raise ValueError(f"weight format {fmt!r}: groups have {sizes} inputs")
     return kind, int(group or 0)
 
 
@@ -327,6 +337,12 @@ def _pack_quantized(
     values_NK: Tensor, scales: QuantScales, bias_N: Tensor | None, fmt: str, is_paired: bool
 ) -> PackedLinear:
     scale, offset = scales
+    if fmt.startswith("fp4"):
+        num_out, num_in = values_NK.shape
+        linear = PackedLinear(num_out, num_in, fmt, bias_N, is_paired, "eight")
+        linear.fill(values_NK, 0)
+        linear.set_scales(0.5 * scale)  # of twice the numbers, which are whole
+        return linear
     if offset is not None:
         return pack_int4_offsets(values_NK, scale, offset, bias_N, fmt, is_paired)
     if fmt == "w8a8" and not multiplies_minus_128() and int(values_NK.min()) == -128:

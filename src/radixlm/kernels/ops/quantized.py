@@ -7,6 +7,8 @@
     w4a8-<group>  4 bit values with a whole multiple 1..15 for each group and a scale for each span
                   of 512 inputs; activations are quantized row by row and span by span. If a
                   checkpoint gives values and scales, a group is a span and has no multiple
+    fp4-<group>   4 bit floats (e2m1) of a checkpoint with a scale for each group of 16 or 32;
+                  activations as in w4a8 with a checkpoint's scales
 
 Legend: T tokens, I inputs, O outputs, G groups of a row.
 """
@@ -20,10 +22,13 @@ INT8_MAX = 127.0
 SPAN = 512  # inputs that share a scale of activations in w4a8
 MAX_MULTIPLE = 15
 GROUPS = (32, 64, 128)
+FP4_GROUPS = (16, 32)
+FP4_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of codes 0 to 7; 8 to 15 are negative
 FORMATS = ("int8wo", "w8a8", *(f"{kind}-{g}" for kind in ("int4", "w4a8") for g in GROUPS))
 
 # Of a checkpoint's integers: (scale, offset), float32 [O, G], for values 0..15: weight = value *
-# scale + offset; (scale [O], None) for int8 values. Stacked experts have an axis in front.
+# scale + offset; (scale [O], None) for int8 values, (scale [O, G], None) for codes of e2m1. Stacked
+# experts have an axis in front.
 QuantScales = tuple[Tensor, Tensor | None]
 
 
@@ -31,6 +36,12 @@ def is_symmetric(scales: QuantScales) -> bool:
     """Whether values 0..15 stand for -8..7; int8 values always are symmetric."""
     scale, offset = scales
     return offset is None or torch.equal(offset, -8.0 * scale)
+
+
+def fp4_values(codes: Tensor) -> Tensor:
+    """The numbers of e2m1 codes 0..15, float32."""
+    numbers = torch.tensor(FP4_NUMBERS, device=codes.device)
+    return torch.cat((numbers, -numbers)).index_select(0, codes.flatten().int()).view(codes.shape)
 
 
 def expert_scales(scales: QuantScales | None, expert: int) -> QuantScales | None:
@@ -153,7 +164,7 @@ class DequantLinear(ABC):
 class ReferenceQuantized(DequantLinear):
     """Holds the integers of a format."""
 
-    formats = FORMATS
+    formats = (*FORMATS, *(f"fp4-{group}" for group in FP4_GROUPS))
 
     def __init__(
         self, weight_OI: Tensor, bias_O: Tensor | None, fmt: str, scales: QuantScales | None = None
@@ -161,7 +172,8 @@ class ReferenceQuantized(DequantLinear):
         """With ``scales``, the weight holds a checkpoint's values."""
         super().__init__(weight_OI, bias_O, fmt)
         kind, _, group = fmt.partition("-")
-        self._group, self._is_dynamic = int(group or 0), kind in ("w8a8", "w4a8")
+        self._group, self._is_dynamic = int(group or 0), kind in ("w8a8", "w4a8", "fp4")
+        self._is_fp4 = kind == "fp4"
         self._span = self._group if scales is not None else SPAN
         self._offset: Tensor | None = None
         if scales is not None:
@@ -185,6 +197,9 @@ class ReferenceQuantized(DequantLinear):
     def dequantize(self) -> Tensor:
         if not self._group:
             return self._values.float() * self._scale[:, None]
+        if self._is_fp4:
+            numbers = fp4_values(self._values).view(*self._scale.shape, -1)
+            return (numbers * self._scale[..., None]).flatten(1)
         grouped = self._values.float().view(self.out_features, -1, self._group)
         if self._offset is not None:
             return (grouped * self._scale[..., None] + self._offset[..., None]).flatten(1)

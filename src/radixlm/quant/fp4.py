@@ -1,0 +1,59 @@
+"""Checkpoints in floats of 4 bits: MXFP4 and NVFP4; those that mix them with other numbers, and
+sparse ones."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from radixlm.arch.quant_methods import METHODS
+from radixlm.base.record import Record
+from radixlm.quant.checkpoint import StoredQuant
+from radixlm.quant.fp8 import Fp8Quant
+from radixlm.quant.prequantized import PrequantizedScheme
+from radixlm.quant.scheme import Scheme
+from radixlm.quant.widened import WidenedQuant
+
+
+class Fp4Quant(WidenedQuant):
+    """e2m1 with a scale for each group of 16 or 32 inputs: the tensors say which."""
+
+    source: ClassVar[str] = "radixlm.weights.fp4_source:Fp4Source"
+
+
+class SparseQuant(WidenedQuant):
+    """Values and a mask, read as dense weights."""
+
+    source: ClassVar[str] = "radixlm.weights.sparse_source:SparseSource"
+
+
+class MixedQuant(Record):
+    """Several kinds of numbers in one checkpoint; of those in integers or 4 bit floats layers keep
+    what is stored, 8 bit floats are dequantized. ``parts``: the innermost source first."""
+
+    method: str
+    parts: tuple[StoredQuant, ...]
+    source: ClassVar[str] = "radixlm.weights.fp4_source:open_mixed"
+
+    def matches_flag(self, flag: str) -> bool:
+        return flag in METHODS[self.method].flags
+
+    def scheme(self) -> Scheme:
+        return PrequantizedScheme()
+
+
+def parse_mxfp4(config: Mapping[str, Any]) -> Fp4Quant:
+    """Of gpt-oss, by Hugging Face; layers that were left out are floats in the files."""
+    return Fp4Quant("mxfp4")
+
+
+def parse_modelopt(config: Mapping[str, Any]) -> StoredQuant | None:
+    """Of NVIDIA ModelOpt, also under the names of its kernels; None for algorithms other than FP8,
+    NVFP4 and a mixture of both."""
+    nested = config.get("quantization")
+    stated = nested if isinstance(nested, dict) else config
+    algorithm = str(stated.get("quant_algo") or config.get("quant_method")).upper()
+    fp8, fp4 = Fp8Quant("modelopt"), Fp4Quant("modelopt")
+    if algorithm == "MIXED_PRECISION":
+        return MixedQuant("modelopt", (fp8, fp4))
+    if algorithm in ("NVFP4", "NVFP4_AWQ", "MODELOPT_FP4", "PETIT_NVFP4"):
+        return fp4
+    return fp8 if algorithm == "FP8" else None
