@@ -238,12 +238,46 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.close()
 
 
+class _ModelScopeHandler(_Handler):
+    """ModelScope's API over the same repositories: the list of files, and files by query."""
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        path, query = url.path.strip("/").split("/"), parse_qs(url.query)
+        self.hub.requests.append((self.command, self.path, self.headers.get("Range")))
+        name, revision = "/".join(path[3:5]), query.get("Revision", ["master"])[0]
+        repo = self.hub.repos.get(name)
+        cookie = (self.headers.get("Cookie") or "").removeprefix("m_session_id=")
+        if path[:3] != ["api", "v1", "models"] or repo is None or repo.commit(revision) is None:
+            self._answer(404, b'{"Code": 10010205001}')
+        elif repo.token is not None and cookie != repo.token:
+            self._answer(403, b'{"Code": 10010205001}')
+        elif path[5:] == ["repo", "files"]:
+            files = [
+                {
+                    "Path": file,
+                    "Name": file.rpartition("/")[2],
+                    "Type": "blob",
+                    "Size": len(data),
+                    "Sha256": hashlib.sha256(data).hexdigest(),
+                }
+                for file, data in repo.files(revision).items()
+            ]
+            folders = [{"Path": "onnx", "Name": "onnx", "Type": "tree", "Size": 0}]
+            record = {"Code": 200, "Success": True, "Data": {"Files": folders + files}}
+            self._answer(200, json.dumps(record).encode())
+        else:
+            file = query["FilePath"][0]
+            self._bytes(file, repo.files(revision)[file], "", "")
+
+
 @contextmanager
-def running_hub() -> Iterator[FakeHub]:
+def running_hub(is_modelscope: bool = False) -> Iterator[FakeHub]:
     """A hub on a free port of loopback. Content comes from "localhost", the API from 127.0.0.1, so
     that they are two hosts as with the real hub."""
     hub = FakeHub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
+    base = _ModelScopeHandler if is_modelscope else _Handler
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (base,), {"hub": hub}))
     server.daemon_threads = True
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import constants
 
 from radixlm.engine.model_info import ASSETS
-from radixlm.hub import fetch, huggingface
+from radixlm.hub import fetch, hf_remote
 from tests.fakes.hub import FakeHub, folder_files, running_hub
 
 TINY = ASSETS / "radix-tiny"
@@ -27,5 +27,5 @@ def hub(tmp_path: Path, monkeypatch: Any) -> Iterator[FakeHub]:
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setattr(fetch, "PAUSES_S", (0.0,))
-        monkeypatch.setattr(huggingface, "PAUSES_S", (0.0,) * 3)
+        monkeypatch.setattr(hf_remote, "PAUSES_S", (0.0,) * 3)
         yield running

@@ -28,9 +28,14 @@ def test_a_model_is_downloaded_once_and_then_found_without_a_request(hub: FakeHu
 def test_the_cache_is_the_one_of_huggingface_hub(hub: FakeHub) -> None:
     """What we download it finds, and what it has downloaded we find; both without the network."""
     folder = locate_model("org/radix-tiny")
-    assert huggingface_hub.snapshot_download("org/radix-tiny", local_files_only=True) == str(folder)
-    (cached,) = huggingface_hub.scan_cache_dir().repos
-    assert cached.repo_id == "org/radix-tiny" and not huggingface_hub.scan_cache_dir().warnings
+    assert huggingface_hub.snapshot_download(
+        "org/radix-tiny", cache_dir=constants.HF_HUB_CACHE, local_files_only=True
+    ) == str(folder)
+    (cached,) = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE).repos
+    assert (
+        cached.repo_id == "org/radix-tiny"
+        and not huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE).warnings
+    )
     hub.add("org/other", hub.repos["org/radix-tiny"].files("main"))
     theirs = huggingface_hub.snapshot_download("org/other")
     asked = len(hub.requests)

@@ -239,6 +239,25 @@ WEIGHT_GROUP_TIMEOUT_S = Variable(
     read_seconds,
     "Seconds that a group of /init_weights_update_group waits for its trainer, each time.",
 )
+USE_MODELSCOPE = Variable(
+    "RADIXLM_USE_MODELSCOPE",
+    False,
+    read_bool,
+    "Look for models by name on ModelScope instead of Hugging Face.",
+    ("SGLANG_USE_MODELSCOPE",),
+)
+MODELSCOPE_CACHE = Variable(
+    "MODELSCOPE_CACHE", "~/.cache/modelscope/hub", str, "Folder of ModelScope's downloads."
+)
+MODELSCOPE_DOMAIN = Variable(
+    "MODELSCOPE_DOMAIN", "www.modelscope.cn", str, "Host of ModelScope, or a URL."
+)
+MODELSCOPE_API_TOKEN = Variable(
+    "MODELSCOPE_API_TOKEN", "", str, "Token for private models of ModelScope."
+)
+HF_HUB_OFFLINE = Variable(
+    "HF_HUB_OFFLINE", False, read_bool, "Use downloaded models alone, ask no hub."
+)
 CUDA_VISIBLE_DEVICES: Variable[str | None] = Variable(
     "CUDA_VISIBLE_DEVICES", None, str, "GPUs that the driver shows to this process."
 )

@@ -10,7 +10,6 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from radixlm.bench.options import Parser, add_dataset_options, dataset_options, 
 from radixlm.bench.plot import check_plot, write_plot
 from radixlm.bench.progress import Progress
 from radixlm.bench.requester import Requester
-from radixlm.engine.model_info import find_model
+from radixlm.engine.model_info import local_tokenizer
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 
 _WARMUP_OUTPUT = 32  # max output tokens of a warm-up request
@@ -193,12 +192,10 @@ class Run:
             info = info if isinstance(info, dict) else {}
             wanted += [info.get("tokenizer_path"), info.get("model_path")]
         for name in wanted:
-            if name and Path(name).expanduser().exists():
-                return load_tokenizer(Path(name).expanduser())
             if name:
                 try:
-                    return load_tokenizer(find_model(name))
-                except ConfigError:
+                    return load_tokenizer(local_tokenizer(name, "--tokenizer"))
+                except (ConfigError, TransferError):
                     continue
         raise ConfigError(f"no tokenizer of {wanted[0]!r} on this machine; give --tokenizer FOLDER")
 

@@ -23,6 +23,7 @@ from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.drafting import verifies_drafts
+from radixlm.engine.located import tokenizer_folder
 from radixlm.engine.model_info import ASSETS, ZOO, ModelInfo, find_model
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
@@ -319,10 +320,7 @@ def kept_ids(
 def check_vocabulary(config: ServerConfig, info: ModelInfo, folder: Path, draft: Decoder) -> None:
     """ConfigError if the tokens of the draft model have other texts than the target's."""
     try:
-        path = config.model.tokenizer_path or info.folder
-        if path != info.folder:
-            is_own = path == config.model.model_path
-            path = info.folder if is_own else config.local("tokenizer_path") or info.folder
+        path = tokenizer_folder(config, info.folder)
         ours, theirs = (load_tokenizer(one).backend for one in (path, folder))
     except (CheckpointError, ConfigError) as error:
         log.warning("the vocabulary of %s cannot be compared with the model's: %s", folder, error)

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from radixlm.base.errors import CheckpointError, ConfigError, RadixError
@@ -14,9 +13,12 @@ from radixlm.base.lazy import load
 from radixlm.config.adapters import read_lora_path
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.features.inflight_log import InflightLog
+from radixlm.engine.located import tokenizer_folder
 from radixlm.engine.logit_processors import processor_targets
 from radixlm.engine.model_info import ModelInfo, refuse_special_files
 from radixlm.engine.supervisor import EngineListener, EngineSupervisor
+from radixlm.hub.choose import has_tokenizer
+from radixlm.hub.folder import names_in
 from radixlm.intake.adapters import AdapterOptions
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import ThreadLink, ZmqLink
@@ -34,17 +36,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MIN_VOCAB = 64  # of a tokenizer without files, such as one of bytes
+
 
 def intake_tokenizer(config: ServerConfig, info: ModelInfo) -> Tokenizer | None:
     """The tokenizer of --tokenizer-path, None with --skip-tokenizer-init."""
     if config.model.skip_tokenizer_init:
         return None
-    path = config.model.tokenizer_path
-    same = path in (None, config.model.model_path)
-    folder = info.folder if same else Path(str(config.local("tokenizer_path")))
-    if not same and folder.exists():
+    folder = tokenizer_folder(config, info.folder)
+    if folder != info.folder and folder.exists():
         refuse_special_files(folder)
-    return load_tokenizer(folder, config.model.tokenizer_mode)
+    found = load_tokenizer(folder, config.model.tokenizer_mode)
+    # transformers makes an empty one of config.json alone
+    if found.backend.get_vocab_size() < MIN_VOCAB and not has_tokenizer(names_in(folder)):
+        raise CheckpointError(
+            f"{folder}: no tokenizer is in it (tokenizer.json, tokenizer.model ...); copy the "
+            "model's to it, or use --tokenizer-path or --skip-tokenizer-init"
+        )
+    return found
 
 
 def intake_facts(config: ServerConfig, info: ModelInfo) -> IntakeFacts:
@@ -80,9 +89,8 @@ def adapter_options(config: ServerConfig) -> AdapterOptions:
     given = [read_lora_path(text) for text in adapters.lora_paths or ()]
     return AdapterOptions(
         is_enabled=adapters.enable_lora,
-        initial=tuple(
-            (one.name, config.located.get(one.path, one.path), one.is_pinned) for one in given
-        ),
+        initial=tuple((one.name, one.path, one.is_pinned) for one in given),
+        download_dir=config.model.download_dir,
         max_loaded=adapters.max_loaded_loras,
         max_pinned=None if most is None else most - 1,
         served_name=config.serve.served_model_name or "",

@@ -73,3 +73,9 @@ def _named(config: ServerConfig) -> Iterator[tuple[str, str | None, Wanted]]:
     for text in config.adapters.lora_paths or ():
         path = read_lora_path(text).path
         yield path, path, Wanted("adapter", "--lora-paths", folder=folder)
+
+
+def tokenizer_folder(config: ServerConfig, model: Path) -> Path:
+    """Where the tokenizer lies; ``model`` is the folder of the model."""
+    is_own = config.model.tokenizer_path in (None, config.model.model_path)
+    return model if is_own else Path(str(config.local("tokenizer_path")))

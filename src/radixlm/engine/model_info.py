@@ -28,6 +28,7 @@ from radixlm.arch.sentence_transformers import (
 from radixlm.arch.spec import Decoder, Moe, Rope
 from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest
 from radixlm.base.lazy import load
+from radixlm.base.nearest import suggestion
 from radixlm.base.record import Record
 from radixlm.config.host import read_host_info
 from radixlm.config.resolve import resolve
@@ -35,6 +36,9 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.topology import refuse_too_many_ranks
 from radixlm.engine.located import locate_all
 from radixlm.engine.rank_processes import topology_of
+from radixlm.hub.folder import other_kind, refuse_pointers
+from radixlm.hub.huggingface import near_name
+from radixlm.hub.locate import Wanted, locate_model
 from radixlm.wire.sampling_params import SamplingParams, parameter_names
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -109,21 +113,32 @@ def checked_generation(generation: dict[str, Any], folder: Path) -> dict[str, An
 def find_model(path: str | None) -> Path:
     """The folder of ``--model-path``: a folder, a .gguf file, or the name of a bundled model."""
     name = path or DEFAULT_MODEL
-    if path and Path(name).expanduser().exists():
-        refuse_special_files(Path(name).expanduser())
-    for folder in (Path(name).expanduser(), ASSETS / name, ZOO / name):
+    local = Path(name).expanduser()
+    if path and local.exists():
+        refuse_special_files(local)
+    if local.is_dir():
+        refuse_pointers(local)
+    for folder in (local, ASSETS / name, ZOO / name):
         if (folder / "config.json").is_file():
             return folder
-    if file := _gguf_of(Path(name).expanduser()):
+    if file := _gguf_of(local):
         return cast(Path, load("radixlm.engine.gguf:unpacked")(file))
-    if Path(name).is_dir():
-        raise CheckpointError(f"{name}: no config.json in this folder")
+    if local.is_dir():
+        kind = other_kind(local)
+        raise CheckpointError(f"{name}: no config.json in this folder{kind and '; ' + kind}")
     bundled = sorted(p.parent.name for root in (ASSETS, ZOO) for p in root.glob("*/config.json"))
+    near = suggestion(name, bundled) or near_name(name)
     raise ConfigError(
         f"--model-path {name!r} is neither a folder with a config.json, a .gguf file "
         f"nor a bundled model ({', '.join(bundled) or 'none is built'}), nor the name of one on a "
-        "hub, such as Qwen/Qwen3-0.6B"
+        f"hub, such as Qwen/Qwen3-0.6B{near}"
     )
+
+
+def local_tokenizer(name: str, flag: str) -> Path:
+    """The folder of a tokenizer: of a folder, a bundled model, or a name on a hub."""
+    found = locate_model(name, Wanted("tokenizer", flag))
+    return found if found.exists() else find_model(name)
 
 
 def _gguf_of(path: Path) -> Path | None:

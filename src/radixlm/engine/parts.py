@@ -20,6 +20,7 @@ from radixlm.engine.features.token_rules import TokenRules
 from radixlm.engine.kept import KeptPages
 from radixlm.engine.kv_events import KvEvents
 from radixlm.engine.limits import overlap_depth
+from radixlm.engine.located import tokenizer_folder
 from radixlm.engine.logit_processors import processor_targets
 from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo
@@ -223,10 +224,8 @@ def tokenizer_loader(config: ServerConfig, info: ModelInfo) -> Callable[[], Toke
     """A function that loads the tokenizer for what needs it in the engine; None without one."""
     if config.model.skip_tokenizer_init:
         return None
-    folder = config.model.tokenizer_path
-    same = folder in (None, config.model.model_path)
-    path = info.folder if same else str(config.local("tokenizer_path"))
-    return partial(_load_tokenizer_once, path, config.model.tokenizer_mode)
+    folder = tokenizer_folder(config, info.folder)
+    return partial(_load_tokenizer_once, folder, config.model.tokenizer_mode)
 
 
 @lru_cache(maxsize=1)

@@ -16,6 +16,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "replay": ("radixlm.entrypoints.replay:main", "send the requests of a crash dump again"),
     "bench": ("radixlm.bench.cli:main", "measure: serve, offline, one-batch, perplexity"),
     "router": ("radixlm.router.launch:main", "put a gateway in front of many servers"),
+    "pull": ("radixlm.entrypoints.models:pull", "download a model from a hub"),
+    "models": ("radixlm.entrypoints.models:main", "show the models that are on this machine"),
     "lora": ("radixlm.entrypoints.lora:main", "inspect a LoRA adapter"),
     "quantize": ("radixlm.quantize.cli:main", "write a checkpoint in fewer bits"),
     "check-env": ("radixlm.entrypoints.check_env:main", "show what this machine offers"),

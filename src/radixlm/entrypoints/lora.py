@@ -1,10 +1,10 @@
 """``radixlm lora inspect PATH``: what an adapter changes, and whether a model can serve it."""
 
 import argparse
-from pathlib import Path
 
 from radixlm.base.lazy import load
 from radixlm.engine.model_info import find_model
+from radixlm.hub.locate import Wanted, locate_model
 
 
 def main(argv: list[str]) -> int:
@@ -12,11 +12,14 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("radixlm lora", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="inspect")
     inspect = verbs.add_parser("inspect", help="show rank, size and modules of an adapter")
-    inspect.add_argument("path", type=Path, metavar="PATH", help="folder of a PEFT adapter")
+    inspect.add_argument("path", metavar="PATH", help="folder or hub name of a PEFT adapter")
     inspect.add_argument(
         "--model-path", "--model", help="check that every tensor has a place in this model"
     )
     args = parser.parse_args(argv)
-    model = find_model(args.model_path) if args.model_path else None
-    print(load("radixlm.lora.inspect:inspect")(args.path.expanduser(), model))
+    model = None
+    if args.model_path:
+        model = find_model(str(locate_model(args.model_path)))
+    folder = locate_model(args.path, Wanted("adapter", "PATH"))
+    print(load("radixlm.lora.inspect:inspect")(folder, model))
     return 0

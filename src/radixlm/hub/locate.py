@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from radixlm.base import env
 from radixlm.base.lazy import load
 from radixlm.base.record import Record
 
@@ -10,10 +11,12 @@ from radixlm.base.record import Record
 # config and tokenizer, or a .gguf file
 SCHEMES: dict[str, str] = {
     "hf": "radixlm.hub.huggingface:locate",
+    "modelscope": "radixlm.hub.modelscope:locate",
 } | {
     scheme: f"radixlm.weights.remote.locate:{scheme}"
     for scheme in ("http", "https", "s3", "redis", "rediss")
 }
+HUBS = ("hf", "modelscope")
 # org/model, then @revision, then :file or quantization
 _REPO = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[^:@]+)?(:[^:@]+)?")
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)")
@@ -33,6 +36,8 @@ class Wanted(Record):
     revision_flag: str = "--revision"
     folder: str | None = None  # --download-dir
     load_format: str = "auto"
+    include: tuple[str, ...] = ()  # patterns of file names of `radixlm pull`
+    exclude: tuple[str, ...] = ()
 
 
 class Repo(Record):
@@ -50,9 +55,9 @@ def scheme_of(name: str) -> tuple[str, str] | None:
         return "hf", repo + (f"@{revision}" if revision else "") + (f":{file}" if file else "")
     if (url := _URL.fullmatch(name)) and url[1] in SCHEMES:
         return url[1], url[2]
-    if not _REPO.fullmatch(name) or name.endswith("/"):
+    if not _REPO.fullmatch(name) or (name.endswith(".gguf") and ":" not in name):
         return None
-    return "hf", name
+    return ("modelscope" if env.USE_MODELSCOPE.get() else "hf"), name
 
 
 def split_repo(name: str, revision: str | None) -> Repo:

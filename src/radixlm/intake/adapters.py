@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 
 from radixlm.base.errors import InvalidRequest, Overloaded, RadixError, RequestError
 from radixlm.base.record import Record
+from radixlm.hub.locate import Wanted, locate_model, scheme_of
 from radixlm.intake.observer import Observer
 from radixlm.intake.replicas import Replica, Replicas
 from radixlm.intake.request_state import RequestState
@@ -47,6 +48,7 @@ class AdapterOptions(Record):
     max_pinned: int | None = None
     served_name: str = ""
     is_shared: bool = False
+    download_dir: str | None = None
 
 
 class Intake(Protocol):
@@ -90,6 +92,7 @@ class Loaded:
     num_bytes: int = 0
     rank: int = 0
     invocation: tuple[int, ...] = ()  # of an aLoRA
+    folder: str = ""  # on this machine, of a path that is a hub's name
     used_s: float = 0.0
     task: asyncio.Task[None] | None = None
     spool: Spool | None = None
@@ -102,7 +105,11 @@ class Loaded:
     @property
     def args(self) -> dict[str, Any]:
         """The arguments of its load."""
-        return {"number": self.number, "path": self.path, "digest": self.digest or None}
+        return {
+            "number": self.number,
+            "path": self.folder or self.path,
+            "digest": self.digest or None,
+        }
 
 
 class AdapterRegistry:
@@ -332,7 +339,10 @@ class AdapterRegistry:
 
     async def _read(self, adapter: Loaded) -> None:
         """By all engines, or by none."""
+        wanted = Wanted("adapter", "lora_path", folder=self.options.download_dir)
         try:
+            if adapter.spool is None and scheme_of(adapter.path) is not None:
+                adapter.folder = str(await asyncio.to_thread(locate_model, adapter.path, wanted))
             facts = await self._read_once(adapter)
         except RadixError as error:
             self.num_failed += 1

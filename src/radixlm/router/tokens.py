@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from radixlm.base.errors import RadixError
 from radixlm.base.lazy import load
+from radixlm.hub.locate import Wanted, locate_model
 from radixlm.router.call import Call
 from radixlm.router.worker import Worker
 
@@ -165,6 +166,8 @@ class Tokens:
     async def add(self, name: str, folder: str, chat_template: str | None) -> None:
         """Read a tokenizer in a thread. ConfigError, CheckpointError: it cannot be used."""
         make = load("radixlm.router.gateway_tokenizer:GatewayTokenizer")
+        wanted = Wanted("tokenizer", "--tokenizer-path")
+        folder = str(await asyncio.to_thread(locate_model, folder, wanted))
         self.by_name[name] = await asyncio.to_thread(
             make, name, folder, chat_template, self.options
         )

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -11,6 +10,7 @@ from fastapi.responses import Response
 
 from radixlm.base.errors import InvalidRequest, PromptTooLong
 from radixlm.base.thread_pool import FairThreadPool
+from radixlm.engine.located import tokenizer_folder
 from radixlm.entrypoints.client import run_in
 from radixlm.entrypoints.http.errors import json_answer, json_response
 from radixlm.entrypoints.http.off_loop import SMALL_BYTES, off_loop
@@ -220,9 +220,7 @@ async def tokenizer_info(request: Request) -> Response:
     """tokenizer_config.json of the model, with its chat template (lm-eval, vLLM's clients)."""
     state = state_of(request)
     tokenizer = state.require_tokenizer()
-    path = state.config.model.tokenizer_path
-    is_own = path in (None, state.config.model.model_path)
-    folder = state.info.folder if is_own else Path(str(state.config.local("tokenizer_path")))
+    folder = tokenizer_folder(state.config, state.info.folder)
     facts: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         facts = orjson.loads((folder / "tokenizer_config.json").read_bytes())

@@ -13,6 +13,7 @@ from fastapi.responses import PlainTextResponse, Response
 from radixlm import __version__
 from radixlm.base.errors import InvalidRequest, RequestError
 from radixlm.config.server_config import flat
+from radixlm.engine.located import tokenizer_folder
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.resume import known_digest
 from radixlm.entrypoints.http.state import ServerState, state_of
@@ -65,10 +66,12 @@ async def model_info(request: Request) -> Response:
 
 
 def _paths(state: ServerState) -> dict[str, str]:
-    """Where clients on this machine find model and tokenizer: of a bundled model its folder."""
+    """Where clients on this machine find model and tokenizer: of a bundled model its folder, of
+    one that was given by name the name."""
     model = state.config.model
     path = model.model_path
-    if path is None or not Path(path).expanduser().exists():
+    is_named = "model_path" in state.config.located
+    if path is None or not (is_named or Path(path).expanduser().exists()):
         path = str(state.info.folder.resolve())
     tokenizer = model.tokenizer_path
     same = tokenizer in (None, model.model_path)
@@ -139,7 +142,8 @@ async def _prompt_digest(state: ServerState) -> str | None:
         return None
     known = state.extras.get(_PromptDigest)
     if known is None:
-        folder, mode = Path(_paths(state)["tokenizer_path"]), state.config.model.tokenizer_mode
+        folder = tokenizer_folder(state.config, state.info.folder)
+        mode = state.config.model.tokenizer_mode
         value = await asyncio.to_thread(prompt_digest, folder, mode, template)
         known = state.extras[_PromptDigest] = _PromptDigest(value)
     return str(known.value)
