@@ -6,8 +6,6 @@ from typing import Annotated
 from radixlm.arch.quant_methods import CHECKPOINT_FLAGS, ONLINE_INTEGERS, TORCHAO_FP8
 from radixlm.config.flag import ABOVE_ZERO, AUTO, POSITIVE, Flag, Group
 
-_REMOTE = "weight transfer from a running instance"
-
 LOAD_FORMATS = (
     "auto",
     "pt",
@@ -51,7 +49,8 @@ class ModelConfig(Group):
     load_format: Annotated[
         str,
         "Format of the weights; 'auto' prefers safetensors and falls back to .bin files, "
-        "'dummy' draws random weights, 'remote' streams them from the URL in --model-path.",
+        "'dummy' draws random weights, 'remote' streams them from the URL in --model-path, "
+        "'remote_instance' from a running server.",
         Flag(
             choices=LOAD_FORMATS,
             built=(
@@ -168,16 +167,21 @@ class ModelConfig(Group):
     ] = False
     remote_instance_weight_loader_seed_instance_ip: Annotated[
         str | None,
-        "Address of the instance that sends its weights.",
-        Flag(state="planned", needs=_REMOTE, part_of=("load_format",)),
+        "Address of the instance that sends its weights (--load-format remote_instance).",
+        Flag(part_of=("load_format",)),
     ] = None
     remote_instance_weight_loader_seed_instance_service_port: Annotated[
         int | None,
         "Port of the instance that sends its weights.",
-        Flag(within="[1, 65535]", state="planned", needs=_REMOTE, part_of=("load_format",)),
+        Flag(within="[1, 65535]", part_of=("load_format",)),
     ] = None
     remote_instance_weight_loader_send_weights_group_ports: Annotated[
         tuple[int, ...] | None,
         "Ports of the groups that receive weights.",
-        Flag(within="[1, 65535]", state="planned", needs=_REMOTE, part_of=("load_format",)),
+        Flag(
+            within="[1, 65535]",
+            state="no-op",
+            why="weights come over the seed's service port, without process groups",
+            part_of=("load_format",),
+        ),
     ] = None

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from radixlm.base.errors import ConfigError
 from radixlm.config.adapters import read_lora_path
 from radixlm.config.server_config import ServerConfig
 from radixlm.hub.locate import Wanted, locate_model, scheme_of
@@ -44,12 +45,28 @@ def _streamed(config: ServerConfig, found: Mapping[str, str]) -> ServerConfig:
     return config.with_values(changes) if changes else config
 
 
+def _seed(config: ServerConfig) -> str:
+    """The URL of the instance that gives its weights."""
+    model = config.model
+    host = model.remote_instance_weight_loader_seed_instance_ip
+    port = model.remote_instance_weight_loader_seed_instance_service_port
+    if host and port:
+        return f"instance://[{host}]:{port}" if ":" in host else f"instance://{host}:{port}"
+    if (model.model_path or "").startswith("instance://"):
+        return str(model.model_path)
+    raise ConfigError(
+        "--load-format remote_instance needs the seed: --remote-instance-weight-loader-seed-"
+        "instance-ip and --remote-instance-weight-loader-seed-instance-service-port, or "
+        "--model-path instance://host:port"
+    )
+
+
 def _named(config: ServerConfig) -> Iterator[tuple[str, str | None, Wanted]]:
     """(key in ``located``, what the user wrote, what it is) of each path."""
     model, draft, folder = config.model, config.speculate, config.model.download_dir
     yield (
         "model_path",
-        model.model_path,
+        _seed(config) if model.load_format == "remote_instance" else model.model_path,
         Wanted(revision=model.revision, folder=folder, load_format=model.load_format),
     )
     if not model.skip_tokenizer_init:

@@ -14,7 +14,7 @@ SCHEMES: dict[str, str] = {
     "modelscope": "radixlm.hub.modelscope:locate",
 } | {
     scheme: f"radixlm.weights.remote.locate:{scheme}"
-    for scheme in ("http", "https", "s3", "redis", "rediss")
+    for scheme in ("http", "https", "s3", "redis", "rediss", "instance")
 }
 HUBS = ("hf", "modelscope")
 # org/model, then @revision, then :file or quantization

@@ -42,7 +42,8 @@ def open_folder(
     "2_Dense.linear.weight". ``deltas``: folders of tensors that replace some, as the checkpoint
     stores them or as floats, or several as one that ``fused`` knows. CheckpointError if there are
     no weights."""
-    later = Deltas(deltas)
+    own = sorted(folder.glob("deltas/*")) if load_format in REMOTE else []  # of a seed's updates
+    later = Deltas([*own, *deltas])
     source = open_files(folder, load_format, dtype)
     source = later.over(with_merged_adapter(folder, source))
     source = _dequantized(folder, source, dtype)

@@ -27,6 +27,7 @@ from radixlm.entrypoints.http.admin import (
     metrics,
     occupation,
     request_log,
+    weight_files,
     weights,
 )
 from radixlm.entrypoints.http.batches import files
@@ -69,6 +70,7 @@ _ROUTERS = (
     control.router,
     occupation.router,
     adapters.router,
+    weight_files.router,
     weights.router,
     corpora.router,
     experts.router,

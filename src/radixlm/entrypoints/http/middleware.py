@@ -60,6 +60,8 @@ ADMIN_PATHS = frozenset(
     "/begin_weight_update /end_weight_update /weights_checker /set_trace_level /pd_role_switch "
     "/load_lora_adapter_from_tensors /add_external_corpus /remove_external_corpus "
     "/list_external_corpora "
+    "/weights_files /remote_instance_transfer_engine_info "
+    "/get_remote_instance_transfer_engine_info "
     "/init_weights_send_group_for_remote_instance /send_weights_to_remote_instance".split()
 )
 JOURNAL_HEADER = b"x-radixlm-journal"

@@ -12,6 +12,10 @@ from radixlm.base.errors import NotSupported
 router = APIRouter(tags=["not implemented"])
 
 _WEIGHTS = "replacing weights while the server runs is not implemented; restart with --model-path"
+_SEED = (
+    "weights are not sent through process groups; start the new server with --load-format "
+    "remote_instance, or --model-path instance://host:port, which reads them from this port"
+)
 _PD = "roles are what a router sends: a server of either mode serves requests without a room whole"
 _TRACE = "traces are not implemented (--enable-trace)"
 _GET_POST = ("GET", "POST")
@@ -26,10 +30,8 @@ NOT_IMPLEMENTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("/begin_weight_update", _POST, _WEIGHTS),
     ("/end_weight_update", _POST, _WEIGHTS),
     ("/weights_checker", _GET_POST, _WEIGHTS),
-    ("/init_weights_send_group_for_remote_instance", _POST, _WEIGHTS),
-    ("/send_weights_to_remote_instance", _POST, _WEIGHTS),
-    ("/remote_instance_transfer_engine_info", ("GET",), _WEIGHTS),
-    ("/get_remote_instance_transfer_engine_info", ("GET",), _WEIGHTS),
+    ("/init_weights_send_group_for_remote_instance", _POST, _SEED),
+    ("/send_weights_to_remote_instance", _POST, _SEED),
     ("/pd_role_switch", _POST, _PD),
     ("/set_trace_level", _GET_POST, _TRACE),
     ("/v1/audio/speech", _POST, "text-to-speech models are not supported"),

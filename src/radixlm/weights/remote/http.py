@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from radixlm.base import env
 from radixlm.base.errors import CheckpointError
@@ -52,6 +52,7 @@ class HttpReader(RangeReader):
         self, url: str, key: str = "", timeout_s: float = TIMEOUT_S, **options: Any
     ) -> None:
         super().__init__(url if url.endswith("/") else url + "/", **options)
+        self._base = self.url
         self._key, self._timeout_s = key, timeout_s
         self._lock = threading.Lock()
         self._idle: dict[tuple[str, str], list[http.client.HTTPConnection]] = {}
@@ -71,6 +72,9 @@ class HttpReader(RangeReader):
         if not found:
             raise CheckpointError(f"{self.url} has no config.json, files.json or index page")
         return found
+
+    def _address(self, name: str) -> str:
+        return urljoin(self._base, quote(name))
 
     def _listed(self, name: str, text: str) -> list[RemoteFile]:
         """The files of a list; those without a size are asked for."""
@@ -164,7 +168,7 @@ class HttpReader(RangeReader):
     ) -> Iterator[http.client.HTTPResponse]:
         """An answer of status 2xx or of ``absent``. A connection whose answer was not read to its
         end is closed."""
-        url = self._final.get(name) or urljoin(self.url, name)
+        url = self._final.get(name) or self._address(name)
         for _ in range(MAX_REDIRECTS):
             with self._sent(method, url, headers) as answer:
                 if answer.status not in _REDIRECTS:
@@ -191,7 +195,7 @@ class HttpReader(RangeReader):
         self, method: str, url: str, headers: Mapping[str, str]
     ) -> Iterator[http.client.HTTPResponse]:
         """The answer to a request. Its connection is kept if the answer was read to its end."""
-        parts, own = urlsplit(url), urlsplit(self.url)
+        parts, own = urlsplit(url), urlsplit(self._base)
         sent = {"User-Agent": "radixlm", "Accept-Encoding": "identity", **headers}
         place = (parts.scheme, parts.netloc)
         if self._key and place == (own.scheme, own.netloc):

@@ -103,12 +103,14 @@ def _chosen(
 ) -> list[str]:
     """The files that are needed; CheckpointError if there are no weights that can be read."""
     names = [name for name, file in files.items() if not file.tensor]
+    if reader.url.startswith("instance://") and wanted.kind == "model":
+        return names  # the seed has chosen
     shards: list[str] = []
     for index in index_names(names, wanted.load_format) if wanted.kind == "model" else ():
         try:
-            shards = sorted(set(json.loads(reader.read(files[index]))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            message = f"{reader.describe(files[index])} is no weight index ({error!r})"
+            shards = shards_of(reader.read(files[index]))
+        except ValueError as error:
+            message = f"{reader.describe(files[index])} is no weight index ({error})"
             raise CheckpointError(message) from error
         if lost := [str(name) for name in shards if name not in files]:
             raise CheckpointError(f"{reader.url}: {index} names {lost[0]}, which is not there")
@@ -123,6 +125,14 @@ def _chosen(
         if archive:
             refuse_archive(f"{reader.url.rstrip('/')}/{archive}", wanted.flag)
         raise CheckpointError(f"{wanted.flag} {reader.url}: {error}{hint}") from error
+
+
+def shards_of(index: bytes) -> list[str]:
+    """The files that an index.json names; ValueError if it is none."""
+    try:
+        return sorted(set(json.loads(index)["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(repr(error)) from error
 
 
 def _pinned(reader: RangeReader, file: RemoteFile) -> RemoteFile:
@@ -166,10 +176,11 @@ def _download(reader: RangeReader, path: Path, file: RemoteFile, progress: Progr
             hasher.update(data)
             done += len(data)
             progress.add(len(data))
-    if done != file.size or (file.sha256 and hasher.hexdigest() != file.sha256):
+    told = reader.digest(file) if file.sha256 else ""
+    if done != file.size or (told and hasher.hexdigest() != told):
         partial_path.unlink()
         raise CheckpointError(
             f"{reader.describe(file)}: {done} bytes with SHA-256 {hasher.hexdigest()} have come, "
-            f"the store says {file.size} with {file.sha256 or 'no digest'}; start again"
+            f"the store says {file.size} with {told or 'no digest'}; start again"
         )
     partial_path.rename(path)

@@ -23,6 +23,7 @@ READERS: Final = {
     "s3": "radixlm.weights.remote.s3:S3Reader",
     "redis": "radixlm.weights.remote.redis:RedisReader",
     "rediss": "radixlm.weights.remote.redis:RedisReader",
+    "instance": "radixlm.weights.remote.instance:InstanceReader",
 }
 
 

@@ -160,10 +160,11 @@ class ReadAhead:
                 run.left.clear()
                 self.settle(run)
             file, found = self._files[number], digest.hex()
-            if found != file.sha256:
+            told = self._reader.digest(file)
+            if found != told:
                 raise CheckpointError(
                     f"{self._reader.describe(file)}: SHA-256 is {found}, the store says "
-                    f"{file.sha256}: the bytes were damaged"
+                    f"{told}: the bytes were damaged"
                 )
 
     def close(self) -> None:

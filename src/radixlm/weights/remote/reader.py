@@ -73,6 +73,10 @@ class RangeReader(ABC):
         """The file with its SHA-256, where that takes a request of its own."""
         return file
 
+    def digest(self, file: RemoteFile) -> str:
+        """SHA-256 of a file that has one, hex; asked after the whole file has been read."""
+        return file.sha256
+
     def check(self, files: Sequence[RemoteFile]) -> None:
         """After a load: CheckpointError for files that changed during it. Stores with tags have
         noticed that already."""
