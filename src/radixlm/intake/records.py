@@ -85,6 +85,8 @@ class Output:
     prefill_s: float = 0.0
     """Seconds from the arrival to the first token; 0 before it."""
     adapter: AdapterRef | None = None
+    weight_version: str = ""
+    """Label of the weights that computed the last token; "" before the first."""
 
     @property
     def cached_details(self) -> dict[str, int] | None:
@@ -116,6 +118,7 @@ class Output:
         self.predicted = later.predicted
         self.draft_rounds, self.num_drafted = later.draft_rounds, later.num_drafted
         self.retractions = later.retractions
+        self.weight_version = later.weight_version
         self.queue_time_s = later.queue_time_s
         self.prefill_s = later.prefill_s
         self.pooled = later.pooled or self.pooled

@@ -21,7 +21,17 @@ from radixlm.wire.requests import AbortRequest, Control, TokenizedRequest
 class Replica:
     """One engine as intake sees it."""
 
-    __slots__ = ("beat_s", "facts", "index", "is_gone", "is_ready", "link", "load", "rids")
+    __slots__ = (
+        "beat_s",
+        "facts",
+        "index",
+        "is_gone",
+        "is_ready",
+        "link",
+        "load",
+        "rids",
+        "version",
+    )
 
     def __init__(self, index: int, link: Link) -> None:
         self.index, self.link = index, link
@@ -29,6 +39,7 @@ class Replica:
         self.is_gone = False  # there will be no engine here any more
         self.load = LoadReport()
         self.facts: dict[str, Any] = {}
+        self.version = ""  # the label of the weights that it computes with
         self.beat_s = 0.0
         self.rids: dict[str, int] = {}  # what it computes for this intake, and its tokens
 

@@ -46,6 +46,7 @@ class RequestState:
         "skip_hidden",
         "stop",
         "unread_s",
+        "weight_version",
         "wire",
     )
 
@@ -82,6 +83,7 @@ class RequestState:
         self.prediction = Prediction(ids) if len(ids) else None
         self.num_hidden = 0  # bytes of hidden states that have come
         self.skip_hidden = 0  # those that come a second time
+        self.weight_version = ""  # of what computed the last token
 
     @property
     def rid(self) -> str:
@@ -249,6 +251,7 @@ class RequestState:
             self.ended = True
             self.finished_s = time.monotonic()
         output.adapter = self.wire.adapter
+        output.weight_version = self.weight_version
         if self.pending is None:
             self.pending = output
         else:

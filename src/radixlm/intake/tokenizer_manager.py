@@ -406,6 +406,7 @@ class TokenizerManager:
                 self.lose_engine(message.facts.get("poison_rid"), replica.index)
             self.become_ready(message.facts, replica.index)
         elif isinstance(message, ControlReply):
+            self.weights.note(replica, message)
             _, future = self._calls.get(message.call_id, (None, None))
             if future is not None and not future.done():
                 future.set_result(message)
@@ -430,6 +431,7 @@ class TokenizerManager:
         )
         replica.facts, replica.beat_s = facts, time.monotonic()
         replica.is_ready, replica.is_gone = True, False
+        replica.version = self.weights.version
         self.adapters.restore(replica)
         self.occupation.restore(replica)
         if self.is_paused:
@@ -504,6 +506,7 @@ class TokenizerManager:
             state = self.requests.get(rid)
             if state is None or not self.replicas.is_of(rid, replica):
                 continue
+            state.weight_version = replica.version
             if self._apply_delta(state, news):
                 stopped.append(rid)
             num_tokens = 1 if isinstance(news, int) else len(news.tokens)

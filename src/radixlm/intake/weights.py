@@ -160,7 +160,8 @@ class WeightsRegistry:
             raise
         before, self.source = self.version, source  # from here on engines start with the new ones
         self.version = before if update.version is None else update.version
-        keeps = update.mode == "in_place"
+        # what /pause_generation left running keeps its KV cache, as there
+        keeps = update.mode == "in_place" or (update.mode == "wait" and intake.is_paused)
         publish = {"digest": source.digest, "keeps_kv": keeps, "flush": update.flush}
         replies = await self._ask(ready, PUBLISH, publish, is_tolerant=True)
         dead = len(ready) - len(replies)
@@ -184,12 +185,12 @@ class WeightsRegistry:
     async def _quiesce(self, mode: str) -> None:
         """Bring requests to where the weights may change."""
         intake = self._intake
-        if mode in ("retract", "in_place") or intake.is_paused or intake.occupation.released:
+        if mode in ("retract", "in_place"):
             return
         self._open.clear()
         if mode == "abort":
             intake.abort_all("the weights change")
-        while intake.requests:
+        while intake.requests and not (intake.is_paused or intake.occupation.released):
             await asyncio.sleep(POLL_S)
 
     async def _ask(
@@ -218,7 +219,18 @@ class WeightsRegistry:
     async def _drop(self, replicas: Sequence[Replica]) -> None:
         await self._ask(replicas, DROP, {}, is_tolerant=True)
 
+    def relabel(self, version: str) -> None:
+        """Call the weights that are served by another name."""
+        self.version = version
+        for replica in self._intake.replicas:
+            replica.version = version
+
     # ---- engines ---------------------------------------------------------------------------
+
+    def note(self, replica: Replica, reply: ControlReply) -> None:
+        """An engine has answered a command: what it sends from then on may be of other weights."""
+        if reply.ok and isinstance(reply.data, dict) and "namespace" in reply.data:
+            replica.version = self.version
 
     def is_current(self, facts: dict[str, Any]) -> bool:
         """Whether an engine that is ready serves what all are to serve."""

@@ -56,7 +56,7 @@ class ResponseBuilder:
             "prompt_tokens": output.prompt_tokens,
             "completion_tokens": output.completion_tokens,
             "cached_tokens": output.cached_tokens,
-            "weight_version": self._version,
+            "weight_version": output.weight_version or self._version,
             "num_retractions": output.retractions,
             "queue_time": output.queue_time_s,
         }

@@ -219,7 +219,7 @@ async def update_weight_version(request: Request) -> Response:
         raise InvalidRequest("update_weight_version: leave --tokenizer-worker-num at 1")
     if args.abort_all_requests:
         state.intake.abort_all("the weight version changed")
-    state.intake.weights.version = args.new_version
+    state.intake.weights.relabel(args.new_version)
     message = f"Weight version updated to {args.new_version}"
     return json_response({"success": True, "message": message, "new_version": args.new_version})
 
