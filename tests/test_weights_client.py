@@ -26,7 +26,8 @@ class FakeServer(HTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.spool, self.options, self.headers = TensorSpool(), {}, {}
+        self.spool = TensorSpool()
+        self.options, self.headers = {}, {}
 
     @property
     def url(self) -> str:
@@ -72,7 +73,7 @@ def server() -> Iterator[FakeServer]:
 
 
 def kept(server: FakeServer) -> dict[str, torch.Tensor]:
-    (part,) = server.spool.settle().iterdir()
+    (part,) = server.spool.path.iterdir()
     return load_file(part)
 
 

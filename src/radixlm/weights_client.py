@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from radixlm.base.errors import EngineError, InvalidRequest
-from radixlm.wire.tensors import TensorInfo, make_header, tensor_info
+from radixlm.wire.tensors import FLAT_TENSOR, TensorInfo, make_header, tensor_info
 
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
 TIMEOUT_S = 600.0
@@ -44,8 +44,6 @@ def update_weights_from_tensor(
     checkpoint. ``shared_memory``: over /dev/shm, to a server of the same user on this host.
     InvalidRequest if the server refuses them, EngineError if it fails, OSError if it cannot be
     reached."""
-    tensors = dict(named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors)
-    infos = [_info(name, tensor) for name, tensor in tensors.items()]
     options = {
         "load_format": load_format,
         "flush_cache": flush_cache,
@@ -54,23 +52,57 @@ def update_weights_from_tensor(
     }
     options = {name: value for name, value in options.items() if value is not None}
     if shared_memory:
-        return _send_shared(url, infos, tensors, options, api_key, timeout_s)
-    head = make_header(infos)
-    total = len(head) + sum(info.num_bytes for info in infos)
+        return _send_shared(url, _by_name(named_tensors), options, api_key, timeout_s)
+    total, pieces = encode(named_tensors)
+    query = urlencode({name: json.dumps(value).strip('"') for name, value in options.items()})
+    kind = {"Content-Type": "application/octet-stream", "Content-Length": str(total)}
+    return _post(f"{url}?{query}", pieces, kind, api_key, timeout_s)
 
-    def body() -> Iterator[Any]:
+
+def encode(named_tensors: NamedTensors) -> tuple[int, Iterator[Any]]:
+    """A safetensors file of these tensors: its size in bytes, and its pieces. InvalidRequest for
+    what is no tensor."""
+    tensors = _by_name(named_tensors)
+    infos = [_info(name, tensor) for name, tensor in tensors.items()]
+    head = make_header(infos)
+
+    def pieces() -> Iterator[Any]:
         yield head
         for tensor in tensors.values():
             yield _bytes(tensor)
 
-    query = urlencode({name: json.dumps(value).strip('"') for name, value in options.items()})
-    kind = {"Content-Type": "application/octet-stream", "Content-Length": str(total)}
-    return _post(f"{url}?{query}", body(), kind, api_key, timeout_s)
+    return len(head) + sum(info.num_bytes for info in infos), pieces()
+
+
+def unflatten(bucket: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The tensors of SGLang's flattened bucket: {"flattened_tensor": a torch tensor, "metadata": a
+    list of entries with name, shape, dtype, start_idx, end_idx}. InvalidRequest for another."""
+    try:
+        flat, entries = bucket[FLAT_TENSOR], bucket["metadata"]
+        torch = sys.modules["torch"]
+        for entry in entries:
+            facts = entry if isinstance(entry, Mapping) else vars(entry)
+            dtype = getattr(torch, str(facts["dtype"]).removeprefix("torch."))
+            part = flat[facts["start_idx"] : facts["end_idx"]]
+            if flat.dtype == torch.uint8:  # of the tensors' bytes
+                part = part.clone().view(dtype)
+            yield facts["name"], part.reshape(tuple(facts["shape"])).to(dtype)
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise InvalidRequest(f"flattened_bucket: {error!r:.200}") from error
+
+
+def checksums(named_tensors: NamedTensors) -> dict[str, str]:
+    """The SHA-256 of each tensor's bytes, as ``/weights_checker`` answers them."""
+    tensors = _by_name(named_tensors)
+    return {name: hashlib.sha256(_bytes(one)).hexdigest() for name, one in tensors.items()}
+
+
+def _by_name(named_tensors: NamedTensors) -> dict[str, Any]:
+    return dict(named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors)
 
 
 def _send_shared(
     url: str,
-    infos: list[TensorInfo],
     tensors: dict[str, Any],
     options: dict[str, Any],
     api_key: str | None,
@@ -80,7 +112,7 @@ def _send_shared(
     path, handles, at = f"/dev/shm/{name}", [], 0
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            for info in infos:
+            for info in [_info(name, tensor) for name, tensor in tensors.items()]:
                 data = _bytes(tensors[info.name])
                 file.write(data)
                 handle = {"name": info.name, "dtype": info.dtype, "shape": info.shape, "shm": name}
@@ -138,7 +170,7 @@ def _checked(status: int, text: bytes) -> dict[str, Any]:
 def _info(name: str, tensor: Any) -> TensorInfo:
     try:
         return tensor_info(name, tensor.dtype, [int(size) for size in tensor.shape])
-    except ValueError as error:
+    except (ValueError, AttributeError) as error:
         raise InvalidRequest(f"named_tensors: {error}") from None
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import gc
 import hashlib
 import io
 import json
 import os
 import pickle
 import secrets
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -152,15 +152,16 @@ def test_a_flattened_bucket_is_split(spool: TensorSpool) -> None:
         spool.add_bytes(save({"flattened_tensor": flat}), "flattened_bucket")
 
 
-def test_the_folder_is_private_and_goes_with_the_object() -> None:
-    spool = TensorSpool()
-    spool.add_bytes(save(TENSORS))
-    folder = spool.settle()
-    (part,) = folder.iterdir()
-    assert folder.stat().st_mode & 0o777 == 0o700 and part.stat().st_mode & 0o777 == 0o600
-    del spool
-    gc.collect()
-    assert not folder.exists()
+def test_the_folder_goes_with_the_object_unless_it_is_handed_over() -> None:
+    for is_kept in (True, False):
+        spool = TensorSpool()
+        spool.add_bytes(save(TENSORS))
+        folder = spool.hand_over() if is_kept else spool.settle()
+        (part,) = folder.iterdir()
+        assert folder.stat().st_mode & 0o777 == 0o700 and part.stat().st_mode & 0o777 == 0o600
+        del spool
+        assert folder.exists() == is_kept
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 # ---- shared memory -------------------------------------------------------------------------

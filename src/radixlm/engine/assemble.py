@@ -56,6 +56,7 @@ from radixlm.engine.ranks import NO_PEERS, Peers
 from radixlm.engine.stores import store_secret
 from radixlm.engine.tiers import EnginePages, make_feature, make_pages
 from radixlm.engine.torch_compile import compile_now, compiled_steps, for_compiling
+from radixlm.engine.weights_check import WeightsChecker
 from radixlm.executor.controls import TensorControls
 from radixlm.executor.device import CudaDevice, Device
 from radixlm.executor.media import EncoderCache
@@ -176,6 +177,7 @@ def load_engine(
         {
             **controls.commands(),
             **updater.commands(),
+            **WeightsChecker(updater).commands(),
             **commands,
             **(loader.commands() if loader else {}),
             **experts.commands(),

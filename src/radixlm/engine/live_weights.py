@@ -26,16 +26,19 @@ from radixlm.base.errors import CheckpointError, InvalidRequest, RadixError
 from radixlm.base.record import Record
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
-from radixlm.engine.load_model import read_weight
 from radixlm.engine.model_info import ModelInfo
 from radixlm.layers.module import Module
-from radixlm.models.build import Model, NativeModel
+from radixlm.models.build import Model, NativeModel, is_transformers
 from radixlm.models.shadow import Shadow
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.tiers.manifest import weights_digest
+from radixlm.weights.folder import open_folder
 from radixlm.weights.load import load_weights
+from radixlm.weights.mapper import WeightsMapper
+from radixlm.weights.param_reader import fused_spellings
 from radixlm.weights.safetensors_file import SafetensorsSource
 from radixlm.weights.size import stored_bytes
+from radixlm.weights.source import TensorSource
 from radixlm.wire.weights import WeightsSource
 
 log = logging.getLogger(__name__)
@@ -89,10 +92,24 @@ class WeightUpdater:
         facts["weights"] = "" if self.is_original else self.source.digest
 
     def read(self, name: str) -> Tensor | None:
-        """A parameter as it is served; see ``read_weight``."""
+        """A parameter by its name in the checkpoint, read from there, as the loaded one is packed
+        for the kernels; of a tied model either name of the table. None if there is none."""
+        if is_transformers(self._model):
+            return self._model.weight(name)
+        source = self.open_source()
+        present = source.sizes()
+        if name not in present and self._model.decoder.tied and name.endswith("lm_head.weight"):
+            (name,) = WeightsMapper(self._model.decoder, present).mapping("embed", "weight").names()
+        return source.read(name).clone() if name in present else None
+
+    def open_source(self) -> TensorSource:
+        """The tensors that are served, as floats; InvalidRequest if they have no names."""
+        folder, load_format = Path(self.source.folder), self.source.load_format
+        if load_format in ("dummy", "sharded_state") or is_transformers(self._model):
+            raise InvalidRequest(f"--load-format {load_format} has no named tensors to show")
         deltas = tuple(map(Path, self.source.deltas))
-        folder = Path(self.source.folder)
-        return read_weight(self._model, folder, self.source.load_format, name, deltas)
+        fused = fused_spellings(self._model)  # type: ignore[arg-type]
+        return open_folder(folder, load_format, deltas=deltas, fused=fused)
 
     # ---- commands --------------------------------------------------------------------------
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from radixlm.arch.names import layers_left_out
 from radixlm.base.deferred import run_deferred
-from radixlm.base.errors import ConfigError, InvalidRequest
+from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE, Ranks
@@ -22,14 +21,12 @@ from radixlm.engine.packed_weights import PackedWeights
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.module import noting_contents
 from radixlm.layers.moe import MoeLayer
-from radixlm.models.build import Model, NativeModel, build_model, is_transformers
+from radixlm.models.build import Model, NativeModel, build_model
 from radixlm.models.dtype import resolve_dtypes
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 from radixlm.weights.dummy import checkpoint_dtype
-from radixlm.weights.folder import open_folder
 from radixlm.weights.load import LoadReport, load_weights
-from radixlm.weights.param_reader import fused_spellings
 from radixlm.wire.weights import WeightsSource
 
 if TYPE_CHECKING:
@@ -162,16 +159,3 @@ def _load_transformers(
     model: TransformersModel = make(info.folder, info.decoder, device, weight or "auto", kernels)
     log.info("%s runs by transformers on the paged cache", info.architecture)
     return model, model.num_bytes
-
-
-def read_weight(
-    model: Model, folder: Path, load_format: str, name: str, deltas: Sequence[Path] = ()
-) -> Tensor | None:
-    """A parameter read from the checkpoint, as the loaded one is packed for the kernels; None if
-    there is none of that name."""
-    if is_transformers(model):
-        return model.weight(name)
-    if load_format in ("dummy", "sharded_state"):
-        raise InvalidRequest(f"name: --load-format {load_format} has no named tensors to show")
-    source = open_folder(folder, load_format, None, deltas, fused_spellings(model))  # type: ignore[arg-type]
-    return source.read(name).clone() if name in source.sizes() else None

@@ -33,13 +33,24 @@ INIT = "init_weights_update_group"
 
 class GroupPlace(Record):
     """Where a group meets: the trainer's address, the rank of this server's first receiver, and the
-    number of all ranks."""
+    number of all ranks. ``backend``: gloo or nccl, None for what the device has."""
 
     master_address: str
     master_port: int
     rank_offset: int
     world_size: int
-    backend: str = "gloo"
+    backend: str | None = None
+
+
+def read_place(
+    master_address: str, master_port: Any, rank_offset: int, world_size: int, backend: str | None
+) -> GroupPlace:
+    """The place that a request names; its port may be a text. InvalidRequest."""
+    try:
+        port = int(master_port)
+    except (TypeError, ValueError):
+        raise InvalidRequest("master_port: a port from 1 to 65535", "master_port") from None
+    return GroupPlace(master_address, port, rank_offset, world_size, backend)
 
 
 class _Group:
@@ -94,6 +105,7 @@ class WeightGroups:
     async def join(self, name: str, place: GroupPlace) -> None:
         """Meet the trainer in a new group. InvalidRequest if that fails."""
         self._check(name, place)
+        backend = place.backend or ("nccl" if self._has_gpu else "gloo")
         processes = [
             await asyncio.create_subprocess_exec(
                 *COMMAND,
@@ -106,7 +118,8 @@ class WeightGroups:
         ]
         group = self._groups[name] = _Group(processes)
         common = {"verb": "join", "group_name": name, "timeout_s": self._timeout_s}
-        common |= {key: getattr(place, key) for key in GroupPlace.__struct_fields__}
+        common |= {"master_address": place.master_address, "master_port": place.master_port}
+        common |= {"world_size": place.world_size, "backend": backend}
         commands = [
             {**common, "rank": place.rank_offset + rank, "device": rank}
             for rank in range(self._num_ranks)
@@ -120,7 +133,7 @@ class WeightGroups:
         if not name or name in self._groups:
             state = "exists: destroy_weights_update_group it first" if name else "needs a name"
             raise InvalidRequest(f"group_name: the group {name!r:.80} {state}", "group_name")
-        if place.backend not in BACKENDS:
+        if place.backend not in (None, *BACKENDS):
             raise InvalidRequest(f"backend: one of {', '.join(BACKENDS)}", "backend")
         if place.backend == "nccl" and not self._has_gpu:
             raise InvalidRequest("backend: 'nccl' needs GPUs; here 'gloo' works", "backend")

@@ -28,6 +28,7 @@ from radixlm.engine.model_info import find_model, resolved
 from radixlm.entrypoints.media import make_reader
 from radixlm.entrypoints.native.request import Batch, default_sampling, read_generate
 from radixlm.entrypoints.native.response import ResponseBuilder
+from radixlm.entrypoints.offline_weights import EngineWeights
 from radixlm.intake.records import likeliest
 from radixlm.intake.weights import WeightsUpdate
 from radixlm.wire.replies import Finish
@@ -38,7 +39,7 @@ STOP_S, CANCEL_S = 60.0, 10.0  # an engine that does not end in order is left
 _SHUT = "this engine was shut down: make a new radixlm.Engine"
 
 
-class Engine:
+class Engine(EngineWeights):
     """Generate without a server. Keyword arguments are the server's options:
     ``Engine(model_path="...", mem_fraction_static=0.5)``; they win over those of ``server_args``.
     ConfigError or CheckpointError if the model cannot be served. A context manager: leaving it
@@ -384,6 +385,7 @@ class Engine:
             self._loop.close()
 
     async def _stop(self) -> None:
+        await self._updates.groups.close()
         await self._engine.stop()
         running = asyncio.all_tasks() - {asyncio.current_task()}
         for task in running:

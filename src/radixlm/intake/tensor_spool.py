@@ -55,9 +55,9 @@ class SharedTensor(Record):
 
 
 class TensorSpool:
-    """A folder of its own, deleted with the object or the process. Its methods raise InvalidRequest
-    for what is no tensor, and OSError if the disk is full; a failed call leaves no file. They
-    block: call them in a thread."""
+    """A folder of its own, deleted with the object or the process unless it is handed over. Its
+    methods raise InvalidRequest for what is no tensor, and OSError if the disk is full; a failed
+    call leaves no file. They block: call them in a thread."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=SHARED_PREFIX))
@@ -82,6 +82,10 @@ class TensorSpool:
         except ValueError as error:
             raise InvalidRequest(f"{FIELD}: not base64 ({error}); {USE_INSTEAD}", FIELD) from error
         self.add_bytes(data, load_format)
+
+    def add_pieces(self, pieces: Iterable[Any]) -> None:
+        """The bytes of a safetensors file, piece by piece."""
+        self._write(lambda file: file.writelines(pieces), None)
 
     def add_bytes(self, data: bytes, load_format: str | None = None) -> None:
         """The bytes of a safetensors file."""
@@ -146,6 +150,12 @@ class TensorSpool:
             raise
         self._parts.append(path.rename(path.with_suffix(".safetensors")))
 
+    def hand_over(self) -> Path:
+        """The folder after ``settle``, which the caller owns from then on."""
+        self.settle()
+        self.delete.detach()
+        return self.path
+
     def settle(self) -> Path:
         """The folder, after which each name is in one part only: a later tensor replaces an
         earlier one of its name."""
@@ -159,6 +169,15 @@ class TensorSpool:
                 _rewrite(part, kept)
         self._parts = [part for part in self._parts if part.exists()]
         return self.path
+
+
+def check_format(load_format: str | None) -> None:
+    """InvalidRequest for a ``load_format`` that is none of FORMATS."""
+    if load_format not in FORMATS:
+        shown = ", ".join(repr(one) for one in FORMATS if one)
+        raise InvalidRequest(
+            f"load_format: {load_format!r:.80} is none of null, {shown}", "load_format"
+        )
 
 
 def refuse_pickle(head: bytes) -> None:

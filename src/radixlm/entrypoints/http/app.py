@@ -15,6 +15,7 @@ from radixlm.base.private_files import close_to_others
 from radixlm.config.serve import ServeConfig
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.tensor_updates import TensorUpdates
 from radixlm.entrypoints.http import anthropic, not_implemented, ollama, tokenization
 from radixlm.entrypoints.http.admin import (
     adapters,
@@ -28,6 +29,7 @@ from radixlm.entrypoints.http.admin import (
     occupation,
     request_log,
     weight_files,
+    weight_tensors,
     weights,
 )
 from radixlm.entrypoints.http.batches import files
@@ -72,6 +74,7 @@ _ROUTERS = (
     adapters.router,
     weight_files.router,
     weights.router,
+    weight_tensors.router,
     corpora.router,
     experts.router,
     hicache.router,
@@ -150,6 +153,7 @@ def make_state(
         sessions=sessions,
     )
     servers = servers_of(config.serve.tool_server)
+    state.extras[TensorUpdates] = TensorUpdates(config, intake)
     state.extras[Responses] = Responses(_response_store(config), servers)
     folder = Path(config.serve.file_storage_path)
     for kind in ("files", "batches"):
@@ -172,6 +176,7 @@ def resume(state: ServerState) -> int:
 async def stop_background(state: ServerState) -> None:
     """Stop batches, which the next process continues. Call when the server drains."""
     await state.extra(Batches).stop()
+    await state.extra(TensorUpdates).groups.close()
 
 
 def _response_store(config: ServerConfig) -> ResponseStore:

@@ -41,6 +41,8 @@ LOOPBACK_NAMES = frozenset({"127.0.0.1", "::1", "localhost"})
 _PRIVATE_ENDINGS = tuple(
     ".localhost .local .internal .lan .home.arpa .home .corp .intranet .localdomain .svc".split()
 )
+# operators' routes whose bodies, of these types, are written to files as they come: of any size
+STREAMED = {"/update_weights_from_tensor": (b"application/octet-stream", b"multipart/form-data")}
 _READS = ("GET", "HEAD")
 
 
@@ -79,7 +81,8 @@ class BrowserGuard:
             return
         if method in _READS and _is_browser(headers):
             raise Forbidden("a browser's GET changes nothing here: send a POST")
-        if method not in _READS and _has_body(headers) and not _is_json(headers):
+        is_known = _is_json(headers) or is_streamed(path, headers)
+        if method not in _READS and _has_body(headers) and not is_known:
             kind = headers.get(b"content-type", b"").decode("latin-1")
             raise InvalidRequest(
                 f"Content-Type must be application/json, not {kind[:80]!r}", "Content-Type"
@@ -167,6 +170,14 @@ def _items(option: str) -> list[str]:
 def _is_browser(headers: Headers) -> bool:
     has_mark = any(name in headers for name in (b"origin", b"sec-fetch-site", b"sec-fetch-mode"))
     return has_mark or headers.get(b"user-agent", b"").lower().startswith(b"mozilla/")
+
+
+def is_streamed(path: str, headers: Headers) -> bool:
+    """Whether the body is one of STREAMED. A page may not send it: it could send a form to any
+    server."""
+    kinds = STREAMED.get(path.rstrip("/"))
+    kind = headers.get(b"content-type", b"").lower()
+    return kinds is not None and kind.startswith(kinds) and not _is_browser(headers)
 
 
 def _has_body(headers: Headers) -> bool:

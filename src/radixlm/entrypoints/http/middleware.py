@@ -23,7 +23,7 @@ from radixlm.base.errors import (
 )
 from radixlm.config.serve import ServeConfig
 from radixlm.entrypoints.client import set_client
-from radixlm.entrypoints.http.browser_guard import LOOPBACK_NAMES, BrowserGuard
+from radixlm.entrypoints.http.browser_guard import LOOPBACK_NAMES, BrowserGuard, is_streamed
 from radixlm.entrypoints.http.errors import (
     ANTHROPIC_PATH,
     DiskFull,
@@ -134,7 +134,9 @@ class RequestMiddleware:
         client = self._client(scope, headers)
         set_client(client)
         begin_call(self._fair_user(headers) or client)
-        limited, started = Limited(receive, self._max_bytes), _Started(send)
+        limited, started = receive, _Started(send)
+        if not is_streamed(scope["path"], headers):
+            limited = Limited(receive, self._max_bytes)
         try:
             await self._app(scope, limited, started)
         except StreamCut as cut:
@@ -163,7 +165,8 @@ class RequestMiddleware:
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._max_bytes:
+        is_large = length.isdigit() and int(length) > self._max_bytes
+        if is_large and not is_streamed(scope["path"], headers):
             raise PayloadTooLarge(
                 f"the body has {int(length)} bytes, the limit is {self._max_bytes} "
                 "(--max-request-bytes)"

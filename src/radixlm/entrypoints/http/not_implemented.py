@@ -11,10 +11,13 @@ from radixlm.base.errors import NotSupported
 
 router = APIRouter(tags=["not implemented"])
 
-_WEIGHTS = "replacing weights while the server runs is not implemented; restart with --model-path"
 _SEED = (
     "weights are not sent through process groups; start the new server with --load-format "
     "remote_instance, or --model-path instance://host:port, which reads them from this port"
+)
+_IPC = (
+    "its sockets carry pickled CUDA handles, which are not read; what works: "
+    "/update_weights_from_tensor with tensor_handles, or /update_weights_from_distributed"
 )
 _PD = "roles are what a router sends: a server of either mode serves requests without a room whole"
 _TRACE = "traces are not implemented (--enable-trace)"
@@ -22,14 +25,7 @@ _GET_POST = ("GET", "POST")
 _POST = ("POST",)
 
 NOT_IMPLEMENTED: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("/init_weights_update_group", _POST, _WEIGHTS),
-    ("/destroy_weights_update_group", _POST, _WEIGHTS),
-    ("/update_weights_from_tensor", _POST, _WEIGHTS),
-    ("/update_weights_from_distributed", _POST, _WEIGHTS),
-    ("/update_weights_from_ipc", _POST, _WEIGHTS),
-    ("/begin_weight_update", _POST, _WEIGHTS),
-    ("/end_weight_update", _POST, _WEIGHTS),
-    ("/weights_checker", _GET_POST, _WEIGHTS),
+    ("/update_weights_from_ipc", _POST, _IPC),
     ("/init_weights_send_group_for_remote_instance", _POST, _SEED),
     ("/send_weights_to_remote_instance", _POST, _SEED),
     ("/pd_role_switch", _POST, _PD),

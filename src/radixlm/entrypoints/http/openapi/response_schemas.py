@@ -153,6 +153,8 @@ RANKED = _one_of(
 
 TEXTS = _object(text=_one_of(STR, _list(STR)), prompt=_one_of(STR, _list(STR)))
 SPOKEN = _object(text=STR, usage=DICT)
+SUCCEEDED = {JSON: _object(success=BOOL, message=STR)}
+UPDATED = {JSON: _object(success=BOOL, message=STR, num_paused_requests=INT)}
 # path -> content type -> schema
 ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/health": {},
@@ -189,9 +191,12 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     },
     "/remove_external_corpus": {JSON: _object(success=BOOL, message=STR)},
     "/list_external_corpora": {JSON: _object(success=BOOL, corpus_token_counts=DICT)},
-    "/update_weights_from_disk": {
-        JSON: _object(success=BOOL, message=STR, num_paused_requests=INT)
-    },
+    **{f"/update_weights_from_{one}": UPDATED for one in ("disk", "tensor", "distributed")},
+    "/end_weight_update": UPDATED,
+    "/begin_weight_update": SUCCEEDED,
+    "/init_weights_update_group": SUCCEEDED,
+    "/destroy_weights_update_group": SUCCEEDED,
+    "/weights_checker": {JSON: _object(success=BOOL, message=STR, ranks=_list(DICT))},
     "/update_weight_version": {JSON: _object(success=BOOL, message=STR, new_version=STR)},
     "/set_internal_state": {JSON: _object(updated=BOOL, server_args=DICT)},
     "/configure_logging": {JSON: DICT},

@@ -1,0 +1,134 @@
+"""TensorUpdates: updates of the weights whose tensors come from a program that trains them.
+
+Tensors are written to files of a folder first; from there on an update is the same as from disk.
+Between ``begin`` and ``end`` the tensors of all calls are kept and become one update.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from radixlm.base.env import WEIGHT_GROUP_TIMEOUT_S
+from radixlm.base.errors import InvalidRequest, Overloaded
+from radixlm.base.record import replace
+from radixlm.config.server_config import ServerConfig
+from radixlm.engine.weight_groups import WeightGroups
+from radixlm.intake.tensor_spool import TensorSpool
+from radixlm.intake.tokenizer_manager import TokenizerManager
+from radixlm.intake.weights import WeightsOutcome, WeightsUpdate
+from radixlm.wire.tensors import TensorInfo, tensor_info
+
+Fill = Callable[[TensorSpool], Awaitable[None]]
+SELECTORS = ("all", "target")
+CHECK_S = 3600.0  # for engines that read a large checkpoint
+
+
+class TensorUpdates:
+    """Of one server. Its methods raise InvalidRequest for what cannot be asked, and OSError where
+    the disk is full; the old weights stay."""
+
+    def __init__(self, config: ServerConfig, intake: TokenizerManager) -> None:
+        p = config.parallel
+        self.groups = WeightGroups(
+            p.tp_size * p.pp_size, WEIGHT_GROUP_TIMEOUT_S.get(), config.execute.device == "cuda"
+        )
+        self._nnodes, self._intake, self._registry = p.nnodes, intake, intake.weights
+        self._session: TensorSpool | None = None
+        self._asked = WeightsUpdate("", is_partial=True)  # of the session, but the folder
+        self._lock = asyncio.Lock()  # of the session
+
+    async def update(self, fill: Fill, options: WeightsUpdate) -> WeightsOutcome:
+        """Replace the tensors that ``fill`` writes; ``options`` but for the folder."""
+        if self._nnodes > 1:
+            raise InvalidRequest(
+                f"--nnodes {self._nnodes} read weights from folders; what works: "
+                "update_weights_from_disk with a model_path that every node has"
+            )
+        async with self._lock:
+            if self._session is not None:
+                await fill(self._session)
+                version = self._asked.version if options.version is None else options.version
+                self._asked = replace(options, version=version)
+                return WeightsOutcome(True, "kept: end_weight_update makes the update")
+        spool = TensorSpool()
+        await fill(spool)
+        return await self._apply(spool, options)
+
+    async def receive(
+        self,
+        group: str,
+        tensors: Sequence[TensorInfo],
+        options: WeightsUpdate,
+        load_format: str | None = None,
+    ) -> WeightsOutcome:
+        """Replace tensors by what the trainer of a group broadcasts, one by one or, with the
+        format "flattened_bucket", all in one."""
+        if load_format not in (None, "flattened_bucket"):
+            raise InvalidRequest('load_format: null or "flattened_bucket"', "load_format")
+        if not tensors:
+            raise InvalidRequest("names: name at least one tensor", "names")
+
+        async def fill(spool: TensorSpool) -> None:
+            path = spool.new_file()
+            await self.groups.receive(group, tensors, path, load_format is not None)
+            await asyncio.to_thread(spool.take, path)
+
+        return await self.update(fill, options)
+
+    async def _apply(self, spool: TensorSpool, options: WeightsUpdate) -> WeightsOutcome:
+        folder = await asyncio.to_thread(spool.hand_over)
+        return await self._registry.update(replace(options, folder=str(folder), is_partial=True))
+
+    async def begin(self, selector: str = "all") -> None:
+        """Keep the tensors of the calls that follow."""
+        if selector not in SELECTORS:
+            raise InvalidRequest(f"selector: one of {', '.join(SELECTORS)}", "selector")
+        if self._session is not None:
+            raise InvalidRequest(
+                "a weight update is already open: end_weight_update makes it, or with "
+                '"discard": true drops it'
+            )
+        self._session, self._asked = TensorSpool(), WeightsUpdate("")
+
+    async def end(self, options: WeightsUpdate, discard: bool = False) -> WeightsOutcome:
+        """Make one update of all that was kept, or forget it. What ``options`` leaves open is as
+        the last call has asked."""
+        async with self._lock:
+            spool, self._session = self._session, None
+            if spool is None:
+                raise InvalidRequest("no weight update is open: call begin_weight_update first")
+            if discard or spool.is_empty:
+                spool.delete()
+                return WeightsOutcome(True, "no tensors were kept" if not discard else "dropped")
+            version = self._asked.version if options.version is None else options.version
+            mode = self._asked.mode if options.mode == "wait" else options.mode
+            return await self._apply(spool, replace(options, version=version, mode=mode))
+
+    async def check(self, action: str, skip: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """What each replica's ``check_weights`` answers; InvalidRequest."""
+        ready = self._intake.replicas.ready
+        args = {"action": action, "skip": list(skip)}
+        calls = [self._intake.ask(replica, "check_weights", args) for replica in ready]
+        try:
+            replies = await asyncio.wait_for(asyncio.gather(*calls), CHECK_S)
+        except TimeoutError:
+            raise Overloaded("the weights were not read in time", retry_after_s=60.0) from None
+        failed = next((reply for reply in replies if not reply.ok), None)
+        if failed is not None or not replies:
+            raise InvalidRequest("no engine serves yet" if failed is None else failed.message)
+        return [reply.data for reply in replies]
+
+
+def read_infos(names: Any, dtypes: Any, shapes: Any) -> list[TensorInfo]:
+    """The tensors that three lists of a request describe; InvalidRequest."""
+    if not len(names) == len(dtypes) == len(shapes) == len(set(names)):
+        raise InvalidRequest(
+            "names, dtypes and shapes need one entry for each tensor, and each name once", "names"
+        )
+    try:
+        triples = zip(names, dtypes, shapes, strict=True)
+        return [tensor_info(name, dtype, list(shape)) for name, dtype, shape in triples]
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"names: {error}", "names") from error
