@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parents[1] / "tests" / "weights" / "fixtures"
 Case = dict[str, Tensor]
 
 
-def original(num_out: int = 32, num_in: int = 128) -> Tensor:
+def original(num_out: int = 16, num_in: int = 128) -> Tensor:
     """A bfloat16 matrix with rows of different size."""
     generator = torch.Generator().manual_seed(25)
     rows = torch.randn(num_out, num_in, generator=generator)
@@ -44,11 +44,57 @@ def bitsandbytes() -> dict[str, Case]:
     return {**cases, "int8": {"weight": values, "SCB": most, "expected": wide.bfloat16()}}
 
 
+def hqq() -> dict[str, Case]:
+    """All numbers of bits, both axes, and rows with one scale."""
+    torch_nn, core = torch.nn, import_module("hqq.core.quantize")
+    cases: dict[str, Case] = {}
+    for bits, group, axis in ((8, 64, 1), (4, 64, 1), (3, 64, 1), (2, 32, 1), (1, 32, 1),
+                              (4, 64, 0), (3, 64, 0), (4, None, 1)):  # fmt: skip
+        layer = torch_nn.Linear(128, 16, bias=False).bfloat16()
+        layer.weight.data.copy_(original())
+        config = core.BaseQuantizeConfig(nbits=bits, group_size=group, axis=axis)
+        packed = core.HQQLinear(layer, config, compute_dtype=torch.bfloat16, device="cpu")
+        stored = {k: v for k, v in packed.state_dict().items() if isinstance(v, Tensor)}
+        cases[f"{bits}-{group}-{axis}"] = {**stored, "expected": packed.dequantize()}
+    return cases
+
+
+def torchao() -> dict[str, Case]:
+    """Int8Tensor, IntxUnpackedToInt8Tensor and Float8Tensor; the metadata go to a JSON file."""
+    quant = import_module("torchao.quantization")
+    flatten = import_module("torchao.prototype.safetensors.safetensors_support")
+    configs = {
+        "int8wo": quant.Int8WeightOnlyConfig(version=2),
+        "int8dq": quant.Int8DynamicActivationInt8WeightConfig(version=2),
+        "fp8wo": quant.Float8WeightOnlyConfig(),
+        "int4": quant.IntxWeightOnlyConfig(torch.int4, quant.PerGroup(32)),
+        "int2": quant.IntxWeightOnlyConfig(torch.int2, quant.PerGroup(64)),
+        "int6": quant.IntxWeightOnlyConfig(torch.int6, quant.PerGroup(64)),
+    }
+    cases: dict[str, Case] = {}
+    for name, config in configs.items():
+        layer = torch.nn.Sequential(torch.nn.Linear(128, 16, bias=False).bfloat16())
+        layer[0].weight.data.copy_(original())
+        quant.quantize_(layer, config)
+        stored, metadata = flatten.flatten_tensor_state_dict(layer.state_dict())
+        metadata_of[f"torchao/{name}"] = metadata["0.weight"]
+        parts = {part.removeprefix("0."): tensor for part, tensor in stored.items()}
+        cases[name] = {**parts, "expected": layer[0].weight.dequantize().bfloat16()}
+    return cases
+
+
+metadata_of: dict[str, str] = {}
+
+
 def prefixed(prefix: str, tensors: Case) -> Case:
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
-MAKERS: dict[str, Callable[[], dict[str, Case]]] = {"bitsandbytes": bitsandbytes}
+MAKERS: dict[str, Callable[[], dict[str, Case]]] = {
+    "bitsandbytes": bitsandbytes,
+    "hqq": hqq,
+    "torchao": torchao,
+}
 
 
 def main(libraries: list[str]) -> None:
@@ -61,7 +107,7 @@ def main(libraries: list[str]) -> None:
             for name, tensor in parts.items()
         }
         file = FOLDER / f"{library}.safetensors"
-        save_file(tensors, file, {"made_by": f"{library} {version(library)}"})
+        save_file(tensors, file, {"made_by": f"{library} {version(library)}", **metadata_of})
         print(file, file.stat().st_size)
 
 

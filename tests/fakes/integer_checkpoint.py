@@ -172,11 +172,10 @@ def _tensors(
 
 
 def words(rows: Ints, bits: int, places: tuple[int, ...] = ()) -> NDArray[np.int32]:
-    """Consecutive numbers of a row in 32-bit words, the first lowest; with `places`, number
-    `places[i]` of each eight is the i-th."""
-    count = 32 // bits
-    padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % count)))
-    out = np.zeros((rows.shape[0], padded.shape[1] // count), np.uint64)
-    for place, number in enumerate(places or range(count)):
-        out |= padded[:, number::count].astype(np.uint64) << np.uint64(bits * place)
-    return out.astype(np.uint32).view(np.int32)
+    """Consecutive numbers of a row in 32-bit words, the first lowest; some of 3, 5, 6 and 7 bits
+    lie across two words. With `places`, number `places[i]` of each eight is the i-th."""
+    if places:
+        rows = rows.reshape(len(rows), -1, 8)[..., list(places)].reshape(rows.shape)
+    stream = ((rows[..., None] >> np.arange(bits)) & 1).astype(np.uint8).reshape(len(rows), -1)
+    stream = np.pad(stream, ((0, 0), (0, -stream.shape[1] % 32)))
+    return np.packbits(stream, axis=1, bitorder="little").view(np.int32)

@@ -133,7 +133,7 @@ def test_quantization_configs_are_read() -> None:
     assert odd == Fp8Quant("fp8", "fp8", (64, 32))
     assert parse(compressed("channel")) == Fp8Quant("compressed-tensors", "fp8")
     assert parse({"quant_method": "modelopt", "quant_algo": "FP8"}) is not None
-    for other in ({"quant_method": "aqlm"}, {"quant_method": "modelopt", "quant_algo": "W4A8"}):
+    for other in ({"quant_method": "eetq"}, {"quant_method": "modelopt", "quant_algo": "W4A8"}):
         assert parse(other) is None
     integers = compressed("channel")
     integers["config_groups"]["group_0"]["weights"]["type"] = "int"
@@ -155,7 +155,7 @@ def test_a_bad_block_size_names_its_file(size: object, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stated", "word"),
     [
-        ({"quant_method": "hqq"}, "hqq"),
+        ({"quant_method": "eetq"}, "eetq"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8"}, "modelopt"),
         ({"quant_method": "fp8"}, ""),
         ({}, ""),

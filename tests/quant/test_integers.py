@@ -18,7 +18,7 @@ from radixlm.kernels.cpu import linear as cpu_linear
 from radixlm.kernels.dispatch import bind
 from radixlm.quant.checkpoint import checkpoint_quant, parse
 from radixlm.quant.fp8 import Fp8Quant
-from radixlm.quant.integers import IntegerQuant
+from radixlm.quant.integers import IntegerQuant, PermutedQuant
 from radixlm.quant.load_time import make_scheme
 from radixlm.quant.prequantized import PrequantizedScheme, to_kernel_weight
 from radixlm.quant.quantized_weight import QuantizedWeight, concat_rows, stack_experts
@@ -47,11 +47,22 @@ def test_quantization_configs_are_read() -> None:
     assert parse(PACKED) == IntegerQuant("compressed-tensors", "compressed", groups=(32,))
     w8a8 = parse(INT8)
     assert w8a8 == IntegerQuant("compressed-tensors", "compressed", quantizes_inputs=True)
+    marlin = parse(GPTQ | {"checkpoint_format": "marlin"})
+    assert (
+        marlin
+        == parse(GPTQ | {"quant_method": "marlin"})
+        == PermutedQuant("gptq", "gptq", 4, (64,))
+    )
+    rounded = {"quant_method": "intel/auto-round", "bits": 3, "group_size": 32}
+    assert parse(rounded) == IntegerQuant("auto-round", "gptq", 3, (32,))
+    shifted = parse(rounded | {"packing_format": "auto_round:auto_gptq", "extra_config": {"a": {}}})
+    assert shifted is not None and (shifted.bits, shifted.zero_shift) == (0, 1)
+    assert parse(rounded | {"bits": 4, "backend": "auto_round:auto_awq"}).layout == "awq"
     blocks = parse(Layout("blocks", bits=8, group=128).config())
     assert blocks is not None and (blocks.block_rows, blocks.groups) == (128, (128,))
     for other in (
         {},
-        {"quant_method": "aqlm"},
+        {"quant_method": "eetq"},
         with_weights(type="float", num_bits=6),
     ):
         assert parse(other) is None
@@ -68,13 +79,13 @@ def test_quantization_configs_are_read() -> None:
         (AWQ | {"group_size": 100}, "awq in groups of 100 cannot.*known group_size: -1, 16, 32"),
         (AWQ | {"group_size": 0}, "groups of 0"),
         (AWQ | {"group_size": None}, "groups of None"),
-        (AWQ | {"version": "gemv"}, "awq in the layout 'gemv'.*known version: gemm"),
-        (GPTQ | {"bits": 3}, "gptq of 3 bits cannot be loaded; known bits: 4, 8"),
-        (GPTQ | {"bits": 2}, "gptq of 2 bits"),
+        (AWQ | {"version": "ggml"}, "awq in the layout 'ggml'.*known version: gemm"),
+        (GPTQ | {"bits": 1}, "gptq of 1 bits cannot be loaded; known bits: 2, 3, 4, 5, 6, 7, 8"),
+        (GPTQ | {"bits": 9}, "gptq of 9 bits"),
         (GPTQ | {"group_size": [64]}, r"groups of \[64\]"),
-        (GPTQ | {"checkpoint_format": "marlin"}, "gptq in the layout 'marlin'"),
-        (GPTQ | {"is_marlin_format": True}, "gptq in the layout 'marlin'"),
-        (with_weights(num_bits=3), "compressed-tensors of 3 bits"),
+        (GPTQ | {"checkpoint_format": "bitblas"}, "gptq in the layout 'bitblas'.*gptq_v2, marlin"),
+        (GPTQ | {"is_marlin_format": True, "bits": 8}, "layout marlin of 8 bits.*known bits: 4"),
+        (with_weights(num_bits=1), "compressed-tensors of 1 bits"),
         (with_weights(group_size=7), "groups of 7"),
         (with_weights(strategy="token"), "scales by token.*known strategy: tensor, channel"),
         (PACKED | {"format": "marlin-24"}, "format 'marlin-24'"),
@@ -83,6 +94,12 @@ def test_quantization_configs_are_read() -> None:
             "sparse.*known format: dense, sparse-b",
         ),
         (PACKED | {"transform_config": {"config_groups": {}}}, "rotations"),
+        ({"quant_method": "aqlm"}, "aqlm .* cannot be loaded; take .*--quantization int4wo-64"),
+        (
+            {"quant_method": "auto-round", "packing_format": "x"},
+            "known packing_format: auto_round",
+        ),
+        ({"quant_method": "qoq", "wbits": 8}, "qoq of 8 bits cannot be loaded; known bits: 4"),
         ({"quant_method": "blockwise_int8"}, "a block size has two sizes, not None"),
         ({"quant_method": "blockwise_int8", "weight_block_size": [128, 0]}, "two sizes"),
     ],
@@ -129,7 +146,7 @@ def test_inconsistent_configs_are_refused_or_read(
     ("stated", "fitting"),
     [
         (AWQ, {"awq", "awq_marlin", "moe_wna16"}),
-        (GPTQ, {"gptq", "gptq_marlin", "moe_wna16"}),
+        (GPTQ, {"gptq", "gptq_marlin", "marlin", "moe_wna16"}),
         (PACKED, {"compressed-tensors"}),
         (INT8, {"compressed-tensors", "w8a8_int8"}),
         ({"quant_method": "w8a8_int8"}, {"w8a8_int8"}),

@@ -46,6 +46,12 @@ LAYOUTS = {
     "gptq-8-sym": Layout("gptq", bits=8, group=0, sym=True),
     "gptq-8": Layout("gptq", bits=8, group=128),
     "gptq-8-order": Layout("gptq", bits=8, group=64, order=True),
+    "gptq-2": Layout("gptq", bits=2, group=64),
+    "gptq-3-order": Layout("gptq", bits=3, group=32, order=True),
+    "gptq-5-sym": Layout("gptq", bits=5, group=64, sym=True),
+    "packed-3": Layout("packed", bits=3, group=128),
+    "packed-6": Layout("packed", bits=6, group=64, sym=True),
+    "packed-7-row": Layout("packed", bits=7, group=0, sym=True),
     "packed-4": Layout("packed", group=128, sym=True),
     "packed-4-zeros": Layout("packed", group=32),
     "packed-4-row": Layout("packed", group=0),
@@ -55,7 +61,12 @@ LAYOUTS = {
     "int8": Layout("int8", bits=8, group=0, sym=True),
     "blocks": Layout("blocks", bits=8, group=128),
 }
-WHOLE_ROWS = {"gptq-8-sym": "int8wo", "packed-8": "int8wo", "int8": "w8a8"}
+WHOLE_ROWS = {
+    "gptq-8-sym": "int8wo",
+    "packed-7-row": "int8wo",
+    "packed-8": "int8wo",
+    "int8": "w8a8",
+}
 
 
 def load(folder: Path, backend: str = "native", asked: str | None = None, **more: Any) -> Model:
@@ -111,14 +122,14 @@ def test_layers_stay_quantized(name: str, tmp_path: Path) -> None:
         if name in WHOLE_ROWS:
             assert packed.packed.fmt == WHOLE_ROWS[name]
             continue
-        assert isinstance(packed, GatherLinear) == (layout.order or layout.bits == 8)
+        assert isinstance(packed, GatherLinear) == (layout.order or layout.bits > 4)
         native = (packed.inner if isinstance(packed, GatherLinear) else packed).packed
         assert isinstance(native, PackedLinear)
         group = min(layout.group or 128, 128)
         assert native.fmt == f"w4a8-{group}"
         count = layer.in_features * layer.out_features
-        num_scales = (1 if layout.sym else 2) * (layout.bits // 4) * count // group
-        if layout.bits == 4:
+        num_scales = (1 if layout.sym else 2) * count // group
+        if layout.bits <= 4:
             assert native.num_bytes == count // 2 + 4 * num_scales
         else:
             assert native.num_bytes <= count + 16 * count // group

@@ -30,6 +30,7 @@ _GPTQ_TENSORS = r"\.(qweight|qzeros|scales|g_idx)"
 _COMPRESSED_TENSORS = (
     r"\.(weight_(packed|shape|zero_point|g_idx|global_scale)|input_(zero_point|global_scale))"
 )
+_GPTQ_FLAGS = ("gptq", "gptq_marlin", "marlin", "moe_wna16")
 _QUANT = "radixlm.quant"
 
 METHODS = {
@@ -52,26 +53,36 @@ METHODS = {
             ("awq", "awq_marlin", "moe_wna16"),
             _GPTQ_TENSORS,
         ),
-        QuantMethod("gptq", f"{_QUANT}.integers:parse_gptq", ("gptq", "gptq_marlin", "moe_wna16")),
+        QuantMethod("gptq", f"{_QUANT}.integers:parse_gptq", _GPTQ_FLAGS),
+        QuantMethod("auto-round", f"{_QUANT}.integers:parse_auto_round", ("auto-round",)),
+        QuantMethod("qoq", f"{_QUANT}.integers:parse_qoq", ("qoq",)),
+        QuantMethod("hqq", f"{_QUANT}.widened:parse_hqq", ("hqq",)),
+        QuantMethod("torchao", f"{_QUANT}.widened:parse_torchao", ("torchao",)),
         QuantMethod("w8a8_int8", f"{_QUANT}.integers:parse_w8a8", ("w8a8_int8",)),
         QuantMethod("blockwise_int8", f"{_QUANT}.integers:parse_blockwise", ("blockwise_int8",)),
-        QuantMethod(
-            "bitsandbytes",
-            f"{_QUANT}.widened:parse_bitsandbytes",
-            ("bitsandbytes",),
-            r"\.weight\.((nested_)?(absmax|quant_map)|quant_state\.\w+)|\.(SCB|weight_format)",
-        ),
+        QuantMethod("bitsandbytes", f"{_QUANT}.widened:parse_bitsandbytes", ("bitsandbytes",)),
         QuantMethod("gguf", f"{_QUANT}.prequantized:parse_gguf", ("gguf",)),
     )
 }
+# other names of ``quant_method``
+ALIASES = {
+    "awq_marlin": "awq",
+    "bitsandbytes_4bit": "bitsandbytes",
+    "bitsandbytes_8bit": "bitsandbytes",
+    "gptq_marlin": "gptq",
+    "intel/auto-round": "auto-round",
+    "marlin": "gptq",
+    "ptpc_fp8": "fp8",
+    "w8a8_fp8": "fp8",
+}
+# vectors of a table, which are never floats
+TABLES = frozenset("aqlm exl2 exl3 higgs spqr vptq".split())
 # methods of other engines; floats of such a checkpoint are served, other weights are refused
 _UNREAD = frozenset(
-    "aqlm auto-round awq_marlin bitnet bitsandbytes_4bit bitsandbytes_8bit "
-    "deepspeedfp eetq exl2 exl3 experts_int8 fouroversix fp_quant gemma gptq_marlin "
-    "gptq_marlin_24 higgs hqq ipex marlin metal modelopt_mixed moe_wna16 mxfp8 "
-    "ptpc_fp8 qoq quanto quark sinq spqr torchao vptq w4afp8 w8a8_fp8".split()
+    "bitnet deepspeedfp eetq experts_int8 fouroversix fp_quant gemma gptq_marlin_24 ipex metal "
+    "modelopt_mixed moe_wna16 mxfp8 quanto quark sinq w4afp8".split()
 )
-KNOWN_METHODS = _UNREAD | METHODS.keys()
+KNOWN_METHODS = _UNREAD | TABLES | METHODS.keys() | ALIASES.keys()
 SCALE_TENSORS = re.compile(
     "(?:" + "|".join(m.tensors for m in METHODS.values() if m.tensors) + ")$"
 )

@@ -21,7 +21,7 @@ LOAD_FORMATS = (
 )
 # --quantization: what is built, then methods of SGLang that are not
 _QUANTIZATIONS = tuple(dict.fromkeys((*ONLINE_INTEGERS, *CHECKPOINT_FLAGS)))
-_UNBUILT_QUANTIZATIONS = (*("marlin", "qoq", "w4afp8", "quark"),)
+_UNBUILT_QUANTIZATIONS = ("w4afp8", "quark")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from radixlm.arch.json_file import object_or_empty
-from radixlm.arch.quant_methods import METHODS
+from radixlm.arch.quant_methods import ALIASES, METHODS, TABLES
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.base.lazy import load
 from radixlm.quant.scheme import Scheme
@@ -66,7 +66,13 @@ def checkpoint_quant(folder: Path) -> StoredQuant | None:
 
 def parse(config: Mapping[str, Any]) -> StoredQuant | None:
     """Read a ``quantization_config``; None and ConfigError as in ``checkpoint_quant``."""
-    method = METHODS.get(str(config.get("quant_method", "")).lower())
+    name = str(config.get("quant_method", "")).lower()
+    if name in TABLES:
+        raise ConfigError(
+            f"quantization_config: {name} (tables of vectors) cannot be loaded; take the model's "
+            "float checkpoint and --quantization int4wo-64"
+        )
+    method = METHODS.get(ALIASES.get(name, name))
     if method is None:
         return None
     parser: Callable[[Mapping[str, Any]], StoredQuant | None] = load(method.parse)

@@ -8,7 +8,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.quant.checkpoint import StoredQuant, block_sizes
 from radixlm.quant.fp4 import Fp4Quant, MixedQuant, SparseQuant
 from radixlm.quant.fp8 import with_block
-from radixlm.quant.integers import IntegerQuant, check_bits, group_sizes, unsupported
+from radixlm.quant.integers import BITS, IntegerQuant, check_bits, group_sizes, unsupported
 
 NAME = "compressed-tensors"
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "dense")
@@ -80,7 +80,7 @@ def _parse_integers(config: Mapping[str, Any], groups: list[dict[str, Any]]) -> 
         raise unsupported(f"compressed-tensors in the format {layout!r}", "format", _FORMATS)
     sizes: set[int] = set()
     for one in weights:
-        check_bits(NAME, one.get("num_bits", 8), (4, 8))
+        check_bits(NAME, one.get("num_bits", 8), BITS)
         strategy = str(one.get("strategy") or ("group" if one.get("group_size") else "channel"))
         if strategy not in _INTEGER_STRATEGIES:
             raise unsupported(

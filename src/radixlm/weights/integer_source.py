@@ -11,9 +11,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from radixlm.quant.integers import IntegerQuant
+from radixlm.quant.integers import BITS, IntegerQuant
 from radixlm.quant.quantized_weight import QuantizedWeight
-from radixlm.weights.packed_integers import Integers, find_group_size, unpack, unpack_awq
+from radixlm.weights.packed_integers import (
+    Integers,
+    find_group_size,
+    unpack,
+    unpack_awq,
+    unpack_padded,
+)
 from radixlm.weights.parts_source import PartsSource, find_parts
 from radixlm.weights.source import TensorSource
 
@@ -59,18 +65,24 @@ class IntegerSource(PartsSource):
         return self._gptq_or_awq(name)
 
     def _gptq_or_awq(self, weight: str) -> Integers:
-        quant, is_awq = self._quant, self._quant.layout == "awq"
-        words = self._words(weight, "qweight")
-        zero_words = self._words(weight, "qzeros")
+        quant, layout = self._quant, self._quant.layout
+        words, zero_words = self._words(weight, "qweight"), self._words(weight, "qzeros")
         scale_OG = self._floats(weight, "scales", 2).t().contiguous()
-        if is_awq:
-            bits, values, zeros = 4, unpack_awq(words), unpack_awq(zero_words)
+        bits = 4
+        if layout == "awq":
+            values, zeros = unpack_awq(words), unpack_awq(zero_words)
+        elif layout == "gemv":
+            values, zeros = unpack(words, 4), unpack(zero_words, 4)
+            num_groups = max(values.shape[1] // (quant.groups or (values.shape[1],))[0], 1)
+            scale_OG = scale_OG.t()[:, :num_groups]
+            zeros = zeros[:, :num_groups]
         else:
             bits = 32 * zero_words.shape[1] // max(words.shape[1], 1)
-            if bits not in (4, 8) or (quant.bits and bits != quant.bits):
+            if bits not in BITS or (quant.bits and bits != quant.bits):
+                known = quant.bits or ", ".join(map(str, BITS))
                 raise ValueError(
                     f"{self._name(weight, 'qzeros')} is of {bits} bits beside "
-                    f"{list(words.shape)}, config.json says {quant.bits or '4 or 8'}"
+                    f"{list(words.shape)}, config.json says {known}"
                 )
             values = unpack(words.t(), bits)
             zeros = unpack(zero_words, bits).t()
@@ -115,12 +127,15 @@ class IntegerSource(PartsSource):
         if len(sizes) != 2 or sizes[0] != words.shape[0]:
             raise ValueError(f"{self._name(weight, 'weight_shape')} says {sizes}")
         num_in = int(sizes[1])
-        for bits in (4, 8):
+        for bits in (4, 8, *BITS):
             if -(-num_in * bits // 32) == words.shape[1]:
                 return bits, unpack(words, bits)[:, :num_in]
+        for bits in BITS:  # as versions before 0.13 packed 3, 5 and 6 bits
+            if -(-num_in // (32 // bits)) == words.shape[1]:
+                return bits, unpack_padded(words, bits)[:, :num_in]
         raise ValueError(
-            f"{self._name(weight, _PACKED)} {list(words.shape)} holds no {sizes} numbers of 4 or "
-            "8 bits"
+            f"{self._name(weight, _PACKED)} {list(words.shape)} holds no {sizes} numbers of 2 to 8 "
+            "bits"
         )
 
     def _compressed_zeros(self, weight: str, scale_OG: Tensor, bits: int) -> Tensor:
@@ -130,7 +145,9 @@ class IntegerSource(PartsSource):
         name, num_out = self._name(weight, "weight_zero_point"), scale_OG.shape[0]
         zeros = self.inner.read(name)
         if zeros.dtype == torch.int32 and zeros.ndim == 2:
-            zeros = unpack(zeros.t(), bits)[:, :num_out].t().float()
+            is_dense = -(-num_out * bits // 32) == zeros.shape[0]
+            zeros = (unpack if is_dense else unpack_padded)(zeros.t(), bits)
+            zeros = zeros[:, :num_out].t().float()
         elif not zeros.is_floating_point():
             zeros = zeros.float() + half
             if zeros.numel() == 1:

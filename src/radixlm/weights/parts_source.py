@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from radixlm.quant.quantized_weight import QuantizedWeight
+from radixlm.quant.quantized_weight import QuantizedWeight, kernel_group_size
 from radixlm.weights.origin import Origin
 from radixlm.weights.packed_integers import Integers
 from radixlm.weights.source import TensorSource, WrappedSource
@@ -30,7 +30,7 @@ class PartsSource(WrappedSource):
             self._sizes[weight] = num_bytes
 
     @abstractmethod
-    def weight(self, name: str) -> Integers | Tensor:
+    def weight(self, name: str) -> Integers | QuantizedWeight | Tensor:
         """The weight as integers, or as numbers of any float dtype where it has none. ValueError
         as ``read``."""
 
@@ -44,7 +44,8 @@ class PartsSource(WrappedSource):
         weight = self.weight(name)
         if isinstance(weight, Integers):
             return weight.dequantize(self._dtype)
-        return weight.to(self._dtype)
+        wide = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
+        return wide.to(self._dtype)
 
     def is_quantized(self, name: str) -> bool:
         return name in self._parts
@@ -57,6 +58,8 @@ class PartsSource(WrappedSource):
         weight = self.weight(name) if self.is_integer(name) else None
         if isinstance(weight, Integers):
             return weight.to_quantized(self.quantizes_inputs)
+        if isinstance(weight, QuantizedWeight) and kernel_group_size(weight.group_size):
+            return weight
         return None
 
     def is_zero_bias(self, name: str) -> bool:

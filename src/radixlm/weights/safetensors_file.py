@@ -100,13 +100,23 @@ class SafetensorsSource(TensorSource):
 
 def read_header(file: Path, number: int = 0) -> dict[str, Entry]:
     """The entries of one file; CheckpointError if it is truncated or malformed."""
+    return parse_header(file, number, *_header_of(file))
+
+
+def read_metadata(file: Path) -> dict[str, str]:
+    """The texts that the writer of a file that ``read_header`` has checked added to it."""
+    found = json.loads(_header_of(file)[0]).get("__metadata__")
+    return {k: v for k, v in found.items() if isinstance(v, str)} if isinstance(found, dict) else {}
+
+
+def _header_of(file: Path) -> tuple[bytes, int]:
+    """(the JSON header, bytes of the file)."""
     try:
         file_size = file.stat().st_size
         with file.open("rb") as opened:
-            data = opened.read(header_bytes(file, opened.read(8), file_size))
+            return opened.read(header_bytes(file, opened.read(8), file_size)), file_size
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error}") from error
-    return parse_header(file, number, data, file_size)
 
 
 def header_bytes(file: Path, prefix: bytes, file_size: int) -> int:
