@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from radixlm.config import host
-from radixlm.config.host import has_cuda, host_memory_bytes, read_host_info
+from radixlm.config.host import (
+    cgroup_limits,
+    free_memory_bytes,
+    has_cuda,
+    host_memory_bytes,
+    read_host_info,
+)
 
 
 def test_the_host_is_described() -> None:
@@ -49,3 +55,21 @@ def test_cuda_needs_driver_build_and_visibility(
 
     monkeypatch.setattr(host, "version", absent)
     assert not has_cuda(driver)
+
+
+def test_limits_of_the_own_control_group_and_those_above_count(tmp_path: Path) -> None:
+    own = tmp_path / "cgroup"
+    own.write_text("4:cpu,cpuacct:/x\n3:memory:/a/b\n0::/s/unit.service\n")
+    first, second = tmp_path / "memory" / "a", tmp_path / "s" / "unit.service"
+    first.mkdir(parents=True)
+    second.mkdir(parents=True)
+    limits = cgroup_limits(own, tmp_path)
+    assert {first / "memory.limit_in_bytes", second / "memory.max"} <= {*limits}
+    assert tmp_path / "memory.max" in limits and not any("x" in one.parts for one in limits)
+    (second / "memory.max").write_text("max\n")
+    (first / "memory.limit_in_bytes").write_text("1000\n")
+    (first / "memory.usage_in_bytes").write_text("900\n")
+    (first / "memory.stat").write_text("cache 500\nactive_file 100\ninactive_file 300\n")
+    assert host_memory_bytes(limits) == 1000
+    assert free_memory_bytes(10_000, limits) == 500
+    assert free_memory_bytes(400, limits) == 400

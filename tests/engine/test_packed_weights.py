@@ -20,6 +20,7 @@ from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
 from radixlm.models.build import Model
 from radixlm.weights.packed_file import PackedFileError
+from tests.fakes.paged_runner import PagedRunner
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
 
 pytestmark = pytest.mark.skipif(not cpu.available, reason=cpu.reason)
@@ -156,3 +157,37 @@ def test_a_server_that_stops_leaves_no_half_file(folder: Path, tmp_path: Path) -
     packed.close()
     assert packed.writer is not None and not packed.writer.is_alive()
     assert not list((tmp_path / "cache").glob("*.p*"))
+
+
+@pytest.mark.parametrize("arch", ["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"])
+@pytest.mark.parametrize("share", [0.0, 1e-7])
+def test_a_model_larger_than_memory_is_served_from_its_file(
+    arch: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixlm.engine.packed_weights.LARGE_SHARE", 0.0)
+    monkeypatch.setattr("radixlm.engine.packed_weights.RESIDENT_SHARE", share)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = cached_tiny(arch)
+    plain, _ = start(folder, None, disable_packed_cache=True)
+    plain.use_program = False
+    first, packed = start(folder, None)  # is written while it loads
+    assert packed.writer is None and packed.path.exists()
+    second, _ = start(folder, None)
+    ids = {0: [5, 6, 7, 8], 1: [9, 10]}
+    expected = PagedRunner(plain, "cpu", page_size=16).prefill(ids)
+    for model in (first, second):
+        assert model.pager is not None and model.pager.first < len(model.blocks)
+        got = PagedRunner(model, "cpu", page_size=16).prefill(ids)
+        assert all(torch.equal(got[one], expected[one]) for one in ids)
+
+
+def test_large_weights_that_cannot_be_written_must_fit(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("radixlm.engine.packed_weights.LARGE_SHARE", 0.0)
+    (tmp_path / "cache").write_text("")
+    model, _ = start(folder, tmp_path / "cache")
+    assert model.pager is None and "the weights must fit into memory" in caplog.text

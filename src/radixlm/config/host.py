@@ -11,10 +11,11 @@ from typing import Any
 
 from radixlm.base import env
 
-_CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
+_CGROUPS = Path("/sys/fs/cgroup")
+_CGROUP_USAGE = {
+    "memory.max": "memory.current",
+    "memory.limit_in_bytes": "memory.usage_in_bytes",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,40 @@ def has_cuda(driver: Path = Path("/dev/nvidiactl")) -> bool:
     return driver.exists() and visible and not torch_version.endswith("+cpu")
 
 
-def host_memory_bytes(limits: tuple[Path, ...] = _CGROUP_LIMITS) -> int:
+def cgroup_limits(own: Path = Path("/proc/self/cgroup"), root: Path = _CGROUPS) -> tuple[Path, ...]:
+    """The files that limit the memory of this process: those of its control group and of all above
+    it, of version 2 or 1."""
+    found = [root / "memory.max", root / "memory" / "memory.limit_in_bytes"]
+    for line in own.read_text(encoding="utf-8").splitlines() if own.exists() else ():
+        _, controllers, group = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        base, name = (root / "memory", found[1].name) if controllers else (root, found[0].name)
+        inside = base / group.lstrip("/")
+        found += [one / name for one in (inside, *inside.parents) if base in one.parents]
+    return tuple(found)
+
+
+def free_memory_bytes(free_bytes: int, limits: tuple[Path, ...] | None = None) -> int:
+    """Of ``free_bytes`` of the machine, what the container's limit leaves: pages of files, which
+    the system gives up when it needs room, count as free."""
+    for path in cgroup_limits() if limits is None else limits:
+        text = path.read_text(encoding="ascii").strip() if path.exists() else ""
+        usage = path.with_name(_CGROUP_USAGE[path.name]) if path.name in _CGROUP_USAGE else path
+        stat = path.with_name("memory.stat")
+        if not text.isdecimal() or usage == path or not (usage.exists() and stat.exists()):
+            continue
+        rows = (line.split() for line in stat.read_text(encoding="ascii").splitlines())
+        files = sum(int(row[1]) for row in rows if row[0] in ("active_file", "inactive_file"))
+        used = int(usage.read_text(encoding="ascii")) - files
+        free_bytes = min(free_bytes, max(0, int(text) - used))
+    return free_bytes
+
+
+def host_memory_bytes(limits: tuple[Path, ...] | None = None) -> int:
     """Bytes of memory, or of the container's limit if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in limits:
+    for path in cgroup_limits() if limits is None else limits:
         if path.exists():
             text = path.read_text(encoding="ascii").strip()
             total = min(total, int(text)) if text.isdecimal() else total

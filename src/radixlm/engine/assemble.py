@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import psutil
 import torch
 
 from radixlm.attention.base import AttentionBackend
@@ -42,7 +41,7 @@ from radixlm.engine.load_model import fill_again, load_model
 from radixlm.engine.memory import MemoryNow, Pools, make_pools, needs_memory, trial_pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.occupation import Occupation
-from radixlm.engine.packed_weights import PackedWeights
+from radixlm.engine.packed_weights import PackedWeights, available_bytes
 from radixlm.engine.parts import (
     EngineParts,
     make_features,
@@ -350,7 +349,7 @@ def _free_bytes(device: Device, num_processes: int = 1) -> int:
     """What this process may take: the processes of a host share its memory, but no GPU."""
     if isinstance(device, CudaDevice):
         return device.free_bytes()
-    return int(psutil.virtual_memory().available) // num_processes
+    return available_bytes() // num_processes
 
 
 def _graph_sizes(

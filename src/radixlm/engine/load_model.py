@@ -113,7 +113,7 @@ def _fill(
             deltas=tuple(map(Path, source.deltas)),
         )
         if packed and recorder:
-            packed.keep(report)
+            report = packed.keep(model, report)
     return report
 
 

@@ -14,7 +14,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
@@ -25,24 +25,42 @@ import psutil
 import torch
 
 import radixlm
-from radixlm.base.record import Record
+from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes, format_seconds
+from radixlm.config.host import free_memory_bytes
 from radixlm.config.server_config import ServerConfig, flat
 from radixlm.distributed.groups import Ranks
 from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.prefault import PACKED_SHARES
 from radixlm.kernels.cpu.extension import available, native
 from radixlm.kernels.dispatch import Kernels
+from radixlm.models.decoder import DecoderModel
+from radixlm.models.weight_pager import make_pager
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.scheduler.hooks import Feature
 from radixlm.scheduler.request import Request
 from radixlm.weights.load import LoadReport
 from radixlm.weights.mapper import LoadableModel
-from radixlm.weights.packed_cache import ModelRecorder, load_packed
-from radixlm.weights.packed_file import VERSION, FileWriter, PackedFile, PackedFileError
+from radixlm.weights.packed_cache import (
+    ModelRecorder,
+    Recorder,
+    StreamingRecorder,
+    load_packed,
+)
+from radixlm.weights.packed_file import (
+    VERSION,
+    FileWriter,
+    LayerEntry,
+    MappedFile,
+    PackedFile,
+    PackedFileError,
+)
 
 log = logging.getLogger(__name__)
 MIN_BYTES: Final = 64 << 20  # of a checkpoint that is cached without being asked
 CHECKED_SHARE: Final = 0.5  # of available memory: larger files are not read when they are mapped
+LARGE_SHARE: Final = 0.6  # of available memory: larger weights stay in their file
+RESIDENT_SHARE: Final = 0.5  # of available memory: for the part of those that stays in memory
 IDLE_S: Final = 10.0  # after which a server that nobody asks writes its cache
 STALE_S: Final = 3600.0  # unfinished files of processes that were killed
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".npy", ".remote")
@@ -84,11 +102,15 @@ class PackedWeights(Feature):
         self._folder, model = info.folder, config.model
         self._directory, self._limit_bytes = cache_folder(config), int(model.packed_cache_gb * 1e9)
         self._stamps = stamps_of(info.folder)
+        self._free_bytes = available_bytes() // config.parallel.num_processes
+        self._offload_bytes = int(config.memory.cpu_offload_gb * 1e9)
+        self.is_large = False  # weights stay in their file
         self.is_on = available and self._wants(config, info, kernels)
         self.path = self._directory / "off"
         if self.is_on:
             self.path = self._directory / f"{self._key(config, info, kernels, ranks)}.packed"
         self._recorder: ModelRecorder | None = None
+        self._streaming: StreamingRecorder | None = None
         self._report: LoadReport | None = None
         self._may_write, self._stops = threading.Event(), threading.Event()
         self.writer: threading.Thread | None = None
@@ -101,9 +123,13 @@ class PackedWeights(Feature):
             return False
         if info.is_transformers or model.load_format in ("dummy", "sharded_state"):
             return False
+        kind = model.quantization or model.torchao_config or ""
+        share = next((share for name, share in PACKED_SHARES.items() if name in kind), 1.0)
+        packed_bytes = share * num_bytes / config.parallel.world_size
+        self.is_large = bool(packed_bytes > LARGE_SHARE * self._free_bytes or self._offload_bytes)
         is_small = num_bytes < MIN_BYTES
         is_quantized = model.quantization or model.torchao_config or checkpoint_quant(info.folder)
-        return bool(model.packed_cache_dir or (is_quantized and not is_small))
+        return bool(model.packed_cache_dir or self.is_large or (is_quantized and not is_small))
 
     def _key(self, config: ServerConfig, info: ModelInfo, kernels: Kernels, ranks: Ranks) -> str:
         options = flat(config, show_secrets=False)
@@ -126,10 +152,11 @@ class PackedWeights(Feature):
         try:
             file = PackedFile(self.path)
             self._check_note(file)
-            if file.num_bytes < CHECKED_SHARE * psutil.virtual_memory().available:
+            if file.num_bytes < CHECKED_SHARE * self._free_bytes:
                 file.check()
             load_packed(model, file)
             report = msgspec.convert(file.table.facts, LoadReport)
+            report = self._paged(model, file, file.table.layers, report)
         except FileNotFoundError:
             return None
         except (OSError, PackedFileError, msgspec.MsgspecError) as error:
@@ -143,6 +170,28 @@ class PackedWeights(Feature):
         log.info("mapped %d parameters, %s, from %s in %s",
                  report.num_params, size, self.path, duration)  # fmt: skip
         return report
+
+    def _paged(
+        self,
+        model: LoadableModel,
+        file: MappedFile,
+        layers: Mapping[str, LayerEntry],
+        report: LoadReport,
+    ) -> LoadReport:
+        """Let a model that is too large read its weights from the file in each step; the report
+        with the bytes that stay in memory."""
+        if not self.is_large or not isinstance(model, DecoderModel):
+            return report
+        most = int(RESIDENT_SHARE * self._free_bytes)
+        if self._offload_bytes:
+            most = min(most, report.num_bytes - self._offload_bytes)
+        stays = max(0, min(most, report.num_bytes))
+        model.pager, model.use_program = make_pager(model, file, layers, stays), False
+        log.info(
+            "weights of %s are read from %s as they are needed; %s of them stay in memory",
+            format_bytes(report.num_bytes), self.path, format_bytes(stays),
+        )  # fmt: skip
+        return replace(report, num_bytes=stays)
 
     def _check_note(self, file: PackedFile) -> None:
         """PackedFileError unless the checkpoint is the one that was packed: unchanged since, or of
@@ -167,16 +216,35 @@ class PackedWeights(Feature):
         part.write_bytes(msgspec.json.encode(note))
         os.replace(part, self._note_path)
 
-    def recorder(self) -> ModelRecorder:
-        """What is to note the layers of a model that is loaded in place of a file."""
+    def recorder(self) -> Recorder:
+        """What is to note the layers of a model that is loaded in place of a file. A large one is
+        written while it loads."""
+        if self.is_large:
+            try:
+                self._streaming = self._stream()
+                return self._streaming
+            except (OSError, PackedFileError) as error:
+                log.warning("%s: the weights must fit into memory: %s", self._directory, error)
         self._recorder = ModelRecorder()
         return self._recorder
 
-    def keep(self, report: LoadReport) -> None:
-        """The recorded model is loaded: write it after the first token, or when nobody asks."""
+    def _stream(self) -> StreamingRecorder:
+        num_bytes = sum(stamp.num_bytes for stamp in self._stamps)
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_room(self._directory, self._limit_bytes, num_bytes)
+        return StreamingRecorder(FileWriter(self.path), 4 * num_bytes + (1 << 30))
+
+    def keep(self, model: LoadableModel, report: LoadReport) -> LoadReport:
+        """The recorded model is loaded: write it after the first token, or when nobody asks. The
+        report with the bytes that stay in memory."""
+        if self._streaming is not None:
+            self._write_note(_Note(self._stamps))
+            self._streaming.write(msgspec.to_builtins(report))
+            return self._paged(model, self._streaming.file, self._streaming.layers, report)
         self._report = report
         self.writer = threading.Thread(target=self._write_later, name="packed cache", daemon=True)
         self.writer.start()
+        return report
 
     def committed(self, request: Request, tokens: Sequence[int]) -> bool | None:
         """The first token is there."""
@@ -232,6 +300,11 @@ class PackedWeights(Feature):
             self.path.unlink(missing_ok=True)
             raise PackedFileError("the checkpoint changed while it was packed")
         return True
+
+
+def available_bytes() -> int:
+    """Memory that this process could still take, within its container's limit."""
+    return free_memory_bytes(int(psutil.virtual_memory().available))
 
 
 def cache_folder(config: ServerConfig) -> Path:

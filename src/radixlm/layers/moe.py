@@ -62,6 +62,7 @@ class MoeLayer(Module):
     chosen_TK: Tensor | None = None
     share: ExpertSplit | None = None  # with the ranks that hold the other experts
     _noise: torch.Generator | None = None
+    on_chosen: Callable[[Tensor], None] | None = None  # told which experts are about to compute
     site = -1  # of up among the layers that adapters may change; down's is the next; -1: none
 
     def __init__(self, spec: Moe, dim: int, context: LayerContext) -> None:
@@ -410,6 +411,8 @@ class MoeLayer(Module):
 
     def _run_packed(self, x_TD: Tensor, weights_TK: Tensor, ids_TK: Tensor) -> Tensor:
         """The experts that have weights, with what adapters add to them."""
+        if self.on_chosen is not None:
+            self.on_chosen(ids_TK)
         rows, site = None if self.site < 0 else self._step.rows, self.site
         if self.site >= 0 and self._groups is not None:
             rows = self._groups.lora  # experts see the tokens of all groups

@@ -42,6 +42,7 @@ from radixlm.models.kv_groups import entry_places, kv_groups, local_decoder, poo
 from radixlm.models.program.step import StepProgram, make_program
 from radixlm.models.recurrence import RecurrenceRunner
 from radixlm.models.stages import RESIDUAL, LeftOutBlock, Pipeline, Stage, kept_of
+from radixlm.models.weight_pager import WeightPager
 from radixlm.step.batch import (
     AttentionSite,
     ForwardBatch,
@@ -76,6 +77,7 @@ class DecoderModel(Module):
     pool: list[Module]  # layers of a pooling model's head, set by build_model
     gate: list[Module]
     taps: HiddenNeeds | None = None  # what each step leaves for a drafter; see ``tap``
+    pager: WeightPager | None = None  # of weights that do not fit into memory
 
     def __init__(
         self,
@@ -438,7 +440,11 @@ class DecoderModel(Module):
         for layer in range(stage.first, stage.end):
             if self.decoder.skips:
                 x_TD, pending_TD = self._skipped(layer, added(x_TD, pending_TD), kept), None
+            if self.pager is not None:
+                self.pager.before(layer)
             x_TD, pending_TD = self.blocks[layer].run_deferred(x_TD, pending_TD, batch, angles)
+            if self.pager is not None:
+                self.pager.after(layer)
             if layer in deep:
                 x_TD, pending_TD = added(x_TD, pending_TD) + deep[layer].to(x_TD.dtype), None
             if layer in layers:  # a sum of its own: the next norm's rounding stays the same

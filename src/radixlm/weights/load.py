@@ -27,7 +27,7 @@ from radixlm.weights.origin import (
     non_finite_kind,
     non_finite_origins,
 )
-from radixlm.weights.packed_cache import ModelRecorder
+from radixlm.weights.packed_cache import Recorder
 from radixlm.weights.param_reader import CheckpointReader, DummyReader, ParamReader, listing
 from radixlm.weights.sharded_state import ShardedStateReader
 from radixlm.weights.size import stored_bytes
@@ -53,7 +53,7 @@ def load_weights(
     device: torch.device | None = None,
     progress: bool = True,
     leaves: Callable[[str], bool] | None = None,
-    recorder: ModelRecorder | None = None,
+    recorder: Recorder | None = None,
     deltas: Sequence[Path] = (),
     only: Collection[str] | None = None,
 ) -> LoadReport:
@@ -124,7 +124,7 @@ class _Filler:
         model: LoadableModel,
         reader: ParamReader,
         device: torch.device,
-        recorder: ModelRecorder | None,
+        recorder: Recorder | None,
     ) -> None:
         self.problems: list[str] = []
         self.num_params = 0

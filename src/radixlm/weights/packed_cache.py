@@ -8,9 +8,10 @@ without numbers and calls ``finish`` as the loader does; what the layer packs co
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from radixlm.weights.packed_file import (
     DTYPES,
     FileWriter,
     LayerEntry,
+    MappedFile,
     Note,
     Pack,
     PackedFile,
@@ -97,7 +99,7 @@ def _write_pack(packed: PackedLinear, writer: FileWriter) -> Pack:
 class MappedMemory:
     """A part of a mapped file, in place of the extension's ``Memory``."""
 
-    def __init__(self, file: PackedFile, place: Place) -> None:
+    def __init__(self, file: MappedFile, place: Place) -> None:
         self._memory = file.memory  # stays mapped as long as this is used
         file.tensor(place)  # lies within the file
         self.address, self.num_bytes = file.address + place.at, place.num_bytes
@@ -107,7 +109,7 @@ class LayerReplay:
     """A PackTap that gives one layer what was recorded. PackedFileError where the layer asks for
     something else."""
 
-    def __init__(self, file: PackedFile, entry: LayerEntry) -> None:
+    def __init__(self, file: MappedFile, entry: LayerEntry) -> None:
         self._file, self._entry = file, entry
         self._packs, self._notes = iter(entry.packs), iter(entry.notes)
 
@@ -155,14 +157,21 @@ class LayerReplay:
             raise PackedFileError("a layer keeps a value that was not recorded")
 
 
+class Recorder(Protocol):
+    """Finishes the layers of a model that is loaded."""
+
+    def finish(self, path: str, layer: LoadableLayer) -> None:
+        """Call ``finish`` of a filled layer and note what it does."""
+        ...
+
+
 class ModelRecorder:
-    """What all layers of a model pack, until it is written. ``facts`` go to the file's table."""
+    """What all layers of a model pack, until it is written."""
 
     def __init__(self) -> None:
         self._layers: dict[str, LayerRecorder] = {}
 
     def finish(self, path: str, layer: LoadableLayer) -> None:
-        """Call ``finish`` of a filled layer and note what it does."""
         self._layers[path] = recorder = LayerRecorder(layer.own_params())
         with tapped(recorder):
             layer.finish()
@@ -178,6 +187,44 @@ class ModelRecorder:
         writer.finish(facts, entries)
 
 
+class StreamingRecorder:
+    """Writes each layer as it is packed and maps what it has written, so that a model may be larger
+    than memory."""
+
+    def __init__(self, writer: FileWriter, max_bytes: int) -> None:
+        """``max_bytes``: more than the file will have."""
+        os.ftruncate(writer.descriptor, max_bytes)  # holes, which take no room
+        self.file = MappedFile(writer.descriptor, max_bytes)
+        self.layers: dict[str, LayerEntry] = {}
+        self._writer = writer
+
+    def finish(self, path: str, layer: LoadableLayer) -> None:
+        """As of ``ModelRecorder``, twice: the second time with mapped memory."""
+        params = layer.own_params()
+        recorder = LayerRecorder(params)
+        with tapped(recorder):
+            layer.finish()
+        self.layers[path] = entry = recorder.write(self._writer)
+        self._writer.sync()
+        replay_layer(self.file, entry, path, layer)
+
+    def write(self, facts: dict[str, Any]) -> None:
+        """Finish the file."""
+        self._writer.finish(facts, self.layers)
+
+
+def replay_layer(file: MappedFile, entry: LayerEntry, path: str, layer: LoadableLayer) -> None:
+    """Make one layer from a file; PackedFileError if it is of another one."""
+    replay = LayerReplay(file, entry)
+    try:
+        replay.fill(layer.own_params())
+        with tapped(replay):
+            layer.finish()
+    except (NotImplementedError, RuntimeError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise PackedFileError(f"{path or 'the model'} cannot be made: {reason}") from error
+
+
 def load_packed(model: LoadableModel, file: PackedFile) -> None:
     """Make all layers of ``model`` from the file. PackedFileError if it is of another model: some
     layers are made then, and the loader makes all of them again."""
@@ -185,13 +232,6 @@ def load_packed(model: LoadableModel, file: PackedFile) -> None:
         entry = file.table.layers.get(path)
         if entry is None:
             raise PackedFileError(f"it lacks {path or 'the model'}")
-        replay = LayerReplay(file, entry)
-        try:
-            replay.fill(layer.own_params())
-            with tapped(replay):
-                layer.finish()
-        except (NotImplementedError, RuntimeError, ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise PackedFileError(f"{path or 'the model'} cannot be made: {reason}") from error
+        replay_layer(file, entry, path, layer)
     if any(isinstance(item, Tensor) and item.is_meta for item in reachable(model)):
         raise PackedFileError("a layer computes with values that were not recorded")

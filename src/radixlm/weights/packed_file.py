@@ -147,6 +147,10 @@ class FileWriter:
             if len(self._left) == CHUNK_BYTES:
                 self.flush()
 
+    def sync(self) -> None:
+        """Let all that was added be read by whoever maps the file."""
+        self._write_at(self._left, self._written)
+
     def flush(self) -> None:
         """Write what is left of a chunk, padded to whole words."""
         self._left += bytes(-len(self._left) % 8)
@@ -159,7 +163,7 @@ class FileWriter:
         self._write_at(data, self._written)
         self._written += len(data)
 
-    def _write_at(self, data: memoryview | bytes, at: int) -> None:
+    def _write_at(self, data: memoryview | bytes | bytearray, at: int) -> None:
         view = memoryview(data)
         while view:
             count = os.pwrite(self.descriptor, view, at)
@@ -174,6 +178,7 @@ class FileWriter:
         digest = hashlib.sha256(table).digest()
         head = _HEAD.pack(MAGIC, VERSION, 0, size, self._written, len(table), digest)
         self._write_at(head.ljust(PAGE, b"\0"), 0)
+        os.ftruncate(self.descriptor, size)
         os.fsync(self.descriptor)
         os.replace(self._part, self.path)
         self.close()
@@ -187,9 +192,31 @@ class FileWriter:
                 self._part.unlink()
 
 
-class PackedFile:
-    """A file that is mapped: pages are read when they are touched, and shared by all processes
-    until somebody writes to them, who then has a copy of his own."""
+class MappedFile:
+    """A mapped file: pages are read when they are touched, and shared by all processes until
+    somebody writes to them, who then has a copy of his own."""
+
+    def __init__(self, descriptor: int, num_bytes: int) -> None:
+        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
+        kind = mmap.PROT_READ | mmap.PROT_WRITE
+        self.memory = mmap.mmap(descriptor, num_bytes, flags=flags, prot=kind)
+        self.bytes = np.frombuffer(self.memory, np.uint8)
+        self.address, self.data_end = int(self.bytes.ctypes.data), num_bytes
+
+    def tensor(self, place: Place) -> Tensor:
+        """A tensor that lies in the file."""
+        if place.at + place.num_bytes > self.data_end:
+            raise PackedFileError("a tensor lies past its end")
+        dtype = DTYPES[place.dtype]
+        if not place.num_bytes:
+            return torch.empty(place.shape, dtype=dtype)
+        count = place.num_bytes // dtype.itemsize
+        flat = torch.frombuffer(self.memory, dtype=dtype, count=count, offset=place.at)
+        return flat.view(place.shape)
+
+
+class PackedFile(MappedFile):
+    """A finished file, mapped."""
 
     def __init__(self, path: Path) -> None:
         """FileNotFoundError if there is none, PackedFileError if it is not whole."""
@@ -209,34 +236,19 @@ class PackedFile:
             if hashlib.sha256(table).digest() != digest:
                 raise PackedFileError("its table is damaged")
             self.table = msgspec.msgpack.decode(table, type=Table)
-            flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
-            kind = mmap.PROT_READ | mmap.PROT_WRITE
-            self.memory = mmap.mmap(file.fileno(), 0, flags=flags, prot=kind)
-        self._data_end = at
-        self._bytes = np.frombuffer(self.memory, np.uint8)
-        self.address = int(self._bytes.ctypes.data)
-
-    def tensor(self, place: Place) -> Tensor:
-        """A tensor that lies in the file."""
-        if place.at + place.num_bytes > self._data_end:
-            raise PackedFileError("a tensor lies past its end")
-        dtype = DTYPES[place.dtype]
-        if not place.num_bytes:
-            return torch.empty(place.shape, dtype=dtype)
-        count = place.num_bytes // dtype.itemsize
-        flat = torch.frombuffer(self.memory, dtype=dtype, count=count, offset=place.at)
-        return flat.view(place.shape)
+            super().__init__(file.fileno(), size)
+        self.data_end = at
 
     def check(self, num_threads: int = 2) -> None:
         """Read all numbers and add them up. PackedFileError if they are not those written."""
-        starts = range(PAGE, self._data_end, CHUNK_BYTES)
+        starts = range(PAGE, self.data_end, CHUNK_BYTES)
         if len(starts) != len(self.table.sums):
             raise PackedFileError("it lacks sums")
 
         def first_bad(begin: int) -> int | None:
             for number in range(begin, len(starts), num_threads):
                 start = starts[number]
-                part = self._bytes[start : min(start + CHUNK_BYTES, self._data_end)]
+                part = self.bytes[start : min(start + CHUNK_BYTES, self.data_end)]
                 if chunk_sum(part) != self.table.sums[number]:
                     return start
             return None
