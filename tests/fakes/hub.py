@@ -271,14 +271,20 @@ class _ModelScopeHandler(_Handler):
             self._bytes(file, repo.files(revision)[file], "", "")
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is what some tests want."""
+
+
 @contextmanager
 def running_hub(is_modelscope: bool = False) -> Iterator[FakeHub]:
     """A hub on a free port of loopback. Content comes from "localhost", the API from 127.0.0.1, so
     that they are two hosts as with the real hub."""
     hub = FakeHub()
     base = _ModelScopeHandler if is_modelscope else _Handler
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (base,), {"hub": hub}))
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), type("Handler", (base,), {"hub": hub}))
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()

@@ -311,7 +311,7 @@ def test_files_that_are_damaged(tmp_path: Path) -> None:
     assert "neither adapter_model.safetensors nor adapter_model.bin" in refusal(folder, base)
     (folder / "adapter_config.json").write_text("{")
     assert "not valid JSON" in refusal(folder, base)
-    assert "nothing is downloaded" in refusal(tmp_path / "nowhere", base)
+    assert "or its name on a hub" in refusal(tmp_path / "nowhere", base)
 
 
 def test_inspect_tells_what_an_adapter_changes(tmp_path: Path) -> None:

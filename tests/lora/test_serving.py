@@ -276,7 +276,7 @@ async def test_loads_that_are_refused(folders: list[Path], tmp_path: Path) -> No
             ("m", folders[1], "is no name of an adapter"),
             (":x", folders[1], "is no name of an adapter"),
             ("w", wide, "rank 9 is above the limit of 8"),
-            ("n", tmp_path / "none", "nothing is downloaded"),
+            ("n", tmp_path / "none", "or its name on a hub"),
         ):
             answer = await served.load(name, path)
             assert not answer["success"] and words in answer["error_message"], answer

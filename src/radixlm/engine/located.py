@@ -1,5 +1,6 @@
 """Models and adapters that the options name, looked up before anything of them is read."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,8 @@ from radixlm.config.adapters import read_lora_path
 from radixlm.config.server_config import ServerConfig
 from radixlm.hub.locate import Wanted, locate_model, scheme_of
 from radixlm.weights.remote.place import PLACE_FILE
+
+log = logging.getLogger(__name__)
 
 
 def locate_all(config: ServerConfig) -> ServerConfig:
@@ -22,6 +25,15 @@ def locate_all(config: ServerConfig) -> ServerConfig:
         is_own = key == "tokenizer_path" and path == config.model.model_path
         if path and not is_own and scheme_of(path) is not None:
             found[key] = str(locate_model(path, wanted))
+    draft, revision = config.speculate, config.model.revision
+    unused = {
+        "--revision": revision and "model_path" not in found,
+        "--speculative-draft-model-revision": draft.speculative_draft_model_revision
+        and "speculative_draft_model_path" not in found,
+        "--download-dir": config.model.download_dir and not found,
+    }
+    for flag in (flag for flag, is_unused in unused.items() if is_unused):
+        log.warning("%s has no effect: what it concerns lies in a local folder", flag)
     return replace(_streamed(config, found), located=found) if found else config
 
 

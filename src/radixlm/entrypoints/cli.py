@@ -3,7 +3,7 @@
 import sys
 
 from radixlm import __version__
-from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.base.errors import CheckpointError, ConfigError, TransferError
 from radixlm.base.lazy import load
 from radixlm.base.nearest import suggestion
 
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     try:
         return int(load(VERBS[verb][0])(args[1:]) or 0)
-    except (ConfigError, CheckpointError) as error:
+    except (ConfigError, CheckpointError, TransferError) as error:
         print(f"radixlm: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, BrokenPipeError):

@@ -30,7 +30,10 @@ def locate(name: str, wanted: Wanted) -> Path:
     if here is not None and not problem:
         found = model_in(here, wanted, repo.selector)
         what = f" {found.name}," if found != here else ""
-        log.info("%s:%s commit %s of the cache", repo.name, what, here.name[:12])
+        log.info(
+            "%s:%s commit %s of the cache (radixlm pull looks for a newer one)",
+            *(repo.name, what, here.name[:12]),
+        )
         return found
     if cache.is_offline:
         raise ConfigError(

@@ -89,7 +89,7 @@ def read_lora_config(folder: Path) -> LoraConfig:
     file = folder / CONFIG_FILE
     if not file.is_file():
         raise CheckpointError(
-            f"{folder}: no {CONFIG_FILE}; give the folder of a PEFT adapter (nothing is downloaded)"
+            f"{folder}: no {CONFIG_FILE}; give the folder of a PEFT adapter, or its name on a hub"
         )
     config = read_object(file)
     try:
