@@ -8,15 +8,12 @@ when each file of the checkpoint changed last, and the SHA-256 of all of them.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -24,13 +21,21 @@ import msgspec
 import psutil
 import torch
 
-import radixlm
 from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.host import free_memory_bytes
-from radixlm.config.server_config import ServerConfig, flat
+from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import Ranks
 from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.packed_key import (
+    WEIGHT_SUFFIXES,
+    Stamp,
+    cache_folder,
+    checkpoint_key,
+    content_of,
+    digest_of,
+    stamps_of,
+)
 from radixlm.engine.prefault import PACKED_SHARES
 from radixlm.kernels.cpu.extension import available, native
 from radixlm.kernels.dispatch import Kernels
@@ -63,32 +68,12 @@ LARGE_SHARE: Final = 0.6  # of available memory: larger weights stay in their fi
 RESIDENT_SHARE: Final = 0.5  # of available memory: for the part of those that stays in memory
 IDLE_S: Final = 10.0  # after which a server that nobody asks writes its cache
 STALE_S: Final = 3600.0  # unfinished files of processes that were killed
-_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".npy", ".remote")
-_WEIGHT_CONFIGS = ("config.json", "quantize_config.json", "hf_quant_config.json", ".index.json")
-_PACKING_CODE = ("arch", "kernels", "layers", "models", "quant", "weights")
-# options of these groups that do not change what is packed
-_NEUTRAL = {
-    "dist_init_addr", "nccl_port", "node_rank", "cluster_secret_file", "base_gpu_id", "model_path",
-    "tokenizer_path", "skip_tokenizer_init", "weight_version", "packed_cache_dir",
-    "packed_cache_gb",
-}  # fmt: skip
-
-
-class _Stamp(Record):
-    """A file of a checkpoint as the system knows it. ``changed_ns``: of the inode, which each
-    write moves, whatever time the file is given."""
-
-    name: str
-    num_bytes: int
-    modified_ns: int
-    changed_ns: int
-    inode: int
 
 
 class _Note(Record):
     """``content``: SHA-256 of the files, "" until it is computed."""
 
-    stamps: tuple[_Stamp, ...]
+    stamps: tuple[Stamp, ...]
     content: str = ""
 
 
@@ -108,7 +93,7 @@ class PackedWeights(Feature):
         self.is_on = available and self._wants(config, info, kernels)
         self.path = self._directory / "off"
         if self.is_on:
-            self.path = self._directory / f"{self._key(config, info, kernels, ranks)}.packed"
+            self.path = self._directory / self._name(config, info, kernels, ranks)
         self._recorder: ModelRecorder | None = None
         self._streaming: StreamingRecorder | None = None
         self._report: LoadReport | None = None
@@ -117,7 +102,7 @@ class PackedWeights(Feature):
 
     def _wants(self, config: ServerConfig, info: ModelInfo, kernels: Kernels) -> bool:
         model, parallel = config.model, config.parallel
-        num_bytes = sum(s.num_bytes for s in self._stamps if s.name.endswith(_SUFFIXES))
+        num_bytes = sum(s.num_bytes for s in self._stamps if s.name.endswith(WEIGHT_SUFFIXES))
         is_cpu = config.execute.device == "cpu" and kernels.copies_weights
         if model.disable_packed_cache or not is_cpu or not num_bytes or parallel.enable_eplb:
             return False
@@ -131,20 +116,11 @@ class PackedWeights(Feature):
         is_quantized = model.quantization or model.torchao_config or checkpoint_quant(info.folder)
         return bool(model.packed_cache_dir or self.is_large or (is_quantized and not is_small))
 
-    def _key(self, config: ServerConfig, info: ModelInfo, kernels: Kernels, ranks: Ranks) -> str:
-        options = flat(config, show_secrets=False)
-        names = {field.name for group in (config.parallel, config.model) for field in fields(group)}
-        names = (names | {"kernel", "device"}) - _NEUTRAL
-        facts = (
-            VERSION, radixlm.__version__, torch.__version__, code_digest(),
-            [(s.name, s.num_bytes) for s in self._stamps],
-            (info.folder / "config.json").read_bytes(), repr(info.decoder),
-            {name: options.get(name) for name in sorted(names)},
-            config.memory.disable_hybrid_swa_memory, config.speculate.speculative_algorithm,
-            repr(ranks.place), native().isa(), sorted(kernels.chosen.items()),
-        )  # fmt: skip
-        data = msgspec.msgpack.encode(facts, enc_hook=str, order="deterministic")
-        return hashlib.sha256(data).hexdigest()[:40]
+    def _name(self, config: ServerConfig, info: ModelInfo, kernels: Kernels, ranks: Ranks) -> str:
+        first = checkpoint_key(config, info.folder, self._stamps)
+        chosen = sorted(kernels.chosen.items())
+        facts = VERSION, torch.__version__, repr(info.decoder), repr(ranks.place), chosen
+        return f"{first}-{digest_of(native().isa(), *facts)}.packed"
 
     def load(self, model: LoadableModel) -> LoadReport | None:
         """Make the model from its file; None if there is none that fits."""
@@ -305,47 +281,6 @@ class PackedWeights(Feature):
 def available_bytes() -> int:
     """Memory that this process could still take, within its container's limit."""
     return free_memory_bytes(int(psutil.virtual_memory().available))
-
-
-def cache_folder(config: ServerConfig) -> Path:
-    """--packed-cache-dir, by default radixlm/packed in the user's cache folder."""
-    if config.model.packed_cache_dir:
-        return Path(config.model.packed_cache_dir).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "radixlm" / "packed"
-
-
-def stamps_of(folder: Path) -> tuple[_Stamp, ...]:
-    """The files of a checkpoint that decide what is packed; of other folders than the first, those
-    one level below."""
-    stamps = []
-    for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
-        if path.name.endswith((*_SUFFIXES, *_WEIGHT_CONFIGS)) and path.is_file():
-            stat, name = path.stat(), str(path.relative_to(folder))
-            times = stat.st_mtime_ns, stat.st_ctime_ns
-            stamps.append(_Stamp(name, stat.st_size, *times, stat.st_ino))
-    return tuple(stamps)
-
-
-def content_of(folder: Path, stamps: Sequence[_Stamp]) -> str:
-    """SHA-256 of the files, hex."""
-    whole = hashlib.sha256()
-    for stamp in stamps:
-        with (folder / stamp.name).open("rb") as file:
-            whole.update(hashlib.file_digest(file, "sha256").digest())
-    return whole.hexdigest()
-
-
-@lru_cache(maxsize=1)
-def code_digest() -> str:
-    """SHA-256 of size and time of the code that decides what is packed: the kernels, and Python
-    files."""
-    root, digest = Path(radixlm.__file__).parent, hashlib.sha256()
-    paths = [path for name in _PACKING_CODE for path in (root / name).rglob("*.py")]
-    for path in sorted([*paths, *root.glob("_cpu*")]):
-        stat = path.stat()
-        digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns} ".encode())
-    return digest.hexdigest()
 
 
 def make_room(directory: Path, limit_bytes: int, num_bytes: int) -> None:

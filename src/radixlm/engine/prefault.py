@@ -4,12 +4,14 @@ checkpoint into its page cache, and decides how much memory the engine prefaults
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.affinity import is_placed
+from radixlm.engine.packed_key import find_packed
 
 MAX_CACHE_SHARE = 0.5  # of available memory: more would evict what was read before it is used
 MAX_PREFAULT_SHARE = 0.25
@@ -18,11 +20,11 @@ MAX_PREFAULT_BYTES = 2 << 30  # what can be prefaulted while torch is imported
 PACKED_SHARES = {"int4": 0.25, "int8": 0.45, "fp8": 0.45}
 
 
-def read_ahead(folder: Path) -> threading.Thread | None:
-    """Read all safetensors files of ``folder``, or its GGUF file, into the page cache in the
-    background. Files that cannot be read are left to the loader, which reports them. None where the
-    system cannot do this, or memory is short."""
-    files, num_bytes = _weights(folder)
+def read_ahead(folder: Path, packed: Sequence[Path] = ()) -> threading.Thread | None:
+    """Read all safetensors files of ``folder``, or its GGUF file, or ``packed`` files in their
+    place, into the page cache in the background. Files that cannot be read are left to the loader,
+    which reports them. None where the system cannot do this, or memory is short."""
+    files, num_bytes = _sized(packed) if packed else _weights(folder)
     if not hasattr(os, "posix_fadvise") or not num_bytes:
         return None
     if num_bytes > MAX_CACHE_SHARE * psutil.virtual_memory().available:
@@ -34,7 +36,7 @@ def read_ahead(folder: Path) -> threading.Thread | None:
 
 def prefault_bytes(config: ServerConfig, folder: Path) -> int:
     """Bytes to prefault for the weights that a CPU packs: a little less than they will take. 0
-    where nothing is packed on the host, or memory is short."""
+    where nothing is packed on the host, a packed file is there, or memory is short."""
     model = config.model
     if config.execute.device != "cpu" or model.load_format == "dummy":
         return 0
@@ -42,21 +44,26 @@ def prefault_bytes(config: ServerConfig, folder: Path) -> int:
     share = next((PACKED_SHARES[name] for name in PACKED_SHARES if name in kind), 0.9)
     num_bytes = min(int(share * _weights(folder)[1]), MAX_PREFAULT_BYTES)
     max_bytes = MAX_PREFAULT_SHARE * psutil.virtual_memory().available
+    if find_packed(config, folder):
+        return 0
     if is_placed(config):  # before it is, memory would come from anywhere
         return 0
     return num_bytes if num_bytes * config.parallel.num_replicas < max_bytes else 0
 
 
-def _weights(folder: Path) -> tuple[list[Path], int]:
+def _weights(folder: Path) -> tuple[Sequence[Path], int]:
     """The weight files and their total size; none if one cannot be read."""
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf"))
+    return _sized(sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf")))
+
+
+def _sized(files: Sequence[Path]) -> tuple[Sequence[Path], int]:
     try:
         return files, sum(file.stat().st_size for file in files)
     except OSError:
         return [], 0
 
 
-def _will_need(files: list[Path]) -> None:
+def _will_need(files: Sequence[Path]) -> None:
     for file in files:
         try:
             descriptor = os.open(file, os.O_RDONLY)

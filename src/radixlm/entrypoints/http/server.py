@@ -22,6 +22,7 @@ from radixlm.base.units import format_seconds
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.launch import ProcessEngine, ThreadEngine, failure_error, intake_tokenizer
 from radixlm.engine.model_info import ModelInfo, resolved
+from radixlm.engine.packed_key import find_packed
 from radixlm.engine.prefault import read_ahead
 from radixlm.engine.run_folder import remove_stale
 from radixlm.entrypoints.http.descriptors import backlog
@@ -76,7 +77,7 @@ def run(config: ServerConfig, given: frozenset[str]) -> int:
     for folder in remove_stale():
         log.info("removed %s, which a server that was killed has left", folder)
     if config.model.load_format != "dummy":
-        read_ahead(info.folder)
+        read_ahead(info.folder, find_packed(config, info.folder))
     sock = listen(config)
     if config.parallel.use_ray and config.parallel.nnodes > 1:
         with load("radixlm.engine.ray_nodes:placed_nodes")(config, given) as config:
