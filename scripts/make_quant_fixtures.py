@@ -39,6 +39,7 @@ def bitsandbytes() -> dict[str, Case]:
         stored = {"weight": packed, **prefixed("weight", state.as_dict(packed=True))}
         wide = functional.dequantize_4bit(packed, state)
         cases[f"{kind}-nested" if is_nested else kind] = {**stored, "expected": wide}
+    cases["nf4"]["original"] = original()
     values, most, _ = functional.int8_vectorwise_quant(original().half())
     wide = functional.int8_vectorwise_dequant(values, most)
     return {**cases, "int8": {"weight": values, "SCB": most, "expected": wide.bfloat16()}}

@@ -3,8 +3,11 @@ near."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.fakes.paged_runner import PagedRunner, load_model
 from tests.fakes.tiny_checkpoint import cached_tiny
 
@@ -14,6 +17,7 @@ from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.fp8 import is_fp8
 from radixlm.quant.load_time import make_scheme
+from radixlm.quant.rounded import RoundedScheme, nf4
 from radixlm.quant.scheme import OnlineQuantScheme, UnquantizedScheme
 
 IDS = {0: list(range(5, 25)), 1: [9, 8, 7]}
@@ -43,12 +47,22 @@ def test_options() -> None:
     assert make_scheme("int8wo", "int8wo").fmt(64) == "int8wo"
     with pytest.raises(ConfigError, match="contradict"):
         make_scheme("int8wo", "int4wo-128")
-    with pytest.raises(ConfigError, match="--torchao-config fp8wo"):
-        make_scheme(None, "fp8wo")
+    assert make_scheme(None, "int4wo-256").fmt(256) == "w4a8-128"
+    with pytest.raises(ConfigError, match=r"--torchao-config gemlite-4-64 .* choose one of: w8a8"):
+        make_scheme(None, "gemlite-4-64")
+    assert isinstance(make_scheme(None, "", None, "bitsandbytes"), RoundedScheme)
+    with pytest.raises(ConfigError, match=r"--quantization awq contradict .* --load-format auto"):
+        make_scheme("awq", "", None, "bitsandbytes")
+
+
+def test_nf4_is_that_of_bitsandbytes() -> None:
+    """As ``scripts/make_quant_fixtures.py`` had it quantize and dequantize the same weight."""
+    tensors = load_file(Path(__file__).parents[1] / "weights/fixtures/bitsandbytes.safetensors")
+    assert torch.equal(nf4(tensors["nf4/original"]), tensors["nf4/expected"])
 
 
 # Relative to the spread of the logits; unrelated logits would differ by 1.4.
-BOUNDS = {"int8wo": 0.05, "w8a8_int8": 0.1, "int4wo-32": 0.5, "fp8": 0.15}
+BOUNDS = {"int8wo": 0.05, "w8a8_int8": 0.1, "int4wo-32": 0.5, "fp8": 0.15, "bitsandbytes": 0.5}
 
 
 @pytest.mark.parametrize("arch", ["Qwen3ForCausalLM", "Qwen2ForCausalLM", "MixtralForCausalLM"])
@@ -66,7 +80,7 @@ def test_logits_stay_near(arch: str, name: str) -> None:
 
 @pytest.mark.skipif(not cpu.available, reason=cpu.reason)
 @pytest.mark.parametrize(
-    "name", [n for n, f in ONLINE_FORMATS.items() if n == "fp8" or not is_fp8(f)]
+    "name", [n for n, f in ONLINE_FORMATS.items() if n in ("fp8", "fp8wo") or not is_fp8(f)]
 )
 def test_kernels_agree_with_the_reference_and_are_invariant(name: str) -> None:
     folder = cached_tiny("Qwen3ForCausalLM", dtype=torch.bfloat16)

@@ -97,12 +97,14 @@ ONLINE_INTEGERS = {
     "int4wo-32": "w4a8-32",
     "int4wo-64": "w4a8-64",
     "int4wo-128": "w4a8-128",
+    "int4wo-256": "w4a8-128",  # finer than what is asked for
 }
 TORCHAO_FP8 = {  # a scale for each row is finer than one for the tensor and costs nothing
     "fp8dq-per_tensor": "fp8",
     "fp8dq-per_row": "fp8",
 }
-ONLINE_FORMATS = {**ONLINE_INTEGERS, "fp8": "fp8", "w8a8_fp8": "fp8", **TORCHAO_FP8}
+ROUNDED = {"bitsandbytes": "nf4", "fp8wo": "fp8wo"}  # no kernel multiplies them (quant/rounded.py)
+ONLINE_FORMATS = {**ONLINE_INTEGERS, "fp8": "fp8", "w8a8_fp8": "fp8", **TORCHAO_FP8, **ROUNDED}
 CHECKPOINT_FLAGS = tuple(dict.fromkeys(flag for m in METHODS.values() for flag in m.flags))
 
 

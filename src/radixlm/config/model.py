@@ -61,6 +61,7 @@ class ModelConfig(Group):
                 "dummy",
                 "sharded_state",
                 "gguf",
+                "bitsandbytes",
                 "remote",
             ),
             needs="another weight source",
@@ -143,8 +144,6 @@ class ModelConfig(Group):
         "Quantize at load: int8dq, int8wo, int4wo-<group>, fp8wo, fp8dq-per_tensor, fp8dq-per_row.",
         Flag(
             choices=("", *ONLINE_INTEGERS, "fp8wo", *TORCHAO_FP8),
-            built=("", *ONLINE_INTEGERS, *TORCHAO_FP8),
-            needs="fp8 kernels",
         ),
     ] = ""
     weight_version: Annotated[str, "Label of the weights, returned with every response."] = (

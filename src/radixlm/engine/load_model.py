@@ -71,7 +71,10 @@ def load_model(
         weight_dtype=weight,
         merge_windows=config.memory.disable_hybrid_swa_memory,
         scheme=make_scheme(
-            config.model.quantization, config.model.torchao_config, checkpoint_quant(info.folder)
+            config.model.quantization,
+            config.model.torchao_config,
+            checkpoint_quant(info.folder),
+            config.model.load_format,
         ),
         ranks=ranks,
         splits_head=config.parallel.enable_dp_lm_head,

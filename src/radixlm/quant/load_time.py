@@ -1,8 +1,9 @@
 """The quantization scheme, by ``--quantization``, ``--torchao-config`` and the checkpoint."""
 
-from radixlm.arch.quant_methods import CHECKPOINT_FLAGS, ONLINE_FORMATS, methods_of_flag
+from radixlm.arch.quant_methods import CHECKPOINT_FLAGS, ONLINE_FORMATS, ROUNDED, methods_of_flag
 from radixlm.base.errors import ConfigError
 from radixlm.quant.checkpoint import StoredQuant
+from radixlm.quant.rounded import RoundedScheme
 from radixlm.quant.scheme import OnlineQuantScheme, Scheme, UnquantizedScheme
 
 
@@ -10,9 +11,17 @@ def make_scheme(
     quantization: str | None,
     torchao_config: str = "",
     checkpoint: StoredQuant | None = None,
+    load_format: str = "auto",
 ) -> Scheme:
-    """The scheme that the two options name, else that of the checkpoint; ConfigError if they
+    """The scheme that the options name, else that of the checkpoint; ConfigError if they
     contradict each other or are not built."""
+    if load_format == "bitsandbytes" and quantization not in (None, load_format):
+        raise ConfigError(
+            f"--load-format bitsandbytes and --quantization {quantization} contradict each other; "
+            "give --load-format auto"
+        )
+    if load_format == "bitsandbytes" and not torchao_config:
+        quantization = load_format
     if quantization and torchao_config and quantization != torchao_config:
         raise ConfigError(
             f"--quantization {quantization} and --torchao-config {torchao_config} contradict each "
@@ -24,7 +33,8 @@ def make_scheme(
     if not name:
         return UnquantizedScheme()
     if name in ONLINE_FORMATS:
-        return OnlineQuantScheme(ONLINE_FORMATS[name])
+        fmt = ONLINE_FORMATS[name]
+        return RoundedScheme(fmt) if name in ROUNDED else OnlineQuantScheme(fmt)
     available = ", ".join(ONLINE_FORMATS)
     if name in CHECKPOINT_FLAGS:
         wanted = " or ".join(methods_of_flag(name))

@@ -132,7 +132,7 @@ def open_files(folder: Path, load_format: str, dtype: torch.dtype | None) -> Ten
     """The weight files of one folder, read as ``--load-format`` says."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder")
-    if load_format in ("auto", "safetensors"):
+    if load_format in ("auto", "safetensors", "bitsandbytes"):
         files = find_files(folder, (".safetensors",))
         if files or load_format == "safetensors":
             return SafetensorsSource(_not_empty(folder, files, "*.safetensors"))
@@ -150,7 +150,7 @@ def open_files(folder: Path, load_format: str, dtype: torch.dtype | None) -> Ten
         return open_npcache(folder, find_pickles(folder))
     raise ConfigError(
         f"--load-format {load_format!r} is not available; choose one of: "
-        "auto, safetensors, pt, npcache, gguf, dummy, sharded_state, remote"
+        "auto, safetensors, pt, npcache, gguf, bitsandbytes, dummy, sharded_state, remote"
     )
 
 
