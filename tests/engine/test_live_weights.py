@@ -67,7 +67,7 @@ def test_answers_are_those_of_a_fresh_engine(architecture: str, tmp_path: Path) 
     new = perturbed(old, tmp_path / "new")
     with Engine(model_path=str(old), **OPTIONS) as engine:
         before = answers(engine)
-        assert engine.update_weights_from_disk(str(new), version="2")[0]
+        assert engine.update_weights_from_disk(str(new), weight_version="2")[0]
         after = answers(engine)
         assert (
             engine.generate(input_ids=PROMPTS[0], sampling_params=GREEDY)["meta_info"][

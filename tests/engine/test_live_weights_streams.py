@@ -86,7 +86,7 @@ def engine(folders: Folders) -> Iterator[Engine]:
 
 
 def update(engine: Engine, folders: Folders, mode: str) -> tuple[bool, str, int]:
-    return engine.update_weights_from_disk(str(folders.new), version="new", mode=mode)
+    return engine.update_weights_from_disk(str(folders.new), weight_version="new", mode=mode)
 
 
 def test_streams_end_on_the_old_weights(engine: Engine, folders: Folders) -> None:
@@ -152,4 +152,4 @@ def test_streams_keep_their_cache(engine: Engine, folders: Folders, is_paused: b
         wanted = folders.engines[version].generate(input_ids=own, sampling_params=one_more)
         found = engine.generate(input_ids=own, sampling_params=one_more)
         assert [one["output_ids"] for one in found] == [one["output_ids"] for one in wanted]
-        assert engine.update_weights_from_disk(str(folders.old), version="old")[0]
+        assert engine.update_weights_from_disk(str(folders.old), weight_version="old")[0]

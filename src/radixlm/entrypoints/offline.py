@@ -24,13 +24,12 @@ from radixlm.config.flat_options import read_values
 from radixlm.config.server_args import ServerArgs
 from radixlm.config.server_config import ServerConfig, flat
 from radixlm.engine.launch import engine_for_program, failure_error, intake_tokenizer
-from radixlm.engine.model_info import find_model, resolved
+from radixlm.engine.model_info import resolved
 from radixlm.entrypoints.media import make_reader
 from radixlm.entrypoints.native.request import Batch, default_sampling, read_generate
 from radixlm.entrypoints.native.response import ResponseBuilder
 from radixlm.entrypoints.offline_weights import EngineWeights
 from radixlm.intake.records import likeliest
-from radixlm.intake.weights import WeightsUpdate
 from radixlm.wire.replies import Finish
 
 T = TypeVar("T")
@@ -320,17 +319,6 @@ class Engine(EngineWeights):
             self._engine.intake.control("weights_by_name", name=name, truncate_size=truncate_size)
         )
         return reply.data if reply.ok else None
-
-    def update_weights_from_disk(
-        self, model_path: str, load_format: str | None = None, **options: Any
-    ) -> tuple[bool, str, int]:
-        """Serve the weights of another checkpoint of the same model from now on; (whether it
-        worked, a message, the number of requests that it paused). ``options``: of a
-        ``WeightsUpdate`` (``version``, ``mode``, ``flush``)."""
-        folder = str(find_model(model_path).resolve())
-        update = WeightsUpdate(folder, load_format, **options)
-        outcome = self._wait(self._engine.intake.weights.update(update))
-        return outcome.is_ok, outcome.message, outcome.num_paused
 
     def load_lora_adapter(
         self, lora_name: str, lora_path: str, pinned: bool = False

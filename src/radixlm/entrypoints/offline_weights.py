@@ -7,9 +7,11 @@ from collections.abc import Coroutine, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-from radixlm.base.errors import InvalidRequest
+from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest
+from radixlm.base.record import replace
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.launch import ProgramEngine
+from radixlm.engine.model_info import find_model
 from radixlm.engine.tensor_updates import TensorUpdates, read_infos
 from radixlm.engine.weight_groups import read_place
 from radixlm.intake.tensor_spool import TensorSpool, check_format
@@ -38,6 +40,41 @@ class EngineWeights:
     @cached_property
     def _updates(self) -> TensorUpdates:
         return TensorUpdates(self.config, self._engine.intake)
+
+    def update_weights_from_disk(
+        self, model_path: str, load_format: str | None = None, **options: Any
+    ) -> tuple[bool, str, int]:
+        """Serve the weights of another checkpoint of the same model from now on; also the number
+        of requests that it paused."""
+        return self._wait(self._from_disk(model_path, load_format, **options))
+
+    async def async_update_weights_from_disk(
+        self, *args: Any, **options: Any
+    ) -> tuple[bool, str, int]:
+        """``update_weights_from_disk``."""
+        return await self._await(self._from_disk(*args, **options))
+
+    async def _from_disk(
+        self,
+        model_path: str,
+        load_format: str | None = None,
+        flush_cache: bool = True,
+        **options: Any,
+    ) -> tuple[bool, str, int]:
+        try:
+            asked = _asked(flush_cache, options)
+            folder = await asyncio.to_thread(find_model, model_path)
+            update = replace(
+                asked,
+                folder=str(folder.resolve()),
+                load_format=load_format,
+                is_partial=False,
+                model_path=model_path,
+            )
+            outcome = await self._engine.intake.weights.update(update)
+        except (ConfigError, CheckpointError, InvalidRequest) as error:
+            return False, str(error).replace("--model-path", "model_path"), 0
+        return outcome.is_ok, outcome.message, outcome.num_paused
 
     def update_weights_from_tensor(
         self,

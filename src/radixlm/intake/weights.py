@@ -51,7 +51,8 @@ class WeightsOptions(Record):
 class WeightsUpdate(Record):
     """A change of the weights. ``folder``: a checkpoint, or with ``is_partial`` safetensors files
     of some of its tensors, which the registry deletes. ``version``: the new label, None
-    for the same. ``flush``: forget cached pages, which no request can use any more."""
+    for the same. ``flush``: forget cached pages, which no request can use any more.
+    ``model_path``: the checkpoint as the client has written it."""
 
     folder: str
     load_format: str | None = None
@@ -60,6 +61,7 @@ class WeightsUpdate(Record):
     mode: str = "wait"
     flush: bool = True
     keeps_pause: bool = False
+    model_path: str | None = None
 
 
 class WeightsOutcome(Record):
@@ -77,6 +79,7 @@ class WeightsRegistry:
         self._intake, self.options = intake, options
         self.version = options.version
         self.source: WeightsSource | None = None
+        self.model_path: str | None = None  # of the last update from disk
         self.num_updates = self.num_failed = 0
         self._lock = asyncio.Lock()
         self._open = asyncio.Event()  # whether new requests may come
@@ -160,6 +163,7 @@ class WeightsRegistry:
             raise
         before, self.source = self.version, source  # from here on engines start with the new ones
         self.version = before if update.version is None else update.version
+        self.model_path = update.model_path or self.model_path
         # what /pause_generation left running keeps its KV cache, as there
         keeps = update.mode == "in_place" or (update.mode == "wait" and intake.is_paused)
         publish = {"digest": source.digest, "keeps_kv": keeps, "flush": update.flush}

@@ -67,15 +67,15 @@ async def model_info(request: Request) -> Response:
 
 def _paths(state: ServerState) -> dict[str, str]:
     """Where clients on this machine find model and tokenizer: of a bundled model its folder, of
-    one that was given by name the name."""
-    model = state.config.model
+    one that was given by name the name; after an update from disk what was asked for."""
+    model, updated = state.config.model, state.intake.weights.model_path
     path = model.model_path
     is_named = "model_path" in state.config.located
     if path is None or not (is_named or Path(path).expanduser().exists()):
         path = str(state.info.folder.resolve())
     tokenizer = model.tokenizer_path
     same = tokenizer in (None, model.model_path)
-    return {"model_path": path, "tokenizer_path": path if same else str(tokenizer)}
+    return {"model_path": updated or path, "tokenizer_path": path if same else str(tokenizer)}
 
 
 @router.get("/version")

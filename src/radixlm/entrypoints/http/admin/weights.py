@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest, RadixError
+from radixlm.base.record import replace
 from radixlm.engine.model_info import find_model
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
@@ -78,7 +79,8 @@ async def update_weights_from_disk(request: Request) -> Response:
         message = str(error).replace("--model-path", "model_path")
         return answer_update(WeightsOutcome(False, message))
     state = state_of(request)
-    outcome = await run_update(state, args.update(str(folder.resolve()), args.load_format))
+    update = args.update(str(folder.resolve()), args.load_format)
+    outcome = await run_update(state, replace(update, model_path=args.model_path))
     return answer_update(outcome)
 
 
