@@ -146,6 +146,6 @@ def test_a_flag_that_changes_nothing_by_itself_starts(given: dict[str, object]) 
 
 
 def test_a_detail_with_its_feature_stops_the_start() -> None:
-    config = ServerConfig.from_kwargs(cpu_offload_gb=1, offload_prefetch_step=4)
-    with pytest.raises(ConfigError, match=r"--offload-prefetch-step 4 is not built yet"):
+    config = ServerConfig.from_kwargs(cpu_offload_gb=1, offload_mode="meta")
+    with pytest.raises(ConfigError, match=r"--offload-mode meta is not built yet"):
         check_states(config)

@@ -71,7 +71,7 @@ def test_a_detail_of_an_option_that_is_off_has_no_effect() -> None:
 
 
 def test_all_problems_are_listed_at_once() -> None:
-    config = ServerConfig.from_kwargs(enable_pdmux=True, cpu_offload_gb=1)
+    config = ServerConfig.from_kwargs(enable_pdmux=True, cpu_offload_gb=1, offload_mode="meta")
     with pytest.raises(ConfigError) as caught:
         check_states(config)
     assert len(str(caught.value).splitlines()) == 2

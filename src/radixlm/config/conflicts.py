@@ -27,6 +27,7 @@ class Conflict:
 _RANKS = "every rank is a process of its own"
 _NO_TEXT = "without a tokenizer there are only token ids, and no text"
 _ONE_RANK = "the pools of several ranks are not kept; use --dp-size"
+_COMPILED = "a compiled step does not wait for weights that are copied meanwhile"
 _NO_TREE = "without the radix tree there is no prefix to keep"
 
 CONFLICTS: tuple[Conflict, ...] = (
@@ -58,6 +59,9 @@ CONFLICTS: tuple[Conflict, ...] = (
         "enable_lmcache",
         "evicted KV can go to one of them only",
     ),
+    Conflict("cpu_offload_gb", "offload_group_size", "both say which layers stay on the host"),
+    Conflict("cpu_offload_gb", "enable_torch_compile", _COMPILED),
+    Conflict("offload_group_size", "enable_torch_compile", _COMPILED),
     Conflict(
         "disable_hybrid_swa_memory",
         "hybrid_kvcache_ratio",

@@ -14,7 +14,6 @@ _STORAGES = (
     *("file", "mooncake", "hf3fs", "nixl"),
     *("shared_file", "redis", "s3", "dynamic"),
 )
-_OFFLOAD = "weights kept off the device"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -163,41 +162,34 @@ class MemoryConfig(Group):
     ] = None
     cpu_offload_gb: Annotated[
         int,
-        "GB of weights that stay in host memory.",
-        Flag(within=NON_NEGATIVE, state="planned", needs=_OFFLOAD),
+        "GiB of a GPU's weights that stay in pinned host memory, in whole layers, and are copied "
+        "ahead of their use. On a CPU weights lie there anyway; --packed-cache-dir maps them.",
+        Flag(within=NON_NEGATIVE, only_device="cuda"),
     ] = 0
     offload_group_size: Annotated[
         int,
-        "Layers in an offload group; -1 disables groups.",
-        Flag(within="[-1, inf)", state="planned", needs=_OFFLOAD),
+        "Layers in an offload group, of which the last --offload-num-in-group stay in host memory; "
+        "-1 disables groups.",
+        Flag(within="[-1, inf)", only_device="cuda"),
     ] = -1
     offload_num_in_group: Annotated[
         int,
         "Layers of a group that are offloaded.",
-        Flag(
-            within=POSITIVE,
-            state="planned",
-            needs=_OFFLOAD,
-            part_of=("cpu_offload_gb", "offload_group_size"),
-        ),
+        Flag(within=POSITIVE, part_of=("offload_group_size",)),
     ] = 1
     offload_prefetch_step: Annotated[
         int,
-        "Layers to prefetch.",
-        Flag(
-            within=NON_NEGATIVE,
-            state="planned",
-            needs=_OFFLOAD,
-            part_of=("cpu_offload_gb", "offload_group_size"),
-        ),
+        "How many offloaded layers are copied ahead of the one that runs; the device has memory "
+        "for one more.",
+        Flag(within=NON_NEGATIVE, part_of=("cpu_offload_gb", "offload_group_size")),
     ] = 1
     offload_mode: Annotated[
         str,
         "Where offloaded weights are kept.",
         Flag(
-            choices=("cpu", "meta", "sharded_gpu"),
+            choices=("cpu", "meta", "sharded_gpu", "shm_cpu"),
             built=("cpu",),
-            needs=_OFFLOAD,
+            needs="several GPUs that read each other's memory (meta: no weights at all)",
             part_of=("cpu_offload_gb", "offload_group_size"),
         ),
     ] = "cpu"

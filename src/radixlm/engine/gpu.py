@@ -13,6 +13,7 @@ from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.experts import records_experts
 from radixlm.engine.memory import is_out_of_memory
+from radixlm.engine.offload import is_offloading
 from radixlm.executor.device import CpuDevice, CudaDevice, Device
 from radixlm.executor.dummy_run import DummyRun
 from radixlm.executor.graphs import DecodeGraphs, graph_sizes
@@ -48,6 +49,8 @@ def why_no_graphs(
     """Why decode steps cannot be recorded; "" if they can."""
     if config.execute.disable_cuda_graph:
         return "--disable-cuda-graph"
+    if is_offloading(config):
+        return "a graph cannot wait for weights that the step before it has begun to copy"
     if attn.name != "triton":
         return f"--attention-backend {attn.name} reads lengths on the host"
     if not isinstance(model, DecoderModel):

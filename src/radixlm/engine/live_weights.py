@@ -27,6 +27,7 @@ from radixlm.base.record import Record
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.offload import is_offloading
 from radixlm.layers.module import Module
 from radixlm.models.build import Model, NativeModel, is_transformers
 from radixlm.models.shadow import Shadow
@@ -146,6 +147,11 @@ class WeightUpdater:
             raise InvalidRequest(
                 f"{self._info.architecture} runs by transformers, whose weights cannot be updated; "
                 "a native model can (--model-impl radixlm), or start the server again"
+            )
+        if is_offloading(self._config):
+            raise InvalidRequest(
+                "--cpu-offload-gb, --offload-group-size: weights that lie on the host cannot be "
+                "updated; start the server again with the new ones"
             )
         folder = Path(source.folder)
         self._check_folder(folder)

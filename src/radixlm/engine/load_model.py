@@ -17,6 +17,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.engine.draft_model import shares_head
 from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.offload import offloading
 from radixlm.engine.packed_weights import PackedWeights
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.module import noting_contents
@@ -82,7 +83,7 @@ def load_model(
         moe_dense_tp=config.parallel.moe_dense_tp_size,
         cuts_output_head=not shares_head(config),
     )
-    with noting_contents(model):
+    with offloading(config, model), noting_contents(model):
         report = _fill(model, config, info, device, packed, source)
     if left_out := layers_left_out(report.ignored, info.decoder):
         log.warning(

@@ -22,6 +22,7 @@ from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.memory import Pools
+from radixlm.engine.offload import is_offloading
 from radixlm.executor.device import Device
 from radixlm.layers.module import Contents, Module
 from radixlm.models.build import Model
@@ -90,6 +91,8 @@ class Occupation:
             why = "this model runs by transformers"
         elif config.parallel.enable_eplb:
             why = "--enable-eplb moves experts, which the checkpoint does not know"
+        elif is_offloading(config):
+            why = "--cpu-offload-gb or --offload-group-size keeps part of them on the host"
         elif config.execute.enable_torch_compile:
             why = "--enable-torch-compile has compiled them into its steps"
         if WEIGHTS in tags and why:
