@@ -140,6 +140,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _repo(self, name: str, needs_token: bool) -> FakeRepo | None:
         repo = self.hub.repos.get(name)
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if token == "broken":
+            self._error(401, "", "Invalid credentials in Authorization header")
+            return None
         if repo is None or (repo.is_private and token != repo.token):
             self._error(401, "RepoNotFound", "Repository not found")
             return None

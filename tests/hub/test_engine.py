@@ -9,6 +9,7 @@ import pytest
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.located import locate_all
 from radixlm.engine.model_info import ZOO, resolved
 from radixlm.engine.supervisor import _sendable
 from radixlm.entrypoints.offline import Engine
@@ -86,6 +87,12 @@ def test_an_adapter_by_name_while_the_engine_runs(hub: FakeHub) -> None:
         assert texts[0] == texts[1]
         with pytest.raises(InvalidRequest, match="has no such repository"):
             engine.load_lora_adapter("none", "org/none")
+
+
+def test_flags_that_concern_no_download_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    options = {"revision": "v1", "download_dir": "/tmp/x"}
+    locate_all(ServerConfig.from_kwargs(model_path=str(TINY), **options))
+    assert [line.partition(" ")[0] for line in caplog.messages] == ["--revision", "--download-dir"]
 
 
 async def test_answers_name_what_the_user_wrote(hub: FakeHub, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub import constants
 
 from radixlm.base.errors import CheckpointError, ConfigError, TransferError
-from radixlm.hub.locate import Wanted, locate_model
+from radixlm.hub.locate import Wanted, locate_file, locate_model
 from tests.fakes.hub import FakeHub, Fault
 from tests.hub.conftest import TINY
 
@@ -86,6 +86,21 @@ def test_a_token_is_never_sent_to_the_content_host(hub: FakeHub, monkeypatch: An
     monkeypatch.setenv("HF_TOKEN", "secret")
     assert names(locate_model("org/radix-tiny")) == names(TINY)
     assert not hub.tokens_at_content
+
+
+def test_a_token_that_is_not_valid_is_told(hub: FakeHub, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HF_TOKEN", "broken")
+    with pytest.raises(ConfigError, match=r"the token of HF_TOKEN .* is not valid"):
+        locate_model("org/radix-tiny")
+
+
+def test_one_file_of_a_repository(hub: FakeHub, tmp_path: Path) -> None:
+    hub.add("org/ids", {"freq/ids.pt": b"ids", "big.bin": b"b"})
+    file = locate_file("org/ids/freq/ids.pt", "--flag")
+    assert file.read_bytes() == b"ids" and not hub.sent["big.bin"]
+    asked = len(hub.requests)
+    assert locate_file("org/ids/freq/ids.pt", "--flag") == file and len(hub.requests) == asked
+    assert locate_file(str(tmp_path / "x.pt"), "--flag") == tmp_path / "x.pt"
 
 
 def test_what_is_missing_is_told_offline(hub: FakeHub, monkeypatch: Any) -> None:

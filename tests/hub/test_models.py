@@ -61,7 +61,7 @@ def test_what_cannot_be_served_is_told(hub: FakeHub, capsys: Any) -> None:
     rows = listed(capsys)
     assert "unknown architecture 'StrangeForCausalLM'" in rows["org/strange"]["problem"]
     assert rows["org/packed"]["quantization"] == "exl3 3 bit"
-    assert rows["org/packed"]["problem"] == "exl3 is not read"
+    assert "exl3 (tables of vectors) cannot be loaded" in rows["org/packed"]["problem"]
 
 
 def test_names_that_are_wrong(hub: FakeHub, capsys: Any) -> None:

@@ -78,8 +78,8 @@ class SpeculateConfig(Group):
     ] = 1.0
     speculative_token_map: Annotated[
         str | None,
-        "File of torch with a list of token ids: EAGLE and NEXTN draft these alone, with the head "
-        "cut to their rows.",
+        "File of torch with a list of token ids, or org/repository/file on a hub: EAGLE and NEXTN "
+        "draft these alone, with the head cut to their rows.",
         Flag(part_of=_ALGORITHM),
     ] = None
     speculative_attention_mode: Annotated[

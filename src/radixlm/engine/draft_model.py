@@ -298,7 +298,7 @@ def kept_ids(
 ) -> torch.Tensor | None:
     """The tokens of --speculative-token-map, to which a head is cut that it shares with the model:
     int64."""
-    path, flag = config.speculate.speculative_token_map, "--speculative-token-map"
+    path, flag = config.local("speculative_token_map"), "--speculative-token-map"
     if path is None:
         return None
     if spec.owns_head or target.head_bias:

@@ -8,7 +8,7 @@ from pathlib import Path
 from radixlm.base.errors import ConfigError
 from radixlm.config.adapters import read_lora_path
 from radixlm.config.server_config import ServerConfig
-from radixlm.hub.locate import Wanted, locate_model, scheme_of
+from radixlm.hub.locate import Wanted, locate_file, locate_model, scheme_of
 from radixlm.weights.remote.place import PLACE_FILE
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,9 @@ def locate_all(config: ServerConfig) -> ServerConfig:
         if path and not is_own and scheme_of(path) is not None:
             found[key] = str(locate_model(path, wanted))
     draft, revision = config.speculate, config.model.revision
+    if draft.speculative_algorithm and (ids := draft.speculative_token_map):
+        file = locate_file(ids, "--speculative-token-map", config.model.download_dir)
+        found |= {"speculative_token_map": str(file)} if str(file) != ids else {}
     unused = {
         "--revision": revision and "model_path" not in found,
         "--speculative-draft-model-revision": draft.speculative_draft_model_revision

@@ -116,7 +116,6 @@ def find_model(path: str | None) -> Path:
     local = Path(name).expanduser()
     if path and local.exists():
         refuse_special_files(local)
-    if local.is_dir():
         refuse_pointers(local)
     for folder in (local, ASSETS / name, ZOO / name):
         if (folder / "config.json").is_file():

@@ -29,6 +29,9 @@ def names_in(folder: Path) -> list[str]:
 def lacks(folder: Path, wanted: Wanted, selector: str = "") -> str:
     """What is missing in ``folder``, "" if all is there that ``wanted`` needs."""
     names = names_in(folder)
+    if wanted.include:
+        lost = [name for name in wanted.include if name not in names]
+        return f"{lost[0]} is missing" if lost else ""
     if wanted.kind == "adapter":
         is_whole = "adapter_config.json" in names and any("adapter_model" in one for one in names)
         return "" if is_whole else "its adapter_config.json or adapter_model.safetensors is missing"
@@ -74,9 +77,9 @@ def model_in(folder: Path, wanted: Wanted, selector: str = "") -> Path:
     return folder
 
 
-def refuse_pointers(folder: Path) -> None:
-    """CheckpointError if a file of the folder is a Git LFS pointer: its content was not fetched."""
-    for path in folder.iterdir():
+def refuse_pointers(model: Path) -> None:
+    """CheckpointError if the file, or one of the folder, is a Git LFS pointer, without content."""
+    for path in model.iterdir() if model.is_dir() else [model]:
         if path.is_file() and path.stat().st_size < _POINTER_BYTES:
             with path.open("rb") as file:
                 if file.read(len(_POINTER)) == _POINTER:

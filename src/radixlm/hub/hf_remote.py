@@ -97,6 +97,10 @@ class Remote:
         if isinstance(error, errors.RevisionNotFoundError):
             flag = self._wanted.revision_flag
             return f"it has no revision {self._cache.revision!r}; {flag} main works"
+        if "Invalid credentials" in str(error):
+            return (
+                "the token of HF_TOKEN or `hf auth login` is not valid; leave it out, or renew it"
+            )
         if isinstance(error, errors.RepositoryNotFoundError) or error.response.status_code == 401:
             return (
                 f"{endpoint} has no such repository, and here is no such folder; if it is private, "

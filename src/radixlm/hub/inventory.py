@@ -9,8 +9,8 @@ from radixlm.arch.families.gguf import config_of
 from radixlm.arch.gguf import first_parts, read_header
 from radixlm.arch.hf import describe
 from radixlm.arch.json_file import object_or_empty
-from radixlm.arch.quant_methods import METHODS
 from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.base.lazy import load
 from radixlm.base.record import Record
 from radixlm.hub.folder import lacks, names_in
 from radixlm.hub.huggingface import cache_top, cached_names
@@ -132,14 +132,14 @@ def _facts(folder: Path) -> tuple[str, str, str, str]:
     dtypes = [one.get(key) for one in (config, text or {}) for key in ("dtype", "torch_dtype")]
     dtype = str(next((one for one in dtypes if one), "")).removeprefix("torch.")
     architecture = str(next(iter(config.get("architectures") or ()), ""))
-    quant = config.get("quantization_config") or {}
+    quant = config.get("quantization_config") or (text or {}).get("quantization_config") or {}
     method, bits = str(quant.get("quant_method") or ""), quant.get("bits")
     shown = f"{method} {bits} bit" if bits else method
     problem = lacks(folder, Wanted())
-    if method and method not in METHODS:
-        problem = problem or f"{method} is not read"
     try:
         describe(folder)
+        if quant and load("radixlm.quant.checkpoint:parse")(quant) is None:
+            problem = problem or f"quantization {method} is not read"
     except (CheckpointError, ConfigError) as error:
         problem = problem or str(error)
     return dtype, shown, architecture, problem

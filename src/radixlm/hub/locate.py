@@ -19,6 +19,7 @@ SCHEMES: dict[str, str] = {
 HUBS = ("hf", "modelscope")
 # org/model, then @revision, then :file or quantization
 _REPO = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[^:@]+)?(:[^:@]+)?")
+_FILE = re.compile(r"([\w][\w.-]*/[\w][\w.-]*)/(.+)")
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)")
 # pages of a hub that people copy from a browser
 _PAGE = re.compile(
@@ -28,7 +29,8 @@ _PAGE = re.compile(
 
 
 class Wanted(Record):
-    """What to look for. ``kind``: model, tokenizer or adapter; ``flag`` is named in errors."""
+    """What to look for. ``kind``: model, tokenizer, adapter or files (``include``). ``flag`` is
+    named in errors."""
 
     kind: str = "model"
     flag: str = "--model-path"
@@ -75,3 +77,12 @@ def locate_model(path: str, wanted: Wanted | None = None) -> Path:
     if found is None:
         return local
     return Path(load(SCHEMES[found[0]])(found[1], wanted or Wanted()))
+
+
+def locate_file(path: str, flag: str, folder: str | None = None) -> Path:
+    """The local file of ``path``: itself if it exists, else the one of org/repository/file."""
+    local, found = Path(path).expanduser(), _FILE.fullmatch(path)
+    if local.exists() or found is None:
+        return local
+    wanted = Wanted("files", flag, folder=folder, include=(found[2],))
+    return locate_model(found[1], wanted) / found[2]
