@@ -22,7 +22,7 @@ class QuantMethod(NamedTuple):  # no Record: the options read this table before 
 
 FP8_FLAGS = ("fp8", "w8a8_fp8", "fbgemm_fp8", "compressed-tensors", "modelopt")
 _FP8_SCALES = (
-    r"\.(weight_scale(_inv)?|weight_scale_2|input_scale(_ub)?|[qkv]_scale)"
+    r"\.(weight_scale(_inv)?|weight_scale_2|input_scale(_ub)?|(kv|[qkv])_scale|[qkv]_proj\.output_scale)"
     r"|(gate_up|gate|up|down)_proj_(input_)?scale(_inv)?"
 )
 _FP4_FLAGS = ("modelopt_fp4", "nvfp4", "petit_nvfp4")

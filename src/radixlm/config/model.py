@@ -136,8 +136,8 @@ class ModelConfig(Group):
     ] = None
     quantization_param_path: Annotated[
         str | None,
-        "JSON file with the scales of a quantized KV cache.",
-        Flag(state="planned", needs="a quantized KV cache", part_of=("kv_cache_dtype",)),
+        "JSON file with the scales of a KV cache in 8 bit floats (--kv-cache-dtype fp8_e4m3 or "
+        "fp8_e5m2), in place of those of the checkpoint.",
     ] = None
     torchao_config: Annotated[
         str,

@@ -35,6 +35,7 @@ from radixlm.engine.gpu import (
 from radixlm.engine.hicache import write_policy
 from radixlm.engine.kept import FIRST_BOOT, Boot, KeptPages, open_memory
 from radixlm.engine.kv_events import KvEvents
+from radixlm.engine.kv_scales import with_scaled_cache
 from radixlm.engine.limits import limits_for_pools, scheduler_limits
 from radixlm.engine.live_weights import WeightUpdater
 from radixlm.engine.load_model import fill_again, load_model
@@ -119,6 +120,7 @@ def load_engine(
     device = open_device(config)
     where = device.where
     _set_threads(config, info)
+    info = with_scaled_cache(config, info, peers.ranks.place)
     free_bytes = _free_bytes(device, config.parallel.num_processes)
     overrides = dict(item.split("=", 1) for item in config.execute.kernel or ())
     kernels = for_compiling(bind(where.type, overrides), config)

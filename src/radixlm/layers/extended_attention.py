@@ -215,8 +215,8 @@ class ExtendedAttentionLayer(Module):
         handles(
             extras, "v_dim", "alibi_slopes", "attention_chunk_size", "clip_qkv",
             "clip_after_norm", "norm_after_rope", "logn_scaling", "out_norm", "out_norm_heads",
-            "v_norm", "v_scale", "k_scale", "kv_from", "k_is_v", "gate", "gate_act", "gate_bias",
-            "is_causal",
+            "v_norm", "v_scale", "k_scale", "out_scale", "kv_from", "k_is_v", "gate", "gate_act",
+            "gate_bias", "is_causal",
         )  # fmt: skip
         handles_norm(spec.qk_norm_spec)
         if spec.gate and (spec.qk_norm == "row" or extras.clip_after_norm):
@@ -264,8 +264,11 @@ class ExtendedAttentionLayer(Module):
             program.store(qkv, offsets, self.site, q_head, own_norm, own_rotation, parts)
 
     def _emit_finished(self, program: ProgramBuilder, source: int, qkv: int, out: int) -> None:
-        """Norm and gates of the heads' output."""
+        """Scale, norm and gates of the heads' output."""
         spec, extras = self.spec, self.extras
+        if extras.out_scale != 1.0:
+            dim = spec.heads * spec.v_dim
+            program.ops.scale(y=out, offset=0, dim=dim, scale=extras.out_scale)
         if extras.out_norm is not None and extras.out_norm_heads:
             self.out_norm.emit_heads(program, out, 0, 0, spec.heads)
         elif extras.out_norm is not None:
@@ -341,8 +344,10 @@ class ExtendedAttentionLayer(Module):
             own[..., half:] = other[..., half:]
 
     def _finished(self, out_TE: Tensor, x_TD: Tensor, own_gate: Tensor | None) -> Tensor:
-        """Norm and gates of the heads' output, [T, H * V]."""
+        """Scale, norm and gates of the heads' output, [T, H * V]."""
         spec, extras = self.spec, self.extras
+        if extras.out_scale != 1.0:
+            out_TE = out_TE * extras.out_scale
         if extras.diff_lambda_init:
             first, second = out_TE.view(-1, spec.heads, spec.v_dim).chunk(2, 1)
             out_TE = (first - self._lambda * second).flatten(1)
