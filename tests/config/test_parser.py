@@ -146,7 +146,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mem-fraction-sttic: 0.5", "did you mean '--mem-fraction-static'?"),
+        ("mem-fraction-sttic: 0.5", "did you mean 'mem-fraction-static'?"),
         ("port: many", "--port: 'many' is not an integer; a value that works: 30000"),
         ("port: true", "--port: True is not an integer"),
         ("served-model-name: yes", "--served-model-name: True is not a string"),
@@ -240,14 +240,18 @@ def test_keywords_take_aliases_and_suggest() -> None:
     assert ServerConfig.from_kwargs(model="m", tp=2).model.model_path == "m"
     assert ServerConfig.from_kwargs(lora_paths={"a": "/b"}).adapters.lora_paths == ("a=/b",)
     assert ServerConfig.from_kwargs(tool_call_parser=None) == ServerConfig()
-    with pytest.raises(ConfigError, match=r"argument pagesize is unknown; did you mean '--page"):
+    with pytest.raises(ConfigError, match=r"argument pagesize is unknown; did you mean 'page_size"):
         ServerConfig.from_kwargs(pagesize=1)
     with pytest.raises(ConfigError, match=r"--page-size: 1.5 is not an integer"):
         ServerConfig.from_kwargs(page_size=1.5)
 
 
 def test_help_shows_every_option_in_its_group() -> None:
-    text = build_parser("radixlm serve").format_help()
+    parser = build_parser("radixlm serve")
+    short = parser.format_help()
+    assert len(short.splitlines()) < 60 and "--help-all" in short and "--page-size" not in short
+    parser.shows_all = True
+    text = parser.format_help()
     for name, option in options().items():
         assert f"{option.dashed}" in text, name
     for owner in GROUPS.values():
@@ -255,11 +259,38 @@ def test_help_shows_every_option_in_its_group() -> None:
     assert "--schedule-heuristic" not in text
 
 
-def test_help_exits_with_zero(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flag", "shown"), [("-h", False), ("--help", False), ("--help-all", True)]
+)
+def test_help_exits_with_zero(capsys: pytest.CaptureFixture[str], flag: str, shown: bool) -> None:
     with pytest.raises(SystemExit) as caught:
-        parse(["--help"])
+        parse([flag])
     assert caught.value.code == 0
-    assert "--mem-fraction-static" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "--mem-fraction-static" in out
+    assert ("--page-size" in out) == shown
+
+
+def test_a_word_without_a_flag_is_the_model() -> None:
+    for words in (["some/model", "--port", "1"], ["--port", "1", "some/model"]):
+        config, given = parse(words, takes_model=True)
+        assert config.model.model_path == "some/model" and given == {"model_path", "port"}
+    with pytest.raises(ConfigError, match="unexpected argument 'b'"):
+        parse(["a", "b"], takes_model=True)
+    with pytest.raises(ConfigError, match="unexpected argument 'a'"):
+        parse(["--model-path", "b", "a"], takes_model=True)
+    with pytest.raises(ConfigError, match="unexpected argument 'a'"):
+        parse(["a"])
+
+
+def test_underscores_in_flags_are_dashes() -> None:
+    config, _ = parse(["--model_path=x_y", "--mem_fraction_static", "0.5"])
+    assert (config.model.model_path, config.memory.mem_fraction_static) == ("x_y", 0.5)
+
+
+def test_suggestions_know_the_verbs_own_flags() -> None:
+    with pytest.raises(ConfigError, match="did you mean '--num-prompts'"):
+        parse(["--num-promts", "3"], own=("--num-prompts",))
 
 
 def test_starting_costs_no_heavy_import() -> None:

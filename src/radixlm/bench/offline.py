@@ -59,22 +59,26 @@ def build_parser() -> Parser:
     return parser
 
 
-def engine_options(argv: Sequence[str], prog: str) -> dict[str, Any]:
-    """Keyword arguments of ``Engine`` for the server options in ``argv``, checked."""
-    config, given = parse(argv, prog=prog)
+def engine_options(
+    argv: Sequence[str], prog: str, parser: argparse.ArgumentParser
+) -> dict[str, Any]:
+    """Keyword arguments of ``Engine`` for the server options in ``argv``, checked. ``parser``: of
+    the verb, which has read the others."""
+    config, given = parse(argv, prog, parser._option_string_actions)
     set_up_logging("bench", config.observe.log_level if "log_level" in given else "warning")
     return {n: v for n, v in flat(config, show_secrets=True).items() if n in given}
 
 
 def main(argv: Sequence[str]) -> int:
     """0, or 1 if a request failed."""
-    args, rest = build_parser().parse_known_args(argv)
+    parser = build_parser()
+    args, rest = parser.parse_known_args(argv)
     report.check_writable(args.output_file)
     prompts = dataset_options(args)
     check_options(prompts)
     traffic = Traffic(math.inf, args.max_concurrency, args.seed)
     extra = json_object(args.extra_request_body, "--extra-request-body")
-    options = engine_options(rest, "radixlm bench offline")
+    options = engine_options(rest, "radixlm bench offline", parser)
     if options.get("skip_tokenizer_init"):
         raise ConfigError("--skip-tokenizer-init: the prompts are drawn with the tokenizer")
     with Engine(**options) as engine:

@@ -93,13 +93,14 @@ def build_parser() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """0 after all shapes are measured."""
-    args, rest = build_parser().parse_known_args(argv)
+    parser = build_parser()
+    args, rest = parser.parse_known_args(argv)
     for name in ("batch_size", "input_len", "output_len"):
         positive(getattr(args, name), f"--{name.replace('_', '-')}")
     positive([args.repeat], "--repeat")
     report.check_writable(args.output_file)
     shapes = [Shape(*s) for s in product(args.batch_size, args.input_len, args.output_len)]
-    config, given = parse(rest, prog="radixlm bench one-batch")
+    config, given = parse(rest, "radixlm bench one-batch", parser._option_string_actions)
     set_up_logging("bench", config.observe.log_level if "log_level" in given else "warning")
     config, info = resolved(*with_room(config, given, shapes))
     check_shapes(shapes, info)

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any, Never
 
 from radixlm.base.errors import ConfigError
+from radixlm.base.nearest import suggestion
 from radixlm.bench.datasets import DATASETS, DatasetOptions
 
 
@@ -24,7 +25,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> Never:
         """Raise instead of printing the usage."""
-        raise ConfigError(f"{message} (see {self.prog} --help)")
+        word = message.removeprefix("unrecognized arguments: ").partition(" ")[0]
+        is_unknown = message.startswith("unrecognized") and word.startswith("-")
+        near = suggestion(word.partition("=")[0], self._option_string_actions) if is_unknown else ""
+        raise ConfigError(f"{message}{near} (see {self.prog} --help)")
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):

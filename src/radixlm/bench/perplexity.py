@@ -46,7 +46,8 @@ def build_parser() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """0 once the text was read."""
-    args, rest = build_parser().parse_known_args(argv)
+    parser = build_parser()
+    args, rest = parser.parse_known_args(argv)
     report.check_writable(args.output_file)
     if args.context < 2 or (args.max_tokens is not None and args.max_tokens < 2):
         raise ConfigError("--context and --max-tokens: use 2 or more")
@@ -54,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         text = Path(args.text).expanduser().read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--text: {error}") from error
-    options = engine_options(rest, "radixlm bench perplexity")
+    options = engine_options(rest, "radixlm bench perplexity", parser)
     result = measure(options, text, args.context, args.max_tokens)
     results = [result]
     if args.against:

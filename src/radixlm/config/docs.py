@@ -18,7 +18,7 @@ _INTRO = """\
 <!-- Written by `python -m radixlm.config.docs docs/server-arguments.md`; edit the options. -->
 
 Every flag of SGLang 0.5.2 is accepted, and some more; those that came later, up to 0.5.23, are
-known by name (below). `radixlm serve --help` prints the same list.
+known by name (below). `radixlm serve --help-all` prints the same list.
 
 Lists take their values after one flag: `--cuda-graph-bs 1 2 4`. Switches are written
 `--enable-metrics` or `--no-enable-metrics`.

@@ -1,7 +1,7 @@
 """A flat mapping (command line, YAML, keyword arguments) to checked option values by name."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from radixlm.base.errors import ConfigError
@@ -19,10 +19,19 @@ def dashed(key: str) -> str:
     return "--" + key.replace("_", "-")
 
 
-def unknown(key: str, source: str) -> ConfigError:
-    """The error for an unknown option, with the nearest name."""
-    known = [dashed(name) for name in (*names(), *DEPRECATED, *newer_flags(), "config")]
-    return ConfigError(f"{source}{key} is unknown{suggestion(dashed(_underscored(key)), known)}")
+def unknown(key: str, source: str, known: Iterable[str] = ()) -> ConfigError:
+    """The error for an unknown option, with the nearest name as ``key`` is spelled: a flag with
+    dashes, or a key of YAML. ``known``: flags to choose from, all of a server's unless given."""
+    flags = list(known) or [
+        dashed(one) for one in (*names(), *DEPRECATED, *newer_flags(), "config")
+    ]
+    if key.startswith("-") or "-" in key:
+        word = key.replace("_", "-")
+    else:
+        word, flags = key, [one.replace("-", "_").removeprefix("__") for one in flags]
+    if not key.startswith("-"):
+        flags = [one.removeprefix("--") for one in flags]
+    return ConfigError(f"{source}{key} is unknown{suggestion(word, flags)}")
 
 
 def _underscored(key: str) -> str:

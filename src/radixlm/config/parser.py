@@ -2,7 +2,9 @@
 
 import argparse
 import importlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any, Never
 
@@ -10,37 +12,98 @@ from radixlm.base.errors import ConfigError
 from radixlm.config.deprecated import DEPRECATED
 from radixlm.config.flat_options import dashed, read_values, unknown
 from radixlm.config.groups import GROUPS
-from radixlm.config.newer import newer_words
+from radixlm.config.newer import newer_flags, newer_words
 from radixlm.config.option import Option, options
 from radixlm.config.server_config import ServerConfig
 from radixlm.config.values import example, show
 
+# what most people set; ``--help-all`` shows the rest
+_COMMON = frozenset(
+    "config model_path quantization context_length dtype mem_fraction_static kv_cache_dtype "
+    "tp_size lora_paths speculative_algorithm host port api_key served_model_name "
+    "tool_call_parser reasoning_parser log_level".split()
+)
+
 
 class OptionParser(argparse.ArgumentParser):
-    """An argument parser that raises ConfigError and accepts no abbreviated flags."""
+    """An argument parser that raises ConfigError and accepts no abbreviated flags. Its help shows
+    the common ones of a server's options, and all after ``--help-all``."""
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", HelpFormatter)
         super().__init__(**settings, allow_abbrev=False, exit_on_error=False)
         self.has_options = False  # whether ``add_options`` gave it a server's options
+        self.shows_all = False
 
     def error(self, message: str) -> Never:
         """Raise instead of printing the usage."""
         raise ConfigError(message)
 
-    def read(self, argv: Sequence[str]) -> dict[str, Any]:
-        """Raw values of the flags and positionals in ``argv``, by dest; ConfigError if unknown."""
+    def read(
+        self, argv: Sequence[str], own: Iterable[str] = (), positional: str = ""
+    ) -> dict[str, Any]:
+        """Raw values of the flags and positionals in ``argv``, by dest; ConfigError if unknown.
+        ``own``: flags that the caller has read, for suggestions. ``positional``: the dest of a word
+        without a flag, if that is not given."""
         try:
-            known, rest = self.parse_known_args(argv)
+            known, rest = self.parse_known_args([self._with_dashes(word) for word in argv])
         except argparse.ArgumentError as error:
             raise argument_error(error, options()) from error
+        values = vars(known)
         newer, rest = newer_words(rest) if self.has_options else ({}, rest)
+        if positional and rest and not rest[0].startswith("-") and positional not in values:
+            values[positional] = rest.pop(0)
         for word in rest:
             if word.startswith("-"):
-                raise unknown(word.partition("=")[0], "the flag ")
+                flags = [*own, *self._option_string_actions, *map(dashed, newer_flags())]
+                raise unknown(word.partition("=")[0], "the flag ", flags)
         if rest:
             raise ConfigError(f"unexpected argument {rest[0]!r}")
-        return vars(known) | newer
+        return values | newer
+
+    def _with_dashes(self, word: str) -> str:
+        """``--a_b`` as ``--a-b``, where that is a flag."""
+        name, equals, value = word.partition("=")
+        flag = name.replace("_", "-")
+        is_flag = name[:2] == "--" and flag in self._option_string_actions
+        return flag + equals + value if is_flag else word
+
+    def format_help(self) -> str:
+        if not self.has_options or self.shows_all:
+            return super().format_help()
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        table = options()
+        for group in self._action_groups:
+            actions = [
+                _shortened(action, table.get(action.dest))
+                for action in group._group_actions
+                if action.dest in _COMMON or action.dest not in table
+            ]
+            formatter.start_section(group.title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        text = f"--help-all shows all {len(table)} options of a server, and so does "
+        formatter.add_text(f"{text}docs/server-arguments.md.")
+        return formatter.format_help()
+
+
+def _shortened(action: argparse.Action, option: Option | None) -> argparse.Action:
+    if option is not None:
+        action = copy(action)
+        action.help = help_text(option, is_short=True)
+    return action
+
+
+class HelpAll(argparse.Action):
+    """Shows every option."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
+        assert isinstance(parser, OptionParser)
+        parser.shows_all = True
+        parser.print_help()
+        parser.exit()
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -60,11 +123,14 @@ def argument_error(error: argparse.ArgumentError, table: Mapping[str, Option]) -
     return ConfigError(f"{option.dashed}: {error.message}, such as {works}")
 
 
-def help_text(option: Option) -> str:
-    """The option's help: choices, default and state after it."""
+def help_text(option: Option, is_short: bool = False) -> str:
+    """The option's help: choices, default and state after it. ``is_short``: what it says first,
+    and the choices if they are few."""
     flag = option.flag
     text = option.help
-    if flag.allowed:
+    if is_short:
+        text = re.split(r"[.;:(] |,? or of ", text)[0].rstrip(".") + "."
+    if flag.allowed and (not is_short or len(flag.allowed) < 10):
         text += f" One of: {', '.join(map(str, flag.allowed))}."
     if option.default not in (None, (), "") and option.default is not False:
         text += f" [{show(option, option.default)}]"
@@ -97,6 +163,9 @@ def add_options(parser: OptionParser) -> None:
     also reads SGLang's newer flags."""
     parser.has_options = True
     quiet = argparse.SUPPRESS
+    parser.add_argument(
+        "--help-all", action=HelpAll, nargs=0, dest=quiet, default=quiet, help="Show every option."
+    )
     parser.add_argument(
         "--config", metavar="FILE", default=quiet, help="YAML file with options; flags override it."
     )
@@ -147,16 +216,26 @@ def collect(raw: Mapping[str, Any]) -> tuple[ServerConfig, frozenset[str]]:
     return ServerConfig().with_values(values), frozenset(values)
 
 
-def build_parser(prog: str = "radixlm serve", description: str | None = None) -> OptionParser:
-    """A parser with all options of a server."""
-    parser = OptionParser(prog=prog, description=description, usage=f"{prog} [options]")
+def build_parser(
+    prog: str = "radixlm serve", description: str | None = None, positional: str = ""
+) -> OptionParser:
+    """A parser with all options of a server. ``positional``: shown in the usage."""
+    usage = f"{prog} {positional}[options]"
+    parser = OptionParser(prog=prog, description=description, usage=usage)
     add_options(parser)
     return parser
 
 
-def parse(argv: Sequence[str], prog: str = "radixlm serve") -> tuple[ServerConfig, frozenset[str]]:
-    """(config, names that the user gave on the command line or in --config).
+def parse(
+    argv: Sequence[str],
+    prog: str = "radixlm serve",
+    own: Iterable[str] = (),
+    takes_model: bool = False,
+) -> tuple[ServerConfig, frozenset[str]]:
+    """(config, names that the user gave on the command line or in --config). ``own``: flags of the
+    verb itself, for suggestions. ``takes_model``: a word without a flag is the model.
 
     ConfigError names the flag and a value that works. ``-h`` prints the help and exits with 0.
     """
-    return collect(build_parser(prog).read(argv))
+    parser = build_parser(prog, positional="[MODEL] " if takes_model else "")
+    return collect(parser.read(argv, own, "model_path" if takes_model else ""))

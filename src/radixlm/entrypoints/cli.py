@@ -20,7 +20,9 @@ VERBS: dict[str, tuple[str, str]] = {
     "models": ("radixlm.entrypoints.models:main", "show the models that are on this machine"),
     "lora": ("radixlm.entrypoints.lora:main", "inspect a LoRA adapter"),
     "quantize": ("radixlm.quantize.cli:main", "write a checkpoint in fewer bits"),
+    "doctor": ("radixlm.entrypoints.doctor:main", "say what would run how fast here, and why"),
     "check-env": ("radixlm.entrypoints.check_env:main", "show what this machine offers"),
+    "completion": ("radixlm.entrypoints.completion:main", "complete words in bash, zsh or fish"),
     "version": ("radixlm.entrypoints.cli:version", "print the version"),
 }
 
@@ -44,8 +46,8 @@ def usage() -> str:
             "",
             *lines,
             "",
-            "`radixlm VERB --help` lists a verb's options. Without --model-path, serve and chat",
-            "use the small model that comes with the package.",
+            "`radixlm VERB --help` lists a verb's options. Without a model, serve and chat use the",
+            "small one that comes with the package.",
         ]
     )
 
@@ -53,6 +55,8 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run a verb; the exit status is 2 for an error of the user."""
     args = sys.argv[1:] if argv is None else argv
+    if args[:1] == ["help"] and len(args) == 2:
+        args = [args[1], "--help"]
     if not args or args[0] in ("-h", "--help", "help"):
         print(usage())
         return 0

@@ -15,6 +15,8 @@ USAGE = """usage: radixlm generate [--prompt TEXT ...] [--max-new-tokens N] [--t
 Prompts are the --prompt values, or else the lines of standard input. Answers stream to standard
 output; --json prints one JSON object a prompt instead. Server options: radixlm serve --help."""
 
+FLAGS = ("--prompt", "--max-new-tokens", "--temperature", "--json")
+
 
 def _split_options(argv: list[str]) -> tuple[dict[str, list[str]], list[str]]:
     """(options of this verb with their values, the server's options)."""
@@ -23,7 +25,7 @@ def _split_options(argv: list[str]) -> tuple[dict[str, list[str]], list[str]]:
     args = iter(argv)
     for arg in args:
         name, _, value = arg.partition("=")
-        if name in ("--prompt", "--max-new-tokens", "--temperature"):
+        if name in FLAGS[:3]:
             value = value if "=" in arg else next(args, "")
             values.setdefault(name, []).append(value)
         elif name == "--json":
@@ -51,7 +53,7 @@ def main(argv: list[str]) -> int:
         "max_new_tokens": int(_number(values, "--max-new-tokens", 128)),
         "temperature": _number(values, "--temperature", 0.0),
     }
-    config, given = parse(rest, prog="radixlm generate")
+    config, given = parse(rest, "radixlm generate", FLAGS)
     set_up_logging("generate", config.observe.log_level if "log_level" in given else "warning")
     options = {
         name: value for name, value in flat(config, show_secrets=True).items() if name in given

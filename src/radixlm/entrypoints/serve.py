@@ -10,7 +10,7 @@ from radixlm.engine.process import prestart_engines
 
 def main(argv: list[str]) -> int:
     """Serve until a signal; the exit status."""
-    return serve(*parse(argv, prog="radixlm serve"))
+    return serve(*parse(argv, prog="radixlm serve", takes_model=True))
 
 
 def serve(config: ServerConfig, given: frozenset[str]) -> int:
