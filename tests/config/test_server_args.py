@@ -20,7 +20,7 @@ def test_options_are_attributes() -> None:
     assert args.tp_size == 4
     with pytest.raises(AttributeError, match="no option is called 'nothing'"):
         args.nothing  # noqa: B018
-    with pytest.raises(ConfigError, match="page-size"):
+    with pytest.raises(ConfigError, match="page_size"):
         radixlm.ServerArgs(pagesize=1)
 
 
