@@ -31,8 +31,11 @@ TORCH_FREE = (
     "lang tiers hub".split()
 )
 TORCH_FREE_FILES = {
-    *("distributed/topology.py", "distributed/balance.py"),
-    *(f"weights/remote/{name}.py" for name in ("reader", "http", "place", "s3", "redis", "locate")),
+    *("distributed/topology.py", "distributed/balance.py", "weights/options.py"),
+    *(
+        f"weights/remote/{name}.py"
+        for name in "reader http place s3 redis locate local instance".split()
+    ),
 }
 FILES = sorted(ROOT.rglob("*.py"))
 

@@ -16,6 +16,7 @@ LOAD_FORMATS = (
     "gguf",
     "bitsandbytes",
     "layered",
+    "fastsafetensors",
     "remote",
     "remote_instance",
 )
@@ -53,24 +54,13 @@ class ModelConfig(Group):
         "'remote_instance' from a running server.",
         Flag(
             choices=LOAD_FORMATS,
-            built=(
-                "auto",
-                "pt",
-                "safetensors",
-                "npcache",
-                "dummy",
-                "sharded_state",
-                "gguf",
-                "bitsandbytes",
-                "remote",
-            ),
-            needs="another weight source",
         ),
     ] = "auto"
     model_loader_extra_config: Annotated[
         str,
-        "JSON object with options of the chosen load format.",
-        Flag(is_json=True, state="planned", needs="a load format that has options"),
+        "JSON object with options of the load format: enable_multithread_load and num_threads of "
+        "safetensors, concurrency and memory_limit of remote, pattern of sharded_state.",
+        Flag(is_json=True),
     ] = "{}"
     packed_cache_dir: Annotated[
         str | None,
@@ -156,8 +146,8 @@ class ModelConfig(Group):
     ] = None
     weight_loader_disable_mmap: Annotated[
         bool,
-        "Read weight files instead of memory-mapping them.",
-        Flag(state="no-op", why="both ways give the same weights; files are always mapped"),
+        "Read safetensors files by calls instead of mapping them.",
+        Flag(),
     ] = False
     delete_ckpt_after_loading: Annotated[
         bool,
@@ -181,6 +171,5 @@ class ModelConfig(Group):
             within="[1, 65535]",
             state="no-op",
             why="weights come over the seed's service port, without process groups",
-            part_of=("load_format",),
         ),
     ] = None

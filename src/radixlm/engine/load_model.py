@@ -16,6 +16,7 @@ from radixlm.base.lazy import load
 from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.engine.draft_model import shares_head
+from radixlm.engine.located import load_options
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.offload import offloading
 from radixlm.engine.packed_weights import PackedWeights
@@ -27,7 +28,9 @@ from radixlm.models.dtype import resolve_dtypes
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 from radixlm.weights.dummy import checkpoint_dtype
+from radixlm.weights.folder import REMOTE
 from radixlm.weights.load import LoadReport, load_weights
+from radixlm.weights.options import DEFAULT
 from radixlm.wire.weights import WeightsSource
 
 if TYPE_CHECKING:
@@ -115,6 +118,7 @@ def _fill(
             device=device,
             recorder=recorder,
             deltas=tuple(map(Path, source.deltas)),
+            options=load_options(config) if source.folder == str(info.folder) else DEFAULT,
         )
         if packed and recorder:
             report = packed.keep(model, report)
@@ -154,8 +158,11 @@ def _load_transformers(
             "--quantization and --is-embedding need a native model: "
             f"{info.architecture} runs by transformers"
         )
-    if config.model.load_format == "dummy":
-        raise ConfigError("--load-format dummy needs a native model")
+    if config.model.load_format in ("dummy", *REMOTE):
+        raise ConfigError(
+            f"--load-format {config.model.load_format} needs a native model: "
+            f"{info.architecture} runs by transformers; --download-dir FOLDER fetches its weights"
+        )
     run_deferred("torch._meta_registrations")  # it makes models without numbers
     make = load(
         "radixlm.models.transformers_backend.model:TransformersModel"

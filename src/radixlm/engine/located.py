@@ -9,6 +9,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.config.adapters import read_lora_path
 from radixlm.config.server_config import ServerConfig
 from radixlm.hub.locate import Wanted, locate_file, locate_model, scheme_of
+from radixlm.weights.options import LoadOptions, read_options
 from radixlm.weights.remote.place import PLACE_FILE
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,14 @@ def _streamed(config: ServerConfig, found: Mapping[str, str]) -> ServerConfig:
             "speculative_draft_load_format", draft.speculative_draft_load_format or "auto"
         )
     return config.with_values(changes) if changes else config
+
+
+def load_options(config: ServerConfig) -> LoadOptions:
+    """How the checkpoint is read; ConfigError for --model-loader-extra-config."""
+    model = config.model
+    return read_options(
+        model.model_loader_extra_config, model.load_format, model.weight_loader_disable_mmap
+    )
 
 
 def _seed(config: ServerConfig) -> str:

@@ -34,7 +34,7 @@ from radixlm.config.host import read_host_info
 from radixlm.config.resolve import resolve
 from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.topology import refuse_too_many_ranks
-from radixlm.engine.located import locate_all
+from radixlm.engine.located import load_options, locate_all
 from radixlm.engine.rank_processes import topology_of
 from radixlm.hub.folder import other_kind, refuse_pointers
 from radixlm.hub.huggingface import near_name
@@ -232,6 +232,7 @@ def resolved(config: ServerConfig, given: frozenset[str]) -> tuple[ServerConfig,
     if config.model.model_path in (None, ""):
         config = config.with_values({"model_path": DEFAULT_MODEL})
     config = locate_all(config)
+    load_options(config)  # its errors before anything starts
     info, c = read_model(config)
     attention = [block.attention for block in info.decoder.blocks]
     heads = [one.heads for one in attention if one is not None]

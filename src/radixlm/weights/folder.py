@@ -16,13 +16,16 @@ from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.gguf_file import GgufSource
 from radixlm.weights.merged_adapter import with_merged_adapter
 from radixlm.weights.npcache import open_npcache
+from radixlm.weights.options import DEFAULT, LoadOptions
 from radixlm.weights.origin import Origin, relative_name
 from radixlm.weights.overlay import Deltas, Fused
 from radixlm.weights.pickle_file import PickleSource
+from radixlm.weights.remote.place import PLACE_FILE
 from radixlm.weights.safetensors_file import SafetensorsSource
 from radixlm.weights.source import TensorSource, numbered_files, shard_files
 
 REMOTE = ("remote", "remote_instance")  # weights that are not in the folder
+_SAME = {"layered": "auto", "bitsandbytes": "auto", "fastsafetensors": "safetensors"}
 _PACKED = (".qweight", ".weight_packed")  # whose numbers mean nothing without their layout
 # files of trainers and other loaders beside the weights
 _NOT_WEIGHTS = ("consolidated", "adapter_", "optimizer", "scheduler", "training_args", "rng_state")
@@ -36,6 +39,7 @@ def open_folder(
     dtype: torch.dtype | None = None,
     deltas: Sequence[Path] = (),
     fused: Fused = None,
+    options: LoadOptions = DEFAULT,
 ) -> TensorSource:
     """The weights of ``folder``, dequantized to ``dtype`` (None: what config.json says) unless a
     layer keeps them quantized. The dense layers of a sentence-transformers folder are named as
@@ -44,7 +48,7 @@ def open_folder(
     no weights."""
     own = sorted(folder.glob("deltas/*")) if load_format in REMOTE else []  # of a seed's updates
     later = Deltas([*own, *deltas])
-    source = open_files(folder, load_format, dtype)
+    source = open_files(folder, load_format, dtype, options)
     source = later.over(with_merged_adapter(folder, source))
     source = _dequantized(folder, source, dtype)
     inner = "auto" if load_format in REMOTE else load_format  # small, so they lie in the folder
@@ -128,14 +132,18 @@ def current_name(name: str) -> str:
     return name
 
 
-def open_files(folder: Path, load_format: str, dtype: torch.dtype | None) -> TensorSource:
+def open_files(
+    folder: Path, load_format: str, dtype: torch.dtype | None, options: LoadOptions = DEFAULT
+) -> TensorSource:
     """The weight files of one folder, read as ``--load-format`` says."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder")
-    if load_format in ("auto", "safetensors", "bitsandbytes"):
+    # any format is loaded layer by layer
+    load_format = _SAME.get(load_format, load_format)
+    if load_format in ("auto", "safetensors"):
         files = find_files(folder, (".safetensors",))
         if files or load_format == "safetensors":
-            return SafetensorsSource(_not_empty(folder, files, "*.safetensors"))
+            return _open_safetensors(folder, files, options)
         if _ggufs(folder) and not find_pickles(folder):
             return _open_gguf(folder, dtype)
         return PickleSource(_not_empty(folder, find_pickles(folder), "*.safetensors or *.bin"))
@@ -144,14 +152,24 @@ def open_files(folder: Path, load_format: str, dtype: torch.dtype | None) -> Ten
     if load_format == "pt":
         return PickleSource(_not_empty(folder, find_pickles(folder), "*.bin or *.pt"))
     if load_format in REMOTE:
-        remote: TensorSource = load("radixlm.weights.remote.source:open_remote")(folder)
+        remote: TensorSource = load("radixlm.weights.remote.source:open_remote")(folder, options)
         return remote
     if load_format == "npcache":
         return open_npcache(folder, find_pickles(folder))
     raise ConfigError(
         f"--load-format {load_format!r} is not available; choose one of: "
-        "auto, safetensors, pt, npcache, gguf, bitsandbytes, dummy, sharded_state, remote"
+        "auto, safetensors, fastsafetensors, layered, pt, npcache, gguf, bitsandbytes, dummy, "
+        "sharded_state, remote, remote_instance"
     )
+
+
+def _open_safetensors(folder: Path, files: list[Path], options: LoadOptions) -> TensorSource:
+    _not_empty(folder, files, "*.safetensors")
+    if not options.num_threads:
+        return SafetensorsSource(files)
+    opener = load("radixlm.weights.remote.source:open_threaded")
+    threaded: TensorSource = opener(folder, files, options)
+    return threaded
 
 
 def _ggufs(folder: Path) -> list[Path]:
@@ -195,5 +213,7 @@ def index_of(folder: Path) -> Path | None:
 
 def _not_empty(folder: Path, files: list[Path], pattern: str) -> list[Path]:
     if not files:
-        raise CheckpointError(f"{folder} holds no weights ({pattern})")
+        far = "; they are streamed: --download-dir FOLDER has them here, which this model needs"
+        far = far if (folder / PLACE_FILE).is_file() else ""
+        raise CheckpointError(f"{folder} holds no weights ({pattern}){far}")
     return files

@@ -21,6 +21,7 @@ from radixlm.base.record import Record
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.quant.param import Param
 from radixlm.weights.mapper import LoadableLayer, LoadableModel
+from radixlm.weights.options import DEFAULT, LoadOptions
 from radixlm.weights.origin import (
     Origin,
     describe_origins,
@@ -56,10 +57,11 @@ def load_weights(
     recorder: Recorder | None = None,
     deltas: Sequence[Path] = (),
     only: Collection[str] | None = None,
+    options: LoadOptions = DEFAULT,
 ) -> LoadReport:
     """Fill and finish every layer of ``model`` from ``folder``.
 
-    ``load_format``: auto, safetensors, pt, npcache, dummy or sharded_state. ``progress`` shows a
+    ``load_format`` and ``options``: how and from where (--load-format). ``progress`` shows a
     bar if stderr is a terminal. ``leaves``: whether the model leaves a tensor of this name alone,
     for models that are a part of their checkpoint. ``recorder`` notes what the layers pack.
     ``deltas``: folders of tensors that replace some of the checkpoint's, the last one first in
@@ -69,7 +71,7 @@ def load_weights(
     started = time.monotonic()
     if leaves is None and model.is_part:
         leaves = bool  # any name
-    reader = open_reader(model, Path(folder), load_format, leaves, deltas)
+    reader = open_reader(model, Path(folder), load_format, leaves, deltas, options)
     chosen = None
     if only is not None and isinstance(reader, CheckpointReader):
         chosen = reader.layers_of(only)
@@ -107,13 +109,14 @@ def open_reader(
     load_format: str,
     leaves: Callable[[str], bool] | None = None,
     deltas: Sequence[Path] = (),
+    options: LoadOptions = DEFAULT,
 ) -> ParamReader:
     """The reader of parameter values, by ``--load-format``."""
     if load_format == "dummy":
         return DummyReader(folder)
     if load_format == "sharded_state":
-        return ShardedStateReader(model, folder)
-    return CheckpointReader(model, folder, load_format, leaves, deltas)
+        return ShardedStateReader(model, folder, pattern=options.pattern)
+    return CheckpointReader(model, folder, load_format, leaves, deltas, options)
 
 
 class _Filler:

@@ -24,6 +24,7 @@ from radixlm.weights.mapper import (
     WeightsMapper,
     concat,
 )
+from radixlm.weights.options import DEFAULT, LoadOptions
 from radixlm.weights.origin import Origin, describe_files, describe_origins
 from radixlm.weights.source import TensorSource, read_weight_map
 
@@ -85,12 +86,13 @@ class CheckpointReader(ParamReader):
         load_format: str,
         leaves: Callable[[str], bool] | None = None,
         deltas: Sequence[Path] = (),
+        options: LoadOptions = DEFAULT,
     ) -> None:
         self._leaves = leaves
         own = [(path, name) for path, layer in model.layers() for name in layer.own_params()]
         self._fused = fused_spellings(model)
         self._source: TensorSource = open_folder(
-            folder, load_format, model.weight_dtype, deltas, self._fused
+            folder, load_format, model.weight_dtype, deltas, self._fused, options
         )
         self._joiner = TensorJoiner(self._source)
         files = self._source.files()  # of a GGUF file: links to the user's own files

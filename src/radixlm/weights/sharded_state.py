@@ -12,6 +12,7 @@ from radixlm.base.errors import CheckpointError
 from radixlm.quant.param import Param
 from radixlm.quant.quantized_weight import QuantizedWeight
 from radixlm.weights.mapper import LoadableModel
+from radixlm.weights.options import DEFAULT
 from radixlm.weights.origin import Origin, describe_files, describe_origins
 from radixlm.weights.param_reader import ParamReader, listing
 from radixlm.weights.safetensors_file import SafetensorsSource
@@ -22,10 +23,13 @@ MAX_FILE_BYTES = 5 << 30
 class ShardedStateReader(ParamReader):
     """Reads parameters by their path in the model."""
 
-    def __init__(self, model: LoadableModel, folder: Path, rank: int = 0) -> None:
-        files = sorted(folder.glob(f"model-rank-{rank}-part-*.safetensors"))
+    def __init__(
+        self, model: LoadableModel, folder: Path, rank: int = 0, pattern: str = DEFAULT.pattern
+    ) -> None:
+        names = pattern.replace("{rank}", str(rank)).replace("{part}", "*")
+        files = sorted(folder.glob(names))
         if not files:
-            raise CheckpointError(f"{folder} holds no model-rank-{rank}-part-*.safetensors")
+            raise CheckpointError(f"{folder} holds no {names}")
         self.folder = folder
         self._source = SafetensorsSource(files)
         self._sizes = dict(self._source.sizes())

@@ -17,6 +17,7 @@ from radixlm.arch.hf import describe
 from radixlm.kernels.dispatch import bind
 from radixlm.models.build import build_model
 from radixlm.weights.load import load_weights
+from radixlm.weights.options import DEFAULT, LoadOptions
 from radixlm.weights.remote.source import RemoteSource
 
 
@@ -71,11 +72,11 @@ def assert_same(found: dict[str, torch.Tensor], folder: Path) -> None:
     assert all(torch.equal(found[name], stored[name]) for name in stored)
 
 
-def packed(folder: Path, load_format: str) -> str:
+def packed(folder: Path, load_format: str, options: LoadOptions = DEFAULT) -> str:
     """A hash of the model's weights as the layers have packed them."""
     kernels = bind("cpu", {"all": "reference"})
     model = build_model(describe(folder), torch.device("cpu"), torch.float32, kernels)
-    load_weights(model, folder, load_format, progress=False)
+    load_weights(model, folder, load_format, progress=False, options=options)
     hasher = hashlib.sha256()
     for block in model.blocks:
         for part in (block.mixer.qkv, block.mixer.o, block.ffn.up, block.ffn.down):

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
+from radixlm.weights.options import NUM_THREADS, WINDOW_BYTES
 from radixlm.weights.remote.reader import RangeReader, RemoteFile
 
 PIECE_BYTES = 8 << 20  # of one request
-NUM_THREADS = 8
-WINDOW_BYTES = 256 << 20
 _ALIGN = 64  # a buffer begins at such an offset of its file, so that tensors stay aligned
 
 

@@ -10,16 +10,11 @@ import torch
 from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
+from radixlm.weights.options import NUM_THREADS, WINDOW_BYTES, LoadOptions
 from radixlm.weights.origin import Origin
+from radixlm.weights.remote.local import LocalReader
 from radixlm.weights.remote.place import open_reader, read_place
-from radixlm.weights.remote.read_ahead import (
-    NUM_THREADS,
-    WINDOW_BYTES,
-    Digest,
-    ReadAhead,
-    Run,
-    as_bytes,
-)
+from radixlm.weights.remote.read_ahead import Digest, ReadAhead, Run, as_bytes
 from radixlm.weights.remote.reader import RangeReader, RemoteFile
 from radixlm.weights.safetensors_file import Entry, header_bytes, parse_header
 from radixlm.weights.source import TensorSource
@@ -28,10 +23,17 @@ RUN_BYTES = 8 << 20  # small tensors that lie side by side come together
 _HEAD_BYTES = 256 << 10  # read at first, enough for the header of most files
 
 
-def open_remote(folder: Path) -> "RemoteSource":
+def open_remote(folder: Path, options: LoadOptions) -> "RemoteSource":
     """The weights of the place that ``folder`` stands for."""
     place = read_place(folder)
-    return RemoteSource(open_reader(place.url), place.files, folder)
+    threads = options.num_threads or NUM_THREADS
+    return RemoteSource(open_reader(place.url), place.files, folder, threads, options.window_bytes)
+
+
+def open_threaded(folder: Path, files: Sequence[Path], options: LoadOptions) -> "RemoteSource":
+    """Safetensors files of this machine, read ahead by threads."""
+    reader = LocalReader(folder, files)
+    return RemoteSource(reader, reader.files(), folder, options.num_threads, options.window_bytes)
 
 
 class RemoteSource(TensorSource):
