@@ -95,6 +95,17 @@ def test_flags_that_concern_no_download_say_so(caplog: pytest.LogCaptureFixture)
     assert [line.partition(" ")[0] for line in caplog.messages] == ["--revision", "--download-dir"]
 
 
+def test_an_update_from_disk_asks_for_the_newest_commit(hub: FakeHub) -> None:
+    files = folder_files(TINY)
+    with Engine(model_path="org/radix-tiny", device="cpu") as engine:
+        assert engine.update_weights_from_disk("org/radix-tiny")[0]
+        hub.add("org/radix-tiny", files | {"model.safetensors": b"none"})
+        is_ok, message, _ = engine.update_weights_from_disk("org/radix-tiny")
+        assert not is_ok and "truncated" in message
+        is_ok, message, _ = engine.update_weights_from_disk("org/none")
+        assert not is_ok and "model_path org/none" in message
+
+
 async def test_answers_name_what_the_user_wrote(hub: FakeHub, tmp_path: Path) -> None:
     server = ScriptedServer(TINY, {}, model_path="org/radix-tiny", tokenizer_path="org/tokens")
     state = server.state

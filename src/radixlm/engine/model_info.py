@@ -110,10 +110,11 @@ def checked_generation(generation: dict[str, Any], folder: Path) -> dict[str, An
     return {name: value for name, value in generation.items() if name not in bad}
 
 
-def find_model(path: str | None) -> Path:
-    """The folder of ``--model-path``: a folder, a .gguf file, or the name of a bundled model."""
+def find_model(path: str | None, wanted: Wanted | None = None) -> Path:
+    """The folder of ``--model-path``: a folder, a .gguf file, a bundled model, or the name of one
+    on a hub, which is downloaded where it is not in the cache."""
     name = path or DEFAULT_MODEL
-    local = Path(name).expanduser()
+    local = locate_model(name, wanted)
     if path and local.exists():
         refuse_special_files(local)
         refuse_pointers(local)

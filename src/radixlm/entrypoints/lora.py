@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     model = None
     if args.model_path:
-        model = find_model(str(locate_model(args.model_path)))
+        model = find_model(args.model_path)
     folder = locate_model(args.path, Wanted("adapter", "PATH"))
     print(load("radixlm.lora.inspect:inspect")(folder, model))
     return 0

@@ -7,13 +7,14 @@ from collections.abc import Coroutine, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest
+from radixlm.base.errors import CheckpointError, ConfigError, InvalidRequest, TransferError
 from radixlm.base.record import replace
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.launch import ProgramEngine
 from radixlm.engine.model_info import find_model
 from radixlm.engine.tensor_updates import TensorUpdates, read_infos
 from radixlm.engine.weight_groups import read_place
+from radixlm.hub.locate import Wanted
 from radixlm.intake.tensor_spool import TensorSpool, check_format
 from radixlm.intake.weights import WeightsOutcome, WeightsUpdate
 from radixlm.weights_client import encode, unflatten
@@ -63,7 +64,8 @@ class EngineWeights:
     ) -> tuple[bool, str, int]:
         try:
             asked = _asked(flush_cache, options)
-            folder = await asyncio.to_thread(find_model, model_path)
+            wanted = Wanted(flag="model_path", is_newest=True)
+            folder = await asyncio.to_thread(find_model, model_path, wanted)
             update = replace(
                 asked,
                 folder=str(folder.resolve()),
@@ -72,7 +74,7 @@ class EngineWeights:
                 model_path=model_path,
             )
             outcome = await self._engine.intake.weights.update(update)
-        except (ConfigError, CheckpointError, InvalidRequest) as error:
+        except (ConfigError, CheckpointError, InvalidRequest, TransferError) as error:
             return False, str(error).replace("--model-path", "model_path"), 0
         return outcome.is_ok, outcome.message, outcome.num_paused
 

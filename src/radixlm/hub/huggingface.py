@@ -27,7 +27,8 @@ def locate(name: str, wanted: Wanted) -> Path:
     cache = Cache(wanted, repo)
     here = cache.find()
     problem = "it is not in the cache" if here is None else lacks(here, wanted, repo.selector)
-    if here is not None and not problem:
+    asks = wanted.is_newest and not cache.is_offline
+    if here is not None and not problem and not asks:
         found = model_in(here, wanted, repo.selector)
         what = f" {found.name}," if found != here else ""
         log.info(

@@ -38,6 +38,7 @@ class Wanted(Record):
     revision_flag: str = "--revision"
     folder: str | None = None  # --download-dir
     load_format: str = "auto"
+    is_newest: bool = False  # ask the hub even if all is in the cache
     include: tuple[str, ...] = ()  # patterns of file names of `radixlm pull`
     exclude: tuple[str, ...] = ()
 

@@ -28,7 +28,7 @@ def locate(name: str, wanted: Wanted) -> Path:
     repo = split_repo(name, wanted.revision)
     folder = folder_of(repo, wanted)
     problem = lacks(folder, wanted, repo.selector) if folder.is_dir() else "it is not in the cache"
-    if not problem:
+    if not problem and not (wanted.is_newest and not env.HF_HUB_OFFLINE.get()):
         log.info("%s: %s", repo.name, folder)
         return model_in(folder, wanted, repo.selector)
     if env.HF_HUB_OFFLINE.get():  # as in SGLang, it holds for this hub too

@@ -17,6 +17,7 @@ from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import read_body
 from radixlm.entrypoints.request_model import Body, Int
+from radixlm.hub.locate import Wanted
 from radixlm.intake.weights import WeightsOutcome, WeightsUpdate
 
 router = APIRouter(tags=["admin"])
@@ -73,8 +74,10 @@ class UpdateFromDisk(UpdateOptions):
 async def update_weights_from_disk(request: Request) -> Response:
     """Serve the weights of another checkpoint of the same model from now on."""
     args = await read_body(request, UpdateFromDisk, any_type=True)
+    model = state_of(request).config.model
+    wanted = Wanted(flag="model_path", folder=model.download_dir, is_newest=True)
     try:
-        folder = await asyncio.to_thread(find_model, args.model_path)
+        folder = await asyncio.to_thread(find_model, args.model_path, wanted)
     except RadixError as error:
         message = str(error).replace("--model-path", "model_path")
         return answer_update(WeightsOutcome(False, message))
