@@ -56,6 +56,9 @@ METHODS = {
         QuantMethod("gptq", f"{_QUANT}.integers:parse_gptq", _GPTQ_FLAGS),
         QuantMethod("auto-round", f"{_QUANT}.integers:parse_auto_round", ("auto-round",)),
         QuantMethod("qoq", f"{_QUANT}.integers:parse_qoq", ("qoq",)),
+        QuantMethod("quark", f"{_QUANT}.quark:parse_quark", ("quark",)),
+        QuantMethod("w4afp8", f"{_QUANT}.widened:parse_w4afp8", ("w4afp8",)),
+        QuantMethod("bitnet", f"{_QUANT}.widened:parse_bitnet", ("bitnet",)),
         QuantMethod("hqq", f"{_QUANT}.widened:parse_hqq", ("hqq",)),
         QuantMethod("torchao", f"{_QUANT}.widened:parse_torchao", ("torchao",)),
         QuantMethod("w8a8_int8", f"{_QUANT}.integers:parse_w8a8", ("w8a8_int8",)),
@@ -79,8 +82,8 @@ ALIASES = {
 TABLES = frozenset("aqlm exl2 exl3 higgs spqr vptq".split())
 # methods of other engines; floats of such a checkpoint are served, other weights are refused
 _UNREAD = frozenset(
-    "bitnet deepspeedfp eetq experts_int8 fouroversix fp_quant gemma gptq_marlin_24 ipex metal "
-    "modelopt_mixed moe_wna16 mxfp8 quanto quark sinq w4afp8".split()
+    "deepspeedfp eetq experts_int8 fouroversix fp_quant gemma gptq_marlin_24 ipex metal "
+    "modelopt_mixed moe_wna16 mxfp8 quanto sinq".split()
 )
 KNOWN_METHODS = _UNREAD | TABLES | METHODS.keys() | ALIASES.keys()
 SCALE_TENSORS = re.compile(

@@ -20,9 +20,7 @@ LOAD_FORMATS = (
     "remote",
     "remote_instance",
 )
-# --quantization: what is built, then methods of SGLang that are not
 _QUANTIZATIONS = tuple(dict.fromkeys((*ONLINE_INTEGERS, *CHECKPOINT_FLAGS)))
-_UNBUILT_QUANTIZATIONS = ("w4afp8", "quark")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -119,9 +117,7 @@ class ModelConfig(Group):
         str | None,
         "Method that quantizes the weights at load, or that the checkpoint was quantized with.",
         Flag(
-            choices=(*_QUANTIZATIONS, *_UNBUILT_QUANTIZATIONS),
-            built=_QUANTIZATIONS,
-            needs="quantized kernels and loaders",
+            choices=_QUANTIZATIONS,
         ),
     ] = None
     quantization_param_path: Annotated[

@@ -49,6 +49,35 @@ class TorchAoQuant(WidenedQuant):
         return MixedScheme(FORMATS[0])
 
 
+class W4AFp8Quant(WidenedQuant):
+    """Experts in 4 bits, all else in 8 bit floats."""
+
+    source: ClassVar[str] = "radixlm.weights.low_bit_source:W4AFp8Source"
+
+    def scheme(self) -> Scheme:
+        return MixedScheme(FORMATS[1])
+
+
+class BitNetQuant(WidenedQuant):
+    """Ternary weights. ``divides``: so does the scale of a weight. ``is_online``: the files hold
+    floats."""
+
+    divides: bool = True
+    is_online: bool = False
+    source: ClassVar[str] = "radixlm.weights.low_bit_source:BitNetSource"
+
+
+def parse_w4afp8(config: Mapping[str, Any]) -> WidenedQuant:
+    """Of DeepSeek's experts in 4 bits."""
+    return W4AFp8Quant("w4afp8")
+
+
+def parse_bitnet(config: Mapping[str, Any]) -> WidenedQuant:
+    """Of Hugging Face."""
+    divides = config.get("linear_class", "bitlinear") != "autobitlinear"
+    return BitNetQuant("bitnet", divides, config.get("quantization_mode") == "online")
+
+
 def parse_bitsandbytes(config: Mapping[str, Any]) -> WidenedQuant:
     """Of Hugging Face; layers that were left out are floats in the files."""
     return BitsAndBytesQuant("bitsandbytes")

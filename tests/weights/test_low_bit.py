@@ -1,0 +1,174 @@
+"""Quark, w4afp8 and bitnet: the numbers are those of each format's definition."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.weights.test_permuted_integers import values
+from torch import Tensor
+from transformers.integrations.bitnet import pack_weights, unpack_weights
+
+from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.kernels.ops import fp8
+from radixlm.quant.checkpoint import parse
+from radixlm.quant.fp4 import Fp4Quant, MixedQuant
+from radixlm.quant.fp8 import Fp8Quant
+from radixlm.weights.folder import open_folder
+from radixlm.weights.source import TensorSource
+
+NAME = "model.layers.0.mlp.up_proj"
+
+
+def opened(folder: Path, config: dict[str, Any], parts: dict[str, Tensor]) -> TensorSource:
+    stored = {f"{NAME}.{name}": tensor.contiguous() for name, tensor in parts.items()}
+    save_file(stored, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    return open_folder(folder, "auto", torch.float32)
+
+
+def check(source: TensorSource, want: Tensor) -> None:
+    name = f"{NAME}.weight"
+    assert torch.equal(source.read(name), want)
+    kept = source.read_quantized(name)
+    assert kept is not None
+    torch.testing.assert_close(kept.dequantize(), want, rtol=1e-6, atol=1e-6)
+
+
+def quark(dtype: str, qscheme: str, **more: object) -> dict[str, Any]:
+    weight = {"dtype": dtype, "qscheme": qscheme, "group_size": 32, "ch_axis": 0}
+    spec = {"global_quant_config": {"weight": weight}, "quant_method": "quark"}
+    return spec | {"export": {"pack_method": "reorder"}, **more}
+
+
+def words(numbers: Tensor, order: tuple[int, ...]) -> Tensor:
+    """Quark's Pack_4_bits: eight numbers of a row in a word."""
+    shifts = 4 * torch.arange(8, dtype=torch.int32)
+    chosen = (numbers.reshape(-1, numbers.shape[-1] // 8, 8)[..., list(order)] & 15).int()
+    return (chosen << shifts).sum(-1).to(torch.int32)
+
+
+ORDERS = {"reorder": (0, 2, 4, 6, 1, 3, 5, 7), "order": tuple(range(8))}
+
+
+@pytest.mark.parametrize("method", ORDERS)
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int8", "uint8"])
+@pytest.mark.parametrize("qscheme", ["per_group", "per_channel", "per_tensor"])
+def test_quark_integers(dtype: str, qscheme: str, method: str, tmp_path: Path) -> None:
+    """Quark 0.13: pack.py and the shapes of _infer_scale_zero_point_shape."""
+    bits, is_signed = int(dtype.strip("uint")), dtype.startswith("i")
+    half = 1 << (bits - 1)
+    stored = (values(16, 64).int() << (bits - 4)) - (half if is_signed else 0)
+    shape = {"per_group": (16, 2), "per_channel": (16, 1), "per_tensor": (1, 1)}[qscheme]
+    scale = torch.rand(shape).half()
+    zero = torch.randint(-3, 3, shape) + (0 if is_signed else half)
+    if qscheme == "per_tensor":
+        zero = zero * 0 + (0 if is_signed else half)  # of unsigned ones, the middle
+    each = 64 // shape[1]
+    wide = (stored - zero.repeat_interleave(each, 1)) * scale.float().repeat_interleave(each, 1)
+
+    def packed(numbers: Tensor) -> Tensor:
+        by_column = numbers.t() if qscheme == "per_group" else numbers
+        if bits == 4:
+            return words(by_column, ORDERS[method])
+        return by_column.to(torch.int8 if is_signed else torch.uint8)
+
+    parts = {
+        "weight": packed(stored),
+        "weight_scale": scale.t() if qscheme == "per_group" else scale,
+    }
+    if qscheme == "per_channel":
+        parts["weight_scale"] = scale[:, 0]
+        parts["weight_zero_point"] = packed(zero[:, 0][None])[0]
+    elif qscheme == "per_group":
+        parts["weight_scale"] = scale.t()
+        parts["weight_zero_point"] = packed(zero)
+    config = quark(dtype, qscheme, export={"pack_method": method})
+    source = opened(tmp_path, config, parts)
+    check(source, wide)
+
+
+def test_quark_floats_are_read_by_the_sources_of_floats() -> None:
+    assert parse(quark("fp8_e4m3", "per_tensor")) == Fp8Quant("quark")
+    assert parse(quark("fp4", "per_group")) == Fp4Quant("quark")
+    both = quark(
+        "fp4", "per_group", layer_quant_config={"*down*": {"weight": {"dtype": "fp8_e4m3"}}}
+    )
+    assert parse(both) == MixedQuant("quark", (Fp4Quant("quark"), Fp8Quant("quark")))
+    assert parse({"quant_method": "quark"}) is None
+    with pytest.raises(ConfigError, match="quark in int3 cannot be loaded; known dtype: int4"):
+        parse(quark("int3", "per_group"))
+
+
+def test_w4afp8(tmp_path: Path) -> None:
+    """As SGLang's test_cutlass_w4a8_moe packs: the first of two numbers in the lower half."""
+    signed = values(8, 256).to(torch.int8) - 8
+    scale = torch.rand(8, 2).bfloat16()
+    parts = {
+        "weight": (signed[:, 1::2] << 4) | (signed[:, ::2] & 15),
+        "weight_scale_inv": scale,
+        "input_scale": torch.ones(1),
+    }
+    source = opened(tmp_path, {"quant_method": "w4afp8"}, parts)
+    check(source, signed * scale.float().repeat_interleave(128, 1))
+
+
+def test_w4afp8_reads_fp8_beside_it(tmp_path: Path) -> None:
+    numbers, scale = fp8.quantize_blocks(torch.randn(256, 128))
+    source = opened(
+        tmp_path, {"quant_method": "w4afp8"}, {"weight": numbers, "weight_scale_inv": scale}
+    )
+    want = numbers.float() * fp8.spread(scale, 256, 128)
+    assert torch.equal(source.read(f"{NAME}.weight"), want)
+
+
+@pytest.mark.parametrize("kind", ["bitlinear", "autobitlinear"])
+def test_bitnet(kind: str, tmp_path: Path) -> None:
+    """As transformers packs and unpacks ternary weights."""
+    ternary = torch.randint(-1, 2, (16, 64)).float()
+    scale = torch.tensor([1.7])
+    packed = pack_weights(ternary.clone())  # it changes its argument
+    assert torch.equal(unpack_weights(packed, torch.float32), ternary)
+    config = {"quant_method": "bitnet", "linear_class": kind, "quantization_mode": "offline"}
+    source = opened(tmp_path, config, {"weight": packed, "weight_scale": scale})
+    check(source, ternary * (1 / scale if kind == "bitlinear" else scale))
+
+
+def test_bitnet_online_is_that_of_transformers(tmp_path: Path) -> None:
+    weight = torch.randn(16, 64)
+    config = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
+    source = opened(tmp_path, config | {"quantization_mode": "online"}, {"weight": weight})
+    scale = 1 / weight.abs().mean().clamp(min=1e-5)
+    check(source, (weight * scale).round().clamp(-1, 1) / scale)
+
+
+def torchao(folder: Path, kind: str, parts: dict[str, Tensor]) -> TensorSource:
+    names = {f"{NAME}._weight_{part}": tensor.contiguous() for part, tensor in parts.items()}
+    record = {"_type": kind, "_data": {"block_size": [1, 32]}, "_tensor_data_names": list(parts)}
+    save_file(names, folder / "model.safetensors", {f"{NAME}.weight": json.dumps(record)})
+    config = {"quantization_config": {"quant_method": "torchao"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return open_folder(folder, "auto", torch.float32)
+
+
+def test_torchaos_int4_tensor(tmp_path: Path) -> None:
+    """fbgemm's int4_row_quantize_zp: weight = value * scale + zero, values -8..7."""
+    signed = values(8, 64).to(torch.int8) - 8
+    scale, zero = torch.rand(2, 8).bfloat16(), torch.randn(2, 8).bfloat16()
+    packed = (signed[:, 1::2] << 4) | (signed[:, ::2] & 15)
+    parts = {"qdata": packed, "scale": scale, "zero_point": zero}
+    wide, each = torchao(tmp_path, "Int4Tensor", parts), 32
+    want = signed * scale.float().t().repeat_interleave(each, 1)
+    want += zero.float().t().repeat_interleave(each, 1)
+    got = wide.read(f"{NAME}.weight")
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert wide.read_quantized(f"{NAME}.weight") is not None
+
+
+def test_torchaos_other_tensors_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"up_proj.weight is a Int4Packed; known: Int8Tensor"):
+        torchao(tmp_path, "Int4Packed", {"qdata": torch.zeros(1)})
