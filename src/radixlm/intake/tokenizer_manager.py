@@ -432,6 +432,8 @@ class TokenizerManager:
         replica.facts, replica.beat_s = facts, time.monotonic()
         replica.is_ready, replica.is_gone = True, False
         replica.version = self.weights.version
+        if self.weights.source is not None:
+            log.info("engine %d serves the weights of version %s", index, replica.version)
         self.adapters.restore(replica)
         self.occupation.restore(replica)
         if self.is_paused:

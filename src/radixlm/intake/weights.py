@@ -155,6 +155,7 @@ class WeightsRegistry:
             source = msgspec.structs.replace(source, digest=replies[0].data["digest"])
             if any(reply.data["digest"] != source.digest for reply in replies):
                 raise InvalidRequest("the engines have read different files; update again")
+            log.info("the weights of %s are ready beside those that are served", update.folder)
             await self._quiesce(update.mode)
             if any(not one.is_ready or one.facts is not facts for one, facts in engines):
                 raise Overloaded("an engine died before the weights were exchanged; update again")
