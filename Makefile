@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: serve chat test test-all check bench docs zoo chaos router-chaos soak sanitize mutants clean setup
+.PHONY: serve chat test test-all check bench docs zoo chaos update-chaos router-chaos soak sanitize mutants clean setup
 
 setup:
 	@PYTHON="$(PYTHON)" scripts/setup dev
@@ -37,6 +37,9 @@ zoo: setup
 
 chaos: setup
 	@$(BIN)/python -m pytest -m "not gpu" tests/chaos $(ARGS)
+
+update-chaos: setup
+	@CHAOS_UPDATES=50 $(BIN)/python -m pytest tests/chaos/test_weight_updates.py $(ARGS)
 
 router-chaos: setup
 	@$(BIN)/python -m pytest -s -m slow tests/router $(ARGS)

@@ -37,9 +37,8 @@ class AdapterLoader:
                 "radixlm)"
             )
         options = config.adapters
-        self._targets = targets = AdapterTargets(
-            model, model.without_weights() if model.is_part else None
-        )
+        self._whole = model.without_weights() if model.is_part else None
+        self._targets = targets = AdapterTargets(model, self._whole)
         model.adapt(tuple(targets.own_sites.values()))
         self._sites = {path: number for number, path in enumerate(targets.own_sites)}
         ends = {HEAD: model.head_site, EMBED: model.embed_site}
@@ -50,6 +49,7 @@ class AdapterLoader:
         self._thread = ThreadPoolExecutor(1, "load adapters")
         self._loading: dict[int, Future[Callable[[], dict[str, Any]]]] = {}
         self._failed: dict[int, str] = {}
+        self._of_base: dict[int, str] = {}  # paths of those that have been made with base weights
         self._facts: dict[int, dict[str, Any]] = {}  # of those that are loaded
 
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
@@ -83,23 +83,45 @@ class AdapterLoader:
     def _read(self, number: int, path: str, digest: str | None) -> Callable[[], dict[str, Any]]:
         started_s = time.perf_counter()
         try:
-            adapter = read_adapter(Path(path), self._targets, self._limits)
+            adapter, packed = self._made(path, self._targets)
             is_checked = self._is_first or not adapter.has_weights
             if is_checked and digest not in (None, adapter.digest):
                 raise InvalidRequest(
                     f"{path}: the files have changed since the adapter was loaded (digest "
                     f"{adapter.digest[:8]}, then {str(digest)[:8]}); load it again"
                 )
-            parts = local_parts(adapter, self._targets)
-            by_site = {
-                self._sites[where]: of_layer
-                for where, of_layer in parts.items()
-                if where in self._sites  # else another stage has the layer
-            }
-            packed = self.table.pack(by_site)
         except (RadixError, OSError, RuntimeError, MemoryError) as error:
             return partial(self._fail, number, str(error))
         return partial(self._publish, number, adapter, packed, time.perf_counter() - started_s)
+
+    def _made(self, path: str, targets: AdapterTargets) -> tuple[Adapter, PackedAdapter]:
+        adapter = read_adapter(Path(path), targets, self._limits)
+        by_site = {
+            self._sites[where]: of_layer
+            for where, of_layer in local_parts(adapter, targets).items()
+            if where in self._sites  # else another stage has the layer
+        }
+        return adapter, self.table.pack(by_site)
+
+    def renew(self, model: DecoderModel) -> Callable[[], dict[int, str]]:
+        """Make the adapters that depend on base weights (DoRA, whole modules) for those of
+        ``model``, a copy of ours. What puts them in place between two steps; its digests by
+        number."""
+        targets = AdapterTargets(model, self._whole)
+        known = list(self._of_base.items())  # others may come meanwhile
+        made = {number: self._made(path, targets) for number, path in known}
+
+        def publish() -> dict[int, str]:
+            later = {n: path for n, path in self._of_base.items() if n not in made}
+            made.update({n: self._made(path, self._targets) for n, path in later.items()})
+            for number, (adapter, packed) in made.items():
+                if number in self._of_base:
+                    self.table.drop(number)
+                    self.table.put(number, packed)
+                    self._facts[number] = {**self._facts[number], "digest": adapter.digest}
+            return {number: one.digest for number, (one, _) in made.items()}
+
+        return publish
 
     def _fail(self, number: int, why: str) -> dict[str, Any]:
         self._loading.pop(number, None)
@@ -110,6 +132,8 @@ class AdapterLoader:
         self, number: int, adapter: Adapter, packed: PackedAdapter, seconds: float
     ) -> dict[str, Any]:
         self._loading.pop(number, None)
+        if adapter.has_weights:
+            self._of_base[number] = adapter.path
         self.table.put(number, packed)
         size, took = format_bytes(adapter.num_bytes), format_seconds(seconds)
         log.info("adapter %s: rank %d, %s, in %s", adapter.path, adapter.max_rank, size, took)
@@ -126,6 +150,7 @@ class AdapterLoader:
         """Forget adapter ``number``, which no request uses."""
         number = int(args["number"])
         self._facts.pop(number, None)
+        self._of_base.pop(number, None)
         self._failed.pop(number, None)
         self.table.drop(number)
 

@@ -193,8 +193,10 @@ def load_engine(
         draft,
         experts.recorder,
     )
+    updater.media = parts.media
     facts = _facts(info, pools, limits, weight_bytes, load_s)
     updater.tell(facts)
+    updater.draft, updater.adapters, updater.exchange = draft, loader, occupation.exchange
     return LoadedEngine(
         device,
         parts,

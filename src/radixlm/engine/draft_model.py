@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from radixlm.models.build import Model, build_model
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.drafts import DraftModel, StandaloneDraft
 from radixlm.models.dtype import resolve_dtypes
+from radixlm.models.shadow import Shadow
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 from radixlm.quant.scheme import Scheme
@@ -41,6 +43,7 @@ from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.folder import open_folder
 from radixlm.weights.load import load_weights
 from radixlm.weights.pickle_file import load_file
+from radixlm.wire.weights import WeightsSource
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,8 @@ class LoadedDraft(Record, eq=False):
     num_ids: int
     num_bytes: int
     fill: Callable[[], int]  # loads the weights again, and binds them to the target's
+    # reads what it has of the target's checkpoint; what puts that in place, once the target's is
+    renew: Callable[[WeightsSource], Callable[[], None]]
     # further modules, each of which drafts one token further than the one before
     later: tuple[tuple[DraftModel, AttentionBackend], ...] = ()
 
@@ -87,13 +92,16 @@ def load_draft(
     later: list[DraftModel] = []
     if algorithm == "STANDALONE":
         net, num_bytes, fill = _load_standalone(config, info, folder, device, kernels)
+        renew: Callable[[WeightsSource], Callable[[], None]] = _stay
     else:
         if not isinstance(target, DecoderModel):
             raise ConfigError(
                 f"--speculative-algorithm {algorithm}: {info.architecture} runs by transformers, "
                 "which shows no hidden states; STANDALONE and NGRAM work"
             )
-        (net, *later), num_bytes, fill = _load_head(config, info, target, folder, device, kernels)
+        (net, *later), num_bytes, fill, renew = _load_head(
+            config, info, target, folder, device, kernels
+        )
     execute = config.execute
     phases = (execute.prefill_attention_backend, execute.decode_attention_backend)
     name = execute.attention_backend or "torch_native"
@@ -103,7 +111,7 @@ def load_draft(
     log.info("drafts of %s (%s): weights %s", folder.name, algorithm, format_bytes(num_bytes))
     num_ids = min(net.decoder.vocab, info.decoder.vocab) if net.needs is None else 0
     own = tuple(zip(later, others, strict=True))
-    return LoadedDraft(net, attn, num_ids or info.decoder.vocab, num_bytes, fill, own)
+    return LoadedDraft(net, attn, num_ids or info.decoder.vocab, num_bytes, fill, renew, own)
 
 
 def shares_head(config: ServerConfig) -> bool:
@@ -187,7 +195,7 @@ def _load_head(
     folder: Path,
     device: torch.device,
     kernels: Kernels,
-) -> tuple[list[DraftModel], int, Callable[[], int]]:
+) -> tuple[list[DraftModel], int, Callable[[], int], Callable[[WeightsSource], Callable[[], None]]]:
     algorithm = config.speculate.speculative_algorithm
     spec = describe_draft(folder)
     if spec is None:
@@ -210,27 +218,66 @@ def _load_head(
     is_part = folder == info.folder or len(nets) > 1
     kept = kept_ids(config, spec, target.decoder, device)
 
+    leaves = partial(_leaves, is_part)
+
     def fill() -> int:
         num_bytes = 0
         for net in nets:
-            report = load_weights(
-                net,
-                folder,
-                _load_format(config),
-                device=device,
-                leaves=lambda name: is_part or name.endswith(("t2d", "d2t", "embed_tokens.weight")),
-            )
+            report = load_weights(net, folder, _load_format(config), device=device, leaves=leaves)
             num_bytes += report.num_bytes
             net.bind(target, kept)
         return num_bytes
 
+    renew = partial(_renew_head, nets, target, kept, leaves if folder == info.folder else None)
     with ExitStack() as notes:
         for net in nets:
             notes.enter_context(noting_contents(net))
         num_bytes = fill()
     _check_map(nets[0], folder, target.decoder.vocab)
     target.tap(nets[0].needs)
-    return nets, num_bytes, fill
+    return nets, num_bytes, fill, renew
+
+
+def _leaves(is_part: bool, name: str) -> bool:
+    """Whether a head leaves a tensor alone; ``is_part``: of a checkpoint that holds more."""
+    return is_part or name.endswith(("t2d", "d2t", "embed_tokens.weight"))
+
+
+def _renew_head(
+    nets: Sequence[DraftModel],
+    target: DecoderModel,
+    kept: torch.Tensor | None,
+    leaves: Callable[[str], bool] | None,
+    source: WeightsSource,
+) -> Callable[[], None]:
+    """Bind the modules of a head to its target again; those of the target's own checkpoint, which
+    leave other tensors alone (``leaves``), are read from ``source`` first."""
+    shadows = [Shadow(net) for net in nets] if leaves is not None else []
+    for shadow in shadows:
+        assert isinstance(shadow.root, DraftModel)
+        load_weights(
+            shadow.root, source.folder, source.load_format, device=target.context.device,
+            progress=False, leaves=leaves, deltas=tuple(map(Path, source.deltas)),
+        )  # fmt: skip
+    publishes = [shadow.publish() for shadow in shadows]
+
+    def publish() -> None:
+        for call in publishes:
+            call()
+        for net in nets:
+            net.finish()  # forgets a program that knows the target's old table
+            net.bind(target, kept)
+
+    return publish
+
+
+def _stay(source: WeightsSource) -> Callable[[], None]:
+    """A model that drafts by itself has nothing of its target's."""
+    return _nothing
+
+
+def _nothing() -> None:
+    return
 
 
 def algorithm_of(spec: Draft | None) -> str:

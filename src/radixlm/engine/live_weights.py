@@ -12,24 +12,31 @@ import hashlib
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial as bind
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import psutil
+import torch
 from torch import Tensor
 
 from radixlm.arch.hf import describe, load_config
 from radixlm.base.errors import CheckpointError, InvalidRequest, RadixError
-from radixlm.base.record import Record
+from radixlm.base.lazy import load
+from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.adapters import AdapterLoader
+from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.offload import is_offloading
+from radixlm.executor.media import EncoderCache
 from radixlm.layers.module import Module
-from radixlm.models.build import Model, NativeModel, is_transformers
+from radixlm.models.build import Model, NativeModel, is_transformers, mixtures_of
+from radixlm.models.decoder import DecoderModel
 from radixlm.models.shadow import Shadow
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.tiers.manifest import weights_digest
@@ -49,10 +56,12 @@ MAX_SHARE = 0.95
 
 
 class Prepared(Record, eq=False):
-    """Weights that wait to be published. ``changes``: attributes of layers."""
+    """Weights that wait to be published. ``calls`` put them in place, in this order; ``adapt`` does
+    so with adapters and returns their digests."""
 
     source: WeightsSource
-    changes: list[tuple[Module, dict[str, Any]]]
+    calls: list[Callable[[], None]]
+    adapt: Callable[[], dict[int, str]] | None
     seconds: float
 
 
@@ -62,7 +71,13 @@ class WeightUpdater:
     def __init__(
         self, config: ServerConfig, info: ModelInfo, model: Model, source: WeightsSource | None
     ) -> None:
-        """``source``: what was loaded in place of the checkpoint of ``info``."""
+        """``source``: what was loaded in place of the checkpoint of ``info``. ``draft`` and
+        ``adapters`` may be set later: what depends on the model."""
+        self.draft: LoadedDraft | None = None
+        self.adapters: AdapterLoader | None = None
+        self.media: EncoderCache | None = None
+        # makes the calls while there are no CUDA graphs, which know addresses
+        self.exchange: Callable[[Sequence[Callable[[], None]]], None] = _call_all
         self._config, self._info, self._model = config, info, model
         self.source = source or WeightsSource(str(info.folder), config.model.load_format)
         self.is_original = source is None
@@ -72,7 +87,6 @@ class WeightUpdater:
                 log.warning("%s: its files are others than those of the update", source.folder)
         self._prepared: Prepared | None = None
         self._thread = ThreadPoolExecutor(1, "update weights")
-        self._after_publish: list[Callable[[], None]] = []
 
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         """What intake asks of it."""
@@ -148,17 +162,14 @@ class WeightUpdater:
                 f"{self._info.architecture} runs by transformers, whose weights cannot be updated; "
                 "a native model can (--model-impl radixlm), or start the server again"
             )
-        if is_offloading(self._config):
-            raise InvalidRequest(
-                "--cpu-offload-gb, --offload-group-size: weights that lie on the host cannot be "
-                "updated; start the server again with the new ones"
-            )
+        if why := self._why_fixed(model):
+            raise InvalidRequest(f"{why}; start the server again with the new weights")
         folder = Path(source.folder)
         self._check_folder(folder)
         is_empty = model.contents is not None and model.contents.is_dropped
         only = None if partial is None or is_empty else _names(Path(partial))
         if only is None:
-            _check_memory(stored_bytes(model))
+            _check_memory(stored_bytes(model), model.context.device)
         shadow = Shadow(model)
         load_weights(
             shadow.root,  # type: ignore[arg-type]
@@ -169,13 +180,53 @@ class WeightUpdater:
             deltas=tuple(map(Path, source.deltas)),
             only=only,
         )
+        calls, adapt = [shadow.publish()], None
+        if self.draft is not None:
+            calls.append(self.draft.renew(source))
+        if self.media is not None and partial is not None:
+            self._check_part(folder, _names(Path(partial)))
+        elif self.media is not None:
+            make = load("radixlm.engine.mm_encoders:encoder_cache")
+            other = make(replace(self._info, folder=folder), model.context.device)
+            calls.append(bind(self.media.take_encoder, other))
+        if self.adapters is not None:
+            adapt = self.adapters.renew(cast(DecoderModel, shadow.complete()))
+        if model.context.device.type == "cuda":  # copies on this thread's stream
+            torch.cuda.synchronize(model.context.device)
         digest = digest_of(source)
         if source.digest not in ("", digest):
             raise InvalidRequest(f"{folder}: its files have changed meanwhile; update again")
         seconds = time.perf_counter() - started_s
-        return Prepared(
-            msgspec.structs.replace(source, digest=digest), list(shadow.changes()), seconds
-        )
+        return Prepared(msgspec.structs.replace(source, digest=digest), calls, adapt, seconds)
+
+    def _why_fixed(self, model: NativeModel) -> str:
+        """Why the options do not let weights change; "" if they do."""
+        if is_offloading(self._config):
+            return "--cpu-offload-gb, --offload-group-size: weights on the host cannot be updated"
+        if self._config.parallel.enable_eplb:
+            return "--enable-eplb has moved experts, which new weights do not know"
+        if self._config.execute.enable_torch_compile:
+            return "--enable-torch-compile has compiled the weights into its steps"
+        if isinstance(model, DecoderModel) and model.pager is not None:
+            return "weights that are read from their packed file cannot be updated"
+        return ""
+
+    def _check_part(self, folder: Path, names: frozenset[str]) -> None:
+        """CheckpointError for tensors of an encoder, which comes as a whole."""
+        layers = self._model.layers() if isinstance(self._model, Module) else ()
+        known = WeightsMapper(self._info.decoder, names)
+        own = {
+            name
+            for path, layer in layers
+            for param in layer.own_params()
+            for mapping in known.spellings(path, param)
+            for name in mapping.names()
+        }
+        if left := sorted(names - own):
+            raise CheckpointError(
+                f"{left[0]} is not of the text model; an encoder is updated by "
+                "/update_weights_from_disk with a whole checkpoint"
+            )
 
     def _check_folder(self, folder: Path) -> None:
         """CheckpointError for the folder of another model."""
@@ -206,16 +257,15 @@ class WeightUpdater:
             raise InvalidRequest("no such weights are prepared; update again")
         self._prepared = None
         model = self._model
-        for layer, values in prepared.changes:
-            vars(layer).update(values)
         assert isinstance(model, Module)
-        model.finish()
+        self.exchange(prepared.calls)
+        digests = prepared.adapt() if prepared.adapt is not None else {}
+        for mixture in mixtures_of(model):
+            mixture.record(mixture.is_recorded)  # the new experts know nothing of it
         if model.contents is not None:
             model.contents.is_dropped = False
         self.source, self.is_original = prepared.source, False
         self.tell(self._facts)
-        for call in self._after_publish:
-            call()
         self._thread.submit(_give_back_memory)
         log.info(
             "weights of %s are served now (digest %s), read in %s",
@@ -223,7 +273,8 @@ class WeightUpdater:
             self.source.digest[:8],
             format_seconds(prepared.seconds),
         )
-        return {"namespace": self.namespace, "digest": self.source.digest}
+        adapters = [[number, digest] for number, digest in digests.items()]
+        return {"namespace": self.namespace, "digest": self.source.digest, "adapters": adapters}
 
     def _drop(self, args: dict[str, Any]) -> None:
         """Forget what is prepared."""
@@ -238,14 +289,21 @@ def digest_of(source: WeightsSource) -> str:
     return parts[0] if len(parts) == 1 else hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
+def _call_all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
 def _names(folder: Path) -> frozenset[str]:
     """The tensors of a partial update."""
     return frozenset(SafetensorsSource(sorted(folder.glob("*.safetensors"))).sizes())
 
 
-def _check_memory(num_bytes: int) -> None:
+def _check_memory(num_bytes: int, device: torch.device) -> None:
     """InvalidRequest where there is no room for another copy of the weights."""
-    free = int(psutil.virtual_memory().available * MAX_SHARE)
+    is_cuda = device.type == "cuda"
+    found = torch.cuda.mem_get_info(device)[0] if is_cuda else psutil.virtual_memory().available
+    free = int(found * MAX_SHARE)
     if num_bytes > free:
         raise InvalidRequest(
             f"the new weights take {format_bytes(num_bytes)} beside the old ones, which stay whole "

@@ -61,6 +61,15 @@ class Occupation:
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         return {"release_memory": self._release, "resume_memory": self._resume}
 
+    def exchange(self, calls: Sequence[Callable[[], None]]) -> None:
+        """Make calls that give layers other weights, between two recordings of graphs."""
+        self._device.record().wait()
+        self._drop_graphs()
+        for call in calls:
+            call()
+        if not self._released:
+            self._record_graphs()
+
     def _release(self, args: dict[str, Any]) -> dict[str, int]:
         """Give back the memory of ``tags``; how much less is resident."""
         tags = args["tags"]

@@ -60,6 +60,12 @@ class EncoderCache:
         self._cross_attention_token = cross_attention_token
         self._cross_attention = EncoderOutputs(self.output)
 
+    def take_encoder(self, other: EncoderCache) -> None:
+        """Encode by the encoder of ``other`` from now on, which has other weights."""
+        self._encoder, self._num_bytes = other._encoder, 0
+        self._cache.clear()
+        self._cross_attention = EncoderOutputs(self.output)
+
     def of(self, media: Media) -> Tensor:
         """[1 + L, N, D]; ValueError where the output does not fit the number of placeholders."""
         rows = self.output(media)

@@ -210,6 +210,13 @@ class AdapterRegistry:
         if not self.options.is_enabled:
             raise InvalidRequest(f"{what}: start the server with --enable-lora", "lora_path")
 
+    def renew_digests(self, digests: Iterable[tuple[int, str]]) -> None:
+        """Engines have made these adapters (number, digest) again for new base weights."""
+        known = {one.number: one for one in (*self._by_name.values(), *self._leaving.values())}
+        for number, digest in digests:
+            if number in known:
+                known[number].digest = digest
+
     # ---- loading ---------------------------------------------------------------------------
 
     async def load(

@@ -236,6 +236,7 @@ class WeightsRegistry:
         """An engine has answered a command: what it sends from then on may be of other weights."""
         if reply.ok and isinstance(reply.data, dict) and "namespace" in reply.data:
             replica.version = self.version
+            self._intake.adapters.renew_digests(reply.data.get("adapters", ()))
 
     def is_current(self, facts: dict[str, Any]) -> bool:
         """Whether an engine that is ready serves what all are to serve."""

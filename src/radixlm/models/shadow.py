@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -67,6 +67,23 @@ class Shadow:
             keywords = {name: self._home(part) for name, part in value.keywords.items()}
             return partial(self._home(value.func), *parts, **keywords)
         return value
+
+    def complete(self) -> Module:
+        """The copy, fit to run: what reads weights of a whole model may use it."""
+        del vars(self.root)["finish"]
+        self.root.finish()
+        return self.root
+
+    def publish(self) -> Callable[[], None]:
+        """What gives the originals what their copies hold; it cannot fail."""
+        changes = list(self.changes())
+
+        def publish() -> None:
+            for layer, values in changes:
+                vars(layer).update(values)
+            self._originals[id(self.root)].finish()
+
+        return publish
 
     def changes(self) -> Iterator[tuple[Module, dict[str, Any]]]:
         """Each original layer with the attributes that loading has given its copy."""
