@@ -193,10 +193,8 @@ def load_engine(
         draft,
         experts.recorder,
     )
-    updater.media = parts.media
     facts = _facts(info, pools, limits, weight_bytes, load_s)
-    updater.tell(facts)
-    updater.draft, updater.adapters, updater.exchange = draft, loader, occupation.exchange
+    updater.follow(facts, draft, loader, parts.media, occupation.exchange)
     return LoadedEngine(
         device,
         parts,

@@ -71,13 +71,7 @@ class WeightUpdater:
     def __init__(
         self, config: ServerConfig, info: ModelInfo, model: Model, source: WeightsSource | None
     ) -> None:
-        """``source``: what was loaded in place of the checkpoint of ``info``. ``draft`` and
-        ``adapters`` may be set later: what depends on the model."""
-        self.draft: LoadedDraft | None = None
-        self.adapters: AdapterLoader | None = None
-        self.media: EncoderCache | None = None
-        # makes the calls while there are no CUDA graphs, which know addresses
-        self.exchange: Callable[[Sequence[Callable[[], None]]], None] = _call_all
+        """``source``: what was loaded in place of the checkpoint of ``info``."""
         self._config, self._info, self._model = config, info, model
         self.source = source or WeightsSource(str(info.folder), config.model.load_format)
         self.is_original = source is None
@@ -101,9 +95,22 @@ class WeightUpdater:
         """Of cached pages."""
         return self._config.model.weight_version if self.is_original else self.source.namespace
 
-    def tell(self, facts: dict[str, Any]) -> None:
-        """Keep the digest of what is served in what intake is told when an engine is ready."""
-        self._facts = facts
+    def follow(
+        self,
+        facts: dict[str, Any],
+        draft: LoadedDraft | None,
+        adapters: AdapterLoader | None,
+        media: EncoderCache | None,
+        exchange: Callable[[Sequence[Callable[[], None]]], None],
+    ) -> None:
+        """What hangs on the weights: what intake is told when an engine is ready, drafts, adapters
+        and encoder. ``exchange`` makes calls while no CUDA graph knows addresses."""
+        self._facts, self._draft, self._adapters = facts, draft, adapters
+        self._media, self._exchange = media, exchange
+        self._tell()
+
+    def _tell(self) -> None:
+        facts = self._facts
         facts["weights"] = "" if self.is_original else self.source.digest
 
     def read(self, name: str) -> Tensor | None:
@@ -181,16 +188,16 @@ class WeightUpdater:
             only=only,
         )
         calls, adapt = [shadow.publish()], None
-        if self.draft is not None:
-            calls.append(self.draft.renew(source))
-        if self.media is not None and partial is not None:
+        if self._draft is not None:
+            calls.append(self._draft.renew(source))
+        if self._media is not None and partial is not None:
             self._check_part(folder, _names(Path(partial)))
-        elif self.media is not None:
+        elif self._media is not None:
             make = load("radixlm.engine.mm_encoders:encoder_cache")
             other = make(replace(self._info, folder=folder), model.context.device)
-            calls.append(bind(self.media.take_encoder, other))
-        if self.adapters is not None:
-            adapt = self.adapters.renew(cast(DecoderModel, shadow.complete()))
+            calls.append(bind(self._media.take_encoder, other))
+        if self._adapters is not None:
+            adapt = self._adapters.renew(cast(DecoderModel, shadow.complete()))
         if model.context.device.type == "cuda":  # copies on this thread's stream
             torch.cuda.synchronize(model.context.device)
         digest = digest_of(source)
@@ -258,14 +265,14 @@ class WeightUpdater:
         self._prepared = None
         model = self._model
         assert isinstance(model, Module)
-        self.exchange(prepared.calls)
+        self._exchange(prepared.calls)
         digests = prepared.adapt() if prepared.adapt is not None else {}
         for mixture in mixtures_of(model):
             mixture.record(mixture.is_recorded)  # the new experts know nothing of it
         if model.contents is not None:
             model.contents.is_dropped = False
         self.source, self.is_original = prepared.source, False
-        self.tell(self._facts)
+        self._tell()
         self._thread.submit(_give_back_memory)
         log.info(
             "weights of %s are served now (digest %s), read in %s",
@@ -287,11 +294,6 @@ def digest_of(source: WeightsSource) -> str:
     folders = (Path(source.folder), *map(Path, source.deltas))
     parts = [weights_digest(folder) for folder in folders]
     return parts[0] if len(parts) == 1 else hashlib.sha256(" ".join(parts).encode()).hexdigest()
-
-
-def _call_all(calls: Sequence[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
 
 
 def _names(folder: Path) -> frozenset[str]:

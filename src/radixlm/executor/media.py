@@ -6,6 +6,8 @@ content: the next chunk, a retraction or another request with the same image fin
 Legend: N placeholders of one media, T tokens of a step, D model channels, L DeepStack layers.
 """
 
+from __future__ import annotations
+
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator
