@@ -246,6 +246,26 @@ def test_weights_may_be_updated_while_they_are_released(server: RunningServer) -
     assert server.post("/generate", **body(2)).json()["output_ids"] == first
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("flags", [("--tp-size", "2"), ("--warm-restart",)])
+def test_memory_of_all_processes_falls(flags: tuple[str, ...]) -> None:
+    """Of two ranks; and of pools in memory that the server keeps."""
+    model = str(cached_tiny("Qwen3ForCausalLM", **WIDE))
+    with RunningServer(*FLAGS, *flags, model=model) as several:
+        weights = int(several.client.get("/get_server_info").json()["engine"]["weight_bytes"])
+        weights *= len(several.engines())  # of each rank
+        wanted = several.post("/generate", **body(1)).json()["output_ids"]
+        several.post("/generate", **body(0, 6000, 2))
+        before = resident(several)
+        call(several, "release")
+        assert before - resident(several) >= 0.95 * (weights + HELD)
+        several.engine().kill()
+        several.wait_for(lambda: several.info().get("num_steps") == 0)
+        call(several, "resume")
+        again = several.post("/generate", **body(1)).json()
+        assert (again["output_ids"], again["meta_info"]["cached_tokens"]) == (wanted, 0)
+
+
 def test_without_the_flag_nothing_is_released() -> None:
     with RunningServer("--max-total-tokens", "512") as plain:
         answer = plain.post("/release_memory_occupation")

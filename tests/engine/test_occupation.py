@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 import radixlm
 from radixlm.base.errors import InvalidRequest
@@ -68,12 +69,40 @@ def test_with_adapters_and_tiers(tmp_path: Path) -> None:
     more = {"enable_hierarchical_cache": True, "hicache_size": "1", "page_size": 16}
     with radixlm.Engine(model_path=str(base), lora_paths=[f"a={adapter}"], **more, **SMALL) as one:
         check_orders(one, lora_path=["a", None, "a"])
+        wanted = tokens(one, lora_path="a")
+        one.release_memory_occupation(["weights"])
+        with pytest.raises(InvalidRequest, match="the weights are released"):
+            one.load_lora_adapter("b", adapter)
+        one.resume_memory_occupation()
+        one.load_lora_adapter("b", adapter)
+        assert tokens(one, lora_path="b") == wanted
 
 
 def test_with_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     base = cached_tiny("Qwen3ForCausalLM", num_hidden_layers=2)
     with thread_engine(monkeypatch, model_path=str(base), tp_size=2, **SMALL) as engine:
         check_orders(engine)
+
+
+@pytest.mark.parametrize(
+    "stages", [([None], [None]), ([["kv_cache"], ["weights"]], [["weights"], ["kv_cache"]])]
+)
+def test_the_kit_of_the_reference(stages: tuple[list[Any], list[Any]]) -> None:
+    """SGLang's test_release_memory_occupation: release in one or two stages, resume the weights,
+    update them from tensors, resume the KV cache."""
+    old, new = (cached_tiny("Qwen3ForCausalLM", seed=seed, num_hidden_layers=2) for seed in (0, 1))
+    with radixlm.Engine(model_path=str(new), **SMALL) as fresh:
+        wanted = tokens(fresh)
+    with radixlm.Engine(model_path=str(old), **SMALL) as engine:
+        assert tokens(engine) != wanted
+        released, resumed = stages
+        for tags in released:
+            engine.release_memory_occupation(tags=tags)
+        engine.resume_memory_occupation(tags=resumed[0])
+        engine.update_weights_from_tensor(list(load_file(new / "model.safetensors").items()))
+        for tags in resumed[1:]:
+            engine.resume_memory_occupation(tags=tags)
+        assert tokens(engine) == wanted
 
 
 def test_recurrent_states_and_windows() -> None:

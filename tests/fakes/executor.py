@@ -140,6 +140,8 @@ class FakeExecutor:
         return StepResult.of(step.plan.items, step.results)
 
     def control(self, verb: str, args: dict[str, Any]) -> Any:
+        if verb == "release_memory":
+            self.kv[:], self.window_kv[:] = -2, -2
         return {}
 
 
@@ -205,8 +207,12 @@ class GroupedExecutor:
     def __init__(self, groups: list[FakeExecutor], slots_per_group: int) -> None:
         self.groups, self.per_group = groups, slots_per_group
         self.steps: list[StepPlan] = []
-        self.control = groups[0].control
         self.places: dict[int, dict[int, int]] = {}  # index of an item in its group's part
+
+    def control(self, verb: str, args: dict[str, Any]) -> Any:
+        for one in self.groups:
+            one.control(verb, args)
+        return {}
 
     def forward(self, plan: StepPlan) -> list[FakeStep]:
         self.steps.append(plan)

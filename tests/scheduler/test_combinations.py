@@ -21,7 +21,8 @@ from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
-from radixlm.wire.requests import AbortRequest, GrammarSpec, LogprobParams, pack_ids
+from radixlm.wire.replies import ControlReply
+from radixlm.wire.requests import AbortRequest, Control, GrammarSpec, LogprobParams, pack_ids
 from tests.engine.test_features import _Marked
 from tests.engine.test_features_drafts import MATCHERS
 from tests.fakes.drafts import ForcedDrafts
@@ -140,8 +141,25 @@ def filled_tiers(
     return tiers
 
 
-def play(seed: int) -> tuple[int, int]:
-    """One case; how many tokens were drafted and accepted."""
+def release(harness: SchedulerHarness, rng: random.Random) -> bool:
+    """Give the KV cache back and take it again, as an operator does; whether it was possible."""
+    commands: list[tuple[str, dict[str, Any]]] = [
+        ("pause", {"mode": "retract"}),
+        ("release_memory", {"tags": ["kv_cache"]}),
+        ("continue", {}),
+        ("resume_memory", {"tags": ["weights", "kv_cache"]}),
+    ]
+    for verb, args in commands:
+        harness.mine.send(Control(verb, verb, args))
+        for _ in range(rng.choice([1, 1, 3])):
+            harness.tick()
+    replies = [reply for reply in harness.replies if isinstance(reply, ControlReply)]
+    assert [reply.ok for reply in replies[-4:]].count(False) <= 1
+    return replies[-3].ok
+
+
+def play(seed: int) -> tuple[int, int, int]:
+    """One case; how many tokens were drafted and accepted, and how often memory was released."""
     rng = random.Random(seed)
     world, kind = draw_world(rng), rng.choice(KINDS)
     world |= draw_stages(random.Random(~seed))
@@ -171,10 +189,13 @@ def play(seed: int) -> tuple[int, int]:
         arrivals._clock = arrivals.rules._clock = lambda: harness.now_s
         tiers = filled_tiers(chance, world, prompts)
         make_arrivals(harness.executor, harness.kv_manager, tiers, chance, arrivals)
+    operator, num_released = random.Random(seed ^ 0x3C3C), 0
     for rid, request in requests.items():
         harness.submit(rid, request.pop("prompt"), request.pop("max_new"), **request)
         for _ in range(rng.choice([0, 0, 1, 4])):
             harness.tick()
+        if operator.random() < 0.1:
+            num_released += release(harness, operator)
         if rng.random() < 0.1:
             harness.mine.send(AbortRequest(rids=(rng.choice(sorted(requests)),)))
     harness.run()
@@ -187,13 +208,15 @@ def play(seed: int) -> tuple[int, int]:
             assert (got.kind, got.matched, got.status) == end, (seed, rid)
     rounds = [one for each in drafts.rounds.values() for one in each] if drafts else []
     drafted, accepted = np.array(rounds, np.int64).reshape(-1, 2).sum(0).tolist()
-    return drafted, accepted
+    return drafted, accepted, num_released
 
 
 @pytest.mark.parametrize("first", range(0, 240, 40))
 def test_drawn_cases(first: int) -> None:
-    drafted, accepted = np.sum([play(seed) for seed in range(first, first + 40)], axis=0)
+    cases = [play(seed) for seed in range(first, first + 40)]
+    drafted, accepted, num_released = np.sum(cases, axis=0)
     assert drafted > accepted > 50
+    assert num_released > 2
 
 
 @pytest.mark.slow

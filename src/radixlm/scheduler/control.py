@@ -3,7 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
 from radixlm.base.errors import RadixError, RankLost
@@ -15,11 +15,14 @@ from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.queue import WaitingQueue
 from radixlm.wire.replies import ControlReply, LoadReport
-from radixlm.wire.requests import KV_CACHE, MEMORY_TAGS, AbortRequest, Control
+from radixlm.wire.requests import KV_CACHE, MEMORY_TAGS, WEIGHTS, AbortRequest, Control
 
 log = logging.getLogger(__name__)
 
 MAX_SLEEP_S = 60.0
+MAX_PREPARING_S = 5.0
+# commands that read the weights which are served
+NEED_WEIGHTS = frozenset({"load_lora_adapter"})
 
 
 class CommandExecutor(Protocol):
@@ -97,6 +100,9 @@ class ControlHandler:
         try:
             if verb is not None:
                 return verb(control)
+            if control.verb in NEED_WEIGHTS and WEIGHTS in self._scheduler.released:
+                why = "the weights are released; /resume_memory_occupation takes them back"
+                return ControlReply(control.call_id, False, f"{control.verb}: {why}")
             return self._execute(control)
         except RankLost:
             raise
@@ -150,7 +156,8 @@ class ControlHandler:
         return True
 
     def _release_memory(self, control: Control) -> ControlReply | None:
-        """Give back the memory of ``tags``; no step is planned until all of it is resumed."""
+        """Give back the memory of ``tags``; no step is planned until all of it is resumed. What
+        other threads prepare for the weights is awaited."""
         s = self._scheduler
         tags = [str(tag) for tag in control.args["tags"]]
         if new := [tag for tag in tags if tag not in s.released]:
@@ -167,6 +174,9 @@ class ControlHandler:
 
     def _why_not_released(self, tags: Sequence[str]) -> str:
         s = self._scheduler
+        at_work = [future for _, future in self._pending] if WEIGHTS in tags else []
+        if wait(at_work, MAX_PREPARING_S).not_done:
+            return "new weights or adapters are being read; try again"
         s.commit_inflight()
         running, waiting = len(s.planner.running), len(s.queue)
         if not s.is_held and (running or waiting):
