@@ -17,8 +17,7 @@ from radixlm.engine.located import tokenizer_folder
 from radixlm.engine.logit_processors import processor_targets
 from radixlm.engine.model_info import ModelInfo, refuse_special_files
 from radixlm.engine.supervisor import EngineListener, EngineSupervisor
-from radixlm.hub.choose import has_tokenizer
-from radixlm.hub.folder import names_in
+from radixlm.hub.locate import Wanted
 from radixlm.intake.adapters import AdapterOptions
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.link import ThreadLink, ZmqLink
@@ -48,7 +47,9 @@ def intake_tokenizer(config: ServerConfig, info: ModelInfo) -> Tokenizer | None:
         refuse_special_files(folder)
     found = load_tokenizer(folder, config.model.tokenizer_mode)
     # transformers makes an empty one of config.json alone
-    if found.backend.get_vocab_size() < MIN_VOCAB and not has_tokenizer(names_in(folder)):
+    if found.backend.get_vocab_size() < MIN_VOCAB and load("radixlm.hub.folder:lacks")(
+        folder, Wanted("tokenizer")
+    ):
         raise CheckpointError(
             f"{folder}: no tokenizer is in it (tokenizer.json, tokenizer.model ...); copy the "
             "model's to it, or use --tokenizer-path or --skip-tokenizer-init"

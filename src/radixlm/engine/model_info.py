@@ -36,8 +36,6 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.topology import refuse_too_many_ranks
 from radixlm.engine.located import load_options, locate_all
 from radixlm.engine.rank_processes import topology_of
-from radixlm.hub.folder import other_kind, refuse_pointers
-from radixlm.hub.huggingface import near_name
 from radixlm.hub.locate import Wanted, locate_model
 from radixlm.wire.sampling_params import SamplingParams, parameter_names
 
@@ -47,6 +45,9 @@ log = logging.getLogger(__name__)
 DEFAULT_MODEL = "radix-tiny"
 # a checkout of the repository keeps its other trained models here
 ZOO = Path(__file__).resolve().parents[3] / "zoo" / "models"
+
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_POINTER_BYTES = 1024  # a pointer is never longer
 
 
 class ModelInfo(Record):
@@ -92,6 +93,18 @@ def refuse_special_files(folder: Path) -> None:
             raise CheckpointError(f"{path}: not a regular file (a pipe, a socket or a device)")
 
 
+def refuse_pointers(model: Path) -> None:
+    """CheckpointError if the file, or one of the folder, is a Git LFS pointer, without content."""
+    for path in model.iterdir() if model.is_dir() else [model]:
+        if path.is_file() and path.stat().st_size < _POINTER_BYTES:
+            with path.open("rb") as file:
+                if file.read(len(_POINTER)) == _POINTER:
+                    raise CheckpointError(
+                        f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in "
+                        "this folder, or give the model's name (org/model) to download it"
+                    )
+
+
 def checked_generation(generation: dict[str, Any], folder: Path) -> dict[str, Any]:
     """generation_config.json without sampling parameters that no request could have; a warning
     names each."""
@@ -124,10 +137,10 @@ def find_model(path: str | None, wanted: Wanted | None = None) -> Path:
     if file := _gguf_of(local):
         return cast(Path, load("radixlm.engine.gguf:unpacked")(file))
     if local.is_dir():
-        kind = other_kind(local)
+        kind = load("radixlm.hub.folder:other_kind")(local)
         raise CheckpointError(f"{name}: no config.json in this folder{kind and '; ' + kind}")
     bundled = sorted(p.parent.name for root in (ASSETS, ZOO) for p in root.glob("*/config.json"))
-    near = suggestion(name, bundled) or near_name(name)
+    near = suggestion(name, bundled) or load("radixlm.hub.huggingface:near_name")(name)
     raise ConfigError(
         f"--model-path {name!r} is neither a folder with a config.json, a .gguf file "
         f"nor a bundled model ({', '.join(bundled) or 'none is built'}), nor the name of one on a "

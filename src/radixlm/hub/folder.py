@@ -17,9 +17,6 @@ from radixlm.hub.choose import (
 )
 from radixlm.hub.locate import Wanted
 
-_POINTER = b"version https://git-lfs.github.com/spec/"
-_POINTER_BYTES = 1024  # a pointer is never longer
-
 
 def names_in(folder: Path) -> list[str]:
     """Paths of the files of a folder that has no loops, relative to it."""
@@ -75,18 +72,6 @@ def model_in(folder: Path, wanted: Wanted, selector: str = "") -> Path:
     if wanted.kind == "model" and is_gguf(names, wanted, selector):
         return folder / gguf_files(names, selector)[0]
     return folder
-
-
-def refuse_pointers(model: Path) -> None:
-    """CheckpointError if the file, or one of the folder, is a Git LFS pointer, without content."""
-    for path in model.iterdir() if model.is_dir() else [model]:
-        if path.is_file() and path.stat().st_size < _POINTER_BYTES:
-            with path.open("rb") as file:
-                if file.read(len(_POINTER)) == _POINTER:
-                    raise CheckpointError(
-                        f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in "
-                        "this folder, or give the model's name (org/model) to download it"
-                    )
 
 
 def other_kind(folder: Path) -> str:

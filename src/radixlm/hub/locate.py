@@ -17,12 +17,13 @@ SCHEMES: dict[str, str] = {
     for scheme in ("http", "https", "s3", "redis", "rediss", "instance")
 }
 HUBS = ("hf", "modelscope")
+# compiled when they are used: few starts do
 # org/model, then @revision, then :file or quantization
-_REPO = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[^:@]+)?(:[^:@]+)?")
-_FILE = re.compile(r"([\w][\w.-]*/[\w][\w.-]*)/(.+)")
-_URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)")
+_REPO = r"[\w][\w.-]*/[\w][\w.-]*(@[^:@]+)?(:[^:@]+)?"
+_FILE = r"([\w][\w.-]*/[\w][\w.-]*)/(.+)"
+_URL = r"([a-z][a-z0-9+.-]*)://(.+)"
 # pages of a hub that people copy from a browser
-_PAGE = re.compile(
+_PAGE = (
     r"https://(?:huggingface\.co|hf\.co)/([^/]+/[^/?#]+)"
     r"(?:/(?:tree|blob|resolve)/([^/?#]+)(?:/([^?#]+\.gguf))?)?/?(?:[?#].*)?"
 )
@@ -53,12 +54,14 @@ class Repo(Record):
 
 def scheme_of(name: str) -> tuple[str, str] | None:
     """(scheme, rest of the name) of a name that is looked up; None for a plain path."""
-    if page := _PAGE.fullmatch(name):
+    if "/" not in name:
+        return None
+    if page := re.fullmatch(_PAGE, name):
         repo, revision, file = page.groups()
         return "hf", repo + (f"@{revision}" if revision else "") + (f":{file}" if file else "")
-    if (url := _URL.fullmatch(name)) and url[1] in SCHEMES:
+    if (url := re.fullmatch(_URL, name)) and url[1] in SCHEMES:
         return url[1], url[2]
-    if not _REPO.fullmatch(name) or (name.endswith(".gguf") and ":" not in name):
+    if not re.fullmatch(_REPO, name) or (name.endswith(".gguf") and ":" not in name):
         return None
     return ("modelscope" if env.USE_MODELSCOPE.get() else "hf"), name
 
@@ -82,7 +85,7 @@ def locate_model(path: str, wanted: Wanted | None = None) -> Path:
 
 def locate_file(path: str, flag: str, folder: str | None = None) -> Path:
     """The local file of ``path``: itself if it exists, else the one of org/repository/file."""
-    local, found = Path(path).expanduser(), _FILE.fullmatch(path)
+    local, found = Path(path).expanduser(), re.fullmatch(_FILE, path)
     if local.exists() or found is None:
         return local
     wanted = Wanted("files", flag, folder=folder, include=(found[2],))
