@@ -137,8 +137,8 @@ class ModelConfig(Group):
     )
     custom_weight_loader: Annotated[
         tuple[str, ...] | None,
-        "Import paths of functions that load weights.",
-        Flag(state="no-op", why="it is for /update_weights routes, which answer 501"),
+        "Import paths of functions (module.function) that /update_weights_from_tensor may name as "
+        "load_format: each turns a list of (name, tensor) into tensors of the checkpoint.",
     ] = None
     weight_loader_disable_mmap: Annotated[
         bool,
@@ -147,8 +147,8 @@ class ModelConfig(Group):
     ] = False
     delete_ckpt_after_loading: Annotated[
         bool,
-        "Delete the checkpoint once it is loaded.",
-        Flag(state="planned", needs="a loader that owns its checkpoint"),
+        "Delete the weights that were downloaded into --download-dir once they are loaded; never "
+        "a folder of the user's.",
     ] = False
     remote_instance_weight_loader_seed_instance_ip: Annotated[
         str | None,

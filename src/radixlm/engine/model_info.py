@@ -34,9 +34,11 @@ from radixlm.config.host import read_host_info
 from radixlm.config.resolve import resolve
 from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.topology import refuse_too_many_ranks
+from radixlm.engine.downloaded import check_deletable
 from radixlm.engine.located import load_options, locate_all
 from radixlm.engine.rank_processes import topology_of
 from radixlm.hub.locate import Wanted, locate_model
+from radixlm.weights.remote.locate import refuse_archive
 from radixlm.wire.sampling_params import SamplingParams, parameter_names
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -127,6 +129,7 @@ def find_model(path: str | None, wanted: Wanted | None = None) -> Path:
     """The folder of ``--model-path``: a folder, a .gguf file, a bundled model, or the name of one
     on a hub, which is downloaded where it is not in the cache."""
     name = path or DEFAULT_MODEL
+    refuse_archive(name)
     local = locate_model(name, wanted)
     if path and local.exists():
         refuse_special_files(local)
@@ -247,6 +250,7 @@ def resolved(config: ServerConfig, given: frozenset[str]) -> tuple[ServerConfig,
         config = config.with_values({"model_path": DEFAULT_MODEL})
     config = locate_all(config)
     load_options(config)  # its errors before anything starts
+    check_deletable(config)
     info, c = read_model(config)
     attention = [block.attention for block in info.decoder.blocks]
     heads = [one.heads for one in attention if one is not None]

@@ -7,7 +7,9 @@ Between ``begin`` and ``end`` the tensors of all calls are kept and become one u
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from radixlm.base.env import WEIGHT_GROUP_TIMEOUT_S
@@ -15,13 +17,14 @@ from radixlm.base.errors import InvalidRequest, Overloaded
 from radixlm.base.record import replace
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.weight_groups import WeightGroups
-from radixlm.intake.tensor_spool import TensorSpool
+from radixlm.intake.tensor_spool import TensorSpool, check_format
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.intake.weights import WeightsOutcome, WeightsUpdate
 from radixlm.wire.tensors import TensorInfo, tensor_info
 
 Fill = Callable[[TensorSpool], Awaitable[None]]
 SELECTORS = ("all", "target")
+LOADER_S = 600.0
 CHECK_S = 3600.0  # for engines that read a large checkpoint
 
 
@@ -35,12 +38,19 @@ class TensorUpdates:
             p.tp_size * p.pp_size, WEIGHT_GROUP_TIMEOUT_S.get(), config.execute.device == "cuda"
         )
         self._nnodes, self._intake, self._registry = p.nnodes, intake, intake.weights
+        self._loaders = config.model.custom_weight_loader or ()
         self._session: TensorSpool | None = None
         self._asked = WeightsUpdate("", is_partial=True)  # of the session, but the folder
         self._lock = asyncio.Lock()  # of the session
 
-    async def update(self, fill: Fill, options: WeightsUpdate) -> WeightsOutcome:
-        """Replace the tensors that ``fill`` writes; ``options`` but for the folder."""
+    async def update(
+        self, fill: Fill, options: WeightsUpdate, load_format: str | None = None
+    ) -> WeightsOutcome:
+        """Replace the tensors that ``fill`` writes, or what the custom loader ``load_format`` makes
+        of them; ``options`` but for the folder."""
+        check_format(load_format, self._loaders)
+        if load_format is not None and load_format in self._loaders:
+            fill = _converted(fill, load_format)
         if self._nnodes > 1:
             raise InvalidRequest(
                 f"--nnodes {self._nnodes} read weights from folders; what works: "
@@ -119,6 +129,38 @@ class TensorUpdates:
         if failed is not None or not replies:
             raise InvalidRequest("no engine serves yet" if failed is None else failed.message)
         return [reply.data for reply in replies]
+
+
+def _converted(fill: Fill, loader: str) -> Fill:
+    """``fill`` with its tensors turned into others by ``loader``."""
+
+    async def converted(spool: TensorSpool) -> None:
+        given, path = TensorSpool(), spool.new_file()
+        try:
+            await fill(given)
+            await _run_loader(loader, await asyncio.to_thread(given.settle), path)
+            await asyncio.to_thread(spool.take, path)
+        finally:
+            given.delete()
+
+    return converted
+
+
+async def _run_loader(loader: str, folder: Path, path: Path) -> None:
+    """Have ``loader`` write ``path`` from the tensors of ``folder``; InvalidRequest if it fails."""
+    words = (sys.executable, "-m", "radixlm.weights.custom_loader", loader, folder, path)
+    child = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.PIPE)
+    try:
+        _, errors = await asyncio.wait_for(child.communicate(), LOADER_S)
+    except TimeoutError:
+        raise InvalidRequest(f"load_format: {loader} took over {LOADER_S:.0f} s") from None
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode:
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        raise InvalidRequest(f"load_format: {loader}: {last:.1000}", "load_format")
 
 
 def read_infos(names: Any, dtypes: Any, shapes: Any) -> list[TensorInfo]:

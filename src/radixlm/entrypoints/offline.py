@@ -23,6 +23,7 @@ from radixlm.base.lazy import load
 from radixlm.config.flat_options import read_values
 from radixlm.config.server_args import ServerArgs
 from radixlm.config.server_config import ServerConfig, flat
+from radixlm.engine.downloaded import delete_checkpoint
 from radixlm.engine.launch import engine_for_program, failure_error, intake_tokenizer
 from radixlm.engine.model_info import resolved
 from radixlm.entrypoints.media import make_reader
@@ -76,6 +77,7 @@ class Engine(EngineWeights):
             task.cancel()
         if intake.failure is not None:
             raise failure_error(intake.failure)
+        delete_checkpoint(self.config)
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run ``work`` in the engine's loop; EngineError after ``shutdown``."""

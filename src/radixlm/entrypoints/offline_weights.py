@@ -15,7 +15,7 @@ from radixlm.engine.model_info import find_model
 from radixlm.engine.tensor_updates import TensorUpdates, read_infos
 from radixlm.engine.weight_groups import read_place
 from radixlm.hub.locate import Wanted
-from radixlm.intake.tensor_spool import TensorSpool, check_format
+from radixlm.intake.tensor_spool import TensorSpool
 from radixlm.intake.weights import WeightsOutcome, WeightsUpdate
 from radixlm.weights_client import encode, unflatten
 
@@ -105,8 +105,7 @@ class EngineWeights:
             await asyncio.to_thread(_add, spool, named_tensors, load_format)
 
         async def work() -> WeightsOutcome:
-            check_format(load_format)
-            return await self._updates.update(fill, _asked(flush_cache, options))
+            return await self._updates.update(fill, _asked(flush_cache, options), load_format)
 
         return await _outcome(work())
 

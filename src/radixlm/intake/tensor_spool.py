@@ -171,10 +171,10 @@ class TensorSpool:
         return self.path
 
 
-def check_format(load_format: str | None) -> None:
-    """InvalidRequest for a ``load_format`` that is none of FORMATS."""
-    if load_format not in FORMATS:
-        shown = ", ".join(repr(one) for one in FORMATS if one)
+def check_format(load_format: str | None, loaders: Sequence[str] = ()) -> None:
+    """InvalidRequest for a ``load_format`` that is none of FORMATS, nor a custom loader."""
+    if load_format not in (*FORMATS, *loaders):
+        shown = ", ".join(repr(one) for one in (*FORMATS, *loaders) if one)
         raise InvalidRequest(
             f"load_format: {load_format!r:.80} is none of null, {shown}", "load_format"
         )

@@ -20,6 +20,7 @@ from radixlm.base.lazy import load
 from radixlm.base.log import set_up_logging
 from radixlm.base.units import format_seconds
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.downloaded import delete_checkpoint
 from radixlm.engine.launch import ProcessEngine, ThreadEngine, failure_error, intake_tokenizer
 from radixlm.engine.model_info import ModelInfo, resolved
 from radixlm.engine.packed_key import find_packed
@@ -191,6 +192,10 @@ class Server:
     async def _announce(self) -> None:
         intake = self.engine.intake
         await intake.ready.wait()
+        if self.is_first and self.config.model.delete_ckpt_after_loading:
+            # while the files are there
+            await load("radixlm.entrypoints.http.resume:resume_digest")(self.state)
+            await asyncio.to_thread(delete_checkpoint, self.config)
         if not self.config.serve.skip_server_warmup:
             await load("radixlm.entrypoints.http.admin.health:probe")(intake, WARM_UP_S)
         if self.is_first:

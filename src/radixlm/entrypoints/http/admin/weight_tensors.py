@@ -21,7 +21,7 @@ from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.http.transport import read_body
 from radixlm.entrypoints.request_model import Body, Int, Objects, Strings
-from radixlm.intake.tensor_spool import FIELD, HANDLES, TensorSpool, check_format, read_handles
+from radixlm.intake.tensor_spool import FIELD, HANDLES, TensorSpool, read_handles
 from radixlm.intake.weights import WeightsOutcome
 
 router = APIRouter(tags=["admin"])
@@ -139,15 +139,16 @@ async def _from_tensor(request: Request) -> WeightsOutcome:
         async def fill(spool: TensorSpool) -> None:
             await spool.add_stream(chunks, args.load_format)
 
-        return await updates.update(fill, args.update(""))
+        return await updates.update(fill, args.update(""), args.load_format)
     if kind == "multipart/form-data":
         async with request.form(max_files=_MAX_FILES, max_fields=32) as form:
             texts = {name: value for name, value in form.items() if isinstance(value, str)}
             args = _read_options(texts)
-            return await updates.update(_files(form, args.load_format), args.update(""))
+            return await updates.update(
+                _files(form, args.load_format), args.update(""), args.load_format
+            )
     args = await read_body(request, UpdateFromTensor, any_type=True)
-    check_format(args.load_format)
-    return await updates.update(_body(args), args.update(""))
+    return await updates.update(_body(args), args.update(""), args.load_format)
 
 
 def _read_options(texts: dict[str, str]) -> UpdateFromTensor:
@@ -158,7 +159,6 @@ def _read_options(texts: dict[str, str]) -> UpdateFromTensor:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else "query"
         raise InvalidRequest(f"{name}: {first['msg']}", name) from None
-    check_format(args.load_format)
     return args
 
 
