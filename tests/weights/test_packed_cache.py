@@ -28,7 +28,7 @@ from radixlm.weights.packed_file import FileWriter, PackedFile, PackedFileError
 from radixlm.weights.size import reachable
 
 pytestmark = pytest.mark.skipif(not cpu.available, reason=cpu.reason)
-SCHEMES = ("", "int4wo-128", "int4wo-32", "int8wo", "w8a8_int8", "fp8", "w8a8_fp8")
+SCHEMES = ("", "mxfp4", "int4wo-128", "int4wo-32", "int8wo", "w8a8_int8", "fp8", "w8a8_fp8")
 
 
 def empty(folder: Path, quantization: str = "", **build: Any) -> Model:

@@ -107,7 +107,15 @@ TORCHAO_FP8 = {  # a scale for each row is finer than one for the tensor and cos
     "fp8dq-per_row": "fp8",
 }
 ROUNDED = {"bitsandbytes": "nf4", "fp8wo": "fp8wo"}  # no kernel multiplies them (quant/rounded.py)
-ONLINE_FORMATS = {**ONLINE_INTEGERS, "fp8": "fp8", "w8a8_fp8": "fp8", **TORCHAO_FP8, **ROUNDED}
+MXFP4 = {"mxfp4": "fp4-32"}  # on a CPU
+ONLINE_FORMATS = {
+    **ONLINE_INTEGERS,
+    **MXFP4,
+    "fp8": "fp8",
+    "w8a8_fp8": "fp8",
+    **TORCHAO_FP8,
+    **ROUNDED,
+}
 CHECKPOINT_FLAGS = tuple(dict.fromkeys(flag for m in METHODS.values() for flag in m.flags))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from radixlm.arch.names import layers_left_out
+from radixlm.arch.quant_methods import MXFP4
 from radixlm.base.deferred import run_deferred
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
@@ -67,6 +68,11 @@ def load_model(
         log.warning("--tp-size gains nothing here: each rank has the whole transformers model")
     if info.is_transformers:
         return _load_transformers(config, info, device, weight, kernels)
+    quant = checkpoint_quant(info.folder)
+    if device.type != "cpu" and quant is None and config.model.quantization in MXFP4:
+        raise ConfigError(
+            "--quantization mxfp4 quantizes floats on a CPU only; int4wo-32 works on a GPU"
+        )
     model = build_model(
         info.decoder,
         device,
@@ -77,7 +83,7 @@ def load_model(
         scheme=make_scheme(
             config.model.quantization,
             config.model.torchao_config,
-            checkpoint_quant(info.folder),
+            quant,
             config.model.load_format,
         ),
         ranks=ranks,

@@ -10,6 +10,8 @@ from radixlm.kernels.cpu import linear
 from radixlm.kernels.ops.quantized import (
     SPAN,
     ReferenceQuantized,
+    fp4_values,
+    quantize_fp4,
     quantize_int4,
     quantize_w4a8,
 )
@@ -298,6 +300,22 @@ def test_floats_of_four_bits(group: int, is_paired: bool) -> None:
     for first, count in ((0, 1), (3, 5), (9, 13), (20, 50)):
         part = packed.run(x[first : first + count].contiguous())
         assert torch.equal(part, whole[first : first + count]), (first, count)
+
+
+@pytest.mark.parametrize("group", [16, 32])
+def test_floats_of_four_bits_are_the_nearest(group: int) -> None:
+    """Of those that a scale gives; zeros, single numbers and very small ones too."""
+    weight = torch.distributions.StudentT(3.0).sample((70, 192))
+    weight[3], weight[4, :group], weight[5], weight[6, 7] = 0, 0, weight[5] * 1e-30, 6e4
+    packed = linear.pack(weight, None, f"fp4-{group}")
+    held = packed.unpack()
+    assert torch.equal(held, ReferenceQuantized(weight, None, f"fp4-{group}").dequantize())
+    _, scale = quantize_fp4(weight, group)
+    share = weight.view(70, -1, group).abs().amax(-1) / scale
+    assert bool(((share >= 4) & (share < 8) | (share == 0)).all())
+    numbers = fp4_values(torch.arange(16, dtype=torch.uint8)) * scale[..., None, None]
+    nearest = (numbers - weight.view(70, -1, group)[..., None]).abs().amin(-1).view(70, 192)
+    assert torch.equal((held - weight).abs(), nearest)
 
 
 def test_integer_sums_are_exact_at_the_extremes() -> None:

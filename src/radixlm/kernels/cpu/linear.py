@@ -18,7 +18,14 @@ from torch import Tensor
 from radixlm.kernels.cpu.checks import dtype_code, rows_of, vector
 from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.ops.fp8 import emulate_fp8, is_fp8
-from radixlm.kernels.ops.quantized import FP4_GROUPS, GROUPS, SPAN, QuantScales, is_symmetric
+from radixlm.kernels.ops.quantized import (
+    FP4_GROUPS,
+    GROUPS,
+    SPAN,
+    QuantScales,
+    is_symmetric,
+    quantize_4bit,
+)
 from radixlm.kernels.packing import packed
 
 PANEL = 32
@@ -313,6 +320,9 @@ def pack(
 
 def _pack(weight_NK: Tensor, bias_N: Tensor | None, fmt: str, is_paired: bool) -> PackedLinear:
     weight_NK, fmt = emulate_fp8(weight_NK, fmt)
+    if fmt.startswith("fp4"):
+        codes, scale = quantize_4bit(weight_NK, fmt)
+        return _pack_quantized(codes, (scale, None), bias_N, fmt, is_paired)
     return pack_rows([weight_NK], bias_N, fmt or NATIVE_FORMAT[weight_NK.dtype], is_paired)
 
 

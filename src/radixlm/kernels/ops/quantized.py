@@ -71,9 +71,24 @@ def quantize_int4(weight_OI: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
 
 def quantize_4bit(weight_OI: Tensor, fmt: str) -> tuple[Tensor, Tensor]:
-    """Values 0..15 [O, I] and scales [O, G] of ``fmt``, int4-<group> or w4a8-<group>."""
+    """Values 0..15 [O, I] and scales [O, G] of ``fmt``: int4-, w4a8- or fp4-<group>."""
     kind, _, group = fmt.partition("-")
-    return (quantize_int4 if kind == "int4" else quantize_w4a8)(weight_OI, int(group))
+    by_kind = {"int4": quantize_int4, "w4a8": quantize_w4a8, "fp4": quantize_fp4}
+    return by_kind[kind](weight_OI, int(group))
+
+
+def quantize_fp4(weight_OI: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """Codes of e2m1 (uint8 [O, I]) and scales [O, G], the power of two below a group's largest
+    magnitude over 4 (OCP MX 1.0, 6.3); halves go to the even code, what is beyond 6 becomes 6."""
+    groups_OGK = weight_OI.float().view(weight_OI.shape[0], -1, group)
+    _, power = groups_OGK.abs().amax(-1, keepdim=True).frexp()  # largest = [0.5, 1) * 2^power
+    scale = torch.ldexp(torch.ones_like(power, dtype=torch.float32), (power - 3).clamp(min=-126))
+    size = (groups_OGK / scale).abs()
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    whole = ((size / step).round() * step).clamp(max=6)
+    codes = torch.bucketize(whole, torch.tensor(FP4_NUMBERS, device=whole.device))
+    codes = codes + 8 * (groups_OGK < 0)
+    return codes.to(torch.uint8).view(weight_OI.shape), scale[..., 0]
 
 
 def quantize_w4a8(weight_OI: Tensor, group: int) -> tuple[Tensor, Tensor]:
