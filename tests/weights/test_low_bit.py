@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from tests.fakes.paged_runner import PagedRunner, load_model
+from tests.fakes.tiny_checkpoint import cached_tiny
 from tests.weights.test_permuted_integers import values
 from torch import Tensor
 from transformers.integrations.bitnet import pack_weights, unpack_weights
 
 from radixlm.base.errors import CheckpointError, ConfigError
+from radixlm.kernels import cpu
+from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops import fp8
-from radixlm.quant.checkpoint import parse
+from radixlm.quant.checkpoint import checkpoint_quant, parse
 from radixlm.quant.fp4 import Fp4Quant, MixedQuant
 from radixlm.quant.fp8 import Fp8Quant
+from radixlm.quant.load_time import make_scheme
 from radixlm.weights.folder import open_folder
 from radixlm.weights.source import TensorSource
 
@@ -172,3 +178,82 @@ def test_torchaos_int4_tensor(tmp_path: Path) -> None:
 def test_torchaos_other_tensors_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"up_proj.weight is a Int4Packed; known: Int8Tensor"):
         torchao(tmp_path, "Int4Packed", {"qdata": torch.zeros(1)})
+
+
+def w4afp8_parts(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """(stored tensors, numbers): experts in 4 bits, all else in 8 bit floats."""
+    if ".experts." not in name:
+        numbers, scale = fp8.quantize_blocks(weight)
+        wide = numbers.float() * fp8.spread(scale, *weight.shape)
+        return {"weight": numbers, "weight_scale_inv": scale}, wide
+    scale = weight.view(len(weight), -1, 128).abs().amax(-1) / 7
+    signed = (weight / scale.repeat_interleave(128, 1)).round().to(torch.int8)
+    packed = (signed[:, 1::2] << 4) | (signed[:, ::2] & 15)
+    wide = signed * scale.repeat_interleave(128, 1)
+    return {"weight": packed, "weight_scale_inv": scale}, wide
+
+
+def quark_parts(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    scale = weight.view(len(weight), -1, 32).abs().amax(-1) / 7
+    signed = (weight / scale.repeat_interleave(32, 1)).round().to(torch.int8)
+    parts = {"weight": words(signed.t(), ORDERS["reorder"]), "weight_scale": scale.t()}
+    return parts, signed * scale.repeat_interleave(32, 1)
+
+
+def bitnet_parts(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    ternary, scale = (weight / 0.1).round().clamp(-1, 1), torch.tensor([10.0])
+    return {"weight": pack_weights(ternary.clone()), "weight_scale": scale}, ternary / scale
+
+
+MODELS = {
+    "w4afp8": ("Qwen3MoeForCausalLM", {"quant_method": "w4afp8"}, w4afp8_parts),
+    "quark": ("LlamaForCausalLM", quark("int4", "per_group"), quark_parts),
+    "bitnet": ("LlamaForCausalLM", {"quant_method": "bitnet"}, bitnet_parts),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_a_model_computes_with_the_numbers(case: str, tmp_path: Path) -> None:
+    arch, config, make = MODELS[case]
+    shape = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2}
+    shape |= {"moe_intermediate_size": 128} if "Moe" in arch else {}
+    source = cached_tiny(arch, dtype=torch.float32, **shape)
+    narrow, wide = tmp_path / "narrow", tmp_path / "wide"
+    for folder in (narrow, wide):
+        shutil.copytree(source, folder)
+    small = load_file(source / "model.safetensors")
+    large = dict(small)
+    for name, weight in large.items():
+        if "_proj." in name:
+            del small[name]
+            parts, numbers = make(name, weight)
+            stem = name.removesuffix(".weight")
+            small |= {f"{stem}.{part}": tensor.contiguous() for part, tensor in parts.items()}
+            large[name] = numbers.contiguous()
+    save_file(small, narrow / "model.safetensors")
+    save_file(large, wide / "model.safetensors")
+    stated = json.loads((narrow / "config.json").read_text()) | {"quantization_config": config}
+    (narrow / "config.json").write_text(json.dumps(stated))
+    ids = {0: list(range(5, 25)), 1: [9, 8, 7]}
+    want = PagedRunner(load_model(wide)).prefill(ids)
+    plain = PagedRunner(load_model(narrow)).prefill(ids)
+    scheme = make_scheme(None, "", checkpoint_quant(narrow))
+    kernels = bind("cpu", None if cpu.available else {"all": "reference"})
+    kept = PagedRunner(load_model(narrow, kernels, scheme=scheme)).prefill(ids)
+    for sequence in ids:
+        torch.testing.assert_close(plain[sequence], want[sequence], rtol=1e-4, atol=1e-4)
+        error_T = (kept[sequence] - want[sequence]).pow(2).mean(1).sqrt()
+        assert float(error_T.median()) < 0.1 * float(want[0].std())  # activations in 8 bits
+
+
+def test_pickles_of_libraries_are_refused_with_a_hint(tmp_path: Path) -> None:
+    """HQQ's qmodel.pt, and a class of a library in a .bin."""
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "hqq"}}')
+    torch.save({"layer": {"W_q": torch.zeros(2)}}, tmp_path / "qmodel.pt")
+    with pytest.raises(
+        CheckpointError, match=r"'layer' is a dict, not a tensor; save .* HQQ by tr"
+    ):
+        open_folder(tmp_path, "auto")
+    torch.save({"layer": Path("x")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"as safetensors \(GLOBAL pathlib\.\w+\)$"):
+        open_folder(tmp_path, "auto")

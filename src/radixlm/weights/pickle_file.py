@@ -1,6 +1,7 @@
 """PyTorch .bin and .pt files, read with ``weights_only=True``: nothing in them is executed."""
 
 import pickle
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from torch import Tensor
 from radixlm.base.errors import CheckpointError
 from radixlm.weights.origin import Origin
 from radixlm.weights.source import TensorSource
+
+_GLOBAL = re.compile(r"GLOBAL [\w.]+")
 
 
 class PickleSource(TensorSource):
@@ -51,8 +54,11 @@ def load_file(file: Path) -> object:
     try:
         return _load(file)
     except pickle.UnpicklingError as error:
+        found = _GLOBAL.search(str(error))  # torch's advice is to trust the file
+        reason = found[0] if found else str(error).splitlines()[0]
         raise CheckpointError(
-            f"{file}: holds more than tensors, or is damaged; convert it to safetensors ({error})"
+            f"{file}: holds more than tensors, or is damaged; save the model as safetensors "
+            f"({reason})"
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
         reason = str(error).split(". ")[0]  # advice and a stack follow
@@ -68,7 +74,11 @@ def load_state_dict(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file}: holds a {type(state).__name__}, not a state dict")
     for name, value in state.items():
         if not isinstance(value, Tensor) or not isinstance(name, str):
-            raise CheckpointError(f"{file}: {name!r} is a {type(value).__name__}, not a tensor")
+            is_hqq = isinstance(value, dict) and "W_q" in value
+            hint = "; save a model of HQQ by transformers, as safetensors" if is_hqq else ""
+            raise CheckpointError(
+                f"{file}: {name!r} is a {type(value).__name__}, not a tensor{hint}"
+            )
     return dict(state)
 
 

@@ -35,12 +35,7 @@ class TorchAoSource(PartsSource):
         self._kinds: dict[str, Mapping[str, Any]] = {}
         parts: Parts = {}
         names = inner.sizes()
-        for file in inner.files():
-            if file.suffix != ".safetensors":
-                raise CheckpointError(
-                    f"{file}: torchao's tensors in a pickle cannot be loaded; save the model with "
-                    "transformers 5 and torchao 0.15 or later, as safetensors"
-                )
+        for file in (f for f in inner.files() if f.suffix == ".safetensors"):
             for weight, record in _descriptions(read_metadata(file)).items():
                 kind = record["_type"]
                 if kind not in _KINDS:
