@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from radixlm.engine.model_info import ZOO
 from radixlm.entrypoints.cli import main
-from radixlm.hub.locate import locate_model
-from tests.fakes.hub import FakeHub
+from radixlm.hub.locate import Wanted, locate_model
+from tests.fakes import gguf_file
+from tests.fakes.hub import FakeHub, folder_files
+from tests.fakes.tiny_checkpoint import cached_tiny
 from tests.hub.conftest import TINY
 
 
@@ -71,3 +74,23 @@ def test_names_that_are_wrong(hub: FakeHub, capsys: Any) -> None:
     told = capsys.readouterr().err
     assert "give the name of a model on a hub" in told
     assert "did you mean 'org/radix-tiny'?" in told and "it is not here" in told
+
+
+def test_gguf_files_and_adapters(hub: FakeHub, tmp_path: Path, capsys: Any) -> None:
+    tiny = cached_tiny("Qwen3ForCausalLM")
+    file = gguf_file.convert(tiny, tmp_path / "m-Q8_0.gguf", "qwen3", "Q8_0", {})
+    hub.add("org/m-GGUF", {file.name: file.read_bytes()})
+    hub.add("org/broken-GGUF", {"m.gguf": b"none"})
+    hub.add("org/upper", folder_files(ZOO / "radix-tiny-lora-upper"))
+    main(["pull", "org/m-GGUF:q8_0", "org/broken-GGUF"])
+    locate_model("org/upper", Wanted("adapter"))
+    capsys.readouterr()
+    rows = listed(capsys)
+    row = rows["org/m-GGUF:m-Q8_0.gguf"]
+    assert (row["quantization"], row["architecture"]) == ("gguf Q8_0", "Qwen3ForCausalLM")
+    assert row["can_serve"] and row["num_bytes"] == file.stat().st_size
+    assert not rows["org/broken-GGUF:m.gguf"]["can_serve"]
+    assert rows["org/upper"]["architecture"].startswith("LoRA of ")
+    assert main(["models", "rm", "org/m-GGUF"]) == 0
+    capsys.readouterr()
+    assert len(listed(capsys)) == 2
