@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -191,3 +192,43 @@ def test_large_weights_that_cannot_be_written_must_fit(
     (tmp_path / "cache").write_text("")
     model, _ = start(folder, tmp_path / "cache")
     assert model.pager is None and "the weights must fit into memory" in caplog.text
+
+
+def test_a_disk_that_fills_while_a_large_model_loads(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("radixlm.engine.packed_weights.LARGE_SHARE", 0.0)
+    write, room = os.pwrite, 20_000
+
+    def fill(descriptor: int, data: memoryview, at: int) -> int:
+        if at + len(data) > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data, at)
+
+    monkeypatch.setattr(os, "pwrite", fill)
+    model, _ = start(folder, tmp_path / "cache")
+    assert model.pager is None and "No space left" in caplog.text
+    assert not list((tmp_path / "cache").glob("*.p*"))
+    plain, _ = start(folder, None, disable_packed_cache=True)
+    assert torch.equal(model.embed.unpack(), plain.embed.unpack())
+
+
+def test_a_model_that_a_file_cannot_give_is_not_written_again(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cache = tmp_path / "cache"
+    start(folder, cache)
+    monkeypatch.setattr(
+        "radixlm.weights.packed_cache.LayerReplay.packed", lambda replay, make: make()
+    )
+    model, packed = start(folder, cache)
+    assert "this model gets no packed cache" in caplog.text and not packed.path.exists()
+    assert not start(folder, cache)[1].is_on
+    plain, _ = start(folder, None, disable_packed_cache=True)
+    assert torch.equal(model.embed.unpack(), plain.embed.unpack())

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from radixlm.arch.hf import describe
 from radixlm.distributed.groups import thread_ranks
 from radixlm.distributed.topology import Topology
 from radixlm.kernels import cpu
+from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.dispatch import bind
 from radixlm.models.build import Model, build_model
 from radixlm.quant.checkpoint import checkpoint_quant
@@ -149,3 +152,41 @@ def test_an_unfinished_file_has_another_name(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [f"w.{os.getpid()}.part"]
     writer.close()
     assert not list(tmp_path.iterdir())
+
+
+PACK_ALL = """
+import hashlib, torch
+from radixlm.kernels.cpu import linear
+from radixlm.weights import packed_file
+digest = hashlib.sha256()
+for kind in ("Place", "Pack", "Note", "LayerEntry", "Table"):
+    digest.update(repr((kind, getattr(packed_file, kind).__struct_fields__)).encode())
+weight = (torch.arange(40 * 160).reshape(40, 160) * 7919 % 1000 - 500) / 256
+for fmt in ("fp32", "bf16", "fp16", "int8wo", "w8a8", "int4-32", "w4a8-32"):
+    for is_paired in (False, True):
+        packed = linear.pack(weight, torch.arange(40.0), fmt, is_paired)
+        for tensor in packed.tensors():
+            digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+print(packed_file.VERSION, digest.hexdigest()[:16])
+"""
+# instruction set -> what the present version packs
+GOLDEN = {
+    "x86_64_v3": "1 79ac543ecbd5203f",
+    "avx512": "1 79ac543ecbd5203f",
+    "avx512vnni": "1 c58242e69aeccf53",
+}
+
+
+@pytest.mark.parametrize("isa", GOLDEN)
+def test_what_is_packed_has_not_changed_without_a_new_version(isa: str) -> None:
+    if isa not in native().supported_isas():
+        pytest.skip(f"this processor has no {isa}")
+    environment = {**os.environ, "RADIXLM_CPU_ISA": isa}
+    run = subprocess.run(
+        [sys.executable, "-c", PACK_ALL], env=environment, capture_output=True, text=True,
+        timeout=120, check=True,
+    )  # fmt: skip
+    assert run.stdout.strip() == GOLDEN[isa], (
+        "packed weights or their records have changed: raise VERSION in weights/packed_file.py and "
+        "write what this prints here"
+    )

@@ -164,6 +164,7 @@ def load_engine(
     controls = TensorControls(
         updater.read, weight_bytes, pools.num_bytes, pools.num_tokens, profiler, peers.take_waited_s
     )
+    controls.note_mapped(packed.mapped_bytes)
     limits = limits_for_pools(pools, config, info)
 
     def fill() -> None:
@@ -193,7 +194,7 @@ def load_engine(
         draft,
         experts.recorder,
     )
-    facts = _facts(info, pools, limits, weight_bytes, load_s)
+    facts = _facts(info, pools, limits, weight_bytes, packed.mapped_bytes, load_s)
     updater.follow(facts, draft, loader, parts.media, occupation.exchange)
     return LoadedEngine(
         device,
@@ -305,13 +306,19 @@ def _attention(
 
 
 def _facts(
-    info: ModelInfo, pools: Pools, limits: Limits, weight_bytes: int, load_s: float
+    info: ModelInfo,
+    pools: Pools,
+    limits: Limits,
+    weight_bytes: int,
+    mapped_bytes: int,
+    load_s: float,
 ) -> dict[str, Any]:
     """What intake is told when the engine is ready; logged too."""
     log.info(
-        "%s: weights %s in %s; KV cache of %d tokens (%s, %s); %d threads",
+        "%s: weights %s%s in %s; KV cache of %d tokens (%s, %s); %d threads",
         info.architecture,
         format_bytes(weight_bytes),
+        " mapped" if mapped_bytes else "",
         format_seconds(load_s),
         pools.num_tokens,
         format_bytes(pools.num_bytes),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from radixlm.weights.dummy import checkpoint_dtype
 from radixlm.weights.folder import REMOTE
 from radixlm.weights.load import LoadReport, load_weights
 from radixlm.weights.options import DEFAULT
+from radixlm.weights.packed_file import PackedFileError
 from radixlm.wire.weights import WeightsSource
 
 if TYPE_CHECKING:
@@ -116,16 +118,18 @@ def _fill(
     report = packed.load(model) if packed else None
     if report is None:
         source = source or WeightsSource(str(info.folder), config.model.load_format)
-        recorder = packed.recorder() if packed else None
-        report = load_weights(
-            model,
-            source.folder,
-            source.load_format,
-            device=device,
-            recorder=recorder,
+        read = partial(
+            load_weights, model, source.folder, source.load_format, device=device,
             deltas=tuple(map(Path, source.deltas)),
             options=load_options(config) if source.folder == str(info.folder) else DEFAULT,
-        )
+        )  # fmt: skip
+        recorder = packed.recorder() if packed and packed.is_on else None
+        try:
+            report = read(recorder=recorder)
+        except (PackedFileError, OSError) as error:
+            if packed is None or not packed.gives_up(error):
+                raise
+            report, recorder = read(), None
         if packed and recorder:
             report = packed.keep(model, report)
     return report

@@ -59,6 +59,7 @@ from radixlm.weights.packed_file import (
     MappedFile,
     PackedFile,
     PackedFileError,
+    UnfitModelError,
 )
 
 log = logging.getLogger(__name__)
@@ -71,10 +72,12 @@ STALE_S: Final = 3600.0  # unfinished files of processes that were killed
 
 
 class _Note(Record):
-    """``content``: SHA-256 of the files, "" until it is computed."""
+    """``content``: SHA-256 of the files, "" until it is computed. ``is_unfit``: some layer of this
+    model cannot be made from a file."""
 
     stamps: tuple[Stamp, ...]
     content: str = ""
+    is_unfit: bool = False
 
 
 class PackedWeights(Feature):
@@ -88,12 +91,14 @@ class PackedWeights(Feature):
         self._directory, self._limit_bytes = cache_folder(config), int(model.packed_cache_gb * 1e9)
         self._stamps = stamps_of(info.folder)
         self._free_bytes = available_bytes() // config.parallel.num_processes
-        self._offload_bytes = int(config.memory.cpu_offload_gb * 1e9)
         self.is_large = False  # weights stay in their file
         self.is_on = available and self._wants(config, info, kernels)
         self.path = self._directory / "off"
         if self.is_on:
             self.path = self._directory / self._name(config, info, kernels, ranks)
+            note = self._read_note()
+            self.is_on = note is None or not note.is_unfit
+        self.mapped_bytes = 0  # of a file that the model's weights lie in
         self._recorder: ModelRecorder | None = None
         self._streaming: StreamingRecorder | None = None
         self._report: LoadReport | None = None
@@ -111,7 +116,7 @@ class PackedWeights(Feature):
         kind = model.quantization or model.torchao_config or ""
         share = next((share for name, share in PACKED_SHARES.items() if name in kind), 1.0)
         packed_bytes = share * num_bytes / config.parallel.world_size
-        self.is_large = bool(packed_bytes > LARGE_SHARE * self._free_bytes or self._offload_bytes)
+        self.is_large = packed_bytes > LARGE_SHARE * self._free_bytes
         is_small = num_bytes < MIN_BYTES
         is_quantized = model.quantization or model.torchao_config or checkpoint_quant(info.folder)
         return bool(model.packed_cache_dir or self.is_large or (is_quantized and not is_small))
@@ -132,13 +137,18 @@ class PackedWeights(Feature):
                 file.check()
             load_packed(model, file)
             report = msgspec.convert(file.table.facts, LoadReport)
+            self.mapped_bytes = file.num_bytes
             report = self._paged(model, file, file.table.layers, report)
         except FileNotFoundError:
             return None
         except (OSError, PackedFileError, msgspec.MsgspecError) as error:
-            log.warning("%s is not used: %s; it will be written again", self.path, error)
+            self.is_on = not isinstance(error, UnfitModelError)
+            then = "it will be written again" if self.is_on else "this model gets no packed cache"
+            log.warning("%s is not used: %s; %s", self.path, error, then)
             with contextlib.suppress(OSError):
                 self.path.unlink(missing_ok=True)
+                if not self.is_on:
+                    self._write_note(_Note(self._stamps, is_unfit=True))
             return None
         with contextlib.suppress(OSError):
             os.utime(self.path)  # the file that was used longest ago goes first
@@ -159,8 +169,6 @@ class PackedWeights(Feature):
         if not self.is_large or not isinstance(model, DecoderModel):
             return report
         most = int(RESIDENT_SHARE * self._free_bytes)
-        if self._offload_bytes:
-            most = min(most, report.num_bytes - self._offload_bytes)
         stays = max(0, min(most, report.num_bytes))
         model.pager, model.use_program = make_pager(model, file, layers, stays), False
         log.info(
@@ -172,10 +180,9 @@ class PackedWeights(Feature):
     def _check_note(self, file: PackedFile) -> None:
         """PackedFileError unless the checkpoint is the one that was packed: unchanged since, or of
         the same content."""
-        try:
-            note = msgspec.json.decode(self._note_path.read_bytes(), type=_Note)
-        except FileNotFoundError:
-            raise PackedFileError("the note of its checkpoint is missing") from None
+        note = self._read_note()
+        if note is None:
+            raise PackedFileError("the note of its checkpoint is missing")
         if note.stamps == self._stamps:
             return
         if not note.content or content_of(self._folder, self._stamps) != note.content:
@@ -186,6 +193,12 @@ class PackedWeights(Feature):
     @property
     def _note_path(self) -> Path:
         return self.path.with_suffix(".json")
+
+    def _read_note(self) -> _Note | None:
+        try:
+            return msgspec.json.decode(self._note_path.read_bytes(), type=_Note)
+        except (OSError, msgspec.MsgspecError):
+            return None
 
     def _write_note(self, note: _Note) -> None:
         part = self._note_path.with_suffix(f".{os.getpid()}.part")
@@ -210,12 +223,22 @@ class PackedWeights(Feature):
         make_room(self._directory, self._limit_bytes, num_bytes)
         return StreamingRecorder(FileWriter(self.path), 4 * num_bytes + (1 << 30))
 
+    def gives_up(self, error: Exception) -> bool:
+        """A large model could not be written while it was loaded: whether that is why."""
+        if self._streaming is None:
+            return False
+        log.warning("%s: the weights must fit into memory: %s", self._directory, error)
+        self._streaming.close()
+        self._streaming, self.is_large = None, False
+        return True
+
     def keep(self, model: LoadableModel, report: LoadReport) -> LoadReport:
         """The recorded model is loaded: write it after the first token, or when nobody asks. The
         report with the bytes that stay in memory."""
         if self._streaming is not None:
             self._write_note(_Note(self._stamps))
             self._streaming.write(msgspec.to_builtins(report))
+            self.mapped_bytes = report.num_bytes
             return self._paged(model, self._streaming.file, self._streaming.layers, report)
         self._report = report
         self.writer = threading.Thread(target=self._write_later, name="packed cache", daemon=True)

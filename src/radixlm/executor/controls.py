@@ -37,6 +37,10 @@ class TensorControls:
         """Set the memory that the recorded graphs use."""
         self._memory["graph"] = round(max(0, num_bytes) / 2**30, 3)
 
+    def note_mapped(self, num_bytes: int) -> None:
+        """Set the bytes of weights that lie in a mapped file, part of ``weight``."""
+        self._memory["weight_mapped"] = round(num_bytes / 2**30, 3)
+
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         return {
             "memory_usage": self._memory_usage,
@@ -47,8 +51,10 @@ class TensorControls:
 
     def _memory_usage(self, args: dict[str, Any]) -> dict[str, Any]:
         self._waited_s += self._take_waited_s()
-        own = {"rss_bytes": psutil.Process().memory_info().rss, "wait_seconds": self._waited_s}
-        return {**self._memory, **own}
+        info = psutil.Process().memory_info()
+        # of ``rss_bytes``, what is in files and shared memory; Linux alone tells it
+        own = {"rss_bytes": info.rss, "rss_shared_bytes": getattr(info, "shared", 0)}
+        return {**self._memory, **own, "wait_seconds": self._waited_s}
 
     def _weights_by_name(self, args: dict[str, Any]) -> Any:
         """The first ``truncate_size`` rows of a parameter, as nested lists."""

@@ -30,8 +30,8 @@ from radixlm.weights.packed_file import (
     Note,
     Pack,
     PackedFile,
-    PackedFileError,
     Place,
+    UnfitModelError,
     dtype_name,
 )
 from radixlm.weights.size import reachable
@@ -116,7 +116,7 @@ class LayerReplay:
     def fill(self, params: Mapping[str, Param]) -> None:
         """Fill parameters with values that the layer keeps, and with stand-ins."""
         if params.keys() != self._entry.dtypes.keys():
-            raise PackedFileError("a layer has other parameters")
+            raise UnfitModelError("a layer has other parameters")
         for name, dtype in self._entry.dtypes.items():
             param = params[name]
             if place := self._entry.kept.get(name):
@@ -131,7 +131,7 @@ class LayerReplay:
     def packed(self, make: Callable[[], T]) -> T:
         pack = next(self._packs, None)
         if pack is None:
-            raise PackedFileError("a layer packs more than was recorded")
+            raise UnfitModelError("a layer packs more than was recorded")
         buffers: dict[str, Any] = dict.fromkeys(_BUFFERS)
         for name, place in pack.buffers.items():
             is_data = name == "data"
@@ -145,7 +145,7 @@ class LayerReplay:
     def noted(self, make: Callable[[], T]) -> T:
         note = next(self._notes, None)
         if note is None:
-            raise PackedFileError("a layer reads more integers than was recorded")
+            raise UnfitModelError("a layer reads more integers than was recorded")
         values = torch.empty(note.shape, dtype=DTYPES[note.dtype], device="meta")
         scale = torch.empty(note.scale_shape, device="meta")
         index = None if note.index is None else self._file.tensor(note.index)
@@ -154,7 +154,7 @@ class LayerReplay:
 
     def kept(self, param: Any, value: Tensor) -> None:
         if value.is_meta:
-            raise PackedFileError("a layer keeps a value that was not recorded")
+            raise UnfitModelError("a layer keeps a value that was not recorded")
 
 
 class Recorder(Protocol):
@@ -208,6 +208,10 @@ class StreamingRecorder:
         self._writer.sync()
         replay_layer(self.file, entry, path, layer)
 
+    def close(self) -> None:
+        """Give up the file."""
+        self._writer.close()
+
     def write(self, facts: dict[str, Any]) -> None:
         """Finish the file."""
         self._writer.finish(facts, self.layers)
@@ -222,7 +226,7 @@ def replay_layer(file: MappedFile, entry: LayerEntry, path: str, layer: Loadable
             layer.finish()
     except (NotImplementedError, RuntimeError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise PackedFileError(f"{path or 'the model'} cannot be made: {reason}") from error
+        raise UnfitModelError(f"{path or 'the model'} cannot be made: {reason}") from error
 
 
 def load_packed(model: LoadableModel, file: PackedFile) -> None:
@@ -231,7 +235,7 @@ def load_packed(model: LoadableModel, file: PackedFile) -> None:
     for path, layer in model.layers():
         entry = file.table.layers.get(path)
         if entry is None:
-            raise PackedFileError(f"it lacks {path or 'the model'}")
+            raise UnfitModelError(f"it lacks {path or 'the model'}")
         replay_layer(file, entry, path, layer)
     if any(isinstance(item, Tensor) and item.is_meta for item in reachable(model)):
-        raise PackedFileError("a layer computes with values that were not recorded")
+        raise UnfitModelError("a layer computes with values that were not recorded")

@@ -102,6 +102,10 @@ class Table(Record):
     sums: list[int]
 
 
+class UnfitModelError(PackedFileError):
+    """The file is whole, but a layer cannot be made from it."""
+
+
 def chunk_sum(data: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
     """The sum of the 64 bit words of some bytes (a multiple of 8), modulo 2 ** 64. Any one changed
     bit changes it."""

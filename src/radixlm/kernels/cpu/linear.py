@@ -224,6 +224,8 @@ class PackedLinear:
             raise ValueError(f"expected rows of {self.num_in} inputs, got {tuple(rows.shape)}")
         if first_row < 0 or first_row + rows.shape[0] > self.num_out:
             raise ValueError(f"rows {first_row}+{rows.shape[0]} exceed {self.num_out}")
+        if rows.is_meta:
+            raise ValueError("expected numbers, got a stand-in of the packed cache")
         code = dtype_code(rows.dtype, "weight")
         if (code == 3) and BITS[self._kind] > 8:
             raise TypeError(f"{self.fmt} weights are packed from floats, got {rows.dtype}")
