@@ -164,7 +164,6 @@ def load_engine(
     controls = TensorControls(
         updater.read, weight_bytes, pools.num_bytes, pools.num_tokens, profiler, peers.take_waited_s
     )
-    controls.note_mapped(packed.mapped_bytes)
     limits = limits_for_pools(pools, config, info)
 
     def fill() -> None:
@@ -215,6 +214,7 @@ def load_engine(
 def new_runner(config: ServerConfig, info: ModelInfo, engine: LoadedEngine) -> Runner:
     """A runner with empty tables around a loaded model."""
     device, parts, limits = engine.device, engine.parts, engine.limits
+    engine.controls.note_mapped(engine.packed.mapped_bytes)
     make = partial(make_runner, config, info, parts, device)
     if parts.steps is not None:
         compile_now(parts.steps, make, limits)
