@@ -21,7 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("intake", "scheduler", "executor"),
     ("engine",),
     ("entrypoints",),
-    ("lang", "bench", "router", "quantize"),
+    ("lang", "bench", "router", "quantize", "terminal"),
 )
 FLOOR = {package: number for number, packages in enumerate(FLOORS) for package in packages}
 # packages of one floor that may import each other, in one direction only

@@ -47,7 +47,7 @@ def test_reading_takes_time() -> None:
 
 
 def test_flags_of_verbs() -> None:
-    chat = flags_of("chat", "radixlm.entrypoints.chat:main")
+    chat = flags_of("chat", "radixlm.terminal.cli:main")
     assert {"--system", "--model-path", "--page-size"} <= chat
     assert flags_of("doctor", "radixlm.entrypoints.doctor:main") == {"--json"}
     assert "bfloat16" in choices()["--dtype"]

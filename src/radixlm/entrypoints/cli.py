@@ -10,7 +10,7 @@ from radixlm.base.nearest import suggestion
 # verb -> ("module:function" that takes the remaining arguments, one line of help)
 VERBS: dict[str, tuple[str, str]] = {
     "serve": ("radixlm.entrypoints.serve:main", "start the HTTP server"),
-    "chat": ("radixlm.entrypoints.chat:main", "talk to a model in the terminal"),
+    "chat": ("radixlm.terminal.cli:main", "talk to a model in the terminal"),
     "generate": ("radixlm.entrypoints.generate:main", "answer prompts without a server"),
     "run-batch": ("radixlm.entrypoints.run_batch:main", "answer a file of OpenAI batch requests"),
     "replay": ("radixlm.entrypoints.replay:main", "send the requests of a crash dump again"),
