@@ -177,3 +177,23 @@ def test_a_bad_part_leaves_the_old_weights(engine: Engine, base: Path, tmp_path:
         outcome = _update(engine, _partial(base, tmp_path / case.split()[0], tensors))
         assert not outcome.is_ok and words[case] in outcome.message
     assert answers(engine) == before
+
+
+def test_parts_over_random_weights(base: Path, tmp_path: Path) -> None:
+    """As trainers do: the server starts with random weights and gets all tensors in parts."""
+    tensors = load_file(base / "model.safetensors")
+    names = sorted(tensors, key=lambda name: "_proj" in name)  # fused layers come together
+    with Engine(model_path=str(base), **OPTIONS, load_format="dummy") as engine:
+        before = answers(engine)
+        some = {name: tensors[name] for name in names if "q_proj" in name}
+        outcome = _update(engine, _partial(base, tmp_path / "q", some))
+        assert not outcome.is_ok and "dummy has no values" in outcome.message
+        bad = _partial(base, tmp_path / "bad", {"model.x": torch.ones(2)})
+        assert not _update(engine, bad).is_ok and answers(engine) == before
+        for part, own in enumerate((names[:5], names[5:])):
+            update = _partial(base, tmp_path / str(part), {name: tensors[name] for name in own})
+            assert _update(engine, update).is_ok
+        after = answers(engine)
+        assert engine.update_weights_from_disk(str(base))[0]
+        assert answers(engine) == after
+    assert after == fresh(base)

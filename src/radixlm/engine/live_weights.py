@@ -315,6 +315,7 @@ def _check_memory(num_bytes: int, device: torch.device) -> None:
 
 
 def _give_back_memory() -> None:
-    """Return freed memory of the C heap to the system."""
+    """Return freed memory of torch's allocator and of the C heap to the system."""
+    torch.cuda.empty_cache()  # of no effect without a GPU
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)

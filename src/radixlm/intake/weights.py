@@ -34,6 +34,7 @@ PREPARE, PUBLISH, DROP = "prepare_weights", "publish_weights", "drop_weights"
 # what happens to requests that run: they end first; are ended; are computed again under the new
 # weights; go on with the keys and values that they have
 MODES = ("wait", "abort", "retract", "in_place")
+_FILE_FORMATS = ("safetensors", "pt", "npcache", "gguf", "sharded_state")
 MAX_READ_S = 3600.0  # for engines that read a large checkpoint
 POLL_S = 0.01
 
@@ -52,7 +53,8 @@ class WeightsUpdate(Record):
     """A change of the weights. ``folder``: a checkpoint, or with ``is_partial`` safetensors files
     of some of its tensors, which the registry deletes. ``version``: the new label, None
     for the same. ``flush``: forget cached pages, which no request can use any more.
-    ``model_path``: the checkpoint as the client has written it."""
+    ``model_path``: the checkpoint as the client has written it; ``token_step``: the trainer's step,
+    which /get_server_info tells."""
 
     folder: str
     load_format: str | None = None
@@ -62,6 +64,7 @@ class WeightsUpdate(Record):
     flush: bool = True
     keeps_pause: bool = False
     model_path: str | None = None
+    token_step: int | None = None
 
 
 class WeightsOutcome(Record):
@@ -81,11 +84,21 @@ class WeightsRegistry:
         self.source: WeightsSource | None = None
         self.model_path: str | None = None  # of the last update from disk
         self.num_updates = self.num_failed = 0
+        self.token_step: int | None = None
         self._lock = asyncio.Lock()
         self._open = asyncio.Event()  # whether new requests may come
         self._open.set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._spool: TensorSpool | None = None  # of the partial updates so far
+
+    def facts(self) -> dict[str, Any]:
+        """What /get_server_info tells of the weights."""
+        return {
+            "version": self.version,
+            "token_step": self.token_step,
+            "num_updates": self.num_updates,
+            "num_failed_updates": self.num_failed,
+        }
 
     def startup(self) -> dict[str, Any] | None:
         """What an engine that starts serves in place of its checkpoint."""
@@ -128,6 +141,8 @@ class WeightsRegistry:
                 if update.is_partial:
                     await asyncio.to_thread(shutil.rmtree, update.folder, ignore_errors=True)
             self.num_updates += outcome.is_ok
+            if outcome.is_ok and update.token_step is not None:
+                self.token_step = update.token_step
             self.num_failed += not outcome.is_ok
             if not outcome.is_ok:
                 log.warning("the weights have not changed: %s", outcome.message)
@@ -181,7 +196,8 @@ class WeightsRegistry:
         return WeightsOutcome(True, message, num_paused)
 
     def _wanted(self, update: WeightsUpdate, spool: TensorSpool | None) -> WeightsSource:
-        load_format = update.load_format or self.options.load_format
+        own = self.options.load_format  # of random or remote weights it says nothing of others
+        load_format = update.load_format or (own if own in _FILE_FORMATS else "auto")
         if spool is None:
             return WeightsSource(update.folder, load_format)
         base = self.source or WeightsSource(self.options.folder, self.options.load_format)

@@ -46,6 +46,8 @@ def open_folder(
     "2_Dense.linear.weight". ``deltas``: folders of tensors that replace some, as the checkpoint
     stores them or as floats, or several as one that ``fused`` knows. CheckpointError if there are
     no weights."""
+    if load_format == "auto" and (folder / PLACE_FILE).is_file():  # an update from a URL
+        load_format = "remote"
     own = sorted(folder.glob("deltas/*")) if load_format in REMOTE else []  # of a seed's updates
     later = Deltas([*own, *deltas])
     source = open_files(folder, load_format, dtype, options)

@@ -113,7 +113,7 @@ def open_reader(
 ) -> ParamReader:
     """The reader of parameter values, by ``--load-format``."""
     if load_format == "dummy":
-        return DummyReader(folder)
+        return DummyReader(folder, model, deltas)
     if load_format == "sharded_state":
         return ShardedStateReader(model, folder, pattern=options.pattern)
     return CheckpointReader(model, folder, load_format, leaves, deltas, options)

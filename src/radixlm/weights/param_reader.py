@@ -26,6 +26,7 @@ from radixlm.weights.mapper import (
 )
 from radixlm.weights.options import DEFAULT, LoadOptions
 from radixlm.weights.origin import Origin, describe_files, describe_origins
+from radixlm.weights.safetensors_file import SafetensorsSource
 from radixlm.weights.source import TensorSource, read_weight_map
 
 Layers = list[tuple[str, LoadableLayer]]
@@ -254,17 +255,44 @@ def _fused_spellings(
 
 
 class DummyReader(ParamReader):
-    """Random numbers; reads only the dtype in config.json."""
+    """Random numbers of the dtype in config.json, but for what ``deltas`` have."""
 
     total_bytes = 0
     ignored: tuple[str, ...] = ()
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, model: LoadableModel | None = None, deltas: Sequence[Path] = ()
+    ) -> None:
+        """CheckpointError for tensors of ``deltas`` that are not part of ``model``."""
         self.folder = folder
         self._dtype = checkpoint_dtype(folder)
+        self._mappings: dict[str, ParamMapping] = {}
+        if model is None or not deltas:
+            return
+        source = SafetensorsSource([f for d in deltas for f in sorted(d.glob("*.safetensors"))])
+        self._sizes, self._joiner = dict(source.sizes()), TensorJoiner(source)
+        mapper = WeightsMapper(model.decoder, self._sizes)
+        self._mappings = {
+            f"{path}.{name}": mapper.mapping(path, name)
+            for path, layer in model.layers()
+            for name in layer.own_params()
+        }
+        known = {name for mapping in self._mappings.values() for name in mapping.names()}
+        unknown = [n for n in sorted(self._sizes.keys() - known) if not model.is_part]
+        if unknown := [n for n in unknown if not is_ignorable(n, model.decoder)]:
+            raise CheckpointError(listing("not part of the model", unknown[:MAX_LISTED]))
 
     def read(self, path: str, param: Param) -> Tensor:
-        return param.part_of(dummy_value(path, param, self._dtype))
+        mapping = self._mappings.get(path)
+        missing = [n for n in mapping.names() if n not in self._sizes] if mapping else [""]
+        if mapping is None or len(missing) == len(mapping.names()):
+            return param.part_of(dummy_value(path, param, self._dtype))
+        if missing:
+            raise ValueError(f"only {missing[0]} is missing, and --load-format dummy has no values")
+        try:
+            return self._joiner.join(mapping, param)
+        except (RuntimeError, IndexError) as error:
+            raise ValueError(str(error).splitlines()[0]) from error
 
     def read_quantized(self, path: str, param: Param) -> QuantizedWeight | None:
         return None

@@ -105,6 +105,7 @@ async def server_facts(state: ServerState) -> dict[str, Any]:
     return options | {
         "status": status,
         "released_memory": intake.occupation.released,
+        "weights": intake.weights.facts(),
         "max_total_num_tokens": intake.engine_facts.get("max_total_num_tokens", 0),
         "max_req_input_len": intake.facts.context_len - 1,
         "internal_states": [options | each | load for each in internal or [{}]],

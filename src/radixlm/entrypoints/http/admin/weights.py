@@ -29,7 +29,9 @@ Mode = Literal["wait", "abort", "retract", "in_place"]
 class UpdateOptions(Body):
     """What all updates take. ``mode`` says what happens to running requests: they end before the
     weights change (wait), are aborted (abort), are computed again under the new weights (retract),
-    or go on with their KV cache (in_place, also ``is_async``)."""
+    or go on with their KV cache (in_place, also ``is_async``). ``torch_empty_cache`` and
+    ``recapture_cuda_graph`` change nothing: freed memory always goes back, and graphs are always
+    recorded again. ``token_step`` is told by /get_server_info."""
 
     weight_version: Label | None = None
     abort_all_requests: bool = False
@@ -59,6 +61,7 @@ class UpdateOptions(Body):
             self.chosen_mode,
             self.flush_cache,
             self.keep_pause,
+            token_step=self.token_step,
         )
 
 
