@@ -35,6 +35,7 @@ def update_weights_from_tensor(
     load_format: str | None = None,
     flush_cache: bool = True,
     abort_all_requests: bool = False,
+    mode: str | None = None,
     weight_version: str | None = None,
     api_key: str | None = None,
     timeout_s: float = TIMEOUT_S,
@@ -42,12 +43,14 @@ def update_weights_from_tensor(
     """Replace these tensors of the model that the server at ``url`` has; its answer. torch tensors
     (on a GPU they are copied), DTensors (made whole) or numpy arrays by their names in the
     checkpoint. ``shared_memory``: over /dev/shm, to a server of the same user on this host.
+    ``mode``: what happens to running requests (wait, abort, retract, in_place).
     InvalidRequest if the server refuses them, EngineError if it fails, OSError if it cannot be
     reached."""
     options = {
         "load_format": load_format,
         "flush_cache": flush_cache,
         "abort_all_requests": abort_all_requests,
+        "mode": mode,
         "weight_version": weight_version,
     }
     options = {name: value for name, value in options.items() if value is not None}

@@ -11,6 +11,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -44,10 +45,14 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["tp 1", "tp 2"])
-def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
     args = ("--tp-size", str(request.param), "--max-total-tokens", "16384")
-    with RunningServer(*args, environment={"RADIXLM_WEIGHT_GROUP_TIMEOUT_S": "120"}) as running:
-        running.num_ranks = request.param  # type: ignore[attr-defined]
+    folder = str(tmp_path_factory.mktemp("spool"))
+    environment = {"RADIXLM_WEIGHT_GROUP_TIMEOUT_S": "120", "TMPDIR": folder}
+    with RunningServer(*args, environment=environment) as running:
+        running.num_ranks, running.folder = request.param, folder  # type: ignore[attr-defined]
         yield running
         assert "Traceback" not in "".join(running.log)
 
@@ -178,3 +183,49 @@ def test_a_large_file_is_not_kept_in_memory(server: RunningServer) -> None:
     with pytest.raises(InvalidRequest, match=r"model\.nothing"):
         update_weights_from_tensor(server.url, sent)
     assert peak_mb() - before_mb < 64
+
+
+def test_a_hundred_updates_under_streams_leave_nothing(server: RunningServer) -> None:
+    """No stream fails, and neither memory, descriptors nor files grow."""
+    base = tensors_of(BASE)
+    some = {name: one for name, one in base.items() if ".0.mlp" in name or "norm" in name}
+    other = {name: one * 1.01 for name, one in some.items()}
+    found: list[Any] = []
+    folder = Path(server.folder)  # type: ignore[attr-defined]
+    is_over = threading.Event()
+
+    def stream() -> None:
+        while not is_over.is_set():
+            found.append(server.post("/generate", **DECODE).json())
+
+    def used() -> tuple[int, int, int]:
+        """MB of memory and descriptors of the server and its engines, and folders of updates."""
+        processes = [psutil.Process(server.process.pid), *server.engines()]
+        memory = sum(one.memory_info().rss for one in processes) >> 20
+        folders = len(list(folder.glob("radixlm-weights-*")))
+        return memory, sum(one.num_fds() for one in processes), folders
+
+    threads = [threading.Thread(target=stream, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    before = None
+    for number in range(100):
+        mode = ("retract", "in_place")[number // 2 % 2]
+        sent = some if number % 2 else other
+        shared = number % 4 < 2
+        label = str(number)
+        answer = update_weights_from_tensor(
+            server.url, sent, mode=mode, shared_memory=shared, weight_version=label
+        )
+        assert answer["success"]
+        if number == 20:
+            before = used()
+    is_over.set()
+    for thread in threads:
+        thread.join(100)
+    after = used()
+    assert before is not None
+    assert after[0] - before[0] < 48 and after[1] - before[1] < 20 and after[2] - before[2] < 3
+    kinds = {answer["meta_info"]["finish_reason"]["type"] for answer in found}
+    assert kinds == {"length"} and len(found) > 8
+    check_weights(server, base)
