@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,11 @@ def _stored(runner: PagedRunner, layer: int) -> tuple[Tensor, Tensor]:
     return k[: len(IDS[0])], v[: len(IDS[0])]
 
 
-BACKENDS = ["torch_native", pytest.param("cpu", marks=pytest.mark.skipif(
-    not cpu.available, reason="the C++ kernels are not built"))]  # fmt: skip
+BACKENDS = [
+    "torch_native",
+    pytest.param("cpu", marks=pytest.mark.skipif(not cpu.available, reason=cpu.reason)),
+    pytest.param("triton", marks=pytest.mark.skipif(not find_spec("triton"), reason="no triton")),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
