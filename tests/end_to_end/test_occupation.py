@@ -99,6 +99,21 @@ def test_weights_and_kv_cache_are_given_back(server: RunningServer) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_each_tag_gives_back_its_own_memory(server: RunningServer) -> None:
+    """What steps have left on the heap goes with the first release, so that the fall at the second
+    is of its tag alone."""
+    weights = int(server.client.get("/get_server_info").json()["engine"]["weight_bytes"])
+    own, kv = ("weights", weights), ("kv_cache", HELD)
+    for (first, _), (second, size), length in [(own, kv, 6000), (kv, own, 64)]:
+        server.post("/generate", **body(0, length, 2))  # the step program's memory grows with it
+        call(server, "release", first)
+        before = resident(server)
+        call(server, "release", second)
+        assert 0.95 * size <= before - resident(server) <= 1.5 * size  # whole pages of 2 MiB
+        call(server, "resume")
+
+
+@pytest.mark.timeout(300)
 def test_prefixes_outlive_a_release_of_the_weights(server: RunningServer) -> None:
     wanted = server.post("/generate", **body(5)).json()
     before = resident(server)
