@@ -162,9 +162,9 @@ class MemoryConfig(Group):
     ] = None
     cpu_offload_gb: Annotated[
         int,
-        "GiB of a GPU's weights that stay in pinned host memory, in whole layers, and are copied "
-        "ahead of their use. On a CPU weights lie there anyway; --packed-cache-dir maps them.",
-        Flag(within=NON_NEGATIVE, only_device="cuda"),
+        "GB of weights that stay in pinned host memory (GPU), in whole layers that are copied "
+        "ahead of their use; or in their packed file on disk (CPU).",
+        Flag(within=NON_NEGATIVE),
     ] = 0
     offload_group_size: Annotated[
         int,

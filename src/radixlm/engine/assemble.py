@@ -38,7 +38,7 @@ from radixlm.engine.kv_events import KvEvents
 from radixlm.engine.kv_scales import with_scaled_cache
 from radixlm.engine.limits import limits_for_pools, scheduler_limits
 from radixlm.engine.live_weights import WeightUpdater
-from radixlm.engine.load_model import fill_again, load_model
+from radixlm.engine.load_model import fill, load_model
 from radixlm.engine.memory import MemoryNow, Pools, make_pools, needs_memory, trial_pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.occupation import Occupation
@@ -166,10 +166,8 @@ def load_engine(
     )
     limits = limits_for_pools(pools, config, info)
 
-    def fill() -> None:
-        fill_again(model, updater.source, packed if updater.is_original else None, where)
-
-    occupation = Occupation(config, model, fill, attn, pools, draft, device)
+    again = partial(_fill_again, model, config, info, where, packed, updater)
+    occupation = Occupation(config, model, again, attn, pools, draft, device)
     pages = make_pages(config, info, model, attn.pools, pools, draft, peers)
     parts = EngineParts(
         model,
@@ -209,6 +207,19 @@ def load_engine(
         pages,
         kept,
     )
+
+
+def _fill_again(
+    model: Model,
+    config: ServerConfig,
+    info: ModelInfo,
+    where: torch.device,
+    packed: PackedWeights,
+    updater: WeightUpdater,
+) -> None:
+    """Load the weights that were served last; of a checkpoint from its packed file, if written."""
+    own = packed if packed.path.is_file() else None
+    fill(model, config, info, where, own, None if updater.is_original else updater.source)
 
 
 def new_runner(config: ServerConfig, info: ModelInfo, engine: LoadedEngine) -> Runner:

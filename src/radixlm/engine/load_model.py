@@ -95,7 +95,7 @@ def load_model(
         cuts_output_head=not shares_head(config),
     )
     with offloading(config, model), noting_contents(model):
-        report = _fill(model, config, info, device, packed, source)
+        report = fill(model, config, info, device, packed, source)
     if left_out := layers_left_out(report.ignored, info.decoder):
         log.warning(
             "the checkpoint has layers %s, config.json only %d (num_hidden_layers): the model "
@@ -106,14 +106,17 @@ def load_model(
     return model, report.num_bytes
 
 
-def _fill(
-    model: NativeModel,
+def fill(
+    model: Model,
     config: ServerConfig,
     info: ModelInfo,
     device: torch.device,
     packed: PackedWeights | None,
     source: WeightsSource | None,
 ) -> LoadReport:
+    """Load the weights of a native model that has none: those of ``source``, or of its checkpoint,
+    which ``packed`` may hold."""
+    assert isinstance(model, NativeModel)
     packed = packed if source is None and packed and packed.is_on else None
     report = packed.load(model) if packed else None
     if report is None:
@@ -133,26 +136,6 @@ def _fill(
         if packed and recorder:
             report = packed.keep(model, report)
     return report
-
-
-def fill_again(
-    model: Model,
-    source: WeightsSource,
-    packed: PackedWeights | None,
-    device: torch.device,
-) -> None:
-    """Load the weights of a native model whose ``contents`` were dropped. ``packed``: of the same
-    weights."""
-    assert isinstance(model, NativeModel)
-    if packed is None or not packed.is_on or packed.load(model) is None:
-        load_weights(
-            model,
-            source.folder,
-            source.load_format,
-            device=device,
-            progress=False,
-            deltas=tuple(map(Path, source.deltas)),
-        )
 
 
 def _load_transformers(

@@ -98,6 +98,8 @@ class Occupation:
             )
         if not isinstance(self._model, Module):
             why = "this model runs by transformers"
+        elif config.model.delete_ckpt_after_loading:
+            why = "--delete-ckpt-after-loading leaves nothing to read them from"
         elif config.parallel.enable_eplb:
             why = "--enable-eplb moves experts, which the checkpoint does not know"
         elif is_offloading(config):
