@@ -175,6 +175,7 @@ def words(rows: Ints, bits: int, places: tuple[int, ...] = ()) -> NDArray[np.int
     """Consecutive numbers of a row in 32-bit words, the first lowest; some of 3, 5, 6 and 7 bits
     lie across two words. With `places`, number `places[i]` of each eight is the i-th."""
     if places:
+        rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8)))
         rows = rows.reshape(len(rows), -1, 8)[..., list(places)].reshape(rows.shape)
     stream = ((rows[..., None] >> np.arange(bits)) & 1).astype(np.uint8).reshape(len(rows), -1)
     stream = np.pad(stream, ((0, 0), (0, -stream.shape[1] % 32)))
