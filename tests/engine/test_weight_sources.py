@@ -16,6 +16,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.downloaded import check_deletable, delete_checkpoint
 from radixlm.engine.model_info import find_model
 from tests.engine.test_tensor_updates import GREEDY, OPTIONS, PROMPTS
+from tests.fakes.perturbed import perturbed
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
 from tests.weights.remote.file_server import FileServer, file_server
 
@@ -38,6 +39,17 @@ def answers(**options: Any) -> list[Any]:
 def test_an_engine_streams_its_model_from_a_url(server: FileServer, tmp_path: Path) -> None:
     assert answers(model_path=server.url) == answers(model_path=str(server.folder))
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+def test_an_update_from_a_url(server: FileServer, tmp_path: Path) -> None:
+    base = cached_tiny("Qwen3ForCausalLM")
+    new = perturbed(base, tmp_path / "new")
+    shutil.copy(new / FILE, server.folder / FILE)
+    with Engine(model_path=str(base), **OPTIONS) as engine:
+        is_ok, message, _ = engine.update_weights_from_disk(server.url)
+        assert is_ok, message
+        found = engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)
+    assert [one["output_ids"] for one in found] == answers(model_path=str(new))
 
 
 def test_a_downloaded_checkpoint_is_deleted_and_the_engine_answers(

@@ -20,7 +20,7 @@ from radixlm.weights.options import DEFAULT, LoadOptions
 from radixlm.weights.origin import Origin, relative_name
 from radixlm.weights.overlay import Deltas, Fused
 from radixlm.weights.pickle_file import PickleSource
-from radixlm.weights.remote.place import PLACE_FILE
+from radixlm.weights.remote.place import is_place
 from radixlm.weights.safetensors_file import SafetensorsSource
 from radixlm.weights.source import TensorSource, numbered_files, shard_files
 
@@ -46,7 +46,7 @@ def open_folder(
     "2_Dense.linear.weight". ``deltas``: folders of tensors that replace some, as the checkpoint
     stores them or as floats, or several as one that ``fused`` knows. CheckpointError if there are
     no weights."""
-    if load_format == "auto" and (folder / PLACE_FILE).is_file():  # an update from a URL
+    if load_format == "auto" and is_place(folder):
         load_format = "remote"
     own = sorted(folder.glob("deltas/*")) if load_format in REMOTE else []  # of a seed's updates
     later = Deltas([*own, *deltas])
@@ -215,7 +215,5 @@ def index_of(folder: Path) -> Path | None:
 
 def _not_empty(folder: Path, files: list[Path], pattern: str) -> list[Path]:
     if not files:
-        far = "; they are streamed: --download-dir FOLDER has them here, which this model needs"
-        far = far if (folder / PLACE_FILE).is_file() else ""
-        raise CheckpointError(f"{folder} holds no weights ({pattern}){far}")
+        raise CheckpointError(f"{folder} holds no weights ({pattern})")
     return files

@@ -130,3 +130,14 @@ def test_a_server_without_tags_is_sampled(
     with pytest.raises(CheckpointError, match="changed while it was read"):
         packed(place, "remote")
     assert locate_model(server.url) != place
+
+
+def test_only_folders_of_the_cache_stand_for_remote_models(
+    server: FileServer, folder: Path, cache: Path, tmp_path: Path
+) -> None:
+    place = locate_model(server.url)
+    assert packed(place, "auto") == packed(folder, "auto")
+    copy = tmp_path / "copy"
+    shutil.copytree(place, copy)
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        packed(copy, "auto")

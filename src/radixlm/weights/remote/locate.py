@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from radixlm.base import env
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.base.private_files import make_private_folder
 from radixlm.base.record import replace
@@ -21,7 +20,7 @@ from radixlm.base.units import format_bytes
 from radixlm.hub.choose import choose, index_names
 from radixlm.hub.locate import Wanted
 from radixlm.hub.progress import Progress
-from radixlm.weights.remote.place import Place, open_reader, write_place
+from radixlm.weights.remote.place import Place, cache_root, open_reader, write_place
 from radixlm.weights.remote.reader import SAMPLED, RangeReader, RemoteFile
 
 log = logging.getLogger(__name__)
@@ -67,8 +66,8 @@ def _folder_of(reader: RangeReader, url: str, wanted: Wanted) -> Path:
     near = [file for file in chosen if file.name not in is_far]
     place = Place(url, tuple(far))
     key = hashlib.sha256(msgspec.json.encode((place, near))).hexdigest()[:16]
-    name = PurePosixPath(url).name
-    root = Path(wanted.folder or env.REMOTE_CACHE_DIR.get()).expanduser()
+    name = PurePosixPath(url).name.replace(":", "-")
+    root = Path(wanted.folder).expanduser() if wanted.folder else cache_root()
     folder = root / f"{name}-{key}"
     if not (folder / ".complete").exists():
         _fill(reader, folder, near)

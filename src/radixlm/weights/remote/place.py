@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from radixlm.base import env
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.private_files import write_private
@@ -47,6 +48,17 @@ def open_reader(url: str) -> RangeReader:
         )
     reader: RangeReader = load(READERS[parts.scheme])(url)
     return reader
+
+
+def cache_root() -> Path:
+    """Where folders of remote models lie, unless --download-dir names another place."""
+    return Path(env.REMOTE_CACHE_DIR.get()).expanduser()
+
+
+def is_place(folder: Path) -> bool:
+    """Whether ``folder`` stands for a remote model. Only those that we made count: a file of this
+    name in a checkpoint must not send requests, with a key, to wherever it says."""
+    return folder.parent == cache_root() and (folder / PLACE_FILE).is_file()
 
 
 def write_place(folder: Path, place: Place) -> None:
