@@ -50,7 +50,7 @@ def hqq() -> dict[str, Case]:
     torch_nn, core = torch.nn, import_module("hqq.core.quantize")
     cases: dict[str, Case] = {}
     for bits, group, axis in ((8, 64, 1), (4, 64, 1), (3, 64, 1), (2, 32, 1), (1, 32, 1),
-                              (4, 64, 0), (3, 64, 0), (4, None, 1)):  # fmt: skip
+                              (4, 64, 0), (4, None, 1)):  # fmt: skip
         layer = torch_nn.Linear(128, 16, bias=False).bfloat16()
         layer.weight.data.copy_(original())
         config = core.BaseQuantizeConfig(nbits=bits, group_size=group, axis=axis)

@@ -52,7 +52,6 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "hqq/1-32-1": (HQQ, "w4a8-32"),
     "hqq/4-None-1": (HQQ, "w4a8-128"),
     "hqq/4-64-0": (HQQ, ""),
-    "hqq/3-64-0": (HQQ, ""),
     "torchao/int8wo": (AO, "int8wo"),
     "torchao/int8dq": (AO, "w8a8"),
     "torchao/fp8wo": (AO, ""),
