@@ -1,79 +1,93 @@
-"""``radixlm generate``: prompts from arguments or standard input, answers on standard output."""
+"""``radixlm generate 'prompt' ...``: answers on standard output, without a server.
 
+Without prompts the lines of standard input are read. A model with a chat template answers the
+prompt as a user's message; --raw continues the text itself.
+"""
+
+import argparse
 import json
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from radixlm.base.errors import ConfigError, RequestError
 from radixlm.base.log import set_up_logging
-from radixlm.config.parser import parse
+from radixlm.config.parser import build_parser as server_parser
+from radixlm.config.parser import collect
 from radixlm.config.server_config import flat
 from radixlm.entrypoints.offline import Engine
-
-USAGE = """usage: radixlm generate [--prompt TEXT ...] [--max-new-tokens N] [--temperature T]
-                        [--json] [server options]
-
-Prompts are the --prompt values, or else the lines of standard input. Answers stream to standard
-output; --json prints one JSON object a prompt instead. Server options: radixlm serve --help."""
-
-FLAGS = ("--prompt", "--max-new-tokens", "--temperature", "--json")
+from radixlm.text.chat import load_chat_template
 
 
-def _split_options(argv: list[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """(options of this verb with their values, the server's options)."""
-    values: dict[str, list[str]] = {}
-    rest: list[str] = []
-    args = iter(argv)
-    for arg in args:
-        name, _, value = arg.partition("=")
-        if name in FLAGS[:3]:
-            value = value if "=" in arg else next(args, "")
-            values.setdefault(name, []).append(value)
-        elif name == "--json":
-            values["--json"] = [""]
-        else:
-            rest.append(arg)
-    return values, rest
-
-
-def _number(values: dict[str, list[str]], name: str, default: float) -> float:
-    try:
-        return float(values[name][-1]) if name in values else default
-    except ValueError:
-        raise ConfigError(f"{name} {values[name][-1]!r} is not a number; try {default:g}") from None
+def build_parser() -> argparse.ArgumentParser:
+    """The options of this verb; others are the server's."""
+    parser = argparse.ArgumentParser(
+        "radixlm generate", description=__doc__, allow_abbrev=False, exit_on_error=False,
+        usage="radixlm generate [PROMPT ...] [options] [server options]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Server options, such as --model-path FOLDER: radixlm serve --help.",
+    )  # fmt: skip
+    parser.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="a prompt")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest token")
+    parser.add_argument("--raw", action="store_true", help="no chat template")
+    parser.add_argument("--json", action="store_true", help="an object of JSON for each prompt")
+    return parser
 
 
 def main(argv: list[str]) -> int:
-    """Answer the prompts in order."""
-    if {"-h", "--help"} & set(argv):
-        print(USAGE)
-        return 0
-    values, rest = _split_options(argv)
-    prompts = values.get("--prompt") or [line.rstrip("\n") for line in sys.stdin]
-    params = {
-        "max_new_tokens": int(_number(values, "--max-new-tokens", 128)),
-        "temperature": _number(values, "--temperature", 0.0),
-    }
-    config, given = parse(rest, "radixlm generate", FLAGS)
+    """Answer the prompts in order; 2 for a prompt that is refused."""
+    parser = build_parser()
+    try:
+        args, rest = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{error.argument_name}: {error.message}") from error
+    end = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
+    prompts, rest = [*args.prompt, *rest[:end]], rest[end:]
+    values = server_parser("radixlm generate").read(rest, parser._option_string_actions, "question")
+    if "question" in values:
+        prompts.append(values.pop("question"))
+    config, given = collect(values)
     set_up_logging("generate", config.observe.log_level if "log_level" in given else "warning")
-    options = {
-        name: value for name, value in flat(config, show_secrets=True).items() if name in given
-    }
+    options = {n: value for n, value in flat(config, show_secrets=True).items() if n in given}
+    params = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature}
     try:
         with Engine(**options) as engine:
-            for prompt in prompts:
-                _answer(engine, prompt, params, "--json" in values)
+            prompt_of = _prompt_of(engine, config.serve.chat_template, args.raw, params)
+            for prompt in prompts or (line.rstrip("\n") for line in sys.stdin):
+                _answer(engine, prompt_of(prompt), params, args.json)
     except RequestError as error:
         print(f"radixlm generate: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _answer(engine: Engine, prompt: str, params: dict[str, float], is_json: bool) -> None:
+def _prompt_of(
+    engine: Engine, template: str | None, is_raw: bool, params: dict[str, Any]
+) -> Callable[[str], dict[str, Any]]:
+    """What makes the fields of ``/generate`` of a prompt."""
+    tokenizer = engine.tokenizer
+    if tokenizer is None:
+        raise ConfigError("--skip-tokenizer-init: generate needs the tokenizer")
+    if is_raw or (template is None and tokenizer.chat_template() is None):
+        return lambda prompt: {"prompt": prompt}
+    chat = load_chat_template(tokenizer, template)
+    params["stop"] = list(chat.stops)
+
+    def fields(prompt: str) -> dict[str, Any]:
+        text = chat.render([{"role": "user", "content": prompt}], template_kwargs={})
+        return {"input_ids": tokenizer.encode(text, chat.adds_special_tokens)}
+
+    return fields
+
+
+def _answer(engine: Engine, fields: dict[str, Any], params: dict[str, Any], is_json: bool) -> None:
     if is_json:
-        print(json.dumps(engine.generate(prompt, params), ensure_ascii=False), flush=True)
+        answer = engine.generate(sampling_params=params, **fields)
+        print(json.dumps(answer, ensure_ascii=False), flush=True)
         return
     shown = 0
-    for event in engine.generate(prompt, params, stream=True):
+    for event in engine.generate(sampling_params=params, stream=True, **fields):
         print(event["text"][shown:], end="", flush=True)
         shown = len(event["text"])
     print()
