@@ -150,6 +150,8 @@ def test_valid_bucket_rules(rule: str) -> None:
         "tse 1000 2 0",
         "tse 1000 2 1.5",
         "tse a 2 8",
+        "tse nan 2 8",
+        "tse 1000 2 9999",
         "customer",
         "customer 1 1",
         "customer -1 2",
@@ -169,7 +171,17 @@ def test_bucket_rules_stand_for_bounds() -> None:
     assert bucket_values(("customer", "5", "1"), ()) == (1.0, 5.0)
     around = (984.0, 992.0, 996.0, 998.0, 1000.0, 1002.0, 1004.0, 1008.0, 1016.0)
     assert bucket_values(("tse", "1000", "2", "8"), ()) == around
-    assert bucket_values(("tse", "3", "2", "4"), ()) == (1.0, 3.0, 5.0, 7.0)
+    assert bucket_values(("tse", "3", "2", "4"), ()) == (0.0, 1.0, 3.0, 5.0, 7.0)
+
+
+@pytest.mark.parametrize("label", ["model_name", "le", "__x", "a-b", "1a", ""])
+def test_labels_of_customers_are_new_names(label: str) -> None:
+    with pytest.raises(ConfigError, match="customer-labels"):
+        check(ServerConfig.from_kwargs(tokenizer_metrics_allowed_customer_labels=["team", label]))
+    with pytest.raises(ConfigError, match="team: no name"):
+        check(ServerConfig.from_kwargs(tokenizer_metrics_allowed_customer_labels=["team", "team"]))
+    with pytest.raises(ConfigError, match="labels-header"):
+        check(ServerConfig.from_kwargs(tokenizer_metrics_custom_labels_header="a b"))
 
 
 def test_paths_of_adapters() -> None:

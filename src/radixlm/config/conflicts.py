@@ -1,5 +1,6 @@
 """Options that exclude each other, each pair with its reason, and rules for single options."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ _NO_TEXT = "without a tokenizer there are only token ids, and no text"
 _ONE_RANK = "the pools of several ranks are not kept; use --dp-size"
 _COMPILED = "a compiled step does not wait for weights that are copied meanwhile"
 _NO_TREE = "without the radix tree there is no prefix to keep"
+TAKEN_LABELS = ("model_name", "engine_type", "tp_rank", "pp_rank", "dp_rank", "le")
 
 CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
@@ -219,6 +221,21 @@ def bucket_problems(config: ServerConfig) -> Iterator[str]:
             yield f"{flag} must rise from value to value; {works} works"
 
 
+def label_problems(config: ServerConfig) -> Iterator[str]:
+    """Labels of customers, and their header."""
+    o = config.observe
+    labels = o.tokenizer_metrics_allowed_customer_labels or ()
+    for place, label in enumerate(labels):
+        is_taken = label.startswith("__") or label in TAKEN_LABELS or label in labels[:place]
+        if is_taken or not re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", label):
+            flag = "--tokenizer-metrics-allowed-customer-labels"
+            yield f"{flag} {label}: no name of a new Prometheus label; {flag} customer team works"
+    header = o.tokenizer_metrics_custom_labels_header
+    if not re.fullmatch("[!#$%&'*+.^_`|~0-9A-Za-z-]+", header):
+        flag = "--tokenizer-metrics-custom-labels-header"
+        yield f"{flag} {header!r}: no name of an HTTP header; x-customer-labels works"
+
+
 def kv_events_problems(config: ServerConfig) -> Iterator[str]:
     """The JSON of --kv-events-config."""
     text = config.observe.kv_events_config
@@ -283,6 +300,7 @@ RULES: tuple[Rule, ...] = (
     attention_group_problems,
     schedule_problems,
     bucket_problems,
+    label_problems,
     adapter_problems,
     name_problems,
     key_problems,

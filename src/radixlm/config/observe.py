@@ -8,7 +8,7 @@ from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag, Group
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 _LEVEL = Flag(choices=LOG_LEVELS, old_values=(("warn", "warning"), ("trace", "debug")))
 _TRACE = "an OpenTelemetry exporter"
-_LABELS = "metrics with labels of customers"
+MAX_BUCKETS = 100
 _BUCKET_RULE = "'default', 'tse MIDDLE BASE COUNT' or 'customer VALUE ...'."
 
 
@@ -57,15 +57,13 @@ class ObserveConfig(Group):
     ] = False
     tokenizer_metrics_custom_labels_header: Annotated[
         str,
-        "Header with labels for the metrics.",
-        Flag(
-            state="planned", needs=_LABELS, part_of=("tokenizer_metrics_allowed_customer_labels",)
-        ),
+        "Header with labels for the metrics of requests, a JSON object.",
+        Flag(part_of=("tokenizer_metrics_allowed_customer_labels",)),
     ] = "x-customer-labels"
     tokenizer_metrics_allowed_customer_labels: Annotated[
         tuple[str, ...] | None,
-        "Labels that the header may set.",
-        Flag(state="planned", needs=_LABELS),
+        "Labels that the header may set; 100 different sets are counted, the rest as 'other'.",
+        Flag(part_of=("enable_metrics",)),
     ] = None
     bucket_time_to_first_token: Annotated[
         tuple[float, ...] | None,
@@ -114,7 +112,10 @@ def is_bucket_rule(rule: tuple[str, ...]) -> bool:
     if kind == "default":
         return not numbers
     if kind == "tse":
-        return len(numbers) == 3 and numbers[1] > 1 and numbers[2] >= 1 and words[2].isdecimal()
+        if len(numbers) != 3 or not words[2].isdecimal():
+            return False
+        middle, base, count = numbers
+        return abs(middle) < 1e18 and 1 < base <= 1e3 and 1 <= count <= MAX_BUCKETS
     distinct = len(set(numbers)) == len(numbers) > 0
     return kind == "customer" and distinct and all(0 <= number < 1e18 for number in numbers)
 
@@ -131,5 +132,5 @@ def bucket_values(rule: tuple[str, ...] | None, default: tuple[float, ...]) -> t
         return tuple(sorted(float(word) for word in words))
     middle, base, count = float(words[0]), float(words[1]), int(words[2])
     distances = [base**power for power in range(1, (count + 1) // 2 + 1)]
-    bounds = {middle, *(middle + d for d in distances), *(middle - d for d in distances)}
-    return tuple(sorted(bound for bound in bounds if bound > 0))
+    bounds = {middle, *(middle + d for d in distances), *(max(0.0, middle - d) for d in distances)}
+    return tuple(sorted(bounds))

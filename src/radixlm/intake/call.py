@@ -21,11 +21,20 @@ class Call:
     """``client``: who sent the body, as far as clients can be told apart. ``key``: of the body,
     unique among those of this process. Use inside one event loop."""
 
-    __slots__ = ("_is_scheduled", "_num_sent", "_waiting", "client", "key", "num_logprobs")
+    __slots__ = (
+        "_is_scheduled",
+        "_num_sent",
+        "_waiting",
+        "client",
+        "key",
+        "labels",
+        "num_logprobs",
+    )
 
     def __init__(self, client: str | None = None, key: str | None = None) -> None:
         self.client = client
         self.key = key or f"{os.getpid():x}-{next(_numbers):x}"
+        self.labels: dict[str, str] = {}  # that its customer set, for the metrics
         self.num_logprobs = 0  # entries that its requests may return, together
         self._num_sent = 0  # sequences that the engine has
         self._waiting: deque[tuple[int, int, asyncio.Future[None]]] = deque()

@@ -1,11 +1,12 @@
 """Prometheus metrics under SGLang's names.
 
-Callers report events (``first_token``, ``tokens``, ``ended``) and pass the gauges at a scrape; this
-module defines names, labels and buckets.
+Callers report events (``Series.first_token``, ``tokens``, ``Metrics.ended``) and pass the gauges at
+a scrape; this module defines names, labels and buckets.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -17,27 +18,18 @@ INTER_TOKEN_S = (
     *(0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08),
     *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
 )
-E2E_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200, 2400)
+E2E_S = (*FIRST_TOKEN_S, 600, 1200, 1800, 2400)
 LOAD_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30)
-MAX_ADAPTERS = 50  # that have a label of their own; all others are "other"
+MAX_ADAPTERS = 50  # that have a label of their own; all others are OTHER
 QUEUE_S = (0.0, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 LENGTHS = (
-    100,
-    300,
-    500,
-    700,
-    1000,
-    1500,
-    2000,
-    3000,
-    4000,
-    5000,
-    7000,
-    10000,
-    20000,
-    50000,
-    100000,
+    *(100, 300, 500, 700, 1000, 1500, 2000, 3000, 4000, 5000, 6000, 7000, 8000, 9000, 10000),
+    *(12000, 15000, 20000, 22000, 25000, 30000, 35000, 40000, 66000, 99000, 132000, 300000),
+    *(600000, 900000, 1100000),
 )
+MAX_LABEL_SETS = 100  # of customers' labels; each has histograms of its own
+MAX_LABEL_CHARS = 64
+OTHER = "other"  # what is counted together beyond these limits
 GAUGES: dict[str, str] = {
     "num_running_reqs": "Requests that are computed.",
     "num_queue_reqs": "Requests that wait.",
@@ -99,6 +91,25 @@ DRAFT_COUNTERS: dict[str, tuple[str, str]] = {
 """Field of ``DraftTotals`` -> its counter."""
 
 
+REQUEST_COUNTERS: dict[str, str] = {
+    "prompt_tokens": "Prompt tokens of ended requests.",
+    "generation_tokens": "Tokens generated.",
+    "cached_tokens": "Prompt tokens found in the prefix cache.",
+    "num_requests": "Requests that ended.",
+    "num_so_requests": "Requests with a grammar that ended.",
+    "num_aborted_requests": "Requests that were aborted.",
+}
+REQUEST_TIMES: dict[str, str] = {
+    "time_to_first_token_seconds": "Time to the first token.",
+    "inter_token_latency_seconds": "Time between two tokens.",
+    "e2e_request_latency_seconds": "Time of a whole request.",
+}
+LENGTH_HISTOGRAMS: dict[str, str] = {
+    "prompt_tokens_histogram": "Prompt lengths.",
+    "generation_tokens_histogram": "Output lengths.",
+}
+
+
 class Buckets(Record):
     """Upper bounds of the histograms; ``prompt`` and ``generation`` None: no such histograms."""
 
@@ -109,63 +120,28 @@ class Buckets(Record):
     generation: tuple[float, ...] | None = None
 
 
-class Metrics:
-    """One set of metrics with its own registry. ``labels``: name -> value, on every metric."""
+class Ended(Record):
+    """What is counted of a request that is over."""
 
-    def __init__(self, labels: Mapping[str, str], buckets: Buckets) -> None:
-        self.registry = CollectorRegistry()
-        self._names = tuple(labels)
-        self._labels = dict(labels)
-        self._gauges = {name: self._gauge(name, text) for name, text in GAUGES.items()}
-        self._prompt = self._counter("prompt_tokens", "Prompt tokens of ended requests.")
-        self._output = self._counter("generation_tokens", "Tokens generated.")
-        self._cached = self._counter("cached_tokens", "Prompt tokens found in the prefix cache.")
-        self._requests = self._counter("num_requests", "Requests that ended.")
-        self._aborted = self._counter("num_aborted_requests", "Requests that were aborted.")
-        self._drafts = {
-            field: Counter(name, text, self._names, registry=self.registry).labels(**self._labels)
-            for field, (name, text) in DRAFT_COUNTERS.items()
-        }
-        self._draft_totals = DraftTotals()
-        self._first = self._histogram(
-            "time_to_first_token_seconds", "Time to the first token.", buckets.first_token_s
-        )
-        self._inter = self._histogram(
-            "inter_token_latency_seconds", "Time between two tokens.", buckets.inter_token_s
-        )
-        self._e2e = self._histogram(
-            "e2e_request_latency_seconds", "Time of a whole request.", buckets.e2e_s
-        )
-        self._queue = self._histogram("queue_time_s", "Time in the queue.", QUEUE_S)
-        self._adapter_load = self._histogram(
-            "lora_load_seconds", "Time to load an adapter.", LOAD_S
-        )
-        self._adapter_requests = Counter(
-            "sglang:lora_requests", "Requests that ended, by adapter.",
-            (*self._names, "lora_name"), registry=self.registry,
-        )  # fmt: skip
-        self._adapters: set[str] = set()
-        self._prompt_hist = buckets.prompt and self._histogram(
-            "prompt_tokens_histogram", "Prompt lengths.", buckets.prompt
-        )
-        self._output_hist = buckets.generation and self._histogram(
-            "generation_tokens_histogram", "Output lengths.", buckets.generation
-        )
+    seconds: float
+    queue_s: float
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    has_grammar: bool
+    is_aborted: bool
+    adapter: str | None = None
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        full_name = name if ":" in name else f"sglang:{name}"
-        metric = Gauge(full_name, text, self._names, registry=self.registry)
-        return metric.labels(**self._labels)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        metric = Counter(f"sglang:{name}", text, self._names, registry=self.registry)
-        return metric.labels(**self._labels)
+class Series:
+    """The metrics of requests with the same labels, ``metrics``: by name."""
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        metric = Histogram(
-            f"sglang:{name}", text, self._names, registry=self.registry, buckets=buckets
-        )
-        return metric.labels(**self._labels)
+    def __init__(self, metrics: Mapping[str, Any]) -> None:
+        self._counters = [metrics[name] for name in REQUEST_COUNTERS]
+        self._first = metrics["time_to_first_token_seconds"]
+        self._inter = metrics["inter_token_latency_seconds"]
+        self._e2e = metrics["e2e_request_latency_seconds"]
+        self._lengths = [metrics[name] for name in LENGTH_HISTOGRAMS if name in metrics]
 
     def first_token(self, seconds: float) -> None:
         """A request's first token came after ``seconds``."""
@@ -176,34 +152,100 @@ class Metrics:
         for _ in range(count):
             self._inter.observe(seconds / count)
 
-    def ended(
-        self,
-        *,
-        seconds: float,
-        queue_s: float,
-        prompt_tokens: int,
-        output_tokens: int,
-        cached_tokens: int,
-        is_aborted: bool,
-        adapter: str | None = None,
-    ) -> None:
+    def ended(self, end: Ended) -> None:
         """A request is over."""
-        if adapter is not None:
+        lengths = (end.prompt_tokens, end.output_tokens)
+        counts = (*lengths, end.cached_tokens, 1, end.has_grammar, end.is_aborted)
+        for counter, count in zip(self._counters, counts, strict=True):
+            counter.inc(count)
+        self._e2e.observe(end.seconds)
+        for histogram, length in zip(self._lengths, lengths, strict=False):
+            histogram.observe(length)
+
+
+class Metrics:
+    """One set of metrics with its own registry. ``labels``: name -> value, on every metric;
+    ``customer_labels``: names of labels that requests may set, on the metrics of requests."""
+
+    def __init__(
+        self, labels: Mapping[str, str], buckets: Buckets, customer_labels: Sequence[str] = ()
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self._names, self._labels = tuple(labels), dict(labels)
+        self._customer_names = tuple(customer_labels)
+        self._gauges = {name: self._gauge(name, text) for name, text in GAUGES.items()}
+        self._requests = self._request_metrics(buckets)
+        self._series: dict[tuple[str, ...], Series] = {}
+        self.plain = self.series({})  # of requests without labels of their own
+        self._drafts = {
+            field: Counter(name, text, self._names, registry=self.registry).labels(**self._labels)
+            for field, (name, text) in DRAFT_COUNTERS.items()
+        }
+        self._draft_totals = DraftTotals()
+        self._queue = self._histogram("queue_time_s", "Time in the queue.", QUEUE_S)
+        self._adapter_load = self._histogram(
+            "lora_load_seconds", "Time to load an adapter.", LOAD_S
+        )
+        self._adapter_requests = Counter(
+            "sglang:lora_requests", "Requests that ended, by adapter.",
+            (*self._names, "lora_name"), registry=self.registry,
+        )  # fmt: skip
+        self._adapters: set[str] = set()
+
+    def _request_metrics(self, buckets: Buckets) -> dict[str, Counter | Histogram]:
+        """Those whose labels customers may set, without values of labels yet."""
+        names = (*self._names, *self._customer_names)
+        bounds = {
+            "time_to_first_token_seconds": buckets.first_token_s,
+            "inter_token_latency_seconds": buckets.inter_token_s,
+            "e2e_request_latency_seconds": buckets.e2e_s,
+            "prompt_tokens_histogram": buckets.prompt,
+            "generation_tokens_histogram": buckets.generation,
+        }
+        made: dict[str, Counter | Histogram] = {
+            name: Counter(f"sglang:{name}", text, names, registry=self.registry)
+            for name, text in REQUEST_COUNTERS.items()
+        }
+        for name, text in (REQUEST_TIMES | LENGTH_HISTOGRAMS).items():
+            if (found := bounds[name]) is not None:
+                made[name] = Histogram(
+                    f"sglang:{name}", text, names, registry=self.registry, buckets=found
+                )
+        return made
+
+    def series(self, customer: Mapping[str, str]) -> Series:
+        """The metrics of requests with these labels; those that are missing are empty. Beyond
+        MAX_LABEL_SETS, and with a value that is too long, requests are counted as OTHER."""
+        values = tuple(_label(customer.get(name, "")) for name in self._customer_names)
+        if values not in self._series and len(self._series) > MAX_LABEL_SETS:
+            values = (OTHER,) * len(values)
+        found = self._series.get(values)
+        if found is None:
+            labels = self._labels | dict(zip(self._customer_names, values, strict=True))
+            made = {name: metric.labels(**labels) for name, metric in self._requests.items()}
+            found = self._series[values] = Series(made)
+        return found
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        full_name = name if ":" in name else f"sglang:{name}"
+        metric = Gauge(full_name, text, self._names, registry=self.registry)
+        return metric.labels(**self._labels)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        metric = Histogram(
+            f"sglang:{name}", text, self._names, registry=self.registry, buckets=buckets
+        )
+        return metric.labels(**self._labels)
+
+    def ended(self, end: Ended, series: Series) -> None:
+        """A request is over, one of ``series``."""
+        if end.adapter is not None:
             if len(self._adapters) < MAX_ADAPTERS:
-                self._adapters.add(adapter)
-            name = adapter if adapter in self._adapters else "other"
+                self._adapters.add(end.adapter)
+            name = end.adapter if end.adapter in self._adapters else OTHER
             self._adapter_requests.labels(**self._labels, lora_name=name).inc()
-        self._requests.inc()
-        self._aborted.inc(is_aborted)
-        self._prompt.inc(prompt_tokens)
-        self._output.inc(output_tokens)
-        self._cached.inc(cached_tokens)
-        self._e2e.observe(seconds)
-        self._queue.observe(queue_s)
-        if self._prompt_hist:
-            self._prompt_hist.observe(prompt_tokens)
-        if self._output_hist:
-            self._output_hist.observe(output_tokens)
+        self._queue.observe(end.queue_s)
+        series.ended(end)
 
     def adapter_loaded(self, seconds: float) -> None:
         """An engine has read an adapter."""
@@ -224,3 +266,9 @@ class Metrics:
             self._gauges[name].set(value)
         text: bytes = generate_latest(self.registry)
         return text
+
+
+def _label(value: str) -> str:
+    """``value`` if it can be one: short, and text that can be sent."""
+    is_text = len(value) <= MAX_LABEL_CHARS and not any("\ud800" <= c <= "\udfff" for c in value)
+    return value if is_text else OTHER

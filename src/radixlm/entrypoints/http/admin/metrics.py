@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+import json
+import logging
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import FastAPI
@@ -14,15 +16,20 @@ from radixlm.base.lazy import load
 from radixlm.config.observe import ObserveConfig, bucket_values
 from radixlm.entrypoints.http.admin.health import PROBE_PREFIX
 from radixlm.entrypoints.http.admin.info import accept_rate
+from radixlm.entrypoints.http.middleware import App, Receive, Scope, Send
 from radixlm.entrypoints.http.state import ServerState
+from radixlm.intake.call import current_call
 from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
 from radixlm.wire.replies import DraftTotals, Finish
 
 if TYPE_CHECKING:
-    from radixlm.observe.metrics import Buckets, Metrics
+    from radixlm.observe.metrics import Buckets, Ended, Metrics, Series
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+MAX_HEADER_BYTES = 4096  # of customers' labels
 ANSWER_S = 2.0  # a scrape waits no longer for an engine that computes a long step
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -32,40 +39,86 @@ class MetricsObserver(Observer):
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._ended: type[Ended] = load("radixlm.observe.metrics:Ended")
         self._last_s: dict[str, float] = {}
+        self._series: dict[str, Series] = {}  # of requests with labels of their customer
+
+    def submitted(self, state: RequestState) -> None:
+        call = current_call()
+        if call is not None and call.labels:
+            self._series[state.rid] = self._metrics.series(call.labels)
 
     def progressed(self, state: RequestState, num_tokens: int) -> None:
         if not num_tokens or state.rid.startswith(PROBE_PREFIX):
             return
         last_s = self._last_s.get(state.rid)
+        series = self._series.get(state.rid, self._metrics.plain)
         if last_s is None:
-            self._metrics.first_token(state.first_token_s - state.arrival_s)
+            series.first_token(state.first_token_s - state.arrival_s)
         else:
-            self._metrics.tokens(state.last_token_s - last_s, num_tokens)
+            series.tokens(state.last_token_s - last_s, num_tokens)
         self._last_s[state.rid] = state.last_token_s
 
     def ended(self, state: RequestState, finish: Finish) -> None:
         self._last_s.pop(state.rid, None)
+        series = self._series.pop(state.rid, self._metrics.plain)
         if state.rid.startswith(PROBE_PREFIX) or state.pending is None:
             return
-        self._metrics.ended(
+        end = self._ended(
             seconds=state.finished_s - state.arrival_s,
             queue_s=state.pending.queue_time_s,
             prompt_tokens=state.prompt_tokens,
             output_tokens=len(state.output_ids),
             cached_tokens=state.pending.cached_tokens,
+            has_grammar=state.wire.grammar is not None,
             is_aborted=finish.kind == "abort",
             adapter=state.wire.adapter.name if state.wire.adapter is not None else None,
         )
+        self._metrics.ended(end, series)
 
     def adapter_loaded(self, seconds: float) -> None:
         self._metrics.adapter_loaded(seconds)
 
 
+class CustomerLabels:
+    """Takes labels of customers from a header (a JSON object) for the requests of a call. Labels
+    that are not ``allowed``, and a header that is no object, are left out, as SGLang does."""
+
+    def __init__(self, app: App, header: str, allowed: Sequence[str]) -> None:
+        self._app, self._header, self._allowed = app, header.lower().encode(), allowed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = current_call()
+        for name, value in scope.get("headers", ()):
+            if name == self._header and call is not None:
+                call.labels = self._labels(value)
+        await self._app(scope, receive, send)
+
+    def _labels(self, value: bytes) -> dict[str, str]:
+        try:
+            found = json.loads(value) if len(value) <= MAX_HEADER_BYTES else None
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            log.debug("the header of customers' labels is no JSON object")
+            return {}
+        labels = {name: found[name] for name in self._allowed if name in found}
+        return {
+            name: label if isinstance(label, str) else json.dumps(label)
+            for name, label in labels.items()
+            if isinstance(label, str | int | float)
+        }
+
+
 def install(app: FastAPI, state: ServerState) -> None:
     """Observe requests from now on, and serve /metrics."""
     module = "radixlm.observe.metrics"
-    made: Metrics = load(f"{module}:Metrics")(_labels(state), _buckets(state.config.observe))
+    observe = state.config.observe
+    allowed = observe.tokenizer_metrics_allowed_customer_labels or ()
+    made: Metrics = load(f"{module}:Metrics")(_labels(state), _buckets(observe), allowed)
+    if allowed:
+        header = observe.tokenizer_metrics_custom_labels_header
+        app.add_middleware(CustomerLabels, header=header, allowed=allowed)
     state.intake.observers = (*state.intake.observers, MetricsObserver(made))
 
     async def metrics() -> Response:
