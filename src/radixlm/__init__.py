@@ -1,8 +1,14 @@
 """RadixLM: a language-model serving engine."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from radixlm.base.lazy import load
+
+if TYPE_CHECKING:  # for completion and type checkers
+    from radixlm.config.server_args import ServerArgs as ServerArgs
+    from radixlm.entrypoints.offline import Engine as Engine
+    from radixlm.lang.api import *  # noqa: F403
+    from radixlm.wire.sampling_params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 _API = (

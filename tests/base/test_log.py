@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import re
 import warnings
@@ -12,7 +13,16 @@ import pytest
 
 from radixlm.base import log
 
-NAMES = ("", "radixlm", "uvicorn", "uvicorn.access", "uvicorn.error", "httpx", "py.warnings")
+NAMES = (
+    "",
+    "radixlm",
+    log.ACCESS,
+    "uvicorn",
+    "uvicorn.access",
+    "uvicorn.error",
+    "httpx",
+    "py.warnings",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +52,53 @@ def test_a_message_cannot_forge_a_record() -> None:
     log.get_logger("radixlm").error("a\n[2025-01-01 00:00:00] INFO http: b\r\n")
     assert stream.getvalue().count("\n") == 1
     assert "a\\n[2025" in stream.getvalue()
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    stream = io.StringIO()
+    log.set_up_logging("http", stream=stream)
+    log.get_logger("radixlm").error("GET /\x1b]0;owned\x07 größer\ttabs")
+    assert stream.getvalue().endswith("GET /\\x1b]0;owned\\x07 größer\ttabs\n")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colour_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for stream, wanted in ((Terminal(), True), (io.StringIO(), False)):
+        log.set_up_logging("http", stream=stream)
+        log.get_logger("radixlm").warning("careful")
+        assert ("\x1b[33mWARNING\x1b[0m" in stream.getvalue()) is wanted
+        assert re.sub(r"\x1b\[\d+m", "", stream.getvalue()).endswith("careful\n")
+    for name, value in (("TERM", "dumb"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+        log.set_up_logging("http", stream=(stream := Terminal()))
+        log.get_logger("radixlm").warning("careful")
+        assert "\x1b" not in stream.getvalue()
+
+
+def test_json_is_an_object_a_line() -> None:
+    stream = Terminal()
+    log.set_up_logging("http", stream=stream, log_format="json")
+    log.get_logger("radixlm.x").info("a\n%s", "b", extra={"fields": {"status": 200}})
+    try:
+        raise KeyError("gone")
+    except KeyError:
+        log.get_logger("radixlm.x").exception("failed", stack_info=True)
+    plain, failed = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]{12}\+00:00", plain.pop("timestamp"))
+    assert plain == {
+        "level": "INFO",
+        "target": "radixlm.x",
+        "role": "http",
+        "message": "a\nb",
+        "status": 200,
+    }
+    assert "KeyError: 'gone'" in failed["error"] and failed["stack"].startswith("Stack")
 
 
 def test_a_traceback_follows_its_record() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 import radixlm
-from radixlm.base.errors import EngineError
+from radixlm.base.errors import EngineError, InvalidRequest
 from radixlm.weights.size import stored_bytes
 
 SHUT = "this engine was shut down: make a new radixlm.Engine"
@@ -34,6 +37,9 @@ def test_calls_after_shutdown_say_so() -> None:
         lambda: list(engine.generate("hello", stream=True)),
         lambda: asyncio.run(engine.async_generate("hello")),
         lambda: engine.encode("hello"),
+        lambda: engine.chat("hello"),
+        lambda: list(engine.chat("hello", stream=True)),
+        lambda: asyncio.run(engine.async_chat("hello")),
         lambda: asyncio.run(engine.async_encode("hello")),
         engine.flush_cache,
         engine.get_server_info,
@@ -43,6 +49,38 @@ def test_calls_after_shutdown_say_so() -> None:
     for call in calls:
         with pytest.raises(EngineError, match=SHUT):
             call()
+
+
+def test_chat_is_generate_of_the_rendered_conversation() -> None:
+    greedy = {"max_tokens": 8, "temperature": 0.0}
+    with radixlm.Engine(random_seed=1) as engine:
+        messages = [{"role": "user", "content": "What is 17 + 25?"}]
+        answer = engine.chat(messages, return_prompt_token_ids=True, **greedy)
+        ids = answer["choices"][0]["prompt_token_ids"]
+        plain = engine.generate(
+            input_ids=ids, sampling_params={"max_new_tokens": 8, "temperature": 0.0}
+        )
+        assert answer["choices"][0]["message"]["content"] == plain["text"].strip() != ""
+        chunks = engine.chat("What is 17 + 25?", stream=True, **greedy)
+        parts = [c["choices"][0]["delta"]["content"] or "" for c in chunks if c["choices"]]
+        assert "".join(parts) == answer["choices"][0]["message"]["content"]
+        assert asyncio.run(engine.async_chat(messages, **greedy))["choices"][0]["finish_reason"]
+        with pytest.raises(InvalidRequest, match="max_token"):
+            engine.chat(messages, max_token=8)
+        with pytest.raises(InvalidRequest, match=r"messages\[0\].role"):
+            engine.chat([{"role": "nobody", "content": "x"}])
+
+
+def test_names_show_before_they_are_used() -> None:
+    """In a fresh process: ``dir`` imports nothing, and the package says that it is typed."""
+    code = (
+        "import radixlm, sys; names = dir(radixlm); "
+        "print({'Engine', 'ServerArgs', 'SamplingParams', 'gen'} <= set(names), 'torch' in "
+        "sys.modules, 'radixlm.entrypoints.offline' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert shown.stdout.split() == ["True", "False", "False"]
+    assert (Path(radixlm.__file__).parent / "py.typed").exists()
 
 
 def test_shutdown_ends_the_calls_that_run() -> None:

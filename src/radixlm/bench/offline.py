@@ -65,7 +65,8 @@ def engine_options(
     """Keyword arguments of ``Engine`` for the server options in ``argv``, checked. ``parser``: of
     the verb, which has read the others."""
     config, given = parse(argv, prog, parser._option_string_actions)
-    set_up_logging("bench", config.observe.log_level if "log_level" in given else "warning")
+    level = config.observe.log_level if "log_level" in given else "warning"
+    set_up_logging("bench", level, log_format=config.observe.log_format)
     return {n: v for n, v in flat(config, show_secrets=True).items() if n in given}
 
 

@@ -101,7 +101,8 @@ def main(argv: Sequence[str]) -> int:
     report.check_writable(args.output_file)
     shapes = [Shape(*s) for s in product(args.batch_size, args.input_len, args.output_len)]
     config, given = parse(rest, "radixlm bench one-batch", parser._option_string_actions)
-    set_up_logging("bench", config.observe.log_level if "log_level" in given else "warning")
+    level = config.observe.log_level if "log_level" in given else "warning"
+    set_up_logging("bench", level, log_format=config.observe.log_format)
     config, info = resolved(*with_room(config, given, shapes))
     check_shapes(shapes, info)
     bench = Batch(config, info, args.seed)

@@ -20,6 +20,11 @@ class ObserveConfig(Group):
     log_level_http: Annotated[
         str, "Level of the HTTP server's logs; --log-level when unset.", _LEVEL
     ] = AUTO
+    log_format: Annotated[
+        str,
+        "text: lines for people, coloured on a terminal; json: an object a line.",
+        Flag(choices=("text", "json")),
+    ] = "text"
     log_requests: Annotated[bool, "Log every request."] = False
     log_requests_level: Annotated[
         int,

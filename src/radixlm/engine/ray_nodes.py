@@ -44,7 +44,7 @@ class AgentActor:
         """Serve until node 0 stops; ConfigError if it refuses this node."""
         with _secret_file(secret) as file:
             config = ServerConfig.from_kwargs(**options, cluster_secret_file=file)
-            set_up_logging("agent", config.observe.log_level)
+            set_up_logging("agent", config.observe.log_level, log_format=config.observe.log_format)
             return make_agent(config, frozenset(given), -1).run()
 
 

@@ -86,9 +86,13 @@ def main(early: StartupReader) -> int:
     if config.parallel.num_replicas > 1:
         index = str(startup["index"])
     if "rank" in startup:
-        set_up_logging(f"rank{index}.{startup['rank']}", config.observe.log_level)
+        set_up_logging(
+            f"rank{index}.{startup['rank']}",
+            config.observe.log_level,
+            log_format=config.observe.log_format,
+        )
         return follow(config, startup, LeaderLink(startup, config), early)
-    set_up_logging(f"engine{index}", config.observe.log_level)
+    set_up_logging(f"engine{index}", config.observe.log_level, log_format=config.observe.log_format)
     codec = scheduler_codec()
     channel = MultiChannel([ZmqChannel(a, codec, bind=False) for a in startup["addresses"]])
     try:

@@ -48,7 +48,8 @@ def main(argv: list[str]) -> int:
     if "question" in values:
         prompts.append(values.pop("question"))
     config, given = collect(values)
-    set_up_logging("generate", config.observe.log_level if "log_level" in given else "warning")
+    level = config.observe.log_level if "log_level" in given else "warning"
+    set_up_logging("generate", level, log_format=config.observe.log_format)
     options = {n: value for n, value in flat(config, show_secrets=True).items() if n in given}
     params = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature}
     try:

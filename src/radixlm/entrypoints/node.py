@@ -21,7 +21,11 @@ log = logging.getLogger(__name__)
 
 def run(config: ServerConfig, given: frozenset[str]) -> int:
     """Run the agent until node 0 stops or a signal; the exit status."""
-    set_up_logging(f"node{config.parallel.node_rank}", config.observe.log_level)
+    set_up_logging(
+        f"node{config.parallel.node_rank}",
+        config.observe.log_level,
+        log_format=config.observe.log_format,
+    )
     agent = make_agent(config, given, config.parallel.node_rank)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: agent.stop())

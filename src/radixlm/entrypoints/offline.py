@@ -108,7 +108,7 @@ class Engine(EngineWeights):
         progress bar on a terminal (``show_progress``: always or never)."""
         batch = self._batch(prompt, sampling_params, stream, fields)
         if stream:
-            return self._iterate(batch)
+            return self._iterate(self._events(batch))
         if show_progress is None:
             show_progress = len(batch.requests) >= LONG_BATCH and sys.stderr.isatty()
         return self._wait(self._collect(batch, show_progress))
@@ -141,8 +141,29 @@ class Engine(EngineWeights):
         """``generate`` for a caller with an event loop of its own."""
         batch = self._batch(prompt, sampling_params, stream, fields)
         if stream:
-            return self._aiterate(batch)
+            return self._aiterate(self._events(batch))
         return await self._await(self._collect(batch, False))
+
+    def chat(
+        self, messages: str | list[dict[str, Any]], *, stream: bool = False, **fields: Any
+    ) -> Any:
+        """Answer a conversation: messages with ``role`` and ``content`` (a str: one of the user),
+        and the fields of ``/v1/chat/completions`` (max_tokens, tools, response_format, ...). Its
+        answer as a dict, with ``stream`` an iterator of its chunks. InvalidRequest for a wrong
+        field."""
+        values = _chat_values(messages, fields)
+        if stream:
+            return self._iterate(self._route_calls().chat_chunks(values))
+        return self._wait(self._route_calls().chat(values))
+
+    async def async_chat(
+        self, messages: str | list[dict[str, Any]], *, stream: bool = False, **fields: Any
+    ) -> Any:
+        """``chat`` for a caller with an event loop of its own."""
+        values = _chat_values(messages, fields)
+        if stream:
+            return self._aiterate(self._route_calls().chat_chunks(values))
+        return await self._await(self._route_calls().chat(values))
 
     async def _await(self, work: Coroutine[Any, Any, T]) -> T:
         """``_wait`` for a caller with an event loop of its own."""
@@ -191,13 +212,13 @@ class Engine(EngineWeights):
         flat_answers = [answer for group in answers for answer in group]
         return flat_answers if batch.is_list else flat_answers[0]
 
-    def _iterate(self, batch: Batch) -> Iterator[dict[str, Any]]:
+    def _iterate(self, events: AsyncIterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Outputs pass from the engine's loop to the caller's thread through a queue."""
         queue: SimpleQueue[Any] = SimpleQueue()
 
         async def pump() -> None:
             try:
-                async for event in self._events(batch):
+                async for event in events:
                     queue.put(event)
                 queue.put(None)
             except RadixError as error:
@@ -215,13 +236,15 @@ class Engine(EngineWeights):
         finally:
             future.cancel()
 
-    async def _aiterate(self, batch: Batch) -> AsyncIterator[dict[str, Any]]:
+    async def _aiterate(
+        self, events: AsyncIterator[dict[str, Any]]
+    ) -> AsyncIterator[dict[str, Any]]:
         here = asyncio.get_running_loop()
         queue: asyncio.Queue[Any] = asyncio.Queue()
 
         async def pump() -> None:
             try:
-                async for event in self._events(batch):
+                async for event in events:
                     here.call_soon_threadsafe(queue.put_nowait, event)
                 here.call_soon_threadsafe(queue.put_nowait, None)
             except RadixError as error:
@@ -251,12 +274,12 @@ class Engine(EngineWeights):
         """A dict with the "embedding" (or the scores) of a prompt, a list of them for a list; with
         the fields of ``/encode`` (input_ids, dimensions, prompt_name, ...)."""
         values = fields if prompt is None else {**fields, "text": prompt}
-        return self._wait(self._pooling_calls().encode(values))
+        return self._wait(self._route_calls().encode(values))
 
     async def async_encode(self, prompt: str | list[str] | None = None, **fields: Any) -> Any:
         """``encode`` for a caller with an event loop of its own."""
         values = fields if prompt is None else {**fields, "text": prompt}
-        work = self._pooling_calls().encode(values)
+        work = self._route_calls().encode(values)
         return await self._await(work)
 
     def rerank(self, prompt: list[list[str]]) -> Any:
@@ -279,14 +302,17 @@ class Engine(EngineWeights):
         }
         values |= {"apply_softmax": apply_softmax}
         values["item_first"] = item_first
-        scores: list[list[float]] = self._wait(self._pooling_calls().score(values))
+        scores: list[list[float]] = self._wait(self._route_calls().score(values))
         return scores
 
-    def _pooling_calls(self) -> Any:
+    def _route_calls(self) -> Any:
         """Made when first needed, since it imports the HTTP request models."""
         if self._calls is None:
-            make_calls = load("radixlm.entrypoints.offline_pooling:PoolingCalls")
-            self._calls = make_calls(self.config, self.info, self.tokenizer, self._engine.intake)
+            make_calls, intake = (
+                load("radixlm.entrypoints.offline_calls:RouteCalls"),
+                self._engine.intake,
+            )
+            self._calls = make_calls(self.config, self.info, self.tokenizer, intake, self._defaults)
         return self._calls
 
     # ---- the rest --------------------------------------------------------------------------
@@ -388,6 +414,12 @@ class Engine(EngineWeights):
 
     def __exit__(self, *exc: object) -> None:
         self.shutdown()
+
+
+def _chat_values(messages: str | list[dict[str, Any]], fields: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    return {**fields, "messages": messages}
 
 
 def _error(finish: Finish) -> RadixError:

@@ -139,7 +139,8 @@ def offline(header: dict[str, Any], options: list[str]) -> Iterator[Send]:
     config, given = parse(options, prog="radixlm replay")
     values = {name: v for name, v in flat(config, show_secrets=True).items() if name in given}
     values.setdefault("model_path", header["server_args"].get("model_path"))
-    set_up_logging("replay", config.observe.log_level if "log_level" in given else "warning")
+    level = config.observe.log_level if "log_level" in given else "warning"
+    set_up_logging("replay", level, log_format=config.observe.log_format)
     with load("radixlm.entrypoints.offline:Engine")(**values) as engine:
         yield lambda body: engine.generate(**body)
 

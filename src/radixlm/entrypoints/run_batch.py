@@ -53,7 +53,8 @@ def main(argv: list[str]) -> int:
         return 0
     source, target, rest = _own(argv)
     config, given = parse(rest, prog="radixlm run-batch")
-    set_up_logging("run-batch", config.observe.log_level if "log_level" in given else "warning")
+    level = config.observe.log_level if "log_level" in given else "warning"
+    set_up_logging("run-batch", level, log_format=config.observe.log_format)
     lines = _lines(source)
     config, info = resolved(config, given)
     tokenizer = intake_tokenizer(config, info)

@@ -13,25 +13,13 @@ from typing import Any
 import orjson
 
 from radixlm.base.errors import ConfigError
-from radixlm.base.log import LineFormatter
+from radixlm.base.log import JsonFormatter, LineFormatter
 from radixlm.router.call import Call
 from radixlm.router.flags import Observe as Options
 
 FLUSH_S = 0.25
 MAX_LINES = 200
 KEEP_DAYS = 14
-
-
-class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """``record`` without the final line break."""
-        shown = {"timestamp": _timestamp(record.created), "level": record.levelname}
-        shown |= {"target": record.name, "message": record.getMessage()}
-        if record.exc_info:
-            shown["error"] = self.formatException(record.exc_info)
-        return orjson.dumps(shown).decode()
 
 
 def set_up(options: Options) -> None:
@@ -51,7 +39,7 @@ def set_up(options: Options) -> None:
         root.addHandler(file)
     if options.log_json:
         for handler in root.handlers:
-            handler.setFormatter(JsonFormatter())
+            handler.setFormatter(JsonFormatter("router"))
 
 
 def _timestamp(seconds: float) -> str:

@@ -1,6 +1,5 @@
 """The FastAPI application: its routes, error handlers, middleware and uvicorn server."""
 
-import contextlib
 import logging
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from fastapi import FastAPI
 
 from radixlm import __version__
 from radixlm.base.env import DISABLE_OPENAPI_DOC
-from radixlm.base.errors import ConfigError, RadixError
+from radixlm.base.errors import ConfigError
 from radixlm.base.log import level_number
 from radixlm.base.private_files import close_to_others
 from radixlm.config.serve import ServeConfig
@@ -38,6 +37,7 @@ from radixlm.entrypoints.http.batches.runner import Batches
 from radixlm.entrypoints.http.browser_guard import with_cors
 from radixlm.entrypoints.http.descriptors import backlog
 from radixlm.entrypoints.http.errors import add_handlers
+from radixlm.entrypoints.http.formats import set_formats
 from radixlm.entrypoints.http.middleware import RequestMiddleware
 from radixlm.entrypoints.http.native import generate, parse
 from radixlm.entrypoints.http.native.vertex import vertex_router
@@ -52,15 +52,11 @@ from radixlm.entrypoints.http.speech import routes as speech
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.uvicorn_protocol import Http
 from radixlm.entrypoints.http.uvicorn_protocol import Server as HttpServer
-from radixlm.entrypoints.media import make_reader
 from radixlm.entrypoints.native.request import default_sampling
 from radixlm.intake.sessions import Sessions
 from radixlm.intake.tokenizer_manager import TokenizerManager
-from radixlm.text.chat import ChatTemplate, load_chat_template
 from radixlm.text.fim import load_fim_template
-from radixlm.text.reasoning import registry as reasoning
 from radixlm.text.tokenizer import Tokenizer
-from radixlm.text.tools import registry as tools
 
 # longer than clients and proxies keep idle connections (5 to 60 s): where the server is the first
 # to close one, it may do so just as the next request is under way
@@ -94,8 +90,6 @@ _ROUTERS = (
     batches.router,
     not_implemented.router,
 )
-_FROM_TEMPLATE = ("auto", "response_template")
-_PROBE = [{"role": "user", "content": "hi"}]
 
 
 def create_app(
@@ -163,7 +157,7 @@ def make_state(
     if config.serve.completion_template:
         state.fim = load_fim_template(config.serve.completion_template)
     if tokenizer is not None:
-        _set_formats(state, tokenizer)
+        set_formats(state, tokenizer)
     return state
 
 
@@ -188,44 +182,6 @@ def _response_store(config: ServerConfig) -> ResponseStore:
     is_persistent = has_many or serve.file_storage_path != ServeConfig().file_storage_path
     folder = Path(serve.file_storage_path)
     return store_of(serve.response_store, folder, is_persistent, serve.response_store_bytes)
-
-
-def _set_formats(state: ServerState, tokenizer: Tokenizer) -> None:
-    serve = state.config.serve
-    state.media = make_reader(state.config, state.info)
-    if state.media is not None:
-        state.media.warm()
-    media = state.media.placeholders if state.media is not None else None
-    facts = state.info.media
-    if facts is not None and facts.is_encoder_decoder and serve.chat_template is None:
-        return  # a speech-to-text model has no chat template
-    template = load_chat_template(tokenizer, serve.chat_template, state.info.folder, media)
-    state.template = template
-    state.tool_format = _tool_format(serve.tool_call_parser, template)
-    state.reasoning_format = _reasoning_format(serve.reasoning_parser, template)
-
-
-def _tool_format(option: str, template: ChatTemplate) -> str | None:
-    if option == "none":
-        return None
-    if option in _FROM_TEMPLATE:
-        return tools.detect(template.source)
-    if option not in tools.NAMES:
-        raise ConfigError(f"--tool-call-parser {option}: one of {', '.join(tools.NAMES)}")
-    return option
-
-
-def _reasoning_format(option: str, template: ChatTemplate) -> str | None:
-    if option == "none":
-        return None
-    if option not in _FROM_TEMPLATE:
-        if option not in reasoning.NAMES:
-            raise ConfigError(f"--reasoning-parser {option}: one of {', '.join(reasoning.NAMES)}")
-        return option
-    prompt = None
-    with contextlib.suppress(RadixError):
-        prompt = template.render(_PROBE)
-    return reasoning.detect(template.source, prompt)
 
 
 def make_uvicorn(app: FastAPI, config: ServerConfig) -> uvicorn.Server:

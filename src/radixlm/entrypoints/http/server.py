@@ -73,7 +73,12 @@ def start_bootstrap(config: ServerConfig) -> Any:
 def run(config: ServerConfig, given: frozenset[str]) -> int:
     """Serve until a signal; the exit status."""
     began_s = time.monotonic()
-    set_up_logging("server", config.observe.log_level, config.observe.log_level_http)
+    set_up_logging(
+        "server",
+        config.observe.log_level,
+        config.observe.log_level_http,
+        log_format=config.observe.log_format,
+    )
     config, info = resolved(config, given)
     for folder in remove_stale():
         log.info("removed %s, which a server that was killed has left", folder)

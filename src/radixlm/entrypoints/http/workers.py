@@ -274,7 +274,12 @@ class Worker:
         config = ServerConfig.from_kwargs(**start["options"])
         self._index = int(start["index"])
         level = config.observe.log_level if self._index == 0 else "warning"
-        set_up_logging(f"http{self._index}", level, config.observe.log_level_http)
+        set_up_logging(
+            f"http{self._index}",
+            level,
+            config.observe.log_level_http,
+            log_format=config.observe.log_format,
+        )
         config, info = resolved(config, frozenset(start["given"]))
         sock = socket.socket(fileno=int(start["fd"]))
         self._engine = SharedEngine(config, info, start)

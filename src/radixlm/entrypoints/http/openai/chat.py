@@ -88,6 +88,13 @@ async def answer_chat(state: ServerState, body: ChatRequest) -> dict[str, Any]:
     return await complete(Chat(await make_chat_session(state, body)))
 
 
+async def chat_events(state: ServerState, body: ChatRequest) -> AsyncGenerator[bytes, None]:
+    """The events of its stream, for the same callers."""
+    async with aclosing(_events(Chat(await make_chat_session(state, body)))) as events:
+        async for event in events:
+            yield event
+
+
 async def complete(chat: Chat) -> dict[str, Any]:
     """The whole answer."""
     session = chat.session
