@@ -94,7 +94,7 @@ def test_tensors_arrive_bit_for_bit(server: FakeServer, shared_memory: bool) -> 
         server.url,
         iter(sent.items()),
         shared_memory=shared_memory,
-        weight_version="v 2",
+        weight_version='é "2"',
         flush_cache=False,
         api_key="k",
     )
@@ -103,7 +103,7 @@ def test_tensors_arrive_bit_for_bit(server: FakeServer, shared_memory: bool) -> 
     assert found.keys() == tensors.keys()
     for name, one in tensors.items():
         assert found[name].dtype == one.dtype and torch.equal(found[name], one)
-    assert server.options["weight_version"] == "v 2"
+    assert server.options["weight_version"] == 'é "2"'
     assert server.options["flush_cache"] in (False, "false")
     assert server.headers["Authorization"] == "Bearer k"
 

@@ -57,7 +57,8 @@ def update_weights_from_tensor(
     if shared_memory:
         return _send_shared(url, _by_name(named_tensors), options, api_key, timeout_s)
     total, pieces = encode(named_tensors)
-    query = urlencode({name: json.dumps(value).strip('"') for name, value in options.items()})
+    texts = {n: v if isinstance(v, str) else json.dumps(v) for n, v in options.items()}
+    query = urlencode(texts)
     kind = {"Content-Type": "application/octet-stream", "Content-Length": str(total)}
     return _post(f"{url}?{query}", pieces, kind, api_key, timeout_s)
 

@@ -71,6 +71,14 @@ def test_a_folder_of_the_users_is_never_deleted(server: FileServer) -> None:
         check_deletable(ServerConfig().with_values(values | {"dp_size": 2}))
 
 
+def test_a_cache_that_others_share_is_never_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODELSCOPE_CACHE", "/shared")
+    values = {"model_path": "org/name", "download_dir": "/shared/../shared/models"}
+    config = ServerConfig().with_values(values | {"delete_ckpt_after_loading": True})
+    with pytest.raises(ConfigError, match="is a hub's cache, which other programs share"):
+        check_deletable(replace(config, located={"model_path": "/shared/models/org/name"}))
+
+
 def test_links_are_followed_inside_the_folder_only(server: FileServer, tmp_path: Path) -> None:
     root = tmp_path / "down"
     place = root / "snapshot"

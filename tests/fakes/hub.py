@@ -66,6 +66,7 @@ class FakeHub:
     sent: Counter[str] = field(default_factory=Counter)  # bytes of content by file name
     lock: threading.Lock = field(default_factory=threading.Lock)
     ignores_ranges: bool = False
+    moved: dict[str, str] = field(default_factory=dict)  # old name -> new one
     tokens_at_content: list[str] = field(default_factory=list)
 
     def add(self, name: str, files: dict[str, bytes], revision: str = "main") -> FakeRepo:
@@ -180,6 +181,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, json.dumps(records).encode(), Content_Type="application/json")
 
     def _resolve(self, name: str, revision: str, file: str) -> None:
+        if new := self.hub.moved.get(name):
+            self._answer(307, Location=f"/{new}/resolve/{revision}/{file}")
+            return
         repo = self._repo(name, needs_token=True)
         if repo is None:
             return

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from radixlm.base.errors import ConfigError, TransferError
+from radixlm.base.errors import CheckpointError, ConfigError, TransferError
 from radixlm.hub import fetch, progress
 from radixlm.hub.locate import locate_model
 from tests.fakes.hub import FakeHub, Fault
@@ -146,3 +146,12 @@ def test_without_the_library(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub.constants", None)
     with pytest.raises(ConfigError, match=r"pip install 'radixlm\[hub\]'"):
         locate_model("org/radix-tiny")
+
+
+def test_a_server_that_sends_more_than_it_said_is_left(hub: FakeHub, tmp_path: Path) -> None:
+    commit = hub.repos["org/radix-tiny"].commit("main")
+    url = f"{hub.url}/cdn/org/radix-tiny/{commit}/config.json"
+    file = fetch.Download("config.json", url, tmp_path / "config.json", size=10)
+    with pytest.raises(CheckpointError, match="sends more than 10 bytes"):
+        fetch.fetch_all("t", [file], tmp_path)
+    assert not file.path.exists()

@@ -9,7 +9,7 @@ from huggingface_hub import constants
 
 from radixlm.base.errors import CheckpointError, ConfigError, TransferError
 from radixlm.hub.locate import Wanted, locate_file, locate_model
-from tests.fakes.hub import FakeHub, Fault
+from tests.fakes.hub import FakeHub, FakeRepo, Fault
 from tests.hub.conftest import TINY
 
 
@@ -137,3 +137,18 @@ def test_no_room_is_told_before(hub: FakeHub, monkeypatch: Any) -> None:
     with pytest.raises(ConfigError, match=r"9\.6 MiB are to be downloaded .* 1\.0 MiB are free"):
         locate_model("org/radix-tiny")
     assert not hub.sent
+
+
+def test_a_token_goes_along_to_the_new_name_of_a_repository(hub: FakeHub, monkeypatch: Any) -> None:
+    new = hub.repos["org/new"] = hub.repos["org/radix-tiny"]
+    new.token = "secret"
+    hub.moved["org/radix-tiny"] = "org/new"
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert names(locate_model("org/radix-tiny")) == names(TINY)
+    assert not hub.tokens_at_content
+
+
+def test_a_hash_that_is_a_path_is_refused(hub: FakeHub, monkeypatch: Any) -> None:
+    monkeypatch.setattr(FakeRepo, "commit", lambda *_: "../../../out")
+    with pytest.raises(CheckpointError, match=r"'\.\./\.\./\.\./out' in place of a hash"):
+        locate_model("org/radix-tiny")

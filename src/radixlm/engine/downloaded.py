@@ -1,11 +1,14 @@
 """--delete-ckpt-after-loading: frees the disk of weights that this start has downloaded."""
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 from radixlm.base.errors import ConfigError
+from radixlm.base.lazy import load
 from radixlm.base.units import format_bytes
 from radixlm.config.server_config import ServerConfig
+from radixlm.hub.locate import Wanted
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +28,19 @@ def check_deletable(config: ServerConfig) -> None:
             f"{_FLAG} deletes what was downloaded, never a folder of yours: give --model-path a "
             "name on a hub or a URL, and --download-dir FOLDER"
         )
+    if Path(model.download_dir).expanduser().resolve() in _caches():
+        raise ConfigError(
+            f"{_FLAG}: --download-dir {model.download_dir} is a hub's cache, which other programs "
+            "share; a folder of its own works"
+        )
+
+
+def _caches() -> list[Path]:
+    """Of the hubs; Hugging Face's only with its library."""
+    found = [load("radixlm.hub.modelscope:cache_of")(Wanted())]
+    with suppress(ConfigError):
+        found.append(load("radixlm.hub.huggingface:cache_top")())
+    return [path.resolve() for path in found]
 
 
 def delete_checkpoint(config: ServerConfig) -> None:

@@ -110,7 +110,8 @@ def _fetch(file: Download, lock_dir: Path, progress: Progress, stop: threading.E
                 found = _complete(file, progress, stop)
                 if stop.is_set():
                     return
-                if not file.digest or found == file.digest:
+                is_whole = file.partial.stat().st_size == file.size
+                if is_whole and (not file.digest or found == file.digest):
                     file.partial.replace(file.path)
                     return
                 file.partial.unlink()
@@ -165,6 +166,8 @@ def _receive(
             digest.reset()
             start = 0
         while not stop.is_set() and (block := answer.read(CHUNK_BYTES)):
+            if out.tell() + len(block) > file.size:
+                raise CheckpointError(f"{file.name}: {file.url} sends more than {file.size} bytes")
             out.write(block)
             digest.update(block)
             progress.add(len(block))
@@ -179,7 +182,19 @@ def _open(file: Download, start: int) -> Any:
         request.add_unredirected_header(name, value)
     if start:
         request.add_header("Range", f"bytes={start}-")
-    return urllib.request.urlopen(request, timeout=TIMEOUT_S)
+    return urllib.request.build_opener(_SameHost).open(request, timeout=TIMEOUT_S)
+
+
+class _SameHost(urllib.request.HTTPRedirectHandler):
+    """Headers go along where a redirect stays on the host (of a repository with a new name)."""
+
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Any:
+        new = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if new is not None and urlsplit(newurl)[:2] == urlsplit(req.full_url)[:2]:
+            new.unredirected_hdrs.update(req.unredirected_hdrs)
+        return new
 
 
 def _pause(file: Download, error: Exception, num_failed: int, stop: threading.Event) -> None:

@@ -4,6 +4,7 @@ the bytes come through ``fetch``, which resumes and checks them."""
 import importlib
 import logging
 import os
+import re
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -44,16 +45,16 @@ class Remote:
         self._errors: Any = importlib.import_module("huggingface_hub.errors")
         self._cache, self._wanted, self._endpoint = cache, wanted, cache.constants.ENDPOINT
         info = self._ask()
-        self.commit = str(info.sha)
+        self.commit = _hex(info.sha)
         self.folder = cache.snapshot(self.commit)
         self._digests: dict[str, str] = {}
         self.files: dict[str, int] = {}
         for one in info.siblings or ():
-            name, sha = one.rfilename, one.lfs.sha256 if one.lfs is not None else ""
+            name, sha = one.rfilename, one.lfs and _hex(one.lfs.sha256)
             if name.startswith("/") or ".." in name.split("/"):
                 raise CheckpointError(f"{cache.repo.name}: {name!r} is no name of a file")
             self.files[name] = one.size or 0
-            self._digests[name] = f"sha256:{sha}" if sha else f"git:{one.blob_id}"
+            self._digests[name] = f"sha256:{sha}" if sha else f"git:{_hex(one.blob_id)}"
 
     def _ask(self) -> Any:
         """What the hub has under the revision. ConfigError, TransferError with what to do."""
@@ -135,6 +136,13 @@ class Remote:
         fetch_all(title, list(downloads.values()), cache.top / ".locks" / cache.root.name)
         for name, blob in blobs.items():
             _link(self.folder / name, blob)
+
+
+def _hex(text: Any) -> str:
+    """A hash that the hub has sent, which names a file or folder of the cache."""
+    if not isinstance(text, str) or not re.fullmatch("[0-9a-f]{40,64}", text):
+        raise CheckpointError(f"the hub sends {text!r:.80} in place of a hash")
+    return text
 
 
 def _link(path: Path, blob: Path) -> None:

@@ -111,8 +111,10 @@ async def test_a_body_of_any_size_is_streamed(toy_folder: Path) -> None:
             updates.check()
         got = await server.post(PATH, serialized_named_tensors=text)
         assert got.status_code == 413
-        got = await server.client.post(PATH, content=data, headers={**OCTETS, "origin": "http://x"})
-        assert got.status_code == 413
+        other = {"content-type": "application/octet-streams"}
+        for headers in ({**OCTETS, "origin": "http://x"}, other):
+            got = await server.client.post(PATH, content=data, headers=headers)
+            assert got.status_code == 413
 
 
 def _pickled() -> bytes:
@@ -233,3 +235,8 @@ async def test_the_checker_answers_in_the_reference_s_form(
     got = await server.post("/weights_checker", action="more")
     assert got.status_code == 400
     assert got.json() == {"success": False, "message": "action: more", "ranks": []}
+
+
+async def test_a_path_that_is_too_long_is_refused(server: ScriptedServer) -> None:
+    got = await server.post("/update_weights_from_disk", model_path="a" * 4000)
+    assert (got.status_code, got.json()["success"]) == (400, False)

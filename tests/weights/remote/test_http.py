@@ -7,8 +7,10 @@ import hashlib
 import json
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import torch
@@ -19,6 +21,8 @@ from tests.weights.remote.file_server import FileServer, file_server
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.weights.remote.http import HttpReader
 from radixlm.weights.remote.place import Place, open_reader, read_place, write_place
+from radixlm.weights.remote.read_ahead import Digest, ReadAhead, Run
+from radixlm.weights.remote.reader import RemoteFile
 from radixlm.weights.remote.source import RemoteSource
 
 FILE = "model.safetensors"
@@ -285,6 +289,12 @@ def test_a_truncated_file_is_named(server: FileServer, folder: Path) -> None:
 def test_urls_that_cannot_be_read_are_refused() -> None:
     with pytest.raises(ConfigError, match="no such source of weights"):
         open_reader("ftp://host/model")
+    for url in ("http://host:port/model", "redis://host:port/model", "http://[::1/model"):
+        with pytest.raises(ConfigError, match="for example https://host:8080/model"):
+            open_reader(url)
+    with pytest.raises(ConfigError, match="without a query") as caught:
+        open_reader("https://host/model?signature=secret")
+    assert "secret" not in str(caught.value)
     with pytest.raises(ConfigError, match="must not hold a password") as caught:
         open_reader("http://user:pass@host/model")
     assert "pass@" not in str(caught.value)
@@ -293,3 +303,37 @@ def test_urls_that_cannot_be_read_are_refused() -> None:
 def test_a_folder_that_is_no_place_is_refused(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="no folder of a remote model"):
         read_place(folder)
+
+
+def test_a_buffer_that_a_thread_has_hashed_and_freed_is_not_asked_for(server: FileServer) -> None:
+    """As when the thread ends between two looks of ``finish``."""
+    reader, data = reader_of(server), b"bytes"
+    file = RemoteFile("f", len(data), sha256=hashlib.sha256(data).hexdigest())
+    ahead, run = ReadAhead(reader, [file]), Run(0, 0, len(data))
+    done: Future[None] = Future()
+    done.set_result(None)
+    run.data, run.pieces = torch.frombuffer(bytearray(data), dtype=torch.uint8), [done]
+    digest = Digest(b"", [run])
+    assert digest.advance() == [run]
+    run.data = None
+    ahead._runs, ahead._digests = [run], {0: digest}
+    ahead.finish()
+    ahead.close()
+
+
+@pytest.mark.parametrize("name", ["//127.0.0.1:9/f", "/f"])
+def test_names_of_an_index_lead_to_no_other_host(
+    server: FileServer, folder: Path, name: str
+) -> None:
+    index = {"weight_map": {"a": name}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=f"{server.url}{name}: 404, but it is listed"):
+        reader_of(server).files()
+    assert unquote(server.requests[-1][1]) == name.lstrip("/")
+
+
+def test_a_redirect_to_a_bad_address_is_named(server: FileServer) -> None:
+    (server.folder / "files.json").write_text("[]")
+    server.fault = lambda handler, *_: handler.refuse(302, Location="http://host:port/")
+    with pytest.raises(CheckpointError, match="a redirect leads nowhere"):
+        reader_of(server).files()

@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,7 +129,9 @@ def test_damaged_bytes_are_found_by_the_seeds_digest(
     seed: Seed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, load_format = located(seed)
-    monkeypatch.setattr(weight_files, "_digest", lambda path, tag: "0" * 64)
+    wrong: Future[str] = Future()
+    wrong.set_result("0" * 64)
+    monkeypatch.setattr(weight_files, "_digest", lambda path, tag: wrong)
     with pytest.raises(CheckpointError, match=rf"{FILE}: SHA-256 is .*, the store says 0000"):
         packed(place, load_format)
 
@@ -190,10 +193,37 @@ def test_ranges(seed: Seed, folder: Path) -> None:
     assert seed.get(path, Range="bytes=5-").content == data[5:]
     assert seed.get(path).content == data
     assert seed.get(path, Range=f"bytes={len(data)}-").status_code == 416
-    assert seed.get(path, Range="bytes=-5").status_code == 400
+    for bad in ("bytes=-5", "bytes=5", f"bytes={'9' * 5000}-"):
+        assert seed.get(path, Range=bad).status_code == 400
     assert seed.get(path, **{"If-Match": '"other"'}).status_code == 412
     assert seed.get("/weights_files?name=../config.json").status_code == 404
     digest = hashlib.sha256(data).hexdigest()
     assert seed.get(f"/weights_files?digest_of={FILE}").text == digest
     info = seed.get("/remote_instance_transfer_engine_info").json()
     assert (info["route"], info["weight_version"]) == ("/weights_files", "v7")
+
+
+def test_hashing_holds_up_no_other_work(
+    seed: Seed, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More files than the event loop has threads, none of which is hashed before the end."""
+    for number in range(40):
+        save_file({}, folder / f"extra-{number}.safetensors")
+    release, real = threading.Event(), hashlib.file_digest
+
+    def hashed(*args: Any) -> Any:
+        assert release.wait(60)
+        return real(*args)
+
+    monkeypatch.setattr(hashlib, "file_digest", hashed)
+    assert len(seed.get("/weights_files").json()) > 40
+    assert seed.get(f"/weights_files?name={FILE}").content == (folder / FILE).read_bytes()
+    release.set()
+    digest = hashlib.sha256((folder / FILE).read_bytes()).hexdigest()
+    assert seed.get(f"/weights_files?digest_of={FILE}").text == digest
+
+
+def test_deleted_files_are_said(seed: Seed, folder: Path) -> None:
+    (folder / FILE).unlink()
+    answer = seed.get("/weights_files")
+    assert (answer.status_code, "are gone: it has no weights" in answer.text) == (501, True)

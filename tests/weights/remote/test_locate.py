@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +20,7 @@ from tests.weights.remote.file_server import FileServer
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.located import locate_all
+from radixlm.hub import fetch
 from radixlm.hub.locate import Wanted, locate_model
 
 FILE = "model.safetensors"
@@ -141,3 +146,28 @@ def test_only_folders_of_the_cache_stand_for_remote_models(
     shutil.copytree(place, copy)
     with pytest.raises(CheckpointError, match="holds no weights"):
         packed(copy, "auto")
+
+
+def test_two_starts_at_once_fetch_each_file_once(
+    server: FileServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, first, release = Wanted(folder=str(tmp_path / "down")), Event(), Event()
+    waits = logging.Handler()
+    monkeypatch.setattr(waits, "emit", lambda record: release.set())
+    monkeypatch.setattr(fetch.log, "handlers", [waits])
+    monkeypatch.setattr(fetch.log, "level", logging.INFO)
+
+    def hold(handler: Any, name: str, span: tuple[int, int]) -> bool:
+        if name == FILE:
+            first.set()
+            assert release.wait(20)
+        return False
+
+    server.fault = hold
+    with ThreadPoolExecutor(2) as pool:
+        starts = [pool.submit(locate_model, server.url, wanted)]
+        assert first.wait(60)
+        starts.append(pool.submit(locate_model, server.url, wanted))  # it says that it waits
+        (place,) = {start.result(60) for start in starts}
+    assert (place / FILE).read_bytes() == (folder / FILE).read_bytes()
+    assert server.asked(FILE) < 2 * (folder / FILE).stat().st_size

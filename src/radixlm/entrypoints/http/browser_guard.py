@@ -176,8 +176,8 @@ def is_streamed(path: str, headers: Headers) -> bool:
     """Whether the body is one of STREAMED. A page may not send it: it could send a form to any
     server."""
     kinds = STREAMED.get(path.rstrip("/"))
-    kind = headers.get(b"content-type", b"").lower()
-    return kinds is not None and kind.startswith(kinds) and not _is_browser(headers)
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    return kinds is not None and kind in kinds and not _is_browser(headers)
 
 
 def _has_body(headers: Headers) -> bool:

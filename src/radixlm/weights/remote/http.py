@@ -74,7 +74,7 @@ class HttpReader(RangeReader):
         return found
 
     def _address(self, name: str) -> str:
-        return urljoin(self._base, quote(name))
+        return self._base + quote(name)  # not joined: a name may begin with //
 
     def _listed(self, name: str, text: str) -> list[RemoteFile]:
         """The files of a list; those without a size are asked for."""
@@ -175,7 +175,6 @@ class HttpReader(RangeReader):
                     self._check(name, answer, absent)
                     yield answer
                     return
-                answer.read()
                 self._final[name] = url = urljoin(url, answer.headers.get("Location", ""))
         raise CheckpointError(f"{self.url}{name}: more than {MAX_REDIRECTS} redirects")
 
@@ -232,15 +231,17 @@ class HttpReader(RangeReader):
             self._idle.clear()
 
     def _connection(self, scheme: str, netloc: str) -> http.client.HTTPConnection:
-        if scheme == "https":
-            return http.client.HTTPSConnection(
-                netloc, timeout=self._timeout_s, context=ssl.create_default_context()
-            )
-        if scheme != "http":
+        if scheme not in ("http", "https"):
             raise CheckpointError(
                 f"{self.url}: a redirect leads to {scheme}://; expected http(s)://"
             )
-        return http.client.HTTPConnection(netloc, timeout=self._timeout_s)
+        try:
+            if scheme == "http":
+                return http.client.HTTPConnection(netloc, timeout=self._timeout_s)
+            context = ssl.create_default_context()
+            return http.client.HTTPSConnection(netloc, timeout=self._timeout_s, context=context)
+        except http.client.InvalidURL as error:
+            raise CheckpointError(f"{self.url}: a redirect leads nowhere: {error}") from error
 
 
 def open_http(url: str) -> HttpReader:

@@ -7,7 +7,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -18,6 +19,7 @@ from radixlm.base.private_files import make_private_folder
 from radixlm.base.record import replace
 from radixlm.base.units import format_bytes
 from radixlm.hub.choose import choose, index_names
+from radixlm.hub.fetch import locked
 from radixlm.hub.locate import Wanted
 from radixlm.hub.progress import Progress
 from radixlm.weights.remote.place import Place, cache_root, open_reader, write_place
@@ -70,10 +72,7 @@ def _folder_of(reader: RangeReader, url: str, wanted: Wanted) -> Path:
     root = Path(wanted.folder).expanduser() if wanted.folder else cache_root()
     folder = root / f"{name}-{key}"
     if not (folder / ".complete").exists():
-        _fill(reader, folder, near)
-        if far:
-            write_place(folder, place)
-        (folder / ".complete").touch()
+        _fill(reader, folder, near, place)
     size = format_bytes(sum(file.size for file in far))
     log.info("%s: %d files in %s, %s of weights to stream", url, len(near), folder, size)
     return folder
@@ -140,10 +139,12 @@ def _pinned(reader: RangeReader, file: RemoteFile) -> RemoteFile:
     return file if file.tag or file.sha256 else replace(file, tag=SAMPLED + reader.sample(file))
 
 
-def _fill(reader: RangeReader, folder: Path, files: Sequence[RemoteFile]) -> None:
-    """Have ``files`` in ``folder``; those of an earlier try are resumed."""
-    try:
-        make_private_folder(folder)
+def _fill(reader: RangeReader, folder: Path, files: Sequence[RemoteFile], place: Place) -> None:
+    """Have ``files`` and the note of ``place`` in ``folder``, by one process at a time; files of an
+    earlier try are resumed."""
+    with _room(folder, files), locked(folder / ".lock", reader.url):
+        if (folder / ".complete").exists():  # by another process, meanwhile
+            return
         missing = [file for file in files if not (folder / file.name).exists()]
         needed = sum(file.size for file in missing)
         if needed > shutil.disk_usage(folder).free:
@@ -151,6 +152,17 @@ def _fill(reader: RangeReader, folder: Path, files: Sequence[RemoteFile]) -> Non
         with Progress(reader.url, needed) as progress:
             for file in missing:
                 _download(reader, folder / file.name, file, progress)
+        if place.files:
+            write_place(folder, place)
+        (folder / ".complete").touch()
+
+
+@contextmanager
+def _room(folder: Path, files: Sequence[RemoteFile]) -> Iterator[None]:
+    """Make ``folder``; ConfigError where the disk refuses what is done in it."""
+    try:
+        make_private_folder(folder)
+        yield
     except OSError as error:
         raise ConfigError(
             f"{folder}: {error.strerror or error}; {format_bytes(sum(f.size for f in files))} are "

@@ -37,7 +37,13 @@ class Place(Record):
 
 def open_reader(url: str) -> RangeReader:
     """The reader of a URL; ConfigError for one that cannot be read."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise ConfigError(
+            f"--model-path: the URL cannot be read ({error}); for example https://host:8080/model"
+        ) from error
     if parts.scheme not in READERS or not parts.netloc:
         known = ", ".join(f"{scheme}://" for scheme in READERS)
         raise ConfigError(f"--model-path {url!r}: no such source of weights; expected {known}")
@@ -45,6 +51,11 @@ def open_reader(url: str) -> RangeReader:
         raise ConfigError(
             f"--model-path {parts.scheme}://...@{parts.netloc.rpartition('@')[2]}: a URL must not "
             "hold a password, which process lists show; see docs/weight-sources.md"
+        )
+    if parts.query:  # it may be a signature: no message shows it
+        raise ConfigError(
+            f"--model-path {parts.scheme}://{parts.netloc}{parts.path}?...: a URL names a folder, "
+            f"without a query; for example {parts.scheme}://{parts.netloc}/model"
         )
     reader: RangeReader = load(READERS[parts.scheme])(url)
     return reader

@@ -155,7 +155,8 @@ class ReadAhead:
             for run in [run for run in self._runs if run.number == number]:
                 if run.is_owed:
                     self.fetch(run)
-                    run.wait()
+                    for piece in run.pieces:  # its buffer may be gone: a thread has hashed it
+                        piece.result()
                 run.left.clear()
                 self.settle(run)
             file, found = self._files[number], digest.hex()

@@ -63,7 +63,7 @@ class RedisReader(RangeReader):
         with self._faults():
             prefixes = (f"{self._name}/files/", f"{self._name}/keys/")
             keys = sorted(
-                key.decode()
+                key.decode(errors="replace")  # such a key is then absent, by its name
                 for prefix in prefixes
                 for key in self._client.scan_iter(match=f"{_literal(prefix)}*", count=1000)
             )

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import threading
+import re
 from collections.abc import AsyncIterator
-from functools import lru_cache
+from concurrent.futures import Future
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from threading import Thread
 
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 
-from radixlm.base.errors import InvalidRequest, NotFound, NotSupported
+from radixlm.base.errors import CheckpointError, InvalidRequest, NotFound, NotSupported
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.hub.choose import choose, index_names
+from radixlm.hub.folder import names_in
 from radixlm.hub.locate import Wanted
 from radixlm.weights.remote.locate import shards_of
 from radixlm.weights.remote.place import PLACE_FILE, read_place
@@ -25,8 +28,8 @@ from radixlm.weights.remote.place import PLACE_FILE, read_place
 router = APIRouter(tags=["admin"])
 
 CHUNK_BYTES = 1 << 20
-_hashing = threading.Lock()  # one thread at a time: the server goes on serving
-_background: set[asyncio.Future[Any]] = set()
+_RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{0,18})")
+_unhashed: SimpleQueue[tuple[Future[str], Path]] = SimpleQueue()
 
 
 @router.get("/weights_files")
@@ -37,14 +40,13 @@ async def weights_files(request: Request) -> Response:
     files = await asyncio.to_thread(served_files, state)
     if name := query.get("digest_of"):
         path = _required(files, name)
-        return PlainTextResponse(await asyncio.to_thread(_digest, path, tag_of(path)))
+        digest = asyncio.wrap_future(_digest(path, tag_of(path)))
+        return PlainTextResponse(await asyncio.shield(digest))  # others may wait for it, too
     if name := query.get("name"):
         return _ranged(_required(files, name), request)
     for path in files.values():
         if path.suffix == ".safetensors":  # ready when they have been read
-            task = asyncio.ensure_future(asyncio.to_thread(_digest, path, tag_of(path)))
-            _background.add(task)
-            task.add_done_callback(_background.discard)
+            _digest(path, tag_of(path))
     return json_response([_described(name, path) for name, path in files.items()])
 
 
@@ -75,11 +77,14 @@ def served_files(state: ServerState) -> dict[str, Path]:
         raise NotSupported(f"this server's weights lie at {url}: read them from there")
     if load_format in ("dummy", "sharded_state"):
         raise NotSupported(f"--load-format {load_format}: this server has no checkpoint to give")
-    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    wanted = Wanted(load_format=load_format)
+    names = names_in(folder)
     indexes = index_names(names, load_format)
-    shards = shards_of((folder / indexes[0]).read_bytes()) if indexes else []
-    files = {name: folder / name for name in choose(names, wanted, "", shards)}
+    try:
+        shards = shards_of((folder / indexes[0]).read_bytes()) if indexes else []
+        chosen = choose(names, Wanted(load_format=load_format), "", shards)
+    except (CheckpointError, OSError) as error:  # --delete-ckpt-after-loading, or a user
+        raise NotSupported(f"the files of this server's model are gone: {error}") from error
+    files = {name: folder / name for name in chosen}
     for number, delta in enumerate(source.deltas if source else ()):
         for path in sorted(Path(delta).glob("*.safetensors")):
             files[f"deltas/{number:06d}/{path.name}"] = path
@@ -110,16 +115,30 @@ def _described(name: str, path: Path) -> dict[str, str | int]:
     return {"name": name, "size": path.stat().st_size, "etag": tag_of(path), "sha256": sha256}
 
 
-def _digest(path: Path, tag: str) -> str:
-    with _hashing:
-        return _hashed(path, tag)
-
-
 @lru_cache(maxsize=4096)
-def _hashed(path: Path, tag: str) -> str:
-    """SHA-256 of a file in the version ``tag``."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _digest(path: Path, tag: str) -> Future[str]:
+    """SHA-256 of a file in the version ``tag``, to come."""
+    _start_hashing()
+    future: Future[str] = Future()
+    _unhashed.put((future, path))
+    return future
+
+
+@cache
+def _start_hashing() -> None:
+    """One thread of its own, so that the server goes on serving; it does not hold up the end."""
+    Thread(target=_hash_all, name="hashes of weights", daemon=True).start()
+
+
+def _hash_all() -> None:
+    while True:
+        future, path = _unhashed.get()
+        try:
+            with path.open("rb") as file:
+                future.set_result(hashlib.file_digest(file, "sha256").hexdigest())
+        except OSError as error:
+            _digest.cache_clear()
+            future.set_exception(error)
 
 
 def _ranged(path: Path, request: Request) -> Response:
@@ -130,10 +149,9 @@ def _ranged(path: Path, request: Request) -> Response:
         return Response(status_code=412, headers=headers)
     start, end, status = 0, size, 200
     if text := request.headers.get("range"):
-        first, _, last = text.removeprefix("bytes=").partition("-")
-        if not (first.isdigit() and (last.isdigit() or not last)):
+        if (found := _RANGE.fullmatch(text)) is None:
             raise InvalidRequest(f"Range: {text!r:.80} is not bytes=FIRST-LAST", "Range")
-        start, end = int(first), min(int(last) + 1 if last else size, size)
+        start, end = int(found[1]), min(int(found[2]) + 1 if found[2] else size, size)
         if start >= end:
             return Response(
                 status_code=416, headers={**headers, "Content-Range": f"bytes */{size}"}

@@ -81,7 +81,7 @@ async def update_weights_from_disk(request: Request) -> Response:
     wanted = Wanted(flag="model_path", folder=model.download_dir, is_newest=True)
     try:
         folder = await asyncio.to_thread(find_model, args.model_path, wanted)
-    except RadixError as error:
+    except (RadixError, OSError) as error:  # of the file system: a name that is too long
         message = str(error).replace("--model-path", "model_path")
         return answer_update(WeightsOutcome(False, message))
     state = state_of(request)
