@@ -60,6 +60,18 @@ def server() -> Iterator[RunningServer]:
         assert not psutil.wait_procs(left, 10)[1], "a rank has outlived its server"
 
 
+def test_stacks_of_all_processes_stop_none_of_them(server: RunningServer) -> None:
+    before = {engine.pid for engine in server.engines()}
+    text = server.client.get("/debug/stacks").text
+    for role in ("engine", r"rank\.1"):
+        assert re.search(rf"== {role}, pid \d+ ==\n.*thread 0x", text, re.I), text[-2000:]
+    assert {int(pid) for pid in re.findall(r"pid (\d+) ==", text)} == {
+        server.process.pid, *before,
+    }  # fmt: skip
+    assert server.post("/generate", **BODIES[0]).is_success
+    assert {engine.pid for engine in server.engines()} == before
+
+
 def shown(answer: dict[str, Any]) -> Any:
     meta = answer["meta_info"]
     return answer["output_ids"], [

@@ -123,6 +123,7 @@ class ProcessEngine:
             observers,
             parallel.load_balance_method,
         )
+        self.intake.run_folders = tuple(supervisor.folder for supervisor in self.supervisors)
         for supervisor in self.supervisors:
             supervisor.weights = self.intake.weights.startup
 

@@ -47,6 +47,7 @@ from radixlm.engine.supervisor import STOP_SIGNAL
 from radixlm.executor.rank import RankLoop
 from radixlm.kernels.cpu.extension import available, native
 from radixlm.observe.gcwatch import GcWatch
+from radixlm.observe.stacks import offer_stacks
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import scheduler_codec
 from radixlm.wire.replies import Failed, Ready
@@ -82,17 +83,12 @@ def main(early: StartupReader) -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     config = ServerConfig.from_kwargs(**startup["options"])
-    index = ""
-    if config.parallel.num_replicas > 1:
-        index = str(startup["index"])
+    index = str(startup["index"]) if config.parallel.num_replicas > 1 else ""
+    role = f"rank{index}.{startup['rank']}" if "rank" in startup else f"engine{index}"
+    offer_stacks(Path(startup["inflight_log_path"]).parent, role)
+    set_up_logging(role, config.observe.log_level, log_format=config.observe.log_format)
     if "rank" in startup:
-        set_up_logging(
-            f"rank{index}.{startup['rank']}",
-            config.observe.log_level,
-            log_format=config.observe.log_format,
-        )
         return follow(config, startup, LeaderLink(startup, config), early)
-    set_up_logging(f"engine{index}", config.observe.log_level, log_format=config.observe.log_format)
     codec = scheduler_codec()
     channel = MultiChannel([ZmqChannel(a, codec, bind=False) for a in startup["addresses"]])
     try:

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -88,6 +89,7 @@ class TokenizerManager:
         self._model_context = facts.context_len  # the engine may have room for less
         self.replicas = Replicas(link if isinstance(link, Sequence) else (link,), method)
         self.observers = tuple(observers)
+        self.run_folders: tuple[Path, ...] = ()  # of the engines' processes on this machine
         self.requests: dict[str, RequestState] = {}
         self.token_s = 0.0  # when a token last came
         self.leaving = asyncio.Event()  # the server shuts down, or its engine has failed

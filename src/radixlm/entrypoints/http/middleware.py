@@ -45,7 +45,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 OPEN_PATHS = frozenset({"/health", "/ready", "/health_generate", "/ping", "/metrics", "/v1/health"})
 # routes that change the server, or show what other clients send
 ADMIN_PATHS = frozenset(
-    "/dump_requests "
+    "/dump_requests /debug/stacks "
     "/flush_cache /kv_snapshot "
     "/set_internal_state /slow_down /freeze_gc /configure_logging /pause_generation "
     "/continue_generation /update_weights_from_disk /init_weights_update_group "

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -28,6 +29,7 @@ from radixlm.engine.supervisor import EngineListener, EngineSupervisor
 from radixlm.entrypoints.http.server import Server
 from radixlm.intake.link import ZmqLink
 from radixlm.intake.tokenizer_manager import TokenizerManager
+from radixlm.observe.stacks import offer_stacks
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import intake_codec
 from radixlm.wire.replies import Failed
@@ -84,6 +86,7 @@ class Fleet:
 
     async def serve(self) -> int:
         """Run until all workers have ended; the exit status."""
+        offer_stacks(self._replicas[0].supervisor.folder, "main")
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._stop)
@@ -239,6 +242,10 @@ class SharedEngine:
         links = [ZmqLink(ZmqChannel(a, codec, bind=True)) for a in start["addresses"]]
         method = config.parallel.load_balance_method
         self.intake = TokenizerManager(None, intake_facts(config, info), links, method=method)
+        self.intake.run_folders = tuple(
+            Path(address.removeprefix("ipc://")).parent for address in start["addresses"]
+        )
+        offer_stacks(self.intake.run_folders[0], f"http{start['index']}")
         self._joining: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
