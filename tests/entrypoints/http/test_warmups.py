@@ -73,7 +73,9 @@ async def test_warm_ups_send_requests_and_may_fail(
 
 async def test_the_server_is_not_ready_while_it_warms_up(server: ScriptedServer) -> None:
     server.state.is_warm = False
-    got = await server.client.get("/ready")
-    assert got.status_code == 503 and "warm-ups" in got.text
+    for path in ("/ready", "/health"):
+        got = await server.client.get(path)
+        assert got.status_code == 503 and "warm-ups" in got.text
     server.state.is_warm = True
-    assert (await server.client.get("/ready")).status_code == 200
+    for path in ("/ready", "/health"):
+        assert (await server.client.get(path)).status_code == 200

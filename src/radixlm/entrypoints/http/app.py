@@ -16,6 +16,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.tensor_updates import TensorUpdates
 from radixlm.entrypoints.http import anthropic, not_implemented, ollama, tokenization
+from radixlm.entrypoints.http.access import AccessObserver
 from radixlm.entrypoints.http.admin import (
     adapters,
     control,
@@ -136,7 +137,7 @@ def make_state(
 ) -> ServerState:
     """The state that the routes share; its observers are added to ``intake``."""
     sessions = Sessions(tokenizer)
-    intake.observers = (*intake.observers, sessions)
+    intake.observers = (*intake.observers, sessions, AccessObserver())
     intake.weights.version = config.model.weight_version
     from_model = config.serve.sampling_defaults != "openai"
     state = ServerState(
@@ -199,7 +200,7 @@ def make_uvicorn(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
         ws="none",
         lifespan="off",
         log_config=None,
-        access_log=is_debug,
+        access_log=False,  # access.py writes lines that know the tokens
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(config.serve.drain_timeout)),

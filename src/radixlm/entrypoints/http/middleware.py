@@ -23,6 +23,7 @@ from radixlm.base.errors import (
 )
 from radixlm.config.serve import ServeConfig
 from radixlm.entrypoints.client import set_client
+from radixlm.entrypoints.http.access import Access, begin_access
 from radixlm.entrypoints.http.browser_guard import LOOPBACK_NAMES, BrowserGuard, is_streamed
 from radixlm.entrypoints.http.errors import (
     ANTHROPIC_PATH,
@@ -115,17 +116,31 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        with collect_unknown(self._unknown_fields) as ignored:
-            await self._answer(scope, receive, send, ignored)
+        access = begin_access(scope)
+        try:
+            with collect_unknown(self._unknown_fields) as ignored:
+                await self._answer(scope, receive, send, ignored, access)
+        except Exception:  # the server answers it
+            if access is not None:
+                access.status = 500
+            raise
+        finally:
+            if access is not None:
+                access.end(request_id())
 
     async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, ignored: IgnoredFields
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        ignored: IgnoredFields,
+        access: Access | None,
     ) -> None:
         headers = dict(scope["headers"])
         name = _request_id(headers)
         _request_name.set(name)
         begin_journal(name if headers.get(JOURNAL_HEADER) == b"1" else None)
-        send = _with_headers(send, name, scope["path"], ignored)
+        send = _with_headers(send, name, scope["path"], ignored, access)
         try:
             self._check(scope, headers)
         except RadixError as error:
@@ -294,7 +309,9 @@ def _checked_id(sent: str) -> str:
     return secrets.token_hex(8)
 
 
-def _with_headers(send: Send, request_id: str, path: str, ignored: IgnoredFields) -> Send:
+def _with_headers(
+    send: Send, request_id: str, path: str, ignored: IgnoredFields, access: Access | None
+) -> Send:
     names = [b"x-request-id"]
     if path.startswith(ANTHROPIC_PATH):
         names.append(b"request-id")
@@ -302,6 +319,8 @@ def _with_headers(send: Send, request_id: str, path: str, ignored: IgnoredFields
 
     async def wrapped(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
+            if access is not None:
+                access.status = message["status"]
             added = [(name, value) for name in names]
             if ignored.header:
                 added.append((b"x-radixlm-ignored", ignored.header.encode()))

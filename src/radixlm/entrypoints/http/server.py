@@ -170,7 +170,7 @@ class Server:
         intake = self.engine.intake
         app = create_app(self.config, self.info, tokenizer, intake)
         self.state = app.state.server
-        self.state.is_warm = not self.warm_ups
+        self.state.is_warm = self.config.serve.skip_server_warmup and not self.warm_ups
         self.uvicorn = make_uvicorn(app, self.config)
         intake.on_failed = lambda failure: self._stop_now()
         loop = asyncio.get_running_loop()

@@ -44,7 +44,7 @@ class ServerState:
     began_s: float = field(default_factory=time.monotonic)
     ready_after_s: float = 0.0
     base_digest: asyncio.Task[str] | None = None  # of ``resume_digest``, from its first use on
-    is_warm: bool = True  # False until --warmups have run
+    is_warm: bool = True  # False until the model has answered and --warmups have run
     extras: dict[type, Any] = field(default_factory=dict)
 
     def extra(self, kind: type[T]) -> T:

@@ -24,17 +24,21 @@ RETRY_AFTER_S = 1
 PROBE_PREFIX = "HEALTH_CHECK_"
 MAX_WAIT_S = 60.0
 _POLL_S = 0.02
+WARMS_UP = "the server runs its warm-ups: the model has not answered yet"
 
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """200 from the first engine that serves on, also while it restarts; 503 before that, and when
-    the server shuts down or has failed."""
-    intake = state_of(request).intake
+    """200 from the first answer of the model on, also while an engine restarts; 503 before that,
+    and when the server shuts down or has failed."""
+    state = state_of(request)
+    intake = state.intake
     if intake.failure is not None or not intake.is_accepting:
         return _unavailable("the server is shutting down")
     if not intake.engine_facts:
         return _unavailable("the engine is starting")
+    if not state.is_warm:
+        return _unavailable(WARMS_UP)
     if HEALTH_GENERATES.get():
         return await health_generate(request)
     return _alive(intake)
@@ -69,7 +73,7 @@ async def ready(
             await asyncio.wait_for(state.intake.leaving.wait(), wait_s)
     reason = why_not_ready(state.intake)
     if reason is None and not state.is_warm:
-        reason = "the server runs its warm-ups"
+        reason = WARMS_UP
     is_leaving = state.intake.failure is None and not state.intake.is_accepting
     code = "draining" if is_leaving else "overloaded"
     return _unavailable(reason, code) if reason else Response()
