@@ -18,6 +18,8 @@ import pytest
 import yaml
 
 from radixlm.config.parser import parse as parse_server
+from radixlm.config.server_config import ServerConfig
+from radixlm.entrypoints.cli import VERBS
 from radixlm.router.discovery.kubernetes import groups_of
 from radixlm.router.options import parse as parse_gateway
 
@@ -200,3 +202,19 @@ def test_the_packages_of_the_gateways_image_suffice() -> None:
         [sys.executable, "-c", fewer], capture_output=True, text=True, timeout=120, check=False
     )
     assert "httptools is not in the gateway's image" in failed.stderr
+
+
+def test_the_systemd_unit() -> None:
+    """What it runs exists, and systemd understands it."""
+    path = ROOT / "deploy" / "systemd" / "radixlm.service"
+    lines = dict(
+        line.split("=", 1) for line in path.read_text().splitlines() if re.match(r"[A-Z]\w+=", line)
+    )
+    _, verb, args = lines["ExecStart"].split()
+    assert verb in VERBS and args == "$RADIXLM_ARGS"
+    assert float(lines["TimeoutStopSec"]) > ServerConfig().serve.drain_timeout
+    if (tool := shutil.which("systemd-analyze")) is None:
+        pytest.skip("systemd-analyze is not installed")
+    done = subprocess.run([tool, "verify", str(path)], capture_output=True, text=True)
+    told = [line for line in done.stderr.splitlines() if path.name in line]
+    assert all("not executable" in line for line in told), told

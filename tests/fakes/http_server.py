@@ -226,16 +226,19 @@ async def scripted_server(
 
 
 @asynccontextmanager
-async def listening(server: ScriptedServer) -> AsyncIterator[int]:
-    """The server on a real port, with its real HTTP server."""
-    sock = socket.create_server(("127.0.0.1", 0))
+async def listening(
+    server: ScriptedServer, sock: socket.socket | None = None
+) -> AsyncIterator[int]:
+    """The server on a real port (or ``sock``), with its real HTTP server."""
+    sock = sock or socket.create_server(("127.0.0.1", 0))
     uvicorn = make_uvicorn(server.app, server.config)
     task = asyncio.create_task(uvicorn.serve(sockets=[sock]))
     try:
         async with asyncio.timeout(60):
             while not uvicorn.started:
                 await asyncio.sleep(0)
-        yield sock.getsockname()[1]
+        name = sock.getsockname()
+        yield name[1] if isinstance(name, tuple) else 0
     finally:
         uvicorn.should_exit = True
         await task

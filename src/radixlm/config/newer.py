@@ -195,9 +195,6 @@ _REFUSED: Mapping[str, str] = {
     "a launcher of several processes": "gated_launch_port",
     "gRPC": "grpc_mode grpc_port sidecar smg_grpc_mode",
     "HTTP/2": "enable_http2",
-    "TLS": """
-        enable_ssl_refresh ssl_ca_certs ssl_certfile ssl_keyfile ssl_keyfile_password""",
-    "a path before every route": "fastapi_root_path",
     "diffusion language models": "dllm_algorithm",
     "experts of KTransformers": "kt_weight_path",
     "an encoder on a server of its own; each server encodes media itself": """

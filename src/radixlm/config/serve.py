@@ -16,6 +16,25 @@ class ServeConfig(Group):
     port: Annotated[int, "Port to listen on; 0 chooses a free one.", Flag(within="[0, 65535]")] = (
         30000
     )
+    uds: Annotated[
+        str | None, "Listen on this unix socket, which --host and --port then do not name."
+    ] = None
+    ssl_certfile: Annotated[
+        str | None, "Serve TLS with this certificate (PEM, the chain after it)."
+    ] = None
+    ssl_keyfile: Annotated[str | None, "Key of --ssl-certfile; unset: it is in that file."] = None
+    ssl_keyfile_password: Annotated[
+        str | None, "Password of --ssl-keyfile.", Flag(is_secret=True)
+    ] = field(default=None, repr=False)
+    ssl_ca_certs: Annotated[
+        str | None, "Clients must show a certificate that one of these authorities has signed."
+    ] = None
+    enable_ssl_refresh: Annotated[
+        bool, "Read certificate, key and authorities again when the files change."
+    ] = False
+    fastapi_root_path: Annotated[
+        str, "Path before every route, as a proxy has it: /api. Requests come with or without it."
+    ] = ""
     api_key: Annotated[str | None, "Key that clients must send.", Flag(is_secret=True)] = field(
         default=None, repr=False
     )

@@ -50,8 +50,10 @@ from radixlm.entrypoints.http.responses import routes as responses
 from radixlm.entrypoints.http.responses.background import Responses
 from radixlm.entrypoints.http.responses.store import ResponseStore, store_of
 from radixlm.entrypoints.http.responses.toolbox import servers_of
+from radixlm.entrypoints.http.root_path import WithoutPrefix, prefix_of
 from radixlm.entrypoints.http.speech import routes as speech
 from radixlm.entrypoints.http.state import ServerState
+from radixlm.entrypoints.http.tls import make_context
 from radixlm.entrypoints.http.uvicorn_protocol import Http
 from radixlm.entrypoints.http.uvicorn_protocol import Server as HttpServer
 from radixlm.entrypoints.native.request import default_sampling
@@ -112,6 +114,9 @@ def create_app(
     )
     # outside of the other middleware, so that browsers may read its errors too
     app.add_middleware(with_cors, option=config.serve.cors_allowed_origins)
+    if prefix := prefix_of(config.serve.fastapi_root_path):
+        app.servers = [{"url": prefix}]  # in the OpenAPI document
+        app.add_middleware(WithoutPrefix, prefix=prefix)  # before all that looks at paths
     return app
 
 
@@ -205,4 +210,8 @@ def make_uvicorn(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(config.serve.drain_timeout)),
     )
-    return HttpServer(settings, config.serve.stall_timeout_s)
+    context = make_context(config.serve)
+    server = HttpServer(settings, config.serve.stall_timeout_s)
+    settings.load()
+    settings.ssl = context
+    return server

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
@@ -27,6 +28,7 @@ from radixlm.engine.packed_key import find_packed
 from radixlm.engine.prefault import read_ahead
 from radixlm.engine.run_folder import remove_stale
 from radixlm.entrypoints.http.descriptors import backlog
+from radixlm.entrypoints.http.root_path import prefix_of
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.observe.gcwatch import GcWatch
 
@@ -42,6 +44,8 @@ WARM_UP_S = 60.0
 
 def listen(config: ServerConfig) -> socket.socket:
     """The listening socket; ConfigError if the address cannot be had."""
+    if config.serve.uds is not None:
+        return _listen_unix(Path(config.serve.uds))
     return _listen_at(config.serve.host, config.serve.port, "--port", "--port 0 takes a free one")
 
 
@@ -58,6 +62,35 @@ def _listen_at(host: str, port: int, flag: str, works: str) -> socket.socket:
         ) from error
     sock.setblocking(False)
     return sock
+
+
+def _listen_unix(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+                if other.connect_ex(str(path)) == 0:
+                    raise ConfigError(f"--uds {path}: a server listens there; name another path")
+            path.unlink()  # of a server that was killed
+        sock.bind(str(path))
+        sock.listen(backlog())
+    except (OSError, ConfigError) as error:
+        sock.close()
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"--uds {path}: {error.strerror or error}") from error
+    sock.setblocking(False)
+    return sock
+
+
+def url_of(config: ServerConfig, sock: socket.socket) -> str:
+    """Where clients of this machine reach the server."""
+    serve = config.serve
+    if serve.uds is not None:
+        return f"unix:{serve.uds}"
+    host = "127.0.0.1" if serve.host in ("0.0.0.0", "::") else serve.host
+    scheme = "http" if serve.ssl_certfile is None else "https"
+    return f"{scheme}://{host}:{sock.getsockname()[1]}{prefix_of(serve.fastapi_root_path)}"
 
 
 def start_bootstrap(config: ServerConfig) -> Any:
@@ -79,16 +112,21 @@ def run(config: ServerConfig, given: frozenset[str]) -> int:
         config.observe.log_level_http,
         log_format=config.observe.log_format,
     )
+    load("radixlm.entrypoints.http.tls:make_context")(config.serve)  # refuse early
     config, info = resolved(config, given)
     for folder in remove_stale():
         log.info("removed %s, which a server that was killed has left", folder)
     if config.model.load_format != "dummy":
         read_ahead(info.folder, find_packed(config, info.folder))
     sock = listen(config)
-    if config.parallel.use_ray and config.parallel.nnodes > 1:
-        with load("radixlm.engine.ray_nodes:placed_nodes")(config, given) as config:
-            return _serve(config, given, info, sock, began_s)
-    return _serve(config, given, info, sock, began_s)
+    try:
+        if config.parallel.use_ray and config.parallel.nnodes > 1:
+            with load("radixlm.engine.ray_nodes:placed_nodes")(config, given) as config:
+                return _serve(config, given, info, sock, began_s)
+        return _serve(config, given, info, sock, began_s)
+    finally:
+        if config.serve.uds is not None:
+            Path(config.serve.uds).unlink(missing_ok=True)
 
 
 def _serve(
@@ -177,6 +215,9 @@ class Server:
         for signum in () if self.is_shared else (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self.on_signal, signum)
         self._spawn(self._announce())
+        if self.config.serve.enable_ssl_refresh and self.uvicorn.config.ssl is not None:
+            refresher = load("radixlm.entrypoints.http.tls:Refresher")
+            self._spawn(refresher(self.uvicorn.config.ssl, self.config.serve).run())
         GcWatch(self.config.observe.gc_warning_threshold_secs).install()
         gc.collect()
         gc.freeze()  # these objects stay: the collector need not visit them again
@@ -209,13 +250,10 @@ class Server:
             load("radixlm.entrypoints.http.app:resume")(self.state)
         self.state.is_warm = True
         self.state.ready_after_s = time.monotonic() - self.began_s
-        port = self.sock.getsockname()[1]
-        host = self.config.serve.host
-        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-        url = f"http://{shown}:{port}"
+        url = url_of(self.config, self.sock)
         took = format_seconds(self.state.ready_after_s)
         log.info("ready in %s: %s serves %s", took, url, self.config.serve.served_model_name)
-        if sys.stderr.isatty() and self.is_first:
+        if sys.stderr.isatty() and self.is_first and url.startswith("http:"):
             print(
                 f"\nTry it:\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
                 """-d '{"messages": [{"role": "user", "content": "What is 17 + 25?"}]}'\n""",

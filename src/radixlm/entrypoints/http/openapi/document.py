@@ -30,7 +30,11 @@ def openapi_of(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema:
         return app.openapi_schema
     document = get_openapi(
-        title=app.title, version=app.version, description=app.description, routes=app.routes
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=app.routes,
+        servers=app.servers or None,
     )
     pairs = [(model, "validation") for model in MODELS.values()]
     _, definitions = models_json_schema(pairs, ref_template=_REF)  # type: ignore[arg-type]
