@@ -238,11 +238,11 @@ def _line(file: Any) -> str:
 class Terminal:
     """The command on a terminal of its own."""
 
-    def __init__(self, url: str, home: Path, kind: str) -> None:
+    def __init__(self, url: str, home: Path, kind: str, verb: str = "chat") -> None:
         self.pid, self._fd = pty.fork()
         if not self.pid:
             os.environ.update(HOME=str(home), TERM=kind, XDG_STATE_HOME=str(home))
-            command = [sys.executable, "-m", "radixlm.entrypoints.cli", "chat", "--url", url]
+            command = [sys.executable, "-m", "radixlm.entrypoints.cli", verb, "--url", url]
             os.execv(sys.executable, command)
         self.seen = ""
 

@@ -11,6 +11,7 @@ from radixlm.base.nearest import suggestion
 VERBS: dict[str, tuple[str, str]] = {
     "serve": ("radixlm.entrypoints.serve:main", "start the HTTP server"),
     "chat": ("radixlm.terminal.cli:main", "talk to a model in the terminal"),
+    "top": ("radixlm.terminal.top:main", "watch running servers in the terminal"),
     "generate": ("radixlm.entrypoints.generate:main", "answer prompts without a server"),
     "run-batch": ("radixlm.entrypoints.run_batch:main", "answer a file of OpenAI batch requests"),
     "replay": ("radixlm.entrypoints.replay:main", "send the requests of a crash dump again"),

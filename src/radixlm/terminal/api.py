@@ -21,9 +21,11 @@ Kind = Literal["text", "thinking", "usage", "finish"]
 
 
 class Refused(RadixError):
-    """The server has refused a request, or cannot be reached. ``is_lost``: in mid-answer."""
+    """The server has refused a request, or cannot be reached. ``is_lost``: in mid-answer.
+    ``status``: of its answer, 0 without one."""
 
     is_lost = False
+    status = 0
 
 
 class Event(Record):
@@ -40,9 +42,13 @@ class Api:
 
     def __init__(self, url: str, key: str | None = None, model: str = "") -> None:
         """ConfigError for what is no http(s) URL."""
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--url {url}: use a URL such as http://127.0.0.1:30000")
+        wrong = ConfigError(f"--url {url}: use a URL such as http://127.0.0.1:30000")
+        try:
+            parts = urlsplit(url if "//" in url else f"http://{url}")
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+                raise wrong
+        except ValueError as error:
+            raise wrong from error
         self.url, self._parts = url, parts
         self._root = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"}
@@ -73,8 +79,18 @@ class Api:
                 raise Refused(f"{self.url} does not answer: {error}") from error
             with response:
                 if response.status != 200:
-                    raise Refused(_message(response.status, response.read(100_000)))
+                    refused = Refused(_message(response.status, response.read(100_000)))
+                    refused.status = response.status
+                    raise refused
                 yield response
+
+    def read(self, path: str, wait_s: float = CONNECT_S) -> bytes:
+        """What a GET answers; Refused."""
+        try:
+            with self._ask("GET", path, wait_s=wait_s) as response:
+                return response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise Refused(f"{self.url} does not answer: {error or 'cut'}") from error
 
     def models(self, wait_s: float = CONNECT_S) -> list[str]:
         """The names of the models that it serves."""
