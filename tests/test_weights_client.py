@@ -73,7 +73,7 @@ def server() -> Iterator[FakeServer]:
 
 
 def kept(server: FakeServer) -> dict[str, torch.Tensor]:
-    (part,) = server.spool.path.iterdir()
+    (part,) = server.spool.path.glob("part*")
     return load_file(part)
 
 

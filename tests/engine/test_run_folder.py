@@ -11,34 +11,38 @@ from pathlib import Path
 import pytest
 
 from radixlm.engine.run_folder import RunFolder, remove_stale
+from radixlm.intake.tensor_spool import TensorSpool
 
 KILLED = """
 import os, signal
-from radixlm.engine.run_folder import RunFolder
-folder = RunFolder()
+from MODULE import KIND
+folder = KIND()
 (folder.path / "flight").write_text("x")
 print(folder.path, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.parametrize("kind", [RunFolder, TensorSpool])
 def test_only_folders_of_dead_servers_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[RunFolder | TensorSpool]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    program = KILLED.replace("KIND", kind.__name__).replace("MODULE", kind.__module__)
     done = subprocess.run(
-        [sys.executable, "-c", KILLED], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
     )
     dead = Path(done.stdout.strip())
-    alive = RunFolder()
-    foreign = tmp_path / "radixlm-notes"
+    alive = kind()
+    remove = alive.remove if isinstance(alive, RunFolder) else alive.delete
+    foreign = tmp_path / "radixlm-weights-of-mine"
     foreign.mkdir()
     (tmp_path / "radixlm-link").symlink_to(dead)
     assert dead.parent == tmp_path and (dead / "flight").exists()
     assert alive.path.stat().st_mode & 0o777 == 0o700
     assert remove_stale() == [dead]
     assert not dead.exists() and alive.path.exists() and foreign.exists()
-    alive.remove()
-    alive.remove()
+    remove()
+    remove()
     assert not alive.path.exists()

@@ -7,6 +7,7 @@ import asyncio
 import base64
 import hashlib
 import io
+import tempfile
 from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -291,3 +292,12 @@ def test_what_describes_no_tensors_is_refused(
 ) -> None:
     is_ok, message = engine.update_weights_from_distributed(names, dtypes, shapes)
     assert not is_ok and says in message
+
+
+def test_a_mode_that_is_none_is_refused_before_tensors_are_written(
+    engine: Engine, old: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    is_ok, message = engine.update_weights_from_tensor(old, mode="later")
+    assert not is_ok and "mode: 'later' is none of wait" in message
+    assert not list(tmp_path.iterdir())

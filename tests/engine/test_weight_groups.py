@@ -139,3 +139,19 @@ async def test_what_cannot_be_a_group_is_refused(
     values = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 3}
     with pytest.raises(InvalidRequest, match=says):
         await groups.join(name, GroupPlace(**{**values, **changes}))
+
+
+async def test_a_name_is_taken_from_the_first_call_on() -> None:
+    groups, place = WeightGroups(1, LIMIT_S), GroupPlace("127.0.0.1", free_port(), 1, 2)
+    first = asyncio.create_task(groups.join("g", place))
+    await asyncio.sleep(0)
+    with pytest.raises(InvalidRequest, match="the group 'g' exists"):
+        await groups.join("g", place)
+    with pytest.raises(InvalidRequest, match="no group 'g'"):
+        await groups.receive("g", INFOS, Path("none"))
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    with pytest.raises(InvalidRequest, match="there is no group 'g'"):
+        await groups.leave("g")
+    assert not [one for one in psutil.Process().children() if "weight_receiver" in _name(one)]

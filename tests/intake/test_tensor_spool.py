@@ -37,7 +37,7 @@ def spool() -> Iterator[TensorSpool]:
 
 
 def found(spool: TensorSpool) -> dict[str, Tensor]:
-    parts = [load_file(part) for part in sorted(spool.settle().iterdir())]
+    parts = [load_file(part) for part in sorted(spool.settle().glob("part*"))]
     return {name: one for part in parts for name, one in part.items()}
 
 
@@ -100,7 +100,7 @@ async def test_pickles_are_refused_by_name(spool: TensorSpool, data: bytes, says
         assert says in str(raised.value) and "safetensors.torch.save" in str(raised.value)
     with pytest.raises(InvalidRequest, match="safetensors"):
         await spool.add_stream(chunks())
-    assert not list(spool.path.iterdir()) and spool.is_empty
+    assert not list(spool.path.glob("part*")) and spool.is_empty
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_what_is_no_file_is_refused(spool: TensorSpool, texts: Any, says: str) -
     with pytest.raises(InvalidRequest, match=says) as raised:
         spool.add_base64(texts)
     assert raised.value.param == "serialized_named_tensors"
-    assert not list(spool.path.iterdir())
+    assert not list(spool.path.glob("part*"))
 
 
 async def test_a_client_that_leaves_leaves_nothing(spool: TensorSpool) -> None:
@@ -127,7 +127,7 @@ async def test_a_client_that_leaves_leaves_nothing(spool: TensorSpool) -> None:
 
     with pytest.raises(ConnectionResetError):
         await spool.add_stream(chunks())
-    assert not list(spool.path.iterdir())
+    assert not list(spool.path.glob("part*"))
 
 
 def test_a_later_tensor_replaces_an_earlier_one(spool: TensorSpool) -> None:
@@ -157,7 +157,7 @@ def test_the_folder_goes_with_the_object_unless_it_is_handed_over() -> None:
         spool = TensorSpool()
         spool.add_bytes(save(TENSORS))
         folder = spool.hand_over() if is_kept else spool.settle()
-        (part,) = folder.iterdir()
+        (part,) = folder.glob("part*")
         assert folder.stat().st_mode & 0o777 == 0o700 and part.stat().st_mode & 0o777 == 0o600
         del spool
         assert folder.exists() == is_kept
@@ -224,7 +224,7 @@ def test_memory_that_does_not_fit_is_refused(
     segment.write_bytes(b"\0" * 8)
     with pytest.raises(InvalidRequest, match=says):
         spool.add_shared(read_handles([_handle(segment, **changes)]))
-    assert not list(spool.path.iterdir())
+    assert not list(spool.path.glob("part*"))
 
 
 def test_a_link_is_not_followed(spool: TensorSpool, segment: Path, tmp_path: Path) -> None:
@@ -250,3 +250,20 @@ def test_cuda_handles_are_typed_and_refused(segment: Path) -> None:
         read_handles([_handle(segment, cuda_ipc=keys)])
     with pytest.raises(InvalidRequest, match="cuda_ipc needs device_uuid, handle"):
         read_handles([_handle(segment, cuda_ipc={})])
+
+
+def test_a_pipe_is_not_waited_for(spool: TensorSpool, segment: Path) -> None:
+    segment.unlink()
+    os.mkfifo(segment)
+    with pytest.raises(InvalidRequest, match="not of the server's user"):
+        spool.add_shared(read_handles([_handle(segment)]))
+
+
+def test_parts_of_another_spool_come_behind(spool: TensorSpool) -> None:
+    other = TensorSpool()
+    spool.add_bytes(save({"a": torch.zeros(2), "b": torch.ones(1)}))
+    other.add_bytes(save({"a": torch.ones(2)}))
+    other.add_bytes(save({"c": torch.ones(3)}))
+    spool.adopt(other)
+    other.delete()
+    assert same(found(spool), {"a": torch.ones(2), "b": torch.ones(1), "c": torch.ones(3)})

@@ -1,12 +1,15 @@
 """Folders and files that only the server's user may read, whatever the umask."""
 
+import fcntl
 import os
+import tempfile
 from pathlib import Path
 
 from radixlm.base.errors import ConfigError
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
+LOCK_FILE = "lock"
 
 
 def make_private_folder(folder: Path) -> None:
@@ -15,6 +18,17 @@ def make_private_folder(folder: Path) -> None:
     for path in reversed(missing):
         path.mkdir(FOLDER_MODE, exist_ok=True)
     folder.chmod(FOLDER_MODE)
+
+
+def make_locked_folder(prefix: str) -> tuple[Path, int]:
+    """A new folder of mode 0700 below the system's temporary one, and the descriptor of its lock,
+    which the kernel releases with the process: so one that was left can be told from others."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    fresh = folder / "new"  # gets its name once it is locked
+    lock = os.open(fresh, os.O_RDWR | os.O_CREAT, FILE_MODE)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fresh.rename(folder / LOCK_FILE)
+    return folder, lock
 
 
 def write_private(path: Path, data: bytes, *, is_appended: bool = False) -> None:

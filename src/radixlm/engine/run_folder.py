@@ -11,19 +11,16 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from radixlm.base.private_files import LOCK_FILE, make_locked_folder
+
 PREFIX = "radixlm-"
-_LOCK = "lock"
 
 
 class RunFolder:
     """A new folder (mode 0700) below the system's temporary one."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        fresh = self.path / "new"  # gets its name once it is locked
-        self._lock = os.open(fresh, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fresh.rename(self.path / _LOCK)
+        self.path, self._lock = make_locked_folder(PREFIX)
 
     def remove(self) -> None:
         """Delete the folder; calling it twice is fine."""
@@ -34,7 +31,8 @@ class RunFolder:
 
 
 def remove_stale() -> list[Path]:
-    """Delete the folders of this user's servers that have ended; which ones."""
+    """Delete the folders of this user's servers that have ended, also those of tensors
+    (intake/tensor_spool.py); which ones."""
     removed = []
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -46,7 +44,7 @@ def remove_stale() -> list[Path]:
 
 def _is_free(folder: Path) -> bool:
     """Whether no process holds the folder's lock; OSError for a folder that has none."""
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -41,7 +41,6 @@ class TensorUpdates:
         self._loaders = config.model.custom_weight_loader or ()
         self._session: TensorSpool | None = None
         self._asked = WeightsUpdate("", is_partial=True)  # of the session, but the folder
-        self._lock = asyncio.Lock()  # of the session
 
     async def update(
         self, fill: Fill, options: WeightsUpdate, load_format: str | None = None
@@ -49,6 +48,7 @@ class TensorUpdates:
         """Replace the tensors that ``fill`` writes, or what the custom loader ``load_format`` makes
         of them; ``options`` but for the folder."""
         check_format(load_format, self._loaders)
+        self._registry.check(options)
         if load_format is not None and load_format in self._loaders:
             fill = _converted(fill, load_format)
         if self._nnodes > 1:
@@ -56,15 +56,18 @@ class TensorUpdates:
                 f"--nnodes {self._nnodes} read weights from folders; what works: "
                 "update_weights_from_disk with a model_path that every node has"
             )
-        async with self._lock:
-            if self._session is not None:
-                await fill(self._session)
-                version = self._asked.version if options.version is None else options.version
-                self._asked = replace(options, version=version)
-                return WeightsOutcome(True, "kept: end_weight_update makes the update")
-        spool = TensorSpool()
-        await fill(spool)
-        return await self._apply(spool, options)
+        session, spool = self._session, TensorSpool()
+        await fill(spool)  # a session gets the tensors of a call whole, or none of them
+        if session is None:
+            return await self._apply(spool, options)
+        if session is not self._session:
+            raise InvalidRequest(
+                "end_weight_update came before these tensors were there: send them again"
+            )
+        session.adopt(spool)
+        version = self._asked.version if options.version is None else options.version
+        self._asked = replace(options, version=version)
+        return WeightsOutcome(True, "kept: end_weight_update makes the update")
 
     async def receive(
         self,
@@ -105,16 +108,16 @@ class TensorUpdates:
     async def end(self, options: WeightsUpdate, discard: bool = False) -> WeightsOutcome:
         """Make one update of all that was kept, or forget it. What ``options`` leaves open is as
         the last call has asked."""
-        async with self._lock:
-            spool, self._session = self._session, None
-            if spool is None:
-                raise InvalidRequest("no weight update is open: call begin_weight_update first")
-            if discard or spool.is_empty:
-                spool.delete()
-                return WeightsOutcome(True, "no tensors were kept" if not discard else "dropped")
-            version = self._asked.version if options.version is None else options.version
-            mode = self._asked.mode if options.mode == "wait" else options.mode
-            return await self._apply(spool, replace(options, version=version, mode=mode))
+        self._registry.check(options)
+        spool, self._session = self._session, None
+        if spool is None:
+            raise InvalidRequest("no weight update is open: call begin_weight_update first")
+        if discard or spool.is_empty:
+            await asyncio.to_thread(spool.delete)
+            return WeightsOutcome(True, "no tensors were kept" if not discard else "dropped")
+        version = self._asked.version if options.version is None else options.version
+        mode = self._asked.mode if options.mode == "wait" else options.mode
+        return await self._apply(spool, replace(options, version=version, mode=mode))
 
     async def check(self, action: str, skip: Sequence[str] = ()) -> list[dict[str, Any]]:
         """What each replica's ``check_weights`` answers; InvalidRequest."""

@@ -54,10 +54,11 @@ def read_place(
 
 
 class _Group:
-    """The receivers of one group, rank by rank."""
+    """The receivers of one group, rank by rank. ``is_met``: they have met the trainer."""
 
-    def __init__(self, processes: Sequence[asyncio.subprocess.Process]) -> None:
-        self.processes = processes
+    def __init__(self) -> None:
+        self.processes: list[asyncio.subprocess.Process] = []
+        self.is_met = False
         self.lock = asyncio.Lock()
 
     async def ask(self, commands: Sequence[dict[str, Any]], timeout_s: float) -> str:
@@ -80,7 +81,19 @@ class _Group:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         waits = [asyncio.ensure_future(process.wait()) for process in self.processes]
-        await asyncio.wait(waits, timeout=END_S)
+        if waits:
+            await asyncio.wait(waits, timeout=END_S)
+
+
+async def _start() -> asyncio.subprocess.Process:
+    """A receiver."""
+    return await asyncio.create_subprocess_exec(
+        *COMMAND,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**OPENMP_ENVIRONMENT, **os.environ},
+        start_new_session=True,
+    )
 
 
 async def _ask(process: asyncio.subprocess.Process, command: dict[str, Any]) -> None:
@@ -106,17 +119,13 @@ class WeightGroups:
         """Meet the trainer in a new group. InvalidRequest if that fails."""
         self._check(name, place)
         backend = place.backend or ("nccl" if self._has_gpu else "gloo")
-        processes = [
-            await asyncio.create_subprocess_exec(
-                *COMMAND,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env={**OPENMP_ENVIRONMENT, **os.environ},
-                start_new_session=True,
-            )
-            for _ in range(self._num_ranks)
-        ]
-        group = self._groups[name] = _Group(processes)
+        group = self._groups[name] = _Group()  # at once: a second call of this name is refused
+        try:
+            for _ in range(self._num_ranks):
+                group.processes.append(await _start())
+        except BaseException:
+            await self._forget(name, group)
+            raise
         common = {"verb": "join", "group_name": name, "timeout_s": self._timeout_s}
         common |= {"master_address": place.master_address, "master_port": place.master_port}
         common |= {"world_size": place.world_size, "backend": backend}
@@ -125,6 +134,7 @@ class WeightGroups:
             for rank in range(self._num_ranks)
         ]
         await self._ask(name, group, commands, "cannot be joined")
+        group.is_met = True
         last = place.rank_offset + self._num_ranks - 1
         log.info("ranks %d to %d of the group %r are met", place.rank_offset, last, name)
 
@@ -153,8 +163,8 @@ class WeightGroups:
         """Receive tensors into the safetensors file ``path``; InvalidRequest if the trainer stops,
         after which the group is gone."""
         group = self._groups.get(name)
-        if group is None:
-            known = ", ".join(self._groups) or "none"
+        if group is None or not group.is_met:
+            known = ", ".join(n for n, one in self._groups.items() if one.is_met) or "none"
             raise InvalidRequest(
                 f"group_name: no group {name!r:.80} (groups: {known:.200}); call {INIT} first",
                 "group_name",
@@ -177,13 +187,17 @@ class WeightGroups:
                 problem = await group.ask(commands, self._timeout_s)
         finally:
             if problem:
-                self._groups.pop(name, None)
-                await asyncio.shield(group.end())
+                await self._forget(name, group)
         if problem:
             raise InvalidRequest(
                 f"the group {name!r:.80} {what}: {problem}; the weights have not changed, make the "
                 f"group anew with {INIT}"
             )
+
+    async def _forget(self, name: str, group: _Group) -> None:
+        if self._groups.get(name) is group:
+            del self._groups[name]
+        await asyncio.shield(group.end())
 
     async def leave(self, name: str) -> None:
         """End a group; InvalidRequest if there is none of this name."""

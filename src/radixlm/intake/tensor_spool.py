@@ -5,6 +5,7 @@ Nothing is unpickled: a pickle is recognised and refused with what to send inste
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -13,14 +14,13 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from radixlm.base.errors import InvalidRequest, NotSupported
-from radixlm.base.private_files import FILE_MODE
+from radixlm.base.private_files import FILE_MODE, make_locked_folder
 from radixlm.base.record import Record
 from radixlm.wire.tensors import (
     FLAT_TENSOR,
@@ -60,7 +60,8 @@ class TensorSpool:
     call leaves no file. They block: call them in a thread."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=SHARED_PREFIX))
+        self.path, lock = make_locked_folder(SHARED_PREFIX)
+        weakref.finalize(self, os.close, lock)
         self.delete = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
         self._parts: list[Path] = []
 
@@ -95,7 +96,8 @@ class TensorSpool:
     async def add_stream(
         self, chunks: AsyncIterator[bytes], load_format: str | None = None
     ) -> None:
-        """The same in pieces, as they arrive: none is kept in memory."""
+        """The same in pieces, as they arrive: none is kept in memory. The file is checked in a
+        thread."""
         path, head = self.new_file(), b""
         try:
             with _private(path) as file:
@@ -107,7 +109,7 @@ class TensorSpool:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        self.take(path, load_format)
+        await asyncio.to_thread(self.take, path, load_format)
 
     def add_shared(self, tensors: Sequence[SharedTensor], load_format: str | None = None) -> None:
         """Copies of tensors in shared memory, which may be freed when this returns."""
@@ -149,6 +151,12 @@ class TensorSpool:
             path.unlink(missing_ok=True)
             raise
         self._parts.append(path.rename(path.with_suffix(".safetensors")))
+
+    def adopt(self, other: TensorSpool) -> None:
+        """Take the parts of another one, after those that are here."""
+        while other._parts:
+            part = other._parts.pop(0)
+            self._parts.append(part.rename(self.new_file().with_suffix(part.suffix)))
 
     def hand_over(self) -> Path:
         """The folder after ``settle``, which the caller owns from then on."""
@@ -238,7 +246,9 @@ def _copy_shared(one: SharedTensor, out: BinaryIO) -> None:
     """Append the bytes of a tensor to ``out``; InvalidRequest if they are not to be had."""
     where = f"{HANDLES}: {one.info.name}: {one.shm}"
     try:
-        number = os.open(SHARED_FOLDER / one.shm, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # O_NONBLOCK: to open a pipe would wait for its writer
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        number = os.open(SHARED_FOLDER / one.shm, flags)
     except OSError as error:
         raise InvalidRequest(f"{where} cannot be opened: {error.strerror}", HANDLES) from error
     with open(number, "rb", buffering=0):

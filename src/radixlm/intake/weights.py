@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ import msgspec
 
 from radixlm.base.errors import InvalidRequest, Overloaded, RadixError
 from radixlm.base.record import Record
-from radixlm.intake.tensor_spool import SHARED_PREFIX, TensorSpool
+from radixlm.intake.tensor_spool import TensorSpool
 from radixlm.wire.replies import ControlReply
 from radixlm.wire.weights import WeightsSource
 
@@ -104,23 +103,23 @@ class WeightsRegistry:
         """What an engine that starts serves in place of its checkpoint."""
         return None if self.source is None else msgspec.to_builtins(self.source)
 
-    def new_folder(self) -> Path:
-        """An empty folder for the files of a partial update, which deletes it."""
-        return Path(tempfile.mkdtemp(prefix=SHARED_PREFIX))
-
     async def admit(self) -> None:
         """Wait while an update lets no new request in."""
         await self._open.wait()
 
     # ---- updates ---------------------------------------------------------------------------
 
-    async def update(self, update: WeightsUpdate) -> WeightsOutcome:
-        """Change the weights of all engines, or of none, even if the caller leaves. InvalidRequest
-        for what cannot be asked; an outcome that is not ok leaves the old weights."""
+    def check(self, update: WeightsUpdate) -> None:
+        """InvalidRequest for what cannot be asked, whatever the files are."""
         if self.options.is_shared:
             raise InvalidRequest("update_weights: leave --tokenizer-worker-num at 1")
         if update.mode not in MODES:
             raise InvalidRequest(f"mode: {update.mode!r:.40} is none of {', '.join(MODES)}", "mode")
+
+    async def update(self, update: WeightsUpdate) -> WeightsOutcome:
+        """Change the weights of all engines, or of none, even if the caller leaves. InvalidRequest
+        for what cannot be asked; an outcome that is not ok leaves the old weights."""
+        self.check(update)
         task = asyncio.ensure_future(self._update(update))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -148,9 +147,10 @@ class WeightsRegistry:
                 log.warning("the weights have not changed: %s", outcome.message)
             else:
                 await self._intake.occupation.weights_came()
-            old, self._spool = self._spool, spool if outcome.is_ok else self._spool
-            for done in {old, spool} - {None, self._spool}:
-                assert done is not None
+            served = self.source.deltas if self.source else ()
+            spools = {one for one in (self._spool, spool) if one is not None}
+            self._spool = next((one for one in spools if str(one.path) in served), None)
+            for done in spools - {self._spool}:
                 await asyncio.to_thread(done.delete)
             return outcome
 
@@ -186,10 +186,13 @@ class WeightsRegistry:
         replies = await self._ask(ready, PUBLISH, publish, is_tolerant=True)
         dead = len(ready) - len(replies)
         num_paused = sum(reply.data["num_paused"] for reply in replies if reply.ok)
-        if update.keeps_pause:
-            paused = await intake.control("pause", mode="in_place")
-            intake.is_paused = paused.ok or intake.is_paused
         message = f"Succeeded to update model weights (version {self.version})."
+        if update.keeps_pause:
+            try:
+                paused = await intake.control("pause", mode="in_place")
+                intake.is_paused = paused.ok or intake.is_paused
+            except RadixError as error:  # the weights have changed all the same
+                message += f" The server could not be paused: {error}."
         if dead:
             message += f" {dead} engines died meanwhile and start with the new weights."
         log.info("weights updated: version %s, digest %s", self.version, source.digest[:8])

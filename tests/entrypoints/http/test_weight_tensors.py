@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import io
@@ -35,7 +36,7 @@ class Updates:
         self.asked: list[tuple[WeightsUpdate, dict[str, Tensor]]] = []
 
     async def __call__(self, update: WeightsUpdate) -> WeightsOutcome:
-        parts = [load_file(part) for part in sorted(Path(update.folder).iterdir())]
+        parts = [load_file(part) for part in sorted(Path(update.folder).glob("part*"))]
         self.asked.append((update, {name: one for part in parts for name, one in part.items()}))
         shutil.rmtree(update.folder)
         return WeightsOutcome(True, "made", 3)
@@ -240,3 +241,34 @@ async def test_the_checker_answers_in_the_reference_s_form(
 async def test_a_path_that_is_too_long_is_refused(server: ScriptedServer) -> None:
     got = await server.post("/update_weights_from_disk", model_path="a" * 4000)
     assert (got.status_code, got.json()["success"]) == (400, False)
+
+
+async def test_a_session_keeps_a_call_whole_or_not_at_all(
+    server: ScriptedServer, updates: Updates
+) -> None:
+    """A form whose second file is none, and a body that is still coming at the end."""
+    await server.client.post("/begin_weight_update")
+    files = [("file", ("1", save(TENSORS))), ("file", ("2", b"no safetensors file"))]
+    assert (await server.client.post(PATH, files=files)).status_code == 400
+    release, began, data = asyncio.Event(), asyncio.Event(), save(TENSORS)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield data[:20]
+        began.set()
+        await release.wait()
+        yield data[20:]
+
+    late = asyncio.create_task(server.client.post(PATH, content=chunks(), headers=OCTETS))
+    await asyncio.wait_for(began.wait(), 20)
+    got = await asyncio.wait_for(server.client.post("/end_weight_update"), 20)
+    assert got.json()["message"] == "no tensors were kept"
+    release.set()
+    answer = await asyncio.wait_for(late, 20)
+    assert answer.status_code == 400 and "end_weight_update came before" in answer.json()["message"]
+    assert not updates.asked
+
+
+async def test_a_selector_that_is_none_is_refused(server: ScriptedServer, updates: Updates) -> None:
+    text = base64.b64encode(save(TENSORS)).decode()
+    got = await server.post(PATH, serialized_named_tensors=text, selector="draft")
+    assert got.status_code == 400 and "selector" in got.text and not updates.asked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -30,6 +30,7 @@ _READ_BYTES = 1 << 20
 _MAX_FILES = 1024
 
 GroupName = Annotated[str, Field(max_length=256)]
+Selector = Literal["all", "target"]  # the same here: drafters keep their own weights
 
 
 class UpdateFromTensor(UpdateOptions):
@@ -42,7 +43,7 @@ class UpdateFromTensor(UpdateOptions):
     serialized_named_tensors: str | Strings | None = None
     tensor_handles: Objects | None = None
     load_format: str | None = None
-    selector: str | None = None
+    selector: Selector | None = None
 
 
 class UpdateFromDistributed(UpdateOptions):
@@ -54,7 +55,7 @@ class UpdateFromDistributed(UpdateOptions):
     shapes: list[list[Int]]
     group_name: GroupName = GROUP
     load_format: str | None = None
-    selector: str | None = None
+    selector: Selector | None = None
 
 
 class InitWeightsUpdateGroup(Body):
