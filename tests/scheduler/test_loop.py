@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import Future
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -274,7 +274,7 @@ def test_hidden_states_are_sent_once_through_retractions(depth: int) -> None:
 
 
 def test_the_load_line_tells_the_rate_since_the_last_one(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "radixlm.scheduler.loop")
+    caplog.set_level("INFO", "radixlm.scheduler.step_log")
     bench = SchedulerHarness(log_interval=5)
     for start_s in (500.0, 900.0):  # each after a rest
         bench.now_s = start_s
@@ -286,6 +286,48 @@ def test_the_load_line_tells_the_rate_since_the_last_one(caplog: pytest.LogCaptu
     rates = [int(line.split(" tokens/s")[0].split()[-1]) for line in caplog.text.splitlines()]
     assert len(rates) >= 4
     assert all(70 <= rate <= 130 for rate in rates), rates
+
+
+def test_short_answers_with_rests_tell_a_true_rate(caplog: pytest.LogCaptureFixture) -> None:
+    """The line may come at the first step after a rest: it tells what came before it too."""
+    caplog.set_level("INFO", "radixlm.scheduler.step_log")
+    bench = SchedulerHarness(log_interval=5, log_every_s=0.5)
+    generated, lines = 0, []
+    for call in range(40):
+        bench.now_s += 7.0
+        bench.tick()
+        bench.submit(f"r{call}", [1, 2, 3], max_new=7, ignore_eos=True)
+        while f"r{call}" not in bench.finish:
+            bench.tick()
+            bench.now_s += 0.009
+            if len(caplog.messages) > len(lines):
+                now = bench.scheduler.committer.num_generated
+                lines.append((now - generated, caplog.messages[-1]))
+                generated = now
+    assert len(lines) >= 4
+    for num_tokens, line in lines:
+        rate = int(line.split(" tokens/s")[0].split()[-1])
+        assert num_tokens >= 45, "half a second of steps of 10 ms"
+        assert 80 <= rate <= 125, line
+
+
+def test_a_long_prompt_tells_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "radixlm.scheduler.step_log")
+    bench = SchedulerHarness(num_pages=128, step_tokens=8)
+    bench.submit("short", [1, 2, 3], max_new=2)
+    bench.submit("long", list(range(1, 41)) * 2, max_new=2)
+    while "long" not in bench.finish:
+        bench.tick()
+        bench.now_s += 0.6
+    done = [int(line.split(": ")[1].split()[0]) for line in caplog.messages]
+    assert all(
+        line.startswith("prefill long: ") and "of 80 tokens" in line for line in caplog.messages
+    )
+    assert len(done) >= 2 and done == sorted(set(done)) and 0 < done[0] and done[-1] < 80
+    gaps = {b - a for a, b in pairwise(done)}
+    assert gaps == {32}, "four steps of eight tokens are 2.4 s"
+    rates = [float(line.split(" tokens/s")[0].split()[-1]) for line in caplog.messages]
+    assert all(11 <= rate <= 15 for rate in rates), "8 tokens in 0.601 s"
 
 
 def test_the_rate_is_known_within_the_first_second() -> None:

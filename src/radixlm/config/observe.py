@@ -9,6 +9,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 _LEVEL = Flag(choices=LOG_LEVELS, old_values=(("warn", "warning"), ("trace", "debug")))
 _TRACE = "an OpenTelemetry exporter"
 MAX_BUCKETS = 100
+LOG_STEPS, LOG_EVERY_S = 40, 5.0
 _BUCKET_RULE = "'default', 'tse MIDDLE BASE COUNT' or 'customer VALUE ...'."
 
 
@@ -42,8 +43,10 @@ class ObserveConfig(Group):
         Flag(state="no-op", why="no section of the code is marked"),
     ] = False
     decode_log_interval: Annotated[
-        int, "Decode steps between two log lines.", Flag(within=POSITIVE)
-    ] = 40
+        int,
+        f"Steps between two log lines about the load; with {LOG_STEPS} at most one in 5 s.",
+        Flag(within=POSITIVE),
+    ] = LOG_STEPS
     enable_request_time_stats_logging: Annotated[
         bool,
         "Log how long each part of a request took.",

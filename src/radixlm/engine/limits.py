@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from radixlm.arch.spec import Rope
 from radixlm.base.record import replace
+from radixlm.config.observe import LOG_EVERY_S, LOG_STEPS
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.drafting import max_drafts
 from radixlm.engine.memory import Pools
@@ -73,6 +74,7 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
         rope=rope_lengths(info.ropes),
         weights_version=config.model.weight_version,
         log_interval=config.observe.decode_log_interval or 0,
+        log_every_s=LOG_EVERY_S * (config.observe.decode_log_interval == LOG_STEPS),
     )
 
 

@@ -1,7 +1,10 @@
 """Log lines of received and of finished requests."""
 
+import json
 import logging
 from typing import Any
+
+import msgspec
 
 log = logging.getLogger("radixlm.requests")
 
@@ -13,7 +16,7 @@ def received(rid: str, level: int, num_tokens: int, sampling: Any, prompt: str |
     """``level`` 0: metadata, 1: sampling parameters too, 2: the start of the prompt, 3: all."""
     parts = [f"received {rid}: {num_tokens} prompt tokens"]
     if level >= 1:
-        parts.append(f"sampling {sampling}")
+        parts.append(f"sampling {msgspec.json.encode(sampling).decode()}")
     if level >= 2 and prompt is not None:
         parts.append(f"prompt {_shown(prompt, level)}")
     log.info("%s", "; ".join(parts))
@@ -30,6 +33,10 @@ def finished(rid: str, level: int, facts: dict[str, Any], output: str | None) ->
 
 def _shown(text: str, level: int) -> str:
     if level >= 3 or len(text) <= SHORT_CHARS:
-        return repr(text)
+        return _quoted(text)
     half = SHORT_CHARS // 2
-    return f"{text[:half]!r} ... {text[-half:]!r} ({len(text)} characters)"
+    return f"{_quoted(text[:half])} ... {_quoted(text[-half:])} ({len(text)} characters)"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

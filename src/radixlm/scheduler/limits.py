@@ -61,3 +61,4 @@ class Limits(Record):
     kv_layout: str = ""
     max_drafts: int = 0  # drafted tokens of a row that a step verifies at most
     log_interval: int = 0  # steps between two log lines about the load; 0: none
+    log_every_s: float = 0.0  # and seconds, at least

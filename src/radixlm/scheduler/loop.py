@@ -22,6 +22,7 @@ from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.queue import WaitingQueue
 from radixlm.scheduler.request import Request
+from radixlm.scheduler.step_log import StepLog
 from radixlm.step.plan import StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.channel import Channel
@@ -91,7 +92,7 @@ class Scheduler:
         self._heartbeat_s = 0.0
         self._rate_start = (clock(), 0)
         self._throughput = 0.0
-        self._log_start = self._rate_start  # of the log line that comes next
+        self._step_log = StepLog(limits, clock())
         self._was_idle = True
         self._idle_since_s = 0.0
         self._is_checked = True
@@ -119,15 +120,16 @@ class Scheduler:
             self._commit(*self.inflight.popleft())
         if plan is not None:
             self._step_start_s = now_s
-            if self._was_idle:
-                self._log_start = (now_s, self.committer.num_generated)
+            self._step_log.resume(now_s)
             self.executor.sample(step, self.hooks.masks(plan.items))
             self.inflight.append((plan, step))
             self.num_steps += 1
-            if self.limits.log_interval and self.num_steps % self.limits.log_interval == 0:
-                self._log_load(now_s)
         while len(self.inflight) > self.limits.depth:
             self._commit(*self.inflight.popleft())
+        if plan is not None:
+            self._log_step(self.clock())
+        if not self.inflight and (plan is None or not self.planner.running):
+            self._step_log.rest(self.clock())
         self._send_pending(self.clock())
         if plan is None and not self.inflight:
             self._on_idle(self.clock())
@@ -312,26 +314,10 @@ class Scheduler:
         rate = max(self._throughput, 1.0)
         return min(MAX_RETRY_S, max(1.0, tokens / rate / max(1, len(self.queue))))
 
-    def _log_load(self, now_s: float) -> None:
-        load = self.load(now_s)
-        since_s, counted = self._log_start
-        generated = self.committer.num_generated
-        rate = (generated - counted) / max(now_s - since_s, 1e-9)
-        self._log_start = (now_s, generated)
-        share = 100 * load.num_used_tokens / max(1, load.num_total_tokens)
-        accepts = f", accept len: {load.spec_accept_length:.2f}" if load.spec_accept_length else ""
-        log.info(
-            "step %d: %d running, %d waiting, %d tokens held (%.0f %%), %.0f tokens/s, "
-            "%.0f %% of prompts cached%s",
-            load.steps,
-            load.num_running,
-            load.num_waiting,
-            load.num_used_tokens,
-            share,
-            rate,
-            100 * load.cache_hit_rate,
-            accepts,
-        )
+    def _log_step(self, now_s: float) -> None:
+        if self._step_log.is_due(self.num_steps, now_s):
+            self._step_log.load(self.load(now_s), self.committer.num_generated, now_s)
+        self._step_log.prefills(self.planner.running, now_s)
 
     # ---- figures ---------------------------------------------------------------------------
 

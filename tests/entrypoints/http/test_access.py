@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -117,3 +118,22 @@ async def test_uvicorn_writes_no_second_line(
         assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 200")
         writer.close()
     assert [r.name for r in caplog.records if "/v1/models" in r.getMessage()] == [ACCESS]
+
+
+async def test_request_logs_hold_json(
+    server: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "radixlm.requests")
+    await server.post("/configure_logging", log_requests=True, log_requests_level=2)
+    body = {
+        "input_ids": server.state.require_tokenizer().encode('a "b"\n', False),
+        "sampling_params": {"max_new_tokens": 2},
+    }
+    headers = {"X-Request-Id": "mine-8"}
+    assert (await server.client.post("/generate", json=body, headers=headers)).status_code == 200
+    received, finished = [r.getMessage() for r in caplog.records if r.name == "radixlm.requests"]
+    told, sampling, prompt = received.split("; ", 2)
+    assert told.startswith("received mine-8: ")
+    assert json.loads(sampling.removeprefix("sampling "))["max_new_tokens"] == 2
+    assert json.loads(prompt.removeprefix("prompt ")) == 'a "b"\n'
+    assert finished.startswith("finished mine-8: reason length, ")
