@@ -75,5 +75,10 @@ def test_the_list_shows_it_under_its_name(scope: FakeHub, hub: FakeHub, capsys: 
     folder = locate_model("org/radix-tiny1.5")
     assert main(["models"]) == 0
     assert "modelscope://org/radix-tiny1.5" in capsys.readouterr().out
+    own = folder.parents[1] / "notes" / "letters"
+    own.mkdir(parents=True)
+    for name in ("modelscope", "modelscope://notes/letters"):
+        assert main(["models", "rm", name]) == 2
+    assert own.is_dir() and folder.is_dir()
     assert main(["models", "rm", "modelscope://org/radix-tiny1.5"]) == 0
     assert not folder.exists()

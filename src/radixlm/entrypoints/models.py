@@ -86,8 +86,14 @@ def _print(models: list[LocalModel]) -> None:
         print("  ".join([*cells, row[5]]).rstrip())
 
 
+def _plain(name: str) -> str:
+    """A name without revision and file."""
+    scheme, mark, rest = name.rpartition("://")
+    return scheme + mark + split_repo(rest, None).name
+
+
 def _remove(name: str, models: list[LocalModel], download_dir: str | None) -> int:
-    known = [one for one in models if name in (one.name, split_repo(one.name, None).name)]
+    known = [one for one in models if name in (one.name, _plain(one.name))]
     if not known:
         near = suggestion(name, [one.name for one in models])
         raise ConfigError(f"models rm {name}: it is not here{near}; see radixlm models")

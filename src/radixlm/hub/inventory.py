@@ -44,11 +44,18 @@ def local_models(download_dir: str | None = None) -> list[LocalModel]:
             found += _models_in(folder, shown, "huggingface", revision)
     scope = cache_of(Wanted(folder=download_dir))
     for folder in sorted(scope.glob("[!.]*/[!.]*")):
-        if folder.is_dir() and folder.parent.parent == scope and not _is_hf(folder):
+        if _is_repository(folder) and not _is_hf(folder):
             name, _, revision = f"{folder.parent.name}/{folder.name}".partition("@")
             shown = f"modelscope://{name.replace('___', '.')}"
             found += _models_in(folder, shown, "modelscope", revision or "master")
     return sorted(found, key=lambda one: one.name)
+
+
+def _is_repository(folder: Path) -> bool:
+    """Whether it is one of a model: --download-dir may hold other folders, which are the user's."""
+    marks = ("configuration.json", "config.json", "adapter_config.json")
+    is_marked = any((folder / mark).is_file() for mark in marks) or any(folder.glob("*.gguf"))
+    return is_marked and not folder.is_symlink()
 
 
 def _is_hf(folder: Path) -> bool:

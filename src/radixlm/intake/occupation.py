@@ -78,11 +78,12 @@ class MemoryOccupation:
         if mode not in SLEEP_MODES:
             modes = ", ".join(SLEEP_MODES)
             raise InvalidRequest(f"mode: {mode!r:.80} is none of {modes}", param="mode")
-        was_paused = self._intake.is_paused
         self.is_open.clear()
         try:
-            while mode == "wait" and self._intake.requests:
+            # requests of a server that is paused, or has released memory, come to no end
+            while mode == "wait" and self._intake.requests and not self.is_sleeping:
                 await asyncio.sleep(IDLE_POLL_S)
+            was_paused = self._intake.is_paused
             await self._pause(SLEEP_MODES[mode] if level else "in_place")
             if level == 0:
                 return
