@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import math
+import socket
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,13 @@ from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 from tests.terminal.test_chat import Terminal
 
 from radixlm.base.errors import ConfigError
+from radixlm.base.record import replace
 from radixlm.observe.metrics import Buckets, Ended, Metrics
 from radixlm.router.metrics import RouterMetrics
 from radixlm.router.metrics_routes import joined
 from radixlm.router.worker import State, Worker
 from radixlm.terminal import top
-from radixlm.terminal.api import Refused
+from radixlm.terminal.api import Api, Refused
 from radixlm.terminal.figures import clean, graph, line, rows
 from radixlm.terminal.scrape import Histogram, Scrape
 from radixlm.terminal.snapshot import Snapshot
@@ -160,7 +163,7 @@ def test_rates_and_percentiles_are_of_what_came_between() -> None:
     assert 0.008 < got.latency["itl"].p99 <= 0.01  # type: ignore[operator]
     assert (got.cached_share, got.accept_rate, got.accept_length) == (0.25, 0.5, 2.5)
     text = "\n".join(text for _, text in rows(got))
-    assert "2.50 tokens a verification, 50 % accepted" in text and "a?[2J: 1 requests" in text
+    assert "accept length 2.50, accept rate 50 %" in text and "a?[2J: 1 requests" in text
     clock.now += 1
     assert watch.poll().tokens_out_per_s == pytest.approx(10 / 3)  # over the last seconds
     clock.now += 70
@@ -272,6 +275,30 @@ def test_a_worker_pool_of_a_thousand_fits_the_page() -> None:
     workers = [Worker(f"http://w{i}:1") for i in range(1000)]
     got = watched(Fake(ready="", metrics=RouterMetrics(workers).exposition()))[0].poll()
     assert len(rows(got)) < 24 and rows(got)[-1][1] == "and 988 more"
+
+
+def test_the_page_fits_80_columns_and_24_lines() -> None:
+    rich = pytest.importorskip("rich.console", reason="rich is of the extra chat")
+    workers = [
+        Worker(f"http://a-rather-long-name-of-a-worker-{i}.example:30000") for i in range(40)
+    ]
+    snapshot = watched(Fake(ready="", metrics=RouterMetrics(workers).exposition()))[0].poll()
+    found = [replace(snapshot, url=f"http://{'x' * 90}:{i}") for i in range(9)]
+    for width, height in ((80, 24), (40, 10)):
+        console = rich.Console(width=width, height=height, file=io.StringIO())
+        page = top._page(width, height, found, 3, [1.0, 2.0] * 99, True)
+        lines = [str(one) for one in page.renderables]
+        with console.capture() as shown:
+            console.print(page)
+        assert len(shown.get().splitlines()) == len(lines) == height  # none was folded
+        assert lines[3].startswith("> http") and lines[-1].endswith("HELD")
+
+
+def test_a_server_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixlm.terminal.watch.WAIT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as sock:  # takes connections, never answers
+        got = Watch(Api(f"http://127.0.0.1:{sock.getsockname()[1]}")).poll()
+    assert got.state == "down" and "timed out" in got.reason
 
 
 @pytest.fixture(scope="session")

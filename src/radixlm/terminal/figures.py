@@ -8,7 +8,7 @@ from radixlm.base.units import format_bytes, format_seconds
 from radixlm.terminal.snapshot import Part, Percentiles, Snapshot
 
 _BARS = " ▁▂▃▄▅▆▇█"
-_LATENCIES = {"ttft": "TTFT", "itl": "ITL", "e2e": "whole", "queue": "queue"}
+_LATENCIES = {"ttft": "TTFT", "itl": "ITL", "e2e": "E2E", "queue": "queue"}
 _MAX_NAME, _MAX_PARTS = 60, 12
 
 
@@ -29,7 +29,7 @@ def rows(got: Snapshot, rates: Sequence[float] = (), width: int = 80) -> list[tu
                     f"{n.replace('_', ' ')} {format_bytes(b)}" for n, b in got.memory.items()
                 ),
             ),
-            ("drafts", _drafts(got)),
+            ("spec", _drafts(got)),
             ("adapters", _adapters(got)),
             *_parts(got),
         ]
@@ -141,8 +141,10 @@ def _cache(got: Snapshot, width: int) -> str:
 
 
 def _drafts(got: Snapshot) -> str:
-    length = f"{got.accept_length:.2f} tokens a verification" if got.accept_length else ""
-    rate = f"{_share(got.accept_rate)} accepted" if got.accept_rate is not None and length else ""
+    length = f"accept length {got.accept_length:.2f}" if got.accept_length else ""
+    rate = (
+        f"accept rate {_share(got.accept_rate)}" if got.accept_rate is not None and length else ""
+    )
     return ", ".join(text for text in (length, rate) if text)
 
 

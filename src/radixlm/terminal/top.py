@@ -147,7 +147,7 @@ def _page(
     is_held: bool,
 ) -> Any:
     """rich's text of a screen: a line a server if there are several, then all of the chosen one."""
-    page = importlib.import_module("rich.text").Text(no_wrap=True, overflow="ellipsis")
+    page = importlib.import_module("rich.text").Text()
     colours = {"ready": "green", "up": "green", "not ready": "yellow", "down": "red"}
     for number, one in enumerate(found if len(found) > 1 else ()):
         mark = ">" if number == chosen else " "
@@ -157,9 +157,15 @@ def _page(
         page.append(
             f"{text}\n", style=colours.get(found[chosen].state) if label == "server" else None
         )
-    page.append("q leaves, space holds" + (", tab: next" if len(found) > 1 else ""), style="dim")
-    page.append("  HELD" if is_held else "", style="bold yellow")
-    return importlib.import_module("rich.console").Group(*list(page.split("\n"))[:height])
+    lines = list(page.split("\n"))[: height - 1]
+    tab = ", tab: next" if len(found) > 1 else ""
+    held = "  HELD" if is_held else ""
+    lines.append(
+        importlib.import_module("rich.text").Text(f"q leaves, space holds{tab}{held}", "dim")
+    )
+    for one in lines:
+        one.truncate(width, overflow="ellipsis")
+    return importlib.import_module("rich.console").Group(*lines)
 
 
 @contextlib.contextmanager
