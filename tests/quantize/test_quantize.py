@@ -14,7 +14,7 @@ from radixlm.arch.hf import describe
 from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.engine.model_info import ASSETS
 from radixlm.quantize import run
-from radixlm.quantize.calibration import Scales, _is_shifted, calibrate
+from radixlm.quantize.calibration import Scales, _is_shifted, _is_whole, calibrate
 from radixlm.quantize.cli import main
 from radixlm.quantize.methods import METHODS, round_weight
 from radixlm.weights.folder import open_folder
@@ -98,6 +98,27 @@ def test_scales_do_not_change_the_model(tmp_path: Path) -> None:
                 param.copy_(scales.apply(module, part, param))
         after = model(ids).logits
     assert (after - before).abs().max() < 2e-4 * before.abs().max()
+
+
+def test_other_methods_only_weigh_inputs(tmp_path: Path) -> None:
+    scales = calibrate(TINY, TEXT, METHODS["int4wo-128"], 256, 128)
+    assert scales.importance and not scales.into and not scales.out_of
+
+
+def test_norms_beside_numbered_experts_stay() -> None:
+    experts = torch.nn.ModuleList([torch.nn.Linear(8, 8)])
+    layer = torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(8), "gate": torch.nn.Linear(8, 2)})
+    modules = dict(torch.nn.ModuleDict({"0": layer}).named_modules())
+    assert _is_whole(modules, "0.norm")
+    layer["experts"] = experts
+    assert not _is_whole(dict(torch.nn.ModuleDict({"0": layer}).named_modules()), "0.norm")
+
+
+def test_layers_that_the_checkpoint_names_otherwise_are_refused() -> None:
+    scales = Scales()
+    scales.into["model.layers.0.attention.query"] = torch.ones(4)
+    with pytest.raises(ConfigError, match=r"no model\.layers\.0\.attention\.query\.weight"):
+        run.Quantizer(TINY, METHODS["awq-like"], scales)
 
 
 def test_calibration_lowers_the_error_of_outputs(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 import pty
 import select
 import sys
+import termios
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -42,6 +44,14 @@ async def url(toy_folder: Path) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
+@pytest_asyncio.fixture
+async def slow_url(toy_folder: Path) -> AsyncIterator[str]:
+    """A server whose endless answer takes 20 s."""
+    async with scripted_server(toy_folder, SCRIPT) as server, listening(server) as port:
+        server.engine.executor.is_slow = True
+        yield f"http://127.0.0.1:{port}"
+
+
 async def talk_to(url: str) -> Conversation:
     api = Api(url)
     api.model = (await asyncio.to_thread(api.models))[0]
@@ -73,6 +83,9 @@ async def test_a_refused_message_is_not_kept(url: str) -> None:
     with pytest.raises(Refused, match="max_tokens"):
         await say(talk, "the second")
     assert roles(talk) == "ua"
+    for wrong in ("ftp://x", "http://x:99999", "http://[::1", "http://x:0"):
+        with pytest.raises(ConfigError, match="--url"):
+            Api(wrong)
     gone = Api("http://127.0.0.1:1")
     with pytest.raises(Refused, match="does not answer"):
         list(gone.answer({"messages": []}))
@@ -137,12 +150,47 @@ async def test_commands(url: str, tmp_path: Path) -> None:
         ("/set top_k many", "not a number"),
         ("/save", "name a file"),
         ("/load /nowhere", "/nowhere"),
+        ("/load {folder}/list.json", "list.json"),
+        ("/load {folder}/parts.json", "parts with a type"),
         ("/image /nowhere.png", "/image"),
     ],
 )
-def test_wrong_commands_are_told(line: str, says: str) -> None:
+def test_wrong_commands_are_told(line: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "parts.json").write_text('{"messages": [{"role": "user", "content": [{}]}]}')
     with pytest.raises(ConfigError, match=says):
-        Conversation(Api("http://127.0.0.1:1")).command(line)
+        Conversation(Api("http://127.0.0.1:1")).command(line.format(folder=tmp_path))
+
+
+@pytest.mark.parametrize("said", ["", "Some"])
+def test_a_lost_answer_says_whether_it_is_kept(said: str, capsys: Any) -> None:
+    class Fake(Api):
+        def answer(self, fields: Any) -> Iterator[Event]:
+            if said:
+                yield Event("text", said)
+            raise Refused("the connection was lost")
+
+    talk = Conversation(Fake("http://127.0.0.1:1"))
+    assert not cli._answer(talk, PlainScreen(), "hi")
+    says = "(the answer ends here)" if said else "(the message is not kept)"
+    assert says in capsys.readouterr().err and roles(talk) == ("ua" if said else "")
+
+
+def test_a_server_of_its_own_is_asked_with_its_key(tmp_path: Path, monkeypatch: Any) -> None:
+    """By --config too."""
+    asked: list[Any] = []
+
+    @contextlib.contextmanager
+    def server(options: list[str], key: str | None) -> Iterator[Api]:
+        asked.append((options, key))
+        yield Api("http://127.0.0.1:1", key)
+
+    monkeypatch.setattr(cli, "own_server", server)
+    (tmp_path / "x.yaml").write_text("api-key: secret\nmodel-path: x\n")
+    options = ["--config", str(tmp_path / "x.yaml")]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert cli.main([*options, "--plain", "hi"]) == 1
+    assert asked == [(options, "secret")]
 
 
 def test_images_go_with_the_next_message(tmp_path: Path) -> None:
@@ -242,6 +290,8 @@ class Terminal:
         self.pid, self._fd = pty.fork()
         if not self.pid:
             os.environ.update(HOME=str(home), TERM=kind, XDG_STATE_HOME=str(home))
+            path = (str(home), os.environ.get("PYTHONPATH", ""))
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
             command = [sys.executable, "-m", "radixlm.entrypoints.cli", verb, "--url", url]
             os.execv(sys.executable, command)
         self.seen = ""
@@ -251,9 +301,26 @@ class Terminal:
         limit_s = time.monotonic() + 60
         while text not in self.seen:
             assert time.monotonic() < limit_s, self.seen
-            if select.select([self._fd], [], [], 1.0)[0]:
-                self.seen += os.read(self._fd, 65536).decode("utf-8", "replace")
+            self._read(1.0)
         self.seen = self.seen.partition(text)[2]
+
+    def prompt(self) -> None:
+        """Until it reads keys; before that a Ctrl-D means the end of a line that it then drops."""
+        self.until(">")
+        limit_s = time.monotonic() + 60
+        while termios.tcgetattr(self._fd)[3] & termios.ICANON:
+            assert time.monotonic() < limit_s, self.seen
+            self._read(0.01)
+
+    def _read(self, wait_s: float) -> None:
+        if select.select([self._fd], [], [], wait_s)[0]:
+            try:
+                shown = os.read(self._fd, 65536).decode("utf-8", "replace")
+            except OSError:
+                pytest.fail(f"it has ended: {self.seen}")
+            self.seen += shown
+            if "\x1b[6n" in shown:  # where is the cursor?
+                self.type("\x1b[1;1R")
 
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
@@ -285,22 +352,26 @@ def play(url: str, home: Path, kind: str) -> int:
             ("/clear\n", "begins anew"),
             ("\x10\x10\n", "The one."),  # back in the history
         ):
-            terminal.until("> ")
+            terminal.prompt()
             terminal.type(line)
             terminal.until(shows)
-        terminal.until("> ")
+        terminal.prompt()
         terminal.type("forever\n")
         terminal.until("Hello")
         terminal.type("\x03")  # Ctrl-C stops the answer
-        terminal.until("> ")
+        terminal.prompt()
         terminal.type("\x04")
     finally:
         code = terminal.end()
     return code
 
 
+@pytest.mark.parametrize("library", ["readline", "prompt_toolkit"])
 @pytest.mark.parametrize("kind", ["dumb", "xterm"])
-async def test_on_a_terminal(url: str, tmp_path: Path, kind: str) -> None:
-    assert await asyncio.to_thread(play, url, tmp_path, kind) == 0
+async def test_on_a_terminal(slow_url: str, tmp_path: Path, kind: str, library: str) -> None:
+    pytest.importorskip(library)
+    if library == "readline":
+        (tmp_path / "prompt_toolkit.py").write_text("raise ImportError")
+    assert await asyncio.to_thread(play, slow_url, tmp_path, kind) == 0
     lines = (tmp_path / "radixlm" / "chat_history").read_text()
     assert "the first" in lines and "/clear" in lines

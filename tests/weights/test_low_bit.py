@@ -104,10 +104,32 @@ def test_quark_floats_are_read_by_the_sources_of_floats() -> None:
     both = quark(
         "fp4", "per_group", layer_quant_config={"*down*": {"weight": {"dtype": "fp8_e4m3"}}}
     )
-    assert parse(both) == MixedQuant("quark", (Fp4Quant("quark"), Fp8Quant("quark")))
+    assert parse(both) == MixedQuant("quark", (Fp8Quant("quark"), Fp4Quant("quark")))
+    assert Fp8Quant("quark").matches_flag("quark")
     assert parse({"quant_method": "quark"}) is None
     with pytest.raises(ConfigError, match="quark in int3 cannot be loaded; known dtype: int4"):
         parse(quark("int3", "per_group"))
+
+
+def test_quark_integers_beside_floats_of_4_bits(tmp_path: Path) -> None:
+    """Bytes of two floats are no integers, whichever config.json names first."""
+    whole, codes = values(8, 64).to(torch.int8) - 8, values(8, 64)
+    other = NAME.replace("up", "down")
+    powers = torch.full((8, 2), 125, dtype=torch.uint8)
+    parts = {"weight": whole, "weight_scale": torch.full((8,), 0.5)}
+    stored = {f"{NAME}.{name}": tensor for name, tensor in parts.items()}
+    stored[f"{other}.weight"] = codes[:, 0::2] | codes[:, 1::2] << 4
+    save_file(stored | {f"{other}.weight_scale": powers}, tmp_path / "model.safetensors")
+    config = quark(
+        "int8", "per_channel", layer_quant_config={"*down*": {"weight": {"dtype": "fp4"}}}
+    )
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    source = open_folder(tmp_path, "auto", torch.float32)
+    assert torch.equal(source.read(f"{NAME}.weight"), whole * 0.5)
+    floats = source.read_quantized(f"{other}.weight")
+    assert floats is not None and floats.is_fp4 and source.is_quantized(f"{other}.weight")
+    assert torch.equal(floats.values_OI, codes) and bool((floats.scale_OG == 0.25).all())
+    assert torch.equal(source.read(f"{other}.weight"), floats.dequantize())
 
 
 def test_w4afp8(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def flags_of(verb: str, target: str) -> set[str]:
     text, flags = out.getvalue(), set(_FLAG.findall(out.getvalue()))
     if "--help-all" in flags or "erver options" in text:
         flags |= {option.dashed for option in options().values()}
-    return flags - {"--"}
+    return flags
 
 
 def choices() -> dict[str, tuple[str, ...]]:

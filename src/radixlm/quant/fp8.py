@@ -30,7 +30,7 @@ class Fp8Quant(Record):
     source: ClassVar[str] = "radixlm.weights.fp8_source:Fp8Source"
 
     def matches_flag(self, flag: str) -> bool:
-        return flag in FP8_FLAGS
+        return flag in (*FP8_FLAGS, self.method)
 
     def scheme(self) -> Scheme:
         return PrequantizedFp8Scheme(self.fmt)

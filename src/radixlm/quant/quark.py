@@ -32,6 +32,10 @@ class QuarkQuant(WidenedQuant):
     source: ClassVar[str] = "radixlm.weights.quark_source:QuarkSource"
 
 
+# of the sources, the innermost first: 4 bit floats are bytes, which are integers to the last
+_ORDER = (Fp8Quant, Fp4Quant, QuarkQuant)
+
+
 def parse_quark(config: Mapping[str, Any]) -> StoredQuant | None:
     """Read a ``quantization_config``; None if it quantizes no weights, ConfigError for numbers that
     are not read."""
@@ -52,10 +56,10 @@ def parse_quark(config: Mapping[str, Any]) -> StoredQuant | None:
         parts[dtype] = QuarkQuant("quark", is_signed, is_grouped, method == "reorder")
     if sum(isinstance(part, QuarkQuant) for part in parts.values()) > 1:
         raise ConfigError("quantization_config: quark with two types of integers cannot be loaded")
-    found = tuple(parts.values())
+    found = sorted(parts.values(), key=lambda part: _ORDER.index(type(part)))
     if len(found) < 2:
         return found[0] if found else None
-    return MixedQuant("quark", found)
+    return MixedQuant("quark", tuple(found))
 
 
 def _weights(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

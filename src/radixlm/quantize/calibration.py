@@ -164,8 +164,10 @@ def _choose(modules: Mapping[str, Any], seen: dict[str, Inputs], method: Method)
         up = f"{parent}.up_proj"
         if own == "down_proj" and f"{parent}.gate_proj" in modules and up in modules:
             readers[up].append(name)
+    if method.name != "awq-like":
+        return scales
     for maker, names in tqdm(readers.items(), desc="choosing scales", disable=None):
-        if maker.rpartition(".")[2] != "up_proj" and not _is_whole(modules, maker, names):
+        if maker.rpartition(".")[2] != "up_proj" and not _is_whole(modules, maker):
             continue
         scale = _best(modules, seen, names, method)
         if scale is None:
@@ -179,11 +181,14 @@ def _choose(modules: Mapping[str, Any], seen: dict[str, Inputs], method: Method)
     return scales
 
 
-def _is_whole(modules: Mapping[str, Any], norm: str, names: list[str]) -> bool:
-    """Whether no other parameter reads the norm's output: experts do, outside of linear layers."""
-    layer = norm.rpartition(".")[0]
-    inside = [m for name, m in modules.items() if name.startswith(layer + ".")]
-    return not any(p.ndim > 2 for m in inside for p in m.parameters(recurse=False))
+def _is_whole(modules: Mapping[str, Any], norm: str) -> bool:
+    """Whether no other parameter reads the norm's output: experts read rows of it, stacked in one
+    parameter or numbered."""
+    layer = norm.rpartition(".")[0] + "."
+    inside = {n.removeprefix(layer): m for n, m in modules.items() if n.startswith(layer)}
+    if any(part.isdigit() for name in inside for part in name.split(".")):
+        return False
+    return not any(p.ndim > 2 for m in inside.values() for p in m.parameters(recurse=False))
 
 
 def _is_shifted(norm: Any) -> bool:

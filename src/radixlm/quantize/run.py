@@ -67,6 +67,12 @@ class Quantizer:
             raise ConfigError(
                 f"--method {method.name}: no weight has inputs in groups of 32; use --method int8wo"
             )
+        scaled = self._scales.into.keys() | self._scales.out_of.keys()
+        if unknown := [name for name in scaled if f"{name}.weight" not in shapes]:
+            raise ConfigError(
+                f"--method {method.name}: the checkpoint has no {min(unknown)}.weight, which "
+                "transformers' model has; use --method int4wo-128"
+            )
         self._shapes, self._errors = shapes, dict[str, float]()
 
     def write(self, target: Path, shard_bytes: int) -> Report:

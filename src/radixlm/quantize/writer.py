@@ -19,7 +19,17 @@ from radixlm.base.record import Record
 from radixlm.weights.safetensors_file import DTYPES
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json", ".h5", ".msgpack")
+_NOT_COPIED = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".gguf",
+    ".index.json",
+    ".h5",
+    ".msgpack",
+    ".remote",
+)
 
 
 class Spec(Record):

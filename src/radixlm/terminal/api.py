@@ -21,10 +21,9 @@ Kind = Literal["text", "thinking", "usage", "finish"]
 
 
 class Refused(RadixError):
-    """The server has refused a request, or cannot be reached. ``is_lost``: in mid-answer.
-    ``status``: of its answer, 0 without one."""
+    """The server has refused a request, or cannot be reached, also in mid-answer. ``status``: of
+    its answer, 0 without one."""
 
-    is_lost = False
     status = 0
 
 
@@ -108,9 +107,7 @@ class Api:
             with self._ask("POST", "/v1/chat/completions", {**body, **fields}) as response:
                 yield from _events(response)
         except (OSError, http.client.HTTPException) as error:
-            lost = Refused(f"the connection was lost: {error or 'cut'}")
-            lost.is_lost = True
-            raise lost from error
+            raise Refused(f"the connection was lost: {error or 'cut'}") from error
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[Event]:
@@ -124,6 +121,8 @@ def _events(response: http.client.HTTPResponse) -> Iterator[Event]:
             chunk = json.loads(data)
         except ValueError as error:
             raise Refused(f"the server sent what is no JSON: {data[:80]!r}") from error
+        if not isinstance(chunk, dict):
+            raise Refused(f"the server sent what is no object: {data[:80]!r}")
         if told := chunk.get("error"):
             raise Refused(str(told.get("message", told) if isinstance(told, dict) else told))
         for choice in chunk.get("choices") or ():

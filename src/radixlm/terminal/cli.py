@@ -96,7 +96,7 @@ def _server(
         print(f"(talking to the server at {DEFAULT_URL})", file=sys.stderr)
         yield found
     else:
-        with own_server(options) as api:
+        with own_server(options, key) as api:
             yield api
 
 
@@ -134,7 +134,7 @@ def chat(talk: Conversation, screen: PlainScreen, read: ReadLine) -> int:
 
 def _answer(talk: Conversation, screen: PlainScreen, text: str) -> bool:
     """Show an answer; whether it is whole."""
-    events = talk.ask(text)
+    events, before = talk.ask(text), len(talk.messages)
     screen.begin()
     is_whole = False
     try:
@@ -145,7 +145,8 @@ def _answer(talk: Conversation, screen: PlainScreen, text: str) -> bool:
         events.close()  # type: ignore[attr-defined]
     except Refused as error:
         screen.end(talk.figures)
-        what = "the answer ends here" if error.is_lost else "the message is not kept"
+        is_kept = len(talk.messages) > before
+        what = "the answer ends here" if is_kept else "the message is not kept"
         screen.say(f"{error} ({what})", is_error=True)
         return False
     screen.end(talk.figures)

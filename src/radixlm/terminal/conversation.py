@@ -181,12 +181,12 @@ class Conversation:
     def _load(self, path: str) -> str:
         try:
             state = json.loads(Path(path).expanduser().read_text())
-            messages, params = state["messages"], state.get("params") or {}
-            if not all(isinstance(m, dict) and "role" in m and "content" in m for m in messages):
-                raise ValueError("messages have a role and a content")
+            messages, params = list(state["messages"]), dict(state.get("params") or {})
+            if not all(map(_is_message, messages)):
+                raise ValueError("messages have a role and a content, a text or parts with a type")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"/load {path}: {error!s:.200}") from error
-        self.messages, self.params = messages, dict(params)
+        self.messages, self.params = messages, params
         return f"{len(messages)} messages"
 
     def _clear(self, _: str) -> str:
@@ -203,7 +203,7 @@ class Conversation:
         if isinstance(content, str):
             return content
         self._media = [part for part in content if part["type"] != "text"]
-        return "".join(part["text"] for part in content if part["type"] == "text")
+        return "".join(str(part.get("text", "")) for part in content if part["type"] == "text")
 
     def _undo(self, _: str) -> str:
         return f"taken back: {self._take_back():.60}"
@@ -226,6 +226,15 @@ class Conversation:
     def _help(self, _: str) -> str:
         lines = [f"  {name + ' ' + args:<22} {text}" for name, (args, _, text) in _HELP.items()]
         return "\n".join([*lines, *_KEYS])
+
+
+def _is_message(one: Any) -> bool:
+    if not isinstance(one, dict) or "role" not in one:
+        return False
+    content = one.get("content")
+    parts = content if isinstance(content, list) else []
+    is_known = isinstance(content, str | list)
+    return is_known and all(isinstance(part, dict) and "type" in part for part in parts)
 
 
 Command = Callable[[Conversation, str], str | None]

@@ -30,13 +30,13 @@ def running(key: str | None) -> Api | None:
 
 
 @contextlib.contextmanager
-def own_server(options: Sequence[str]) -> Iterator[Api]:
-    """A server with these options on a free port of this machine. ConfigError if it does not come
-    up; what it says of that is on standard error."""
+def own_server(options: Sequence[str], key: str | None) -> Iterator[Api]:
+    """A server with these options, among them its ``key``, on a free port of this machine.
+    ConfigError if it does not come up; what it says of that is on standard error."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "radixlm.entrypoints.cli", "serve", *options]
-    if not any(word.partition("=")[0] == "--log-level" for word in options):
+    if not any(word.replace("_", "-").partition("=")[0] == "--log-level" for word in options):
         command += ["--log-level", "warning"]
     # the last of a flag holds; a session of its own: Ctrl-C is for the chat
     command += ["--host", "127.0.0.1", "--port", str(port), "--enable-cache-report"]
@@ -45,7 +45,7 @@ def own_server(options: Sequence[str]) -> Iterator[Api]:
         preexec_fn=die_with_parent,
     )  # fmt: skip
     try:
-        yield _await(child, f"http://127.0.0.1:{port}", _key_of(options))
+        yield _await(child, f"http://127.0.0.1:{port}", key)
     finally:
         child.send_signal(signal.SIGTERM)
         try:
@@ -53,15 +53,6 @@ def own_server(options: Sequence[str]) -> Iterator[Api]:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-
-
-def _key_of(options: Sequence[str]) -> str | None:
-    """The value of --api-key among a server's options."""
-    for number, word in enumerate(options):
-        name, equals, value = word.partition("=")
-        if name == "--api-key":
-            return value if equals else next(iter(options[number + 1 :]), None)
-    return None
 
 
 def _await(child: subprocess.Popen[bytes], url: str, key: str | None) -> Api:

@@ -59,9 +59,6 @@ class Fp4Source(PartsSource):
             out[expert] = _dequantize(codes, scales, self._dtype)  # one at a time: less memory
         return out
 
-    def is_quantized(self, name: str) -> bool:
-        return name in self._parts or self.inner.is_quantized(name)
-
     def read_quantized(self, name: str) -> QuantizedWeight | None:
         if name not in self._parts:
             return self.inner.read_quantized(name)

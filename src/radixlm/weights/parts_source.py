@@ -48,13 +48,15 @@ class PartsSource(WrappedSource):
         return wide.to(self._dtype)
 
     def is_quantized(self, name: str) -> bool:
-        return name in self._parts
+        return name in self._parts or self.inner.is_quantized(name)
 
     def is_integer(self, name: str) -> bool:
         """Whether ``weight`` gives integers; False saves the work where it never does."""
         return True
 
     def read_quantized(self, name: str) -> QuantizedWeight | None:
+        if name not in self._parts:
+            return self.inner.read_quantized(name)
         weight = self.weight(name) if self.is_integer(name) else None
         if isinstance(weight, Integers):
             return weight.to_quantized(self.quantizes_inputs)
