@@ -103,6 +103,30 @@ def test_a_failing_grammar_fails_its_request_alone() -> None:
     assert bench.out["b"] == reference([1, 2, 4], 9, True)
 
 
+def test_grammars_are_counted() -> None:
+    feature = GrammarFeature(GrammarConfig(), lambda: None, 31, (0,))  # type: ignore[arg-type,return-value]
+    assert feature.stats() == {}  # before the first grammar
+
+    def refuse() -> None:
+        raise InvalidRequest("no regex", param="regex")
+
+    bad = SimpleNamespace(is_ready=False, matcher=refuse)
+    feature._ticket = lambda spec, client: bad  # type: ignore[assignment,method-assign,return-value]
+    feature._cache = SimpleNamespace(num_requests=3, num_hits=1)  # type: ignore[assignment]
+    bench = SchedulerHarness(features=(feature,))
+    bench.submit("a", [1, 2, 3], 9, grammar=GrammarSpec("regex", "x"))
+    bench.tick()
+    load = bench.scheduler.load(1.0)
+    assert load.num_grammar_queue == 1
+    bad.is_ready = True
+    bench.run()
+    load = bench.scheduler.load(1.0)
+    assert bench.finish["a"].status == 400 and load.num_grammar_queue == 0
+    found = {name: load.tiers[name] for name in load.tiers if name.startswith("grammar_")}
+    counts = {"grammar_requests": 3, "grammar_hits": 1, "grammar_failures": 1}
+    assert found == {"grammar_queue": 0, **counts}
+
+
 def test_the_inflight_log_names_the_suspect(tmp_path: Path) -> None:
     path = tmp_path / "flight"
     record = InflightLog(path)

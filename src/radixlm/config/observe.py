@@ -40,7 +40,7 @@ class ObserveConfig(Group):
     show_time_cost: Annotated[
         bool,
         "Log the time of marked sections.",
-        Flag(state="no-op", why="no section of the code is marked"),
+        Flag(state="no-op", why="no section of the code is marked, nor is one in SGLang"),
     ] = False
     decode_log_interval: Annotated[
         int,
@@ -49,8 +49,7 @@ class ObserveConfig(Group):
     ] = LOG_STEPS
     enable_request_time_stats_logging: Annotated[
         bool,
-        "Log how long each part of a request took.",
-        Flag(state="no-op", why="--log-requests logs these times"),
+        "Log how long each part of a request took, as SGLang does.",
     ] = False
     gc_warning_threshold_secs: Annotated[
         float,

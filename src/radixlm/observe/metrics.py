@@ -4,6 +4,7 @@ Callers report events (``Series.first_token``, ``tokens``, ``Metrics.ended``) an
 a scrape; this module defines names, labels and buckets.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
@@ -35,7 +36,12 @@ GAUGES: dict[str, str] = {
     "num_queue_reqs": "Requests that wait.",
     "num_grammar_queue_reqs": "Requests whose grammar is compiled.",
     "num_paused_reqs": "Requests that are paused.",
-    "num_retracted_reqs": "Requests that gave their cache back and wait again.",
+    "num_retracted_reqs": "Retractions since the start: requests that gave their cache back.",
+    "total_retracted_reqs": "The same.",
+    "avg_request_queue_latency": "Mean seconds in the queue of the last 100 requests that ended.",
+    "num_grammar_total": "Requests with a grammar.",
+    "num_grammar_cache_hit_total": "Those whose grammar had been compiled before.",
+    "num_grammar_aborted_total": "Those whose grammar could not be compiled.",
     "num_used_tokens": "Tokens in the KV cache that are in use.",
     "token_usage": "Part of the KV cache that is in use.",
     "gen_throughput": "Tokens generated a second.",
@@ -191,6 +197,7 @@ class Metrics:
             (*self._names, "lora_name"), registry=self.registry,
         )  # fmt: skip
         self._adapters: set[str] = set()
+        self._queue_s: deque[float] = deque(maxlen=100)  # of the last requests that ended
 
     def _request_metrics(self, buckets: Buckets) -> dict[str, Counter | Histogram]:
         """Those whose labels customers may set, without values of labels yet."""
@@ -245,6 +252,7 @@ class Metrics:
             name = end.adapter if end.adapter in self._adapters else OTHER
             self._adapter_requests.labels(**self._labels, lora_name=name).inc()
         self._queue.observe(end.queue_s)
+        self._queue_s.append(end.queue_s)
         series.ended(end)
 
     def adapter_loaded(self, seconds: float) -> None:
@@ -260,7 +268,8 @@ class Metrics:
 
     def exposition(self, gauges: Mapping[str, float]) -> bytes:
         """The text that Prometheus reads, with ``gauges`` (of GAUGES, PAIR_GAUGES) set first."""
-        for name, value in gauges.items():
+        mean_s = sum(self._queue_s) / max(1, len(self._queue_s))
+        for name, value in {**gauges, "avg_request_queue_latency": mean_s}.items():
             if name not in self._gauges:
                 self._gauges[name] = self._gauge(name, PAIR_GAUGES[name])
             self._gauges[name].set(value)

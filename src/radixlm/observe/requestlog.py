@@ -31,6 +31,16 @@ def finished(rid: str, level: int, facts: dict[str, Any], output: str | None) ->
     log.info("%s", "; ".join(parts))
 
 
+def time_stats(
+    rid: str, role: str, lengths: tuple[int, int], spans_s: dict[str, float], start_time: float
+) -> None:
+    """One line with SGLang's words. ``role``: unified, prefill or decode; ``lengths``: of input
+    and output; ``spans_s``: name -> seconds; ``start_time``: seconds since the epoch."""
+    head = f"rid={rid}, input len={lengths[0]}, output len={lengths[1]}, type={role}"
+    spans = "".join(f"{name}={1e3 * seconds:.2f}ms, " for name, seconds in spans_s.items())
+    log.info("Req Time Stats(%s): %sstart_time=%s", head, spans, start_time)
+
+
 def _shown(text: str, level: int) -> str:
     if level >= 3 or len(text) <= SHORT_CHARS:
         return _quoted(text)

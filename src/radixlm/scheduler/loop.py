@@ -330,7 +330,7 @@ class Scheduler:
             self._rate_start = (now_s, generated)
         elif not self._throughput and now_s > since_s:  # the first tokens after a rest
             self._throughput = (self.committer.num_generated - counted) / (now_s - since_s)
-        kv_manager = self.kv_manager
+        kv_manager, stats = self.kv_manager, self.hooks.stats()
         return LoadReport(
             num_running=len(self.planner.running),
             num_waiting=len(self.queue),
@@ -346,5 +346,6 @@ class Scheduler:
             num_breaches=self.controls.num_breaches,
             spec_accept_length=self.drafting.counts.accept_len if self.drafting else 0.0,
             drafts=self.drafting.counts.totals if self.drafting else None,
-            tiers=self.hooks.stats(),
+            num_grammar_queue=int(stats.get("grammar_queue", 0)),
+            tiers=stats,
         )

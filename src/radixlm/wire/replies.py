@@ -67,7 +67,7 @@ class DraftTotals(msgspec.Struct, omit_defaults=True):
 class LoadReport(msgspec.Struct, omit_defaults=True):
     """The load of a scheduler. ``is_paused``: an operator has paused it. ``released``: tags of the
     memory that its engine has given back. ``tiers``: figures of
-    pages that arrive (``engine/features/page_arrivals.py``)."""
+    features: of pages that arrive (``engine/features/page_arrivals.py``), of grammars."""
 
     num_running: int = 0
     num_waiting: int = 0

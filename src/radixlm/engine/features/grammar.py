@@ -105,6 +105,7 @@ class GrammarFeature(Feature):
         self._work: Future[dict[int, Mask]] | None = None
         self._mask_s = 20e-6  # of one mask, a running mean
         self.num_forced = 0
+        self.num_failed = 0  # grammars that could not be compiled
 
     @property
     def num_waiting(self) -> int:
@@ -148,8 +149,22 @@ class GrammarFeature(Feature):
             return True
         if not state.ticket.is_ready:
             return False
-        state.start()
+        try:
+            state.start()
+        except RequestError:
+            self.num_failed += 1
+            raise
         return True
+
+    def stats(self) -> dict[str, float]:
+        if self._cache is None:
+            return {}
+        return {
+            "grammar_queue": self.num_waiting,
+            "grammar_requests": self._cache.num_requests,
+            "grammar_hits": self._cache.num_hits,
+            "grammar_failures": self.num_failed,
+        }
 
     def extend(self, items: Sequence[Item]) -> dict[str, object]:
         if self._work is not None:  # a step that was planned and never sampled

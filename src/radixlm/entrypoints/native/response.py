@@ -28,11 +28,16 @@ class ResponseBuilder:
     """Makes the answers of one call from Outputs."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, batch: Batch, weight_version: str, dim: int = 0
+        self,
+        tokenizer: Tokenizer | None,
+        batch: Batch,
+        weight_version: str,
+        dim: int = 0,
+        has_times: bool = False,
     ) -> None:
-        """``dim``: numbers of a hidden state."""
+        """``dim``: numbers of a hidden state. ``has_times``: tell when things happened."""
         self._tokenizer, self._batch, self._version = tokenizer, batch, weight_version
-        self._dim = dim
+        self._dim, self._has_times = dim, has_times
         self._began_s = time.monotonic()
         # text of disjoint answers, by prompt and sample
         self._earlier: dict[tuple[int, int], str] = {}
@@ -67,7 +72,9 @@ class ResponseBuilder:
             meta["lora_digest"] = output.adapter.digest[:DIGEST_DIGITS]
         if output.finish is not None:
             self.last_finish = output.finish
-            meta["e2e_latency"] = time.monotonic() - self._began_s
+            meta["e2e_latency"] = seconds = time.monotonic() - self._began_s
+            if self._has_times:
+                meta |= _times(output, seconds)
             meta |= spec_fields(output)
             self._add_check(index, output, meta)
         if self._batch.wants_logprobs[index]:
@@ -211,3 +218,15 @@ def last_hidden(output: Output, dim: int) -> list[float]:
     """The hidden state of the last place, all that OpenAI's routes give."""
     rows = np.frombuffer((output.hidden_states or [b""])[-1], np.float32)
     return list(rows[-dim:].tolist())
+
+
+def _times(output: Output, seconds: float) -> dict[str, float]:
+    """Of a sample that has just ended, ``seconds`` after the request came; in seconds since the
+    epoch, and tokens a second."""
+    now_s = time.time()
+    times = {"request_received_ts": now_s - seconds, "request_finished_ts": now_s,
+             "response_sent_to_client_ts": now_s}  # fmt: skip
+    decode_s = seconds - output.prefill_s
+    if output.completion_tokens > 1 and output.prefill_s and decode_s > 0:
+        times["decode_throughput"] = (output.completion_tokens - 1) / decode_s
+    return times

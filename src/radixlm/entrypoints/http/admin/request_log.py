@@ -1,6 +1,7 @@
 """Recording requests: --log-requests, --crash-dump-folder, and their routes."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from radixlm.entrypoints.http.transport import read_body
 from radixlm.entrypoints.request_model import Body, Int
 from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
-from radixlm.observe.requestlog import LEVELS, finished, received
+from radixlm.observe.requestlog import LEVELS, finished, received, time_stats
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.replies import Finish
 
@@ -75,12 +76,33 @@ class RequestLog(Observer):
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
+class TimeStatsLog(Observer):
+    """Logs how long requests waited and were computed (--enable-request-time-stats-logging)."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+
+    def ended(self, state: RequestState, finish: Finish) -> None:
+        total_s = max(0.0, state.finished_s - state.arrival_s)
+        queue_s = min(state.last_delta.queue_time_s, total_s)
+        spans_s = {"queue_duration": queue_s, "forward_duration": total_s - queue_s}
+        if state.first_token_s:
+            spans_s["first_token"] = state.first_token_s - state.arrival_s
+        lengths = (state.prompt_tokens, len(state.output_ids))
+        start_time = time.time() - (time.monotonic() - state.arrival_s)
+        time_stats(state.rid, self._role, lengths, spans_s, start_time)
+
+
 def install_request_log(state: ServerState) -> None:
     """Observe requests; routes may change what is logged."""
     observe = state.config.observe
     request_log = RequestLog(state.tokenizer, observe.log_requests, observe.log_requests_level)
     state.extras[RequestLog] = request_log
     state.intake.observers = (*state.intake.observers, request_log)
+    if observe.enable_request_time_stats_logging:
+        mode = state.config.disagg.disaggregation_mode
+        role = "unified" if mode == "null" else mode
+        state.intake.observers = (*state.intake.observers, TimeStatsLog(role))
 
 
 def install_crash_dump(state: ServerState) -> None:

@@ -63,7 +63,8 @@ async def answer_generate(request: Request, body: dict[str, Any]) -> Response:
     if any(batch.media):
         await batch.read_media_in_threads(state.media)
     dim = state.intake.facts.embed_dim
-    builder = ResponseBuilder(state.tokenizer, batch, state.weight_version, dim)
+    has_times = state.config.observe.enable_metrics
+    builder = ResponseBuilder(state.tokenizer, batch, state.weight_version, dim, has_times)
     await _prepare(state, batch)
     try:
         if batch.stream:
