@@ -8,6 +8,7 @@ fail. See docs/design/weights.md.
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import logging
 import sys
@@ -39,7 +40,7 @@ from radixlm.models.build import Model, NativeModel, is_transformers, mixtures_o
 from radixlm.models.decoder import DecoderModel
 from radixlm.models.shadow import Shadow
 from radixlm.quant.checkpoint import checkpoint_quant
-from radixlm.tiers.manifest import weights_digest
+from radixlm.tiers.manifest import weight_files
 from radixlm.weights.folder import open_folder
 from radixlm.weights.load import load_weights
 from radixlm.weights.mapper import WeightsMapper
@@ -290,10 +291,21 @@ class WeightUpdater:
 
 
 def digest_of(source: WeightsSource) -> str:
-    """The digest of a checkpoint with its deltas; alike for equal files."""
-    folders = (Path(source.folder), *map(Path, source.deltas))
-    parts = [weights_digest(folder) for folder in folders]
-    return parts[0] if len(parts) == 1 else hashlib.sha256(" ".join(parts).encode()).hexdigest()
+    """The digest of a checkpoint with its deltas, by every byte: an update may change few numbers,
+    and cached pages of other weights must not be found. Alike for equal files."""
+    hasher = hashlib.sha256()
+    for number, folder in enumerate((source.folder, *source.deltas)):
+        for path in weight_files(Path(folder)):
+            about = path.stat()
+            whole = _file_digest(path, about.st_ino, about.st_size, about.st_mtime_ns)
+            hasher.update(f"{number} {path.name} {whole} ".encode())
+    return hasher.hexdigest()
+
+
+@functools.lru_cache(4096)  # a delta leaves the checkpoint below it as it is
+def _file_digest(path: Path, *version: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _names(folder: Path) -> frozenset[str]:

@@ -112,15 +112,18 @@ def _digest(*fields: object) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(fields, order="deterministic")).digest()
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files of weights in a folder, or the one file, by name."""
+    found = folder.iterdir() if folder.is_dir() else iter([folder])
+    return sorted(path for path in found if path.suffix in _WEIGHT_SUFFIXES or path == folder)
+
+
 def weights_digest(folder: Path, files: Iterable[Path] | None = None) -> str:
     """A digest of a checkpoint, hex: for each file of weights its name, its size, its first and
     last 64 KB, which have names and shapes of the tensors, and 4 KB of each MB between, as
     checkpoints of one shape may differ in a few layers only."""
-    if files is None:
-        found = folder.iterdir() if folder.is_dir() else iter([folder])
-        files = (path for path in found if path.suffix in _WEIGHT_SUFFIXES or path == folder)
     hasher = hashlib.sha256()
-    for path in sorted(files):
+    for path in weight_files(folder) if files is None else sorted(files):
         with path.open("rb") as file:
             size = file.seek(0, 2)
             hasher.update(f"{path.name} {size} ".encode())
