@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from radixlm import Engine
+from radixlm.engine import assemble
 from radixlm.intake.weights import WeightsUpdate
+from radixlm.wire.weights import WeightsSource
 from tests.engine.test_draft_models import (
     DEEPSEEK,
     QWEN_NEXT,
@@ -71,6 +74,7 @@ def test_prediction_layers_come_with_their_model(
     old = Path(with_layers(architecture, tmp_path / "old", before, at, **names))
     new = perturbed(old, tmp_path / "new")
     options = {**OPTIONS, "speculative_algorithm": "NEXTN", "speculative_num_steps": 2}
+    options["enable_memory_saver"] = True
 
     def counted(engine: Engine) -> Any:
         rounds.clear()
@@ -82,6 +86,12 @@ def test_prediction_layers_come_with_their_model(
     with Engine(model_path=str(old), **options) as engine:
         assert counted(engine) != wanted
         assert engine.update_weights_from_disk(str(new))[0]
+        assert counted(engine) == wanted
+        runner = engine._engine._serving.scheduler.executor  # type: ignore[attr-defined]
+        new_join = runner.drafter.net.draft.join.packed.unpack()
+        engine.release_memory_occupation(["weights"])
+        engine.resume_memory_occupation()
+        assert torch.equal(runner.drafter.net.draft.join.packed.unpack(), new_join)
         assert counted(engine) == wanted
         assert wanted[1]
 
@@ -123,6 +133,19 @@ def test_ranks_and_replicas_change_together(tmp_path: Path) -> None:
         assert engine._wait(engine._engine.intake.weights.update(update)).is_ok
         assert answers(engine) != after
     assert after == fresh(new, **options) != before
+
+
+def test_an_engine_that_starts_takes_the_encoder_of_the_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the text model, which comes from there."""
+    info = SimpleNamespace(is_multimodal=True)
+    config = cast(Any, SimpleNamespace(media=SimpleNamespace(enable_multimodal=None)))
+    monkeypatch.setattr(assemble, "load", lambda name: lambda info, device: info.folder)
+    monkeypatch.setattr(assemble, "replace", lambda info, folder: SimpleNamespace(folder=folder))
+    source = WeightsSource("/new", "auto")
+    found: Any = assemble._media(config, cast(Any, info), torch.device("cpu"), source)
+    assert found == Path("/new")
 
 
 def test_models_that_cannot_be_updated_are_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -129,17 +130,42 @@ def test_streams_are_computed_again(engine: Engine, folders: Folders, is_paused:
     assert answers(engine) == answers(folders.engines["new"])
 
 
+def test_streams_do_not_find_pages_of_the_old_weights(folders: Folders) -> None:
+    """The tiers have the pages that they computed before."""
+    tiers = {"enable_hierarchical_cache": True, "hicache_size": 1, "page_size": 16}
+    options = {**OPTIONS, "weight_version": "old", **tiers}
+    options["hicache_storage_prefetch_policy"] = "wait_complete"
+    options["hicache_storage_backend_extra_config"] = json.dumps({"prefetch_threshold": 4})
+    with Engine(model_path=str(folders.old), **options) as engine:
+        engine._wait(engine._engine.intake.control("slow_down", forward_sleep_time=0.01))
+        streams = Streams(engine)
+        assert streams.begun.wait(LIMIT_S)
+        assert update(engine, folders, "retract")[0]
+        streams.wait()
+    for index, prompt in enumerate(PROMPTS):
+        ids, kept = streams.tokens[index], streams.counts[index]["old"]
+        assert ids[kept:] == folders.tokens("new", prompt + ids[:kept], NEW - kept)
+
+
 @pytest.mark.parametrize("is_paused", [False, True])
-def test_streams_keep_their_cache(engine: Engine, folders: Folders, is_paused: bool) -> None:
+@pytest.mark.parametrize("is_retracted", [False, True])
+def test_streams_keep_their_cache(
+    engine: Engine, folders: Folders, is_paused: bool, is_retracted: bool
+) -> None:
     """Pages that both weights have made are of no use to other requests, also when the first
-    weights come back."""
+    weights come back; nor are those of a request that was retracted after the change."""
     streams, intake = Streams(engine), engine._engine.intake
     assert streams.begun.wait(LIMIT_S)
     if is_paused:
         assert engine._wait(intake.control("pause", mode="in_place")).ok
     mode = "wait" if is_paused else "in_place"
     assert update(engine, folders, mode)[::2] == (True, len(PROMPTS))
-    if is_paused:
+    if is_retracted:
+        assert engine._wait(intake.control("pause", mode="retract")).ok
+        scheduler = engine._engine._serving.scheduler  # type: ignore[attr-defined]
+        versions = {request.namespace.weights_version for request in scheduler.queue}
+        assert versions == {scheduler.limits.weights_version}
+    if is_paused or is_retracted:
         engine._wait(intake.control("continue"))
     streams.wait()
     for index, prompt in enumerate(PROMPTS):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import radixlm
 from radixlm.base.errors import InvalidRequest
 from radixlm.engine import assemble as assembly
 from radixlm.engine import gpu
+from radixlm.intake.weights import WeightsUpdate
 from tests.fakes.device import SimulatedDevice
 from tests.fakes.lora_adapters import write_adapter
 from tests.fakes.thread_replica import thread_engine
@@ -127,6 +130,48 @@ def test_a_checkpoint_that_is_gone_leaves_the_weights_released(tmp_path: Path) -
         assert not held.done()
         engine.resume_memory_occupation()
         assert [one["output_ids"] for one in held.result(60)] == wanted
+
+
+def test_nothing_comes_between_while_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another resume waits for the same reading; a release and an update are refused."""
+    base, gate, fill = cached_tiny("Qwen3ForCausalLM"), threading.Event(), assembly.fill
+    readings = []
+
+    def slow(*args: Any) -> Any:
+        readings.append(args)
+        assert gate.wait(60)
+        return fill(*args)
+
+    with radixlm.Engine(model_path=str(base), **SMALL) as engine:
+        wanted = tokens(engine)
+        engine.release_memory_occupation()
+        monkeypatch.setattr(assembly, "fill", slow)
+        intake = engine._engine.intake
+
+        async def meanwhile() -> None:
+            resumes = [intake.occupation.resume(["weights"]), intake.occupation.resume()]
+            both = asyncio.gather(*resumes)
+            await asyncio.sleep(0)
+            outcome = await intake.weights.update(WeightsUpdate(str(base)))
+            assert "released weights are being read" in outcome.message
+            with pytest.raises(InvalidRequest, match="weights are being read; try again"):
+                await intake.occupation.release(["weights"])
+            gate.set()
+            await both
+
+        engine._wait(meanwhile())
+        assert len(readings) == 1 and tokens(engine) == wanted
+        assert intake.occupation.released == ()
+
+
+def test_an_update_of_released_weights_under_a_drafter() -> None:
+    with radixlm.Engine(**SMALL, speculative_algorithm="EAGLE3") as engine:
+        wanted = tokens(engine)
+        engine.release_memory_occupation(["weights"])
+        folder = engine.get_server_info()["model_path"]
+        assert engine.update_weights_from_disk(folder)[0]
+        engine.resume_memory_occupation()
+        assert tokens(engine) == wanted
 
 
 def test_what_keeps_its_weights_says_so() -> None:

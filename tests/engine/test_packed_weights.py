@@ -6,12 +6,14 @@ import errno
 import logging
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from radixlm import Engine
 from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE
 from radixlm.engine.load_model import load_model
@@ -180,6 +182,28 @@ def test_a_model_larger_than_memory_is_served_from_its_file(
         assert model.pager is not None and model.pager.first < len(model.blocks)
         got = PagedRunner(model, "cpu", page_size=16).prefill(ids)
         assert all(torch.equal(got[one], expected[one]) for one in ids)
+
+
+def test_a_model_larger_than_memory_is_released_but_not_updated(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even while its weights are released: there is no room for them but in their file."""
+    monkeypatch.setattr("radixlm.engine.packed_weights.LARGE_SHARE", 0.0)
+    options = {"packed_cache_dir": str(tmp_path / "cache"), "enable_memory_saver": True}
+    greedy = {"temperature": 0.0, "max_new_tokens": 4}
+    with Engine(model_path=str(folder), skip_tokenizer_init=True, max_total_tokens=512,
+                log_level="error", **options) as engine:  # fmt: skip
+        wanted = engine.generate(input_ids=[5, 6, 7], sampling_params=greedy)["output_ids"]
+        pagers = [one for one in threading.enumerate() if one.name == "weight pager"]
+        engine.release_memory_occupation(["weights"])
+        is_ok, message, _ = engine.update_weights_from_disk(str(folder))
+        assert not is_ok and "read from their packed file cannot be updated" in message
+        for one in pagers:
+            one.join(10)
+            assert not one.is_alive()
+        engine.resume_memory_occupation()
+        found = engine.generate(input_ids=[5, 6, 7], sampling_params=greedy)
+        assert found["output_ids"] == wanted
 
 
 def test_large_weights_that_cannot_be_written_must_fit(

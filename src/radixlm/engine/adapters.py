@@ -112,8 +112,11 @@ class AdapterLoader:
         made = {number: self._made(path, targets) for number, path in known}
 
         def publish() -> dict[int, str]:
-            later = {n: path for n, path in self._of_base.items() if n not in made}
-            made.update({n: self._made(path, self._targets) for n, path in later.items()})
+            for n, path in self._of_base.items() - known:
+                try:
+                    made[n] = self._made(path, self._targets)
+                except (RadixError, OSError, RuntimeError, MemoryError) as error:
+                    log.error("adapter %s stays as of the old base weights: %s", path, error)
             for number, (adapter, packed) in made.items():
                 if number in self._of_base:
                     self.table.drop(number)

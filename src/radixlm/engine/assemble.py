@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -69,6 +70,7 @@ from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.loop import Scheduler
 from radixlm.wire.channel import Channel
+from radixlm.wire.weights import WeightsSource
 
 if TYPE_CHECKING:  # torch's compiler takes a second to import
     from radixlm.models.compiled import CompiledSteps
@@ -134,7 +136,7 @@ def load_engine(
         # drafts are rank 0's, which alone samples
         draft = None
         if peers.is_first:
-            draft = load_draft(config, info, model, where, kernels)
+            draft = load_draft(config, info, model, where, kernels, boot.weights)
         else:
             tap_for_drafter(config, info, model)
         weight_bytes += draft.num_bytes if draft else 0
@@ -166,8 +168,8 @@ def load_engine(
     )
     limits = limits_for_pools(pools, config, info)
 
-    again = partial(_fill_again, model, config, info, where, packed, updater)
-    occupation = Occupation(config, model, again, attn, pools, draft, device)
+    again = partial(_fill_again, model, config, info, where, packed)
+    occupation = Occupation(config, model, again, updater.later, attn, pools, draft, device)
     pages = make_pages(config, info, model, attn.pools, pools, draft, peers)
     parts = EngineParts(
         model,
@@ -184,7 +186,7 @@ def load_engine(
             **occupation.commands(),
         },
         make_processors(config, info),
-        _media(config, info, where),
+        _media(config, info, where, boot.weights),
         profiler,
         steps,
         loader.table if loader else None,
@@ -215,11 +217,12 @@ def _fill_again(
     info: ModelInfo,
     where: torch.device,
     packed: PackedWeights,
-    updater: WeightUpdater,
+    source: WeightsSource | None,
 ) -> None:
-    """Load the weights that were served last; of a checkpoint from its packed file, if written."""
-    own = packed if packed.path.is_file() else None
-    fill(model, config, info, where, own, None if updater.is_original else updater.source)
+    """Load the weights that were served last; of a checkpoint from its packed file, if written, or
+    through one where they do not fit into memory."""
+    own = packed if packed.is_large or packed.path.is_file() else None
+    fill(model, config, info, where, own, source)
 
 
 def new_runner(config: ServerConfig, info: ModelInfo, engine: LoadedEngine) -> Runner:
@@ -350,10 +353,15 @@ def _facts(
     }
 
 
-def _media(config: ServerConfig, info: ModelInfo, device: torch.device) -> EncoderCache | None:
-    """The multimodal encoder, if the model has one and it is enabled."""
+def _media(
+    config: ServerConfig, info: ModelInfo, device: torch.device, source: WeightsSource | None
+) -> EncoderCache | None:
+    """The multimodal encoder, if the model has one and it is enabled; of ``source``, if that takes
+    the place of the checkpoint."""
     if not info.is_multimodal or config.media.enable_multimodal is False:
         return None
+    if source is not None:
+        info = replace(info, folder=Path(source.folder))
     return cast(EncoderCache, load("radixlm.engine.mm_encoders:encoder_cache")(info, device))
 
 

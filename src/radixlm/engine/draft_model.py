@@ -61,7 +61,8 @@ class LoadedDraft(Record, eq=False):
     attn: AttentionBackend
     num_ids: int
     num_bytes: int
-    fill: Callable[[], int]  # loads the weights again, and binds them to the target's
+    # loads the weights again, of the target's checkpoint from there, and binds them to the target's
+    fill: Callable[[WeightsSource | None], int]
     # reads what it has of the target's checkpoint; what puts that in place, once the target's is
     renew: Callable[[WeightsSource], Callable[[], None]]
     # further modules, each of which drafts one token further than the one before
@@ -80,10 +81,16 @@ class LoadedDraft(Record, eq=False):
 
 
 def load_draft(
-    config: ServerConfig, info: ModelInfo, target: Model, device: torch.device, kernels: Kernels
+    config: ServerConfig,
+    info: ModelInfo,
+    target: Model,
+    device: torch.device,
+    kernels: Kernels,
+    source: WeightsSource | None = None,
 ) -> LoadedDraft | None:
     """The draft model of --speculative-algorithm, bound to ``target``; None for none and for
-    drafters on the host. ConfigError if it does not fit."""
+    drafters on the host. ConfigError if it does not fit. ``source``: what takes the place of the
+    target's checkpoint."""
     algorithm = config.speculate.speculative_algorithm
     if algorithm in (None, "NGRAM") or not verifies_drafts(config, info.decoder):
         return None
@@ -100,7 +107,7 @@ def load_draft(
                 "which shows no hidden states; STANDALONE and NGRAM work"
             )
         (net, *later), num_bytes, fill, renew = _load_head(
-            config, info, target, folder, device, kernels
+            config, info, target, folder, device, kernels, source
         )
     execute = config.execute
     phases = (execute.prefill_attention_backend, execute.decode_attention_backend)
@@ -157,7 +164,7 @@ def find_draft(config: ServerConfig, info: ModelInfo) -> Path:
 
 def _load_standalone(
     config: ServerConfig, info: ModelInfo, folder: Path, device: torch.device, kernels: Kernels
-) -> tuple[StandaloneDraft, int, Callable[[], int]]:
+) -> tuple[StandaloneDraft, int, Callable[[WeightsSource | None], int]]:
     c = load_config(folder)
     if c.architecture in DRAFTS:
         raise ConfigError(
@@ -180,11 +187,11 @@ def _load_standalone(
     )  # fmt: skip
     assert isinstance(model, DecoderModel)
 
-    def fill() -> int:
+    def fill(source: WeightsSource | None) -> int:
         return load_weights(model, folder, _load_format(config), device=device).num_bytes
 
     with noting_contents(model):
-        num_bytes = fill()
+        num_bytes = fill(None)
     return StandaloneDraft(model), num_bytes, fill
 
 
@@ -195,7 +202,13 @@ def _load_head(
     folder: Path,
     device: torch.device,
     kernels: Kernels,
-) -> tuple[list[DraftModel], int, Callable[[], int], Callable[[WeightsSource], Callable[[], None]]]:
+    source: WeightsSource | None,
+) -> tuple[
+    list[DraftModel],
+    int,
+    Callable[[WeightsSource | None], int],
+    Callable[[WeightsSource], Callable[[], None]],
+]:
     algorithm = config.speculate.speculative_algorithm
     spec = describe_draft(folder)
     if spec is None:
@@ -220,10 +233,14 @@ def _load_head(
 
     leaves = partial(_leaves, is_part)
 
-    def fill() -> int:
-        num_bytes = 0
+    def fill(source: WeightsSource | None) -> int:
+        num_bytes, stored = 0, WeightsSource(str(folder), _load_format(config))
+        own = source if source is not None and folder == info.folder else stored
         for net in nets:
-            report = load_weights(net, folder, _load_format(config), device=device, leaves=leaves)
+            report = load_weights(
+                net, own.folder, own.load_format, device=device, leaves=leaves,
+                deltas=tuple(map(Path, own.deltas)),
+            )  # fmt: skip
             num_bytes += report.num_bytes
             net.bind(target, kept)
         return num_bytes
@@ -232,7 +249,7 @@ def _load_head(
     with ExitStack() as notes:
         for net in nets:
             notes.enter_context(noting_contents(net))
-        num_bytes = fill()
+        num_bytes = fill(source)
     _check_map(nets[0], folder, target.decoder.vocab)
     target.tap(nets[0].needs)
     return nets, num_bytes, fill, renew
@@ -265,6 +282,8 @@ def _renew_head(
         for call in publishes:
             call()
         for net in nets:
+            if not shadows and net.contents is not None and net.contents.is_dropped:
+                continue  # whoever fills it binds it
             net.finish()  # forgets a program that knows the target's old table
             net.bind(target, kept)
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-import psutil
 import torch
 from torch import Tensor
 
@@ -34,6 +33,7 @@ from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.offload import is_offloading
+from radixlm.engine.packed_weights import available_bytes
 from radixlm.executor.media import EncoderCache
 from radixlm.layers.module import Module
 from radixlm.models.build import Model, NativeModel, is_transformers, mixtures_of
@@ -76,6 +76,8 @@ class WeightUpdater:
         self._config, self._info, self._model = config, info, model
         self.source = source or WeightsSource(str(info.folder), config.model.load_format)
         self.is_original = source is None
+        # of a model whose weights are released, too
+        self._is_paged = isinstance(model, DecoderModel) and model.pager is not None
         if source is not None:
             self.source = msgspec.structs.replace(source, digest=digest_of(source))
             if self.source.digest != source.digest:
@@ -90,6 +92,10 @@ class WeightUpdater:
             "publish_weights": self._publish,
             "drop_weights": self._drop,
         }
+
+    def later(self) -> WeightsSource | None:
+        """What is served in place of the checkpoint of the start."""
+        return None if self.is_original else self.source
 
     @property
     def namespace(self) -> str:
@@ -170,14 +176,14 @@ class WeightUpdater:
                 f"{self._info.architecture} runs by transformers, whose weights cannot be updated; "
                 "a native model can (--model-impl radixlm), or start the server again"
             )
-        if why := self._why_fixed(model):
+        if why := self._why_fixed():
             raise InvalidRequest(f"{why}; start the server again with the new weights")
         folder = Path(source.folder)
         self._check_folder(folder)
         is_empty = model.contents is not None and model.contents.is_dropped
         only = None if partial is None or is_empty else _names(Path(partial))
-        if only is None:
-            _check_memory(stored_bytes(model), model.context.device)
+        part_bytes = [_num_bytes(Path(partial))] if partial is not None and not is_empty else []
+        self._check_memory(min([stored_bytes(model), *part_bytes]), model.context.device)
         shadow = Shadow(model)
         load_weights(
             shadow.root,  # type: ignore[arg-type]
@@ -207,7 +213,7 @@ class WeightUpdater:
         seconds = time.perf_counter() - started_s
         return Prepared(msgspec.structs.replace(source, digest=digest), calls, adapt, seconds)
 
-    def _why_fixed(self, model: NativeModel) -> str:
+    def _why_fixed(self) -> str:
         """Why the options do not let weights change; "" if they do."""
         if is_offloading(self._config):
             return "--cpu-offload-gb, --offload-group-size: weights on the host cannot be updated"
@@ -215,7 +221,7 @@ class WeightUpdater:
             return "--enable-eplb has moved experts, which new weights do not know"
         if self._config.execute.enable_torch_compile:
             return "--enable-torch-compile has compiled the weights into its steps"
-        if isinstance(model, DecoderModel) and model.pager is not None:
+        if self._is_paged:
             return "weights that are read from their packed file cannot be updated"
         return ""
 
@@ -256,6 +262,20 @@ class WeightUpdater:
         if checkpoint_quant(folder) != checkpoint_quant(own):
             raise CheckpointError(
                 f"{folder}: is quantized in another way than {own}; start the server with it"
+            )
+
+    def _check_memory(self, num_bytes: int, device: torch.device) -> None:
+        """InvalidRequest where there is no room for so many bytes beside the weights."""
+        if device.type == "cuda":
+            found = torch.cuda.mem_get_info(device)[0]
+        else:
+            found = available_bytes() // self._config.parallel.num_processes
+        free = int(found * MAX_SHARE)
+        if num_bytes > free:
+            raise InvalidRequest(
+                f"the new weights take {format_bytes(num_bytes)} beside the old ones, which stay "
+                f"whole until all is checked; {format_bytes(free)} are free: make room, or update "
+                "some tensors at a time"
             )
 
     def _publish(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -308,22 +328,13 @@ def _file_digest(path: Path, *version: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _num_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
 def _names(folder: Path) -> frozenset[str]:
     """The tensors of a partial update."""
     return frozenset(SafetensorsSource(sorted(folder.glob("*.safetensors"))).sizes())
-
-
-def _check_memory(num_bytes: int, device: torch.device) -> None:
-    """InvalidRequest where there is no room for another copy of the weights."""
-    is_cuda = device.type == "cuda"
-    found = torch.cuda.mem_get_info(device)[0] if is_cuda else psutil.virtual_memory().available
-    free = int(found * MAX_SHARE)
-    if num_bytes > free:
-        raise InvalidRequest(
-            f"the new weights take {format_bytes(num_bytes)} beside the old ones, which stay whole "
-            f"until all is checked; {format_bytes(free)} are free: make room, or update some "
-            "tensors at a time"
-        )
 
 
 def _give_back_memory() -> None:

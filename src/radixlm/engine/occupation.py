@@ -28,6 +28,7 @@ from radixlm.layers.module import Contents, Module
 from radixlm.models.build import Model
 from radixlm.pools.memory import drop_pages
 from radixlm.wire.requests import KV_CACHE, WEIGHTS
+from radixlm.wire.weights import WeightsSource
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +41,16 @@ class Occupation:
         self,
         config: ServerConfig,
         model: Model,
-        fill: Callable[[], None],
+        fill: Callable[[WeightsSource | None], object],
+        source: Callable[[], WeightsSource | None],
         attn: AttentionBackend,
         pools: Pools,
         draft: LoadedDraft | None,
         device: Device,
     ) -> None:
-        """``fill``: loads the weights of ``model``, which has none, and finishes its layers."""
-        self._config, self._model, self._fill = config, model, fill
+        """``fill``: loads the weights of ``model``, which has none, and finishes its layers;
+        ``source``: what takes the place of its checkpoint's."""
+        self._config, self._model, self._fill, self._source = config, model, fill, source
         self._attn, self._pools, self._draft = attn, pools, draft
         self._device = device
         self._released: set[str] = set()
@@ -133,7 +136,7 @@ class Occupation:
         try:
             for contents, fill in self._contents():
                 if contents.is_dropped:  # no update has brought others
-                    fill()
+                    fill(self._source())
             if self._device.where.type == "cuda":  # copies on this thread's stream
                 torch.cuda.synchronize(self._device.where)
         except (RadixError, OSError, RuntimeError, ValueError, MemoryError) as error:
@@ -171,14 +174,14 @@ class Occupation:
         for contents, _ in self._contents():
             contents.drop()
 
-    def _contents(self) -> Iterator[tuple[Contents, Callable[[], object]]]:
+    def _contents(self) -> Iterator[tuple[Contents, Callable[[WeightsSource | None], object]]]:
         """What loading has made of model and drafter, and what makes it again."""
         if isinstance(self._model, Module) and self._model.contents is not None:
             yield self._model.contents, self._fill
         if self._draft is not None:
             first, *later = [root.contents for root in self._draft.roots if root.contents]
             yield first, self._draft.fill  # which loads all modules
-            yield from ((contents, int) for contents in later)
+            yield from ((contents, lambda _: None) for contents in later)
 
     def _pool_tensors(self) -> Iterator[Tensor]:
         drafts = [attn for _, attn in self._draft.modules] if self._draft else []

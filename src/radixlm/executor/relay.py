@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -115,7 +115,9 @@ class Relay:
         self._followers.tell(COMMAND, msgspec.msgpack.encode(Command(call, verb, args)))
         mine = self.runner.control(verb, args)
         if not isinstance(mine, Future):
-            return _merged(mine, within(theirs, self._followers.limit_s, verb))
+            # ranks of which some have exchanged their weights may not go on
+            with _together() if verb == "publish_weights" else nullcontext():
+                return _merged(mine, within(theirs, self._followers.limit_s, verb))
         return _when_both(mine, theirs, partial(self._finish, verb, args, call, mine))
 
     def move_pages(self, command: tiers.Command) -> Future[list[bytes]] | None:

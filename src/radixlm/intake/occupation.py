@@ -60,14 +60,20 @@ class MemoryOccupation:
     async def release(self, tags: Sequence[str] | None = None) -> None:
         """Release on all engines. InvalidRequest while requests run, or without the flag."""
         named = read_tags(tags)
-        await self._on_all("release_memory", named)
-        self.released = _ordered({*self.released, *named})
+        new = tuple(tag for tag in named if tag not in self.released)
+        try:
+            await self._on_all("release_memory", named)
+        except InvalidRequest:
+            if new and len(self._intake.replicas.ready) > 1:  # others may have released
+                await self._on_all("resume_memory", new)
+            raise
+        self._note_now({*self.released, *named})
 
     async def resume(self, tags: Sequence[str] | None = None) -> None:
         """Take the memory again on all engines; what was not released stays as it is."""
         named = read_tags(tags)
         await self._on_all("resume_memory", named)
-        self.released = _ordered(set(self.released) - set(named))
+        self._note_now(set(self.released) - set(named))
         self.awaits_update = self.awaits_update and WEIGHTS not in named
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
@@ -130,6 +136,12 @@ class MemoryOccupation:
         replies = await asyncio.gather(*asked)
         if failed := [reply.message for reply in replies if not reply.ok]:
             raise InvalidRequest(failed[0])
+
+    def _note_now(self, tags: set[str]) -> None:
+        """All engines have answered; heartbeats of some may be older."""
+        self.released = _ordered(tags)
+        for replica in self._intake.replicas.ready:
+            replica.load.released = self.released
 
     def restore(self, replica: Replica) -> None:
         """An engine is ready, with all of its memory: before it gets requests, it gives back what

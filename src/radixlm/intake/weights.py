@@ -144,14 +144,14 @@ class WeightsRegistry:
                 self.token_step = update.token_step
             self.num_failed += not outcome.is_ok
             if not outcome.is_ok:
-                log.warning("the weights have not changed: %s", outcome.message)
-            else:
-                await self._intake.occupation.weights_came()
+                log.warning("weights not updated: %s", outcome.message)
             served = self.source.deltas if self.source else ()
             spools = {one for one in (self._spool, spool) if one is not None}
             self._spool = next((one for one in spools if str(one.path) in served), None)
             for done in spools - {self._spool}:
                 await asyncio.to_thread(done.delete)
+            if outcome.is_ok:
+                await self._intake.occupation.weights_came()
             return outcome
 
     async def _run(self, update: WeightsUpdate, spool: TensorSpool | None) -> WeightsOutcome:
@@ -172,8 +172,12 @@ class WeightsRegistry:
                 raise InvalidRequest("the engines have read different files; update again")
             log.info("the weights of %s are ready beside those that are served", update.folder)
             await self._quiesce(update.mode)
-            if any(not one.is_ready or one.facts is not facts for one, facts in engines):
-                raise Overloaded("an engine died before the weights were exchanged; update again")
+            now = [(replica, replica.facts) for replica in intake.replicas.ready]
+            if [(id(one), id(facts)) for one, facts in now] != [
+                (id(one), id(facts)) for one, facts in engines
+            ]:
+                why = "an engine died or began before the weights were exchanged"
+                raise Overloaded(f"{why}; update again", retry_after_s=2.0)
         except RadixError:
             await self._drop([one for one in ready if one.is_ready])
             raise
@@ -184,6 +188,10 @@ class WeightsRegistry:
         keeps = update.mode == "in_place" or (update.mode == "wait" and intake.is_paused)
         publish = {"digest": source.digest, "keeps_kv": keeps, "flush": update.flush}
         replies = await self._ask(ready, PUBLISH, publish, is_tolerant=True)
+        if failed := next((reply.message for reply in replies if not reply.ok), None):
+            log.error("an engine has not taken the new weights: %s", failed)
+            why = f"not all engines have taken version {self.version}: {failed}; update again"
+            return WeightsOutcome(False, why)
         dead = len(ready) - len(replies)
         num_paused = sum(reply.data["num_paused"] for reply in replies if reply.ok)
         message = f"Succeeded to update model weights (version {self.version})."
@@ -285,7 +293,7 @@ class WeightsRegistry:
         except RadixError as error:
             log.error("engine %d cannot serve version %s: %s", replica.index, self.version, error)
             return
-        if digest != source.digest:
+        if digest != source.digest and self.source is source:
             log.warning("the files of version %s have changed since it was loaded", self.version)
             self.source = msgspec.structs.replace(source, digest=digest)
         self._intake.become_ready({**facts, "weights": digest}, replica.index)

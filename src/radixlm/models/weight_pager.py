@@ -6,7 +6,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
@@ -57,8 +58,11 @@ class WeightPager:
                 break
         self._libc = ctypes.CDLL(None)
         self._libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        self._asked: SimpleQueue[tuple[int, Sequence[Span]]] = SimpleQueue()
-        threading.Thread(target=self._serve, name="weight pager", daemon=True).start()
+        self._asked = asked = SimpleQueue[tuple[int, Sequence[Span]] | None]()
+        advise = partial(_advise, self._libc)  # not of self, whose end ends the thread
+        args = (advise, asked)
+        threading.Thread(target=_serve, args=args, name="weight pager", daemon=True).start()
+        weakref.finalize(self, asked.put, None).atexit = False
 
     def before(self, layer: int) -> None:
         """The layer is about to compute."""
@@ -77,22 +81,27 @@ class WeightPager:
         experts = self._experts.get(layer)
         for expert in sorted(set(ids.flatten().tolist())) if experts else ():
             if experts and expert < len(experts):
-                self._advise(MADV_WILLNEED, experts[expert])
+                _advise(self._libc, MADV_WILLNEED, experts[expert])
 
-    def _serve(self) -> None:
-        while True:
-            self._advise(*self._asked.get())
 
-    def _advise(self, advice: int, spans: Sequence[Span]) -> None:
-        page = mmap.PAGESIZE
-        for span in spans:
-            if advice == MADV_PAGEOUT:  # whole pages only: others are neighbours' too
-                begin, end = -(-span.begin // page) * page, span.end // page * page
-            else:
-                begin, end = span.begin // page * page, -(-span.end // page) * page
-            if end > begin and self._libc.madvise(begin, end - begin, advice) != 0:
-                if advice == MADV_POPULATE_READ:  # before Linux 5.14
-                    self._libc.madvise(begin, end - begin, MADV_WILLNEED)
+def _serve(
+    advise: Callable[[int, Sequence[Span]], None],
+    asked: SimpleQueue[tuple[int, Sequence[Span]] | None],
+) -> None:
+    while (one := asked.get()) is not None:
+        advise(*one)
+
+
+def _advise(libc: ctypes.CDLL, advice: int, spans: Sequence[Span]) -> None:
+    page = mmap.PAGESIZE
+    for span in spans:
+        if advice == MADV_PAGEOUT:  # whole pages only: others are neighbours' too
+            begin, end = -(-span.begin // page) * page, span.end // page * page
+        else:
+            begin, end = span.begin // page * page, -(-span.end // page) * page
+        if end > begin and libc.madvise(begin, end - begin, advice) != 0:
+            if advice == MADV_POPULATE_READ:  # before Linux 5.14
+                libc.madvise(begin, end - begin, MADV_WILLNEED)
 
 
 def make_pager(

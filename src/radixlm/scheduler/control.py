@@ -73,7 +73,9 @@ class ControlHandler:
         self._scheduler = scheduler
         self.num_breaches = 0
         self._pending: list[tuple[str, Future[Callable[[], Any]]]] = []
-        self._resuming: dict[str, tuple[str, ...]] = {}  # tags by call
+        self._resuming: dict[str, tuple[str, ...]] = {}  # tags by call, the weights among them
+        self._joined: list[str] = []  # calls that the end of that one answers
+        self._update = ""  # the call that reads new weights, until they are published or dropped
         self._verbs = {
             "flush_cache": self._flush,
             "pause": self._pause,
@@ -100,8 +102,7 @@ class ControlHandler:
         try:
             if verb is not None:
                 return verb(control)
-            if control.verb in NEED_WEIGHTS and WEIGHTS in self._scheduler.released:
-                why = "the weights are released; /resume_memory_occupation takes them back"
+            if why := self._why_not_now(control.verb):
                 return ControlReply(control.call_id, False, f"{control.verb}: {why}")
             return self._execute(control)
         except RankLost:
@@ -109,8 +110,17 @@ class ControlHandler:
         except Exception as error:
             return _failed(control.call_id, error)
 
+    def _why_not_now(self, verb: str) -> str:
+        if verb in NEED_WEIGHTS and WEIGHTS in self._scheduler.released:
+            return "the weights are released; /resume_memory_occupation takes them back"
+        if verb == "prepare_weights" and self._resuming:
+            return "released weights are being read; update again when they are there"
+        return ""
+
     def _execute(self, control: Control) -> ControlReply | None:
         data = self._scheduler.executor.control(control.verb, control.args)
+        if control.verb in ("prepare_weights", "drop_weights"):
+            self._update = control.call_id if control.verb == "prepare_weights" else ""
         if isinstance(data, Future):
             self._pending.append((control.call_id, data))
             return None
@@ -123,14 +133,24 @@ class ControlHandler:
         for call_id, future in [one for one in self._pending if one[1].done()]:
             self._pending.remove((call_id, future))
             try:
-                replies.append(ControlReply(call_id, True, data=future.result()()))
-                self._resumed(self._resuming.pop(call_id, ()))
+                reply = ControlReply(call_id, True, data=future.result()())
             except RankLost:
                 raise
             except Exception as error:
-                self._resuming.pop(call_id, None)
-                replies.append(_failed(call_id, error))
+                reply = _failed(call_id, error)
+            replies += [reply, *self._ended(reply)]
         return replies
+
+    def _ended(self, reply: ControlReply) -> list[ControlReply]:
+        """The work of another thread is done; what else it answers."""
+        if reply.call_id == self._update and not reply.ok:
+            self._update = ""
+        if reply.call_id not in self._resuming:
+            return []
+        tags, joined, self._joined = self._resuming.pop(reply.call_id), self._joined, []
+        if reply.ok:
+            self._resumed(tags)
+        return [ControlReply(one, reply.ok, reply.message, reply.data) for one in joined]
 
     def _flush(self, control: Control) -> ControlReply:
         s = self._scheduler
@@ -160,14 +180,17 @@ class ControlHandler:
         other threads prepare for the weights is awaited."""
         s = self._scheduler
         tags = [str(tag) for tag in control.args["tags"]]
+        if WEIGHTS in tags and (self._resuming or self._update):
+            message = "not released: weights are being read; try again"
+            return ControlReply(control.call_id, False, message)
         if new := [tag for tag in tags if tag not in s.released]:
             if refusal := self._why_not_released(new):
                 return ControlReply(control.call_id, False, f"not released: {refusal}")
-            s.released = _ordered((*s.released, *new))
+            self._set_released({*s.released, *new})
             try:
                 data = s.executor.control(control.verb, {"tags": new})
             except Exception:
-                s.released = _ordered(set(s.released) - set(new))
+                self._set_released(set(s.released) - set(new))
                 raise
             return ControlReply(control.call_id, True, data=data)
         return ControlReply(control.call_id, True)
@@ -176,7 +199,7 @@ class ControlHandler:
         s = self._scheduler
         at_work = [future for _, future in self._pending] if WEIGHTS in tags else []
         if wait(at_work, MAX_PREPARING_S).not_done:
-            return "new weights or adapters are being read; try again"
+            return "adapters are being read; try again"
         s.commit_inflight()
         running, waiting = len(s.planner.running), len(s.queue)
         if not s.is_held and (running or waiting):
@@ -188,22 +211,37 @@ class ControlHandler:
             return ""
         if running:
             return f"{running} paused requests keep their KV; pause with mode 'retract' or 'abort'"
-        return "" if self._empty_cache() else "a slow tier still reads pages; try again"
+        is_empty = self._empty_cache() and not s.kv_manager.reservations.num_pages
+        return "" if is_empty else "a slow tier still moves pages; try again"
 
     def _resume_memory(self, control: Control) -> ControlReply | None:
-        """Take back the memory of ``tags``, as far as it was released."""
-        tags = _ordered(set(control.args["tags"]) & set(self._scheduler.released))
-        if not tags:
-            return ControlReply(control.call_id, True)
-        reply = self._execute(Control(control.call_id, control.verb, {"tags": tags}))
+        """Take back the memory of ``tags``, as far as it was released. Weights that another call
+        reads already answer both."""
+        call_id = control.call_id
+        tags = set(control.args["tags"]) & set(self._scheduler.released)
+        if WEIGHTS in tags and self._update:
+            message = "not resumed: new weights are being read; try again"
+            return ControlReply(call_id, False, message)
+        if joins := WEIGHTS in tags and bool(self._resuming):
+            tags -= {WEIGHTS}
+        reply: ControlReply | None = ControlReply(call_id, True)
+        if tags:
+            reply = self._execute(Control(call_id, control.verb, {"tags": _ordered(tags)}))
         if reply is None:
-            self._resuming[control.call_id] = tags
+            self._resuming[call_id] = _ordered(tags)
         else:
             self._resumed(tags)
-        return reply
+        if joins:
+            self._joined.append(call_id)
+        return None if joins else reply
 
     def _resumed(self, tags: Iterable[str]) -> None:
-        self._scheduler.released = _ordered(set(self._scheduler.released) - set(tags))
+        self._set_released(set(self._scheduler.released) - set(tags))
+
+    def _set_released(self, tags: Iterable[str]) -> None:
+        s = self._scheduler
+        s.released = _ordered(tags)
+        s.kv_manager.reservations.is_closed = KV_CACHE in s.released
 
     def _kv_snapshot(self, control: Control) -> ControlReply:
         """Publish the whole prefix cache as KV events."""
@@ -232,6 +270,7 @@ class ControlHandler:
         """Let prepared weights take effect. Requests that run are computed again under them, or
         with ``keeps_kv`` go on with the keys and values that they have."""
         s, args = self._scheduler, control.args
+        self._update = ""
         s.commit_inflight()
         running = list(s.planner.running)
         for request in reversed(running):

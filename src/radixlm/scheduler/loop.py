@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from radixlm.base.errors import EngineError, QueueFull, RadixError, RequestError
+from radixlm.base.record import replace
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.scheduler.commit import Committer
 from radixlm.scheduler.control import ControlHandler
@@ -78,7 +79,7 @@ class Scheduler:
         self.drafting = drafting
         self.planner = Planner(limits, kv_manager, self.queue, self.hooks, self._refuse, drafting)
         self.committer = Committer(limits, self.planner, self.hooks, stream_interval, drafting)
-        self.planner.on_retract = self.committer.drop_prompt_outputs
+        self.planner.on_retract = self._on_retract
         self.controls = ControlHandler(self)
         self.inflight: deque[tuple[StepPlan, Any]] = deque()
         self._step_start_s = self._step_end_s = 0.0  # of the last step that ran
@@ -259,6 +260,13 @@ class Scheduler:
             refused = error
         self.arriving = None
         return refused
+
+    def _on_retract(self, request: Request) -> None:
+        """All of its tokens will be computed again, by the weights that are served now."""
+        self.committer.drop_prompt_outputs(request)
+        version = self.limits.weights_version
+        if request.namespace.weights_version != version:
+            request.namespace = replace(request.namespace, weights_version=version)
 
     def _refuse(self, request: Request, error: RadixError) -> None:
         """End a waiting request with an error: of the request, or of the engine."""

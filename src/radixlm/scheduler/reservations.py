@@ -28,6 +28,7 @@ class Reservations:
         self._reserved: dict[int, None] = {}
         self._window_reserved: dict[int, None] = {}
         self._pins: list[Handle] = []
+        self.is_closed = False  # the pool's memory is released
 
     @property
     def num_pages(self) -> int:
@@ -39,7 +40,7 @@ class Reservations:
         there are not enough. Steps that were launched before may still read them."""
         cache, window = self._prefix_cache, self._window
         free = self._pages.num_free
-        if num_pages > free + cache.num_evictable:
+        if self.is_closed or num_pages > free + cache.num_evictable:
             return None
         if window is not None and num_window > window.num_free + cache.num_window_evictable:
             return None

@@ -104,7 +104,7 @@ class _State:
 
     def __init__(self, request: Request, now_s: float) -> None:
         self.request, self.start_s = request, now_s
-        self.keys: list[bytes] = []
+        self.namespace, self.keys = request.namespace, list[bytes]()
         self.phase, self.job, self.cached, self.retractions = "idle", -1, 0, 0
         self.num_put, self.num_seen = -1, 0  # pages kept, and inserted; -1: none was inserted yet
         self.found: Found | None = None
@@ -170,6 +170,8 @@ class PageArrivals(Feature):
         state = self._states.get(request.rid)
         if state is None:
             return True
+        if state.namespace != request.namespace:  # the weights have changed
+            self._renew(state)
         if state.phase == "idle":
             if request.retractions != state.retractions:  # its pages may have been evicted
                 self._begin(state)
@@ -182,6 +184,13 @@ class PageArrivals(Feature):
         if state.phase != "idle" and self._is_late(state):
             self._give_up(state)
         return state.phase == "idle"
+
+    def _renew(self, state: _State) -> None:
+        """Begin again under the keys of other weights."""
+        if state.phase == "fetch":
+            self._port.send(Cancel(state.job))
+        state.namespace, state.keys, state.num_put = state.request.namespace, [], -1
+        self._begin(state)
 
     def retracted(self, request: Request) -> None:
         """Others need its pages: those that wait for drafts are put when it has them again."""
@@ -252,6 +261,8 @@ class PageArrivals(Feature):
         state = self._states.get(self._lookups.pop(found.job, ""))
         if state is None or state.job != found.job or state.phase != "lookup":
             return
+        if state.namespace != state.request.namespace:
+            return  # found under the keys of other weights
         state.phase, state.found = ("found", found) if found.ends else ("idle", None)
         if found.ends:
             self.counts["found_tokens"] += found.ends[-1] * self._size
