@@ -87,7 +87,7 @@ class Engine:
         config, info = resolved(*parse([*common, *flags], prog="bench/gpu"))
         self.mine, theirs = MemoryChannel.pair()
 
-        def reader(folder: Path) -> DeviceReader:
+        def reader(folder: Path, *given: object) -> DeviceReader:
             return DeviceReader(s.device, folder)
 
         with mock.patch.object(load, "DummyReader", reader):

@@ -20,7 +20,9 @@ SOURCE = Path(radixlm.__file__).parent
 DATES = frozenset(
     """
     intake/stream_journal.py lang/trace.py router/gateway_tokenizer.py router/history/history.py
-    router/logs.py distributed/record.py engine/crash_dump.py executor/profile.py
+    router/logs.py entrypoints/models.py engine/packed_weights.py
+    entrypoints/http/admin/request_log.py entrypoints/native/response.py
+    distributed/record.py engine/crash_dump.py executor/profile.py
     entrypoints/http/batches/files.py
     entrypoints/http/batches/runner.py observe/kv_events.py tiers/stores/file.py
     entrypoints/http/admin/info.py entrypoints/http/openai/chat.py

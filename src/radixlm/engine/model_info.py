@@ -96,9 +96,10 @@ def refuse_special_files(folder: Path) -> None:
 
 
 def refuse_pointers(model: Path) -> None:
-    """CheckpointError if the file, or one of the folder, is a Git LFS pointer, without content."""
+    """CheckpointError if the file, or one of the folder, is a Git LFS pointer, without content.
+    config.json is too small for Git LFS, and is read once at a start."""
     for path in model.iterdir() if model.is_dir() else [model]:
-        if path.is_file() and path.stat().st_size < _POINTER_BYTES:
+        if path.name != "config.json" and path.is_file() and path.stat().st_size < _POINTER_BYTES:
             with path.open("rb") as file:
                 if file.read(len(_POINTER)) == _POINTER:
                     raise CheckpointError(

@@ -16,6 +16,7 @@ from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.linear import ACT_CODE, GATED_CODE
 from radixlm.kernels.cpu.moe import Experts
 from radixlm.kernels.dispatch import Kernels
+from radixlm.kernels.generator import seeded
 from radixlm.kernels.ops.moe import (
     ExpertAdapters,
     PackedExperts,
@@ -120,7 +121,7 @@ class MoeLayer(Module):
     def split(self, share: ExpertSplit) -> None:
         """Hold this rank's experts only; before the weights are loaded."""
         self.share = share
-        self._noise = torch.Generator().manual_seed(0) if share.is_fake else None
+        self._noise = seeded(0) if share.is_fake else None
         held, inside = (
             Cut(0, self.spec.experts, tuple((e, e + 1) for e in share.held)),
             share.inside,

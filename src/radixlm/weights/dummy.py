@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from radixlm.arch.json_file import object_or_empty
+from radixlm.kernels.generator import seeded
 from radixlm.quant.param import Param
 
 
@@ -27,7 +28,7 @@ def dummy_value(path: str, param: Param, dtype: torch.dtype) -> Tensor:
     shape = param.whole_shape
     if param.storage == "int64":
         return torch.zeros(shape, dtype=torch.int64)
-    generator = torch.Generator().manual_seed(zlib.crc32(path.encode()))
+    generator = seeded(zlib.crc32(path.encode()))
     if len(shape) == 1:
         is_norm = path.endswith("norm.weight") or "norm" in path.split(".")[-2]
         near = 1.0 if is_norm and path.endswith(".weight") else 0.0

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.rope import NO_CACHE, NO_NORM
 from radixlm.kernels.dispatch import Kernels
+from radixlm.kernels.generator import seeded
 
 ATTENTIONS, ROPE = "ALL_ATTENTION_FUNCTIONS", "apply_rotary_pos_emb"
 _WRAPPER = "forward_with_checkpointing"  # a wrapper of transformers, needed in training only
@@ -135,7 +136,7 @@ def kernel_rope(original: Any) -> KernelRope | None:
 
 def _is_equal(original: Callable[..., Any], rope: KernelRope, dim: int, num: int) -> bool:
     """Whether both rotate random rows alike. Sizes that the original refuses are not compared."""
-    draw = torch.Generator().manual_seed(0)
+    draw = seeded(0)
     q, k = (torch.randn(1, heads, 5, dim, generator=draw) for heads in (4, 2))
     angles = torch.randn(1, 5, num // 2, generator=draw)
     angles = (

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
 from radixlm.kernels.dispatch import REFERENCES, Kernels
+from radixlm.kernels.generator import seeded
 from radixlm.kernels.ops.moe import PackedExperts
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "swiglu_oai")
@@ -108,7 +109,7 @@ def _packed(tables: Tables, act: str, kernels: Kernels) -> PackedExperts:
 def _is_equal(module: nn.Module, tables: Tables, act: str, size: float) -> bool:
     """Whether the first and the last expert give the same for random rows in both forms."""
     dtype, dim, last = tables.up_E2ID.dtype, tables.up_E2ID.shape[2], len(tables.up_E2ID) - 1
-    draw = torch.Generator().manual_seed(0)
+    draw = seeded(0)
     rows_TD = (torch.randn(3, dim, generator=draw) * size).to(dtype)
     ids_TK = torch.tensor([[0, last], [last, 0], [0, last]])
     weights_TK = torch.rand(3, 2, generator=draw).to(dtype)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.cpu.linear import GATED_CODE
 from radixlm.kernels.dispatch import REFERENCES, Kernels
+from radixlm.kernels.generator import seeded
 from radixlm.kernels.ops.linear import PackedLinear, TiedTable
 from radixlm.models.transformers_backend.experts import replace_experts
 
@@ -252,7 +253,7 @@ def _gated(module: nn.Module, kernels: Kernels) -> nn.Module | None:
         return None
     close = 1e-4 if gate.dtype == torch.float32 else 3e-2
     for size in (1.0, 1e3):  # large ones reach what clamps
-        rows_TD = torch.randn(3, gate.shape[1], generator=torch.Generator().manual_seed(0)) * size
+        rows_TD = torch.randn(3, gate.shape[1], generator=seeded(0)) * size
         want = module(rows_TD.to(gate.dtype)).float()
         inner = torch.cat((rows_TD @ gate.float().T, rows_TD @ up.float().T), -1)
         got = REFERENCES["activate_gated"](inner, act) @ down.float().T
@@ -306,7 +307,7 @@ def _norm(module: nn.Module, kernels: Kernels) -> nn.Module | None:
     is_layer = type(module) is nn.LayerNorm
     bias = getattr(module, "bias", None)
     bias_D = bias.data.float() if isinstance(bias, Tensor) else None
-    rows_TD = torch.randn(4, weight.shape[0], generator=torch.Generator().manual_seed(0)) * 3
+    rows_TD = torch.randn(4, weight.shape[0], generator=seeded(0)) * 3
     want = module.float()(rows_TD)
     for offset in (0, 1):  # Gemma keeps its weights less one
         scale_D = weight.data.float() + offset
