@@ -211,7 +211,8 @@ class ControlHandler:
             return ""
         if running:
             return f"{running} paused requests keep their KV; pause with mode 'retract' or 'abort'"
-        is_empty = self._empty_cache() and not s.kv_manager.reservations.num_pages
+        moving = sum(part.reservations.num_pages for part in s.kv_manager.parts)
+        is_empty = self._empty_cache() and not moving
         return "" if is_empty else "a slow tier still moves pages; try again"
 
     def _resume_memory(self, control: Control) -> ControlReply | None:
@@ -241,7 +242,8 @@ class ControlHandler:
     def _set_released(self, tags: Iterable[str]) -> None:
         s = self._scheduler
         s.released = _ordered(tags)
-        s.kv_manager.reservations.is_closed = KV_CACHE in s.released
+        for part in s.kv_manager.parts:
+            part.reservations.is_closed = KV_CACHE in s.released
 
     def _kv_snapshot(self, control: Control) -> ControlReply:
         """Publish the whole prefix cache as KV events."""

@@ -31,13 +31,19 @@ async def until(is_true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
+@pytest.fixture(autouse=True)
+def _no_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their file is open as long as the process runs."""
+    monkeypatch.setattr(workers, "offer_stacks", lambda *args: None)
+
+
 async def test_requests_before_the_engines_first_message_are_not_lost(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
     facts = IntakeFacts(vocab=1000, context_len=64)
     monkeypatch.setattr(workers, "intake_facts", lambda config, info: facts)
     address = f"ipc://{tmp_path}/s"
-    order = {"addresses": [address], "facts": [FACTS]}
+    order = {"addresses": [address], "facts": [FACTS], "index": 0}
     info: Any = None
     engine = workers.SharedEngine(ServerConfig.from_kwargs(model_path="x"), info, order)
     await engine.start()
@@ -70,7 +76,7 @@ async def test_an_engine_that_restarts_meanwhile_gets_no_request(
 ) -> None:
     facts = IntakeFacts(vocab=1000, context_len=64)
     monkeypatch.setattr(workers, "intake_facts", lambda config, info: facts)
-    order = {"addresses": [f"ipc://{tmp_path}/s"], "facts": [FACTS]}
+    order = {"addresses": [f"ipc://{tmp_path}/s"], "facts": [FACTS], "index": 0}
     info: Any = None
     engine = workers.SharedEngine(ServerConfig.from_kwargs(model_path="x"), info, order)
     sent: list[Any] = []
