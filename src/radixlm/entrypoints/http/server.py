@@ -223,6 +223,8 @@ class Server:
         gc.freeze()  # these objects stay: the collector need not visit them again
         gc.enable()
         await self.uvicorn.serve(sockets=[self.sock])
+        for task in self._tasks:
+            task.cancel()  # who stops before it is ready announces nothing
         if intake.failure is not None:
             if self.is_first:
                 print(f"radixlm: {failure_error(intake.failure)}", file=sys.stderr)
@@ -237,6 +239,7 @@ class Server:
 
     async def _announce(self) -> None:
         intake = self.engine.intake
+        url = url_of(self.config, self.sock)  # uvicorn closes the socket where it stops early
         await intake.ready.wait()
         if self.is_first and self.config.model.delete_ckpt_after_loading:
             # while the files are there
@@ -250,7 +253,6 @@ class Server:
             load("radixlm.entrypoints.http.app:resume")(self.state)
         self.state.is_warm = True
         self.state.ready_after_s = time.monotonic() - self.began_s
-        url = url_of(self.config, self.sock)
         took = format_seconds(self.state.ready_after_s)
         log.info("ready in %s: %s serves %s", took, url, self.config.serve.served_model_name)
         if sys.stderr.isatty() and self.is_first and url.startswith("http:"):
