@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, NamedTuple, Never
 
 from radixlm.base.errors import ConfigError
 from radixlm.config.deprecated import DEPRECATED
@@ -239,3 +239,35 @@ def parse(
     """
     parser = build_parser(prog, positional="[MODEL] " if takes_model else "")
     return collect(parser.read(argv, own, "model_path" if takes_model else ""))
+
+
+class VerbLine(NamedTuple):
+    """A command line of words, options of the verb (``own``) and ``server`` options, as they were
+    written; ``config`` and ``given`` are made of the last."""
+
+    own: argparse.Namespace
+    words: list[str]
+    server: list[str]
+    config: ServerConfig
+    given: frozenset[str]
+
+
+def parse_verb(
+    parser: argparse.ArgumentParser, argv: Sequence[str], takes_both: bool = False
+) -> VerbLine:
+    """Read the command line of a verb that takes words before its options, or one after them, or
+    ``takes_both``. ``parser``: of its own options, made with exit_on_error=False. ConfigError as
+    ``parse``."""
+    try:
+        own, rest = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{error.argument_name}: {error.message}") from error
+    end = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
+    words, server = rest[:end], rest[end:]
+    reader = build_parser(parser.prog)
+    after = "word" if takes_both or not words else ""
+    values = reader.read(server, parser._option_string_actions, after)
+    if "word" in values:
+        words.append(values.pop("word"))
+        del server[len(server) - 1 - server[::-1].index(words[-1])]
+    return VerbLine(own, words, server, *collect(values))

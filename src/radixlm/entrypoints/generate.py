@@ -12,8 +12,7 @@ from typing import Any
 
 from radixlm.base.errors import ConfigError, RequestError
 from radixlm.base.log import set_up_logging
-from radixlm.config.parser import build_parser as server_parser
-from radixlm.config.parser import collect
+from radixlm.config.parser import parse_verb
 from radixlm.config.server_config import flat
 from radixlm.entrypoints.offline import Engine
 from radixlm.text.chat import load_chat_template
@@ -37,17 +36,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """Answer the prompts in order; 2 for a prompt that is refused."""
-    parser = build_parser()
-    try:
-        args, rest = parser.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise ConfigError(f"{error.argument_name}: {error.message}") from error
-    end = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
-    prompts, rest = [*args.prompt, *rest[:end]], rest[end:]
-    values = server_parser("radixlm generate").read(rest, parser._option_string_actions, "question")
-    if "question" in values:
-        prompts.append(values.pop("question"))
-    config, given = collect(values)
+    args, words, _, config, given = parse_verb(build_parser(), argv, takes_both=True)
+    prompts = [*args.prompt, *words]
     level = config.observe.log_level if "log_level" in given else "warning"
     set_up_logging("generate", level, log_format=config.observe.log_format)
     options = {n: value for n, value in flat(config, show_secrets=True).items() if n in given}

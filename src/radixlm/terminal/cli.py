@@ -12,8 +12,7 @@ import sys
 from collections.abc import Iterator
 
 from radixlm.base.errors import ConfigError
-from radixlm.config.parser import build_parser as server_parser
-from radixlm.config.parser import collect
+from radixlm.config.parser import parse_verb
 from radixlm.terminal.api import Api, Refused
 from radixlm.terminal.conversation import Conversation
 from radixlm.terminal.keys import ReadLine, make_reader, read_message
@@ -43,20 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     """0; 1 if the one question was not answered."""
-    parser = build_parser()
-    try:
-        args, rest = parser.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise ConfigError(f"{error.argument_name}: {error.message}") from error
-    words, rest = _leading_words(rest)
-    server = server_parser("radixlm chat")
-    values = server.read(rest, parser._option_string_actions, "" if words else "question")
-    if "question" in values:
-        words = [values.pop("question")]
-        rest.reverse()
-        rest.remove(words[0])
-        rest.reverse()
-    config, given = collect(values)
+    args, words, rest, config, given = parse_verb(build_parser(), argv)
     screen = make_screen(args.plain)
     with _server(args.url, rest, given, config.serve.api_key, config.model.model_path) as api:
         talk = Conversation(api)
@@ -72,12 +58,6 @@ def main(argv: list[str]) -> int:
         if sys.stdin.isatty():
             screen.say(f"{api.model} at {api.url}: say something (/help for commands)")
         return chat(talk, screen, make_reader())
-
-
-def _leading_words(words: list[str]) -> tuple[list[str], list[str]]:
-    """(the question, options): words before the first flag."""
-    end = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
-    return words[:end], words[end:]
 
 
 @contextlib.contextmanager
