@@ -222,14 +222,12 @@ async def test_a_request_for_all_answers_as_one_worker_does(front: Front) -> Non
     assert (await front.ask("POST", "/abort_request", {"rid": "1"}))[0] == 503
     await front.add(A)
     await front.add(B)
-    for url in (A, B):
-        front.servers.answers[url, "/load_lora_adapter"] = {"success": True}
     body = {"lora_name": "x"}
-    assert await front.ask("POST", "/load_lora_adapter", body) == (200, {"success": True})
-    assert [url for url, _, path, _ in front.servers.asked if path == "/load_lora_adapter"] == [
-        A,
-        B,
-    ]
+    for route in ("/begin_weight_update", "/end_weight_update", "/load_lora_adapter"):
+        for url in (A, B):
+            front.servers.answers[url, route] = {"success": True}
+        assert await front.ask("POST", route, body) == (200, {"success": True})
+        assert [url for url, _, path, _ in front.servers.asked if path == route] == [A, B]
     front.servers.down(B)
     status, said = await front.ask("POST", "/load_lora_adapter", body)
     assert status == 503 and B in said["error"]["message"]

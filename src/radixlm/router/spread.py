@@ -22,7 +22,8 @@ _WORK_S = 1800.0  # new weights may take their time
 _ON_ALL = (
     "/start_profile /stop_profile /pause_generation /continue_generation /set_internal_state "
     "/release_memory_occupation /resume_memory_occupation /update_weights_from_disk "
-    "/init_weights_update_group /update_weights_from_distributed /update_weights_from_tensor "
+    "/init_weights_update_group /destroy_weights_update_group /begin_weight_update "
+    "/end_weight_update /update_weights_from_distributed /update_weights_from_tensor "
     "/load_lora_adapter /unload_lora_adapter /v1/load_lora_adapter /v1/unload_lora_adapter "
     "/configure_logging /reset_prefix_cache /sleep /wake_up"
 ).split()
