@@ -38,3 +38,22 @@ def test_an_engine_imports_torch_without_what_only_compilers_need() -> None:
         "assert torch.where(x > 0, x, 0.0).shape == (2,)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_processor_of_a_user_finds_all_of_torch(tmp_path: Path) -> None:
+    (tmp_path / "drawing.py").write_text(
+        "import torch\nclass Drawing:\n    def __init__(self):\n"
+        "        self.generator = torch.Generator()\n"
+        "    def __call__(self, logits, rows):\n        return logits\n"
+    )
+    code = (
+        "from types import SimpleNamespace as Facts\n"
+        "from radixlm.base.deferred import TORCH_SHAPES, defer\n"
+        "defer(TORCH_SHAPES)\n"
+        "import torch\n"
+        "from radixlm.config.parser import parse\n"
+        "from radixlm.engine.parts import make_processors\n"
+        "config, _ = parse(['--skip-tokenizer-init', '--logit-processor', 'x=drawing:Drawing'])\n"
+        "make_processors(config, Facts(decoder=Facts(vocab=8), eos_ids=(1,), folder='.'))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)

@@ -7,6 +7,7 @@ from functools import partial
 
 from radixlm.arch import spec
 from radixlm.attention.base import AttentionBackend
+from radixlm.base.deferred import TORCH_SHAPES, run_deferred
 from radixlm.base.errors import ConfigError, InvariantError
 from radixlm.base.record import Record
 from radixlm.base.units import format_bytes, format_seconds
@@ -40,6 +41,7 @@ def open_device(config: ServerConfig) -> Device:
             f"--tp-size {config.parallel.tp_size} --pp-size {config.parallel.pp_size}: ranks on "
             "GPUs are not built; --dp-size gives each GPU a replica"
         )
+    run_deferred(TORCH_SHAPES)  # libraries of GPUs may need all of torch
     return CudaDevice(config.parallel.base_gpu_id, config.execute.enable_cudagraph_gc)
 
 

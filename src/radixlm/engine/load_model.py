@@ -12,7 +12,7 @@ import torch
 
 from radixlm.arch.names import layers_left_out
 from radixlm.arch.quant_methods import MXFP4
-from radixlm.base.deferred import run_deferred
+from radixlm.base.deferred import TORCH_SHAPES, run_deferred
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.config.server_config import ServerConfig
@@ -156,7 +156,7 @@ def _load_transformers(
             f"--load-format {config.model.load_format} needs a native model: "
             f"{info.architecture} runs by transformers; --download-dir FOLDER fetches its weights"
         )
-    run_deferred("torch._meta_registrations")  # it makes models without numbers
+    run_deferred(TORCH_SHAPES)  # it makes models without numbers
     make = load(
         "radixlm.models.transformers_backend.model:TransformersModel"
     )  # its imports take a while

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from radixlm.attention.base import AttentionBackend
+from radixlm.base.deferred import TORCH_SHAPES, run_deferred
 from radixlm.base.errors import CheckpointError
 from radixlm.base.record import Record
 from radixlm.config.server_config import ServerConfig
@@ -215,6 +216,8 @@ def _make_grammar(config: ServerConfig, info: ModelInfo) -> Feature | None:
 
 def make_processors(config: ServerConfig, info: ModelInfo) -> LogitProcessors:
     """The logit processors that requests can name."""
+    if config.grammar.logit_processor:
+        run_deferred(TORCH_SHAPES)  # code of users may need all of torch
     loader = tokenizer_loader(config, info)
     facts = ServerFacts(info.decoder.vocab, info.eos_ids, loader)
     return LogitProcessors(processor_targets(config.grammar), facts)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from radixlm.attention.base import AttentionBackend
 from radixlm.attention.cpu import CpuBackend
-from radixlm.base.deferred import run_deferred
+from radixlm.base.deferred import TORCH_SHAPES, run_deferred
 from radixlm.base.lazy import load
 from radixlm.base.record import replace
 from radixlm.base.units import format_seconds
@@ -37,7 +37,7 @@ def for_compiling(kernels: Kernels, config: ServerConfig) -> Kernels:
     """The kernels, as custom ops that torch.compile can put into graphs if it is enabled."""
     if not config.execute.enable_torch_compile:
         return kernels
-    run_deferred("torch._meta_registrations")
+    run_deferred(TORCH_SHAPES)
     return cast(Kernels, load("radixlm.kernels.custom_ops:with_custom_ops")(kernels))
 
 

@@ -17,14 +17,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from radixlm.base.deferred import defer
+from radixlm.base.deferred import TORCH_SHAPES, defer
 from radixlm.engine.startup import StartupReader, check_parent, die_with_parent
 
 if __name__ == "__main__":
     die_with_parent()  # before torch is imported, which takes seconds
     gc.disable()  # until it serves: imports and weights leave hardly any garbage
-    # shapes without numbers, which compilers need: a fifth of the time that torch takes to import
-    defer("torch._meta_registrations")
+    defer(TORCH_SHAPES)
     early = StartupReader()  # reads and prefaults in a thread while torch is imported
 
 # torch before anything else that links OpenMP, so that the process has one OpenMP runtime
