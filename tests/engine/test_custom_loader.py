@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from radixlm import Engine
-from tests.engine.test_tensor_updates import GREEDY, OPTIONS, PROMPTS
+from tests.engine.test_live_weights import GREEDY, OPTIONS, PROMPTS
 from tests.fakes.perturbed import perturbed
 from tests.fakes.tiny_checkpoint import cached_tiny
 

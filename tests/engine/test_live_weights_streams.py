@@ -111,6 +111,16 @@ def test_streams_are_aborted(engine: Engine, folders: Folders) -> None:
     assert answers(engine) == answers(folders.engines["new"])
 
 
+def begun_on_old(streams: Streams, folders: Folders) -> Iterator[tuple[list[int], list[int], int]]:
+    """(prompt, tokens, how many were computed before the update) of each stream, all of them ended
+    on the new weights and begun as on the old."""
+    for index, prompt in enumerate(PROMPTS):
+        ids, kept = streams.tokens[index], streams.counts[index]["old"]
+        assert streams.counts[index]["new"] == NEW == len(ids) and kept < NEW
+        assert ids[:kept] == folders.tokens("old", prompt)[:kept]
+        yield prompt, ids, kept
+
+
 @pytest.mark.parametrize("is_paused", [False, True])
 def test_streams_are_computed_again(engine: Engine, folders: Folders, is_paused: bool) -> None:
     """What they have stays; the rest is what a fresh engine makes of prompt and that."""
@@ -122,10 +132,7 @@ def test_streams_are_computed_again(engine: Engine, folders: Folders, is_paused:
     if is_paused:
         engine._wait(intake.control("continue"))
     streams.wait()
-    for index, prompt in enumerate(PROMPTS):
-        ids, kept = streams.tokens[index], streams.counts[index]["old"]
-        assert streams.counts[index]["new"] == NEW == len(ids) and kept < NEW
-        assert ids[:kept] == folders.tokens("old", prompt)[:kept]
+    for prompt, ids, kept in begun_on_old(streams, folders):
         assert ids[kept:] == folders.tokens("new", prompt + ids[:kept], NEW - kept)
     assert answers(engine) == answers(folders.engines["new"])
 
@@ -168,10 +175,7 @@ def test_streams_keep_their_cache(
     if is_paused or is_retracted:
         engine._wait(intake.control("continue"))
     streams.wait()
-    for index, prompt in enumerate(PROMPTS):
-        ids, kept = streams.tokens[index], streams.counts[index]["old"]
-        assert streams.counts[index]["new"] == NEW == len(ids) and kept < NEW
-        assert ids[:kept] == folders.tokens("old", prompt)[:kept]
+    assert len(list(begun_on_old(streams, folders))) == len(PROMPTS)
     own = [prompt + streams.tokens[i] for i, prompt in enumerate(PROMPTS)]
     one_more = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
     for version in ("new", "old"):

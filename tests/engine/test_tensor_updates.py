@@ -22,20 +22,12 @@ from torch import Tensor
 from radixlm import Engine
 from radixlm.base.errors import InvalidRequest
 from radixlm.weights_client import checksums
+from tests.engine.test_live_weights import GREEDY, OPTIONS, PROMPTS
 from tests.engine.test_weight_groups import free_port
 from tests.fakes.perturbed import perturbed
 from tests.fakes.tiny_checkpoint import cached_tiny
 from tests.fakes.trainer import Trainer
 
-OPTIONS: dict[str, Any] = {
-    "cpu_threads": 1,
-    "max_total_tokens": 2048,
-    "context_length": 128,
-    "log_level": "error",
-    "skip_tokenizer_init": True,
-}
-PROMPTS = [[5, 9, 77, 31, 4, 60, 12, 7], [5, 9, 77, 31, 200, 3]]
-GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
 UP = "model.layers.{}.mlp.up_proj.weight"
 
 

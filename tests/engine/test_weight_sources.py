@@ -15,7 +15,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.downloaded import check_deletable, delete_checkpoint
 from radixlm.engine.model_info import find_model
-from tests.engine.test_tensor_updates import GREEDY, OPTIONS, PROMPTS
+from tests.engine.test_live_weights import GREEDY, OPTIONS, PROMPTS
 from tests.fakes.perturbed import perturbed
 from tests.fakes.tiny_checkpoint import cached_tiny, copy_tiny
 from tests.weights.remote.file_server import FileServer, file_server

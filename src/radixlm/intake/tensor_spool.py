@@ -15,7 +15,8 @@ import re
 import shutil
 import stat
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -99,16 +100,12 @@ class TensorSpool:
         """The same in pieces, as they arrive: none is kept in memory. The file is checked in a
         thread."""
         path, head = self.new_file(), b""
-        try:
-            with _private(path) as file:
-                async for chunk in chunks:
-                    if len(head) < 9:
-                        head += chunk[:9]
-                        refuse_pickle(head)
-                    file.write(chunk)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+        with _or_removed(path), _private(path) as file:
+            async for chunk in chunks:
+                if len(head) < 9:
+                    head += chunk[:9]
+                    refuse_pickle(head)
+                file.write(chunk)
         await asyncio.to_thread(self.take, path, load_format)
 
     def add_shared(self, tensors: Sequence[SharedTensor], load_format: str | None = None) -> None:
@@ -123,20 +120,13 @@ class TensorSpool:
 
     def _write(self, write: Callable[[BinaryIO], Any], load_format: str | None) -> None:
         path = self.new_file()
-        try:
-            with _private(path) as file:
-                write(file)
-        except ValueError as error:
-            path.unlink(missing_ok=True)
-            raise InvalidRequest(f"{HANDLES}: {error}", HANDLES) from error
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+        with _or_removed(path), _faults_of(HANDLES), _private(path) as file:
+            write(file)
         self.take(path, load_format)
 
     def take(self, path: Path, load_format: str | None = None) -> None:
         """Check a file that was written at ``new_file``, and keep it as the next part."""
-        try:
+        with _or_removed(path), _faults_of(FIELD):
             with path.open("rb") as file:
                 refuse_pickle(file.read(9))
             tensors, metadata = read_header(path)
@@ -144,12 +134,6 @@ class TensorSpool:
                 _split_file(path, tensors, metadata)
             elif not tensors:
                 raise ValueError("no tensors")
-        except ValueError as error:
-            path.unlink(missing_ok=True)
-            raise InvalidRequest(f"{FIELD}: {error}", FIELD) from error
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
         self._parts.append(path.rename(path.with_suffix(".safetensors")))
 
     def adopt(self, other: TensorSpool) -> None:
@@ -292,6 +276,25 @@ def _rewrite(path: Path, tensors: Sequence[TensorInfo]) -> None:
                 for at in range(one.start, one.start + one.num_bytes, _CHUNK_BYTES):
                     out.write(data[at : min(at + _CHUNK_BYTES, one.start + one.num_bytes)])
     fresh.replace(path)
+
+
+@contextmanager
+def _or_removed(path: Path) -> Iterator[None]:
+    """Leave no file where the block fails."""
+    try:
+        yield
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _faults_of(field: str) -> Iterator[None]:
+    """Tell a ValueError as a fault of this field."""
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidRequest(f"{field}: {error}", field) from error
 
 
 def _private(path: Path) -> BinaryIO:
