@@ -15,6 +15,8 @@ DATA_ROUTES = (
     "/detokenize",
     "/separate_reasoning",
     "/parse_function_call",
+    "/grammar/check",
+    "/grammar/trace",
     "/inference/v1/generate",
     "/v1/chat/completions",
     "/v1/chat/completions/render",

@@ -49,6 +49,8 @@ VALID: dict[str, dict[str, Any]] = {
     "/encode": {"text": "hi"},
     "/parse_function_call": {"text": "hi", "tools": []},
     "/separate_reasoning": {"text": "hi"},
+    "/grammar/check": {"type": "regex", "value": "a"},
+    "/grammar/trace": {"type": "regex", "value": "a", "text": "a"},
     "/open_session": {},
     "/close_session": {"session_id": "x"},
     "/abort_request": {"rid": "x"},

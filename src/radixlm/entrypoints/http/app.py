@@ -41,7 +41,7 @@ from radixlm.entrypoints.http.descriptors import backlog
 from radixlm.entrypoints.http.errors import add_handlers
 from radixlm.entrypoints.http.formats import set_formats
 from radixlm.entrypoints.http.middleware import RequestMiddleware
-from radixlm.entrypoints.http.native import generate, parse
+from radixlm.entrypoints.http.native import generate, grammar, parse
 from radixlm.entrypoints.http.native.vertex import vertex_router
 from radixlm.entrypoints.http.openai import chat, completions
 from radixlm.entrypoints.http.openapi.document import openapi_of
@@ -88,6 +88,7 @@ _ROUTERS = (
     rerank.router,
     score.router,
     parse.router,
+    grammar.router,
     anthropic.router,
     ollama.router,
     responses.router,
@@ -178,6 +179,7 @@ def resume(state: ServerState) -> int:
 async def stop_background(state: ServerState) -> None:
     """Stop batches, which the next process continues. Call when the server drains."""
     await state.extra(Batches).stop()
+    grammar.close_grammars(state)
     await state.extra(TensorUpdates).groups.close()
 
 

@@ -210,6 +210,19 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/concate_and_append_request": {JSON: _object(success=BOOL, copied_tokens=INT, message=STR)},
     "/parse_function_call": {JSON: PARSED},
     "/separate_reasoning": {JSON: _object(reasoning_text=STR, text=STR)},
+    "/grammar/check": {
+        JSON: _object(ok=BOOL, message=MAYBE_STR, position=_or_null(DICT), warnings=_list(STR))
+    },
+    "/grammar/trace": {
+        JSON: _object(
+            token_ids=_list(INT),
+            vocab_size=INT,
+            num_accepted=INT,
+            allowed=_list(INT),
+            forced=_list(BOOL),
+            is_complete=BOOL,
+        )
+    },
     "/v1/completions": {JSON: COMPLETION, SSE: STR},
     "/v1/chat/completions": {JSON: CHAT, SSE: STR},
     "/invocations": {JSON: CHAT, SSE: STR},
@@ -263,6 +276,8 @@ EXAMPLES: Mapping[str, Any] = {
     "OllamaShow": {"model": "default"},
     "EmbeddingRequest": {"input": ["a", "b"]},
     "EncodeRequest": {"text": "hi"},
+    "GrammarCheck": {"type": "regex", "value": "[0-9]+"},
+    "GrammarTrace": {"type": "regex", "value": "[0-9]+", "text": "42"},
     "ScoreRequest": {"query": "It is", "items": [" warm"], "label_token_ids": [1, 2]},
     "RerankRequest": {"query": "warm", "documents": ["The sun", "The snow"]},
     "SharedRerankRequest": {"query": "warm", "documents": ["The sun", "The snow"]},
