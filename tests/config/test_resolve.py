@@ -61,12 +61,23 @@ def test_options_with_non_optional_types_are_resolved() -> None:
     assert not [name for name in AUTO_NAMES if settle().value(name) is None]
 
 
+def test_options_left_open_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "radixlm"):
+        settle()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("options left open: device cpu, ") and ", page_size 16, " in line
+    with caplog.at_level(logging.INFO, "radixlm"):
+        settle(replace(CPU, device="xpu"))
+    assert "device cpu (there is no executor for xpu yet), " in caplog.records[-1].getMessage()
+
+
 def test_each_change_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "radixlm"):
         settle()
     lines = [record.getMessage() for record in caplog.records]
     assert "page_size unset -> 16: default on cpu" in lines
-    assert len(lines) == len(AUTO_NAMES) + 1  # --mem-fraction-static, open on a GPU
+    # --mem-fraction-static, open on a GPU; all in one line
+    assert len(lines) == len(AUTO_NAMES) + 2
     assert all("\n" not in line for line in lines)
 
 
@@ -127,7 +138,7 @@ def test_resolving_is_stable_and_loud(asked: dict[str, Any], model: dict[str, in
 
 
 def test_a_gpu_without_an_executor_falls_back(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "radixlm"):
+    with caplog.at_level(logging.DEBUG, "radixlm"):
         config = settle(replace(CPU, device="xpu"))
     assert config.execute.device == "cpu"
     assert "device unset -> cpu: there is no executor for xpu yet" in caplog.text

@@ -25,6 +25,8 @@ def weights(**options: object) -> float:
     assert state["internal_states"][0]["memory_usage"]["weight"] == round(
         state["weight_bytes"] / 2**30, 3
     )
+    memory = state["internal_states"][0]["memory_usage"]
+    assert 0 <= memory["kvcache_resident_bytes"] <= state["kv_bytes"]
     return float(state["weight_bytes"])
 
 

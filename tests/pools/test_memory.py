@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from radixlm.pools.memory import KeptMemory, pool_tensor
+from radixlm.pools.memory import KeptMemory, drop_pages, pool_tensor, resident_bytes
 
 HOST, ONE, OTHER = torch.device("cpu"), b"1" * 32, b"2" * 32
 
@@ -67,3 +67,14 @@ def test_memory_that_was_cut_is_cold(path: str) -> None:
     fill(KeptMemory(path, ONE), 1.0)
     os.truncate(path, 4 << 20)
     assert not KeptMemory(path, ONE).is_warm
+
+
+def test_memory_is_resident_once_it_is_written(path: str) -> None:
+    with KeptMemory(path, ONE).lent():
+        tensor = pool_tensor((64 << 20,), torch.int8, HOST)
+    assert resident_bytes(tensor) < 8 << 20
+    tensor[: 32 << 20] = 1
+    assert 32 << 20 <= resident_bytes(tensor) < 48 << 20
+    drop_pages(tensor)
+    assert resident_bytes(tensor) < 8 << 20
+    assert resident_bytes(torch.empty(0)) == 0

@@ -55,6 +55,8 @@ class Change:
     is_minor: bool = False
 
 
+_COMMON = ("default on", "the best ", "drawn at start")  # reasons that say no more than the value
+
 Step = Callable[[ServerConfig, HostInfo], Iterator[Change]]
 
 
@@ -221,15 +223,15 @@ STEPS: tuple[Step, ...] = (
 
 
 def apply(config: ServerConfig, change: Change, explicit: frozenset[str]) -> ServerConfig:
-    """Set one option and log one line: "page_size unset -> 16: default on cpu"."""
+    """Set one option. A line about it: a warning where it overrides the user's value; else for
+    debugging, since ``resolve`` tells all of them in one."""
     option = options()[change.name]
     old = config.value(change.name)
     if old == change.value:
         return config
     is_override = change.name in explicit and old is not None
-    level = logging.DEBUG if change.is_minor else logging.INFO
     logger.log(
-        logging.WARNING if is_override else level,
+        logging.WARNING if is_override else logging.DEBUG,
         "%s %s -> %s: %s",
         change.name,
         show(option, old),
@@ -237,6 +239,12 @@ def apply(config: ServerConfig, change: Change, explicit: frozenset[str]) -> Ser
         change.reason,
     )
     return config.with_values({change.name: change.value})
+
+
+def _filled(change: Change) -> str:
+    """An option left open and its value; the reason where it is not the common one."""
+    text = f"{change.name} {show(options()[change.name], change.value)}"
+    return text if change.reason.startswith(_COMMON) else f"{text} ({change.reason})"
 
 
 def resolve(config: ServerConfig, host: HostInfo, explicit: frozenset[str]) -> ServerConfig:
@@ -247,10 +255,15 @@ def resolve(config: ServerConfig, host: HostInfo, explicit: frozenset[str]) -> S
     model known, is allowed: resolved options stay.
     """
     check_states(config)
+    filled: dict[str, str] = {}
     for step in STEPS:
         for change in step(config, host):
-            config = apply(config, change, explicit)
+            before, config = config, apply(config, change, explicit)
+            if before is not config and change.name not in explicit and not change.is_minor:
+                filled[change.name] = _filled(change)
     check(config)
+    if filled:
+        logger.info("options left open: %s", ", ".join(filled.values()))
     has_window = (host.model or {}).get("has_window")
     notes = (*no_effect_notes(config, config.execute.device), *window_notes(config, has_window))
     for note in (*notes, *compile_notes(config), *draft_notes(config)):

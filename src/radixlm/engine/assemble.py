@@ -170,6 +170,7 @@ def load_engine(
 
     again = partial(_fill_again, model, config, info, where, packed)
     occupation = Occupation(config, model, again, updater.later, attn, pools, draft, device)
+    controls.note_pools(occupation.resident_pool_bytes)
     pages = make_pages(config, info, model, attn.pools, pools, draft, peers)
     parts = EngineParts(
         model,
@@ -329,7 +330,7 @@ def _facts(
 ) -> dict[str, Any]:
     """What intake is told when the engine is ready; logged too."""
     log.info(
-        "%s: weights %s%s in %s; KV cache of %d tokens (%s, %s); %d threads",
+        "%s: weights %s%s in %s; KV cache of %d tokens (%s reserved, %s); %d threads",
         info.architecture,
         format_bytes(weight_bytes),
         " mapped" if mapped_bytes else "",

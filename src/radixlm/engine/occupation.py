@@ -26,7 +26,7 @@ from radixlm.engine.offload import is_offloading
 from radixlm.executor.device import Device
 from radixlm.layers.module import Contents, Module
 from radixlm.models.build import Model
-from radixlm.pools.memory import drop_pages
+from radixlm.pools.memory import drop_pages, resident_bytes
 from radixlm.wire.requests import KV_CACHE, WEIGHTS
 from radixlm.wire.weights import WeightsSource
 
@@ -169,6 +169,14 @@ class Occupation:
             elif storage.nbytes():
                 self._storage_bytes[number] = storage.nbytes()
                 storage.resize_(0)
+
+    def resident_pool_bytes(self) -> int:
+        """Bytes of the pools that are in memory now: on a host, pages get theirs when they are
+        first written."""
+        pools = self._pool_tensors()
+        if self._device.is_synchronous:
+            return sum(map(resident_bytes, pools))
+        return sum(pool.untyped_storage().nbytes() for pool in pools)
 
     def _drop_weights(self) -> None:
         for contents, _ in self._contents():

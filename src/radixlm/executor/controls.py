@@ -26,6 +26,7 @@ class TensorControls:
         """``waited_s``: seconds that this rank has waited for others since the last call."""
         self._weight, self._profiler, self._take_waited_s = weight, profiler, waited_s
         self._waited_s = 0.0
+        self._pool_bytes: Callable[[], int] | None = None
         self._memory: dict[str, float] = {
             "weight": round(weight_bytes / 2**30, 3),
             "kvcache": round(kv_bytes / 2**30, 3),
@@ -41,6 +42,10 @@ class TensorControls:
         """Set the bytes of weights that lie in a mapped file, part of ``weight``."""
         self._memory["weight_mapped"] = round(num_bytes / 2**30, 3)
 
+    def note_pools(self, resident_bytes: Callable[[], int]) -> None:
+        """Set what tells how much of ``kvcache`` is in memory."""
+        self._pool_bytes = resident_bytes
+
     def commands(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
         return {
             "memory_usage": self._memory_usage,
@@ -54,6 +59,8 @@ class TensorControls:
         info = psutil.Process().memory_info()
         # of ``rss_bytes``, what is in files and shared memory; Linux alone tells it
         own = {"rss_bytes": info.rss, "rss_shared_bytes": getattr(info, "shared", 0)}
+        if self._pool_bytes is not None:
+            own["kvcache_resident_bytes"] = self._pool_bytes()
         return {**self._memory, **own, "wait_seconds": self._waited_s}
 
     def _weights_by_name(self, args: dict[str, Any]) -> Any:

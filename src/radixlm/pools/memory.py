@@ -119,3 +119,15 @@ def drop_pages(tensor: Tensor, is_pool: bool = True) -> None:
         if libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(num_bytes), advice) == 0:
             return
     raise OSError(ctypes.get_errno(), f"madvise of {num_bytes} bytes of a {tensor.dtype} tensor")
+
+
+def resident_bytes(tensor: Tensor) -> int:
+    """Bytes of a host tensor in pages that are in memory now: the system gives a page of zeros its
+    memory when it is first written."""
+    begin = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    num_pages = -(-(tensor.data_ptr() + tensor.nbytes - begin) // mmap.PAGESIZE)
+    flags = np.zeros(num_pages, np.uint8)
+    size, out = ctypes.c_size_t(num_pages * mmap.PAGESIZE), flags.ctypes.data_as(ctypes.c_void_p)
+    if not tensor.nbytes or ctypes.CDLL(None).mincore(ctypes.c_void_p(begin), size, out):
+        return tensor.nbytes  # a system that does not tell
+    return min(tensor.nbytes, int((flags & 1).sum()) * mmap.PAGESIZE)
