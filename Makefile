@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: serve chat test test-all check bench docs zoo chaos update-chaos router-chaos soak sanitize mutants clean setup
+.PHONY: serve chat test ui-test test-all check bench docs zoo chaos update-chaos router-chaos soak sanitize mutants clean setup
 
 setup:
 	@PYTHON="$(PYTHON)" scripts/setup dev
@@ -18,6 +18,9 @@ chat:
 
 test: setup
 	@$(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist worksteal $(ARGS)
+
+ui-test: setup
+	@$(BIN)/python -m pytest -n 0 tests/ui $(ARGS)
 
 test-all: setup
 	@$(BIN)/python -m pytest -m "not gpu" -n 2 --dist worksteal $(ARGS)

@@ -35,6 +35,7 @@ class ServeConfig(Group):
     fastapi_root_path: Annotated[
         str, "Path before every route, as a proxy has it: /api. Requests come with or without it."
     ] = ""
+    disable_ui: Annotated[bool, "Serve no page at /ui, and no /live routes."] = False
     api_key: Annotated[str | None, "Key that clients must send.", Flag(is_secret=True)] = field(
         default=None, repr=False
     )

@@ -14,7 +14,7 @@ log = logging.getLogger(ACCESS)
 
 CLIENT_LEFT = 499  # nginx's status for a client that left before it was answered
 MAX_PATH = 200
-# asked every few seconds by probes, scrapers and gateways
+# asked every few seconds by probes, scrapers and gateways; beside them files and events of the page
 QUIET_PATHS = frozenset(
     "/health /ready /health_generate /ping /v1/health /metrics /get_load /get_loads "
     "/v1/loads /server_info".split()
@@ -24,7 +24,8 @@ _current: ContextVar["Access | None"] = ContextVar("access", default=None)
 
 def begin_access(scope: Any) -> "Access | None":
     """The record of the request whose ASGI scope this is; None where none is written."""
-    is_quiet = (scope["path"].rstrip("/") or "/") in QUIET_PATHS
+    path = scope["path"].rstrip("/") or "/"
+    is_quiet = path in QUIET_PATHS or path.startswith(("/ui/", "/live/"))
     access = None if is_quiet or not log.isEnabledFor(logging.INFO) else Access(scope)
     _current.set(access)
     return access

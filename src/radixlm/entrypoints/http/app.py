@@ -15,7 +15,7 @@ from radixlm.config.serve import ServeConfig
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.tensor_updates import TensorUpdates
-from radixlm.entrypoints.http import anthropic, not_implemented, ollama, tokenization
+from radixlm.entrypoints.http import anthropic, not_implemented, ollama, tokenization, ui
 from radixlm.entrypoints.http.access import AccessObserver
 from radixlm.entrypoints.http.admin import (
     adapters,
@@ -94,6 +94,7 @@ _ROUTERS = (
     responses.router,
     files.router,
     batches.router,
+    ui.router,
     not_implemented.router,
 )
 

@@ -31,6 +31,7 @@ from radixlm.entrypoints.http.errors import (
     error_response,
     is_disk_full,
 )
+from radixlm.entrypoints.http.ui import wants_page
 from radixlm.intake.call import begin_call, current_call
 from radixlm.intake.identity import Identity, identity, owner_of, set_identity
 from radixlm.intake.stream_journal import begin_journal
@@ -188,9 +189,11 @@ class RequestMiddleware:
             )
         path = scope["path"].rstrip("/") or "/"
         set_identity(self._anonymous)
-        if scope["method"] == "OPTIONS" or path in OPEN_PATHS:
+        if scope["method"] == "OPTIONS" or path in OPEN_PATHS or _is_page(scope, headers):
             return
         self._guard.check(scope["method"], path, headers)
+        if path == "/ui/info":
+            return
         known = _matching(_bearer(headers), self._identities)
         if path in ADMIN_PATHS:
             self._check_admin(known)
@@ -219,6 +222,12 @@ class RequestMiddleware:
                 "this route changes the server and is closed on a public address: "
                 "start with --admin-api-key KEY"
             )
+
+
+def _is_page(scope: Scope, headers: dict[bytes, bytes]) -> bool:
+    """Whether a static file of the page answers, also to links of other sites."""
+    accept = headers.get(b"accept", b"").decode("latin-1")
+    return scope["method"] in ("GET", "HEAD") and wants_page(scope["path"], accept)
 
 
 class _Started:

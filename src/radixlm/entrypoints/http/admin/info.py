@@ -14,6 +14,7 @@ from radixlm import __version__
 from radixlm.base.errors import InvalidRequest, RequestError
 from radixlm.config.server_config import flat
 from radixlm.engine.located import tokenizer_folder
+from radixlm.entrypoints.http import ui
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.resume import known_digest
 from radixlm.entrypoints.http.state import ServerState, state_of
@@ -28,8 +29,11 @@ _PARTS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
 
 
 @router.get("/")
-async def root() -> Response:
-    """The name and version of the server."""
+async def root(request: Request) -> Response:
+    """The name and version of the server; browsers are sent to the page at /ui/."""
+    serve = state_of(request).config.serve
+    if not serve.disable_ui and ui.wants_page("/", request.headers.get("accept", "")):
+        return ui.page(request, serve)
     return PlainTextResponse(f"RadixLM {__version__} is running\n")
 
 

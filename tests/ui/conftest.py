@@ -1,0 +1,124 @@
+"""The page in real Chromium, driven by playwright; one server and one browser for all tests.
+
+Skipped where playwright (extra ``ui-tests``) or Chromium is missing. The ``page`` fixture fails a
+test on errors of the console, violations of the Content-Security-Policy, dialogs, and requests to
+another origin.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.server import RunningServer
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: extra ui-tests")
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+ARGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+TIMEOUT_MS = 10_000
+# a violation is told to the page only, so each document keeps its own
+WATCH = """
+window.cspViolations = [];
+addEventListener("securitypolicyviolation", (e) => window.cspViolations.push(
+  `${e.violatedDirective} ${e.blockedURI} ${e.sourceFile}:${e.lineNumber}`));
+"""
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium of the system."""
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium on PATH")
+    with sync_api.sync_playwright() as started:
+        made = started.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RunningServer]:
+    """A server with the bundled model, without keys."""
+    with RunningServer() as made:
+        yield made
+
+
+class Watched:
+    """What a context's pages did that they must not do."""
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        self.problems: list[str] = []
+        self.allowed: list[str] = []  # parts of console errors that a test provokes
+
+    def attach(self, context: Any) -> None:
+        context.add_init_script(WATCH)
+        context.on("console", self._console)
+        context.on("weberror", lambda error: self.problems.append(f"error: {error.error}"))
+        context.on("request", self._request)
+        context.on("dialog", self._dialog)
+
+    def _console(self, message: Any) -> None:
+        if message.type == "error" and not any(part in message.text for part in self.allowed):
+            self.problems.append(f"console: {message.text} {message.location.get('url', '')}")
+
+    def _request(self, request: Any) -> None:
+        url = request.url
+        if not url.startswith((self.origin, "data:", "blob:", "about:")):
+            self.problems.append(f"request to another origin: {url[:200]}")
+
+    def _dialog(self, dialog: Any) -> None:
+        self.problems.append(f"dialog: {dialog.message[:100]}")
+        dialog.dismiss()
+
+
+NewPage = Callable[..., Any]
+
+
+@pytest.fixture
+def new_page(browser: Any, server: RunningServer) -> Iterator[NewPage]:
+    """Opens pages: ``new_page(url=None, **options of the browser's context)``."""
+    opened: list[tuple[Any, Watched]] = []
+
+    def open_page(url: str | None = None, **options: Any) -> Any:
+        base = url or server.url
+        options = {"viewport": {"width": 1280, "height": 800}} | options
+        context = browser.new_context(base_url=base, **options)
+        context.set_default_timeout(TIMEOUT_MS)
+        watched = Watched(base)
+        watched.attach(context)
+        page = context.new_page()
+        page.watched = watched
+        opened.append((context, watched))
+        return page
+
+    yield open_page
+    problems: list[str] = []
+    for context, watched in opened:
+        for page in context.pages:
+            problems += [f"CSP: {text}" for text in page.evaluate("window.cspViolations ?? []")]
+        problems += watched.problems
+        context.close()
+    assert problems == []
+
+
+@pytest.fixture
+def page(new_page: NewPage) -> Any:
+    """A blank page in a context of its own, whose addresses are relative to the server."""
+    return new_page()
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The source of axe-core, which is not in this repository: its path is in $AXE_CORE."""
+    path = Path(os.environ.get("AXE_CORE", "/usr/share/javascript/axe-core/axe.min.js"))
+    if not path.exists():
+        pytest.skip("needs axe-core: scripts/vendor_ui --axe FILE, then AXE_CORE=FILE")
+    return path.read_text()
