@@ -1,6 +1,6 @@
 /** Charts over uPlot: theme, patterns, zoom by drag, keyboard, resizing; and sparklines. */
-import { html, useEffect, useRef } from "/ui/vendor/preact.js";
-import uPlot from "/ui/vendor/uplot.js";
+import { html, useEffect, useRef } from "../vendor/preact.js";
+import uPlot from "../vendor/uplot.js";
 import { colour, fillOf, onTheme, paintSwatch } from "./theme.js";
 
 /**

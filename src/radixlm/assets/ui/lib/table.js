@@ -1,5 +1,5 @@
 /** Tables, and the tables that stand in for charts. */
-import { html, useState } from "/ui/vendor/preact.js";
+import { html, useState } from "../vendor/preact.js";
 
 /**
  * @typedef {{key: string, label: string, num?: boolean, sort?: boolean, text?: boolean,
