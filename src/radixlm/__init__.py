@@ -47,4 +47,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    """What completion offers: public names and modules that are imported already."""
+    shown = {name for name in globals() if name not in ("Any", "TYPE_CHECKING", "load")}
+    return sorted({*_LAZY, *(name for name in shown if not name.startswith("_") or "__" in name)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import subprocess
 import sys
 import threading
@@ -13,9 +14,26 @@ import torch
 
 import radixlm
 from radixlm.base.errors import EngineError, InvalidRequest
+from radixlm.entrypoints.answers import Generation, MetaInfo
 from radixlm.weights.size import stored_bytes
 
 SHUT = "this engine was shut down: make a new radixlm.Engine"
+ARGUMENTS = {  # of calls that need some
+    "generate": ("x",),
+    "chat": ("x",),
+    "encode": ("x",),
+    "submit": ({"text": "x"},),
+    "score": ("q", ["a"], [1]),
+    "rerank": ([["q", "a"]],),
+    "get_weights_by_name": ("x",),
+    "load_lora_adapter": ("a", "folder"),
+    "load_lora_adapter_from_tensors": ("a", {}, {}),
+    "unload_lora_adapter": ("a",),
+    "update_weights_from_disk": ("folder",),
+    "update_weights_from_tensor": ([],),
+    "init_weights_update_group": ("127.0.0.1", 1, 1, 2),
+    "update_weights_from_distributed": ([], [], []),
+}
 LONG = {"max_new_tokens": 4000, "ignore_eos": True}
 
 
@@ -34,23 +52,16 @@ def test_calls_after_shutdown_say_so() -> None:
     engine = radixlm.Engine()
     engine.shutdown()
     engine.shutdown()
-    calls = [
-        lambda: engine.generate("hello"),
-        lambda: list(engine.generate("hello", stream=True)),
-        lambda: asyncio.run(engine.async_generate("hello")),
-        lambda: engine.encode("hello"),
-        lambda: engine.chat("hello"),
-        lambda: list(engine.chat("hello", stream=True)),
-        lambda: asyncio.run(engine.async_chat("hello")),
-        lambda: asyncio.run(engine.async_encode("hello")),
-        engine.flush_cache,
-        engine.get_server_info,
-        lambda: engine.get_weights_by_name("x"),
-        lambda: engine.abort_request(abort_all=True),
-    ]
-    for call in calls:
-        with pytest.raises(EngineError, match=SHUT):
-            call()
+    calls = {name: getattr(engine, name) for name in dir(engine) if not name.startswith("_")}
+    calls = {name: call for name, call in calls.items() if callable(call) and name != "shutdown"}
+    assert len(calls) > 25 and ARGUMENTS.keys() < calls.keys()
+    for name, call in calls.items():
+        arguments = ARGUMENTS.get(name.removeprefix("async_"), ())
+        is_async = inspect.iscoroutinefunction(call)
+        for more in ({}, {"stream": True}) if name in ("generate", "chat") else ({},):
+            with pytest.raises(EngineError, match=SHUT):
+                answer = asyncio.run(call(*arguments)) if is_async else call(*arguments, **more)
+                list(answer if more else ())
 
 
 def test_chat_is_generate_of_the_rendered_conversation() -> None:
@@ -62,6 +73,8 @@ def test_chat_is_generate_of_the_rendered_conversation() -> None:
         plain = engine.generate(
             input_ids=ids, sampling_params={"max_new_tokens": 8, "temperature": 0.0}
         )
+        assert set(plain) == set(Generation.__annotations__)
+        assert MetaInfo.__required_keys__ < set(plain["meta_info"]) <= set(MetaInfo.__annotations__)
         assert answer["choices"][0]["message"]["content"] == plain["text"].strip() != ""
         chunks = engine.chat("What is 17 + 25?", stream=True, **greedy)
         parts = [c["choices"][0]["delta"]["content"] or "" for c in chunks if c["choices"]]
@@ -78,10 +91,10 @@ def test_names_show_before_they_are_used() -> None:
     code = (
         "import radixlm, sys; names = dir(radixlm); "
         "print({'Engine', 'ServerArgs', 'SamplingParams', 'gen'} <= set(names), 'torch' in "
-        "sys.modules, 'radixlm.entrypoints.offline' in sys.modules)"
+        "sys.modules, 'radixlm.entrypoints.offline' in sys.modules, {'Any', '_LAZY'} & set(names))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert shown.stdout.split() == ["True", "False", "False"]
+    assert shown.stdout.split() == ["True", "False", "False", "set()"]
     assert (Path(radixlm.__file__).parent / "py.typed").exists()
 
 

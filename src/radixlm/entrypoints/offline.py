@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar, overload
 
 from tqdm import tqdm
 
@@ -26,6 +26,7 @@ from radixlm.config.server_config import ServerConfig, flat
 from radixlm.engine.downloaded import delete_checkpoint
 from radixlm.engine.launch import engine_for_program, failure_error, intake_tokenizer
 from radixlm.engine.model_info import resolved
+from radixlm.entrypoints.answers import Encoding, Generation
 from radixlm.entrypoints.media import make_reader
 from radixlm.entrypoints.native.request import Batch, default_sampling, read_generate
 from radixlm.entrypoints.native.response import ResponseBuilder
@@ -34,16 +35,30 @@ from radixlm.intake.records import likeliest
 from radixlm.wire.replies import Finish
 
 T = TypeVar("T")
+Json: TypeAlias = dict[str, Any]
+Params: TypeAlias = Json | list[Json] | None
+Prompts: TypeAlias = str | list[str] | None
+Messages: TypeAlias = str | list[Json]
+No: TypeAlias = Literal[False]
+Yes: TypeAlias = Literal[True]
 LONG_BATCH = 16
 STOP_S, CANCEL_S = 60.0, 10.0  # an engine that does not end in order is left
 _SHUT = "this engine was shut down: make a new radixlm.Engine"
 
 
 class Engine(EngineWeights):
-    """Generate without a server. Keyword arguments are the server's options:
-    ``Engine(model_path="...", mem_fraction_static=0.5)``; they win over those of ``server_args``.
-    ConfigError or CheckpointError if the model cannot be served. A context manager: leaving it
-    shuts the engine down."""
+    """The engine of the server, without a server.
+
+        with radixlm.Engine(model_path="radix-tiny") as engine:
+            engine.generate("Hello", {"max_new_tokens": 16, "temperature": 0})["text"]
+            engine.chat("What is 17 + 25?")["choices"][0]["message"]["content"]
+
+    Keyword arguments are the server's options with underscores (docs/server-arguments.md); they win
+    over those of ``server_args``. ConfigError or CheckpointError if the model cannot be served.
+    Every method may be called from any thread; those named ``async_...`` are for callers with an
+    event loop. InvalidRequest: a field is wrong. EngineError: a request failed, or the engine was
+    shut down, as leaving the ``with`` block does.
+    """
 
     def __init__(self, *, server_args: ServerArgs | None = None, **options: Any) -> None:
         options = {**(server_args.given() if server_args is not None else {}), **options}
@@ -94,18 +109,33 @@ class Engine(EngineWeights):
 
     # ---- generate --------------------------------------------------------------------------
 
+    # fmt: off
+    @overload
+    def generate(self, prompt: str, sampling_params: Json | None = None, *, stream: No = False,
+        show_progress: bool | None = None, **fields: Any) -> Generation: ...
+    @overload
+    def generate(self, prompt: list[str], sampling_params: Params = None, *, stream: No = False,
+        show_progress: bool | None = None, **fields: Any) -> list[Generation]: ...
+    @overload
+    def generate(self, prompt: Prompts = None, sampling_params: Params = None, *, stream: Yes,
+        show_progress: bool | None = None, **fields: Any) -> Iterator[Generation]: ...
+    @overload
+    def generate(self, prompt: None = None, sampling_params: Params = None, *, stream: bool = False,
+        show_progress: bool | None = None, **fields: Any) -> Any: ...
+    # fmt: on
     def generate(
         self,
-        prompt: str | list[str] | None = None,
-        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        prompt: Prompts = None,
+        sampling_params: Params = None,
         *,
         stream: bool = False,
         show_progress: bool | None = None,
         **fields: Any,
     ) -> Any:
-        """Answer one prompt or a list of them, with the fields of ``/generate``. A dict, a list of
-        dicts, or with ``stream`` an iterator of dicts whose text is cumulative. Long lists show a
-        progress bar on a terminal (``show_progress``: always or never)."""
+        """Answer one prompt or a list of them, with the fields of ``/generate`` (input_ids,
+        image_data, return_logprob, lora_path, ...). A dict; a list of dicts for a list or ``n`` > 1
+        in ``sampling_params``; with ``stream`` an iterator of dicts whose text is cumulative. Long
+        lists show a progress bar on a terminal (``show_progress``: always or never)."""
         batch = self._batch(prompt, sampling_params, stream, fields)
         if stream:
             return self._iterate(self._events(batch))
@@ -130,10 +160,24 @@ class Engine(EngineWeights):
 
         return self._submit(pump())
 
+    # fmt: off
+    @overload
+    async def async_generate(self, prompt: str, sampling_params: Json | None = None, *,
+        stream: No = False, **fields: Any) -> Generation: ...
+    @overload
+    async def async_generate(self, prompt: list[str], sampling_params: Params = None, *,
+        stream: No = False, **fields: Any) -> list[Generation]: ...
+    @overload
+    async def async_generate(self, prompt: Prompts = None, sampling_params: Params = None, *,
+        stream: Yes, **fields: Any) -> AsyncIterator[Generation]: ...
+    @overload
+    async def async_generate(self, prompt: None = None, sampling_params: Params = None, *,
+        stream: bool = False, **fields: Any) -> Any: ...
+    # fmt: on
     async def async_generate(
         self,
-        prompt: str | list[str] | None = None,
-        sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None,
+        prompt: Prompts = None,
+        sampling_params: Params = None,
         *,
         stream: bool = False,
         **fields: Any,
@@ -144,9 +188,13 @@ class Engine(EngineWeights):
             return self._aiterate(self._events(batch))
         return await self._await(self._collect(batch, False))
 
-    def chat(
-        self, messages: str | list[dict[str, Any]], *, stream: bool = False, **fields: Any
-    ) -> Any:
+    # fmt: off
+    @overload
+    def chat(self, messages: Messages, *, stream: No = False, **fields: Any) -> Json: ...
+    @overload
+    def chat(self, messages: Messages, *, stream: Yes, **fields: Any) -> Iterator[Json]: ...
+    # fmt: on
+    def chat(self, messages: Messages, *, stream: bool = False, **fields: Any) -> Any:
         """Answer a conversation: messages with ``role`` and ``content`` (a str: one of the user),
         and the fields of ``/v1/chat/completions`` (max_tokens, tools, response_format, ...). Its
         answer as a dict, with ``stream`` an iterator of its chunks. InvalidRequest for a wrong
@@ -156,9 +204,15 @@ class Engine(EngineWeights):
             return self._iterate(self._route_calls().chat_chunks(values))
         return self._wait(self._route_calls().chat(values))
 
+    # fmt: off
+    @overload
     async def async_chat(
-        self, messages: str | list[dict[str, Any]], *, stream: bool = False, **fields: Any
-    ) -> Any:
+        self, messages: Messages, *, stream: No = False, **fields: Any) -> Json: ...
+    @overload
+    async def async_chat(
+        self, messages: Messages, *, stream: Yes, **fields: Any) -> AsyncIterator[Json]: ...
+    # fmt: on
+    async def async_chat(self, messages: Messages, *, stream: bool = False, **fields: Any) -> Any:
         """``chat`` for a caller with an event loop of its own."""
         values = _chat_values(messages, fields)
         if stream:
@@ -270,21 +324,38 @@ class Engine(EngineWeights):
 
     # ---- vectors and scores ----------------------------------------------------------------
 
-    def encode(self, prompt: str | list[str] | None = None, **fields: Any) -> Any:
+    # fmt: off
+    @overload
+    def encode(self, prompt: str, **fields: Any) -> Encoding: ...
+    @overload
+    def encode(self, prompt: list[str], **fields: Any) -> list[Encoding]: ...
+    @overload
+    def encode(self, prompt: None = None, **fields: Any) -> Any: ...
+    # fmt: on
+    def encode(self, prompt: Prompts = None, **fields: Any) -> Any:
         """A dict with the "embedding" (or the scores) of a prompt, a list of them for a list; with
         the fields of ``/encode`` (input_ids, dimensions, prompt_name, ...)."""
         values = fields if prompt is None else {**fields, "text": prompt}
         return self._wait(self._route_calls().encode(values))
 
-    async def async_encode(self, prompt: str | list[str] | None = None, **fields: Any) -> Any:
+    # fmt: off
+    @overload
+    async def async_encode(self, prompt: str, **fields: Any) -> Encoding: ...
+    @overload
+    async def async_encode(self, prompt: list[str], **fields: Any) -> list[Encoding]: ...
+    @overload
+    async def async_encode(self, prompt: None = None, **fields: Any) -> Any: ...
+    # fmt: on
+    async def async_encode(self, prompt: Prompts = None, **fields: Any) -> Any:
         """``encode`` for a caller with an event loop of its own."""
         values = fields if prompt is None else {**fields, "text": prompt}
         work = self._route_calls().encode(values)
         return await self._await(work)
 
-    def rerank(self, prompt: list[list[str]]) -> Any:
-        """Scores of a cross-encoder for pairs of a query and a document, as ``encode`` gives."""
-        return self.encode(text=prompt, is_cross_encoder_request=True)
+    def rerank(self, prompt: list[list[str]]) -> list[Encoding]:
+        """Scores of a cross-encoder for pairs [query, document], as ``encode`` gives."""
+        answers: list[Encoding] = self.encode(text=prompt, is_cross_encoder_request=True)
+        return answers
 
     def score(
         self,
@@ -294,13 +365,10 @@ class Engine(EngineWeights):
         apply_softmax: bool = False,
         item_first: bool = False,
     ) -> list[list[float]]:
-        """What ``/v1/score`` gives: a list of scores an item."""
-        values: dict[str, Any] = {
-            "query": query,
-            "items": items,
-            "label_token_ids": label_token_ids,
-        }
-        values |= {"apply_softmax": apply_softmax}
+        """What ``/v1/score`` gives: for each item the probabilities of ``label_token_ids`` after
+        query and item (one score with a cross-encoder), as list[items][labels]."""
+        values: dict[str, Any] = {"query": query, "items": items}
+        values |= {"label_token_ids": label_token_ids, "apply_softmax": apply_softmax}
         values["item_first"] = item_first
         scores: list[list[float]] = self._wait(self._route_calls().score(values))
         return scores
@@ -308,11 +376,8 @@ class Engine(EngineWeights):
     def _route_calls(self) -> Any:
         """Made when first needed, since it imports the HTTP request models."""
         if self._calls is None:
-            make_calls, intake = (
-                load("radixlm.entrypoints.offline_calls:RouteCalls"),
-                self._engine.intake,
-            )
-            self._calls = make_calls(self.config, self.info, self.tokenizer, intake, self._defaults)
+            make, intake = load("radixlm.entrypoints.offline_calls:RouteCalls"), self._engine.intake
+            self._calls = make(self.config, self.info, self.tokenizer, intake, self._defaults)
         return self._calls
 
     # ---- the rest --------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -107,7 +107,7 @@ class EngineWeights:
         async def work() -> WeightsOutcome:
             return await self._updates.update(fill, _asked(flush_cache, options), load_format)
 
-        return await _outcome(work())
+        return await _outcome(work)
 
     def init_weights_update_group(
         self,
@@ -140,7 +140,7 @@ class EngineWeights:
             await self._updates.groups.join(group_name, place)
             return "Succeeded to initialize custom process group."
 
-        return await _outcome(work())
+        return await _outcome(work)
 
     def destroy_weights_update_group(self, group_name: str = GROUP) -> Outcome:
         """Leave the group."""
@@ -149,7 +149,7 @@ class EngineWeights:
             await self._updates.groups.leave(group_name)
             return "Succeeded to destroy custom process group."
 
-        return self._wait(_outcome(work()))
+        return self._wait(_outcome(work))
 
     def update_weights_from_distributed(
         self,
@@ -183,7 +183,7 @@ class EngineWeights:
             infos, asked = read_infos(names, dtypes, shapes), _asked(flush_cache, options)
             return await self._updates.receive(group_name, infos, asked, load_format)
 
-        return await _outcome(work())
+        return await _outcome(work)
 
     def begin_weight_update(self, selector: str = "all") -> Outcome:
         """Keep the tensors of the calls that follow, until ``end_weight_update``."""
@@ -192,7 +192,7 @@ class EngineWeights:
             await self._updates.begin(selector)
             return "Succeeded to begin a weight update."
 
-        return self._wait(_outcome(work()))
+        return self._wait(_outcome(work))
 
     def end_weight_update(self, discard: bool = False, **options: Any) -> Outcome:
         """Make one update of all that was kept, or forget it."""
@@ -200,7 +200,7 @@ class EngineWeights:
         async def work() -> WeightsOutcome:
             return await self._updates.end(_asked(True, options), discard)
 
-        return self._wait(_outcome(work()))
+        return self._wait(_outcome(work))
 
     def check_weights(self, action: str = "checksum") -> dict[str, Any]:
         """What ``/weights_checker`` does: "checksum" has the SHA-256 of each tensor under
@@ -208,9 +208,9 @@ class EngineWeights:
         return self._wait(self._updates.check(action))[0]
 
 
-async def _outcome(work: Coroutine[Any, Any, WeightsOutcome | str]) -> Outcome:
+async def _outcome(work: Callable[[], Coroutine[Any, Any, WeightsOutcome | str]]) -> Outcome:
     try:
-        outcome = await work
+        outcome = await work()
     except InvalidRequest as error:
         return False, str(error)
     return (True, outcome) if isinstance(outcome, str) else (outcome.is_ok, outcome.message)

@@ -1,0 +1,40 @@
+"""Types of what ``radixlm.Engine`` returns. At run time they are plain dicts."""
+
+from typing import Any, NotRequired, TypedDict
+
+
+class MetaInfo(TypedDict):
+    """Facts of one answer. Times are in seconds; ``finish_reason`` is {"type": "stop"|"length"|
+    "abort", ...}, None before the end. Log-probabilities are [logprob, token id, text or None]."""
+
+    id: str
+    finish_reason: dict[str, Any] | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    weight_version: str
+    num_retractions: int
+    queue_time: float
+    e2e_latency: NotRequired[float]
+    input_token_logprobs: NotRequired[list[Any]]
+    output_token_logprobs: NotRequired[list[Any]]
+    input_top_logprobs: NotRequired[list[Any]]
+    output_top_logprobs: NotRequired[list[Any]]
+    hidden_states: NotRequired[list[Any]]
+    lora_name: NotRequired[str]
+
+
+class Generation(TypedDict):
+    """One answer of ``generate``. ``text`` is missing with ``skip_tokenizer_init``."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+
+
+class Encoding(TypedDict):
+    """One answer of ``encode``: the vector, or the score or scores of a reward model, a classifier
+    or a cross-encoder."""
+
+    embedding: Any
+    meta_info: dict[str, Any]
