@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from radixlm.base.errors import ConfigError
+from radixlm.observe.tracing import Tracer
 from radixlm.router import traces
 from radixlm.router.traces import Traces
 from tests.router.conftest import StartWorkers
@@ -16,32 +18,42 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 async def test_a_call_is_a_span_between_client_and_worker(start_workers: StartWorkers) -> None:
-    export = pytest.importorskip("opentelemetry.sdk.trace.export")
-    memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
-    (worker,) = await start_workers(1)
-    exporter = memory.InMemorySpanExporter()
-    spans = Traces(export.SimpleSpanProcessor(exporter))
-    async with Front([worker]) as front:
+    workers = await start_workers(2)
+    taken: list[Any] = []
+    sink = SimpleNamespace(
+        export=lambda spans: taken.extend(spans) or SimpleNamespace(value=0),
+        shutdown=lambda: None,
+    )
+    spans = Traces(Tracer(sink, "smg"))
+    async with Front(workers) as front:
         spans.wrap(front.gateway)
         await front.chat(headers=[("traceparent", PARENT)])
+        await workers[1].kill()
         await front.chat()
-        await worker.kill()
+        await workers[0].kill()
         assert (await front.chat()).status >= 500
-    first, second, third = exporter.get_finished_spans()
-    assert (
-        first.name == "POST /v1/chat/completions"
-        and first.resource.attributes["service.name"] == "smg"
-    )
+    spans.tracer.close()
+    first, second, third = [span for span in taken if span.parent is None or span.kind.value == 1]
+    assert first.name == "POST /v1/chat/completions"
+    assert first.resource.attributes["service.name"] == "smg"
     assert f"{first.context.trace_id:032x}" == PARENT[3:35]
     assert f"{first.parent.span_id:016x}" == PARENT[36:52] and second.parent is None
     assert first.attributes["http.response.status_code"] == 200
-    assert (first.attributes["worker"], first.attributes["num_tries"]) == (worker.url, 1)
-    assert not third.status.is_ok and first.status.is_unset
-    told = [dict(seen.headers) for seen in worker.seen]
-    for span, headers in zip((first, second), told, strict=True):
-        where = f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-0"
-        assert _value(headers, "traceparent").startswith(where)
-    spans.close()
+    assert (first.attributes["worker"], first.attributes["num_tries"]) == (workers[0].url, 1)
+    assert not third.status.is_ok and first.status.is_unset and second.status.is_unset
+
+    def tries(call: Any) -> list[Any]:
+        return [s for s in taken if s.parent and s.parent.span_id == call.context.span_id]
+
+    ((one,), (lost, other)) = tries(first), tries(second)
+    assert not lost.status.is_ok and lost.attributes["server.address"] == workers[1].url
+    assert other.status.is_unset and other.attributes["http.response.status_code"] == 200
+    (link,) = other.links
+    assert link.context.span_id == lost.context.span_id
+    assert link.attributes == {"radixlm.relation": "after"} and not one.links
+    told = [_value(dict(seen.headers), "traceparent") for seen in workers[0].seen]
+    for span, value in zip((one, other), told, strict=True):
+        assert value == f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-01"
 
 
 def _value(headers: dict[Any, Any], name: str) -> str:
@@ -50,8 +62,6 @@ def _value(headers: dict[Any, Any], name: str) -> str:
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
-
     from radixlm.router.options import Options
 
     def absent(module: str) -> Any:

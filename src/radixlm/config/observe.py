@@ -7,7 +7,6 @@ from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag, Group
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 _LEVEL = Flag(choices=LOG_LEVELS, old_values=(("warn", "warning"), ("trace", "debug")))
-_TRACE = "an OpenTelemetry exporter"
 MAX_BUCKETS = 100
 LOG_STEPS, LOG_EVERY_S = 40, 5.0
 _BUCKET_RULE = "'default', 'tse MIDDLE BASE COUNT' or 'customer VALUE ...'."
@@ -99,13 +98,11 @@ class ObserveConfig(Group):
         "JSON object: where events of the KV cache are published (docs/kv-events.md).",
         Flag(is_json=True),
     ] = None
-    enable_trace: Annotated[bool, "OpenTelemetry traces.", Flag(state="planned", needs=_TRACE)] = (
-        False
-    )
+    enable_trace: Annotated[bool, "OpenTelemetry traces (docs/tracing.md)."] = False
     oltp_traces_endpoint: Annotated[
         str,
-        "host:port of the OpenTelemetry collector.",
-        Flag(("--otlp-traces-endpoint",), state="planned", needs=_TRACE, part_of=("enable_trace",)),
+        "OpenTelemetry collector: host:port or a URL.",
+        Flag(("--otlp-traces-endpoint",), part_of=("enable_trace",)),
     ] = "localhost:4317"
 
 

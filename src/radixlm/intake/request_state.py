@@ -25,6 +25,7 @@ class RequestState:
         "abort_message",
         "arrival_s",
         "before",
+        "began_s",
         "crash_count",
         "detokenizer",
         "ended",
@@ -75,6 +76,7 @@ class RequestState:
         self.crash_count = 0
         self.is_quarantined = False
         self.arrival_s = time.monotonic()
+        self.began_s = 0.0  # when its prompt began to be tokenized
         self.first_token_s = 0.0
         self.last_token_s = 0.0
         self.finished_s = 0.0

@@ -137,6 +137,7 @@ class TokenizerManager:
             raise Overloaded("the server is shutting down", retry_after_s=1.0)
         if request.emitted or (share is not None and share.is_resumed):
             self._check_queue()
+        began_s = time.monotonic()
         try:
             ids, sampling = self._checked(request)
         except InvalidRequest as error:
@@ -153,7 +154,7 @@ class TokenizerManager:
         for state in states:
             if state.ended:
                 continue
-            self.requests[state.rid] = state
+            self.requests[state.rid], state.began_s = state, began_s
             for observer in self.observers:
                 observer.submitted(state)
             # or all are sent when an engine is ready

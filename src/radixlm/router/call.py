@@ -12,6 +12,7 @@ from radixlm.router.worker import Worker
 
 if TYPE_CHECKING:
     from radixlm.router.prompt import Prompt
+    from radixlm.router.traces import CallTrace
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case, in the order of arrival."""
@@ -40,6 +41,7 @@ class Call:
         "query",
         "request_id",
         "tenant",
+        "trace",
         "worker",
     )
 
@@ -65,6 +67,7 @@ class Call:
         self.path_args: Mapping[str, str] = {}  # of the route's pattern
         self.worker: Worker | None = None  # the last one that it was sent to
         self.num_tries = 0
+        self.trace: CallTrace | None = None  # with --enable-trace
         self.prompt: Prompt | None = None  # where the policy looks at tokens
         self.first_s = 0.0  # when the first event of its stream came (monotonic)
         self.num_events = 0  # of its stream

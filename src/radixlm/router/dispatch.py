@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from radixlm.router.answer import Answer, error_answer
-from radixlm.router.call import Call
+from radixlm.router.call import Call, Headers
 from radixlm.router.client_stream import ClientStream
 from radixlm.router.data_routes import DATA_ROUTES, GET_ROUTES
 from radixlm.router.foreign import ForeignText, can_go_on, is_foreign
@@ -253,7 +253,7 @@ class Dispatch:
         try:
             exchange = await self.gateway.upstream.open(
                 worker.url, "POST", self.target,
-                self.headers if worker.api_key is None else authorized(self.headers, worker),
+                self.headers_for(worker),
                 self.body(worker, extra), timeout_s=self.left_s(),
             )  # fmt: skip
             return await self._answer(exchange, worker)
@@ -261,6 +261,13 @@ class Dispatch:
             return self._lost(worker, error)
         finally:
             self.discharge(worker, cost, exchange)
+
+    def headers_for(self, worker: Worker, headers: Headers | None = None) -> Headers:
+        """``headers``, or those of the call, with ``worker``'s key and the context of its span."""
+        headers = self.headers if headers is None else headers
+        if worker.api_key is not None:
+            headers = authorized(headers, worker)
+        return headers if self.call.trace is None else self.call.trace.told(worker, headers)
 
     def left_s(self) -> float:
         """Seconds that the answer may still take."""
@@ -282,6 +289,8 @@ class Dispatch:
             exchange.close()
         worker.num_inflight -= 1
         worker.num_tokens -= cost
+        if self.call.trace is not None:
+            self.call.trace.left(worker, exchange.status if exchange is not None else 0)
 
     def body(self, worker: Worker, extra: Mapping[str, Any]) -> bytes:
         """The client's bytes, and the fields that ``worker`` needs besides."""
@@ -403,6 +412,8 @@ class Dispatch:
     def _lost(self, worker: Worker, error: WorkerFailure) -> Failure:
         """The worker has given no whole answer."""
         stream = self.stream
+        if self.call.trace is not None:
+            self.call.trace.failed(worker, str(error))
         if stream is None:
             return self._blame(worker, error)
         was_moving, stream.is_moving = stream.is_moving, False  # what follows was not asked for

@@ -11,7 +11,6 @@ from typing import Any
 
 from radixlm.router.data_routes import DATA_ROUTES
 from radixlm.router.dispatch import Dispatch
-from radixlm.router.forwarding import authorized
 from radixlm.router.retry import BUSY, RETRIED, Failure
 from radixlm.router.series import Counter
 from radixlm.router.upstream import Exchange, WorkerFailure
@@ -67,7 +66,7 @@ class Leg:
     async def _open(self, extra: Mapping[str, Any]) -> Exchange:
         dispatch, worker = self._dispatch, self.worker
         exchange: Exchange = await dispatch.gateway.upstream.open(
-            worker.url, "POST", dispatch.target, authorized(dispatch.headers, worker),
+            worker.url, "POST", dispatch.target, dispatch.headers_for(worker),
             dispatch.body(worker, extra), timeout_s=dispatch.left_s(),
         )  # fmt: skip
         try:

@@ -14,7 +14,6 @@ import orjson
 from radixlm.router.call import Call
 from radixlm.router.data_routes import DATA_ROUTES, DISAGGREGATED
 from radixlm.router.dispatch import MAX_ANSWER_BYTES, Dispatch
-from radixlm.router.forwarding import authorized
 from radixlm.router.journal import HEADER
 from radixlm.router.retry import Failure, of_answer
 from radixlm.router.upstream import Exchange, WorkerFailure
@@ -73,7 +72,7 @@ class Pair(Dispatch):
         headers = [one for one in self.headers if one != HEADER]
         try:
             exchange = await self.gateway.upstream.open(
-                worker.url, "POST", self.target, authorized(headers, worker),
+                worker.url, "POST", self.target, self.headers_for(worker, headers),
                 self.body(worker, fields), timeout_s=self.left_s(),
             )  # fmt: skip
             content = await exchange.read(MAX_ANSWER_BYTES)

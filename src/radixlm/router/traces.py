@@ -1,22 +1,23 @@
-"""Traces: --enable-trace exports a span a call to an OpenTelemetry collector, by OTLP over gRPC.
+"""Traces: --enable-trace exports a span a call and one a try to an OpenTelemetry collector.
 
-The span is a child of the client's ``traceparent``, and the worker gets the span's own.
+A call's span is a child of the client's ``traceparent``; each worker gets that of its own try.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from radixlm.base.lazy import load, require
-from radixlm.router.call import Call
+from radixlm.observe.tracing import Span, Tracer, open_tracer
+from radixlm.router.call import Call, Headers
+from radixlm.router.worker import Worker
 
 if TYPE_CHECKING:
     from radixlm.router.app import ClientStream, Gateway
 
 _SERVICE = "smg"
-_API, _SDK = "opentelemetry", "opentelemetry.sdk.trace"
-_FLUSH_MS = 2000
+_OWN = (b"traceparent", b"tracestate")
 
 
 def attach(gateway: Gateway) -> None:
@@ -24,30 +25,52 @@ def attach(gateway: Gateway) -> None:
     options = gateway.options
     if not options.enable_trace:
         return
-    exporters = require(
-        "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", "trace", "--enable-trace"
-    )
-    require("opentelemetry.sdk", "trace", "--enable-trace")
-    exporter = exporters.OTLPSpanExporter(options.otlp_traces_endpoint, insecure=True)
-    traces = Traces(load(f"{_SDK}.export:BatchSpanProcessor")(exporter))
+    traces = Traces(open_tracer(options.otlp_traces_endpoint, _SERVICE))
     gateway.on_start.append(lambda: traces.wrap(gateway))
-    gateway.on_stop.append(traces.close)
+    gateway.on_stop.append(traces.tracer.close)
+
+
+class CallTrace:
+    """The span of a call and those of its tries, by worker."""
+
+    def __init__(self, tracer: Tracer, span: Span) -> None:
+        self._tracer, self.span = tracer, span
+        self._open: dict[str, Span] = {}
+        self._tries: list[Span] = []
+
+    def told(self, worker: Worker, headers: Headers) -> Headers:
+        """A try begins: the headers with its context."""
+        span = self._tracer.child(self.span, self.span.name, time.monotonic(), "client")
+        span.attributes |= {"server.address": worker.url, "radixlm.worker.type": worker.worker_type}
+        if self._tries:
+            is_beside = self._tries[-1] in self._open.values()
+            span.links.append((self._tries[-1], "beside" if is_beside else "after"))
+        self._tries.append(span)
+        self._open[worker.url] = span
+        return [pair for pair in headers if pair[0] not in _OWN] + span.headers
+
+    def failed(self, worker: Worker, message: str) -> None:
+        """The worker gave no whole answer."""
+        if worker.url in self._open:
+            self._open[worker.url].error = message
+
+    def left(self, worker: Worker, status: int) -> None:
+        """A try is over. ``status``: of its answer, 0 without one."""
+        span = self._open.pop(worker.url, None)
+        if span is None:
+            return
+        if status:
+            span.attributes["http.response.status_code"] = status
+        if not status or status >= 500:
+            span.error = span.error or (f"status {status}" if status else "no answer")
+        self._tracer.end(span)
 
 
 class Traces:
-    """Spans of calls. ``processor``: takes the spans that have ended."""
+    """Spans of calls, sent by ``tracer``."""
 
-    def __init__(self, processor: Any) -> None:
-        resource = load("opentelemetry.sdk.resources:Resource").create({"service.name": _SERVICE})
-        self._provider: Any = load(f"{_SDK}:TracerProvider")(resource=resource)
-        self._provider.add_span_processor(processor)
-        self._tracer: Any = self._provider.get_tracer("radixlm.router")
-        self._context: Any = load(
-            f"{_API}.trace.propagation.tracecontext:TraceContextTextMapPropagator"
-        )()
-        self._kind: Any = load(f"{_API}.trace:SpanKind").SERVER
-        self._with_span: Any = load(f"{_API}.trace:set_span_in_context")
-        self._error: Any = load(f"{_API}.trace:StatusCode").ERROR
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
 
     def wrap(self, gateway: Gateway) -> None:
         """Stand before the dispatch. To be called when all parts are attached."""
@@ -66,36 +89,23 @@ class Traces:
         client: ClientStream,
     ) -> None:
         """Serve a call inside a span."""
-        sent = {name.decode("latin-1"): value.decode("latin-1") for name, value in call.headers}
-        about = {
+        span = self.tracer.begin(f"{call.method} {call.path}", call.headers)
+        span.attributes = {
             "http.request.method": call.method,
             "url.path": call.path,
             "request_id": call.request_id,
         }
-        parent = self._context.extract(sent)
-        span = self._tracer.start_span(
-            f"{call.method} {call.path}", parent, self._kind, attributes=about
-        )
-        told: dict[str, str] = {}
-        self._context.inject(told, self._with_span(span))
-        kept = [pair for pair in call.headers if pair[0] not in (b"traceparent", b"tracestate")]
-        call.headers = kept + [(name.encode(), value.encode()) for name, value in told.items()]
+        call.trace = CallTrace(self.tracer, span)
         try:
             await serve(gateway, call, client)
         except Exception as error:
-            span.record_exception(error)
+            span.error = type(error).__name__
             raise
         finally:
             if client.has_begun:
-                span.set_attribute("http.response.status_code", client.status)
+                span.attributes["http.response.status_code"] = client.status
             if call.worker is not None:
-                span.set_attribute("worker", call.worker.name)
-                span.set_attribute("num_tries", call.num_tries)
+                span.attributes |= {"worker": call.worker.name, "num_tries": call.num_tries}
             if not client.has_begun or client.status >= 500:
-                span.set_status(self._error)
-            span.end()
-
-    def close(self) -> None:
-        """Send what is left, at most 2 s."""
-        self._provider.force_flush(_FLUSH_MS)
-        self._provider.shutdown()
+                span.error = span.error or "no answer"
+            self.tracer.end(span)

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from radixlm import __version__
 from radixlm.base.env import DISABLE_OPENAPI_DOC
 from radixlm.base.errors import ConfigError
+from radixlm.base.lazy import load
 from radixlm.base.log import level_number
 from radixlm.base.private_files import close_to_others
 from radixlm.config.serve import ServeConfig
@@ -109,6 +110,8 @@ def create_app(
     app.state.server = state
     if config.observe.enable_metrics:
         metrics.install(app, state)
+    if config.observe.enable_trace:
+        load("radixlm.entrypoints.http.tracing:install")(app, state)
     request_log.install_request_log(state)
     request_log.install_crash_dump(state)
     app.add_middleware(
