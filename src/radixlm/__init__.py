@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # for completion and type checkers
     from radixlm.lang.api import *  # noqa: F403
     from radixlm.wire.sampling_params import SamplingParams as SamplingParams
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _API = (
     "function gen gen_int gen_string select template tool_loop image video separate_reasoning "
     "system user assistant system_begin system_end user_begin user_end assistant_begin "

@@ -11,12 +11,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+import radixlm
 from radixlm.config.parser import parse as parse_server
 from radixlm.config.server_config import ServerConfig
 from radixlm.entrypoints.cli import VERBS
@@ -218,3 +221,14 @@ def test_the_systemd_unit() -> None:
     done = subprocess.run([tool, "verify", str(path)], capture_output=True, text=True)
     told = [line for line in done.stderr.splitlines() if path.name in line]
     assert all("not executable" in line for line in told), told
+
+
+def test_versions_agree() -> None:
+    """Package, chart, alias and the newest dated section of the changelog."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == chart["version"] == radixlm.__version__
+    alias = tomllib.loads((ROOT / "compat" / "sglang" / "pyproject.toml").read_text())
+    assert alias["project"]["version"] == radixlm.__version__
+    heads = re.findall(r"^## \[(.+?)\](?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert heads[0] == ("Unreleased", "")
+    assert heads[1][0] == radixlm.__version__ and date.fromisoformat(heads[1][1])

@@ -119,6 +119,11 @@ class TokenizerManager:
         return self.replicas.load()
 
     @property
+    def num_held(self) -> int:
+        """Requests that no engine has: it died, and the next one starts."""
+        return sum(not self.replicas.is_computed(rid) for rid in self.requests)
+
+    @property
     def engine_facts(self) -> dict[str, Any]:
         """The facts of the first engine that has sent some."""
         return next((r.facts for r in self.replicas if r.facts), {})

@@ -50,6 +50,9 @@ GAUGES: dict[str, str] = {
     "spec_accept_rate": "Part of the drafted tokens that was accepted.",
     "spec_num_steps": "Tokens of a draft where no length is chosen.",
     "spec_num_draft_tokens": "The draft and the token before it.",
+    "radixlm:evicted_tokens": "Tokens that the prefix cache gave up since an engine's start.",
+    "radixlm:engines_ready": "Engines that serve.",
+    "radixlm:held_reqs": "Requests that wait for an engine that restarts.",
     "utilization": "Running requests over the most that may run.",
     "lora_pool_slots_used": "Adapters that are loaded.",
     "lora_pool_slots_total": "Adapters that may be loaded (--max-loaded-loras; 0: any number).",
@@ -196,6 +199,10 @@ class Metrics:
             "sglang:lora_requests", "Requests that ended, by adapter.",
             (*self._names, "lora_name"), registry=self.registry,
         )  # fmt: skip
+        self._deaths = Counter(
+            "radixlm:engine_deaths", "Engines that died while they served.", self._names,
+            registry=self.registry,
+        ).labels(**self._labels)  # fmt: skip
         self._adapters: set[str] = set()
         self._queue_s: deque[float] = deque(maxlen=100)  # of the last requests that ended
 
@@ -258,6 +265,10 @@ class Metrics:
     def adapter_loaded(self, seconds: float) -> None:
         """An engine has read an adapter."""
         self._adapter_load.observe(seconds)
+
+    def engine_lost(self) -> None:
+        """An engine that served has died."""
+        self._deaths.inc()
 
     def drafts(self, totals: DraftTotals) -> None:
         """The counts of drafts so far; those of an engine that was restarted begin again."""

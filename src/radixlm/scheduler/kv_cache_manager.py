@@ -99,6 +99,11 @@ class KVCacheManager:
         return self.num_hit_tokens / max(1, self.num_queried_tokens)
 
     @property
+    def num_evicted_tokens(self) -> int:
+        """Tokens that the prefix cache has given up since the start."""
+        return self.prefix_cache.num_evicted * self.page_size
+
+    @property
     def num_available(self) -> int:
         """Pages that can be allocated, counting those that the prefix cache can evict."""
         return self.pages.num_free + self.prefix_cache.num_evictable

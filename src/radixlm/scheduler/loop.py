@@ -346,6 +346,7 @@ class Scheduler:
             num_total_tokens=kv_manager.num_total_tokens,
             gen_throughput=self._throughput,
             cache_hit_rate=kv_manager.cache_hit_rate,
+            num_evicted_tokens=kv_manager.num_evicted_tokens,
             num_retracted=self.planner.num_retracted,
             num_paused=len(self.planner.running) if self.is_paused else 0,
             is_paused=self.is_paused,

@@ -75,6 +75,7 @@ class LoadReport(msgspec.Struct, omit_defaults=True):
     num_total_tokens: int = 0
     gen_throughput: float = 0.0
     cache_hit_rate: float = 0.0
+    num_evicted_tokens: int = 0
     num_retracted: int = 0
     num_paused: int = 0
     is_paused: bool = False

@@ -175,6 +175,8 @@ class PrefixCache(Protocol):
         False, and the page stays the caller's, if the cache has these tokens already.
         """
 
+    num_evicted: int = 0  # pages that ``evict`` has freed so far
+
     def evict(self, num_pages: int) -> int:
         """Frees ``num_pages`` pages or as many as can be; returns how many."""
 

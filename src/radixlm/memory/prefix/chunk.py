@@ -64,6 +64,8 @@ class ChunkCache:
         """Takes no page over."""
         return False
 
+    num_evicted = 0
+
     def evict(self, num_pages: int) -> int:
         """Nothing to free."""
         return 0

@@ -62,6 +62,7 @@ class RadixCache:
         self.tree = Tree(page_size)
         self.total_pages = 0
         self.num_locked = 0
+        self.num_evicted = 0
         self.events = events
         self._queue = EvictionQueue(policy(eviction))
         self._clock = 0
@@ -226,6 +227,7 @@ class RadixCache:
                 self._split(node, excess)
             num_freed += self._remove(node, freed)
         self._give_back(freed)
+        self.num_evicted += num_freed
         return num_freed
 
     def evict_window(self, num_pages: int) -> int:

@@ -79,6 +79,9 @@ class MetricsObserver(Observer):
     def adapter_loaded(self, seconds: float) -> None:
         self._metrics.adapter_loaded(seconds)
 
+    def engine_lost(self, reason: str) -> None:
+        self._metrics.engine_lost()
+
 
 class CustomerLabels:
     """Takes labels of customers from a header (a JSON object) for the requests of a call. Labels
@@ -206,6 +209,9 @@ def gauges(state: ServerState) -> dict[str, float]:
         "spec_num_steps": state.config.speculate.speculative_num_steps or 0,
         "spec_num_draft_tokens": state.config.speculate.speculative_num_draft_tokens or 0,
         "utilization": load_.num_running / max_running if max_running else 0.0,
+        "radixlm:evicted_tokens": load_.num_evicted_tokens,
+        "radixlm:engines_ready": len(state.intake.replicas.ready),
+        "radixlm:held_reqs": state.intake.num_held,
         "lora_pool_slots_used": len(state.intake.adapters.loaded),
         "lora_pool_slots_total": state.intake.adapters.options.max_loaded or 0,
         "lora_num_loads": state.intake.adapters.num_loads,
