@@ -6,7 +6,7 @@ line each. A value that the user set is changed only if it cannot work, and then
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -238,7 +238,9 @@ def apply(config: ServerConfig, change: Change, explicit: frozenset[str]) -> Ser
         show(option, change.value),
         change.reason,
     )
-    return config.with_values({change.name: change.value})
+    was = config.reasons.get(change.name, (show(option, old), ""))[0]
+    reasons = {**config.reasons, change.name: (was, change.reason)}
+    return replace(config.with_values({change.name: change.value}), reasons=reasons)
 
 
 def _filled(change: Change) -> str:
@@ -255,6 +257,7 @@ def resolve(config: ServerConfig, host: HostInfo, explicit: frozenset[str]) -> S
     model known, is allowed: resolved options stay.
     """
     check_states(config)
+    config = replace(config, given=explicit)
     filled: dict[str, str] = {}
     for step in STEPS:
         for change in step(config, host):

@@ -42,6 +42,10 @@ class ServerConfig:
     located: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Where models and adapters that were given by name lie on this machine: name of the option, or
     path of an adapter -> folder. The options keep what the user wrote."""
+    given: frozenset[str] = field(default=frozenset(), hash=False, compare=False)
+    """Options that the user set, as ``resolve`` was told."""
+    reasons: Mapping[str, tuple[str, str]] = field(default_factory=dict, hash=False, compare=False)
+    """What ``resolve`` changed: option -> (its value before, as text; why)."""
 
     @classmethod
     def from_kwargs(cls, **flat: Any) -> Self:

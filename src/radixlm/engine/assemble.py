@@ -63,6 +63,7 @@ from radixlm.executor.device import CudaDevice, Device
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.profile import Profiler
 from radixlm.executor.runner import Runner
+from radixlm.kernels.cpu import describe
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.models.build import Model
 from radixlm.sampling.processors import LogitProcessors
@@ -194,7 +195,9 @@ def load_engine(
         draft,
         experts.recorder,
     )
-    facts = _facts(info, pools, limits, weight_bytes, packed.mapped_bytes, load_s)
+    facts = _facts(info, pools, limits, weight_bytes, packed.mapped_bytes, load_s) | {
+        "gpu": torch.cuda.get_device_name(where) if where.type == "cuda" else None
+    }
     updater.follow(facts, draft, loader, parts.media, occupation.exchange)
     return LoadedEngine(
         device,
@@ -351,6 +354,7 @@ def _facts(
         "load_seconds": load_s,
         "pid": os.getpid(),
         "threads": torch.get_num_threads(),
+        "kernels": describe(),
     }
 
 

@@ -28,7 +28,8 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -46,7 +47,7 @@ def facts() -> dict[str, Any]:
         "radixlm": __version__,
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory": format_bytes(memory.total),
         "memory available": format_bytes(memory.available),

@@ -22,6 +22,7 @@ from radixlm.entrypoints.http.admin import (
     adapters,
     control,
     corpora,
+    details,
     experts,
     health,
     hicache,
@@ -69,6 +70,7 @@ KEEP_ALIVE_S = 75
 _ROUTERS = (
     health.router,
     info.router,
+    details.router,
     generate.router,
     control.router,
     occupation.router,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -121,7 +122,9 @@ def longest_token(state: ServerState) -> int:
 
 
 class Tokenize(Body):
-    """``prompt``, a list of prompts, or ``messages`` of a chat."""
+    """``prompt``, a list of prompts, or ``messages`` of a chat. ``return_token_strs`` (vLLM's) adds
+    each token as its vocabulary spells it; ``return_token_bytes`` its bytes in hexadecimal, and 1
+    in ``special_tokens_mask`` for special tokens."""
 
     prompt: str | list[str] | None = None
     messages: Objects | None = None
@@ -129,6 +132,8 @@ class Tokenize(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
+    return_token_strs: bool = False
+    return_token_bytes: bool = False
     model: str | None = None
 
 
@@ -170,7 +175,23 @@ async def tokenize(request: Request) -> Response:
     else:
         rows = await _encode_rows(state, prompt, adds)
         body = {"tokens": rows, "count": [len(row) for row in rows]}
+    body |= await off_loop(8 * len(prompt), _pieces, tokenizer, body["tokens"], args)
     return await json_answer(body | {"max_model_len": length})
+
+
+def _pieces(tokenizer: Tokenizer, ids: Any, args: Tokenize) -> dict[str, Any]:
+    """What is asked for about each token of ``ids``, a list or a list of lists."""
+    made: dict[str, Any] = {}
+    if args.return_token_strs:
+        made["token_strs"] = _each(ids, lambda i: tokenizer.id_to_piece(i) or "")
+    if args.return_token_bytes:
+        made["token_bytes"] = _each(ids, lambda i: tokenizer.token_bytes(i).hex())
+        made["special_tokens_mask"] = _each(ids, lambda i: int(tokenizer.is_special(i)))
+    return made
+
+
+def _each(ids: Any, of: Callable[[int], Any]) -> list[Any]:
+    return [_each(i, of) if isinstance(i, list) else of(i) for i in ids]
 
 
 async def _encode_rows(state: ServerState, texts: list[str], adds: bool) -> list[list[int]]:

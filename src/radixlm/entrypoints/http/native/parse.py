@@ -1,7 +1,10 @@
 """Parsing of texts: /parse_function_call and /separate_reasoning."""
 
+from typing import Annotated, Any
+
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import json_response
@@ -10,29 +13,47 @@ from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.http.transport import read_body
 from radixlm.entrypoints.request_model import Body, Objects
 from radixlm.text.reasoning import registry as reasoning
-from radixlm.text.reasoning.base import split_all
 from radixlm.text.tools import registry as tools
-from radixlm.text.tools.base import parse_all, tool_specs
+from radixlm.text.tools.base import ParsedText, join_deltas, tool_specs
 
 router = APIRouter(tags=["native"])
 
 _OF_MODEL = (None, "", "auto", "response_template")
 
 
+_TOOL_NAMES: Any = {"examples": [*tools.NAMES]}
+_REASONING_NAMES: Any = {"examples": [*reasoning.NAMES]}
+MAX_CHUNKS = 4096
+ChunkChars = Annotated[int, Field(ge=1)]
+
+
 class ParseFunctionCall(Body):
-    """``tool_call_parser`` unset: that of the model."""
+    """``tool_call_parser`` unset: that of the model. With ``chunk_chars`` the text is parsed in
+    chunks of so many characters, and ``steps`` shows what each of them gave."""
 
     text: str
     tools: Objects | None = None
-    tool_call_parser: str | None = None
+    tool_call_parser: str | None = Field(None, json_schema_extra=_TOOL_NAMES)
+    chunk_chars: ChunkChars | None = None
 
 
 class SeparateReasoning(Body):
-    """``reasoning_parser`` unset: that of the model."""
+    """``reasoning_parser`` unset: that of the model. ``chunk_chars``: as of ParseFunctionCall."""
 
     text: str
-    reasoning_parser: str | None = None
+    reasoning_parser: str | None = Field(None, json_schema_extra=_REASONING_NAMES)
     return_blocks: bool = False
+    chunk_chars: ChunkChars | None = None
+
+
+def _chunks(text: str, size: int | None) -> list[str]:
+    """The text in chunks of ``size`` characters, or whole. InvalidRequest for too many."""
+    size = size or max(1, len(text))
+    if len(text) > size * MAX_CHUNKS:
+        least = -(-len(text) // MAX_CHUNKS)
+        message = f"chunk_chars: at most {MAX_CHUNKS} chunks are parsed: {least} works"
+        raise InvalidRequest(message, "chunk_chars")
+    return [text[start : start + size] for start in range(0, len(text), size)]
 
 
 @router.post("/parse_function_call", openapi_extra=documented(ParseFunctionCall))
@@ -47,9 +68,22 @@ async def parse_function_call(request: Request) -> Response:
             f"tool_call_parser {name!r:.80} is none of {', '.join(tools.NAMES)}",
             "tool_call_parser",
         )
-    text, calls = parse_all(tools.create(name, tool_specs(body.tools or [])), body.text)
+    parser = tools.create(name, tool_specs(body.tools or []))
+    chunks = _chunks(body.text, body.chunk_chars)
+    parts = [*map(parser.feed, chunks), parser.finish()]
+    calls = join_deltas(delta for part in parts for delta in part.calls)
     shown = [{"tool_index": c.index, "name": c.name, "parameters": c.arguments} for c in calls]
-    return json_response({"normal_text": text, "calls": shown})
+    answer: dict[str, Any] = {"normal_text": "".join(part.text for part in parts), "calls": shown}
+    if body.chunk_chars is not None:
+        pairs = zip([*chunks, ""], parts, strict=True)
+        steps = [{"chunk": chunk} | _shown(part) for chunk, part in pairs]
+        answer |= {"steps": steps, "tool_call_parser": name}
+    return json_response(answer)
+
+
+def _shown(part: ParsedText) -> dict[str, Any]:
+    calls = [{"tool_index": d.index, "name": d.name, "parameters": d.arguments} for d in part.calls]
+    return {"normal_text": part.text, "calls": calls}
 
 
 @router.post("/separate_reasoning", openapi_extra=documented(SeparateReasoning))
@@ -64,8 +98,14 @@ async def separate_reasoning(request: Request) -> Response:
             f"reasoning_parser {name!r:.80} is none of {', '.join(reasoning.NAMES)}",
             "reasoning_parser",
         )
-    reasoning_text, text = split_all(reasoning.create(name), body.text)
+    parser, chunks = reasoning.create(name), _chunks(body.text, body.chunk_chars)
+    parts = [*map(parser.feed, chunks), parser.finish()]
+    reasoning_text, text = ("".join(column) for column in zip(*parts, strict=True))
     answer: dict[str, object] = {"reasoning_text": reasoning_text, "text": text}
+    if body.chunk_chars is not None:
+        pairs = zip([*chunks, ""], parts, strict=True)
+        steps = [{"chunk": c, "reasoning_text": r, "text": t} for c, (r, t) in pairs]
+        answer |= {"steps": steps, "reasoning_parser": name}
     if body.return_blocks:
         blocks = [{"type": "reasoning", "text": reasoning_text}, {"type": "text", "text": text}]
         answer["blocks"] = [block for block in blocks if block["text"]]

@@ -175,6 +175,9 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/get_model_info": {JSON: MODEL_INFO},
     "/server_info": {JSON: SERVER_INFO},
     "/get_server_info": {JSON: SERVER_INFO},
+    "/server_details": {
+        JSON: _object(version=STR, options=_list(DICT), model=DICT, machine=DICT, packages=DICT)
+    },
     "/get_weight_version": {JSON: _object(weight_version=STR)},
     "/get_load": {JSON: _list(_object(dp_rank=INT, num_reqs=INT))},
     "/v1/loads": {JSON: _object(loads=_list(DICT), aggregate=DICT), TEXT: STR},
