@@ -32,6 +32,7 @@ class Case:
         self.beat_s = 0.0
         self.lost: list[str | None] = []
         self.reason: str | None = None
+        self.reasons: list[str] = []
         self.over = asyncio.Event()
         config = ServerConfig.from_kwargs(model_path="x", **options)
         self.supervisor = EngineSupervisor(config, frozenset())
@@ -43,12 +44,16 @@ class Case:
         self.supervisor.process = EngineProcess((sys.executable, "-S", "-c", self.code))
         self.supervisor.process.send_config({})
 
+    def note_lost(self, rid: str | None, why: str) -> None:
+        self.lost.append(rid)
+        self.reasons.append(why)
+
     def _give_up(self, reason: str) -> None:
         self.reason = reason
         self.over.set()
 
     async def run(self) -> str:
-        watcher = EngineListener(self.lost.append, self._give_up, lambda: self.beat_s)
+        watcher = EngineListener(self.note_lost, self._give_up, lambda: self.beat_s)
         await self.supervisor.start(watcher)
         try:
             await asyncio.wait_for(self.over.wait(), 60)
@@ -134,7 +139,7 @@ async def test_starts_that_fail_are_tried_again_after_pauses(
 ) -> None:
     case = Case(monkeypatch, "raise SystemExit(2)", max_engine_restarts=3)
     spawns, pauses_s = _failing(case, monkeypatch, NO_DESCRIPTORS, NO_PROCESSES, MemoryError())
-    watcher = EngineListener(case.lost.append, case._give_up, lambda: 0.0)
+    watcher = EngineListener(case.note_lost, case._give_up, lambda: 0.0)
     await case.supervisor.start(watcher)
     async with asyncio.timeout(60):  # ``wait_for`` may be the pauses' replacement
         await case.over.wait()
@@ -155,7 +160,7 @@ async def test_a_restart_that_cannot_be_started_ends_the_server_with_the_reason(
 ) -> None:
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     case = Case(monkeypatch, killed, max_engine_restarts=2)
-    watcher = EngineListener(case.lost.append, case._give_up, lambda: 0.0)
+    watcher = EngineListener(case.note_lost, case._give_up, lambda: 0.0)
     await case.supervisor.start(watcher)
     _failing(case, monkeypatch, *[NO_DESCRIPTORS] * 9)
     async with asyncio.timeout(60):  # ``wait_for`` may be the pauses' replacement
@@ -171,7 +176,7 @@ async def test_a_supervisor_that_fails_ends_the_server(
 ) -> None:
     case = Case(monkeypatch, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
 
-    def fail(rid: str | None) -> None:
+    def fail(rid: str | None, why: str) -> None:
         raise ValueError("a listener's mistake")
 
     await case.supervisor.start(EngineListener(fail, case._give_up, lambda: 0.0))
@@ -186,7 +191,7 @@ async def test_a_supervisor_that_is_cancelled_ends_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = Case(monkeypatch, SLEEP)
-    await case.supervisor.start(EngineListener(case.lost.append, case._give_up, lambda: 0.0))
+    await case.supervisor.start(EngineListener(case.note_lost, case._give_up, lambda: 0.0))
     assert case.supervisor._task is not None
     case.supervisor._task.cancel()
     async with asyncio.timeout(60):  # ``wait_for`` may be the pauses' replacement
@@ -212,7 +217,7 @@ async def test_a_restart_may_load_five_times_as_long_as_the_first_and_30_s(
             case.supervisor.process.kill()
         return beat_s
 
-    await case.supervisor.start(EngineListener(case.lost.append, case._give_up, beat_s))
+    await case.supervisor.start(EngineListener(case.note_lost, case._give_up, beat_s))
     async with asyncio.timeout(60):  # ``wait_for`` may be the pauses' replacement
         await case.over.wait()
     first_s = case.supervisor._longest_load_s
@@ -283,7 +288,7 @@ async def test_a_server_that_stood_still_does_not_blame_its_engine(
             has_read_all.set()
             return now_s
 
-    await case.supervisor.start(EngineListener(case.lost.append, case._give_up, beat_s))
+    await case.supervisor.start(EngineListener(case.note_lost, case._give_up, beat_s))
     waits = [asyncio.ensure_future(event.wait()) for event in (has_read_all, case.over)]
     async with asyncio.timeout(60):
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -29,6 +29,7 @@ from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.memory.pages import PageAllocator
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.slots import SlotAllocator
+from radixlm.observe.ring import StepRing
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
@@ -146,7 +147,11 @@ class FakeEngine:
         self.kv_manager = KVCacheManager(
             pages, SlotAllocator(MAX_RUNNING), RadixCache(pages, PAGE), PAGE
         )
-        self.scheduler = Scheduler(limits, self.executor, self.theirs, self.kv_manager, Hooks(()))
+        ring = StepRing()
+        self.intake.rings = (ring,)
+        self.scheduler = Scheduler(
+            limits, self.executor, self.theirs, self.kv_manager, Hooks(()), ring=ring
+        )
         self.thread = threading.Thread(target=self.scheduler.run, daemon=True)
 
     def start(self) -> None:

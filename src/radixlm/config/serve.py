@@ -36,6 +36,9 @@ class ServeConfig(Group):
         str, "Path before every route, as a proxy has it: /api. Requests come with or without it."
     ] = ""
     disable_ui: Annotated[bool, "Serve no page at /ui, and no /live routes."] = False
+    ui_show_text: Annotated[
+        bool, "Show operators the texts of requests and of cached prefixes in the page at /ui."
+    ] = False
     api_key: Annotated[str | None, "Key that clients must send.", Flag(is_secret=True)] = field(
         default=None, repr=False
     )

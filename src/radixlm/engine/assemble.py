@@ -66,6 +66,7 @@ from radixlm.executor.runner import Runner
 from radixlm.kernels.cpu import describe
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.models.build import Model
+from radixlm.observe.ring import StepRing
 from radixlm.sampling.processors import LogitProcessors
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.limits import Limits
@@ -265,8 +266,10 @@ def assemble(
     extra_features: tuple[Feature, ...] = (),
     peers: Peers = NO_PEERS,
     boot: Boot = FIRST_BOOT,
+    ring: StepRing | None = None,
 ) -> EngineCore:
-    """Load the model and build everything around it; ConfigError or CheckpointError if it fails."""
+    """Load the model and build everything around it; ConfigError or CheckpointError if it fails.
+    ``ring``: takes records of the steps."""
     ngram = make_ngram(config, info, tokenizer_loader(config, info))
     engine = load_engine(config, info, peers, corpus_commands(ngram), boot)
     limits, processors = engine.limits, ProcessorFeature(engine.parts.processors)
@@ -292,7 +295,9 @@ def assemble(
         interval = config.schedule.stream_interval
         drafting = make_drafting(config, limits, kv_manager, hooks, ngram)
         own = replace(limits, weights_version=engine.updater.namespace)
-        return Scheduler(own, executor, channel, kv_manager, hooks, interval, drafting=drafting)
+        return Scheduler(
+            own, executor, channel, kv_manager, hooks, interval, drafting=drafting, ring=ring
+        )
 
     scheduler = make()
     peers.agree(())  # all ranks are ready

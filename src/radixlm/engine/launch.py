@@ -24,6 +24,7 @@ from radixlm.intake.link import ThreadLink, ZmqLink
 from radixlm.intake.observer import Observer
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.intake.weights import WeightsOptions
+from radixlm.observe.ring import StepRing
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 from radixlm.wire.channel import MemoryChannel, ZmqChannel
 from radixlm.wire.codec import intake_codec
@@ -137,7 +138,7 @@ class ProcessEngine:
         intake = self.intake
         replica = intake.replicas[index]
         return EngineListener(
-            lost=lambda poison_rid: intake.lose_engine(poison_rid, index),
+            lost=lambda poison_rid, why: intake.lose_engine(poison_rid, index, why),
             gave_up=lambda message: intake.give_up(Failed("EngineError", message), index),
             beat_s=lambda: replica.beat_s if replica.is_ready else 0.0,
         )
@@ -156,12 +157,15 @@ class ThreadEngine:
         info: ModelInfo,
         tokenizer: Tokenizer | None,
         observers: Iterable[Observer] = (),
+        ring: StepRing | None = None,
     ) -> None:
-        self._config, self._info = config, info
+        self._config, self._info, self._ring = config, info, ring
         mine, self._theirs = MemoryChannel.pair()
         self.intake = TokenizerManager(
             tokenizer, intake_facts(config, info), ThreadLink(mine), observers
         )
+        if ring is not None:
+            self.intake.rings = (ring,)
         self._thread: threading.Thread | None = None
         self._serving: SchedulerSupervisor | None = None
 
@@ -175,7 +179,7 @@ class ThreadEngine:
         try:
             assemble = load("radixlm.engine.assemble:assemble")
             flight = InflightLog()
-            replica = assemble(self._config, self._info, self._theirs, (flight,))
+            replica = assemble(self._config, self._info, self._theirs, (flight,), ring=self._ring)
             self._theirs.send(Ready(replica.facts))
             renewing = load("radixlm.engine.scheduler_supervisor:SchedulerSupervisor")
             self._serving = renewing(

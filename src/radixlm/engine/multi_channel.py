@@ -16,7 +16,7 @@ import zmq
 from radixlm.base.errors import InvalidRequest
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import MAX_MESSAGE_BYTES, MalformedMessage
-from radixlm.wire.replies import ControlReply, Finish, Heartbeat, StepReply, TokenDelta
+from radixlm.wire.replies import ControlReply, Finish, Heartbeat, Moment, StepReply, TokenDelta
 from radixlm.wire.requests import AbortRequest, Control, Shutdown, TokenizedRequest
 
 MAX_TOP = 1 << 20  # log-probabilities of one token
@@ -122,6 +122,7 @@ class MultiChannel:
             if any(delta.hidden_states is not None for delta in message.deltas):
                 parts = list(self._make_replies(self._split_deltas(message.deltas)))
                 parts[0].rids, parts[0].tokens = message.rids, message.tokens
+                parts[0].moments = message.moments
         if len(self._channels) == 1:
             for part in parts:
                 self._channels[0].send(part)
@@ -169,16 +170,21 @@ class MultiChannel:
             owner = self._owner.get(one[0])
             if owner is not None:
                 ones[owner].append(one)
+        moments: list[list[Moment]] = [[] for _ in self._channels]
+        for moment in reply.moments:
+            owner = self._owner.get(moment[0])
+            if owner is not None:
+                moments[owner].append(moment)
         for delta in reply.deltas:
             owner = self._owner.get(delta.rid)
             if owner is not None:
                 deltas[owner].append(delta)
                 if delta.finish is not None:
                     del self._owner[delta.rid]
-        for channel, some, pairs in zip(self._channels, deltas, ones, strict=True):
-            if some or pairs:
+        for channel, some, pairs, own in zip(self._channels, deltas, ones, moments, strict=True):
+            if some or pairs or own:
                 rids, tokens = zip(*pairs, strict=True) if pairs else ((), ())
-                channel.send(StepReply(some, rids=rids, tokens=tokens))
+                channel.send(StepReply(some, rids=rids, tokens=tokens, moments=own))
 
     def close(self) -> None:
         for channel in self._channels:

@@ -53,10 +53,10 @@ OUT_OF_MEMORY = (
 
 
 class EngineListener(Record):
-    """Callbacks: the engine was lost (with the request that it was computing alone), it is given
-    up, and when its last heartbeat came (monotonic seconds, 0 = none yet)."""
+    """Callbacks: the engine was lost (with the request that it was computing alone, and how it
+    ended), it is given up, and when its last heartbeat came (monotonic seconds, 0 = none yet)."""
 
-    lost: Callable[[str | None], None]
+    lost: Callable[[str | None, str], None]
     gave_up: Callable[[str], None]
     beat_s: Callable[[], float]
 
@@ -186,7 +186,7 @@ class EngineSupervisor:
             suspect = read_inflight_rid(self.inflight_log_path)
             # the next may die before it writes its own
             self.inflight_log_path.unlink(missing_ok=True)
-            listener.lost(self._poison_rid(code, suspect))
+            listener.lost(self._poison_rid(code, suspect), f"{self.name}: {_reason(code)}")
             if code not in TRUSTED_ENDS or not self._has_beaten:
                 self._kept.empty()
             if not self._may_restart():

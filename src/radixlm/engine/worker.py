@@ -46,6 +46,7 @@ from radixlm.engine.supervisor import STOP_SIGNAL
 from radixlm.executor.rank import RankLoop
 from radixlm.kernels.cpu.extension import available, native
 from radixlm.observe.gcwatch import GcWatch
+from radixlm.observe.ring import StepRing
 from radixlm.observe.stacks import offer_stacks
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import scheduler_codec
@@ -84,7 +85,8 @@ def main(early: StartupReader) -> int:
     config = ServerConfig.from_kwargs(**startup["options"])
     index = str(startup["index"]) if config.parallel.num_replicas > 1 else ""
     role = f"rank{index}.{startup['rank']}" if "rank" in startup else f"engine{index}"
-    offer_stacks(Path(startup["inflight_log_path"]).parent, role)
+    flight_path = Path(startup["inflight_log_path"])
+    offer_stacks(flight_path.parent, role)
     set_up_logging(role, config.observe.log_level, log_format=config.observe.log_format)
     if "rank" in startup:
         return follow(config, startup, LeaderLink(startup, config), early)
@@ -94,7 +96,7 @@ def main(early: StartupReader) -> int:
         config, info = resolved(config, frozenset(startup["given"]))
         config = placed(config, frozenset(startup["given"]), startup)
         channel.vocab, channel.embed_dim = info.decoder.vocab, info.decoder.dim
-        flight = InflightLog(Path(startup["inflight_log_path"]))
+        flight = InflightLog(flight_path)
         with prefaulted_memory(early):
             peers: Peers = NO_PEERS
             if early.ranks is not None:
@@ -102,7 +104,9 @@ def main(early: StartupReader) -> int:
                 peers = Followers(early.ranks, config, hub)
             peers.replica = int(startup["index"])
             boot = boot_of(startup)
-            replica = assemble(config, info, channel, (flight,), peers, boot)
+            replica = assemble(
+                config, info, channel, (flight,), peers, boot, step_ring(config, flight_path.parent)
+            )
     except RankLost as error:
         return end_replica(early, error)
     except RadixError as error:
@@ -127,6 +131,17 @@ def main(early: StartupReader) -> int:
     channel.close()
     peers.stop()
     return 0
+
+
+def step_ring(config: ServerConfig, folder: Path) -> StepRing | None:
+    """The ring of this engine and those before it; None with --disable-ui or without room."""
+    if config.serve.disable_ui:
+        return None
+    try:
+        return StepRing.open(folder)
+    except OSError as error:
+        log.warning("steps are not recorded: %s", error)
+        return None
 
 
 def boot_of(startup: dict[str, Any]) -> Boot:

@@ -68,6 +68,7 @@ class StepHandle:
     errors: dict[int, str] = field(default_factory=dict)  # by row of logits
     failed: dict[str, ItemResult] = field(default_factory=dict)  # by request id
     token_copy: AsyncCopy | None = None  # of sampled_N to the host
+    launched_s: float = 0.0  # when the model was launched, monotonic
     done: Event | None = None  # behind the hidden states, where an item wants them
 
     @property

@@ -10,6 +10,7 @@ Legend: R rows with logits, D model width, V vocabulary.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -230,6 +231,7 @@ class Runner:
         step = StepHandle(plan, items, inputs.fill(items, size, width), inputs, lora)
         if plan.copies:
             self.device.launch(partial(self._copy_pages, plan.copies))
+        step.launched_s = time.monotonic()
         if size:
             self.device.launch(partial(self._replay, step, size, width))
         else:

@@ -29,12 +29,14 @@ class Call:
         "key",
         "labels",
         "num_logprobs",
+        "route",
     )
 
     def __init__(self, client: str | None = None, key: str | None = None) -> None:
         self.client = client
         self.key = key or f"{os.getpid():x}-{next(_numbers):x}"
         self.labels: dict[str, str] = {}  # that its customer set, for the metrics
+        self.route = ""  # path of the HTTP route that it came by
         self.num_logprobs = 0  # entries that its requests may return, together
         self._num_sent = 0  # sequences that the engine has
         self._waiting: deque[tuple[int, int, asyncio.Future[None]]] = deque()

@@ -1,7 +1,9 @@
 """Observer: who wants to know what happens to requests."""
 
+from collections.abc import Sequence
+
 from radixlm.intake.request_state import RequestState
-from radixlm.wire.replies import Finish
+from radixlm.wire.replies import Finish, Moment
 
 
 class Observer:
@@ -11,8 +13,13 @@ class Observer:
 
     def progressed(self, state: RequestState, num_tokens: int) -> None: ...
 
+    def scheduled(self, state: RequestState, moment: Moment) -> None: ...
+
     def ended(self, state: RequestState, finish: Finish) -> None: ...
 
     def adapter_loaded(self, seconds: float) -> None: ...
+
+    def held(self, states: Sequence[RequestState], why: str) -> None:
+        """An engine that computed ``states`` is gone; another goes on with them."""
 
     def engine_lost(self, reason: str) -> None: ...

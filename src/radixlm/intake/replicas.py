@@ -14,7 +14,7 @@ import msgspec
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.intake.link import Link
-from radixlm.wire.replies import DraftTotals, LoadReport
+from radixlm.wire.replies import DraftTotals, LoadReport, PageCounts
 from radixlm.wire.requests import AbortRequest, Control, TokenizedRequest
 
 
@@ -168,16 +168,27 @@ class Replicas:
         total = LoadReport()
         total.drafts = DraftTotals() if any(load.drafts for load in loads) else None
         for name in LoadReport.__struct_fields__:
-            if name not in ("drafts", "tiers", "released"):
+            if name not in ("drafts", "tiers", "released", "pages"):
                 setattr(total, name, sum(getattr(load, name) for load in loads))
         for name in DraftTotals.__struct_fields__ if total.drafts else ():
             each = [getattr(load.drafts, name) for load in loads if load.drafts]
             setattr(total.drafts, name, sum(each))
+        total.pages = add_pages([load.pages for load in loads if load.pages])
         total.tiers = dict(sum((Counter(load.tiers) for load in loads), Counter()))
         total.released = tuple({tag: None for load in loads for tag in load.released})
         total.cache_hit_rate /= max(1, len(loads))
         total.spec_accept_length /= max(1, sum(load.spec_accept_length > 0 for load in loads))
         return total
+
+
+def add_pages(counts: Sequence[PageCounts]) -> PageCounts | None:
+    """The pages of several pools together; None of none."""
+    if not counts:
+        return None
+    names = PageCounts.__struct_fields__
+    total = PageCounts(*(sum(getattr(one, name) for one in counts) for name in names))
+    total.size = counts[0].size
+    return total
 
 
 def _swapped(handler: Callable[[Any, Replica], None], replica: Replica, message: Any) -> None:

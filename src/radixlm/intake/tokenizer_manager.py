@@ -41,6 +41,7 @@ from radixlm.intake.request_state import RequestState, merge_outputs, stop_check
 from radixlm.intake.stream_journal import Share, current_journal, preload
 from radixlm.intake.validation import RequestValidator, bad_word_ids
 from radixlm.intake.weights import WeightsRegistry
+from radixlm.observe.ring import StepRing
 from radixlm.text.detokenize import Detokenizer
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.media import of_tenant
@@ -90,6 +91,7 @@ class TokenizerManager:
         self.replicas = Replicas(link if isinstance(link, Sequence) else (link,), method)
         self.observers = tuple(observers)
         self.run_folders: tuple[Path, ...] = ()  # of the engines' processes on this machine
+        self.rings: tuple[StepRing, ...] = ()  # of engines inside this process
         self.requests: dict[str, RequestState] = {}
         self.token_s = 0.0  # when a token last came
         self.leaving = asyncio.Event()  # the server shuts down, or its engine has failed
@@ -411,7 +413,8 @@ class TokenizerManager:
             self._sweep(replica.beat_s)
         elif isinstance(message, Ready):
             if replica.is_ready:  # it has lost its state, not its process
-                self.lose_engine(message.facts.get("poison_rid"), replica.index)
+                poison_rid = message.facts.get("poison_rid")
+                self.lose_engine(poison_rid, replica.index, "a step failed")
             self.become_ready(message.facts, replica.index)
         elif isinstance(message, ControlReply):
             self.weights.note(replica, message)
@@ -456,10 +459,12 @@ class TokenizerManager:
             if not self.replicas.is_computed(state.rid):
                 self._dispatch(state, state.resume_request())
 
-    def lose_engine(self, poison_rid: str | None = None, index: int = 0) -> None:
-        """An engine died: its requests go to the other engines at once, or wait for the next one.
-        All of them are quarantined, so that their prompts are computed one by one; ``poison_rid``
-        was computed alone when the engine died."""
+    def lose_engine(
+        self, poison_rid: str | None = None, index: int = 0, why: str = "the engine died"
+    ) -> None:
+        """An engine died, as ``why`` says: its requests go to the other engines at once, or wait
+        for the next one. All of them are quarantined, so that their prompts are computed one by
+        one; ``poison_rid`` was computed alone when the engine died."""
         replica = self.replicas[index]
         was_serving = replica.is_ready
         replica.is_ready, replica.beat_s, replica.load = False, 0.0, LoadReport()
@@ -476,6 +481,9 @@ class TokenizerManager:
                     f"the engine died {state.crash_count} times while it computed this request"
                 )
                 self._fail(state, Finish("error", message=message, status=EngineError.status))
+        held = [one for rid in lost if (one := self.requests.get(rid)) is not None]
+        for observer in self.observers:
+            observer.held(held, why)
         self._send_again()
         for observer in self.observers if was_serving else ():
             observer.engine_lost("the engine died")
@@ -511,6 +519,11 @@ class TokenizerManager:
     def _apply_step(self, reply: StepReply, replica: Replica) -> None:
         stopped: list[str] = []
         self.token_s = time.monotonic()
+        for moment in reply.moments:
+            state = self.requests.get(moment[0])
+            if state is not None and self.replicas.is_of(moment[0], replica):
+                for observer in self.observers:
+                    observer.scheduled(state, moment)
         ones: Iterable[tuple[str, int | TokenDelta]] = zip(reply.rids, reply.tokens, strict=False)
         for rid, news in chain(ones, ((delta.rid, delta) for delta in reply.deltas)):
             state = self.requests.get(rid)

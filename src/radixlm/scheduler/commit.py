@@ -68,7 +68,7 @@ class Committer:
         self._stop_counts: Counter[int] = Counter()  # how many requests end at a token id
         self._buffered: dict[str, BufferedOutputs] = {}
         self._num_hidden: dict[str, int] = {}  # tokens whose hidden states were buffered or sent
-        self.num_generated = 0
+        self.num_generated = self.num_forced = 0
         self._kv_manager = planner.kv_manager
         self._table = planner.kv_manager.table
         window = planner.kv_manager.window
@@ -342,7 +342,8 @@ class Committer:
         end = request.num_tokens + len(tokens)
         if not tokens or not self._kv_manager.allocate(request, end):
             return None
-        finish = self._append(request, tuple(tokens))[1]
+        count, finish = self._append(request, tuple(tokens))
+        self.num_forced += count
         request.prefill_all()
         return finish
 

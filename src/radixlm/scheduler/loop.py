@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from radixlm.base.errors import EngineError, QueueFull, RadixError, RequestError
 from radixlm.base.record import replace
 from radixlm.memory.prefix.namespace import CacheNamespace
+from radixlm.observe.ring import StepRing
 from radixlm.scheduler.commit import Committer
 from radixlm.scheduler.control import ControlHandler
 from radixlm.scheduler.drafting import Drafting
@@ -22,6 +23,7 @@ from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.queue import WaitingQueue
+from radixlm.scheduler.recorder import Launch, StepRecorder, launched_s, page_counts
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.step_log import StepLog
 from radixlm.step.plan import StepPlan
@@ -71,7 +73,9 @@ class Scheduler:
         stream_interval: int = 1,
         clock: Callable[[], float] = time.monotonic,
         drafting: Drafting | None = None,
+        ring: StepRing | None = None,
     ) -> None:
+        """``ring``: takes a record of each step; None for none."""
         self.limits, self.executor, self.channel, self.clock = limits, executor, channel, clock
         self.hooks = hooks or Hooks()
         self.kv_manager = kv_manager
@@ -80,6 +84,9 @@ class Scheduler:
         self.planner = Planner(limits, kv_manager, self.queue, self.hooks, self._refuse, drafting)
         self.committer = Committer(limits, self.planner, self.hooks, stream_interval, drafting)
         self.planner.on_retract = self._on_retract
+        self.recorder: StepRecorder | None = None
+        if ring is not None:
+            self.recorder = StepRecorder(ring, self.planner, self.committer, clock)
         self.controls = ControlHandler(self)
         self.inflight: deque[tuple[StepPlan, Any]] = deque()
         self._step_start_s = self._step_end_s = 0.0  # of the last step that ran
@@ -113,7 +120,7 @@ class Scheduler:
         now_s = self.clock()
         self._expire(now_s)
         plan = None if self.is_held else self.planner.plan(now_s)
-        step = self.executor.forward(plan) if plan else None
+        step, times = self._launch(plan, now_s) if plan else (None, None)
         num_inflight = len(self.inflight)
         while self.inflight and len(self.inflight) >= max(self.limits.depth, 1):
             self._commit(*self.inflight.popleft())
@@ -122,7 +129,10 @@ class Scheduler:
         if plan is not None:
             self._step_start_s = now_s
             self._step_log.resume(now_s)
+            sample_s = self.clock() if times else 0.0
             self.executor.sample(step, self.hooks.masks(plan.items))
+            if times and self.recorder is not None:
+                self.recorder.launched(times, sample_s)
             self.inflight.append((plan, step))
             self.num_steps += 1
         while len(self.inflight) > self.limits.depth:
@@ -139,6 +149,17 @@ class Scheduler:
         if self.sleep_s and plan is not None:
             time.sleep(self.sleep_s)
 
+    def _launch(self, plan: StepPlan, now_s: float) -> tuple[Any, Launch | None]:
+        """Launch a step; its handle, and when it was planned, its model launched and all of it."""
+        recorder = self.recorder
+        if recorder is None:
+            return self.executor.forward(plan), None
+        planned_s = self.clock()
+        if recorder.announce(plan, planned_s):
+            self.channel.send(StepReply([], moments=recorder.take()))
+        step = self.executor.forward(plan)
+        return step, (now_s, planned_s, launched_s(step), self.clock())
+
     @property
     def is_held(self) -> bool:
         """Whether no step may be planned: an operator has paused it, or taken its memory."""
@@ -150,13 +171,21 @@ class Scheduler:
             self._commit(*self.inflight.popleft())
 
     def _commit(self, plan: StepPlan, step: Any) -> None:
+        recorder = self.recorder
+        if recorder is not None:
+            recorder.wait_s = self.clock()
         result = self.executor.read(step)
+        read_s = self.clock() if recorder is not None else 0.0
         if self.drafting is not None:
             now_s = self.clock()
             self.drafting.observe_step(plan, now_s - max(self._step_start_s, self._step_end_s))
             self._step_end_s = now_s
         reply = self.committer.commit(plan, result)
-        if reply.rids or reply.deltas:
+        if recorder is not None:
+            recorder.committed(plan, result, read_s)
+            if recorder.moments:
+                reply.moments = recorder.take()
+        if reply.rids or reply.deltas or reply.moments:
             self.channel.send(reply)
 
     def _max_wait_s(self) -> float:
@@ -263,6 +292,8 @@ class Scheduler:
 
     def _on_retract(self, request: Request) -> None:
         """All of its tokens will be computed again, by the weights that are served now."""
+        if self.recorder is not None:
+            self.recorder.retracted(request)
         self.committer.drop_prompt_outputs(request)
         version = self.limits.weights_version
         if request.namespace.weights_version != version:
@@ -357,4 +388,5 @@ class Scheduler:
             drafts=self.drafting.counts.totals if self.drafting else None,
             num_grammar_queue=int(stats.get("grammar_queue", 0)),
             tiers=stats,
+            pages=page_counts(kv_manager.parts) if self.recorder is not None else None,
         )

@@ -64,6 +64,21 @@ class DraftTotals(msgspec.Struct, omit_defaults=True):
     seconds: float = 0.0
 
 
+class PageCounts(msgspec.Struct, omit_defaults=True):
+    """Pages of a KV pool, of ``size`` tokens. ``cached``: of the prefix cache, ``locked`` of them
+    by requests; ``window`` and ``states``: used and all of the second page space."""
+
+    size: int = 0
+    total: int = 0
+    free: int = 0
+    cached: int = 0
+    locked: int = 0
+    window_used: int = 0
+    window_total: int = 0
+    states_used: int = 0
+    states_total: int = 0
+
+
 class LoadReport(msgspec.Struct, omit_defaults=True):
     """The load of a scheduler. ``is_paused``: an operator has paused it. ``released``: tags of the
     memory that its engine has given back. ``tiers``: figures of
@@ -87,6 +102,12 @@ class LoadReport(msgspec.Struct, omit_defaults=True):
     spec_accept_length: float = 0.0
     drafts: DraftTotals | None = None
     tiers: dict[str, float] = {}
+    pages: PageCounts | None = None
+
+
+# what the scheduler does with a request: its id; "prefill" (of a chunk), "grammar" (compiled) or
+# "retracted"; begin and end in monotonic seconds (0: it goes on); tokens; the first one's place
+Moment = tuple[str, str, float, float, int, int]
 
 
 class StepReply(msgspec.Struct, tag="step", omit_defaults=True):
@@ -97,6 +118,7 @@ class StepReply(msgspec.Struct, tag="step", omit_defaults=True):
     load: LoadReport | None = None
     rids: Sequence[str] = ()
     tokens: Sequence[int] = ()
+    moments: Sequence[Moment] = ()
 
 
 class Ready(msgspec.Struct, tag="ready"):

@@ -17,7 +17,7 @@ MAX_PATH = 200
 # asked every few seconds by probes, scrapers and gateways; beside them files and events of the page
 QUIET_PATHS = frozenset(
     "/health /ready /health_generate /ping /v1/health /metrics /get_load /get_loads "
-    "/v1/loads /server_info".split()
+    "/v1/loads /server_info /live/events /live/tree".split()
 )
 _current: ContextVar["Access | None"] = ContextVar("access", default=None)
 

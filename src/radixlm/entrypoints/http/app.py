@@ -16,7 +16,7 @@ from radixlm.config.serve import ServeConfig
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.tensor_updates import TensorUpdates
-from radixlm.entrypoints.http import anthropic, not_implemented, ollama, tokenization, ui
+from radixlm.entrypoints.http import anthropic, live, not_implemented, ollama, tokenization, ui
 from radixlm.entrypoints.http.access import AccessObserver
 from radixlm.entrypoints.http.admin import (
     adapters,
@@ -83,6 +83,7 @@ _ROUTERS = (
     hicache.router,
     request_log.router,
     stacks.router,
+    live.router,
     tokenization.router,
     completions.router,
     chat.router,
@@ -116,6 +117,7 @@ def create_app(
         load("radixlm.entrypoints.http.tracing:install")(app, state)
     request_log.install_request_log(state)
     request_log.install_crash_dump(state)
+    live.install(state)
     app.add_middleware(
         RequestMiddleware, serve=config.serve, fair_header=config.schedule.fair_share
     )

@@ -66,6 +66,7 @@ ADMIN_PATHS = frozenset(
     "/get_remote_instance_transfer_engine_info "
     "/init_weights_send_group_for_remote_instance /send_weights_to_remote_instance".split()
 )
+LIVE_PATHS = "/live/"  # of administrators too; a browser reads them
 JOURNAL_HEADER = b"x-radixlm-journal"
 MAX_REQUEST_ID = 128
 MAX_KEY_CHARS = 256
@@ -149,7 +150,7 @@ class RequestMiddleware:
             return
         client = self._client(scope, headers)
         set_client(client)
-        begin_call(self._fair_user(headers) or client)
+        begin_call(self._fair_user(headers) or client).route = scope["path"]
         limited, started = receive, _Started(send)
         if not is_streamed(scope["path"], headers):
             limited = Limited(receive, self._max_bytes)
@@ -195,7 +196,7 @@ class RequestMiddleware:
         if path == "/ui/info":
             return
         known = _matching(_bearer(headers), self._identities)
-        if path in ADMIN_PATHS:
+        if path in ADMIN_PATHS or path.startswith(LIVE_PATHS):
             self._check_admin(known)
         elif self._needs_key and known is None:
             raise Unauthorized("the API key is missing or wrong: send Authorization: Bearer KEY")

@@ -31,6 +31,7 @@ from radixlm.entrypoints.http.descriptors import backlog
 from radixlm.entrypoints.http.root_path import prefix_of
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.observe.gcwatch import GcWatch
+from radixlm.observe.ring import StepRing
 
 if TYPE_CHECKING:
     import uvicorn
@@ -155,7 +156,8 @@ class Engine(Protocol):
 
 def _engine(config: ServerConfig, given: frozenset[str], info: ModelInfo) -> Engine:
     if config.serve.engine_in_process:
-        return ThreadEngine(config, info, None)
+        ring = None if config.serve.disable_ui else StepRing()
+        return ThreadEngine(config, info, None, ring=ring)
     return ProcessEngine(config, given, info, None)
 
 
@@ -282,5 +284,6 @@ class Server:
 
     def _stop_now(self) -> None:
         if self.uvicorn is not None:
+            load("radixlm.entrypoints.http.live:close")(self.state)  # viewers never end
             self.uvicorn.should_exit = True
             self.uvicorn.force_exit = self.num_signals > 1

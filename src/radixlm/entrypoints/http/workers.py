@@ -111,7 +111,7 @@ class Fleet:
     def _watcher(self, index: int) -> EngineListener:
         replica = self._replicas[index]
         return EngineListener(
-            lost=lambda poison_rid: self._lost(index, poison_rid),
+            lost=lambda poison_rid, why: self._lost(index, poison_rid, why),
             gave_up=lambda message: self._gave_up(index, message),
             beat_s=lambda: replica.beat_s,
         )
@@ -214,10 +214,11 @@ class Fleet:
         self._stop()
         return False
 
-    def _lost(self, index: int, poison_rid: str | None) -> None:
+    def _lost(self, index: int, poison_rid: str | None, why: str) -> None:
         self._replicas[index].facts, self._replicas[index].beat_s = None, 0.0
         for process in self._workers.values():
-            self._send(process, {"do": "lose", "replica": index, "poison_rid": poison_rid})
+            command = {"do": "lose", "replica": index, "poison_rid": poison_rid, "why": why}
+            self._send(process, command)
 
     def _gave_up(self, index: int, message: str) -> None:
         for process in self._workers.values():
@@ -315,7 +316,7 @@ class Worker:
         async for line in commands:
             command = json.loads(line)
             if command["do"] == "lose":
-                intake.lose_engine(command["poison_rid"], command["replica"])
+                intake.lose_engine(command["poison_rid"], command["replica"], command["why"])
             elif command["do"] == "give_up":
                 failure = Failed("EngineError", command["message"])
                 intake.give_up(failure, command["replica"])
