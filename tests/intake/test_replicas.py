@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from radixlm.base.errors import InvalidRequest, Overloaded
+from radixlm.entrypoints.http.admin.metrics import MetricsObserver
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.identity import Identity, set_identity
 from radixlm.intake.observer import Observer
 from radixlm.intake.records import GenerateRequest
 from radixlm.intake.tokenizer_manager import TokenizerManager
+from radixlm.observe.metrics import Buckets, Metrics
 from radixlm.wire.replies import (
     ControlReply,
     DraftTotals,
@@ -131,6 +133,20 @@ async def test_a_stream_continues_elsewhere_and_late_messages_are_ignored() -> N
     two.reply(1, "a", [9, 10], Finish("length"))
     assert (await state.next()).token_ids == [7, 8, 9, 10]
     assert two.losses.reasons == ["the engine died"]
+
+
+async def test_deaths_and_held_requests_are_counted() -> None:
+    two, metrics = Two(), Metrics({"model_name": "m"}, Buckets())
+    two.intake.observers = (MetricsObserver(metrics),)
+    two.ask("a"), two.ask("b")
+    two.intake.lose_engine(None, 0)
+    assert two.intake.num_held == 0, "the other engine has both"
+    two.intake.lose_engine(None, 1)
+    two.intake.lose_engine(None, 1)  # it had not served again
+    assert two.intake.num_held == 2
+    assert b'radixlm:engine_deaths_total{model_name="m"} 2.0' in metrics.exposition({})
+    two.links[0].say(Ready(FACTS))
+    assert two.intake.num_held == 0
 
 
 async def test_the_first_replica_to_restart_gets_all_requests() -> None:

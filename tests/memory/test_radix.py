@@ -109,6 +109,7 @@ def test_stale_and_foreign_handles():
     pool, cache = make()
     handle = put(pool, cache, ids(1, 2, 3)).handle
     cache.evict(1)
+    assert cache.num_evicted == 1
     for bad in (handle, Handle()):
         with pytest.raises(InvariantError, match="after its prefix was evicted"):
             cache.lock(bad)

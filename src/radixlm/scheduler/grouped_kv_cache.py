@@ -38,6 +38,10 @@ class _PrefixCaches:
     def num_locked(self) -> int:
         return sum(cache.num_locked for cache in self._caches)
 
+    @property
+    def num_evicted(self) -> int:
+        return sum(cache.num_evicted for cache in self._caches)
+
     def reset(self) -> None:
         for cache in self._caches:
             cache.reset()
