@@ -15,11 +15,15 @@ import { colour, fillOf, onTheme, paintSwatch } from "./theme.js";
  *   `onPick`: a click or Enter at an index of the data; `marked`: x with a line through it
  */
 
+const plain = (column) => Array.from(column, (value) => (Number.isNaN(value) ? null : value)); // null: a gap
+
 /** Sums from the last series up, so that the first series lies on top. @param {ArrayLike<number>[]} data */
 function stack(data) {
-  const sums = data.map((column) => Float64Array.from(column));
+  const sums = data.map(plain);
   for (let line = sums.length - 2; line > 0; line -= 1) {
-    for (let index = 0; index < sums[line].length; index += 1) sums[line][index] += sums[line + 1][index] || 0;
+    for (let index = 0; index < sums[line].length; index += 1) {
+      if (sums[line][index] !== null) sums[line][index] += sums[line + 1][index] ?? 0;
+    }
   }
   return sums;
 }
@@ -37,7 +41,8 @@ function seriesOf(one, index, state) {
 function axesOf(props) {
   const look = { stroke: () => colour("muted"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
   const x = { ...look, size: 24, space: 70, values: (u, splits) => splits.map((at) => (props.xFormat ?? String)(at)), grid: { show: false } };
-  const y = { ...look, size: 52, space: 26, values: (u, splits) => splits.map((at) => (at == null ? "" : (props.yFormat ?? String)(at))) };
+  const decades = (u, line, min, max) => [0, 1, 10, 100, 1e3, 1e4, 1e5, 1e6].filter((at) => at <= max);
+  const y = { ...look, size: 52, space: 26, ...(props.log ? { splits: decades, filter: (u, splits) => splits } : {}), values: (u, splits) => splits.map((at) => (at == null ? "" : (props.yFormat ?? String)(at))) };
   return [x, y];
 }
 
@@ -126,7 +131,7 @@ function build(state, box) {
   return plot;
 }
 
-const plotted = (props) => (props.stacked ? stack(props.data) : props.data);
+const plotted = (props) => (props.stacked ? stack(props.data) : props.data.map(plain));
 
 /** @param {ChartProps} props */
 export function Chart(props) {

@@ -6,7 +6,7 @@ export const ROWS = 200;
 const KEPT_ROWS = 260;
 const LOG_LINES = 500;
 const DEATHS = 50;
-const TOPICS = ["head", "requests", "steps", "deaths", "log"];
+const TOPICS = ["head", "requests", "steps"];
 
 export const STEP_PHASES = ["plan_ms", "prepare_ms", "model_ms", "sample_ms", "commit_ms", "wait_ms"];
 const STEP_COLUMNS = ["index", "start_s", "total_ms", ...STEP_PHASES, "decodes", "prefill_tokens", "forced", "accepted", "budget", "free_pages", "retracted", "evicted"];
@@ -65,13 +65,25 @@ export class LiveModel {
     this.hello = null;
     this.head = null;
     this.history = new Columns(HEAD_COLUMNS, HISTORY);
-    this.steps = new Columns(STEP_COLUMNS, STEPS);
+    /** Steps by replica. @type {Map<number, Columns>} */
+    this.replicas = new Map();
+    this.replica = 0;
     /** @type {Map<string, Row>} */
     this.rows = new Map();
     this.order = null;
     this.deaths = [];
     this.log = [];
     this.offset = null;
+  }
+
+  /** The steps of the replica that is shown. */
+  get steps() { return this.stepsOf(this.replica); }
+
+  /** @param {number} replica */
+  stepsOf(replica) {
+    let found = this.replicas.get(replica);
+    if (!found) this.replicas.set(replica, (found = new Columns(STEP_COLUMNS, STEPS)));
+    return found;
   }
 
   /** Subscribes to a store until the answer is called. */
@@ -115,7 +127,7 @@ export class LiveModel {
   }
 
   forget() {
-    for (const table of [this.history, this.steps, this.rows]) table.clear();
+    for (const table of [this.history, this.replicas, this.rows]) table.clear();
     this.order = null;
     this.deaths = [];
     this.head = null;
@@ -153,16 +165,19 @@ export class LiveModel {
     return this.order.length > ROWS ? (this.order = this.order.slice(0, ROWS)) : this.order;
   }
 
-  onSteps({ first, columns }) {
+  /** `index`: numbers of the steps where some are missing, else they follow `first`. */
+  onSteps({ replica = 0, first, index, columns }) {
     const starts = columns.start_s;
-    const next = this.steps.length ? this.steps.last("index") + 1 : first;
-    if (first < next && starts.length && starts[0] > this.steps.last("start_s")) this.steps.clear(); // a new server counts from 0
-    const from = this.steps.length ? Math.max(0, next - first) : 0; // frames sent again after a reconnect
-    for (let at = from; at < starts.length; at += 1) {
-      const row = { index: first + at, start_s: starts[at], total_ms: 0 };
-      for (const name of STEP_COLUMNS) if (columns[name] && name !== "index") row[name] = columns[name][at];
+    const steps = this.stepsOf(replica);
+    const number = (at) => (index ? index[at] : first + at);
+    if (starts.length && number(0) <= steps.last("index") && starts[0] > steps.last("start_s")) steps.clear(); // a new server counts from 0
+    const last = steps.last("index");
+    for (let at = 0; at < starts.length; at += 1) {
+      if (number(at) <= last) continue; // sent again after a reconnect
+      const row = { index: number(at), total_ms: 0 };
+      for (const name of STEP_COLUMNS) if (columns[name]) row[name] = columns[name][at];
       for (const name of STEP_PHASES) row.total_ms += row[name] ?? 0;
-      this.steps.push(row);
+      steps.push(row);
     }
   }
 
