@@ -112,7 +112,7 @@ function App() {
     const move = () => setPlace(place());
     addEventListener("hashchange", move);
     keys.ask = (why) => new Promise((resolve) => setAsked({ why, resolve }));
-    store.load().then(setInfo, () => store.setStatus("lost"));
+    store.load().then(setInfo, () => store.watchServer());
     const unwatch = store.onStatus(setStatus);
     return () => {
       removeEventListener("hashchange", move);

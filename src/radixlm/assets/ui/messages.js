@@ -14,6 +14,7 @@ const messages = {
   "status.connecting": "connecting",
   "status.open": "connected",
   "status.idle": "",
+  "status.back": "server is back",
   "status.lost": "server unreachable, trying again",
   "status.refused": "key refused",
   "key.title": "API key",

@@ -9,7 +9,7 @@ class Store {
   /** @type {{version: string, model: string | null, is_gateway: boolean, has_key: boolean,
    *  needs_key: boolean, show_text: boolean}} */
   info = { version: "", model: null, is_gateway: false, has_key: false, needs_key: false, show_text: false };
-  /** @type {"idle" | "connecting" | "open" | "lost" | "refused"} */
+  /** `idle`: no view wants events; `back`: the server was away. @type {"idle" | "back" | "connecting" | "open" | "lost" | "refused"} */
   status = "idle";
   /** The last `hello` of the stream. @type {any} */
   hello = null;
@@ -23,6 +23,7 @@ class Store {
   #failures = 0;
   #timer = 0;
   #lastId = "";
+  #isWatched = false;
 
   get key() {
     return keys.get();
@@ -64,6 +65,25 @@ class Store {
     if (status === this.status) return;
     this.status = status;
     for (const watcher of [...this.#watchers]) watcher(status);
+  }
+
+  /** A call found nobody: say so, and ask with growing pauses until the server is back. */
+  async watchServer() {
+    if (this.#isWatched) return;
+    this.#isWatched = true;
+    this.setStatus("lost");
+    for (let tries = 0; ; tries++) {
+      await new Promise((done) => setTimeout(done, BACKOFF_MS[Math.min(tries, BACKOFF_MS.length - 1)]));
+      try {
+        await this.load();
+        break;
+      } catch {
+        /* still away */
+      }
+    }
+    this.#isWatched = false;
+    this.setStatus(this.#wanted ? "connecting" : "back");
+    if (this.#wanted) this.#restart();
   }
 
   /** Open, change or end the stream, once the views of this turn have said what they want. */
