@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -169,18 +171,12 @@ def test_pictures_by_file_and_paste(page: Any, tmp_path: Path) -> None:
     endpoint = Endpoint(page)
     endpoint.say("a red square")
     page.goto("/ui/#/chat")
-    import base64
-
     (tmp_path / "red.png").write_bytes(base64.b64decode(PNG))
     (tmp_path / "no.txt").write_text("text")
     page.locator("input[type=file][multiple]").set_input_files(
         [tmp_path / "red.png", tmp_path / "no.txt"]
     )
     expect(page.get_by_role("alert")).to_contain_text("no.txt: only pictures")
-    paste = """async (area) => {
-      const blob = await (await fetch("data:application/octet-stream,x")).blob().catch(() => null);
-    }"""
-    del paste
     page.evaluate(
         """(data) => {
           const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
@@ -204,8 +200,6 @@ def test_pictures_by_file_and_paste(page: Any, tmp_path: Path) -> None:
 def test_a_text_model_refuses_a_picture_in_its_own_words(page: Any, tmp_path: Path) -> None:
     page.watched.allowed.append("400 (Bad Request)")
     page.goto("/ui/#/chat")
-    import base64
-
     (tmp_path / "red.png").write_bytes(base64.b64decode(PNG))
     page.locator("input[type=file][multiple]").set_input_files(tmp_path / "red.png")
     ask(page, "What is it?")
@@ -281,8 +275,6 @@ def test_requests_are_copied_as_programs(new_page: NewPage, server: RunningServe
     assert copied["curl"].startswith(f"curl {server.url}/v1/chat/completions")
     assert '"top_k": 5' in copied["curl"] and "It'\\''s brief." in copied["curl"]
     assert "extra_body={" in copied["openai"]
-    import subprocess
-
     ran = subprocess.run(
         ["bash", "-c", copied["curl"]], capture_output=True, text=True, timeout=30, check=True
     )
