@@ -8,12 +8,14 @@ the digest of the chart that they were rendered of.
 import ast
 import hashlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
 from datetime import date
-from pathlib import Path
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ import radixlm
 from radixlm.config.parser import parse as parse_server
 from radixlm.config.server_config import ServerConfig
 from radixlm.entrypoints.cli import VERBS
+from radixlm.entrypoints.http.admin import health
 from radixlm.router.discovery.kubernetes import groups_of
 from radixlm.router.options import parse as parse_gateway
 
@@ -143,7 +146,77 @@ def test_the_compose_file() -> None:
     assert (options.port, options.prometheus_port) == (30000, 29000)
     verb, *words = services["worker"]["command"]
     config, _ = parse_server([re.sub(r"\$\{.*?\}", "x", word) for word in words])
-    assert verb == "serve" and config.serve.port == 30000
+    assert verb == "serve" and config.serve.port == 30000 and config.observe.enable_metrics
+    assert services["worker"]["stop_grace_period"] == "2m" and config.serve.drain_timeout < 120
+    scraped = (ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text()
+    assert "names: [worker]" in scraped and 'targets: ["gateway:29000"]' in scraped
+    for name in ("prometheus", "grafana"):
+        assert services[name]["profiles"] == ["monitoring"]
+        for volume in services[name]["volumes"]:
+            assert (path.parent / volume.split(":")[0]).exists(), volume
+
+
+def _command(container: Manifest) -> list[str]:
+    """The words of a container after the name of the program."""
+    words = [*container.get("command", ()), *container.get("args", ())]
+    if words[:2] == ["sh", "-c"]:
+        words = shlex.split(words[2].replace('"${HOSTNAME##*-}"', "0"))
+    return words[words.index("radixlm") + 1 :] if "radixlm" in words else words
+
+
+@pytest.mark.parametrize("name", ["server.yaml", "nodes.yaml"])
+def test_the_kubernetes_manifests(name: str) -> None:
+    """Flags exist, probes ask routes on the server's port, and a drain fits into the grace."""
+    text = (ROOT / "deploy" / "kubernetes" / name).read_text()
+    manifests = [one for one in yaml.safe_load_all(text) if one]
+    (workload,) = [one for one in manifests if one["kind"] in ("Deployment", "StatefulSet")]
+    template = workload["spec"]["template"]
+    pod = template["spec"]
+    (container,) = pod["containers"]
+    verb, *words = _command(container)
+    config, _ = parse_server(words)
+    assert verb == "serve" and config.serve.host == "0.0.0.0"
+    routes = {route.path for route in health.router.routes}
+    for kind, path in (("readinessProbe", "/ready"), ("livenessProbe", "/health")):
+        probe = container[kind]["httpGet"]
+        assert probe == {"path": path, "port": config.serve.port} and path in routes
+    assert config.serve.port in {port["containerPort"] for port in container["ports"]}
+    _, wait_s = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert pod["terminationGracePeriodSeconds"] > float(wait_s) + config.serve.drain_timeout
+    assert {one["name"] for one in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+    labels = template["metadata"]["labels"]
+    assert workload["spec"]["selector"]["matchLabels"] == labels
+    for service in (one for one in manifests if one["kind"] == "Service"):
+        for port in service["spec"].get("ports", ()):
+            assert port["port"] == config.serve.port
+    if scrape := template["metadata"].get("annotations"):
+        assert scrape["prometheus.io/port"] == str(config.serve.port)
+        assert config.observe.enable_metrics
+
+
+def _ignored(path: str) -> bool:
+    """Whether .dockerignore keeps ``path`` from an image: the last pattern that matches decides."""
+    found = False
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        pattern = line.removeprefix("!")
+        parts = [path, *(str(one) for one in PurePosixPath(path).parents)]
+        patterns = (pattern, pattern.removeprefix("**/"))
+        if not line.startswith("#") and any(fnmatch(p, one) for p in parts for one in patterns):
+            found = not line.startswith("!")
+    return found
+
+
+def test_dockerignore() -> None:
+    made = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    kept = {path for path in made.stdout.split() if not _ignored(path)}
+    assert {path for path in kept if path.startswith(("tests/", "docs/", "bench/"))} == set()
+    assert {"pyproject.toml", "csrc/bind.cpp", "src/radixlm/py.typed"} <= kept
+    for local in (
+        "src/radixlm/_cpu.cpython-311-x86_64-linux-gnu.so",
+        ".venv/pyvenv.cfg",
+        ".git/HEAD",
+    ):
+        assert _ignored(local), f"{local} of this machine would be in the image"
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.gateway"])
@@ -152,6 +225,17 @@ def test_what_images_copy_is_there(name: str) -> None:
     copied = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
     paths = [path for line in copied if "--from=build" not in line for path in line]
     assert paths and all((ROOT / path).exists() for path in paths)
+    for path in paths:
+        inside = [ROOT / path, *(ROOT / path).rglob("*")]
+        assert not all(_ignored(str(one.relative_to(ROOT))) for one in inside), path
+    stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", text, re.M)
+    names = [stage for _, stage in stages]
+    for image, _ in stages:
+        assert image in names or image.startswith("python:")
+    assert re.search(r"^USER 10001$", text, re.M) and 'ENTRYPOINT ["radixlm"]' in text
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for group in re.findall(r"\.whl\)\[([\w,]+)\]", text):
+        assert set(group.split(",")) <= set(extras["optional-dependencies"])
     ports = {int(port) for line in text.splitlines() if line.startswith("EXPOSE ")
              for port in line.split()[1:]}  # fmt: skip
     options = parse_gateway([])
