@@ -68,6 +68,7 @@ class Rope(Record):
     # sections are (column, row, image index), after the prompt position if there are four; each
     # covers twice as many channels, so that the two of a rotated pair may use different positions
     mrope_by_channel: bool = False
+    chunk: int = 0  # positions count anew after so many tokens; 0 = never
 
     @property
     def depends_on_length(self) -> bool:
@@ -116,6 +117,21 @@ class BlockIndexer(Record):
     is_mean: bool = False
 
 
+class DualChunk(Record):
+    """Dual chunk attention (arXiv:2402.17463, Qwen2.5-1M: arXiv:2501.15383): no key looks farther
+    away than ``size`` tokens.
+
+    Positions are cut into chunks of ``chunk`` tokens; a key is rotated by its place in its chunk.
+    A query is rotated by its place p for keys of its own chunk, by min(p + chunk, size) for those
+    of the chunk before, and by min(2 * chunk - 1, size) for all earlier ones. Beyond ``trained``
+    positions (0: never) scores are multiplied by (1 + 0.1 * log(length / trained)) ** 2.
+    """
+
+    chunk: int
+    size: int
+    trained: int = 0
+
+
 class AttentionExtras(Record):
     """What only some attentions have. The fused kernels know none of it."""
 
@@ -139,6 +155,7 @@ class AttentionExtras(Record):
     gate_act: Literal["sigmoid", "softplus", "sigmoid2"] = "sigmoid"  # sigmoid2: 2 * sigmoid
     gate_bias: bool = False
     block_sparse: BlockSparse | None = None
+    dual_chunk: DualChunk | None = None  # with a rope that has the same ``chunk``
     indexer: BlockIndexer | None = None
     # differential attention (arXiv:2410.05258): the two halves of the heads attend apart, both over
     # the values of both, and a learned share of the second is subtracted; its initial value, 0 = no

@@ -86,7 +86,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         "device=cpu",
         "attention_backend=flashinfer|fa3|fa4|flashmla|cutlass_mla|trtllm_mla|trtllm_mha"
-        "|dual_chunk_flash_attn|hybrid_linear_attn|aiter|wave|ascend",
+        "|hybrid_linear_attn|aiter|wave|ascend",
         "its kernels run on a GPU; on a CPU --attention-backend cpu or torch_native work",
     ),
     Conflict(

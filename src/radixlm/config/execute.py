@@ -22,7 +22,9 @@ ATTENTION_BACKENDS = (
     "wave",
     "ascend",
 )
-BUILT_ATTENTION = ("cpu", "torch_native", "triton", "flashinfer", "fa3", "fa4")
+# the layers of such models cut the keys into chunks; any backend holds them
+DUAL_CHUNK = "dual_chunk_flash_attn"
+BUILT_ATTENTION = ("cpu", "torch_native", "triton", "flashinfer", "fa3", "fa4", DUAL_CHUNK)
 _ATTENTION = Flag(
     choices=ATTENTION_BACKENDS,
     built=BUILT_ATTENTION,

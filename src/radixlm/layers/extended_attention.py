@@ -5,6 +5,7 @@ Legend: T tokens, D model channels, H query heads, K KV heads, C channels of q a
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,7 @@ from radixlm.layers.attention import (
 )
 from radixlm.layers.block_indexer import BlockIndexerLayer, MeanBlockIndexer
 from radixlm.layers.context import LayerContext
+from radixlm.layers.dual_chunk import DualChunkAttention
 from radixlm.layers.dynamic_mask import DynamicMask
 from radixlm.layers.gathered_attention import attend_gathered, block_sparse_choice
 from radixlm.layers.logn_scaling import logn_scales
@@ -141,6 +143,9 @@ class ExtendedAttentionLayer(Module):
         self._choose = (
             block_sparse_choice(extras.block_sparse, spec.heads) if extras.block_sparse else None
         )
+        self._dual = None
+        if extras.dual_chunk is not None and spec.rope is not None:
+            self._dual = DualChunkAttention(extras.dual_chunk, spec.rope, self._kernels)
         if extras.diff_lambda_init:
             q1, k1, q2, k2 = (vars(self)[name].take() for name in LAMBDAS)
             self._lambda = (
@@ -165,8 +170,13 @@ class ExtendedAttentionLayer(Module):
         extras = self.extras
         q, k, v, gate = self._heads(x_TD)
         cos_sin = angles[self.rope_index] if self.rope_index >= 0 else None
+        raw = q.clone() if self._dual is not None else q
         # a layer that reads another's keys rotates an empty slice of q in their place
         self._apply_rope(q, q[:, :0] if k is None else k, cos_sin)
+        if self._dual is not None and batch.max_kv_len > self._dual.plain_len:
+            turn = partial(self._turned, raw)
+            out = self._dual.attend(q, k, v, turn, self.site, batch)
+            return self.o.run(self._finished(out, x_TD, gate))
         if extras.logn_scaling is not None:
             q = q * logn_scales(extras.logn_scaling, batch.positions_T)[:, None, None]
         if extras.k_scale != 1.0 and k is not None:
@@ -312,6 +322,12 @@ class ExtendedAttentionLayer(Module):
     def _low_rank(self, x_TD: Tensor) -> Tensor:
         """q by a low-rank projection: [T, H * C]."""
         return self.q_b.run(self.q_a_norm.run(self.q_a.run(x_TD)))
+
+    def _turned(self, q_THC: Tensor, angles: Angles) -> Tensor:
+        """Queries before norm and rotation, with other angles."""
+        q = q_THC.clone()
+        self._apply_rope(q, q.new_empty(q.shape[0], 0, q.shape[2]), angles)
+        return q
 
     def _apply_rope(self, q: Tensor, k: Tensor, cos_sin: Angles | None) -> None:
         interleaved = self.spec.rope is not None and self.spec.rope.interleaved

@@ -8,7 +8,7 @@ heads, C channels of K, V of V.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -61,7 +61,8 @@ def attend_gathered(
     out_THV = q_THC.new_zeros(q_THC.shape[0], site.heads, site.v_dim)
     for chunk in query_chunks(batch, site, q_THC.dtype):
         more = None if bias is None else bias(chunk)
-        out_THV[chunk.rows] = _attend(q_THC[chunk.rows], chunk, choose(chunk), site, more)
+        parts = ((q_THC[chunk.rows], slice(None)),)
+        out_THV[chunk.rows] = attend_parts(parts, chunk, choose(chunk), site, more)
     return out_THV.flatten(1)
 
 
@@ -87,14 +88,18 @@ def query_chunks(
             yield QueryChunk(slice(first, last), positions_Q, k[:until], v[:until], index)
 
 
-def _attend(
-    q_QHC: Tensor, chunk: QueryChunk, chosen: Tensor, site: AttentionSite, bias_HQN: Tensor | None
+def attend_parts(
+    parts: Sequence[tuple[Tensor, slice]],
+    chunk: QueryChunk,
+    chosen: Tensor,
+    site: AttentionSite,
+    bias_HQN: Tensor | None = None,
 ) -> Tensor:
-    """[Q, H, V] of one chunk."""
-    width = q_QHC.shape[-1]  # a row of the cache may hold more than the key
-    q = q_QHC.transpose(0, 1).reshape(site.kv_heads, -1, q_QHC.shape[0], width)  # [K, H/K, Q, C]
-    k, v = chunk.k_NKC[..., :width].permute(1, 2, 0), chunk.v_NKV.transpose(0, 1)
-    scores = (q @ k[:, None]).float() * site.scale
+    """[Q, H, V] of one chunk. ``parts``: queries [Q, H, C] and the keys that they score; together
+    all keys, in order."""
+    k_NKC, v = chunk.k_NKC, chunk.v_NKV.transpose(0, 1)
+    scores = torch.cat([_scores(q, k_NKC[keys], site.kv_heads) for q, keys in parts], -1)
+    scores = scores * site.scale
     if site.softcap:
         scores = torch.tanh(scores / site.softcap) * site.softcap
     if bias_HQN is not None:
@@ -105,8 +110,15 @@ def _attend(
     if site.sinks is not None:
         sinks = site.sinks.float().view(site.kv_heads, -1, 1, 1)
         scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
-    weights = scores.softmax(-1)[..., : k.shape[-1]].to(v.dtype)
+    weights = scores.softmax(-1)[..., : k_NKC.shape[0]].to(v.dtype)
     return (weights @ v[:, None]).flatten(0, 1).transpose(0, 1)
+
+
+def _scores(q_QHC: Tensor, k_NKC: Tensor, kv_heads: int) -> Tensor:
+    """Float32 products [K, H / K, Q, N]."""
+    width = q_QHC.shape[-1]  # a row of the cache may hold more than the key
+    q = q_QHC.transpose(0, 1).reshape(kv_heads, -1, q_QHC.shape[0], width)
+    return (q @ k_NKC[..., :width].permute(1, 2, 0)[:, None]).float()
 
 
 def block_sparse_choice(spec: BlockSparse, heads: int) -> Choose:

@@ -45,6 +45,7 @@ class StaticRope:
         frequencies, self._factor = inv_freq(rope, 0)
         self._axis_A = axes_of(rope).to(device) if rope.mrope_sections else None
         self._places = len(rope.mrope_sections) > 3
+        self._chunk = rope.chunk
         self._inv_freq_R = torch.from_numpy(frequencies).to(device)
         self._kernels = kernels
         self.table_N2R = self._inv_freq_R.new_empty(0, 2 * len(frequencies))
@@ -60,6 +61,9 @@ class StaticRope:
     def angles(self, batch: ForwardBatch) -> Angles:
         if batch.mrope is not None and self._axis_A is not None:
             return self._section_angles(batch.mrope.ids_3T, batch.positions_T, self._axis_A)
+        if self._chunk:
+            self.reserve(min(batch.max_kv_len, self._chunk))
+            return self.table_N2R[batch.positions_T % self._chunk]
         self.reserve(batch.max_kv_len)
         return self.table_N2R[batch.positions_T]
 

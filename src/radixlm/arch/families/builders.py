@@ -6,6 +6,7 @@ from typing import Any
 from radixlm.arch import spec
 from radixlm.arch.config import Config, is_number
 from radixlm.arch.names import Names
+from radixlm.base.record import replace
 
 Mixer = (
     spec.Attention
@@ -146,6 +147,21 @@ def head_dim(c: Config) -> int:
     return int(c.get("head_dim") or c.divide("hidden_size", "num_attention_heads"))
 
 
+def dual_chunk(c: Config) -> spec.DualChunk:
+    """config.dual_chunk_attention_config, as Qwen2.5-1M has it. Its ``sparse_attention_config``,
+    which only makes prompts faster, is not read."""
+    given: Mapping[str, Any] = c.dual_chunk_attention_config
+    size, local = given.get("chunk_size", 8192), given.get("local_size", 1024)
+    trained = given.get("original_max_position_embeddings", 0)
+    are_whole = all(isinstance(one, int) and one >= 0 for one in (size, local, trained))
+    if not are_whole or local >= size:
+        raise c.error(
+            "dual_chunk_attention_config",
+            f"= {dict(given)!r} needs whole numbers, local_size smaller than chunk_size",
+        )
+    return spec.DualChunk(size - local, size, trained)
+
+
 def attention(c: Config, **fields: Any) -> spec.Attention:
     """Attention with the config's heads; ``fields`` are further fields of the record."""
     heads = fields.pop("heads", None) or c.num_attention_heads
@@ -157,6 +173,10 @@ def attention(c: Config, **fields: Any) -> spec.Attention:
         )
     if "rope" not in fields:
         fields["rope"] = rope(c, dim)
+    if c.get("dual_chunk_attention_config") and not fields.get("window"):
+        chunks = dual_chunk(c)
+        fields["rope"] = replace(fields["rope"], chunk=chunks.chunk)
+        fields["extras"] = spec.AttentionExtras(dual_chunk=chunks)
     return spec.Attention(heads, kv_heads, dim, **fields)
 
 
