@@ -21,11 +21,16 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("intake", "scheduler", "executor"),
     ("engine",),
     ("entrypoints",),
-    ("lang", "bench", "router", "quantize", "terminal"),
+    ("lang", "bench", "router", "quantize", "terminal", "evals"),
 )
 FLOOR = {package: number for number, packages in enumerate(FLOORS) for package in packages}
 # packages of one floor that may import each other, in one direction only
-SIDEWAYS = {("step", "wire"), ("observe", "wire"), ("distributed", "kernels")}
+SIDEWAYS = {
+    ("step", "wire"),
+    ("observe", "wire"),
+    ("distributed", "kernels"),
+    ("evals", "bench"),
+}
 TORCH_FREE = (
     "base arch wire observe config memory text speculative intake scheduler entrypoints router "
     "lang tiers hub".split()

@@ -16,6 +16,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "run-batch": ("radixlm.entrypoints.run_batch:main", "answer a file of OpenAI batch requests"),
     "replay": ("radixlm.entrypoints.replay:main", "send the requests of a crash dump again"),
     "bench": ("radixlm.bench.cli:main", "measure: serve, offline, one-batch, perplexity"),
+    "eval": ("radixlm.evals.cli:main", "measure how right a model's answers are"),
     "router": ("radixlm.router.launch:main", "put a gateway in front of many servers"),
     "pull": ("radixlm.entrypoints.models:pull", "download a model from a hub"),
     "models": ("radixlm.entrypoints.models:main", "show the models that are on this machine"),

@@ -1,0 +1,118 @@
+"""Runs a program that a model wrote, in a process of its own with limits.
+
+`python sandbox.py SECONDS` reads the program from stdin and runs it in a child. Where the kernel
+allows, user, network, process and IPC namespaces cut it off: it reaches no network, and all that
+it starts ends with it. Limits: CPU time, memory, file sizes, open files. It can still read files
+of this machine: run programs of a model that you do not trust in a container.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+
+_MEMORY_BYTES, _FILE_BYTES, _NUM_FILES = 2 << 30, 16 << 20, 64
+_NEWUSER, _NEWNET, _NEWPID, _NEWIPC = 0x10000000, 0x40000000, 0x20000000, 0x08000000
+_DEATH_SIGNAL, _NO_NEW_PRIVILEGES = 1, 38
+_PASSED = 77
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How a program ended. `has_network`: whether it could have reached a network."""
+
+    is_ok: bool
+    error: str
+    has_network: bool
+
+
+def run(program: str, limit_s: float) -> Run:
+    """Run Python source; it is right if it ends without an exception within `limit_s` seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, str(limit_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env={"PATH": "/usr/bin:/bin", "HOME": folder, "TMPDIR": folder},
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(program.encode("utf-8", "replace"), limit_s + 2)
+        except subprocess.TimeoutExpired:
+            output = b"0\ntimed out"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+            if process.stdout is not None:
+                process.stdout.close()
+    first, _, rest = output.partition(b"\n")
+    error = rest.decode("utf-8", "replace").strip()
+    if process.returncode != _PASSED and not error:
+        error = "it left the interpreter" if process.returncode == 0 else "it was ended"
+    return Run(process.returncode == _PASSED, error[-300:], first != b"1")
+
+
+def _confine(limit_s: float) -> bool:
+    """Apply the limits to this process; whether it is in namespaces of its own."""
+    library = ctypes.CDLL(None, use_errno=True)
+    library.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    is_apart = bool(library.unshare(_NEWUSER | _NEWNET | _NEWPID | _NEWIPC) == 0)
+    library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    cpu_s = max(1, int(limit_s + 1))
+    for limit, value in (
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_AS, _MEMORY_BYTES),
+        (resource.RLIMIT_FSIZE, _FILE_BYTES),
+        (resource.RLIMIT_NOFILE, _NUM_FILES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(limit, (value, value))
+    return is_apart
+
+
+def _execute(source: str, limit_s: float) -> int:
+    """The exit status after the program ran in this process, its output thrown away."""
+
+    def too_late(*_: object) -> None:
+        raise TimeoutError(f"longer than {limit_s} s")
+
+    signal.signal(signal.SIGALRM, too_late)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    report = os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    try:
+        exec(compile(source, "answer.py", "exec"), {"__name__": "__main__"})
+    except BaseException as error:
+        os.write(report, f"{type(error).__name__}: {error}"[:300].encode("utf-8", "replace"))
+        return 1
+    return _PASSED
+
+
+def _main() -> None:
+    limit_s = float(sys.argv[1])
+    source = sys.stdin.buffer.read().decode("utf-8")
+    is_apart = _confine(limit_s)
+    sys.stdout.write(f"{int(is_apart)}\n")
+    sys.stdout.flush()
+    child = os.fork()  # the first process of the new process namespace: its end ends all in it
+    if child == 0:
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        os._exit(_execute(source, limit_s))
+    _, status = os.waitpid(child, 0)
+    os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
+
+
+if __name__ == "__main__":
+    _main()

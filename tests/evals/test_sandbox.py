@@ -1,0 +1,54 @@
+"""Programs end within their limits and reach nothing."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import pytest
+
+from radixlm.evals.sandbox import run
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        ("assert 1 == 1", ""),
+        ("assert 1 == 2", "AssertionError"),
+        ("import os; os._exit(0)", "left the interpreter"),
+        ("x = bytearray(3 << 30)", "MemoryError"),
+        ("open('big', 'wb').write(bytes(17 << 20))", ""),
+        ("(", "SyntaxError"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    ],
+)
+def test_program(program: str, error: str) -> None:
+    found = run(program, 5.0)
+    if "big" in program:
+        assert not found.is_ok  # by a signal or an OSError
+    else:
+        assert found.is_ok == (not error) and error in found.error
+
+
+def test_endless_programs_end_with_all_that_they_started() -> None:
+    mark = "a-program-of-the-sandbox-test"
+    program = (
+        "import subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-c', 'while 1: pass', {mark!r}])\n"
+        "while True:\n    try:\n        while True: pass\n    except TimeoutError: break\n"
+        "raise ValueError('too late')\n"
+    )
+    start = time.monotonic()
+    found = run(program, 0.5)
+    assert not found.is_ok and time.monotonic() - start < 30
+    if not found.has_network:  # namespaces: the child ended as well
+        left = [p for p in psutil.process_iter(["cmdline"]) if mark in (p.info["cmdline"] or ())]
+        assert not left
+
+
+def test_no_network_where_the_kernel_allows() -> None:
+    program = "import socket\nsocket.create_connection(('127.0.0.1', 9), 1)"
+    found = run(program, 5.0)
+    assert not found.is_ok
+    if not found.has_network:
+        assert "unreachable" in found.error
