@@ -33,7 +33,6 @@ _ATTENTION = Flag(
 )
 _TRITON = "tunes a Triton kernel that is not in use"
 _CUDA = "chooses between CUDA kernels that are not in use"
-_DUMPS = "tensor dumps"
 _SPARSE = "double sparsity"
 
 
@@ -219,27 +218,18 @@ class ExecuteConfig(Group):
         ),
     ] = 4096
     debug_tensor_dump_output_folder: Annotated[
-        str | None, "Folder for tensor dumps.", Flag(state="planned", needs=_DUMPS)
+        str | None, "Folder to which each step's tensors are written (docs/debugging.md); slow."
     ] = None
     debug_tensor_dump_input_file: Annotated[
-        str | None, "File with input tensors.", Flag(state="planned", needs=_DUMPS)
+        str | None,
+        "Token ids (.npy, .json) or a dump (.safetensors): the server runs them once and ends.",
+        Flag(part_of=("debug_tensor_dump_output_folder",)),
     ] = None
     debug_tensor_dump_inject: Annotated[
         bool,
-        "Replace tensors by those of the input file.",
-        Flag(
-            const=True,
-            state="planned",
-            needs=_DUMPS,
-            part_of=("debug_tensor_dump_output_folder", "debug_tensor_dump_input_file"),
-        ),
+        "Each layer's input is taken from the dump in --debug-tensor-dump-input-file.",
+        Flag(const=True, part_of=("debug_tensor_dump_input_file",)),
     ] = False
     debug_tensor_dump_prefill_only: Annotated[
-        bool,
-        "Dump prefill steps only.",
-        Flag(
-            state="planned",
-            needs=_DUMPS,
-            part_of=("debug_tensor_dump_output_folder", "debug_tensor_dump_input_file"),
-        ),
+        bool, "Dump prefill steps only.", Flag(part_of=("debug_tensor_dump_output_folder",))
     ] = False

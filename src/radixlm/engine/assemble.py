@@ -23,6 +23,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.draft_model import LoadedDraft, load_draft, tap_for_drafter
 from radixlm.engine.drafting import corpus_commands, make_drafting, make_ngram, max_drafts
+from radixlm.engine.dumps import open_dump
 from radixlm.engine.experts import ExpertPlaces
 from radixlm.engine.features.processors import ProcessorFeature
 from radixlm.engine.gpu import (
@@ -144,8 +145,10 @@ def load_engine(
         weight_bytes += draft.num_bytes if draft else 0
     load_s = time.perf_counter() - started_s
     attn = _attention(config, model, kernels, where)
-    sizes = _graph_sizes(config, info, model, attn, kernels)
-    steps = compiled_steps(config, model, attn)
+    dump = open_dump(config.execute, model, peers.ranks.place.rank)
+    sizes, steps = ((), None) if dump else (
+        _graph_sizes(config, info, model, attn, kernels), compiled_steps(config, model, attn)
+    )  # fmt: skip
     memory = MemoryNow(free_bytes, weight_bytes)
     if isinstance(device, CudaDevice):
         memory = _measure_memory(
@@ -195,6 +198,7 @@ def load_engine(
         loader.table if loader else None,
         draft,
         experts.recorder,
+        dump,
     )
     facts = _facts(info, pools, limits, weight_bytes, packed.mapped_bytes, load_s) | {
         "gpu": torch.cuda.get_device_name(where) if where.type == "cuda" else None

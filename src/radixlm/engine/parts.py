@@ -46,6 +46,7 @@ from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.models.build import Model, head_of
 from radixlm.models.decoder import DecoderModel
+from radixlm.models.dump import TensorDump
 from radixlm.sampling.processors import LogitProcessors, ServerFacts
 from radixlm.sampling.table import SamplingTable
 from radixlm.scheduler.grouped_kv_cache import GroupedKVCacheManager
@@ -73,6 +74,7 @@ class EngineParts(Record):
     adapters: AdapterTable | None = None
     draft: LoadedDraft | None = None
     recorder: ExpertRecorder | None = None
+    dump: TensorDump | None = None
 
 
 def make_runner(
@@ -89,7 +91,7 @@ def make_runner(
     sampling = SamplingTable(num_slots, info.decoder.vocab, where)
     detects = is_shared or config.execute.enable_nan_detection
     runner_parts = RunnerParts(
-        parts.steps or model,
+        parts.dump or parts.steps or model,
         parts.attn,
         tables,
         sampling,

@@ -15,6 +15,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "generate": ("radixlm.entrypoints.generate:main", "answer prompts without a server"),
     "run-batch": ("radixlm.entrypoints.run_batch:main", "answer a file of OpenAI batch requests"),
     "replay": ("radixlm.entrypoints.replay:main", "send the requests of a crash dump again"),
+    "compare-dumps": (
+        "radixlm.engine.compare_dumps:main",
+        "find the first tensor in which two runs differ",
+    ),
     "bench": ("radixlm.bench.cli:main", "measure: serve, offline, one-batch, perplexity"),
     "eval": ("radixlm.evals.cli:main", "measure how right a model's answers are"),
     "router": ("radixlm.router.launch:main", "put a gateway in front of many servers"),
@@ -39,7 +43,7 @@ def version(argv: list[str]) -> int:
 
 def usage() -> str:
     """The help text."""
-    lines = [f"  {verb:<12} {text}" for verb, (_, text) in VERBS.items()]
+    lines = [f"  {verb:<13} {text}" for verb, (_, text) in VERBS.items()]
     return "\n".join(
         [
             f"RadixLM {__version__}: serve language models.",

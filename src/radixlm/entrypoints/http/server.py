@@ -186,6 +186,9 @@ class Server:
         self.num_signals = 0
         names = config.serve.warmups
         self.warm_ups = load("radixlm.entrypoints.http.warmups:warm_ups")(names) if names else []
+        self._dumped = config.execute.debug_tensor_dump_input_file
+        if self._dumped is not None:
+            self.warm_ups.append(load("radixlm.entrypoints.http.warmups:of_file")(self._dumped))
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def serve(self) -> int:
@@ -252,6 +255,10 @@ class Server:
         if self.is_first:
             if self.warm_ups:
                 await load("radixlm.entrypoints.http.warmups:run_warm_ups")(self.warm_ups, intake)
+            if self._dumped is not None:
+                log.info("--debug-tensor-dump-input-file has run: the server ends")
+                self._stop_now()
+                return
             load("radixlm.entrypoints.http.app:resume")(self.state)
         self.state.is_warm = True
         self.state.ready_after_s = time.monotonic() - self.began_s

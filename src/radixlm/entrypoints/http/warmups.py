@@ -5,12 +5,14 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import numpy as np
 
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.units import format_seconds
+from radixlm.engine.dumped_prompts import prompts_of
 from radixlm.intake.records import GenerateRequest
 from radixlm.intake.tokenizer_manager import TokenizerManager
 from radixlm.wire.sampling_params import SamplingParams
@@ -44,6 +46,19 @@ def warm_ups(names: str | None) -> list[tuple[str, WarmUp]]:
             continue
         found.append((name, _imported(name) if ":" in name else _NAMED[name]))
     return found
+
+
+def of_file(path: str) -> tuple[str, WarmUp]:
+    """Runs the prompts of --debug-tensor-dump-input-file, each for one token."""
+    prompts = prompts_of(Path(path))
+
+    async def run(intake: TokenizerManager) -> None:
+        sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
+        for ids in prompts:
+            request = GenerateRequest(sampling=sampling, input_ids=ids, is_internal=True)
+            await intake.collect(request)
+
+    return "--debug-tensor-dump-input-file", run
 
 
 def _imported(path: str) -> WarmUp:
