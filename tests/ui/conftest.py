@@ -7,15 +7,20 @@ another origin.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.end_to_end.server import RunningServer
+from tests.fakes.http_server import listening, scripted_server
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: extra ui-tests")
 
@@ -117,8 +122,60 @@ def page(new_page: NewPage) -> Any:
 
 @pytest.fixture(scope="session")
 def axe() -> str:
-    """The source of axe-core, which is not in this repository: its path is in $AXE_CORE."""
-    path = Path(os.environ.get("AXE_CORE", "/usr/share/javascript/axe-core/axe.min.js"))
+    """The source of axe-core, which is not in this repository."""
+    path = Path(os.environ.get("AXE_CORE", f"{sys.prefix}/axe.min.js"))
     if not path.exists():
-        pytest.skip("needs axe-core: scripts/vendor_ui --axe FILE, then AXE_CORE=FILE")
+        pytest.skip(f"needs axe-core: scripts/vendor_ui --axe {path}")
     return path.read_text()
+
+
+class Scripted:
+    """A scripted model behind the real HTTP server, in a thread: it starts in milliseconds."""
+
+    def __init__(self, folder: Path, script: Mapping[str, str], port: int, **options: Any) -> None:
+        self._args = (folder, script, options)
+        self._sock = socket.create_server(("127.0.0.1", port), reuse_port=True)
+        self.port: int = self._sock.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._ready, self._end = threading.Event(), asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._ready.wait(30), "the scripted server does not start"
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        folder, script, options = self._args
+        async with scripted_server(folder, script, **options) as made:
+            async with listening(made, self._sock):
+                self._ready.set()
+                await self._end.wait()
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join(30)
+        self._sock.close()
+        assert not self._thread.is_alive(), "the scripted server does not stop"
+
+
+@pytest.fixture(scope="session")
+def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("toy")
+
+
+@pytest.fixture
+def scripted(toy_folder: Path) -> Iterator[Callable[..., Scripted]]:
+    """Starts scripted servers: ``scripted(script, port=0, **options)``."""
+    started: list[Scripted] = []
+
+    def start(script: Mapping[str, str], port: int = 0, **options: Any) -> Scripted:
+        started.append(Scripted(toy_folder, script, port, **options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()

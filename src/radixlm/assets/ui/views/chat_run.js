@@ -94,7 +94,10 @@ export class Runs {
     try {
       const body = { ...bodyOf(talk, last), seed: stats.seed, rid: stats.rid };
       const asked = { stream: true, stream_options: { include_usage: true }, return_cached_tokens_details: true };
-      const events = await api(ROUTE, { body: { ...body, ...asked }, stream: true, signal: controller.signal });
+      const events = await api(ROUTE, {
+        body: { ...body, ...asked }, stream: true, signal: controller.signal,
+        headers: { "X-Request-Id": stats.rid }, // the name that the live view has
+      });
       let isWhole = false;
       for await (const { event, data } of events) {
         if (event === "heartbeat") continue;
