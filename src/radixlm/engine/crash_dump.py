@@ -70,6 +70,7 @@ class Recorder(Observer):
         self._num_bytes = 0
         self._num_files = 0
         self._writer: threading.Thread | None = None
+        self.last: tuple[float, str] = (0.0, "")  # when the last dump was asked for, its name
 
     def ended(self, state: RequestState, finish: Finish) -> None:
         entry = _entry(state, finish, self._clock())
@@ -88,7 +89,7 @@ class Recorder(Observer):
             return
         entries = self.entries()
         self._writer = threading.Thread(
-            target=self._write_or_say, args=(reason, entries), name="crash dump"
+            target=self._write_or_say, args=(reason, entries, self._clock()), name="crash dump"
         )
         self._writer.start()
 
@@ -108,12 +109,13 @@ class Recorder(Observer):
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
         return self._folder / f"{_PREFIX}{stamp}-{os.getpid()}-{self._num_files}.jsonl"
 
-    def _write_or_say(self, reason: str, entries: list[Entry]) -> None:
+    def _write_or_say(self, reason: str, entries: list[Entry], asked_s: float) -> None:
         try:
             path = self.write(reason, entries)
         except OSError as error:
             log.error("--crash-dump-folder %s: %s", self._folder, error.strerror or error)
         else:
+            self.last = (asked_s, path.name)
             log.warning("%d requests of the last minutes are in %s", len(entries), path)
 
     def write(self, reason: str, entries: list[Entry]) -> Path:

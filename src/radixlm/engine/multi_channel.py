@@ -14,6 +14,7 @@ import msgspec
 import zmq
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.observe.log_tail import LogTail
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import MAX_MESSAGE_BYTES, MalformedMessage
 from radixlm.wire.replies import ControlReply, Finish, Heartbeat, Moment, StepReply, TokenDelta
@@ -37,6 +38,8 @@ class MultiChannel:
         self._owner: dict[str, int] = {}
         self._calls: dict[str, int] = {}
         self._max_hidden_bytes = max_bytes - min(RESERVED_BYTES, max_bytes // 2)
+        self.log_tail: LogTail | None = None  # sent with the heartbeats
+        self._num_lines = 0
         self.vocab = self.embed_dim = 0  # 0: not known yet, so not checked
 
     @property
@@ -118,6 +121,9 @@ class MultiChannel:
         parts = [message]
         if isinstance(message, Heartbeat):
             message.load.num_dropped = self.num_dropped
+            if self.log_tail is not None:
+                message.lines = self.log_tail.since(self._num_lines)
+                self._num_lines = self.log_tail.count
         elif isinstance(message, StepReply):
             if any(delta.hidden_states is not None for delta in message.deltas):
                 parts = list(self._make_replies(self._split_deltas(message.deltas)))

@@ -46,6 +46,7 @@ from radixlm.engine.supervisor import STOP_SIGNAL
 from radixlm.executor.rank import RankLoop
 from radixlm.kernels.cpu.extension import available, native
 from radixlm.observe.gcwatch import GcWatch
+from radixlm.observe.log_tail import LogTail
 from radixlm.observe.ring import StepRing
 from radixlm.observe.stacks import offer_stacks
 from radixlm.wire.channel import ZmqChannel
@@ -92,6 +93,7 @@ def main(early: StartupReader) -> int:
         return follow(config, startup, LeaderLink(startup, config), early)
     codec = scheduler_codec()
     channel = MultiChannel([ZmqChannel(a, codec, bind=False) for a in startup["addresses"]])
+    channel.log_tail = log_tail(config, role)
     try:
         config, info = resolved(config, frozenset(startup["given"]))
         config = placed(config, frozenset(startup["given"]), startup)
@@ -131,6 +133,14 @@ def main(early: StartupReader) -> int:
     channel.close()
     peers.stop()
     return 0
+
+
+def log_tail(config: ServerConfig, role: str) -> LogTail | None:
+    """What keeps the last log lines for the page; None with --disable-ui."""
+    tail = None if config.serve.disable_ui else LogTail(role)
+    if tail is not None:
+        tail.install()
+    return tail
 
 
 def step_ring(config: ServerConfig, folder: Path) -> StepRing | None:

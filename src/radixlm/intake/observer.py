@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from radixlm.intake.request_state import RequestState
-from radixlm.wire.replies import Finish, Moment
+from radixlm.wire.replies import Finish, LogLine, Moment
 
 
 class Observer:
@@ -21,5 +21,8 @@ class Observer:
 
     def held(self, states: Sequence[RequestState], why: str) -> None:
         """An engine that computed ``states`` is gone; another goes on with them."""
+
+    def logged(self, lines: Sequence[LogLine]) -> None:
+        """An engine has logged ``lines``."""
 
     def engine_lost(self, reason: str) -> None: ...

@@ -11,20 +11,21 @@ import hashlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from typing import Any, Final
 
 from radixlm.intake.call import current_call
 from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
 from radixlm.observe.histogram import Histogram
-from radixlm.wire.replies import Finish, Moment
+from radixlm.observe.log_tail import LogTail
+from radixlm.wire.replies import Finish, LogLine, Moment
 
 PHASES: Final = ("queue", "grammar", "prefill", "decode", "retracted", "engine_dead")
 KEEP: Final = 200
 MAX_SPANS: Final = 64  # later ones are joined with the last of their kind
 MAX_DEATHS: Final = 50
 RATE_S: Final = 5
+DUMP_S: Final = 1.0  # so soon after a death its dump is asked for
 MINUTES: Final = {"1m": 1, "5m": 5, "60m": 60}
 
 
@@ -120,9 +121,12 @@ class RequestRows(Observer):
         keeps_ids: bool = False,
         hidden: str | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tail: LogTail | None = None,
     ) -> None:
-        """``keeps_ids``: texts may be shown. ``hidden``: how ids begin of requests without rows."""
+        """``keeps_ids``: texts may be shown. ``hidden``: how ids begin of requests without rows.
+        ``tail``: takes what the engines log."""
         self._keeps_ids, self._hidden, self._clock = keeps_ids, hidden, clock
+        self._tail = tail
         self.rows: dict[str, Row] = {}  # by id of the request, oldest first
         self._live: dict[str, Row] = {}
         self._held: dict[str, Death] = {}
@@ -227,9 +231,24 @@ class RequestRows(Observer):
         self.version += 1
         death.version = self.version
 
+    def logged(self, lines: Sequence[LogLine]) -> None:
+        if self._tail is not None:
+            self._tail.extend(lines)
+
     def changed(self, since: int) -> Iterator[Row]:
         """The kept rows that have changed since a version, oldest first."""
         return (row for row in self.rows.values() if row.version > since)
+
+    def changed_deaths(self, since: int) -> list[Death]:
+        """Deaths that came or changed since a version."""
+        return [death for death in self.deaths if death.version > since]
+
+    def note_dump(self, asked_s: float, name: str) -> None:
+        """A crash dump was asked for at ``asked_s`` and is written."""
+        for death in self.deaths:
+            if death.dump is None and death.time_s <= asked_s < death.time_s + DUMP_S:
+                self.version += 1
+                death.dump, death.version = name, self.version
 
     def find(self, name: str) -> Row | None:
         """The row of this id, or of the request id."""
@@ -252,11 +271,6 @@ class RequestRows(Observer):
     def adapters(self) -> Counter[str]:
         """Running and waiting requests by adapter."""
         return Counter(row.adapter for row in self._live.values() if row.adapter)
-
-
-def last_deaths(rows: RequestRows, since: int) -> list[Death]:
-    """Deaths that came or changed since a version."""
-    return [death for death in islice(rows.deaths, None) if death.version > since]
 
 
 def _rounded(time_s: float | None) -> float | None:

@@ -407,6 +407,9 @@ class TokenizerManager:
             self._apply_step(message, replica)
         elif isinstance(message, Heartbeat):
             replica.load, replica.beat_s = message.load, time.monotonic()
+            if message.lines:
+                for observer in self.observers:
+                    observer.logged(message.lines)
             # another HTTP process may have paused it
             self.is_paused = any(replica.load.is_paused for replica in self.replicas.ready)
             self.occupation.note()

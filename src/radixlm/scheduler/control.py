@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
+import numpy as np
+
 from radixlm.base.errors import RadixError, RankLost
 from radixlm.base.record import replace
 from radixlm.scheduler.drafting import Drafting
@@ -14,6 +16,7 @@ from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.queue import WaitingQueue
+from radixlm.scheduler.tree_view import TreeView
 from radixlm.wire.replies import ControlReply, LoadReport
 from radixlm.wire.requests import KV_CACHE, MEMORY_TAGS, WEIGHTS, AbortRequest, Control
 
@@ -88,12 +91,15 @@ class ControlHandler:
             "freeze_gc": self._freeze_gc,
             "publish_weights": self._publish_weights,
             "ping": self._ping,
+            "tree": self._tree,
+            "tree_path": self._tree_path,
         }
+        self.view = TreeView(scheduler.kv_manager.parts)
 
     @property
     def num_pending(self) -> int:
-        """Commands whose work goes on in another thread."""
-        return len(self._pending)
+        """Commands whose work goes on in another thread, or in slices."""
+        return len(self._pending) + self.view.num_asked
 
     def answer(self, control: Control) -> ControlReply | None:
         """The reply to a command; an error becomes a reply that is not ok. None: the work goes on
@@ -129,7 +135,7 @@ class ControlHandler:
     def finished(self) -> list[ControlReply]:
         """Replies to commands whose work another thread has done. Its result is called here, in
         between two steps, to make what it has prepared take effect."""
-        replies = []
+        replies = self._walked() if self.view.num_asked else []
         for call_id, future in [one for one in self._pending if one[1].done()]:
             self._pending.remove((call_id, future))
             try:
@@ -140,6 +146,12 @@ class ControlHandler:
                 reply = _failed(call_id, error)
             replies += [reply, *self._ended(reply)]
         return replies
+
+    def _walked(self) -> list[ControlReply]:
+        """Go on with the walk over the prefix cache; its replies when it has ended."""
+        s = self._scheduler
+        asked, tree = self.view.advance(not s.planner.running and not s.queue)
+        return [ControlReply(call_id, True, data=tree) for call_id in asked]
 
     def _ended(self, reply: ControlReply) -> list[ControlReply]:
         """The work of another thread is done; what else it answers."""
@@ -307,6 +319,15 @@ class ControlHandler:
 
     def _ping(self, control: Control) -> ControlReply:
         return ControlReply(control.call_id, True, data="pong")
+
+    def _tree(self, control: Control) -> None:
+        """The most used nodes of the prefix cache; ``finished`` has the reply."""
+        self.view.ask(control.call_id, bool(control.args.get("with_ids")))
+
+    def _tree_path(self, control: Control) -> ControlReply:
+        """The nodes along a prompt."""
+        ids = np.asarray(control.args["ids"], np.int32)
+        return ControlReply(control.call_id, True, data=self.view.find(ids))
 
     def _info(self, control: Control) -> ControlReply:
         s = self._scheduler

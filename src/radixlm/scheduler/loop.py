@@ -201,6 +201,7 @@ class Scheduler:
         """Send a heartbeat when one is due, and deltas that no step carries."""
         if now_s - self._heartbeat_s >= BEAT_S:
             self._heartbeat_s = now_s
+            self.controls.view.note(now_s)
             self.channel.send(Heartbeat(self.load(now_s)))
         if self.deltas:
             self.channel.send(StepReply(self.deltas))

@@ -127,10 +127,15 @@ class Ready(msgspec.Struct, tag="ready"):
     facts: dict[str, Any]
 
 
-class Heartbeat(msgspec.Struct, tag="beat"):
-    """The loop is alive."""
+# monotonic seconds, level, role, text
+LogLine = tuple[float, str, str, str]
+
+
+class Heartbeat(msgspec.Struct, tag="beat", omit_defaults=True):
+    """The loop is alive. ``lines``: that it has logged since the last one."""
 
     load: LoadReport
+    lines: list[LogLine] = []
 
 
 class ControlReply(msgspec.Struct, tag="control_reply"):

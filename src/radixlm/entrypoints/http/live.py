@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
+import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from radixlm.base.errors import InvalidRequest, NotFound, Overloaded
+from radixlm.base.errors import InvalidRequest, NotFound, Overloaded, RequestError
+from radixlm.engine.crash_dump import Recorder
 from radixlm.entrypoints.http.admin.health import PROBE_PREFIX
 from radixlm.entrypoints.http.admin.info import accept_rate
+from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import SSE_HEADERS, named_event
 from radixlm.intake.identity import identity
 from radixlm.intake.replicas import Replica
-from radixlm.intake.rows import PHASES, RequestRows
+from radixlm.intake.rows import KEEP, PHASES, RequestRows, Span
+from radixlm.observe.log_tail import LogTail
 from radixlm.observe.ring import COUNTS, FIELDS, TIMES, StepRing
 
 router = APIRouter(tags=["admin"])
@@ -34,43 +39,80 @@ MAX_RATE: Final = 10.0
 HEAD_S: Final = 1.0
 BEAT_S: Final = 5.0
 FIRST_STEPS: Final = 600
-TOPICS: Final = ("head", "requests", "steps")
+TOPICS: Final = ("head", "requests", "steps", "deaths", "log", "tree")
+DEFAULT_TOPICS: Final = "head,requests,steps"
+REPLICA_SERIALS: Final = 1 << 46  # of the nodes of one replica's trees
+MAX_IDS: Final = 8192  # tokens of a prompt and of an output whose text is shown
 _DIGITS: Final = dict.fromkeys(TIMES, 3) | {"start_s": 4} | dict.fromkeys(COUNTS, 0)
 
 
 class Viewer:
-    """Whom a stream tells what. ``steps``: the next step by replica."""
+    """Whom a stream tells what, and how far it has been told: changes of rows and deaths, log
+    lines, the next step by replica; when the head and the tree were made that it has."""
 
     def __init__(self, topics: tuple[str, ...], rate: float, has_rids: bool) -> None:
         self.topics, self.rate, self.has_rids = topics, rate, has_rids
-        self.rows = 0
+        self.rows = self.deaths = self.lines = 0
         self.steps: dict[int, int] = {}
-        self.head_s = 0.0
+        self.head_s = self.tree_s = 0.0
+
+    def place(self) -> str:
+        """The places as the id of an event."""
+        steps = ".".join(f"{index}-{end}" for index, end in self.steps.items())
+        return f"{self.rows}:{self.deaths}:{self.lines}:{steps}"
+
+    def resume(self, place: str) -> None:
+        """Go on where a stream has stopped; InvalidRequest for what ``place`` did not make."""
+        try:
+            rows, deaths, lines, steps = place.split(":")
+            self.rows, self.deaths, self.lines = int(rows), int(deaths), int(lines)
+            pairs = [one.split("-") for one in steps.split(".") if one]
+            self.steps = {int(index): int(end) for index, end in pairs}
+        except ValueError:
+            raise InvalidRequest(
+                "Last-Event-ID: not an id of this stream", "Last-Event-ID"
+            ) from None
 
 
 class LiveFeed:
     """What viewers share. Nothing is computed for the feed while nobody looks."""
 
-    def __init__(self, state: ServerState, rows: RequestRows) -> None:
-        self.state, self.rows = state, rows
+    def __init__(self, state: ServerState, rows: RequestRows, tail: LogTail) -> None:
+        self.state, self.rows, self.tail = state, rows, tail
         self.shows_text = state.config.serve.ui_show_text
         self.viewers: set[Viewer] = set()
         self.closed = asyncio.Event()
         self._rings: dict[int, StepRing] = dict(enumerate(state.intake.rings))
         self._head: tuple[float, dict[str, Any]] = (0.0, {})
+        self._tree: tuple[float, dict[str, Any]] = (0.0, {})
+        self._asking: asyncio.Task[None] | None = None  # the engine, for its tree
+        self._boot = secrets.token_hex(4)  # of this process: its places mean nothing to another
         self._was_ready = False
 
-    def join(self, topics: tuple[str, ...], rate: float) -> Viewer:
-        """A new viewer; Overloaded if there are too many."""
+    def join(self, topics: tuple[str, ...], rate: float, last: str = "") -> Viewer:
+        """A new viewer; Overloaded if there are too many. ``last``: the id of the last event that
+        it has got, of this server or of one before it."""
         if len(self.viewers) >= MAX_VIEWERS or self.closed.is_set():
             why = "the server stops" if self.closed.is_set() else f"{MAX_VIEWERS} viewers look"
             raise Overloaded(f"no live events: {why} already", retry_after_s=BEAT_S)
-        serve = self.state.config.serve
-        has_keys = bool(serve.admin_api_key or serve.api_key or serve.api_key_file)
-        has_rids = self.shows_text or (has_keys and identity().is_admin)
-        viewer = Viewer(topics, rate, has_rids)
+        viewer = Viewer(topics, rate, self.has_rids)
+        if last.startswith(f"{self._boot}:"):
+            viewer.resume(last.partition(":")[2])
         self.viewers.add(viewer)
         return viewer
+
+    def close(self) -> None:
+        """End all streams."""
+        self.closed.set()
+        if self._asking is not None:
+            self._asking.cancel()
+
+    @property
+    def has_rids(self) -> bool:
+        """Whether who asks may know the ids of others' requests: with the admin key."""
+        serve = self.state.config.serve
+        has_keys = bool(serve.admin_api_key or serve.api_key or serve.api_key_file)
+        return self.shows_text or (has_keys and identity().is_admin)
 
     async def stream(self, viewer: Viewer) -> AsyncIterator[bytes]:
         """Frames until the server stops."""
@@ -108,6 +150,10 @@ class LiveFeed:
         if "head" in viewer.topics and now_s - viewer.head_s >= HEAD_S:
             viewer.head_s = now_s
             made.append(named_event("head", self.head(now_s)))
+        if "tree" in viewer.topics and (tree := self._fresh_tree(now_s)) is not None:
+            if viewer.tree_s < tree[0]:
+                viewer.tree_s = tree[0]
+                made.append(named_event("tree", tree[1]))
         if "requests" in viewer.topics and viewer.rows < self.rows.version:
             rows = [row.shown(viewer.has_rids) for row in self.rows.changed(viewer.rows)]
             viewer.rows = self.rows.version
@@ -117,7 +163,85 @@ class LiveFeed:
             for replica in self.state.intake.replicas:
                 if (steps := self._steps(viewer, replica.index)) is not None:
                     made.append(named_event("steps", steps))
+        made += self._reports(viewer)
+        if made:  # the last event's id tells where the stream stands
+            made[-1] = f"id: {self._boot}:{viewer.place()}\n".encode() + made[-1]
         return made
+
+    def _reports(self, viewer: Viewer) -> list[bytes]:
+        """New deaths and log lines."""
+        made: list[bytes] = []
+        if "deaths" in viewer.topics and viewer.deaths < self.rows.version:
+            if (recorder := self.state.extras.get(Recorder)) is not None:
+                self.rows.note_dump(*recorder.last)
+            deaths = self.rows.changed_deaths(viewer.deaths)
+            viewer.deaths = self.rows.version
+            made += [named_event("deaths", death.shown()) for death in deaths]
+        if "log" in viewer.topics and viewer.lines < self.tail.count:
+            lines = self.tail.since(viewer.lines)
+            viewer.lines = self.tail.count
+            made.append(named_event("log", {"lines": lines}))
+        return made
+
+    def _fresh_tree(self, now_s: float) -> tuple[float, dict[str, Any]] | None:
+        """The last tree, and ask for another where it is a second old; None before the first."""
+        is_due = now_s - self._tree[0] >= HEAD_S and self.state.intake.ready.is_set()
+        if is_due and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.create_task(self._ask_tree(), name="live tree")
+        return self._tree if self._tree[0] else None
+
+    async def _ask_tree(self) -> None:
+        with contextlib.suppress(RequestError):  # the engine restarts, or computes a long step
+            replies = await self.state.intake.control_each("tree", with_ids=self.shows_text)
+            trees = [reply.data for reply in replies if reply.ok]
+            if trees:
+                self._tree = (time.monotonic(), self._joined(trees))
+
+    def _joined(self, trees: list[dict[str, Any]]) -> dict[str, Any]:
+        """The trees of all replicas, with texts in place of token ids."""
+        tokenizer, nodes = self.state.tokenizer, []
+        for index, tree in enumerate(trees):
+            first = index * REPLICA_SERIALS
+            for serial, parent, *facts, ids in tree["nodes"]:
+                text = None
+                if ids is not None and tokenizer is not None:
+                    text = tokenizer.decode(ids, skip_special_tokens=False)
+                nodes.append([first + serial, first + parent if parent else 0, *facts, text])
+        return {
+            "total_tokens": sum(tree["total_tokens"] for tree in trees),
+            "nodes": nodes,
+            "rest": {
+                name: sum(tree["rest"][name] for tree in trees) for name in ("nodes", "tokens")
+            },
+        }
+
+    async def find_prefix(self, ids: list[int]) -> dict[str, Any]:
+        """The cached nodes along a prompt, of the replica that has most of it."""
+        replies = await self.state.intake.control_each("tree_path", ids=ids)
+        found = [reply.data for reply in replies if reply.ok]
+        index, best = max(enumerate(found), key=lambda one: int(one[1]["tokens"]))
+        path = [index * REPLICA_SERIALS + serial for serial in best["path"]]
+        return {"path": path, "tokens": best["tokens"]}
+
+    def request(self, name: str, has_rids: bool) -> dict[str, Any]:
+        """A row, with the steps that ran while it was computed, by replica; NotFound."""
+        row = self.rows.find(name)
+        if row is None:
+            raise NotFound(f"no row is called {name!r:.80}: the last {KEEP} requests have one")
+        shown = row.shown(has_rids)
+        spans = [s for s in row.spans if s.phase in ("prefill", "decode")]
+        shown["steps"] = {}
+        for replica in self.state.intake.replicas:
+            ring = self.ring(replica.index)
+            records = [] if ring is None else ring.read(0)
+            shown["steps"][str(replica.index)] = [
+                record[0] for record in records if _is_within(record, spans)
+            ]
+        if row.ids is not None and (tokenizer := self.state.tokenizer) is not None:
+            prompt, output = np.frombuffer(row.ids[0], "<i4").tolist(), list(row.ids[1])
+            shown["prompt_text"] = tokenizer.decode(prompt[:MAX_IDS], skip_special_tokens=False)
+            shown["output_text"] = tokenizer.decode(output[:MAX_IDS], skip_special_tokens=False)
+        return shown
 
     def ring(self, index: int) -> StepRing | None:
         """The ring of a replica, once its engine has made one."""
@@ -214,6 +338,12 @@ class LiveFeed:
         return {"drafter": drafter, "accept_rate": rate, "accept_histogram": histogram}
 
 
+def _is_within(record: tuple[float, ...], spans: list[Span]) -> bool:
+    """Whether a step overlaps one of the spans."""
+    start_s, end_s = record[1], record[1] + sum(record[2 : 2 + len(TIMES)]) / 1e3
+    return any(s.start_s < end_s and (s.end_s is None or start_s < s.end_s) for s in spans)
+
+
 def _card(replica: Replica) -> dict[str, Any]:
     load = replica.load
     return {
@@ -246,17 +376,19 @@ def install(state: ServerState) -> None:
     """Observe requests from now on, unless --disable-ui."""
     if state.config.serve.disable_ui:
         return
-    rows = RequestRows(state.config.serve.ui_show_text, PROBE_PREFIX)
+    tail = LogTail("server")
+    tail.install()
+    rows = RequestRows(state.config.serve.ui_show_text, PROBE_PREFIX, tail=tail)
     state.intake.observers = (*state.intake.observers, rows)
     state.extras[RequestRows] = rows
-    state.extras[LiveFeed] = LiveFeed(state, rows)
+    state.extras[LiveFeed] = LiveFeed(state, rows, tail)
 
 
 def close(state: ServerState) -> None:
     """End the streams: viewers never leave by themselves."""
     feed = state.extras.get(LiveFeed)
     if feed is not None:
-        feed.closed.set()
+        feed.close()
 
 
 def feed_of(request: Request) -> LiveFeed:
@@ -269,7 +401,7 @@ def feed_of(request: Request) -> LiveFeed:
 
 
 @router.get("/live/events")
-async def events(request: Request, topics: str = ",".join(TOPICS), rate: float = 10.0) -> Response:
+async def events(request: Request, topics: str = DEFAULT_TOPICS, rate: float = 10.0) -> Response:
     """Server-sent events of ``topics``, at most ``rate`` frames a second."""
     asked = tuple(topic.strip() for topic in topics.split(",") if topic.strip())
     unknown = set(asked) - set(TOPICS)
@@ -280,5 +412,28 @@ async def events(request: Request, topics: str = ",".join(TOPICS), rate: float =
     if not 0 < rate <= MAX_RATE:
         raise InvalidRequest(f"rate must be above 0 and at most {MAX_RATE:g}", "rate")
     feed = feed_of(request)
-    viewer = feed.join(asked, max(rate, 0.1))
+    viewer = feed.join(asked, max(rate, 0.1), request.headers.get("last-event-id", ""))
     return _Stream(feed.stream(viewer), lambda: feed.viewers.discard(viewer))
+
+
+@router.get("/live/tree")
+async def tree(request: Request, text: str = "", prompt_ids: str = "") -> Response:
+    """The nodes of the prefix cache along a prompt: ``text``, or ``prompt_ids`` with commas."""
+    feed = feed_of(request)
+    if bool(text) == bool(prompt_ids):
+        raise InvalidRequest("send text or prompt_ids, one of them", "text")
+    if text:
+        ids = feed.state.require_tokenizer().encode(text, True)
+    else:
+        words = prompt_ids.split(",")
+        if not all(word.strip().isdecimal() and len(word) < 10 for word in words):
+            raise InvalidRequest("prompt_ids must be token ids with commas: 1,2,3", "prompt_ids")
+        ids = [int(word) for word in words]
+    return json_response(await feed.find_prefix(ids))
+
+
+@router.get("/live/request/{name}")
+async def row(request: Request, name: str) -> Response:
+    """One of the last requests, with the numbers of the steps that ran while it was computed."""
+    feed = feed_of(request)
+    return json_response(feed.request(name, feed.has_rids))

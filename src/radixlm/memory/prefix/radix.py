@@ -68,6 +68,11 @@ class RadixCache:
         self._clock = 0
 
     @property
+    def num_calls(self) -> int:
+        """The logical clock, which the nodes' times of last use are of."""
+        return self._clock
+
+    @property
     def num_evictable(self) -> int:
         """Pages of unlocked nodes: all of them can be freed."""
         return self.total_pages - self.num_locked

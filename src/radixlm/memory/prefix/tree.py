@@ -20,6 +20,11 @@ class Tree:
         self._root_heads: dict[Hashable, list[bytes]] = {}  # by namespace
         self._num_nodes_made = 0
 
+    @property
+    def namespaces(self) -> list[Hashable]:
+        """Those of which something is cached."""
+        return list(self._root_heads)
+
     def walk(self, ids: TokenIds, namespace: Hashable) -> list[Step]:
         """The nodes along ``ids`` with the number of pages shared; changes nothing."""
         page_bytes = self.page_size * TOKEN_BYTES
