@@ -11,20 +11,17 @@ from radixlm.base.errors import ConfigError
 from radixlm.observe.tracing import Tracer
 from radixlm.router import traces
 from radixlm.router.traces import Traces
+from tests.router.client import until
 from tests.router.conftest import StartWorkers
 from tests.router.front import Front
+from tests.router.test_pd import PdFront
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 async def test_a_call_is_a_span_between_client_and_worker(start_workers: StartWorkers) -> None:
     workers = await start_workers(2)
-    taken: list[Any] = []
-    sink = SimpleNamespace(
-        export=lambda spans: taken.extend(spans) or SimpleNamespace(value=0),
-        shutdown=lambda: None,
-    )
-    spans = Traces(Tracer(sink, "smg"))
+    spans, taken = _traces()
     async with Front(workers) as front:
         spans.wrap(front.gateway)
         await front.chat(headers=[("traceparent", PARENT)])
@@ -54,6 +51,35 @@ async def test_a_call_is_a_span_between_client_and_worker(start_workers: StartWo
     told = [_value(dict(seen.headers), "traceparent") for seen in workers[0].seen]
     for span, value in zip((one, other), told, strict=True):
         assert value == f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-01"
+
+
+async def test_the_halves_of_a_pair_are_linked(start_workers: StartWorkers) -> None:
+    prefill, decode = await start_workers(2)
+    spans, taken = _traces()
+    async with PdFront([prefill], [decode]) as front:
+        spans.wrap(front.gateway)
+        await front.chat(headers=[("traceparent", PARENT)])
+        await until(lambda: front.is_idle)
+    spans.tracer.close()
+    halves = {s.attributes["radixlm.worker.type"]: s for s in taken if s.kind.value == 2}
+    assert set(halves) == {"prefill", "decode"}
+    (link,) = halves["decode"].links
+    assert link.context.span_id == halves["prefill"].context.span_id
+    assert link.attributes == {"radixlm.relation": "beside"} and not halves["prefill"].links
+    for worker, kind in ((prefill, "prefill"), (decode, "decode")):
+        told = _value(dict(worker.seen[0].headers), "traceparent")
+        assert told == f"{PARENT[:36]}{halves[kind].context.span_id:016x}-01"
+
+
+def _traces() -> tuple[Traces, list[Any]]:
+    """Traces and the spans that they have sent."""
+    taken: list[Any] = []
+
+    def export(spans: Any) -> Any:
+        taken.extend(spans)
+        return SimpleNamespace(value=0)
+
+    return Traces(Tracer(SimpleNamespace(export=export, shutdown=lambda: None), "smg")), taken
 
 
 def _value(headers: dict[Any, Any], name: str) -> str:

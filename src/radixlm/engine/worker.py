@@ -144,8 +144,9 @@ def log_tail(config: ServerConfig, role: str) -> LogTail | None:
 
 
 def step_ring(config: ServerConfig, folder: Path) -> StepRing | None:
-    """The ring of this engine and those before it; None with --disable-ui or without room."""
-    if config.serve.disable_ui:
+    """The ring of this engine and those before it; None with --disable-ui, unless
+    requests are traced, or without room."""
+    if config.serve.disable_ui and not config.observe.enable_trace:
         return None
     try:
         return StepRing.open(folder)

@@ -113,11 +113,11 @@ def create_app(
     app.state.server = state
     if config.observe.enable_metrics:
         metrics.install(app, state)
-    if config.observe.enable_trace:
-        load("radixlm.entrypoints.http.tracing:install")(app, state)
     request_log.install_request_log(state)
     request_log.install_crash_dump(state)
     live.install(state)
+    if config.observe.enable_trace:
+        load("radixlm.entrypoints.http.tracing:install")(app, state)
     app.add_middleware(
         RequestMiddleware, serve=config.serve, fair_header=config.schedule.fair_share
     )

@@ -8,6 +8,7 @@ them. Without the flag nothing here is imported.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,8 +18,8 @@ from radixlm.entrypoints.http.middleware import App, Receive, Scope, Send
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
+from radixlm.intake.rows import RequestRows, Row
 from radixlm.observe.tracing import Attribute, Span, Tracer, open_tracer
-from radixlm.wire.replies import Finish
 
 _SERVICE = "radixlm"
 _current: ContextVar[Span | None] = ContextVar("span", default=None)
@@ -87,21 +88,21 @@ class _TimedText:
 
 
 class _Sequence:
-    """One sequence: its span, (phase, when it began), and the engines that computed it."""
+    """One sequence: its span, and the pids of the engines that computed it, one after another."""
 
-    def __init__(self, span: Span, arrival_s: float, operation: str) -> None:
+    def __init__(self, span: Span, operation: str) -> None:
         self.span, self.operation = span, operation
-        self.phases = [("queue", arrival_s)]
         self.pids: list[int] = []
         self.text: _TimedText | None = None
 
 
 class TraceObserver(Observer):
-    """Makes the spans of sequences."""
+    """Makes the spans of sequences, of the rows of ``RequestRows``."""
 
     def __init__(self, tracer: Tracer, state: ServerState) -> None:
         self._tracer, self._state = tracer, state
         self._sequences: dict[str, _Sequence] = {}
+        self._waiting: set[str] = set()  # for the first token of an engine
 
     def submitted(self, state: RequestState) -> None:
         if state.rid.startswith(PROBE_PREFIX):
@@ -116,36 +117,34 @@ class TraceObserver(Observer):
         path = str(parent.attributes.get("url.path")) if parent is not None else ""
         kind = "embeddings" if state.wire.pooling is not None else _OPERATIONS.get(path, "chat")
         span.name = f"{kind} {self._state.model_name}"
-        sequence = self._sequences[state.rid] = _Sequence(span, state.arrival_s, kind)
+        sequence = self._sequences[state.rid] = _Sequence(span, kind)
+        self._waiting.add(state.rid)
         if state.detokenizer is not None:
             sequence.text = _TimedText(state.detokenizer)
             state.detokenizer = sequence.text  # type: ignore[assignment]
 
     def progressed(self, state: RequestState, num_tokens: int) -> None:
-        sequence = self._sequences.get(state.rid)
-        if sequence is None or not num_tokens or sequence.phases[-1][0] == "decode":
-            return
-        if sequence.phases[-1][0] == "queue":
-            queued_s = state.arrival_s + state.last_delta.queue_time_s
-            sequence.phases.append(("prefill", min(queued_s, state.first_token_s)))
-        sequence.phases.append(("decode", state.last_token_s))
-        sequence.pids.append(self._pid(state.rid))
+        if num_tokens and state.rid in self._waiting:
+            self._waiting.discard(state.rid)
+            self._sequences[state.rid].pids.append(self._pid(state.rid))
 
-    def engine_lost(self, reason: str) -> None:
-        now_s, requests = time.monotonic(), self._state.intake.requests
-        for rid, sequence in self._sequences.items():
-            lost = rid in requests and requests[rid].is_quarantined
-            if lost and sequence.phases[-1][0] != "engine_dead":
-                sequence.phases.append(("engine_dead", now_s))
+    def held(self, states: Sequence[RequestState], why: str) -> None:
+        for state in states:
+            if (sequence := self._sequences.get(state.rid)) is not None:
+                if state.rid in self._waiting:  # it has computed no token
+                    sequence.pids.append(0)
+                self._waiting.add(state.rid)
 
-    def ended(self, state: RequestState, finish: Finish) -> None:
+    def row_ended(self, state: RequestState, row: Row) -> None:
+        """Export the spans of a sequence that is over."""
+        self._waiting.discard(state.rid)
         sequence = self._sequences.pop(state.rid, None)
         if sequence is None:
             return
         span, tracer = sequence.span, self._tracer
         if state.began_s:
             tracer.end(tracer.child(span, "tokenize", state.began_s), state.arrival_s)
-        self._end_phases(sequence, state)
+        self._end_phases(sequence, row)
         text = sequence.text
         if text is not None and text.first_s:
             made = tracer.child(span, "detokenize", text.first_s)
@@ -153,10 +152,10 @@ class TraceObserver(Observer):
             tracer.end(made, text.last_s)
         if state.first_token_s:
             span.events.append(("first token", state.first_token_s))
-        span.attributes = self._about(sequence, state, finish)
-        if finish.kind == "error":
-            span.error = finish.message or "error"
-        tracer.end(span, state.finished_s or None)
+        span.attributes = self._about(sequence, state, row)
+        if row.finish == "error":
+            span.error = "the request ended with an error"
+        tracer.end(span, row.ended_s)
 
     def _pid(self, rid: str) -> int:
         """Of the engine that computes a request; 0 where it is not known."""
@@ -164,27 +163,25 @@ class TraceObserver(Observer):
         owner = next((replica for replica in replicas if replicas.is_of(rid, replica)), None)
         return int(owner.facts.get("pid", 0)) if owner is not None else 0
 
-    def _end_phases(self, sequence: _Sequence, state: RequestState) -> None:
-        """The spans of the phases: each ends where the next begins. What a new engine does is
-        linked to what the one before did."""
-        ends = [start_s for _, start_s in sequence.phases[1:]]
-        last_s = state.finished_s or time.monotonic()
-        pids, lost = iter(sequence.pids), None
+    def _end_phases(self, sequence: _Sequence, row: Row) -> None:
+        """The spans of the phases. What follows the loss of an engine, or of the sequence's pages,
+        is linked to it."""
+        pids, broken = iter(sequence.pids), None
         pid = next(pids, 0)
-        for (name, start_s), end_s in zip(sequence.phases, [*ends, last_s], strict=True):
-            span = self._tracer.child(sequence.span, name, start_s)
-            if name == "engine_dead":
+        for phase in row.spans:
+            span = self._tracer.child(sequence.span, phase.phase, phase.start_s)
+            if phase.phase == "engine_dead":
                 span.error, pid = "the engine died", next(pids, 0)
-            elif pid:
+            elif pid and phase.phase in ("prefill", "decode"):
                 span.attributes["radixlm.engine.pid"] = pid
-            if lost is not None:
-                span.links.append((lost, "recovered"))
-            lost = span if name == "engine_dead" else None
-            self._tracer.end(span, end_s)
+            if phase.tokens:
+                span.attributes["radixlm.tokens"] = phase.tokens
+            if broken is not None:
+                span.links.append((broken, "after"))
+            broken = span if phase.phase in ("engine_dead", "retracted") else None
+            self._tracer.end(span, phase.end_s if phase.end_s is not None else row.ended_s)
 
-    def _about(
-        self, sequence: _Sequence, state: RequestState, finish: Finish
-    ) -> dict[str, Attribute]:
+    def _about(self, sequence: _Sequence, state: RequestState, row: Row) -> dict[str, Attribute]:
         """The attributes of a sequence, by the GenAI conventions; times also as vLLM names them."""
         sampling, model, last = state.wire.sampling, self._state.model_name, state.last_delta
         span = sequence.span
@@ -194,7 +191,7 @@ class TraceObserver(Observer):
             "gen_ai.request.model": state.wire.adapter.name if state.wire.adapter else model,
             "gen_ai.response.model": model,
             "gen_ai.response.id": state.name,
-            "gen_ai.response.finish_reasons": [finish.kind],
+            "gen_ai.response.finish_reasons": [row.finish or "stop"],
             "gen_ai.usage.input_tokens": state.prompt_tokens,
             "gen_ai.usage.output_tokens": len(state.output_ids),
             "gen_ai.usage.cache_read.input_tokens": last.cached_tokens,
@@ -222,4 +219,9 @@ def install_tracer(app: Any, state: ServerState, tracer: Tracer) -> None:
     """The same with a tracer that is there."""
     state.extras[Tracer] = tracer
     app.add_middleware(TraceMiddleware, tracer=tracer)
-    state.intake.observers = (*state.intake.observers, TraceObserver(tracer, state))
+    observer, rows = TraceObserver(tracer, state), state.extras.get(RequestRows)
+    if rows is None:  # --disable-ui
+        rows = RequestRows(hidden=PROBE_PREFIX)
+        state.intake.observers = (*state.intake.observers, rows)
+    state.intake.observers = (*state.intake.observers, observer)
+    rows.on_end.append(observer.row_ended)
