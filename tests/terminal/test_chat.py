@@ -233,6 +233,7 @@ def test_screens_show_all_of_it() -> None:
     made = RichScreen(rich.Console(file=colour, force_terminal=True, width=80, highlight=False))
     for screen in (PlainScreen(plain), made):
         screen.begin()
+        screen.show(Event("progress", "prefill 3 of [9]"))
         screen.show(Event("thinking", "let me see"))
         for part in parts:
             screen.show(Event("text", part))
@@ -240,7 +241,15 @@ def test_screens_show_all_of_it() -> None:
         screen.say("told [x]")
     assert plain.getvalue() == "".join(parts) + "\ntold [x]\n"
     shown = colour.getvalue()
-    for word in ("Head", "bold", "goes on", "The end[/b].", "3 of them cached", "told [x]"):
+    for word in (
+        "prefill 3 of [9]",
+        "Head",
+        "bold",
+        "goes on",
+        "The end[/b].",
+        "3 of them cached",
+        "told [x]",
+    ):
         assert word in shown
     assert "**bold**" not in shown.split("Head")[-1].split("goes on")[0][-200:]
 

@@ -29,6 +29,7 @@ class Call:
         "key",
         "labels",
         "num_logprobs",
+        "rids",
         "route",
     )
 
@@ -36,6 +37,7 @@ class Call:
         self.client = client
         self.key = key or f"{os.getpid():x}-{next(_numbers):x}"
         self.labels: dict[str, str] = {}  # that its customer set, for the metrics
+        self.rids: list[str] = []  # of its requests with rows (``intake/rows.py``)
         self.route = ""  # path of the HTTP route that it came by
         self.num_logprobs = 0  # entries that its requests may return, together
         self._num_sent = 0  # sequences that the engine has

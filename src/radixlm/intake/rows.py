@@ -77,6 +77,17 @@ class Row:
         else:
             self.spans.append(Span(phase, start_s, end_s, tokens))
 
+    @property
+    def num_prefilled(self) -> int:
+        """Tokens of the prompt that are computed or were cached."""
+        tokens = self.cached
+        for span in self.spans:
+            if span.phase in ("retracted", "engine_dead"):
+                tokens = 0
+            elif span.phase == "prefill" and span.end_s is not None:
+                tokens += span.tokens
+        return min(tokens, self.prompt)
+
     def shown(self, has_rid: bool) -> dict[str, Any]:
         """The row for the page."""
         row: dict[str, Any] = {"id": self.id, "rid": self.rid if has_rid else None}
@@ -149,6 +160,8 @@ class RequestRows(Observer):
         row = Row(state, call.route if call is not None else "", self._keeps_ids)
         self.rows.pop(state.rid, None)
         self.rows[state.rid] = self._live[state.rid] = row
+        if call is not None:
+            call.rids.append(state.rid)
         if len(self.rows) > KEEP:
             del self.rows[next(iter(self.rows))]
         self._changed(row)

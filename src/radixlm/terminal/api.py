@@ -17,7 +17,7 @@ from radixlm.base.record import Record
 
 CONNECT_S = 5.0
 READ_S = 600.0  # a long prompt may take that long on a CPU
-Kind = Literal["text", "thinking", "usage", "finish"]
+Kind = Literal["text", "thinking", "usage", "finish", "progress"]
 
 
 class Refused(RadixError):
@@ -29,7 +29,7 @@ class Refused(RadixError):
 
 class Event(Record):
     """A part of an answer: ``text`` of the answer or of the thinking before it, the reason of its
-    ``finish``, or its ``usage``."""
+    ``finish``, its ``usage``, or before all that the ``progress`` of a long prompt."""
 
     kind: Kind
     text: str = ""
@@ -50,7 +50,7 @@ class Api:
             raise wrong from error
         self.url, self._parts = url, parts
         self._root = parts.path.rstrip("/").removesuffix("/v1")
-        self._headers = {"Content-Type": "application/json"}
+        self._headers = {"Content-Type": "application/json", "X-Prefill-Progress": "yes"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self.model = model
@@ -112,6 +112,8 @@ class Api:
 
 def _events(response: http.client.HTTPResponse) -> Iterator[Event]:
     while line := response.readline():
+        if line.startswith(b": "):
+            yield Event("progress", line[2:].decode("utf-8", "replace").strip())
         if not line.startswith(b"data:"):
             continue
         data = line[5:].strip()
@@ -125,17 +127,21 @@ def _events(response: http.client.HTTPResponse) -> Iterator[Event]:
             raise Refused(f"the server sent what is no object: {data[:80]!r}")
         if told := chunk.get("error"):
             raise Refused(str(told.get("message", told) if isinstance(told, dict) else told))
-        for choice in chunk.get("choices") or ():
-            delta = choice.get("delta") or {}
-            thinking = delta.get("reasoning_content") or delta.get("reasoning")
-            if thinking:
-                yield Event("thinking", str(thinking))
-            if delta.get("content"):
-                yield Event("text", str(delta["content"]))
-            if choice.get("finish_reason"):
-                yield Event("finish", str(choice["finish_reason"]))
-        if chunk.get("usage"):
-            yield Event("usage", usage=chunk["usage"])
+        yield from _events_of(chunk)
+
+
+def _events_of(chunk: Mapping[str, Any]) -> Iterator[Event]:
+    for choice in chunk.get("choices") or ():
+        delta = choice.get("delta") or {}
+        thinking = delta.get("reasoning_content") or delta.get("reasoning")
+        if thinking:
+            yield Event("thinking", str(thinking))
+        if delta.get("content"):
+            yield Event("text", str(delta["content"]))
+        if choice.get("finish_reason"):
+            yield Event("finish", str(choice["finish_reason"]))
+    if chunk.get("usage"):
+        yield Event("usage", usage=chunk["usage"])
 
 
 def _message(status: int, content: bytes) -> str:

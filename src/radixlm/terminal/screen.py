@@ -59,7 +59,10 @@ class RichScreen(PlainScreen):
         self._live.start()
 
     def show(self, event: Event) -> None:
-        if event.kind == "thinking":
+        if event.kind == "progress":
+            line = self._console.render_str(event.text, markup=False, style="dim")
+            self._live.update(line, refresh=True)
+        elif event.kind == "thinking":
             self._num_thoughts += len(event.text.split())
             self._live.update(f"[dim]thinking, {self._num_thoughts} words[/dim]")
         elif event.kind == "text":

@@ -15,6 +15,7 @@ from radixlm.base.errors import Aborted, InvalidRequest, RadixError
 from radixlm.entrypoints.http.errors import body_of, error_body
 from radixlm.entrypoints.http.middleware import StreamCut
 from radixlm.entrypoints.http.off_loop import check_body, off_loop
+from radixlm.entrypoints.http.progress import PROGRESS, comments
 from radixlm.entrypoints.http.resume import begin_stream, first_block, should_cut, take_resume
 from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.request_model import M, read
@@ -96,17 +97,25 @@ async def stream_response(
 ) -> Response:
     """Stream ``events``. The first is awaited before the status is sent, so that a request that
     fails at once gets the status of its error; ``on_error`` writes a later error into the stream.
-    When the client leaves, ``events`` is closed."""
+    When the client leaves, ``events`` is closed. A client that asks for progress gets the status at
+    once, and comments until the first event."""
     journal = await begin_stream(state_of(request))
+    waited, first = None, b""
+    if PROGRESS in request.headers and journal is None and media_type == "text/event-stream":
+        waited = asyncio.ensure_future(anext(events, b""))
     try:
-        first = await cancel_on_disconnect(request, first_block(journal, events))
+        if waited is None:
+            first = await cancel_on_disconnect(request, first_block(journal, events))
     except BaseException:
         await events.aclose()
         raise
 
     async def body() -> AsyncIterator[bytes]:
         try:
-            yield first
+            if waited is not None:
+                async for comment in comments(waited, state_of(request)):
+                    yield comment
+            yield first if waited is None else waited.result()
             async for part in events:
                 yield part if journal is None else journal.block(part)
         except RadixError as error:
@@ -117,6 +126,9 @@ async def stream_response(
             log.exception("a stream failed")
             yield on_error(None)
         finally:
+            if waited is not None:
+                waited.cancel()
+                await asyncio.wait({waited})
             await events.aclose()
 
     return StreamingResponse(body(), media_type=media_type, headers=SSE_HEADERS)
