@@ -35,6 +35,12 @@ bench: setup
 docs: setup
 	@scripts/docs
 
+site: setup
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' >.venv/docs.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r .venv/docs.txt
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "open site/index.html"
+
 zoo: setup
 	@PYTHON=$(BIN)/python sh zoo/build.sh $(ARGS)
 

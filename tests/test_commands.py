@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md"))
 )
-SERVER_TOO = ("replay", "bench")  # their other words are options of a server
+SERVER_TOO = ("replay", "bench", "eval", "profile")  # their other words are options of a server
 FENCE = re.compile(r"^( *)```[^\n]*\n(.*?)^ *```", re.M | re.S)
 FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 OTHERS = re.compile(

@@ -366,7 +366,7 @@ class Engine(EngineWeights):
         item_first: bool = False,
     ) -> list[list[float]]:
         """What ``/v1/score`` gives: for each item the probabilities of ``label_token_ids`` after
-        query and item (one score with a cross-encoder), as list[items][labels]."""
+        query and item (one score with a cross-encoder), ``[items][labels]``."""
         values: dict[str, Any] = {"query": query, "items": items}
         values |= {"label_token_ids": label_token_ids, "apply_softmax": apply_softmax}
         values["item_first"] = item_first

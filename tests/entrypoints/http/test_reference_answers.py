@@ -154,6 +154,23 @@ async def test_routes_that_clients_ask_for(server: ScriptedServer, toy_folder: P
     assert Path(model["model_path"]).is_dir() and Path(model["tokenizer_path"]).is_dir()
 
 
+async def test_tokenizer_info_has_the_form_of_vllm(
+    server: ScriptedServer, toy_folder: Path
+) -> None:
+    """There tokens with their properties are shown as their texts, and the class is always told."""
+    path = toy_folder / "tokenizer_config.json"
+    before = path.read_bytes()
+    token = {"content": "<u>", "lstrip": False, "special": True}
+    more = {"unk_token": token, "added_tokens_decoder": {"3": token}, "list": [token, "x"]}
+    try:
+        path.write_bytes(orjson.dumps({**orjson.loads(before), **more}))
+        info = (await server.client.get("/tokenizer_info")).json()
+    finally:
+        path.write_bytes(before)
+    assert info["unk_token"] == info["added_tokens_decoder"]["3"] == info["list"][0] == "<u>"
+    assert info["tokenizer_class"] == "PreTrainedTokenizerFast" and info["bos_token"] == "<s>"
+
+
 async def test_the_path_of_a_bundled_model_is_its_folder(
     server: ScriptedServer, toy_folder: Path
 ) -> None:

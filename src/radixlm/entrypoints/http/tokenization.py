@@ -236,18 +236,30 @@ async def detokenize(request: Request) -> Response:
     return await json_answer({"text": shown, "prompt": shown})  # vLLM's clients read ``prompt``
 
 
+def _as_texts(value: Any) -> Any:
+    """Tokens with their properties as their texts, at any depth."""
+    if isinstance(value, list):
+        return [_as_texts(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(text := value.get("content"), str):
+        return text
+    return {name: _as_texts(one) for name, one in value.items()}
+
+
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> Response:
-    """tokenizer_config.json of the model, with its chat template (lm-eval, vLLM's clients)."""
+    """tokenizer_config.json of the model in the form of vLLM's route: `tokenizer_class`, special
+    tokens as texts, `chat_template`; and `adds_bos_token`."""
     state = state_of(request)
     tokenizer = state.require_tokenizer()
     folder = tokenizer_folder(state.config, state.info.folder)
     facts: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         facts = orjson.loads((folder / "tokenizer_config.json").read_bytes())
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", **_as_texts(facts)}
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        value = facts.get(name)
-        facts[name] = value.get("content") if isinstance(value, dict) else value
+        facts.setdefault(name)
     facts["adds_bos_token"] = bool(tokenizer.added_bos)
     if state.template is not None:
         facts["chat_template"] = state.template.source
