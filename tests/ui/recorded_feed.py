@@ -132,7 +132,7 @@ def head(at: float = NOW, index: int = 0) -> Frame:
             "accept_rate": 0.61,
             "accept_histogram": [40, 30, 22, 12, 5],
         },
-        "adapters": [{"name": "sql", "requests": 3, "slot": 1}, {"name": HOSTILE[0]}],
+        "adapters": [{"name": n, "requests": 3, "pinned": False} for n in ("sql", HOSTILE[0])],
         "replicas": [{"index": 0, "running": 8, "waiting": 1, "kv_used": 900, "out_per_s": 640.5}],
     }
 
@@ -153,13 +153,32 @@ def log() -> Frame:
     """Lines of three levels, with hostile text."""
     levels = ["INFO", "WARNING", "ERROR"]
     lines = [
-        [NOW - 40 + i, levels[i % 3], "scheduler", HOSTILE[i % 6] if i % 2 else f"line {i}"]
+        [NOW - 40 + i, levels[i % 3], "scheduler", HOSTILE[i // 2 % 6] if i % 2 else f"line {i}"]
         for i in range(30)
     ]
     return "log", {"lines": lines}
 
 
+def tree(second: int = 0, texts: bool = False) -> Frame:
+    """A tree of 1 + 4 + 16 + 64 nodes, whose hits grow by ``second``; the last leaf goes at 2."""
+    nodes: list[list[Any]] = [[1, 0, 512, 90 + 9 * second, 2, 0.1, False, None]]
+    for serial in range(2, 86 - (second >= 2)):
+        parent = (serial + 2) // 4
+        hits = max(0, 60 - serial) + second * (serial % 5)
+        tokens = 64 + (serial * 37) % 300
+        node = [serial, parent, tokens, hits, int(serial % 9 == 0), serial / 3, serial % 13 == 0]
+        nodes.append([*node, HOSTILE[serial % 6] if texts else None])
+    total = sum(node[2] for node in nodes) + 2500
+    return "tree", {"total_tokens": total, "nodes": nodes, "rest": {"nodes": 40, "tokens": 2500}}
+
+
+def short() -> list[Frame]:
+    """A little of everything."""
+    few = [head(NOW - 3 + i, i) for i in range(4)]
+    return [hello(NOW - 3), *few, requests(14), steps(30), deaths(), log(), tree()]
+
+
 def recorded() -> list[Frame]:
     """All of it: ten minutes of figures, 200 requests, 600 steps."""
     seconds = [head(NOW - 600 + i, i) for i in range(0, 601, 3)]
-    return [hello(NOW - 600), *seconds, requests(), steps(), deaths(), log()]
+    return [hello(NOW - 600), *seconds, requests(), steps(), deaths(), log(), tree()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,3 +48,19 @@ async def test_refusals_reach_the_client(
     monkeypatch.setattr(server.engine.executor, "control", refuse)
     got = await server.client.post("/stop_profile")
     assert got.status_code == 400 and "no profile" in got.text
+
+
+async def test_a_trace_is_a_download_once_it_is_whole(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RADIXLM_PROFILER_DIR", str(tmp_path))
+    name, packed = "page-1-TP-0.trace.json.gz", gzip.compress(b'{"traceEvents": []}' * 999)
+    (tmp_path / "secret.json").write_text("{}")
+    for taken in (len(packed) - 9, len(packed)):
+        (tmp_path / name).write_bytes(packed[:taken])
+        got = await server.client.get(f"/live/profiles/{name}")
+        assert got.status_code == (200 if taken == len(packed) else 404)
+    assert got.content == packed
+    (tmp_path / "link.trace.json.gz").symlink_to(tmp_path / name)
+    for refused in ("secret.json", "link.trace.json.gz", "none.trace.json.gz", "..%2fx"):
+        assert (await server.client.get(f"/live/profiles/{refused}")).status_code == 404

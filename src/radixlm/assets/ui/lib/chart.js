@@ -101,7 +101,7 @@ function onKey(event, state) {
   const at = plot.cursor.idx ?? xs.length - 1;
   const move = (index) => {
     const held = Math.max(0, Math.min(xs.length - 1, index));
-    const left = Math.max(0, Math.min(plot.valToPos(xs[held], "x") + 0.5, plot.over.clientWidth - 1));
+    const left = Math.max(0, plot.valToPos(xs[held], "x"));
     plot.setCursor({ left, top: plot.over.clientHeight / 2 });
   };
   const zoom = (factor) => {

@@ -58,7 +58,7 @@ export function DataTable({ caption, columns, rows, empty, onRow, rowLabel, sele
     });
     return html`<tr key=${rowKey ? rowKey(row) : line} aria-current=${selected?.(row) ? "true" : undefined}>${cells}</tr>`;
   });
-  return html`<div class="table-scroll" tabindex="0" role="region" aria-label=${caption}>
+  return html`<div class="table-scroll" tabindex="0" role="group" aria-label=${caption}>
     <table class="data">
       <caption class=${hideCaption ? "visually-hidden" : ""}>${caption}</caption>
       <thead><tr>${all.map((column) => html`<${Heading} column=${column} sorted=${sorted} onSort=${setSorted} />`)}</tr></thead>

@@ -48,7 +48,7 @@ export function Speculation({ model }) {
 
 export function Adapters({ model }) {
   useTopics(model, ["head"], 1);
-  const columns = [{ key: "name", label: t("adapters.name"), text: true }, { key: "slot", label: t("adapters.slot"), num: true }, { key: "requests", label: t("adapters.requests"), num: true, format: count }];
+  const columns = [{ key: "name", label: t("adapters.name"), text: true }, { key: "pinned", label: t("adapters.pinned"), format: (is) => t(is ? "adapters.yes" : "adapters.no") }, { key: "requests", label: t("adapters.requests"), num: true, format: count }];
   return html`<${Panel} id="live-adapters" title=${t("adapters.title")}>
     <${DataTable} caption=${t("adapters.title")} hideCaption=${true} columns=${columns} rows=${model.head?.adapters ?? []} empty=${t("adapters.none")} rowKey=${(row) => row.name} />
   </${Panel}>`;
@@ -58,9 +58,9 @@ export function Adapters({ model }) {
 export function Replicas({ model }) {
   useTopics(model, ["head"], 1);
   const cards = model.head?.replicas ?? [];
-  const plain = (value) => typeof value === "number" || typeof value === "string";
-  const card = (one, index) => html`<li class="card" key=${index}><h3>${t("replicas.name")} ${one.name ?? one.replica ?? one.dp_rank ?? index}</h3>
-    <dl class="facts">${Object.entries(one).filter(([, value]) => plain(value)).map(([key, value]) => html`<div key=${key}><dt>${key.replaceAll("_", " ")}</dt><dd class="num">${typeof value === "number" ? count(value) : value}</dd></div>`)}</dl></li>`;
+  const plain = (value) => ["number", "string", "boolean"].includes(typeof value);
+  const card = (one, index) => html`<li class="card" key=${index}><h3>${t("replicas.name")} ${one.index ?? index}</h3>
+    <dl class="facts">${Object.entries(one).filter(([key, value]) => key !== "index" && plain(value)).map(([key, value]) => html`<div key=${key}><dt>${key.replaceAll("_", " ")}</dt><dd class="num">${typeof value === "number" ? count(value) : String(value)}</dd></div>`)}</dl></li>`;
   return html`<${Panel} id="live-replicas" title=${t("replicas.title")}>
     ${cards.length ? html`<ul class="cards">${cards.map(card)}</ul>` : html`<p class="muted">${t("replicas.none")}</p>`}
   </${Panel}>`;

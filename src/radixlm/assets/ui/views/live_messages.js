@@ -46,19 +46,19 @@ addMessages({
   "profile.start": "Record a profile", "profile.steps": "steps", "profile.running": "Recording {steps} steps; the trace is written when they are done.",
   "profile.stop": "Stop", "profile.done": "Trace written: {where}", "profile.get": "Download for Perfetto", "profile.failed": "No profile: {why}",
 
-  "memory.title": "Memory", "memory.strip": "Pages of the KV pool by owner", "memory.history": "Pages over the last ten minutes", "memory.rates": "Retracted requests and evicted pages per second",
+  "memory.title": "Memory", "memory.strip": "Pages of the KV pool by owner", "memory.history": "Pages over the last ten minutes", "memory.rates": "Retracted requests and evicted tokens per second",
   "memory.running": "running requests", "memory.cached_locked": "cached, locked", "memory.cached_free": "cached, can be evicted", "memory.window": "window space", "memory.free": "free",
   "memory.states": "Recurrent states: {used} of {total} in use",
   "memory.summary": "{used} of {total} pages hold something ({size} tokens a page); {free} free",
   "memory.owner": "owner", "memory.pages": "pages", "memory.share": "share", "memory.tokens": "tokens",
-  "memory.retracted": "retracted /s", "memory.evicted": "evicted /s", "memory.ratesum": "Since the start: {retracted} retracted, {evicted} evicted",
+  "memory.retracted": "retracted /s", "memory.evicted": "evicted tokens /s", "memory.ratesum": "Since the start: {retracted} requests retracted, {evicted} tokens evicted",
 
   "deaths.title": "Deaths and recoveries", "deaths.when": "when", "deaths.why": "why", "deaths.held": "requests held", "deaths.went_on": "went on after", "deaths.dump": "crash dump",
   "deaths.none": "The engine has not died.", "deaths.pending": "{count} not yet", "deaths.range": "{count}: {least} to {most}",
 
   "spec.title": "Speculation", "spec.none": "No speculative decoding.", "spec.summary": "{drafter}: {rate} of the drafted tokens accepted",
   "spec.caption": "Tokens accepted per verification", "spec.accepted": "accepted", "spec.times": "times",
-  "adapters.title": "Adapters", "adapters.none": "No adapter loaded.", "adapters.name": "name", "adapters.requests": "requests", "adapters.slot": "slot",
+  "adapters.title": "Adapters", "adapters.none": "No adapter loaded.", "adapters.name": "name", "adapters.requests": "requests", "adapters.pinned": "pinned", "adapters.yes": "yes", "adapters.no": "no",
   "replicas.title": "Replicas", "replicas.none": "One replica.", "replicas.name": "replica",
   "log.title": "Log", "log.filter": "Filter", "log.pause": "Pause", "log.level": "Level", "log.all": "all", "log.none": "No line.",
   "log.summary": "{shown} of {count} lines", "log.label": "The server’s log",

@@ -10,7 +10,7 @@ const ASK_MS = 1000;
 /** The trace, or null while it is not written. @param {string} name @param {AbortSignal} signal @returns {Promise<Blob|null>} */
 async function fetched(name, signal) {
   const headers = store.key ? { Authorization: `Bearer ${store.key}` } : {};
-  const answer = await fetch(new URL(`profiles/${name}`, ROOT), { headers, signal, credentials: "omit", cache: "no-store" });
+  const answer = await fetch(new URL(`live/profiles/${name}`, ROOT), { headers, signal, credentials: "omit", cache: "no-store" });
   return answer.ok ? answer.blob() : null;
 }
 

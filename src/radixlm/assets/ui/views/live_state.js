@@ -6,7 +6,7 @@ export const ROWS = 200;
 const KEPT_ROWS = 260;
 const LOG_LINES = 500;
 const DEATHS = 50;
-const TOPICS = ["head", "requests", "steps"];
+const TOPICS = ["head", "requests", "steps", "deaths", "log"];
 
 export const STEP_PHASES = ["plan_ms", "prepare_ms", "model_ms", "sample_ms", "commit_ms", "wait_ms"];
 const STEP_COLUMNS = ["index", "start_s", "total_ms", ...STEP_PHASES, "decodes", "prefill_tokens", "forced", "accepted", "budget", "free_pages", "retracted", "evicted"];

@@ -232,7 +232,8 @@ function Canvas({ fall }) {
   </div>`;
 }
 
-const LEGEND = Object.entries(PHASES);
+/** The phases that this server tells of. */
+const legendOf = (model) => Object.entries(PHASES).filter(([phase]) => phase === "cached" || (model.hello?.phases ?? []).includes(phase)).map(([phase, look]) => ({ label: t(`phase.${phase}`), ...look }));
 
 /** @param {{model: import("./live_state.js").LiveModel, path: string, onSteps: (range: [number, number]) => void}} props */
 export function Waterfall({ model, path, onSteps }) {
@@ -250,7 +251,7 @@ export function Waterfall({ model, path, onSteps }) {
     <button type="button" class="small" aria-pressed=${fall.held ? "false" : "true"} onClick=${() => set(() => fall.hold(!fall.held))}>${t("fall.follow")}</button>`;
   return html`<${Panel} id="live-requests" title=${t("fall.title")}>
     <${Twin} caption=${t("fall.title")} summary=${t("fall.summary", { count: rows.length, open: rows.length - ended, ended })} label=${t("live.table")} tools=${tools} table=${() => fallTable(model, model.serverNow())}>
-      <${Legend} entries=${LEGEND.map(([phase, look]) => ({ label: t(`phase.${phase}`), ...look }))} />
+      <${Legend} entries=${legendOf(model)} />
       <${Canvas} fall=${fall} />
     </${Twin}>
     ${path && html`<${RequestDetail} key=${path} model=${model} path=${path} row=${opened} onSteps=${onSteps} />`}
