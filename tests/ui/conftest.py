@@ -43,9 +43,23 @@ def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("needs Chromium on PATH")
     with sync_api.sync_playwright() as started:
+        _loops.append(asyncio.get_running_loop())
         made = started.chromium.launch(executable_path=CHROMIUM, args=ARGS)
         yield made
+        asyncio._set_running_loop(_loops.pop())
         made.close()
+
+
+_loops: list[asyncio.AbstractEventLoop] = []
+
+
+@pytest.fixture(autouse=True)
+def playwright_loop() -> Iterator[None]:
+    """Playwright's loop counts as running in this thread until it ends, and async tests after these
+    ones need a loop of their own: it is hidden between tests."""
+    asyncio._set_running_loop(_loops[0] if _loops else None)
+    yield
+    asyncio._set_running_loop(None)
 
 
 @pytest.fixture(scope="session")

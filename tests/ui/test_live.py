@@ -96,7 +96,10 @@ def test_hostile_names_and_lines_stay_text(page: Any) -> None:
 def test_the_keyboard_opens_a_request_and_a_step(page: Any) -> None:
     feed(page, short())
     page.route(
-        "**/live/request/*", lambda route: route.fulfill(json=row(1) | {"steps": [1010, 1011, 3]})
+        "**/live/request/*",
+        lambda route: route.fulfill(
+            json=row(1) | {"steps": {"0": [1010, 1011, 3]}, "prompt_text": HOSTILE[0]}
+        ),
     )
     page.goto("/ui/#/live")
     expect(page.locator("#live-steps .summary")).to_contain_text("30 steps")
@@ -108,6 +111,7 @@ def test_the_keyboard_opens_a_request_and_a_step(page: Any) -> None:
     expect(page.locator(".detail h3")).to_have_text(f"Request {name}")
     expect(page.locator(".detail h3")).to_be_focused()
     expect(page.locator(".detail")).to_contain_text("Its steps: 3 of the server")
+    expect(page.locator(".detail-text")).to_have_text(HOSTILE[0])
     page.get_by_role("button", name="Show them in the steps").click()
     picked = page.get_by_role("region", name="Requests in this step")
     expect(picked.locator("h3")).to_contain_text("Step 1010")

@@ -146,8 +146,10 @@ function drawSlow(ctx, scene, left, right, y, high) {
 
 function drawCached(ctx, scene, row, y, high) {
   if (!row.cached || !row.prompt) return;
-  const chunks = row.spans.filter(([phase]) => phase === "prefill");
-  if (!chunks.length) return;
+  const first = row.spans.findIndex(([phase]) => phase === "prefill");
+  if (first < 0) return;
+  const after = row.spans.findIndex(([phase], at) => at > first && phase !== "prefill");
+  const chunks = row.spans.slice(first, after < 0 ? undefined : after);
   const left = Math.max(scene.gutter, xOf(scene, chunks[0][1]));
   const right = xOf(scene, chunks[chunks.length - 1][2] ?? scene.now);
   ctx.fillStyle = fillOf(ctx, PHASES.cached.colour, PHASES.cached.pattern);

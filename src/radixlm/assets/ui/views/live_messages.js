@@ -32,6 +32,7 @@ addMessages({
   "fall.open": "open", "fall.ago": "{time} ago", "fall.rid": "request id", "fall.running": "still open", "fall.none": "No request yet.",
   "fall.noone": "The server knows no request “{id}”, or no longer.",
   "fall.detail": "Request {name}", "fall.close": "Close", "fall.start": "start", "fall.length": "length", "fall.phase": "phase", "fall.tokens": "tokens",
+  "fall.prompt_text": "Prompt", "fall.output_text": "Output",
   "fall.spans": "Its phases", "fall.steps": "Its steps: {count} of the server’s record, {kept} of them still shown below",
   "fall.show": "Show them in the steps",
 

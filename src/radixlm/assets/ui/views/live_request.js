@@ -6,6 +6,7 @@ import { clock, count, millis, seconds } from "../lib/format.js";
 import { DataTable } from "../lib/table.js";
 import { nameOf } from "./live_parts.js";
 
+const TEXTS = ["prompt_text", "output_text"]; // with --ui-show-text
 const FACTS = ["prompt", "cached", "out", "finish", "adapter", "priority", "tenant", "route"];
 
 /** Asks the server for the request, again when it has ended. */
@@ -58,7 +59,8 @@ export function RequestDetail({ model, path, row, onSteps }) {
         ${FACTS.filter((key) => shown[key] != null).map((key) => html`<div key=${key}><dt>${t(`fall.${key}`)}</dt><dd>${shown[key]}</dd></div>`)}
       </dl>
       <div class="detail-grid"><${Spans} row=${shown} now=${model.serverNow()} />
-        ${found?.steps && html`<${StepsOf} model=${model} steps=${found.steps} onSteps=${onSteps} />`}</div>`
+        ${found?.steps && html`<${StepsOf} model=${model} steps=${found.steps[model.replica] ?? []} onSteps=${onSteps} />`}</div>
+      ${TEXTS.filter((name) => found?.[name] != null).map((name) => html`<h4 key=${name}>${t(`fall.${name}`)}</h4><pre class="detail-text" tabindex="0" role="group" aria-label=${t(`fall.${name}`)}>${found[name]}</pre>`)}`
     : found?.error && html`<p>${t("fall.noone", { id: path })}</p>`;
   return html`<section class="detail" aria-label=${t("fall.detail", { name: path })} onKeyDown=${(event) => event.key === "Escape" && close()}>
     <div class="panel-head"><h3 tabindex="-1" ref=${heading}>${t("fall.detail", { name: shown ? nameOf(shown) : path })}</h3>
