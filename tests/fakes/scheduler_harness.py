@@ -11,6 +11,7 @@ from radixlm.memory.prefix.chunk import ChunkCache
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.memory.prefix.window import WindowGroup, WindowTable
 from radixlm.memory.slots import SlotAllocator
+from radixlm.observe.ring import StepRing
 from radixlm.scheduler.grouped_kv_cache import GroupedKVCacheManager
 from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager, WindowPages
@@ -58,6 +59,7 @@ class SchedulerHarness:
         drafts: ForcedDrafts | None = None,
         states: bool = False,
         groups: int = 1,
+        ring: StepRing | None = None,
         **limits: Any,
     ) -> None:
         """``groups``: of data-parallel attention, with as many pages each."""
@@ -108,6 +110,7 @@ class SchedulerHarness:
             hooks,
             clock=lambda: self.now_s,
             drafting=drafting,
+            ring=ring,
         )
         self.out: dict[str, list[int]] = {}
         self.finish: dict[str, Finish] = {}
