@@ -13,7 +13,9 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.config.grammar import GrammarConfig
 from radixlm.engine.features.grammar import GrammarFeature
 from radixlm.engine.features.inflight_log import InflightLog, read_inflight_rid
+from radixlm.observe.ring import StepRing
 from radixlm.text.chat import load_chat_template
+from radixlm.wire.replies import StepReply
 from radixlm.wire.requests import GrammarSpec
 from tests.engine.test_features_jump import Scripted
 from tests.fakes.executor import EOS, VOCAB, reference
@@ -101,6 +103,23 @@ def test_a_failing_grammar_fails_its_request_alone() -> None:
     bench.run()
     assert (bench.finish["a"].kind, bench.finish["a"].status) == ("error", 400)
     assert bench.out["b"] == reference([1, 2, 4], 9, True)
+
+
+def test_it_is_told_how_long_a_grammar_compiled() -> None:
+    feature = GrammarFeature(GrammarConfig(), lambda: None, 31, (0,))  # type: ignore[arg-type,return-value]
+    ticket = SimpleNamespace(is_ready=False, matcher=_Capricious, done_s=0.0)
+    feature._ticket = lambda spec, client: ticket  # type: ignore[assignment,method-assign,return-value]
+    bench = SchedulerHarness(features=(feature,), ring=StepRing())
+    grammar, arrival_s = GrammarSpec("regex", "x"), bench.now_s
+    bench.submit("a", [1, 2, 3], 2, ignore_eos=True, grammar=grammar)
+    bench.tick()
+    ticket.is_ready, ticket.done_s = True, bench.now_s
+    bench.run()
+    bench.submit("compiled before", [1, 2, 3], 2, ignore_eos=True, grammar=grammar)
+    bench.run()
+    replies = [reply for reply in bench.replies if isinstance(reply, StepReply)]
+    told = [moment for reply in replies for moment in reply.moments if moment[1] == "grammar"]
+    assert told == [("a", "grammar", arrival_s, ticket.done_s, 0, 0)]
 
 
 def test_grammars_are_counted() -> None:

@@ -85,6 +85,7 @@ class GrammarFuture:
         self._grammar: CompiledGrammar | None = None
         self._error: RequestError | None = None
         self.compile_s = 0.0
+        self.done_s = 0.0  # when it was compiled or refused, monotonic
         self.is_compiling = False
         self._deadline_s: float | None = None  # of the queue or of the compiler; a trial ends alone
         self.queue()
@@ -162,7 +163,7 @@ class GrammarFuture:
             for warning in grammar.warnings:
                 log.warning("a %s is not enforced in full: %s", self.spec.kind, warning)
             self._grammar = grammar
-            self._done.set()
+            self._finish()
         except InvalidRequest as error:
             self._fail(error)
         except Exception as error:  # top of a worker: fail the request, not the thread
@@ -172,6 +173,10 @@ class GrammarFuture:
 
     def _fail(self, error: RequestError) -> None:
         self._error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        self.done_s = time.monotonic()
         self._done.set()
 
     def give_up(self) -> None:

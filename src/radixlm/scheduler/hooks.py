@@ -42,6 +42,10 @@ class Feature:
         """Whether the request may be admitted now; raising RadixError fails it."""
         return True
 
+    def prepared_s(self, request: Request) -> float:
+        """When what ``ready`` waited for was done, in monotonic seconds; 0 if for nothing."""
+        return 0.0
+
     def extend(self, items: Sequence[Item]) -> dict[str, Any]:
         """Data for the executor that travels with the step's plan, by name."""
         return {}
@@ -113,6 +117,9 @@ class Hooks:
         # every feature is asked, so that all of them prepare at the same time
         answers = [feature.ready(request) for feature in self._ready]
         return all(answers)
+
+    def prepared_s(self, request: Request) -> float:
+        return max((feature.prepared_s(request) for feature in self._ready), default=0.0)
 
     def extend(self, items: Sequence[Item]) -> dict[str, Any]:
         extras: dict[str, Any] = {}

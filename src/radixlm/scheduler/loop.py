@@ -87,6 +87,7 @@ class Scheduler:
         self.recorder: StepRecorder | None = None
         if ring is not None:
             self.recorder = StepRecorder(ring, self.planner, self.committer, clock)
+            self.planner.on_start = self.recorder.started
         self.controls = ControlHandler(self)
         self.inflight: deque[tuple[StepPlan, Any]] = deque()
         self._step_start_s = self._step_end_s = 0.0  # of the last step that ran

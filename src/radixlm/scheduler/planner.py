@@ -53,6 +53,7 @@ class Planner:
         self.num_retracted = 0
         self._refuse, self._drafting = refuse, drafting
         self.on_retract: Callable[[Request], None] = lambda request: None
+        self.on_start: Callable[[Request], None] = lambda request: None
         self._admissions: list[Admission] = []
         self._index = 0
         self._logprobs = LogprobBudget()
@@ -181,6 +182,7 @@ class Planner:
         self.running.append(request)
         self._slots = None
         self._admissions.append(make_admission(request))
+        self.on_start(request)
         return self._plan_chunk(request, prefills, left)
 
     def _plan_decodes(self) -> Int64Array:

@@ -56,6 +56,13 @@ class StepRecorder:
         """A step was launched, and from ``sample_s`` on its sampling."""
         self._launches.append((launch, sample_s, self._clock()))
 
+    def started(self, request: Request) -> None:
+        """A request was admitted: tell how long its grammar compiled, if it waited for that."""
+        if request.wire.grammar is not None and not request.retractions:
+            queued_s, done_s = request.queued_s, self._planner.hooks.prepared_s(request)
+            if done_s > queued_s:
+                self.moments.append((request.rid, "grammar", queued_s, done_s, 0, 0))
+
     def retracted(self, request: Request) -> None:
         """A request has lost its slot."""
         self.moments.append((request.rid, "retracted", self._clock(), 0.0, 0, 0))

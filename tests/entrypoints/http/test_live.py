@@ -18,7 +18,10 @@ from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 from radixlm.base.log import set_up_logging
 from radixlm.entrypoints.http import live
 from radixlm.entrypoints.http.live import MAX_VIEWERS, LiveFeed
+from radixlm.intake.request_state import RequestState
 from radixlm.observe.ring import FIELDS
+from radixlm.wire.requests import TokenizedRequest
+from radixlm.wire.sampling_params import SamplingParams
 
 LIMIT_S = 20
 
@@ -243,6 +246,33 @@ async def test_the_admin_key_shows_ids_of_requests(toy_folder: Path) -> None:
         async with served.look("requests", **boss) as reader:
             (row,) = (await reader.next("requests"))["rows"]
         assert row["rid"] == "mine"
+
+
+async def test_a_slow_reader_loses_frames_and_holds_no_memory(served: Live) -> None:
+    """What changes a thousand times while a frame is not taken is told once, as it is then."""
+    feed = served.feed
+    viewer = feed.join(("requests",), 10.0)
+    frames = feed.stream(viewer)
+    try:
+        assert b"event: hello" in await anext(frames)
+        for count in range(1000):
+            rid = f"r{count % 3}"
+            state = RequestState(TokenizedRequest(rid, b"", SamplingParams()), 0, None, None)
+            feed.rows.submitted(state)
+        frame = await asyncio.wait_for(anext(frames), LIMIT_S)
+        assert frame.count(b"event:") == 1 and frame.count(b'"spans"') == 3
+    finally:
+        await frames.aclose()
+        feed.viewers.discard(viewer)
+
+
+async def test_closing_ends_every_stream(served: Live) -> None:
+    async with served.look("head") as reader:
+        await reader.next("head")
+        live.close(served.server.state)
+        async with asyncio.timeout(LIMIT_S):
+            assert [line async for line in reader.lines if line.startswith("event: hello")] == []
+    assert (await served.client.get("/live/events")).status_code == 503
 
 
 async def test_disable_ui_turns_all_of_it_off(toy_folder: Path) -> None:

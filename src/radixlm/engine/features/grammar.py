@@ -156,6 +156,10 @@ class GrammarFeature(Feature):
             raise
         return True
 
+    def prepared_s(self, request: Request) -> float:
+        state = self._states.get(request.rid)
+        return 0.0 if state is None else state.ticket.done_s
+
     def stats(self) -> dict[str, float]:
         if self._cache is None:
             return {}

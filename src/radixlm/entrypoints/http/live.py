@@ -140,6 +140,8 @@ class LiveFeed:
             "phases": PHASES,
             "step_fields": FIELDS,
             "show_text": self.shows_text,
+            # of several, each knows the requests that came to it
+            "processes": self.state.config.serve.tokenizer_worker_num,
             "model": self.state.model_name,
         }
 
