@@ -17,11 +17,18 @@ def fields(number: int) -> tuple[float, ...]:
     return (number * 0.5, *([number % 100 + 0.25] * len(TIMES)), *([number] * len(COUNTS)))
 
 
+def shown(number: int) -> tuple[float, ...]:
+    """What a reader gets: phases in milliseconds."""
+    start_s, *rest = fields(number)
+    times, counts = rest[: len(TIMES)], rest[len(TIMES) :]
+    return (number, start_s, *(1e3 * one for one in times), *counts)
+
+
 def test_a_reader_gets_what_was_written_in_order() -> None:
     ring = StepRing()
     for number in range(5):
         ring.write(*fields(number))
-    assert list(ring.read(2)) == [(number, *fields(number)) for number in (2, 3, 4)]
+    assert list(ring.read(2)) == [shown(number) for number in (2, 3, 4)]
     assert list(ring.read(5)) == [] and ring.end == 5
 
 
@@ -81,7 +88,7 @@ def test_two_processes(tmp_path: Path) -> None:
     try:
         while process.is_alive():
             for record in reader.read(seen):
-                assert record == (record[0], *fields(int(record[0])))
+                assert record == shown(int(record[0]))
                 seen = int(record[0]) + 1
         process.join(20)
     finally:

@@ -17,7 +17,7 @@ from typing import Final
 FILE: Final = "steps"
 NUM_RECORDS: Final = 4096
 _MAGIC: Final = b"RDXSTEP1"
-# seconds of the monotonic clock, then milliseconds of the phases, then counts
+# seconds of the monotonic clock, then the phases (in memory in seconds), then counts
 TIMES: Final = ("plan_ms", "prepare_ms", "model_ms", "sample_ms", "commit_ms", "wait_ms")
 COUNTS: Final = (
     *("decodes", "prefill_tokens", "forced", "accepted", "budget"),
@@ -25,10 +25,14 @@ COUNTS: Final = (
 )
 FIELDS: Final = ("start_s", *TIMES, *COUNTS)
 # its number, the fields, its number again: 80 bytes
-_RECORD: Final = struct.Struct(f"<qd{len(TIMES)}f{len(COUNTS)}Iq")
-_HEAD: Final = struct.Struct("<8sq48x")  # magic, number of the next record
-_NEXT: Final = struct.Struct("<q")
+_RECORD: Final = struct.Struct(f"=qd{len(TIMES)}f{len(COUNTS)}Iq")
+_HEAD: Final = struct.Struct("=8sq48x")  # magic, number of the next record
+_NEXT: Final = 1  # its place in int64s
+_pack: Final = _RECORD.pack_into
 NUM_BYTES: Final = _HEAD.size + NUM_RECORDS * _RECORD.size
+_FIRST: Final = _HEAD.size
+_SIZE: Final = _RECORD.size
+_NUM_TIMES: Final = len(TIMES)
 MAX_COUNT: Final = (1 << 32) - 1
 
 Record = tuple[float, ...]
@@ -43,6 +47,7 @@ class StepRing:
     def __init__(self, buffer: bytearray | mmap.mmap | None = None) -> None:
         """``buffer``: zeros, or what another ring has left. By default memory of this process."""
         self._buffer = bytearray(NUM_BYTES) if buffer is None else buffer
+        self._words = memoryview(self._buffer).cast("q")
         magic, self._next = _HEAD.unpack_from(self._buffer)
         if magic != _MAGIC or self._next < 0:
             self._next = 0
@@ -77,24 +82,24 @@ class StepRing:
     @property
     def end(self) -> int:
         """The number of the next record."""
-        return int(_NEXT.unpack_from(self._buffer, 8)[0])
+        return self._words[_NEXT]
 
     def write(self, *fields: float) -> None:
-        """Append a record of FIELDS; counts are below 2^32."""
-        number = self._next
-        at = _HEAD.size + number % NUM_RECORDS * _RECORD.size
+        """Append a record of FIELDS, the times in seconds; counts are below 2^32."""
+        at = _FIRST + self._next % NUM_RECORDS * _SIZE
+        self._next = number = self._next + 1
         # the number at the end is of the old record until all before it is written
-        _RECORD.pack_into(self._buffer, at, number + 1, *fields, number + 1)
-        self._next = number + 1
-        _NEXT.pack_into(self._buffer, 8, self._next)
+        _pack(self._buffer, at, number, *fields, number)
+        self._words[_NEXT] = number
 
     def read(self, first: int) -> Iterator[Record]:
         """The whole records from number ``first`` on, oldest first; those that are overwritten or
         torn are left out."""
         end = self.end
         for number in range(max(first, end - NUM_RECORDS, 0), end):
-            at = _HEAD.size + number % NUM_RECORDS * _RECORD.size
-            begin, *fields, close = _RECORD.unpack_from(self._buffer, at)
+            at = _FIRST + number % NUM_RECORDS * _SIZE
+            begin, start_s, *fields, close = _RECORD.unpack_from(self._buffer, at)
             # the writer may be at the oldest one while this reads it
             if begin == close == number + 1 and number > self.end - NUM_RECORDS:
-                yield (number, *fields)
+                times = (1e3 * one for one in fields[:_NUM_TIMES])
+                yield (number, start_s, *times, *fields[_NUM_TIMES:])

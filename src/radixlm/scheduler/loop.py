@@ -23,7 +23,7 @@ from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.queue import WaitingQueue
-from radixlm.scheduler.recorder import Launch, StepRecorder, launched_s, page_counts
+from radixlm.scheduler.recorder import Launch, StepRecorder, page_counts
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.step_log import StepLog
 from radixlm.step.plan import StepPlan
@@ -159,7 +159,7 @@ class Scheduler:
         if recorder.announce(plan, planned_s):
             self.channel.send(StepReply([], moments=recorder.take()))
         step = self.executor.forward(plan)
-        return step, (now_s, planned_s, launched_s(step), self.clock())
+        return step, (now_s, planned_s, getattr(step, "launched_s", 0.0), self.clock())
 
     @property
     def is_held(self) -> bool:
@@ -173,8 +173,7 @@ class Scheduler:
 
     def _commit(self, plan: StepPlan, step: Any) -> None:
         recorder = self.recorder
-        if recorder is not None:
-            recorder.wait_s = self.clock()
+        wait_s = self.clock() if recorder is not None else 0.0
         result = self.executor.read(step)
         read_s = self.clock() if recorder is not None else 0.0
         if self.drafting is not None:
@@ -183,7 +182,7 @@ class Scheduler:
             self._step_end_s = now_s
         reply = self.committer.commit(plan, result)
         if recorder is not None:
-            recorder.committed(plan, result, read_s)
+            recorder.committed(plan, result, wait_s, read_s)
             if recorder.moments:
                 reply.moments = recorder.take()
         if reply.rids or reply.deltas or reply.moments:

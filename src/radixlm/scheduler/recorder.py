@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from radixlm.observe.ring import MAX_COUNT, StepRing
 from radixlm.scheduler.commit import Committer
@@ -24,7 +23,8 @@ from radixlm.wire.replies import Moment, PageCounts
 LONG_PREFILL = 256
 
 Launch = tuple[float, float, float, float]
-"""Times of a step: planning begins, it is planned, the model is launched, that has ended."""
+"""Times of a step: planning begins, it is planned, the model is launched (0: unknown), that has
+ended."""
 
 
 class StepRecorder:
@@ -39,13 +39,15 @@ class StepRecorder:
         self._num_retracted = planner.num_retracted
         self._num_forced = committer.num_forced
         self._num_evicted = 0
+        self._budget = min(planner.limits.step_tokens, MAX_COUNT)
+        first, *self._other_parts = planner.kv_manager.parts
+        self._pages, self._cache = first.pages, first.prefix_cache
         self.moments: list[Moment] = []
-        self.wait_s = 0.0  # when the host began to wait for the last step
 
     def announce(self, plan: StepPlan, now_s: float) -> bool:
         """Before a step that takes long, note the prompts that it computes; whether it is one."""
         prefills = Items.of(plan.items).prefills
-        if sum(item.count for item in prefills) < LONG_PREFILL:
+        if not prefills or sum(item.count for item in prefills) < LONG_PREFILL:
             return False
         self.moments += [
             (item.rid, "prefill", now_s, 0.0, item.count, item.start) for item in prefills
@@ -67,38 +69,39 @@ class StepRecorder:
         """A request has lost its slot."""
         self.moments.append((request.rid, "retracted", self._clock(), 0.0, 0, 0))
 
-    def committed(self, plan: StepPlan, result: StepResult, read_s: float) -> None:
-        """A step was committed whose results were there at ``read_s``: write its record."""
-        now_s, planner, items = self._clock(), self._planner, Items.of(plan.items)
-        launch, sample_s, sampled_s = self._launches.popleft()
-        start_s, planned_s, model_s, forward_s = launch
+    def committed(self, plan: StepPlan, result: StepResult, wait_s: float, read_s: float) -> None:
+        """A step was committed for whose results the host waited from ``wait_s`` to ``read_s``:
+        write its record."""
+        planner, items, num_tokens, num_accepted = self._planner, Items.of(plan.items), 0, 0
+        now_s = self._clock()
+        (start_s, planned_s, model_s, forward_s), sample_s, sampled_s = self._launches.popleft()
         model_s = model_s or planned_s
-        num_tokens = 0
         if items.prefills:
             num_tokens = sum(item.count for item in items.prefills)
             self.moments += [
                 (item.rid, "prefill", planned_s, now_s, item.count, item.start)
                 for item in items.prefills
             ]
-        counts = result.counts
-        num_accepted = 0 if counts is None else max(0, int(counts.sum()) - len(counts))
-        parts = planner.kv_manager.parts
-        evicted = sum(part.prefix_cache.num_evicted for part in parts)
+        if result.counts is not None:
+            num_accepted = max(0, int(result.counts.sum()) - len(result.counts))
+        free, evicted = self._pages.num_free, self._cache.num_evicted
+        for part in self._other_parts:
+            free, evicted = free + part.pages.num_free, evicted + part.prefix_cache.num_evicted
         forced, retracted = self._committer.num_forced, planner.num_retracted
         self._ring.write(
             start_s,
-            1e3 * (planned_s - start_s),
-            1e3 * (model_s - planned_s),
-            1e3 * (forward_s - model_s),
-            1e3 * (sampled_s - sample_s),
-            1e3 * (now_s - read_s),
-            1e3 * (read_s - self.wait_s),
+            planned_s - start_s,
+            model_s - planned_s,
+            forward_s - model_s,
+            sampled_s - sample_s,
+            now_s - read_s,
+            read_s - wait_s,
             len(items.starts),
             num_tokens,
             forced - self._num_forced,
             num_accepted,
-            min(planner.limits.step_tokens, MAX_COUNT),
-            sum(part.pages.num_free for part in parts),
+            self._budget,
+            free,
             retracted - self._num_retracted,
             evicted - self._num_evicted,
         )
@@ -128,8 +131,3 @@ def page_counts(parts: Sequence[KVCacheManager]) -> PageCounts:
                 total.window_total += num
                 total.window_used += used
     return total
-
-
-def launched_s(step: Any) -> float:
-    """When the executor launched the model of a step; 0 if it does not say."""
-    return float(getattr(step, "launched_s", 0.0))
