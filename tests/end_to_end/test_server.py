@@ -9,14 +9,18 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from safetensors import safe_open
 
+from radixlm.entrypoints.cli import main
+from radixlm.entrypoints.profile import read
 from tests.end_to_end.server import RunningServer
 from tests.fakes.tiny_checkpoint import cached_tiny
 
@@ -168,6 +172,29 @@ def test_weights_by_name(server: RunningServer) -> None:
     missing = server.post("/get_weights_by_name", name="x")
     assert missing.status_code == 400 and "'x'" in missing.text
     assert server.info()["num_running_reqs"] == 0
+
+
+def test_a_profile_of_a_running_server(server: RunningServer, tmp_path: Path) -> None:
+    done = threading.Event()
+
+    def ask() -> None:
+        while not done.is_set():
+            server.post("/generate", **_body(1, new=8))
+
+    asker = threading.Thread(target=ask, daemon=True)
+    asker.start()
+    try:
+        folder = ["--output-dir", str(tmp_path), "--num-steps", "2", "--timeout", "60"]
+        assert main(["profile", "--url", server.url, *folder, "--profile-by-stage"]) == 0
+    finally:
+        done.set()
+        asker.join(60)
+    (made,) = tmp_path.iterdir()
+    kinds = {path.name.partition("-TP-0")[2] for path in made.glob("*-TP-0*")}
+    assert kinds == {"-EXTEND.trace.json.gz", "-DECODE.trace.json.gz"}
+    steps = read(made / "steps.trace.json.gz")["traceEvents"]
+    assert any(event["name"].startswith("step ") for event in steps)
+    assert len(read(made / "merged.trace.json.gz")["traceEvents"]) > len(steps)
 
 
 def test_engine_killed_in_mid_stream_is_not_noticed() -> None:

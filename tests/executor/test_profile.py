@@ -85,7 +85,7 @@ def test_folders_outside_of_the_configured_one_are_refused(
     [
         {"activities": ["RPD"]},
         {"activities": ["GPU"]},
-        {"profile_by_stage": True},
+        {"profile_stages": ["idle"]},
         {"output_dir": "/dev/null/x"},
     ],
 )
@@ -106,3 +106,29 @@ def test_graph_captures_are_traced_on_request_only(
     with profiler.of_graphs(True):
         torch.ones(2).cumsum(0)
     assert len(list(tmp_path.glob("graphs-*.trace.json.gz"))) == 1
+
+
+def test_each_stage_has_a_trace(profiler: Profiler, tmp_path: Path) -> None:
+    profiler.start({"output_dir": str(tmp_path), "profile_by_stage": True, "num_steps": 2})
+    # a prompt; decodes; a prompt again, which is not traced any more; more decodes
+    for size, is_decode in enumerate([False, True, True, True, False, True], 2):
+        profiler.count(is_decode)
+        torch.ones(size).cumsum(0)
+        if size == 6:
+            assert len(list(tmp_path.iterdir())) == 2
+    counts = {}
+    for path in tmp_path.iterdir():
+        with gzip.open(path) as stream:
+            events = json.load(stream)["traceEvents"]
+        stage = path.name.rpartition("-")[2]
+        counts[stage] = sum(event.get("name") == "aten::cumsum" for event in events)
+    assert counts == {"EXTEND.trace.json.gz": 1, "DECODE.trace.json.gz": 2}
+    with pytest.raises(InvalidRequest, match="no profile"):
+        profiler.stop({})
+
+
+def test_memory_is_part_of_a_trace_without_a_gpu(profiler: Profiler, tmp_path: Path) -> None:
+    profiler.start({"output_dir": str(tmp_path), "activities": ["MEM"]})
+    _step(profiler, 30)
+    (file,) = profiler.stop({})["files"]
+    assert {"aten::cumsum", "[memory]"} <= _names(file)

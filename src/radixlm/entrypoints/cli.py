@@ -19,6 +19,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "radixlm.engine.compare_dumps:main",
         "find the first tensor in which two runs differ",
     ),
+    "profile": ("radixlm.entrypoints.profile:main", "trace steps of a running server"),
     "bench": ("radixlm.bench.cli:main", "measure: serve, offline, one-batch, perplexity"),
     "eval": ("radixlm.evals.cli:main", "measure how right a model's answers are"),
     "router": ("radixlm.router.launch:main", "put a gateway in front of many servers"),

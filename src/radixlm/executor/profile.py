@@ -12,6 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from radixlm.base import env
+from radixlm.base.deferred import TORCH_SHAPES, run_deferred
 from radixlm.base.errors import InvalidRequest
 from radixlm.base.record import Record
 
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 
 ACTIVITIES = ("CPU", "GPU", "MEM", "CUDA_PROFILER")
 DEFAULT_ACTIVITIES = ("CPU", "GPU")
+STAGES = {"prefill": "EXTEND", "decode": "DECODE"}  # as SGLang names their files
 
 
 class ProfileRequest(Record):
@@ -31,6 +33,7 @@ class ProfileRequest(Record):
     num_steps: int | None  # None: until it is stopped
     with_stack: bool
     record_shapes: bool
+    stages: tuple[str, ...] = ()  # one trace each, of ``num_steps`` steps; (): all steps together
 
 
 class Profiler:
@@ -41,18 +44,39 @@ class Profiler:
         self._order: ProfileRequest | None = None
         self._profile: profile | None = None
         self._is_begun = False
+        self._stage, self._left = "", 0
+        self._stages: list[str] = []  # yet to be traced
         self.num_steps = 0
 
-    def count(self) -> None:
-        """Called before every step."""
+    def count(self, is_decode: bool = False) -> None:
+        """Called before every step. ``is_decode``: no part of a prompt is in it."""
         self.num_steps += 1
         order = self._order
         if order is None:
+            return
+        if order.stages:
+            self._count_stage(order, "decode" if is_decode else "prefill")
             return
         if not self._is_begun and self.num_steps >= order.first_step:
             self._begin(order)
         elif order.num_steps is not None and self.num_steps >= order.first_step + order.num_steps:
             self._end(order)
+
+    def _count_stage(self, order: ProfileRequest, stage: str) -> None:
+        """The next step is one of ``stage``: a stage's trace ends with its last step, or before the
+        first of another kind."""
+        if self.num_steps < order.first_step:
+            return
+        if self._is_begun and (stage != self._stage or not self._left):
+            self._end(order)
+            if not self._stages:
+                return
+            self._order = order
+        if not self._is_begun and stage in self._stages:
+            self._stages.remove(stage)
+            self._stage, self._left = stage, order.num_steps or 1
+            self._begin(order)
+        self._left -= 1
 
     def start(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Begin a trace now, or at ``start_step``; InvalidRequest for what cannot be."""
@@ -63,8 +87,9 @@ class Profiler:
             order.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidRequest(f"output_dir: {error}", param="output_dir") from error
-        self._order = order
-        if args.get("start_step") is None and order.num_steps is None:
+        run_deferred(TORCH_SHAPES)  # the profiler imports the rest of torch
+        self._order, self._stages = order, list(order.stages)
+        if args.get("start_step") is None and order.num_steps is None and not order.stages:
             self._begin(order)
         return {"output_dir": str(order.folder)}
 
@@ -73,6 +98,10 @@ class Profiler:
         if self._order is None:
             raise InvalidRequest("no profile is being taken; /start_profile begins one")
         return {"files": self._end(self._order)}
+
+    def _has_snapshot(self, order: ProfileRequest) -> bool:
+        """Whether MEM is CUDA's memory history; on a CPU it is part of the trace."""
+        return "MEM" in order.activities and self._device.type == "cuda"
 
     @contextmanager
     def of_graphs(self, is_wanted: bool) -> Iterator[None]:
@@ -93,12 +122,9 @@ class Profiler:
             known = ", ".join(ACTIVITIES)
             raise InvalidRequest(f"activities: {unknown[0]!r} is none of {known}", "activities")
         if self._device.type != "cuda":
-            if args.get("activities") and "CPU" not in activities:
-                raise InvalidRequest("activities: without a GPU only CPU works", "activities")
-            activities = ("CPU",)
-        if args.get("profile_by_stage") or args.get("profile_stages"):
-            message = "profile_by_stage: prompts and decodes share a step"
-            raise InvalidRequest(message, "profile_by_stage")
+            if args.get("activities") and not {"CPU", "MEM"} & set(activities):
+                raise InvalidRequest("activities: without a GPU CPU and MEM work", "activities")
+            activities = ("CPU", *(one for one in activities if one == "MEM"))
         start, count = args.get("start_step"), args.get("num_steps")
         parts = (args.get("profile_prefix"), args.get("profile_id") or f"{time.time():.3f}")
         return ProfileRequest(
@@ -109,6 +135,7 @@ class Profiler:
             num_steps=None if count is None else int(count),
             with_stack=args.get("with_stack") is not False,
             record_shapes=bool(args.get("record_shapes")),
+            stages=_stages(args),
         )
 
     def _begin(self, order: ProfileRequest) -> None:
@@ -120,9 +147,10 @@ class Profiler:
                 activities=wanted,
                 with_stack=order.with_stack,
                 record_shapes=order.record_shapes,
+                profile_memory="MEM" in order.activities and self._device.type != "cuda",
             )
             self._profile.start()
-        if "MEM" in order.activities:
+        if self._has_snapshot(order):
             torch.cuda.memory._record_memory_history(max_entries=100_000)
         if "CUDA_PROFILER" in order.activities:
             torch.cuda.cudart().cudaProfilerStart()  # type: ignore[no-untyped-call]
@@ -132,19 +160,37 @@ class Profiler:
         """Write what was traced; names of the files."""
         self._order, is_begun, self._is_begun = None, self._is_begun, False
         running, self._profile = self._profile, None
-        files = []
+        files, name = [], f"{order.name}-TP-{self._rank}"
+        if order.stages and is_begun:
+            name = f"{name}-{STAGES[self._stage]}"
         if running is not None:
             running.stop()
-            files.append(str(order.folder / f"{order.name}-TP-{self._rank}.trace.json.gz"))
-            running.export_chrome_trace(files[-1])
-        if is_begun and "MEM" in order.activities:
-            files.append(str(order.folder / f"{order.name}-TP-{self._rank}-memory.pickle"))
+            files.append(str(order.folder / f"{name}.trace.json.gz"))
+            part = order.folder / f"{name}.part.json.gz"  # who sees the name finds a whole file
+            running.export_chrome_trace(str(part))
+            part.replace(files[-1])
+        if is_begun and self._has_snapshot(order):
+            files.append(str(order.folder / f"{name}-memory.pickle"))
             torch.cuda.memory._dump_snapshot(files[-1])  # type: ignore[no-untyped-call]
             torch.cuda.memory._record_memory_history(enabled=None)
         if is_begun and "CUDA_PROFILER" in order.activities:
             torch.cuda.cudart().cudaProfilerStop()  # type: ignore[no-untyped-call]
         log.info("profile written: %s", ", ".join(files) or "nothing")
         return files
+
+
+def _stages(args: Mapping[str, Any]) -> tuple[str, ...]:
+    """The stages to trace by themselves; InvalidRequest."""
+    asked = args.get("profile_stages")
+    if asked is None:
+        return tuple(STAGES) if args.get("profile_by_stage") else ()
+    for one in asked:
+        if one not in STAGES:
+            known = ", ".join(STAGES)
+            raise InvalidRequest(
+                f"profile_stages: {one!r:.80} is none of {known}", "profile_stages"
+            )
+    return tuple(asked)
 
 
 def _folder(asked: str | None) -> Path:

@@ -216,10 +216,10 @@ class Runner:
 
     def forward(self, plan: StepPlan) -> StepHandle:
         """Apply the plan's updates to the tables, then launch the model."""
-        if self._options.profiler is not None:
-            self._options.profiler.count()
-        self._apply_updates(plan)
         items = Items.of(plan.items)
+        if self._options.profiler is not None:
+            self._options.profiler.count(not items.prefills)
+        self._apply_updates(plan)
         need_hidden = needs_hidden(items)
         need_hidden |= self._recorder is not None and self._recorder.needs_all_tokens
         size, width = self._graph_of(items, plan.feature_data, need_hidden)

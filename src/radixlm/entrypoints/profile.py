@@ -1,0 +1,207 @@
+"""``radixlm profile``: trace some steps of a running server, and join what its processes wrote.
+
+The options are those of SGLang's profiler client. The result opens in https://ui.perfetto.dev.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from radixlm.base.errors import ConfigError
+
+PARENT = "/tmp/sglang-profile"
+POLL_S = 0.2
+QUIET_S = 1.0  # without an event: all replicas have told their steps
+HOST = "steps of the host"
+_PHASES = ("plan", "prepare", "model", "sample", "commit", "wait")
+_COUNTS = ("decodes", "prefill_tokens", "forced", "accepted", "budget", "free_pages")
+
+
+def merged(traces: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """One Chrome trace of several, (label, trace). Processes and flows of each get numbers of their
+    own; times count from the base of the first."""
+    events: list[dict[str, Any]] = []
+    pids: dict[tuple[int, Any], int] = {}
+    base_ns: int | None = None
+    for number, (label, trace) in enumerate(traces):
+        start_ns = int(trace.get("baseTimeNanoseconds", 0))
+        base_ns = start_ns if base_ns is None else base_ns
+        shift_us = (start_ns - base_ns) / 1000
+        for event in trace["traceEvents"]:
+            key = number, event.get("pid", 0)
+            if key not in pids:
+                pids[key] = len(pids) + 1
+                name = {"name": f"{label}: {key[1]}"}
+                events.append({"ph": "M", "name": "process_name", "pid": pids[key], "args": name})
+            if event.get("ph") == "M" and event.get("name") == "process_name":
+                continue
+            changed = {**event, "pid": pids[key]}
+            if "ts" in event:
+                changed["ts"] = float(event["ts"]) + shift_us
+            if "id" in event:
+                changed["id"] = f"{number}-{event['id']}"
+            events.append(changed)
+    return {"traceEvents": events, "baseTimeNanoseconds": base_ns or 0, "displayTimeUnit": "ms"}
+
+
+def timeline(hello: dict[str, Any], steps: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The Chrome trace of ``steps`` events of /live/events: a slice a step, one a phase below it,
+    and counters. ``hello``: the stream's first event, which tells the clock."""
+    events: list[dict[str, Any]] = []
+    wall = float(hello["unix_s"]) - float(hello["now_s"])
+    for part in steps:
+        columns, thread = part["columns"], int(part.get("replica", 0))
+        for row in range(len(columns["start_s"])):
+            values = {name: columns[name][row] for name in columns}
+            at_us = (values["start_s"] + wall) * 1e6
+            common: dict[str, Any] = {"pid": HOST, "tid": thread, "ph": "X", "cat": "step"}
+            durations = {name: values[f"{name}_ms"] * 1e3 for name in _PHASES}
+            counts = {name: values[name] for name in _COUNTS if name in values}
+            whole = {"ts": at_us, "dur": sum(durations.values()), "args": counts}
+            events.append(common | whole | {"name": f"step {part['index'][row]}"})
+            for name, us in durations.items():
+                events.append(common | {"name": name, "ts": at_us, "dur": us})
+                at_us += us
+            sizes = {name: counts[name] for name in ("decodes", "prefill_tokens")}
+            events.append({"pid": HOST, "ph": "C", "name": f"tokens of {thread}",
+                           "ts": whole["ts"], "args": sizes})  # fmt: skip
+    return {"traceEvents": events, "baseTimeNanoseconds": 0, "displayTimeUnit": "ms"}
+
+
+def read_steps(client: httpx.Client) -> dict[str, Any] | None:
+    """The timeline of the server's last steps; None from a server without /live/events."""
+    events: list[tuple[str, dict[str, Any]]] = []
+    seen: set[Any] = set()
+    name = ""
+    with (
+        contextlib.suppress(httpx.ReadTimeout),  # it goes on with what is new
+        client.stream("GET", "/live/events", params={"topics": "steps"}, timeout=QUIET_S) as answer,
+    ):
+        for line in answer.iter_lines() if answer.status_code == 200 else ():
+            name = line.removeprefix("event: ") if line.startswith("event: ") else name
+            if not line.startswith("data: "):
+                continue
+            events.append((name, json.loads(line.removeprefix("data: "))))
+            replica = events[-1][1].get("replica")
+            if replica in seen:
+                break
+            seen.add(replica)
+    if not events:
+        return None
+    return timeline(events[0][1], (data for name, data in events[1:] if name == "steps"))
+
+
+def write(path: Path, trace: dict[str, Any]) -> None:
+    """A trace as gzipped JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        json.dump(trace, file)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The same back."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        found: dict[str, Any] = json.load(file)
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    switch = argparse.BooleanOptionalAction
+    parser = argparse.ArgumentParser(prog="radixlm profile", description=__doc__)
+    add = parser.add_argument
+    add("--url", default="http://localhost:30000", help="the server")
+    add("--output-dir", default=PARENT,
+        help="of the server's machine, in its RADIXLM_PROFILER_DIR")  # fmt: skip
+    add("--profile-name", help="a folder of this name in it")
+    add("--num-steps", type=int, default=5, help="steps to trace, of each stage")
+    add("--profile-by-stage", action=switch, default=False,
+        help="one trace of steps with prompts, one of steps that only decode")  # fmt: skip
+    add("--cpu", action=switch, default=True, help="trace operations of the CPU")
+    add("--gpu", action=switch, default=True, help="trace the GPU, where there is one")
+    add("--mem", action=switch, default=False,
+        help="memory: on a GPU its history, on a CPU allocations in the trace")  # fmt: skip
+    add("--rpd", action=switch, default=False, help="refused: needs AMD's profiler")
+    add("--steps-only", action="store_true", help="only the host's timeline of the last steps")
+    add("--merge", action=switch, default=True, help="join all files of the run into one")
+    add("--api-key", help="admin key of the server")
+    add("--timeout", type=float, default=600.0, help="seconds to wait for the steps")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Profile; 1 if the steps did not come in time."""
+    args = _parser().parse_args(argv)
+    if args.rpd:
+        raise ConfigError("--rpd: RPD traces are AMD's; leave it out")
+    names = [part for part in (args.profile_name, str(time.time())) if part]
+    folder = Path(args.output_dir).absolute().joinpath(*names)
+    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    try:
+        with httpx.Client(base_url=args.url, headers=headers, timeout=60.0) as client:
+            return 0 if _run(client, args, folder) else 1
+    except httpx.HTTPError as error:
+        raise ConfigError(f"--url {args.url}: {error or type(error).__name__}") from error
+
+
+def _run(client: httpx.Client, args: argparse.Namespace, folder: Path) -> bool:
+    files: list[Path] = []
+    if not args.steps_only:
+        print(f"traces go to {folder}; waiting for {args.num_steps} steps")
+        found = _traced(client, args, folder)
+        if found is None:
+            return False
+        files = found
+    traces = [(path.name.removesuffix(".trace.json.gz"), read(path)) for path in files]
+    steps = read_steps(client)
+    if steps is not None:
+        traces.append((HOST, steps))
+        write(folder / "steps.trace.json.gz", steps)
+        files.append(folder / "steps.trace.json.gz")
+    if args.merge and len(traces) > 1:
+        files.append(folder / "merged.trace.json.gz")
+        write(files[-1], merged(traces))
+    for path in files:
+        print(path)
+    return bool(files)
+
+
+def _checked(answer: httpx.Response) -> httpx.Response:
+    if answer.status_code >= 400:
+        raise ConfigError(f"{answer.url.path}: {answer.status_code} {answer.text.strip():.500}")
+    return answer
+
+
+def _traced(client: httpx.Client, args: argparse.Namespace, folder: Path) -> list[Path] | None:
+    """Trace the steps; the files once all ranks have written theirs, None if they do not come."""
+    info = _checked(client.get("/get_server_info")).json()
+    kinds = {"CPU": args.cpu, "GPU": args.gpu, "MEM": args.mem}
+    body = {
+        "output_dir": str(folder), "num_steps": args.num_steps,
+        "activities": [name for name, is_on in kinds.items() if is_on],
+        "profile_by_stage": args.profile_by_stage,
+    }  # fmt: skip
+    _checked(client.post("/start_profile", json=body))
+    count = int(info.get("tp_size") or 1) * int(info.get("dp_size") or 1)
+    count *= 2 if args.profile_by_stage else 1
+    if not folder.is_dir():
+        print(f"the server runs on another machine: the traces are in its {folder}")
+        return []
+    (folder / "server_args.json").write_text(json.dumps(info))
+    deadline_s = time.monotonic() + args.timeout
+    while len(files := sorted(folder.glob("*.trace.json.gz"))) < count:
+        if time.monotonic() > deadline_s:
+            client.post("/stop_profile")
+            print(f"only {len(files)} of {count} traces came within {args.timeout:g} s: "
+                  "send requests meanwhile")  # fmt: skip
+            return None
+        time.sleep(POLL_S)
+    return files
