@@ -6,8 +6,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -128,7 +126,7 @@ double measure(int kind, Address memory, size_t bytes, int threads) {
 void advise_huge(Address data, size_t bytes) {
     const Address huge = Address(2) << 20, first = (data + huge - 1) / huge * huge,
                   last = (data + bytes) / huge * huge;
-    if (last > first) madvise(at<void>(first), last - first, MADV_HUGEPAGE);
+    if (last > first) want_huge(at<void>(first), last - first);
 }
 
 void run_sample(Address rows, int64_t num_rows, int64_t vocab, Address tokens, int threads) {

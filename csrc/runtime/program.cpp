@@ -1,7 +1,5 @@
 #include "program.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -26,7 +24,7 @@ void Program::grow(int64_t tokens) {
         throw std::bad_alloc();
     }
     memory = (char*)p;
-    if (floats * 4 > huge) madvise(p, floats * 4, MADV_HUGEPAGE);
+    if (floats * 4 > huge) want_huge(p, floats * 4);
     float* at = (float*)p;
     for (auto& b : buffers) b.data = at, at += b.stride * b.rows_per_token * capacity;
 }

@@ -4,8 +4,10 @@
 
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 #if defined(__x86_64__)
 #include <cpuid.h>
 #elif defined(__aarch64__) && defined(__linux__)
@@ -194,7 +196,7 @@ static char* grow(char* old, size_t& have, size_t need) {
     free(old);
     void* p = nullptr;
     if (posix_memalign(&p, align, bytes)) throw std::bad_alloc();
-    if (align > 4096) madvise(p, bytes, MADV_HUGEPAGE);
+    if (align > 4096) want_huge(p, bytes);
     have = bytes;
     return (char*)p;
 }
@@ -257,7 +259,7 @@ Memory::Memory(size_t n) {
     if (end > begin + bytes) munmap((void*)(begin + bytes), end - begin - bytes);
     data = (void*)begin;
     fence((char*)data, bytes, n);
-    if (n >= huge) madvise(data, bytes, MADV_HUGEPAGE);
+    if (n >= huge) want_huge(data, bytes);
 }
 Memory::~Memory() {
     fence((char*)data, bytes, bytes);

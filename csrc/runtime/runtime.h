@@ -1,6 +1,7 @@
 // Threads, scratch memory and the choice of instruction set: everything that is compiled once.
 #pragma once
 #include <omp.h>
+#include <sys/mman.h>
 
 #include <string>
 #include <vector>
@@ -19,6 +20,13 @@ int max_threads();
 void set_max_threads(int n);
 // Threads worth waking for this much work: a region costs about 5 us, 20 when cores are busy.
 int threads_for(double bytes, double flops);
+
+// Huge pages, where the system gives them on request.
+inline void want_huge([[maybe_unused]] void* p, [[maybe_unused]] size_t bytes) {
+#ifdef MADV_HUGEPAGE
+    madvise(p, bytes, MADV_HUGEPAGE);
+#endif
+}
 
 Workspace& workspace();  // of the calling thread
 

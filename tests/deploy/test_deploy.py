@@ -314,5 +314,8 @@ def test_versions_agree() -> None:
     alias = tomllib.loads((ROOT / "compat" / "sglang" / "pyproject.toml").read_text())
     assert alias["project"]["version"] == radixlm.__version__
     heads = re.findall(r"^## \[(.+?)\](?: - (\S+))?$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    for page in ("README.md", "docs/deployment.md"):
+        named = set(re.findall(r"radixlm-(\d+\.\d+\.\d+)-", (ROOT / page).read_text()))
+        assert named == {radixlm.__version__}, page
     assert heads[0] == ("Unreleased", "")
     assert heads[1][0] == radixlm.__version__ and date.fromisoformat(heads[1][1])

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from radixlm.base import env
+from radixlm.base.cores import num_cores
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUP_USAGE = {
@@ -43,7 +44,7 @@ def read_host_info(model: Mapping[str, Any] | None = None) -> HostInfo:
     """The facts about this machine, without importing torch."""
     return HostInfo(
         device="cuda" if has_cuda() else "cpu",
-        num_cpus=len(os.sched_getaffinity(0)),
+        num_cpus=num_cores(),
         memory_bytes=host_memory_bytes(),
         model=None if model is None else MappingProxyType(dict(model)),
         seed=secrets.randbelow(2**31),

@@ -1,7 +1,6 @@
 """``radixlm check-env``: the machine, the installed packages and the kernels that will run."""
 
 import json
-import os
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -11,6 +10,7 @@ from typing import Any
 import psutil
 
 from radixlm import __version__
+from radixlm.base.cores import num_cores
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.units import format_bytes
@@ -48,7 +48,7 @@ def facts() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": num_cores(),
         "memory": format_bytes(memory.total),
         "memory available": format_bytes(memory.available),
         "cuda": torch.cuda or "none",

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from radixlm.base.cores import num_cores
+
 log = logging.getLogger(__name__)
 
 LOW_PRIORITY = 10
@@ -60,7 +62,7 @@ class Background:
         passed_s, all_s, own_s = (b - a for a, b in zip(self._mark, now, strict=True))
         self._mark = now
         if all_s - own_s > _QUIET * passed_s:
-            share = _SHARE * len(os.sched_getaffinity(0))
+            share = _SHARE * num_cores()
             self._is_closing.wait(min(_MAX_REST_S, own_s / share))
 
     def close(self, limit_s: float) -> None:
