@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 import sys
 import zipfile
@@ -16,6 +17,7 @@ MAX_MB = 40.0  # of the file; PyPI takes 100
 PACKAGE = "radixlm"
 NEEDED = (
     "py.typed",
+    "assets/ui/index.html",
     "arch/config_defaults.json",
     "weights/gguf_grids.safetensors",
     *(
@@ -24,6 +26,7 @@ NEEDED = (
         for name in ("config.json", "model.safetensors")
     ),
 )
+VENDOR = f"{PACKAGE}/assets/ui/vendor"
 LICENSE = re.compile(r"\.dist-info/licenses/LICENSE$")
 EXTENSION = re.compile(rf"^{PACKAGE}/_cpu[^/]*\.(so|pyd)$")
 UNWANTED = re.compile(r"(^|/)(tests?|__pycache__|\.git)(/|$)|\.(pyc|cpp|h|orig|rej)$|~$")
@@ -43,6 +46,11 @@ def faults(path: Path) -> list[str]:
         if not any(LICENSE.search(name) for name in names):
             found.append("the licence is missing")
         found += _faults_of_files(wheel)
+        if f"{VENDOR}/lock.json" in names:
+            packages = json.loads(wheel.read(f"{VENDOR}/lock.json"))["packages"]
+            found += [f"the licence of {name} is missing" for name, one in packages.items()
+                      if "tests only" not in one["licence"]
+                      and f"{VENDOR}/LICENSE.{name}.txt" not in names]  # fmt: skip
     if not (extensions := [name for name in names if EXTENSION.match(name)]):
         found.append("the extension _cpu is missing: was there a C++ compiler?")
     elif len(extensions) > 1:

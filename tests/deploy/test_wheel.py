@@ -54,6 +54,10 @@ def test_a_whole_wheel_passes(tmp_path: Path) -> None:
         ({EXTENSION: None}, "the extension _cpu is missing"),
         ({EXTENSION: ISAS + b"libgomp-24e2ab19.so.1\0"}, "a second OpenMP runtime"),
         ({EXTENSION: ISAS.replace(b"amx\0", b"")}, "no kernels for amx"),
+        (
+            {f"{check_wheel.VENDOR}/lock.json": b'{"packages": {"htm": {"licence": "MIT"}}}'},
+            "the licence of htm is missing",
+        ),
         ({"radixlm/a": b"version https://git-lfs.github.com/spec/v1"}, "a Git LFS pointer"),
     ],
 )
