@@ -96,6 +96,8 @@ def draw_stages(rng: random.Random) -> dict[str, Any]:
         found["max_micro_batch"] = rng.choice([None, 1, 3])
     elif rng.random() < 0.6:
         found["groups"] = 2
+    if rng.random() < 0.3:
+        found["target_itl_s"] = rng.choice([1e-3, 1e-2])
     return found
 
 

@@ -78,6 +78,12 @@ class ScheduleConfig(Group):
         "Plan each step after the results of the previous one, without overlap.",
         Flag(only_device="cuda"),
     ] = False
+    target_itl_ms: Annotated[
+        float | None,
+        "Milliseconds between two tokens of running requests: chunks of prompts beside them get so "
+        "short that a step takes no longer. Unset: chunks of --chunked-prefill-size.",
+        Flag(within="(0, inf)"),
+    ] = None
     num_continuous_decode_steps: Annotated[
         int,
         "Steps between two checks of the queue while requests decode.",

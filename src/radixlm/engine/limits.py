@@ -59,6 +59,7 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
         stages=stages,
         max_micro_batch=micro_batch if stages > 1 else None,
         waits_for_chunks=stages > 1 and has_states,
+        target_itl_s=(schedule.target_itl_ms or 0.0) / 1e3,
         admit_every=schedule.num_continuous_decode_steps,
         reserve=BASE_RESERVE * schedule.schedule_conservativeness,
         reserved_tokens=reserved if disagg.disaggregation_mode == "decode" else 0,

@@ -26,7 +26,7 @@ from radixlm.scheduler.queue import WaitingQueue
 from radixlm.scheduler.recorder import Launch, StepRecorder, page_counts
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.step_log import StepLog
-from radixlm.step.plan import StepPlan
+from radixlm.step.plan import Items, StepPlan
 from radixlm.step.result import StepResult
 from radixlm.wire.channel import Channel
 from radixlm.wire.replies import Finish, Heartbeat, LoadReport, StepReply, TokenDelta
@@ -176,9 +176,9 @@ class Scheduler:
         wait_s = self.clock() if recorder is not None else 0.0
         result = self.executor.read(step)
         read_s = self.clock() if recorder is not None else 0.0
-        if self.drafting is not None:
+        if self.drafting is not None or self.planner.pacer is not None:
             now_s = self.clock()
-            self.drafting.observe_step(plan, now_s - max(self._step_start_s, self._step_end_s))
+            self._observe_step(plan, now_s - max(self._step_start_s, self._step_end_s))
             self._step_end_s = now_s
         reply = self.committer.commit(plan, result)
         if recorder is not None:
@@ -187,6 +187,14 @@ class Scheduler:
                 reply.moments = recorder.take()
         if reply.rids or reply.deltas or reply.moments:
             self.channel.send(reply)
+
+    def _observe_step(self, plan: StepPlan, seconds: float) -> None:
+        if self.drafting is not None:
+            self.drafting.observe_step(plan, seconds)
+        if self.planner.pacer is not None:
+            items = Items.of(plan.items)
+            num_tokens = sum(item.count for item in items.prefills)
+            self.planner.pacer.observe(len(items.starts), num_tokens, seconds)
 
     def _max_wait_s(self) -> float:
         """How long the loop may wait on its channel, in seconds."""

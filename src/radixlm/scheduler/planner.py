@@ -18,6 +18,7 @@ from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.logprob_budget import LogprobBudget
+from radixlm.scheduler.pacing import ChunkPacer
 from radixlm.scheduler.plan_parts import (
     common_prefix,
     make_admission,
@@ -58,6 +59,7 @@ class Planner:
         self._index = 0
         self._logprobs = LogprobBudget()
         self._encoder = EncoderBudget(limits.step_tokens)
+        self.pacer = ChunkPacer(limits.target_itl_s) if limits.target_itl_s else None
         self._table = kv_manager.table
         # slots of the running requests, in their order; None after one was admitted or released
         self._slots: Int64Array | None = None
@@ -86,7 +88,7 @@ class Planner:
             slots = self._plan_decodes()
             self._room -= len(slots)
             if self.limits.mixed:
-                left = self.limits.step_tokens - len(slots)
+                left = self._paced(self.limits.step_tokens - len(slots), len(slots))
                 left = self._plan_chunks(prefilling, prefills, left)
                 is_empty = not prefills and not len(slots)
                 if is_empty or self._index % self.limits.admit_every == 0:
@@ -94,6 +96,12 @@ class Planner:
         if not prefills and not len(slots):
             return self.plan(now_s) if self._resolve_deadlock() else None
         return self._make_plan(self._make_items(slots, prefills))
+
+    def _paced(self, left: int, num_decoding: int) -> int:
+        """The tokens of prompts that a step may have, ``left`` at most."""
+        if self.pacer is None or not num_decoding or not self.limits.chunked:
+            return left
+        return min(left, self.pacer.tokens())
 
     def _make_plan(self, items: Items) -> StepPlan:
         draft_lens = self._drafting.device_lens(items) if self._drafting else None

@@ -1,0 +1,77 @@
+"""Chunks of prompts beside requests that decode keep to the time that these are to have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixlm.scheduler.pacing import FIRST, LEAST, ChunkPacer
+from radixlm.step.plan import Items
+from tests.fakes.executor import reference
+from tests.fakes.scheduler_harness import SchedulerHarness
+
+BASE_S, EACH_S = 1e-3, 5e-6
+
+
+class TimedHarness(SchedulerHarness):
+    """A step takes longer by its tokens, and by how far they are from the start."""
+
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(
+            num_pages=2200, step_tokens=1024, max_prefill_tokens=4096, context_len=8192, **limits
+        )
+        self.steps: list[tuple[int, int, float]] = []  # decodes, tokens of prompts, seconds
+        forward = self.executor.forward
+
+        def timed(plan: Any) -> Any:
+            items = Items.of(plan.items)
+            costs = [item.count * EACH_S * (1 + item.start / 4096) for item in items.prefills]
+            num_tokens = sum(item.count for item in items.prefills)
+            self.steps.append((len(items.starts), num_tokens, BASE_S + sum(costs)))
+            self.now_s += self.steps[-1][2]
+            return forward(plan)
+
+        self.executor.forward = timed
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_running_requests_get_their_tokens_in_time(depth: int) -> None:
+    target_s = 3e-3
+    bench = TimedHarness(target_itl_s=target_s, depth=depth)
+    prompt = [3 + i % 50 for i in range(6000)]
+    bench.submit("runs", [1, 2, 3], 200, ignore_eos=True)
+    for _ in range(5):
+        bench.tick()
+    bench.submit("long", prompt, 4, ignore_eos=True)
+    bench.run()
+    assert bench.out["runs"] == reference([1, 2, 3], 200, True)
+    assert bench.out["long"] == reference(prompt, 4, True)
+    beside = [step for step in bench.steps[5:] if step[1]]
+    settled = beside[2:-1]
+    assert len(settled) > 5 and max(step[2] for step in settled) < 1.2 * target_s
+    late = settled[len(settled) // 2 :]  # with a step in flight the first times are of others
+    # a tick takes a millisecond more, which counts between two steps in flight
+    took_s = sum(step[2] for step in late) / len(late) + 1e-3 * depth
+    assert took_s > 0.85 * target_s, "and no slower than needed"
+
+
+def test_a_prompt_alone_takes_whole_chunks() -> None:
+    bench = TimedHarness(target_itl_s=2e-3)
+    bench.submit("long", [3] * 5000, 2, ignore_eos=True)
+    bench.run()
+    assert [step[1] for step in bench.steps if step[1]][:4] == [1024] * 4
+
+
+@given(
+    st.floats(1e-4, 1.0),
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 4096), st.floats(0, 10)), max_size=20),
+)
+def test_a_prompt_always_goes_on(target_s: float, steps: list[tuple[int, int, float]]) -> None:
+    pacer = ChunkPacer(target_s)
+    assert pacer.tokens() == FIRST
+    for step in steps:
+        pacer.observe(*step)
+        assert pacer.tokens() >= LEAST and (pacer.tokens() % LEAST == 0)
