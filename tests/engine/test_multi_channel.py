@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from radixlm.engine.multi_channel import MultiChannel
+from radixlm.observe.log_tail import LogTail
 from radixlm.wire import codec as codec_module
 from radixlm.wire.channel import ZmqChannel
 from radixlm.wire.codec import intake_codec, scheduler_codec
@@ -66,6 +67,30 @@ def test_deltas_go_to_their_intake(ends: Ends) -> None:
     fan.send(ones)
     told = [intake.receive(30.0)[0] for intake in intakes]
     assert [(r.rids, r.tokens, len(r.deltas)) for r in told] == [(["a"], [5], 0), (["b"], [4], 1)]
+
+
+def test_moments_and_log_lines_find_their_intakes(ends: Ends) -> None:
+    intakes, fan = ends
+    intakes[0].send(_request("a"))
+    intakes[1].send(_request("b"))
+    _receive(fan, 2)
+    moments = [(rid, "prefill", 1.5, 0.0, 4, 0) for rid in ("a", "nobody", "b", "a")]
+    fan.send(StepReply([TokenDelta("a", [7], Finish("length"))], moments=moments))
+    told = [intake.receive(30.0)[0] for intake in intakes]
+    assert [[moment[0] for moment in reply.moments] for reply in told] == [["a", "a"], ["b"]]
+    assert tuple(told[1].moments[0]) == moments[2]
+    fan.log_tail = LogTail("engine")
+    fan.log_tail.extend([(1.0, "INFO", "engine", "a line")])
+    for _ in range(2):
+        fan.send(Heartbeat(LoadReport()))
+    for intake in intakes:
+        beats: list[Heartbeat] = []
+        while len(beats) < 2:
+            beats += intake.receive(30.0)
+        assert [[tuple(line) for line in beat.lines] for beat in beats] == [
+            [(1.0, "INFO", "engine", "a line")],
+            [],
+        ]
 
 
 def test_an_id_in_use_is_refused_to_the_other(ends: Ends) -> None:
