@@ -22,12 +22,11 @@ _SPEC.loader.exec_module(check_wheel)
 NAME = "radixlm-0.2.0-cp311-cp311-manylinux_2_28_x86_64.whl"
 EXTENSION = "radixlm/_cpu.cpython-311-x86_64-linux-gnu.so"
 RECORD = "radixlm-0.2.0.dist-info/RECORD"
-ISAS = b"".join(name.encode() + b"\0" for name in check_wheel.INSTRUCTIONS)
 
 
 def _wheel(folder: Path, changes: dict[str, bytes | None], name: str = NAME) -> Path:
     files: dict[str, bytes | None] = {f"radixlm/{name}": b"x" for name in check_wheel.NEEDED}
-    files |= {EXTENSION: ISAS, "radixlm-0.2.0.dist-info/licenses/LICENSE": b"Apache"} | changes
+    files |= {EXTENSION: b"ELF", "radixlm-0.2.0.dist-info/licenses/LICENSE": b"Apache"} | changes
     lines = [f"{RECORD},,"]
     with zipfile.ZipFile(folder / name, "w") as wheel:
         for file, data in files.items():
@@ -52,8 +51,7 @@ def test_a_whole_wheel_passes(tmp_path: Path) -> None:
         ({"zoo/a": b""}, "top level 'zoo' is not ours"),
         ({"radixlm-0.2.0.dist-info/licenses/LICENSE": None}, "the licence is missing"),
         ({EXTENSION: None}, "the extension _cpu is missing"),
-        ({EXTENSION: ISAS + b"libgomp-24e2ab19.so.1\0"}, "a second OpenMP runtime"),
-        ({EXTENSION: ISAS.replace(b"amx\0", b"")}, "no kernels for amx"),
+        ({EXTENSION: b"libgomp-24e2ab19.so.1\0"}, "a second OpenMP runtime"),
         (
             {f"{check_wheel.VENDOR}/lock.json": b'{"packages": {"htm": {"licence": "MIT"}}}'},
             "the licence of htm is missing",
