@@ -52,7 +52,9 @@ export async function api(path, options = {}) {
   }
 }
 
+/** @param {string} path @param {any} options */
 async function send(path, { method, body, signal, headers = {} }) {
+  /** @type {Record<string, string>} */
   const sent = { ...headers };
   const key = keys.get();
   if (key) sent.Authorization = `Bearer ${key}`;

@@ -65,7 +65,8 @@ function useShortcuts(setList) {
       else if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
         event.preventDefault();
         setList(true);
-        requestAnimationFrame(() => document.querySelector(".chat-list input[type=search]")?.focus());
+        const search = () => /** @type {HTMLElement | null} */ (document.querySelector(".chat-list input[type=search]"));
+        requestAnimationFrame(() => search()?.focus());
       }
     };
     addEventListener("keydown", press);

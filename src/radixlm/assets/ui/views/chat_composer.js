@@ -9,7 +9,7 @@ const MAX_MB = 45;
 
 /** @param {File} file @returns {Promise<import("./chat_model.js").Part>} */
 function part(file) {
-  const kind = file.type.split("/")[0];
+  const kind = /** @type {any} */ (file.type.split("/")[0]);
   if (!["image", "video", "audio"].includes(kind)) throw new Error(t("chat.bad_file", { name: file.name }));
   const mb = Math.ceil(file.size / 1e6);
   if (mb > MAX_MB) throw new Error(t("chat.large_file", { name: file.name, mb, limit: MAX_MB }));

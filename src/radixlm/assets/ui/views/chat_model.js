@@ -151,6 +151,7 @@ export class Chats {
   /** Add a message below `parent` and choose it. @param {Partial<Node>} fields @returns {Node} */
   add(talk, parent, fields) {
     const order = 1 + Math.max(-1, ...children(talk, parent).map((n) => n.order));
+    /** @type {Node} */
     const node = { id: randomId(6), parent, order, role: "user", text: "", ...fields };
     talk.nodes[node.id] = node;
     talk.chosen[parent] = node.id;

@@ -47,6 +47,7 @@ export function bodyOf(talk, last) {
   const { system, sampling, format, schema, thinking, model } = talk.settings;
   const messages = above(talk, last).map(message);
   if (system.trim()) messages.unshift({ role: "system", content: system });
+  /** @type {Record<string, any>} */
   const body = { ...(model && { model }), messages, ...sampling };
   if (talk.settings.tools.trim()) {
     body.tools = tools(talk.settings.tools);
@@ -86,6 +87,7 @@ export class Runs {
 
   /** Answer after message `last`, in a new message below it. */
   async answer(talk, last) {
+    /** @type {Record<string, any>} */
     const stats = { begun: performance.now(), seed: seedOf(talk), rid: `page-${randomId()}`, chunks: 0 };
     const node = this.chats.add(talk, last, { role: "assistant", stats: { seed: stats.seed, rid: stats.rid } });
     const controller = new AbortController();
@@ -153,6 +155,7 @@ export class Runs {
   }
 }
 
+/** @param {any} node @param {any} part of a call, as the stream brings it */
 function addCall(node, { index = 0, id, function: called = {} }) {
   node.calls ??= [];
   node.calls[index] ??= { id: id ?? "", name: "", arguments: "" };
@@ -168,8 +171,10 @@ function seedOf(talk) {
   return typeof set === "number" ? set : crypto.getRandomValues(new Uint32Array(1))[0] >>> 1;
 }
 
-/** Figures of an answer: tokens, and seconds as this browser saw them. */
-function figures(before, { begun, first, last, usage, chunks }) {
+/** Figures of an answer: tokens, and seconds as this browser saw them.
+ * @param {any} before @param {any} seen */
+function figures(before, seen) {
+  const { begun, first, last, usage, chunks } = seen;
   const found = { ...before };
   if (usage) {
     found.prompt = usage.prompt_tokens;

@@ -1,0 +1,2 @@
+declare const it: any;
+export default it;
