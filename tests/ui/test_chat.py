@@ -211,7 +211,7 @@ def test_a_text_model_refuses_a_picture_in_its_own_words(page: Any, tmp_path: Pa
 def test_thinking_is_folded(page: Any) -> None:
     endpoint = Endpoint(page)
     parts = [chunk({"reasoning_content": "Let me see."}), chunk({"content": "It is **42**."})]
-    endpoint.answers.append(stream(parts))
+    endpoint.answers.append(": prefill 100 of 200\n\n" + stream(parts))
     page.goto("/ui/#/chat")
     ask(page, "why")
     got = settle(page, 1)

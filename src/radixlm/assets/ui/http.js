@@ -104,8 +104,7 @@ async function* events(response, signal) {
       const blocks = (held + part.value).split(/\r?\n\r?\n/);
       held = blocks.pop() ?? "";
       for (const block of blocks) {
-        const event = parse(block);
-        if (event) yield event;
+        yield parse(block);
       }
     }
   } finally {
@@ -113,20 +112,23 @@ async function* events(response, signal) {
   }
 }
 
-/** @param {string} block @returns {{event: string, data: string, id: string} | null} */
+/** Comments (heartbeats, progress) are events named "comment".
+ * @param {string} block @returns {{event: string, data: string, id: string}} */
 function parse(block) {
   const event = { event: "message", data: "", id: "" };
   const data = [];
-  let isComment = true;
+  let comment = "";
+  let isEvent = false;
   for (const line of block.split(/\r?\n/)) {
     const at = line.indexOf(":");
+    if (at === 0) comment = line.slice(1).trim();
     if (at === 0 || !line) continue;
-    isComment = false;
+    isEvent = true;
     const name = at < 0 ? line : line.slice(0, at);
     const value = at < 0 ? "" : line.slice(at + 1).replace(/^ /, "");
     if (name === "data") data.push(value);
     else if (name === "event" || name === "id") event[name] = value;
   }
   event.data = data.join("\n");
-  return isComment ? { event: "heartbeat", data: "", id: "" } : event;
+  return isEvent ? event : { event: "comment", data: comment, id: "" };
 }

@@ -126,7 +126,7 @@ class Store {
         heard();
         if (stream !== this.#stream) return;
         if (id) this.#lastId = id;
-        if (event !== "heartbeat" && data) this.#deliver(event, JSON.parse(data));
+        if (event !== "comment" && data) this.#deliver(event, JSON.parse(data));
       }
       if (stream === this.#stream) this.#again("lost");
     } catch (error) {

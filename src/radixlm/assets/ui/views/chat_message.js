@@ -33,7 +33,7 @@ export function Message({ talk, node, chats, runs, actions, isLast, isCompared =
         : node.role === "assistant"
           ? html`<${Markdown} text=${node.text} live=${isRunning} />`
           : html`<div class="said" dir="auto">${node.text}</div>`}
-      ${isRunning && !node.text && !node.thinking && !node.calls && html`<${Waiting} />`}
+      ${isRunning && !node.text && !node.thinking && !node.calls && html`<${Waiting} progress=${runs.progress.get(node.id)} />`}
       ${node.calls?.map((call) => html`<${Call} key=${call.id} call=${call} />`)}
       ${node.error && html`<${Failure} error=${node.error} onRetry=${() => actions.regenerate(node)} />`}
       ${isLast && node.calls?.length > 0 && !isRunning && !node.error && !isCompared && html`<${Results} node=${node} actions=${actions} />`}
@@ -52,14 +52,14 @@ function callName(talk, node) {
   return "";
 }
 
-function Waiting() {
+function Waiting({ progress }) {
   const [begun] = useState(performance.now());
   const [now, setNow] = useState(begun);
   useEffect(() => {
     const timer = setInterval(() => setNow(performance.now()), 500);
     return () => clearInterval(timer);
   }, []);
-  return html`<p class="muted waiting">${t("chat.waiting", { s: ((now - begun) / 1000).toFixed(1) })}</p>`;
+  return html`<p class="muted waiting">${t("chat.waiting", { s: ((now - begun) / 1000).toFixed(1) })}${progress && ` · ${progress}`}</p>`;
 }
 
 /** @param {{parts: import("./chat_model.js").Part[], onRemove?: (i: number) => void}} props */

@@ -68,6 +68,8 @@ export class Runs {
   /** @type {Map<string, AbortController>} */
   #running = new Map();
   #drawn = 0;
+  /** What the server told of a prompt that it reads, by message. @type {Map<string, string>} */
+  progress = new Map();
 
   /** @param {import("./chat_model.js").Chats} chats */
   constructor(chats) {
@@ -98,12 +100,15 @@ export class Runs {
       const asked = { stream: true, stream_options: { include_usage: true }, return_cached_tokens_details: true };
       const events = await api(ROUTE, {
         body: { ...body, ...asked }, stream: true, signal: controller.signal,
-        headers: { "X-Request-Id": stats.rid }, // the name that the live view has
+        // the name that the live view has; comments tell how far a long prompt is
+        headers: { "X-Request-Id": stats.rid, "X-Prefill-Progress": "1" },
       });
       let isWhole = false;
       for await (const { event, data } of events) {
-        if (event === "heartbeat") continue;
-        if (data === "[DONE]") isWhole = true;
+        if (event === "comment") {
+          this.progress.set(node.id, /^prefill|^queued/.test(data) ? data : "");
+          this.chats.changed();
+        } else if (data === "[DONE]") isWhole = true;
         else if (data) this.#take(talk, last, choices, JSON.parse(data), stats);
       }
       if (!isWhole) throw new ApiError(0, "the stream ended early: the server may have stopped");
@@ -113,6 +118,7 @@ export class Runs {
       else node.error = { message: String(error), param: null, status: -1 };
     } finally {
       this.#running.delete(node.id);
+      this.progress.delete(node.id);
       for (const one of choices.values()) one.stats = figures(one.stats, stats);
       this.chats.save(talk);
     }
