@@ -169,7 +169,7 @@ function Actions({ talk, node, chats, actions, isCompared, onEdit }) {
         ? html`<button class="quiet small" onClick=${() => actions.regenerate(node)}>${t("chat.regenerate")}</button>`
         : html`<button class="quiet small" onClick=${onEdit}>${t("chat.edit")}</button>`}
       <select class="quiet small" aria-label=${t("chat.copy_as")} value="" onChange=${code}>
-        <option value="">${t("chat.copy_as")} …</option>
+        <option value="">${t("chat.copy_as")}</option>
         ${CODES.map((kind) => html`<option key=${kind} value=${kind}>${CODE_NAMES[kind]}</option>`)}
       </select>
       <button class="quiet small" onClick=${() => actions.remove(node)}>${t("chat.remove")}</button>`}
