@@ -176,7 +176,7 @@ def test_pictures_by_file_and_paste(page: Any, tmp_path: Path) -> None:
     page.locator("input[type=file][multiple]").set_input_files(
         [tmp_path / "red.png", tmp_path / "no.txt"]
     )
-    expect(page.get_by_role("alert")).to_contain_text("no.txt: only pictures")
+    expect(page.get_by_role("alert")).to_contain_text("no.txt: only images")
     page.evaluate(
         """(data) => {
           const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));

@@ -4,7 +4,7 @@ import { addMessages } from "../messages.js";
 
 addMessages({
   "md.table": "Table",
-  "md.picture": "picture",
+  "md.picture": "image",
   "md.code": "code",
   "md.copy": "Copy",
   "md.copied": "Copied",
@@ -26,7 +26,7 @@ addMessages({
   "chat.not_kept": "This browser keeps nothing: {why}",
   "chat.bad_import": "{name}: not a file of conversations of this page",
   "chat.empty_title": "Talk to {model}",
-  "chat.empty": "Enter sends, Shift+Enter begins a line, Esc stops. Pictures, videos and audio by file, paste or drop.",
+  "chat.empty": "Enter sends, Shift+Enter begins a line, Esc stops. Images, videos and audio by file, paste or drop.",
   "chat.input": "Message",
   "chat.placeholder": "Write a message …",
   "chat.send": "Send",
@@ -34,7 +34,7 @@ addMessages({
   "chat.attach": "Attach",
   "chat.drop": "Drop files here",
   "chat.remove_part": "Remove {name}",
-  "chat.bad_file": "{name}: only pictures, videos and audio can be attached",
+  "chat.bad_file": "{name}: only images, videos and audio can be attached",
   "chat.large_file": "{name}: {mb} MB; files above {limit} MB would not reach the server",
   "chat.settings": "Settings",
   "chat.you": "You",
