@@ -28,4 +28,4 @@ for name, age in (("Anna", 31), ("Oscar", 62)):
         messages=[{"role": "user", "content": text}],
     )
     print(person)
-    assert person == Person(name=name, age=age)
+    assert (person.name, person.age) == (name, age)
