@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: serve chat test ui-test test-all check bench docs zoo chaos update-chaos router-chaos soak sanitize mutants clean setup
+.PHONY: serve chat test ui-test test-all check bench docs site zoo chaos update-chaos router-chaos soak sanitize mutants clean setup
 
 setup:
 	@PYTHON="$(PYTHON)" scripts/setup dev
@@ -38,7 +38,7 @@ docs: setup
 site: setup
 	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' >.venv/docs.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r .venv/docs.txt
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open site/index.html"
 
 zoo: setup
