@@ -159,6 +159,8 @@ class ThreadEngine:
         observers: Iterable[Observer] = (),
         ring: StepRing | None = None,
     ) -> None:
+        if ring is None and config.observe.enable_trace:
+            ring = StepRing()  # the scheduler tells its moments only where it records steps
         self._config, self._info, self._ring = config, info, ring
         mine, self._theirs = MemoryChannel.pair()
         self.intake = TokenizerManager(

@@ -74,6 +74,7 @@ class Engine(EngineWeights):
         self._defaults = default_sampling(self.info.generation if is_model else {})
         self._engine = engine_for_program(self.config, given, self.info, self.tokenizer)
         self._is_shut = False
+        self._tracer: Any = None  # with --enable-trace
         self._calls: Any = None
         try:
             self._wait(self._start())
@@ -85,6 +86,10 @@ class Engine(EngineWeights):
         failed = asyncio.Event()
         intake = self._engine.intake
         intake.on_failed = lambda failure: failed.set()
+        if (observe := self.config.observe).enable_trace:
+            name = self.config.serve.served_model_name or self.info.folder.name
+            trace = load("radixlm.intake.tracing:trace_intake")
+            self._tracer = trace(intake, observe.oltp_traces_endpoint, name)
         await self._engine.start()
         tasks = [asyncio.ensure_future(e.wait()) for e in (intake.ready, failed)]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -462,6 +467,8 @@ class Engine(EngineWeights):
             asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(STOP_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
+        if self._tracer is not None:
+            self._tracer.close()
         if not self._thread.is_alive():
             self._loop.close()
 
