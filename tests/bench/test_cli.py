@@ -20,7 +20,8 @@ def test_help_lists_every_verb(capsys) -> None:
 def test_each_verb_explains_itself(verb: str, capsys) -> None:
     assert main([verb, "--help"]) == 0
     shown = capsys.readouterr().out
-    assert f"radixlm bench {verb}" in shown and "--output-file" in shown
+    assert f"radixlm bench {verb}" in shown
+    assert "--output-file" in shown or verb == "compare"
     assert main([verb.replace("-", "_"), "--help"]) == 0
 
 

@@ -14,7 +14,13 @@ from tests.fakes.http_server import ScriptedServer, scripted_server
 
 from radixlm.base.errors import ConfigError, TransferError
 from radixlm.bench.cli import main
+from radixlm.bench.client import HttpClient
+from radixlm.bench.one_batch import Shape
+from radixlm.bench.one_batch_server import Batch, measure
+from radixlm.bench.one_batch_server import render as one_batch_table
 from radixlm.bench.serve import Run, build_parser
+from radixlm.bench.sweep import Search, _sweep
+from radixlm.bench.sweep import build_parser as build_sweep_parser
 
 SMALL = "--num-prompts 6 --random-input-len 12 --random-output-len 4 --random-range-ratio 1".split()
 
@@ -120,3 +126,51 @@ def test_bad_flags_exit_with_2_and_are_named(flags: str, text: str, capsys) -> N
 def test_no_server_exits_with_1(capsys) -> None:
     assert main(["serve", "--base-url", "http://127.0.0.1:1"]) == 1
     assert "no server answers at http://127.0.0.1:1" in capsys.readouterr().err
+
+
+async def test_goodput_a_trace_and_a_ramp(url, tmp_path, capsys) -> None:
+    trace = tmp_path / "t.jsonl"
+    lines = [{"timestamp": 20 * i, "hash_ids": [i], "output_length": 3} for i in range(3)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ["--dataset-name", "mooncake", "--dataset-path", str(trace), "--json"]
+    assert await bench(url, *flags, "--goodput", "e2el:60000") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["completed"] == 3 and result["total_output_tokens"] == 9
+    assert result["slo_attainment"] == 1.0 and result["duration"] >= 0.04
+    ramp = (
+        "--ramp-up-strategy",
+        "linear",
+        "--ramp-up-start-rps",
+        "500",
+        "--ramp-up-end-rps",
+        "900",
+    )
+    assert await bench(url, *ramp) == 0
+
+
+async def test_one_batch_through_the_server(url, tmp_path) -> None:
+    client = HttpClient(url, {"Authorization": "Bearer secret"})
+    batch = Batch(0.0, False, 1, 0.5, 1)
+    assert batch.lengths(Shape(3, 8, 4)) == [4, 8, 12]
+    found = await measure(client, batch, Shape(3, 8, 4), 100)
+    client.close()
+    assert 0 < found["ttft"] <= found["latency"]
+    assert found["overall_throughput"] * found["latency"] == pytest.approx(24 + 12)
+    assert "out tok/s" in one_batch_table([found])
+
+
+async def test_the_sweep_measures_each_rate(url, capsys) -> None:
+    flags = [
+        "--base-url",
+        url,
+        "--api-key",
+        "secret",
+        "--disable-tqdm",
+        *SMALL,
+        "--start-rate",
+        "200",
+    ]
+    flags += ["--highest-rate", "400", "--goodput", "e2el:60000"]
+    args = build_sweep_parser().parse_args(flags)
+    assert await _sweep(args, Search(200.0, 400.0)) == 0
+    assert "Highest rate within: 400 req/s" in capsys.readouterr().out

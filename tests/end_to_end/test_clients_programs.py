@@ -24,6 +24,8 @@ import pytest
 from radixlm.engine.model_info import ASSETS, DEFAULT_MODEL
 
 MODEL = str(ASSETS / DEFAULT_MODEL)
+BUNDLED = ASSETS / "evals" / "bundled.jsonl"
+EMPTY = "<think>\n\n</think>\n\n"  # what the template puts before an answer without thinking
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
@@ -151,6 +153,82 @@ def test_lm_eval(client_url: str, tmp_path: Path) -> None:
         results.append(json.loads(report.read_text())["results"])
     assert results[0]["rolling"] == results[1]["rolling"] and results[0]["mc"] == results[1]["mc"]
     assert "words" in results[2]
+
+
+ITEMS = """
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: rows.json}}
+test_split: train
+output_type: {kind}
+doc_to_text: "{{{{{text}}}}}"
+doc_to_target: "{{{{{target}}}}}"
+metric_list: [{{metric: {metric}}}]
+{more}
+"""
+
+
+def test_lm_eval_and_radixlm_eval_agree_item_by_item(client_url: str, tmp_path: Path) -> None:
+    """Both ask a server for the bundled model's items: by a text, in a chat and by likelihood."""
+    pytest.importorskip("lm_eval")
+    rows = [
+        {"question": row["messages"][0]["content"], "answer": row["answer"]}
+        for row in map(json.loads, BUNDLED.read_text().splitlines())
+        if row["task"] in ("add3", "sub3", "copy", "sort", "upper", "spell", "count", "compare")
+    ]
+    for i, row in enumerate(rows):
+        row["text"] = (
+            f"<|im_start|>user\n{row['question']}<|im_end|>\n<|im_start|>assistant\n{EMPTY}"
+        )
+        others = [rows[(i + k) % len(rows)]["answer"] for k in (0, 1, 2)]
+        row |= {"context": row["text"], "choices": others, "right": 0}
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    texts = [{"question": row["text"], "answer": row["answer"]} for row in rows]
+    files = {"text": texts, "chat": rows, "mc": [{**row, "answer": 0} for row in rows]}
+    for name, made in files.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    until = "generation_kwargs: {until: ['<|im_end|>'], max_gen_toks: 64, temperature: 0}"
+    listed = 'target_delimiter: ""\ndoc_to_choice: "{{choices}}"'
+    agreed = {}
+    for name, kind, text, target, metric, more, api in (
+        ("text", "generate_until", "text", "answer", "exact_match", until, "completions"),
+        ("chat", "generate_until", "question", "answer", "exact_match", until, "chat/completions"),
+        ("mc", "multiple_choice", "context", "right", "acc", listed, "completions"),
+    ):
+        (tmp_path / f"{name}.yaml").write_text(
+            ITEMS.format(name=name, kind=kind, text=text, target=target, metric=metric, more=more)
+        )
+        theirs = _lm_eval_samples(tmp_path, name, f"{client_url}/v1/{api}")
+        task = "choices" if name == "mc" else "exact"
+        command = [sys.executable, "-m", "radixlm", "eval", task, "--data-path", f"{name}.jsonl"]
+        command += ["--url", client_url, "--details", f"{name}.details", "--max-tokens", "64"]
+        command += ["--api", "chat" if name == "chat" else "completions", "--json"]
+        run([*command, "--extra-request-body", '{"stop": ["<|im_end|>"]}'], tmp_path)
+        ours = [
+            json.loads(line) for line in (tmp_path / f"{name}.details").read_text().splitlines()
+        ]
+        assert len(ours) == len(theirs) == len(rows)
+        for mine, row in zip(ours, theirs, strict=True):
+            assert mine["score"] == row[metric], (mine, row)
+            if name == "mc":
+                found = [float(answer[0][0]) for answer in row["resps"]]
+                assert mine["likelihoods"] == pytest.approx(found, abs=1e-3)
+            else:
+                assert mine["texts"][0].strip() == row["resps"][0][0].strip()
+        agreed[name] = (sum(one["score"] for one in ours), len(ours))
+    print("right, items:", agreed)
+
+
+def _lm_eval_samples(folder: Path, name: str, url: str) -> list[dict[str, Any]]:
+    """What lm-eval logged of each item, in the order of the items."""
+    kind = "local-chat-completions" if "chat" in url else "local-completions"
+    command = [sys.executable, "-m", "lm_eval", "--model", kind, "--tasks", name, "--log_samples"]
+    command += ["--include_path", ".", "--output_path", f"lm-{name}", "--model_args"]
+    command += [f"model={DEFAULT_MODEL},base_url={url},tokenizer={MODEL},num_concurrent=8"]
+    run([*command, *(["--apply_chat_template"] if "chat" in url else [])], folder)
+    (log,) = (folder / f"lm-{name}").rglob("samples_*.jsonl")
+    samples = [json.loads(line) for line in log.read_text().splitlines()]
+    return sorted(samples, key=lambda one: int(one["doc_id"]))
 
 
 def test_vercel_ai_sdk(client_url: str, tmp_path: Path) -> None:

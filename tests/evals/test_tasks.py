@@ -112,6 +112,12 @@ def test_choices_take_the_likeliest(tmp_path: Path) -> None:
     assert grade.score == 1.0 and grade.more == {"acc_norm": 0.0}
 
 
+def test_exact_takes_a_list_of_right_answers(tmp_path: Path) -> None:
+    rows = [{"question": "1+1?", "answer": 2}, {"question": "Hi?", "answer": ["Hello", "Hi"]}]
+    task = load_task("exact", TaskOptions(data_path=lines(tmp_path / "e.jsonl", rows)))
+    assert score(task, 0, " 2\n") == score(task, 1, "Hi") == 1.0 and score(task, 1, "hi") == 0.0
+
+
 PROBLEM = {
     "task_id": "T/0",
     "prompt": 'import math\n\n\ndef half(x):\n    """Half of x."""\n',

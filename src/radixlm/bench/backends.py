@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from radixlm.base.errors import ConfigError
 from radixlm.bench.datasets import Row
 
 DONE = b"[DONE]"
@@ -200,6 +201,8 @@ class Backend:
         """The request for one row."""
         if self.meter is NativeMeter:
             return _native_body(row, options)
+        if row.images and self.takes_ids:
+            raise ConfigError(f"{self.path} takes no images: use --backend sglang-oai-chat")
         body: dict[str, Any] = {
             "model": row.adapter or options.model,
             "temperature": 0.0,
@@ -212,7 +215,11 @@ class Backend:
             body |= {"prompt": row.prompt, "max_tokens": row.num_output}
             body |= {"logprobs": 1} if options.return_logprob else {}
         else:
-            message = {"role": "user", "content": row.text}
+            content: Any = row.text
+            if row.images:
+                parts = [{"type": "image_url", "image_url": {"url": url}} for url in row.images]
+                content = [*parts, {"type": "text", "text": row.text}]
+            message = {"role": "user", "content": content}
             body |= {"messages": [message], "max_completion_tokens": row.num_output}
             body |= {"logprobs": True} if options.return_logprob else {}
         return body | dict(options.extra)
@@ -230,6 +237,8 @@ def _native_body(row: Row, options: RequestOptions) -> dict[str, Any]:
     }
     body: dict[str, Any] = {"sampling_params": sampling, "stream": options.is_stream}
     body |= {"input_ids": row.ids} if row.ids is not None else {"text": row.text}
+    if row.images:
+        body |= {"text": row.shown, "image_data": list(row.images)}
     if options.return_logprob:
         body |= {"return_logprob": True, "logprob_start_len": -1}
     if row.adapter is not None:
@@ -240,6 +249,12 @@ def _native_body(row: Row, options: RequestOptions) -> dict[str, Any]:
 _NATIVE = Backend("/generate", NativeMeter, True)
 _TEXT = Backend("/v1/completions", OpenAiMeter, True)
 _CHAT = Backend("/v1/chat/completions", OpenAiMeter, False)
+# known by name, with the reason why they are refused
+REFUSED = {
+    "trt": "Triton's own generate_stream; put its OpenAI front end behind --backend vllm-chat",
+    "gserver": "SGLang's benchmark names it and has no client for it either",
+    "truss": "Baseten's API is OpenAI's: use --backend vllm-chat --base-url",
+}
 BACKENDS: dict[str, Backend] = {
     "sglang": _NATIVE,
     "sglang-native": _NATIVE,

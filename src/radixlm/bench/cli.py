@@ -11,13 +11,16 @@ VERBS: dict[str, tuple[str, str]] = {
     "serve": ("radixlm.bench.serve:main", "latency and throughput of a running server"),
     "offline": ("radixlm.bench.offline:main", "throughput of the engine without a server"),
     "one-batch": ("radixlm.bench.one_batch:main", "prefill and decode speed of one static batch"),
+    "sweep": ("radixlm.bench.sweep:main", "the highest request rate that meets an SLO"),
+    "compare": ("radixlm.bench.compare:main", "two results side by side"),
+    "one-batch-server": ("radixlm.bench.one_batch_server:main", "one batch through a server"),
     "perplexity": ("radixlm.bench.perplexity:main", "how well models predict a text"),
 }
 
 
 def usage() -> str:
     """The help text."""
-    lines = [f"  {verb:<11} {text}" for verb, (_, text) in VERBS.items()]
+    lines = [f"  {verb:<16} {text}" for verb, (_, text) in VERBS.items()]
     return "\n".join(
         [
             "usage: radixlm bench VERB [options]",

@@ -1,18 +1,24 @@
 """Prompts for benchmarks, drawn from a seed: the same for a server and the offline engine."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from radixlm.base.errors import ConfigError
+from radixlm.bench import recorded
 from radixlm.text.chat import load_chat_template
 from radixlm.text.tokenizer import Tokenizer
 
-DATASETS = ("random", "random-ids", "sharegpt", "generated-shared-prefix")
+DATASETS = (
+    *("random", "random-ids", "sharegpt", "generated-shared-prefix"),
+    *("custom", "mooncake", "mmmu", "random-image"),
+)
+IMAGE_DATASETS = ("mmmu", "random-image")
+_FILES = ("sharegpt", "custom", "mooncake", "mmmu")
 DEFAULT_NUM_PROMPTS = 1000
 # the words of `random` if no file of conversations is given
 _WORDS = (
@@ -32,13 +38,18 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request: a prompt as text or token ids; lengths of prompt and output in tokens."""
+    """One request: a prompt as text or token ids; lengths of prompt and output in tokens. `images`:
+    URLs. `at_s`: when a trace sends it, from its start. `shown`: the text with its images, as a
+    chat template writes it."""
 
     text: str | None
     ids: list[int] | None
     num_prompt: int
     num_output: int
     adapter: str | None = None
+    images: tuple[str, ...] = ()
+    at_s: float | None = None
+    shown: str | None = None
 
     @property
     def prompt(self) -> str | list[int]:
@@ -63,6 +74,12 @@ class DatasetOptions:
     gsp_system_prompt_len: int = 2048
     gsp_question_len: int = 128
     gsp_output_len: int = 256
+    custom_output_len: int | None = None
+    mooncake_slowdown_factor: float = 1.0
+    mooncake_num_rounds: int = 1
+    mooncake_workload: str = "conversation"
+    random_image_num_images: int = 1
+    random_image_resolution: str = "1080p"
     prompt_suffix: str = ""
     apply_chat_template: bool = False
     tokenize_prompt: bool = False
@@ -74,11 +91,24 @@ class RowWriter:
     def __init__(self, options: DatasetOptions, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._suffix, self._as_ids = options.prompt_suffix, options.tokenize_prompt
-        self._template = load_chat_template(tokenizer) if options.apply_chat_template else None
+        needs_template = options.apply_chat_template or options.dataset_name in IMAGE_DATASETS
+        self._template = load_chat_template(tokenizer) if needs_template else None
 
-    def row(self, text: str, num_output: int) -> Row:
-        """One request. A rendered conversation is sent as ids, because it already has its BOS."""
+    def row(
+        self, text: str, num_output: int, images: Sequence[str] = (), at_s: float | None = None
+    ) -> Row:
+        """One request. A rendered conversation is sent as ids, because it already has its BOS; with
+        images as text, in which the server finds their places."""
         text += self._suffix
+        if images:
+            assert self._template is not None
+            parts: list[dict[str, Any]] = [
+                {"type": "image_url", "image_url": {"url": url}} for url in images
+            ]
+            content = [*parts, {"type": "text", "text": text}]
+            shown = self._template.render([{"role": "user", "content": content}])
+            count = len(self.tokenizer.encode(shown, False))
+            return Row(text, None, count, num_output, None, tuple(images), at_s, shown)
         template = self._template
         if template is None:
             ids = self.tokenizer.encode(text)
@@ -86,8 +116,8 @@ class RowWriter:
             text = template.render([{"role": "user", "content": text}])
             ids = self.tokenizer.encode(text, template.adds_special_tokens)
         if template is not None or self._as_ids:
-            return Row(None, ids, len(ids), num_output)
-        return Row(text, None, len(ids), num_output)
+            return Row(None, ids, len(ids), num_output, at_s=at_s)
+        return Row(text, None, len(ids), num_output, at_s=at_s)
 
 
 def load_rows(options: DatasetOptions, tokenizer: Tokenizer, takes_ids: bool = True) -> list[Row]:
@@ -104,7 +134,18 @@ def load_rows(options: DatasetOptions, tokenizer: Tokenizer, takes_ids: bool = T
         return _random(options, writer, draw)
     if options.dataset_name == "sharegpt":
         return _sharegpt(options, writer, draw)
-    return _shared_prefix(options, writer, draw)
+    if options.dataset_name == "generated-shared-prefix":
+        return _shared_prefix(options, writer, draw)
+    count, seed = options.num_prompts, options.seed
+    if options.dataset_name == "custom":
+        return recorded.drawn(list(recorded.custom_rows(options, writer)), count, seed)
+    if options.dataset_name == "mooncake":
+        return list(recorded.mooncake_rows(options, writer, words))
+    if options.dataset_name == "mmmu":
+        return recorded.drawn(list(recorded.mmmu_rows(options, writer)), count, seed)
+    plain = replace(options, dataset_name="random", apply_chat_template=False, prompt_suffix="")
+    texts = [(str(r.text), r.num_output) for r in _random(plain, RowWriter(plain, tokenizer), draw)]
+    return list(recorded.random_image_rows(options, writer, texts))
 
 
 def check_options(options: DatasetOptions, takes_ids: bool = True) -> None:
@@ -117,11 +158,17 @@ def check_options(options: DatasetOptions, takes_ids: bool = True) -> None:
     for name in (*lengths, "gsp_system_prompt_len", "gsp_question_len", "gsp_output_len"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)}: at least 1")
-    if options.dataset_name == "sharegpt" and not options.dataset_path:
+    if options.dataset_name in _FILES and not options.dataset_path:
         raise ConfigError(
-            "--dataset-name sharegpt needs --dataset-path FILE (nothing is downloaded); "
-            "--dataset-name random needs none"
+            f"--dataset-name {options.dataset_name} needs --dataset-path FILE (nothing is "
+            "downloaded); --dataset-name random needs none"
         )
+    for name in ("mooncake_slowdown_factor", "mooncake_num_rounds", "random_image_num_images"):
+        if not getattr(options, name) > 0:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(options, name)}: more than 0")
+    recorded.resolution(options.random_image_resolution)
+    if options.dataset_name in IMAGE_DATASETS and options.tokenize_prompt:
+        raise ConfigError("--tokenize-prompt: images have no token ids before the server sees them")
     for name in ("tokenize_prompt", "apply_chat_template"):
         if getattr(options, name) and not takes_ids:
             raise ConfigError(

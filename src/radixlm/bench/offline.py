@@ -10,6 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import uvloop
@@ -20,7 +21,7 @@ from radixlm.bench import metrics, report
 from radixlm.bench.backends import NativeMeter, Outcome
 from radixlm.bench.datasets import DatasetOptions, Row, check_options, load_rows
 from radixlm.bench.load import Traffic, run_load
-from radixlm.bench.options import Parser, add_dataset_options, dataset_options, json_object
+from radixlm.bench.options import Parser, add_dataset_options, dataset_options, json_object, refuse
 from radixlm.bench.progress import Progress
 from radixlm.config.parser import parse
 from radixlm.config.server_config import flat
@@ -49,6 +50,14 @@ def build_parser() -> Parser:
         "--extra-request-body", metavar="JSON", help="sampling parameters: '{\"top_p\": 0.9}'"
     )
     group.add_argument("--skip-warmup", action="store_true", help="measure the first steps too")
+    group.add_argument("--backend", choices=("engine",), default="engine", help="the only one")
+    refuse(
+        parser,
+        {
+            "--profile": "start a server, then `radixlm profile` beside `radixlm bench serve`",
+            "--do-not-exit": "the engine ends with the run; `radixlm serve` keeps one",
+        },
+    )
     group = parser.add_argument_group("results")
     group.add_argument(
         "--output-file", "--result-filename", metavar="FILE", help="append a line of JSON"
@@ -116,7 +125,7 @@ async def _run(
 def _warm_up_rows(rows: list[Row]) -> list[Row]:
     """The first rows with short outputs."""
     return [
-        Row(row.text, row.ids, row.num_prompt, min(row.num_output, _WARMUP_OUTPUT))
+        replace(row, num_output=min(row.num_output, _WARMUP_OUTPUT))
         for row in rows[:_WARMUP_REQUESTS]
     ]
 
@@ -137,9 +146,13 @@ class EngineRequester:
         fields: dict[str, Any] = dict(self._fields)
         if row.ids is not None:
             fields["input_ids"] = row.ids
+        if row.images:
+            fields["image_data"] = list(row.images)
         sampling = {"max_new_tokens": row.num_output} | self._sampling
         try:
-            meter.whole(await self._engine.async_generate(row.text, sampling, **fields))
+            meter.whole(
+                await self._engine.async_generate(row.shown or row.text, sampling, **fields)
+            )
         except RequestError as error:
             meter.out.status, meter.out.error = error.status, str(error)
         except RadixError as error:

@@ -16,11 +16,12 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from radixlm.base.errors import ConfigError, EngineError
 from radixlm.base.log import set_up_logging
 from radixlm.bench import report
-from radixlm.bench.options import Parser, positive
+from radixlm.bench.options import Parser, positive, refuse
 from radixlm.config.parser import parse
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.assemble import EngineCore, assemble
@@ -88,6 +89,20 @@ def build_parser() -> Parser:
         help="append a line of JSON for each shape",
     )
     parser.add_argument("--json", action="store_true", help="print JSON lines instead of a table")
+    check = "answers are compared with Hugging Face's in the tests, and by `radixlm compare-dumps`"
+    profile = "start a server and use `radixlm profile`"
+    refuse(
+        parser,
+        {
+            "--correctness-test": check,
+            "--cut-len": check,
+            "--prompt-filename": "the prompts are drawn ids; `radixlm generate` answers texts",
+            "--log-decode-step": "the table has the median step",
+            "--profile": profile,
+            "--profile-record-shapes": profile,
+            "--profile-filename-prefix": profile,
+        },
+    )
     return parser
 
 
@@ -108,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
     bench = Batch(config, info, args.seed)
     bench.run(Shape(shapes[0].batch_size, shapes[0].input_len, _WARMUP_OUTPUT))
     results = []
-    for shape in shapes:
+    for shape in tqdm(shapes, unit="shape", disable=None):
         runs = [bench.measure(shape, args.run_name) for _ in range(args.repeat)]
         results.append(min(runs, key=lambda result: result.total_latency))
     _print(results, args)

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Never
 
@@ -43,7 +43,24 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action)
 
 
-_NUMBERS = (  # name, help, other names
+class _Refused(argparse.Action):
+    """A flag of the reference that is not served: ConfigError with the reason."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, why: str) -> None:
+        super().__init__(option_strings, dest, nargs="?", help=argparse.SUPPRESS)
+        self.why = why
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        raise ConfigError(f"{option_string} is not served: {self.why}")
+
+
+def refuse(parser: argparse.ArgumentParser, reasons: Mapping[str, str]) -> None:
+    """Make flags known that are refused. `reasons`: flag -> why, and what to use instead."""
+    for flag, why in reasons.items():
+        parser.add_argument(flag, action=_Refused, why=why)
+
+
+_NUMBERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (  # name, help, other names
     ("sharegpt-output-len", "output tokens, instead of the conversation's own", ()),
     ("sharegpt-context-len", "leave out conversations longer than this", ()),
     ("random-input-len", "max input tokens of random, random-ids", ("--random-input",)),
@@ -53,6 +70,9 @@ _NUMBERS = (  # name, help, other names
     ("gsp-system-prompt-len", "tokens of a system prompt", ()),
     ("gsp-question-len", "tokens of a question", ()),
     ("gsp-output-len", "output tokens", ()),
+    ("custom-output-len", "output tokens of custom (else each line's own) and mmmu", ()),
+    ("mooncake-num-rounds", "rounds of each session of mooncake, sent together", ()),
+    ("random-image-num-images", "images of a request of random-image", ()),
 )
 
 
@@ -64,14 +84,16 @@ def add_dataset_options(parser: argparse.ArgumentParser) -> None:
         "--dataset-name",
         choices=DATASETS,
         help="sharegpt: conversations of --dataset-path; random: texts of drawn lengths; "
-        "random-ids: random tokens; generated-shared-prefix: groups behind a system prompt "
+        "random-ids: random tokens; generated-shared-prefix: groups behind a system prompt; "
+        "custom: lines of prompt and output_len; mooncake: a trace with its times; mmmu: lines of "
+        "question and image; random-image: texts with images of noise "
         "(default: sharegpt if --dataset-path is given, else random)",
     )
     group.add_argument(
         "--dataset-path",
         default=base.dataset_path,
         metavar="FILE",
-        help="ShareGPT file (JSON or JSON lines), for sharegpt, and for the texts of random",
+        help="file of the dataset (JSON or JSON lines), or ShareGPT's for the texts of random",
     )
     group.add_argument(
         "--num-prompts",
@@ -91,6 +113,21 @@ def add_dataset_options(parser: argparse.ArgumentParser) -> None:
         default=base.random_range_ratio,
         metavar="R",
         help="lengths of random are drawn from R times the maximum to the maximum; 1 = all equal",
+    )
+    group.add_argument(
+        "--mooncake-slowdown-factor", type=float, default=1.0, metavar="X", help="2: half as fast"
+    )
+    group.add_argument(
+        "--mooncake-workload",
+        choices=("mooncake", "conversation", "synthetic", "toolagent"),
+        default=base.mooncake_workload,
+        help="WORKLOAD_trace.jsonl if --dataset-path is a folder",
+    )
+    group.add_argument(
+        "--random-image-resolution",
+        default=base.random_image_resolution,
+        metavar="SIZE",
+        help="4k, 1080p, 720p, 360p or HEIGHTxWIDTH",
     )
     group.add_argument("--prompt-suffix", default="", metavar="TEXT", help="end of every prompt")
     group.add_argument(

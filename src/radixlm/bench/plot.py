@@ -1,4 +1,4 @@
-"""A plot of latency percentiles: a PNG by matplotlib, or an HTML page without dependencies."""
+"""Plots of a run: a PNG by matplotlib, or an HTML page without dependencies or other origins."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import require
 from radixlm.bench.backends import Outcome
+from radixlm.bench.timeline import draw_png, sections
 
 _SUFFIXES = (".png", ".html")
 _PERCENTS = np.arange(0.0, 100.5, 0.5)
@@ -48,22 +49,27 @@ def percentile_curves(outcomes: Sequence[Outcome]) -> Curves:
 
 
 def write_plot(path: str, outcomes: Sequence[Outcome], heading: str) -> None:
-    """Draw the percentiles to ``path`` (.png or .html). ConfigError if it cannot be written."""
+    """Draw percentiles, their course, load and requests to ``path`` (.png or .html). ConfigError
+    if it cannot be written."""
     curves = percentile_curves(outcomes)
     try:
         if Path(path).suffix == ".png":
-            _write_png(path, curves, heading)
+            _write_png(path, curves, heading, outcomes)
         else:
-            Path(path).write_text(page(curves, heading), encoding="utf-8")
+            more = sections(outcomes, _round_up)
+            Path(path).write_text(page(curves, heading, more), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--plot: cannot write {path}: {error}") from error
 
 
-def _write_png(path: str, curves: Curves, heading: str) -> None:
+def _write_png(path: str, curves: Curves, heading: str, outcomes: Sequence[Outcome]) -> None:
     require("matplotlib", "plot", "--plot FILE.png").use("Agg")
     pyplot: Any = require("matplotlib.pyplot", "plot", "--plot FILE.png")
-    figure, axes = pyplot.subplots(1, max(len(curves), 1), figsize=(5 * max(len(curves), 1), 4))
-    for axis, (name, ms) in zip(np.atleast_1d(axes), curves.items(), strict=False):
+    figure, grid = pyplot.subplots(2, 4, figsize=(20, 8))
+    axes = grid.ravel()
+    axes[3].axis("off")
+    draw_png(axes[4:], outcomes)
+    for axis, (name, ms) in zip(axes, curves.items(), strict=False):
         axis.plot(_PERCENTS, ms)
         axis.set(title=name, xlabel="percentile", ylabel="ms", ylim=(0, None), xlim=(0, 100))
         axis.grid(alpha=0.3)
@@ -73,8 +79,8 @@ def _write_png(path: str, curves: Curves, heading: str) -> None:
     pyplot.close(figure)
 
 
-def page(curves: Curves, heading: str) -> str:
-    """An HTML page with one SVG for each curve."""
+def page(curves: Curves, heading: str, more: str = "") -> str:
+    """An HTML page with one SVG for each curve, then `more`."""
     style = (
         "body{font:14px system-ui,sans-serif;margin:24px;color:#222;background:#fff}"
         "svg{margin:8px 16px 8px 0}text{font:12px system-ui,sans-serif;fill:#444}"
@@ -83,7 +89,7 @@ def page(curves: Curves, heading: str) -> str:
     return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{html.escape(heading)}'
         f"</title><style>{style}</style>\n<h1>{html.escape(heading)}</h1>\n"
-        f"{drawings or '<p>No request succeeded.</p>'}\n</html>\n"
+        f"{drawings or '<p>No request succeeded.</p>'}\n{more}\n</html>\n"
     )
 
 

@@ -35,6 +35,8 @@ TOTALS = (
     ("Output token throughput (tok/s):", "output_throughput"),
     ("Total token throughput (tok/s):", "total_throughput"),
     ("Concurrency:", "concurrency"),
+    ("Request goodput (req/s):", "request_goodput"),
+    ("Share of requests within the limits:", "slo_attainment"),
     ("Accept length:", "accept_length"),
     ("CPU time of this client (s):", "client_cpu_seconds"),
 )

@@ -10,6 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import uvloop
 
 from radixlm.base.errors import ConfigError, TransferError
 from radixlm.bench import metrics, report
-from radixlm.bench.backends import BACKENDS, Outcome, RequestOptions
+from radixlm.bench.backends import BACKENDS, REFUSED, Outcome, RequestOptions
 from radixlm.bench.client import HttpClient
 from radixlm.bench.datasets import Row, check_options, load_rows
 from radixlm.bench.load import Traffic, run_load
@@ -25,6 +26,7 @@ from radixlm.bench.options import Parser, add_dataset_options, dataset_options, 
 from radixlm.bench.plot import check_plot, write_plot
 from radixlm.bench.progress import Progress
 from radixlm.bench.requester import Requester
+from radixlm.bench.slo import goodput, limits_ms
 from radixlm.engine.model_info import local_tokenizer
 from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -32,15 +34,15 @@ _WARMUP_OUTPUT = 32  # max output tokens of a warm-up request
 _FLUSH_TRIES = 20  # a server flushes only while no request runs
 
 
-def build_parser() -> Parser:
+def build_parser(
+    prog: str = "radixlm bench serve",
+    text: str = "Send requests to a running server; print latency and throughput.",
+) -> Parser:
     """All flags."""
-    parser = Parser(
-        "radixlm bench serve",
-        "Send requests to a running server; print latency and throughput.",
-    )
+    parser = Parser(prog, text)
     server = parser.add_argument_group("server")
     server.add_argument(
-        "--backend", choices=tuple(BACKENDS), default="sglang", help="API of the server"
+        "--backend", type=backend, default="sglang", help=f"API: {', '.join(BACKENDS)}"
     )
     server.add_argument("--host", default="127.0.0.1", help="address of the server")
     server.add_argument("--port", type=int, metavar="N", help="30000, or the backend's usual port")
@@ -69,13 +71,27 @@ def _add_traffic(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-concurrency", type=int, metavar="N", help="limit of concurrent requests"
     )
+    group.add_argument(
+        "--ramp-up-strategy", choices=("linear", "exponential"), help="rates that grow or fall"
+    )
+    group.add_argument("--ramp-up-start-rps", type=float, metavar="X", help="rate at the start")
+    group.add_argument("--ramp-up-end-rps", type=float, metavar="X", help="rate at the end")
+    group.add_argument(
+        "--use-trace-timestamps", action="store_true", help="mooncake does so in any case"
+    )
+    group.add_argument(
+        "--goodput",
+        nargs="+",
+        metavar="NAME:MS",
+        help="limits of a request, such as ttft:500 tpot:50 e2el:10000",
+    )
     group.add_argument("--disable-stream", action="store_true", help="ask for whole answers")
     group.add_argument("--disable-ignore-eos", action="store_true", help="let answers end early")
     group.add_argument("--return-logprob", action="store_true", help="ask for log-probabilities")
     group.add_argument(
         "--extra-request-body", metavar="JSON", help="fields for every body: '{\"top_p\": 0.9}'"
     )
-    group.add_argument("--lora-name", nargs="+", metavar="NAME", help="adapters to ask for")
+    group.add_argument("--lora-name", nargs="*", metavar="NAME", help="adapters to ask for")
     group.add_argument(
         "--lora-request-distribution",
         choices=("uniform", "distinct", "skewed"),
@@ -86,6 +102,9 @@ def _add_traffic(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--warmup-requests", type=int, default=1, metavar="N", help="sent before")
     group.add_argument("--flush-cache", action="store_true", help="empty the prefix cache first")
     group.add_argument("--profile", action="store_true", help="profile the server meanwhile")
+    group.add_argument(
+        "--pd-separated", action="store_true", help="the server is a router: take its workers' info"
+    )
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +112,7 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--output-file", metavar="FILE", help="append a line of JSON")
     group.add_argument("--output-details", action="store_true", help="with every request in it")
     group.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    group.add_argument("--plot", metavar="FILE", help="latency percentiles as .png or .html")
+    group.add_argument("--plot", metavar="FILE", help="latencies, load, requests: .png or .html")
     group.add_argument("--tag", metavar="TEXT", help="a name for this run in the result")
     group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
 
@@ -118,8 +137,13 @@ class Run:
         url = args.base_url or f"http://{_host(args.host)}:{port}"
         headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
         self.client = HttpClient(url, headers)
-        self.traffic = Traffic(args.request_rate, args.max_concurrency, args.seed)
+        ramp = (args.ramp_up_strategy, args.ramp_up_start_rps, args.ramp_up_end_rps)
+        self.traffic = Traffic(args.request_rate, args.max_concurrency, args.seed, *ramp)
         self.options = dataset_options(args)
+        if args.use_trace_timestamps and self.options.dataset_name != "mooncake":
+            raise ConfigError("--use-trace-timestamps: only --dataset-name mooncake has times")
+        self.limits = limits_ms(args.goodput)
+        self.rows: list[Row] = []
         check_options(self.options, self.backend.takes_ids)
         self.extra = json_object(args.extra_request_body, "--extra-request-body")
 
@@ -131,13 +155,23 @@ class Run:
             self.client.close()
 
     async def _run(self) -> int:
-        args = self.args
+        await self.prepare()
+        result, outcomes = await self.measure()
+        self._report(result, outcomes)
+        return int(result["failed"] > 0)
+
+    async def prepare(self) -> None:
+        """Ask the server's model, draw the prompts, send the warm-up."""
         model = await self._model()
-        tokenizer = await self._tokenizer(model)
-        rows = load_rows(self.options, tokenizer, self.backend.takes_ids)
-        rows = with_adapters(rows, args)
-        requester = Requester(self.client, self.backend, self._request_options(model))
-        await self._warm_up(requester, rows[0])
+        self.tokenizer = await self._tokenizer(model)
+        rows = load_rows(self.options, self.tokenizer, self.backend.takes_ids)
+        self.rows = with_adapters(rows, self.args)
+        self.requester = Requester(self.client, self.backend, self._request_options(model))
+        await self._warm_up(self.requester, self.rows[0])
+
+    async def measure(self) -> tuple[dict[str, Any], list[Outcome]]:
+        """Send all prompts by the traffic's times: (figures, outcomes)."""
+        args, rows, requester = self.args, self.rows, self.requester
         if args.flush_cache:
             await self._flush()
         if args.profile:
@@ -151,16 +185,17 @@ class Run:
         cpu_s = time.process_time() - cpu_s
         if args.profile:
             await self._post("/stop_profile")
-        metrics.count_missing(outcomes, rows, tokenizer)
+        metrics.count_missing(outcomes, rows, self.tokenizer)
         result = self._arguments() | metrics.summarise(outcomes, duration_s)
-        result |= metrics.retokenized(outcomes, tokenizer, duration_s)
+        if self.limits:
+            result |= goodput(outcomes, self.limits, duration_s)
+        result |= metrics.retokenized(outcomes, self.tokenizer, duration_s)
         result["client_cpu_seconds"] = cpu_s  # if near the duration, the client is the bottleneck
         result["server_info"] = info = await self._server_info()
         states = info.get("internal_states") if isinstance(info, dict) else None
         if accept_len := states and states[0].get("avg_spec_accept_length"):
             result["accept_length"] = accept_len
-        self._report(result, outcomes)
-        return int(result["failed"] > 0)
+        return result, outcomes
 
     def _request_options(self, model: str) -> RequestOptions:
         args = self.args
@@ -201,7 +236,7 @@ class Run:
 
     async def _warm_up(self, requester: Requester, row: Row) -> None:
         count = self.args.warmup_requests
-        short = Row(row.text, row.ids, row.num_prompt, min(row.num_output, _WARMUP_OUTPUT))
+        short = replace(row, num_output=min(row.num_output, _WARMUP_OUTPUT))
         outcomes = await asyncio.gather(*(requester.ask(short) for _ in range(count)))
         if outcomes and not any(outcome.is_ok for outcome in outcomes):
             raise TransferError(f"the warm-up failed: {outcomes[0].error}")
@@ -220,12 +255,16 @@ class Run:
             raise TransferError(f"{path} answers {response.status}: {_text(response.body)}")
 
     async def _server_info(self) -> Any:
-        """/get_server_info, or None if the server has no such route."""
+        """/get_server_info, or None if the server has no such route. Behind a router
+        (--pd-separated) that of its first decode worker."""
         try:
             response = await self.client.ask("GET", "/get_server_info")
         except TransferError:
             return None
-        return response.json() if response.status == 200 else None
+        info = response.json() if response.status == 200 else None
+        if self.args.pd_separated and isinstance(info, dict):
+            return (info.get("decode") or [info])[0]
+        return info
 
     def _arguments(self) -> dict[str, Any]:
         args, options = self.args, self.options
@@ -235,6 +274,7 @@ class Run:
             "backend": args.backend,
             "dataset_name": options.dataset_name,
             "request_rate": rate if math.isfinite(rate) else "inf",
+            "ramp_up_strategy": args.ramp_up_strategy,
             "max_concurrency": args.max_concurrency,
             "sharegpt_output_len": options.sharegpt_output_len,
             "random_input_len": options.random_input_len,
@@ -260,9 +300,17 @@ class Run:
             write_plot(args.plot, outcomes, f"{args.backend}, {result['dataset_name']}")
 
 
+def backend(name: str) -> str:
+    """A known backend. ConfigError for others; for those of the reference with the reason."""
+    if name in BACKENDS:
+        return name
+    why = f": {REFUSED[name]}" if name in REFUSED else f"; one of {', '.join(BACKENDS)}"
+    raise ConfigError(f"--backend {name} is not served{why}")
+
+
 def with_adapters(rows: list[Row], args: argparse.Namespace) -> list[Row]:
-    """The rows, each with an adapter of --lora-name."""
-    names = args.lora_name
+    """The rows, each with an adapter of --lora-name (name, or name=path as a server takes it)."""
+    names = [name.partition("=")[0] for name in args.lora_name or ()]
     if not names:
         return rows
     if args.lora_zipf_alpha <= 1:
@@ -275,10 +323,7 @@ def with_adapters(rows: list[Row], args: argparse.Namespace) -> list[Row]:
         weights = np.array([args.lora_zipf_alpha**-i for i in range(len(names))])
         share = weights / weights.sum() if kind == "skewed" else None
         chosen = draw.choice(len(names), len(rows), p=share).tolist()
-    return [
-        Row(row.text, row.ids, row.num_prompt, row.num_output, names[i])
-        for row, i in zip(rows, chosen, strict=True)
-    ]
+    return [replace(row, adapter=names[i]) for row, i in zip(rows, chosen, strict=True)]
 
 
 def render(result: dict[str, Any], is_stream: bool) -> str:

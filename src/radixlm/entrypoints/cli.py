@@ -20,7 +20,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "find the first tensor in which two runs differ",
     ),
     "profile": ("radixlm.entrypoints.profile:main", "trace steps of a running server"),
-    "bench": ("radixlm.bench.cli:main", "measure: serve, offline, one-batch, perplexity"),
+    "bench": ("radixlm.bench.cli:main", "measure: serve, sweep, compare, offline, one-batch"),
     "eval": ("radixlm.evals.cli:main", "measure how right a model's answers are"),
     "router": ("radixlm.router.launch:main", "put a gateway in front of many servers"),
     "pull": ("radixlm.entrypoints.models:pull", "download a model from a hub"),

@@ -30,7 +30,8 @@ class Model(Protocol):
         """The answer of /v1/completions."""
 
     async def likelihood(self, context: str, choice: str) -> float:
-        """Log-probability of `choice` behind `context`."""
+        """Log-probability of `choice` behind `context`. Spaces at the context's end count as the
+        choice's, as in lm-evaluation-harness."""
 
     def close(self) -> None:
         """Nothing more is asked."""
@@ -97,7 +98,7 @@ class HttpModel:
         found = answer["choices"][0].get("logprobs")
         if not found or "text_offset" not in found:
             raise RequestError("the server gives no logprobs of the prompt (echo, text_offset)")
-        begin, end = len(context), len(context) + len(choice)
+        begin, end = len(context.rstrip()), len(context) + len(choice)
         pairs = zip(found["text_offset"], found["token_logprobs"], strict=True)
         return math.fsum(p for at, p in pairs if begin <= at < end and p is not None)
 
@@ -131,7 +132,7 @@ class EngineModel:
         """See Model."""
         tokenizer = self._engine.tokenizer
         assert tokenizer is not None, "refused before the start"
-        whole, begin = tokenizer.encode(context + choice), len(tokenizer.encode(context))
+        whole, begin = tokenizer.encode(context + choice), len(tokenizer.encode(context.rstrip()))
         answer = await self._engine.async_generate(
             input_ids=whole,
             sampling_params={"max_new_tokens": 0, "temperature": 0.0},

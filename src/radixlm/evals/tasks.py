@@ -15,6 +15,7 @@ TASKS: dict[str, tuple[str, str]] = {
     "mmlu": ("radixlm.evals.multiple_choice:mmlu", "exam questions of 57 subjects"),
     "gpqa": ("radixlm.evals.multiple_choice:gpqa", "questions of graduate level"),
     "choices": ("radixlm.evals.multiple_choice:choices", "the likeliest of some continuations"),
+    "exact": ("radixlm.evals.exact:exact", "your own questions, each with its answer"),
     "humaneval": ("radixlm.evals.code:humaneval", "Python functions, run against tests"),
     "ifeval": ("radixlm.evals.instructions:ifeval", "instructions that a program can check"),
     "needle": ("radixlm.evals.long_context:needle", "a number hidden in a long text"),

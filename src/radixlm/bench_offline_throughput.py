@@ -1,0 +1,8 @@
+"""``python -m radixlm.bench_offline_throughput``: SGLang's name for `radixlm bench offline`."""
+
+import sys
+
+from radixlm.entrypoints.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["bench", "offline", *sys.argv[1:]]))

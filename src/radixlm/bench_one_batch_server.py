@@ -1,0 +1,8 @@
+"""``python -m radixlm.bench_one_batch_server``: `radixlm bench one-batch-server`."""
+
+import sys
+
+from radixlm.entrypoints.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["bench", "one-batch-server", *sys.argv[1:]]))

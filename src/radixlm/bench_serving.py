@@ -1,0 +1,8 @@
+"""``python -m radixlm.bench_serving``: SGLang's name for `radixlm bench serve`."""
+
+import sys
+
+from radixlm.entrypoints.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["bench", "serve", *sys.argv[1:]]))

@@ -1,0 +1,157 @@
+"""Every option, dataset and backend of SGLang 0.5.2's benchmarks: served, or refused by name with
+the reason."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from radixlm.base.errors import ConfigError
+from radixlm.bench import offline, one_batch, one_batch_server, serve
+from radixlm.bench.backends import BACKENDS
+from radixlm.bench.datasets import DATASETS
+from radixlm.bench.options import Parser
+
+# option -> a value that is accepted ("" for a switch), None: refused
+DATA = {
+    "--dataset-path": "f",
+    "--num-prompts": "3",
+    "--sharegpt-output-len": "3",
+    "--sharegpt-context-len": "3",
+    "--random-input-len": "3",
+    "--random-output-len": "3",
+    "--random-range-ratio": "0.5",
+    "--gsp-num-groups": "3",
+    "--gsp-prompts-per-group": "3",
+    "--gsp-system-prompt-len": "3",
+    "--gsp-question-len": "3",
+    "--gsp-output-len": "3",
+    "--seed": "3",
+    "--disable-ignore-eos": "",
+    "--extra-request-body": "{}",
+    "--apply-chat-template": "",
+    "--prompt-suffix": "x",
+}
+SERVING = DATA | {
+    "--base-url": "http://x",
+    "--host": "x",
+    "--port": "3",
+    "--model": "x",
+    "--tokenizer": "x",
+    "--random-image-num-images": "3",
+    "--random-image-resolution": "720p",
+    "--request-rate": "3.5",
+    "--use-trace-timestamps": "",
+    "--max-concurrency": "3",
+    "--output-file": "f",
+    "--output-details": "",
+    "--disable-tqdm": "",
+    "--disable-stream": "",
+    "--return-logprob": "",
+    "--profile": "",
+    "--lora-name": "a",
+    "--pd-separated": "",
+    "--flush-cache": "",
+    "--warmup-requests": "3",
+    "--tokenize-prompt": "",
+    "--mooncake-slowdown-factor": "2.0",
+    "--mooncake-num-rounds": "3",
+    "--mooncake-workload": "toolagent",
+    **{f"--dataset-name {name}": "" for name in (
+        "sharegpt random random-ids generated-shared-prefix mmmu random-image mooncake".split()
+    )},
+    **{f"--backend {name}": "" for name in (
+        "sglang sglang-native sglang-oai sglang-oai-chat vllm vllm-chat lmdeploy lmdeploy-chat"
+    ).split()},
+    **{f"--backend {name}": None for name in ("trt", "gserver", "truss")},
+}  # fmt: skip
+SHAPES = {"--run-name": "x", "--batch-size": "1", "--input-len": "3", "--output-len": "3"}
+ONE_BATCH = SHAPES | {
+    "--result-filename": "f",
+    "--prompt-filename": None,
+    "--correctness-test": None,
+    "--cut-len": None,
+    "--log-decode-step": None,
+    "--profile": None,
+    "--profile-record-shapes": None,
+    "--profile-filename-prefix": None,
+}
+SERVER = SHAPES | {
+    "--temperature": "0.5",
+    "--return-logprob": "",
+    "--client-stream-interval": "2",
+    "--input-len-step-percentage": "0.1",
+    "--result-filename": "f",
+    "--base-url": "http://x",
+    "--skip-warmup": "",
+    "--show-report": "",
+    "--profile": None,
+    "--profile-steps": None,
+    "--profile-by-stage": None,
+    "--dataset-path": None,
+}
+OFFLINE = DATA | {
+    "--backend engine": "",
+    "--result-filename": "f",
+    "--dataset-name sharegpt": "",
+    "--skip-warmup": "",
+    "--profile": None,
+    "--do-not-exit": None,
+}
+TABLE = [
+    (build, name, option, value)
+    for build, name, options in (
+        (serve.build_parser, "bench_serving", SERVING),
+        (one_batch.build_parser, "bench_one_batch", ONE_BATCH),
+        (one_batch_server.build_parser, "bench_one_batch_server", SERVER),
+        (offline.build_parser, "bench_offline_throughput", OFFLINE),
+    )
+    for option, value in options.items()
+]
+
+
+@pytest.mark.parametrize(
+    ("build", "option", "value"),
+    [pytest.param(b, o, v, id=f"{name} {o}") for b, name, o, v in TABLE],
+)
+def test_option(build: Callable[[], Parser], option: str, value: str | None) -> None:
+    words = [*option.split(), *([value] if value else [])]
+    if value is not None:
+        args = build().parse_args(words)
+        dest = {"result_filename": "output_file"}.get(
+            words[0][2:].replace("-", "_"), words[0][2:].replace("-", "_")
+        )
+        found = vars(args).get(dest, vars(args).get("result_filename"))
+        assert found not in (None, False)
+        return
+    with pytest.raises(ConfigError, match=r"is not served: .{10}"):
+        build().parse_args([*words, "1"] if len(words) == 1 else words)
+
+
+def test_new_names_are_listed_with_an_error() -> None:
+    with pytest.raises(ConfigError, match="one of sglang, sglang-native"):
+        serve.build_parser().parse_args(["--backend", "new"])
+    assert len(BACKENDS) == 8 and len(DATASETS) == 8
+
+
+@pytest.mark.parametrize(
+    ("module", "verb"),
+    [
+        ("bench_serving", "bench serve"),
+        ("bench_one_batch", "bench one-batch"),
+        ("bench_one_batch_server", "bench one-batch-server"),
+        ("bench_offline_throughput", "bench offline"),
+        ("check_env", "check-env"),
+        ("launch_server", "serve"),
+        ("launch_router", "router"),
+    ],
+)
+def test_modules_of_the_reference(module: str, verb: str, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", [module, "--help"])
+    with pytest.raises(SystemExit) as leave:
+        runpy.run_module(f"radixlm.{module}", run_name="__main__")
+    assert not leave.value.code
+    assert f"radixlm {verb}" in capsys.readouterr().out
