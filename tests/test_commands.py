@@ -16,6 +16,7 @@ from typing import Any, Never
 import pytest
 
 from radixlm.base.lazy import load
+from radixlm.bench.cli import VERBS as BENCHES
 from radixlm.config.deprecated import DEPRECATED
 from radixlm.config.newer import newer_flags
 from radixlm.config.option import options
@@ -128,9 +129,9 @@ def known_flags() -> frozenset[str]:
     gateway = {name for o in gateway_table().values() for name in (o.dashed, *o.flag.aliases)}
     named = {f"--router-{name.removeprefix('--')}" for name in gateway}
     verbs = {flag for verb, (target, _) in VERBS.items() for flag in flags_of(verb, target)}
-    for name in ("serve", "offline", "one_batch", "perplexity"):
+    for target, _ in BENCHES.values():
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
-            load(f"radixlm.bench.{name}:main")(["--help"])
+            load(target)(["--help"])
         verbs |= set(FLAG.findall(out.getvalue()))
     newer = {"--" + name.replace("_", "-") for name in newer_flags()}
     renamed = {"--" + name.replace("_", "-") for name in DEPRECATED}
