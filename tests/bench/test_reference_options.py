@@ -145,6 +145,7 @@ def test_new_names_are_listed_with_an_error() -> None:
         ("bench_one_batch_server", "bench one-batch-server"),
         ("bench_offline_throughput", "bench offline"),
         ("check_env", "check-env"),
+        ("profiler", "profile"),
         ("launch_server", "serve"),
         ("launch_router", "router"),
     ],

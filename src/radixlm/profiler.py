@@ -1,0 +1,8 @@
+"""``python -m radixlm.profiler``: SGLang's name for `radixlm profile`."""
+
+import sys
+
+from radixlm.entrypoints.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["profile", *sys.argv[1:]]))
