@@ -171,6 +171,27 @@ def test_the_check_sees_wrong_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_routes_of_the_guides_exist() -> None:
+    """Those that a line calls missing do not."""
+    told = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    routes = set(re.findall(r"^\| `[A-Z]+ (/\S*)` \| (?:open|admin|) \|", told, re.M)) | {
+        "/metrics"
+    }
+    num_missing = 0
+    for page in sorted((ROOT / "docs" / "guides").glob("*.md")):
+        text = re.sub(
+            r"(?<!\n)\n(?!\n|[-|#*])", " ", FENCE.sub("", page.read_text(encoding="utf-8"))
+        )
+        for sentence in re.split(r"[.;](?= |\n)|\n", text):
+            is_missing = re.search(r"not exist|There is no", sentence)
+            own = sentence.partition("vLLM's `/classify` is")[2] or sentence
+            found = re.findall(r"`(?:GET |POST )?(/[\w/]+)`", own)
+            for route in found:
+                assert (route in routes) != bool(is_missing), f"{page.name}: {route}"
+                num_missing += bool(is_missing)
+    assert num_missing >= 6
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_parse_and_flags_exist(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = page.read_text(encoding="utf-8")

@@ -1,4 +1,9 @@
-"""RadixLM: a language-model serving engine."""
+"""RadixLM: a language-model serving engine.
+
+``Engine`` is the engine in your program, ``ServerArgs`` and ``SamplingParams`` are its options;
+``function``, ``gen``, ``select`` and others write programs over models (docs/frontend.md). All are
+imported when first used.
+"""
 
 from typing import TYPE_CHECKING, Any
 
