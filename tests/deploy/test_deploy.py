@@ -319,3 +319,24 @@ def test_versions_agree() -> None:
         assert named == {radixlm.__version__}, page
     assert heads[0] == ("Unreleased", "")
     assert heads[1][0] == radixlm.__version__ and date.fromisoformat(heads[1][1])
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.gateway"])
+def test_hadolint_takes_the_images(name: str) -> None:
+    """But for versions, which are the distribution's and those of pyproject.toml."""
+    path = ROOT / "deploy" / "docker" / name
+    command = ["hadolint", "--ignore", "DL3008", "--ignore", "DL3013", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+def test_kubernetes_schemas_take_the_manifests(manifests: list[Manifest]) -> None:
+    """Those of the package kubernetes-validate, of the chart's output too."""
+    validate = pytest.importorskip("kubernetes_validate")
+    for name in ("server.yaml", "nodes.yaml"):
+        text = (ROOT / "deploy" / "kubernetes" / name).read_text()
+        manifests += [one for one in yaml.safe_load_all(text) if one]
+    for one in manifests:
+        if "coreos" not in one["apiVersion"]:
+            validate.validate(one, validate.latest_version(), strict=True)
