@@ -22,7 +22,7 @@ from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.step.plan import Int32Array
 
 NUM_BEST: Final = 300
-SLICE_S: Final = 50e-6
+SLICE_S: Final = 40e-6
 IDLE_SLICE_S: Final = 1e-3
 STRIDE: Final = 8  # nodes between two looks at the clock
 MAX_IDS: Final = 48  # of a node, for its text
