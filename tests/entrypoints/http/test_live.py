@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import pytest_asyncio
 from tests.fakes.http_server import ScriptedServer, listening, scripted_server
@@ -20,6 +21,7 @@ from radixlm.entrypoints.http import live
 from radixlm.entrypoints.http.live import MAX_VIEWERS, LiveFeed
 from radixlm.intake.request_state import RequestState
 from radixlm.observe.ring import FIELDS
+from radixlm.wire.media import FIRST_MEDIA_ID
 from radixlm.wire.requests import TokenizedRequest
 from radixlm.wire.sampling_params import SamplingParams
 
@@ -157,6 +159,8 @@ async def test_texts_are_shown_where_asked_for(toy_folder: Path) -> None:
         row = (await served.client.get("/live/request/mine")).json()
         assert row["prompt_text"].startswith("hello you") and row["output_text"] == "one two thre"
         assert len(row["steps"]["0"]) >= row["out"] - 1
+        media = np.array([FIRST_MEDIA_ID + 5, *served.server.tokenizer.encode("hi", False)])
+        assert (served.feed._text(media) or "").endswith("hi"), "a picture has no text"
 
 
 async def test_a_row_is_found_by_either_name_and_without_text(served: Live) -> None:

@@ -30,6 +30,7 @@ from radixlm.intake.replicas import Replica
 from radixlm.intake.rows import KEEP, PHASES, RequestRows, Span
 from radixlm.observe.log_tail import LogTail
 from radixlm.observe.ring import COUNTS, FIELDS, TIMES, StepRing
+from radixlm.wire.media import plain_ids
 
 router = APIRouter(tags=["admin"])
 
@@ -86,6 +87,7 @@ class LiveFeed:
         self._head: tuple[float, dict[str, Any]] = (0.0, {})
         self._tree: tuple[float, dict[str, Any]] = (0.0, {})
         self._asking: asyncio.Task[None] | None = None  # the engine, for its tree
+        self._asked_s = 0.0
         self._boot = secrets.token_hex(4)  # of this process: its places mean nothing to another
         self._was_ready = False
 
@@ -187,8 +189,9 @@ class LiveFeed:
 
     def _fresh_tree(self, now_s: float) -> tuple[float, dict[str, Any]] | None:
         """The last tree, and ask for another where it is a second old; None before the first."""
-        is_due = now_s - self._tree[0] >= HEAD_S and self.state.intake.ready.is_set()
+        is_due = now_s - self._asked_s >= HEAD_S and self.state.intake.ready.is_set()
         if is_due and (self._asking is None or self._asking.done()):
+            self._asked_s = now_s
             self._asking = asyncio.create_task(self._ask_tree(), name="live tree")
         return self._tree if self._tree[0] else None
 
@@ -201,13 +204,11 @@ class LiveFeed:
 
     def _joined(self, trees: list[dict[str, Any]]) -> dict[str, Any]:
         """The trees of all replicas, with texts in place of token ids."""
-        tokenizer, nodes = self.state.tokenizer, []
+        nodes: list[list[Any]] = []
         for index, tree in enumerate(trees):
             first = index * REPLICA_SERIALS
             for serial, parent, *facts, ids in tree["nodes"]:
-                text = None
-                if ids is not None and tokenizer is not None:
-                    text = tokenizer.decode(ids, skip_special_tokens=False)
+                text = None if ids is None else self._text(np.array(ids, np.int32))
                 nodes.append([first + serial, first + parent if parent else 0, *facts, text])
         return {
             "total_tokens": sum(tree["total_tokens"] for tree in trees),
@@ -239,11 +240,18 @@ class LiveFeed:
             shown["steps"][str(replica.index)] = [
                 record[0] for record in records if _is_within(record, spans)
             ]
-        if row.ids is not None and (tokenizer := self.state.tokenizer) is not None:
-            prompt, output = np.frombuffer(row.ids[0], "<i4").tolist(), list(row.ids[1])
-            shown["prompt_text"] = tokenizer.decode(prompt[:MAX_IDS], skip_special_tokens=False)
-            shown["output_text"] = tokenizer.decode(output[:MAX_IDS], skip_special_tokens=False)
+        if row.ids is not None:
+            prompt, output = row.ids
+            shown["prompt_text"] = self._text(np.frombuffer(prompt, "<i4", -1))
+            shown["output_text"] = self._text(np.array(output, np.int32))
         return shown
+
+    def _text(self, ids: np.ndarray[Any, Any]) -> str | None:
+        """The text of the first token ids, with placeholders of media; None without tokenizer."""
+        if self.state.tokenizer is None:
+            return None
+        plain = plain_ids(ids[:MAX_IDS]).tolist()
+        return self.state.tokenizer.decode(plain, skip_special_tokens=False)
 
     def ring(self, index: int) -> StepRing | None:
         """The ring of a replica, once its engine has made one."""
