@@ -14,6 +14,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "sweep": ("radixlm.bench.sweep:main", "the highest request rate that meets an SLO"),
     "compare": ("radixlm.bench.compare:main", "two results side by side"),
     "one-batch-server": ("radixlm.bench.one_batch_server:main", "one batch through a server"),
+    "long-context": ("radixlm.bench.long_context:main", "what prompts cost by their length"),
     "perplexity": ("radixlm.bench.perplexity:main", "how well models predict a text"),
 }
 
