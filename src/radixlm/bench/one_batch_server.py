@@ -231,7 +231,7 @@ async def measure(client: HttpClient, batch: Batch, shape: Shape, ordinary: int)
         "output_throughput": num_output / decode_s if shape.output_len > 1 else None,
         "overall_throughput": (num_input + num_output) / latency_s,
         "last_gen_throughput": state.get("last_gen_throughput"),
-        "acc_length": state.get("avg_spec_accept_length"),
+        "acc_length": state.get("avg_spec_accept_length") or None,
     }
 
 

@@ -134,4 +134,6 @@ def render(runs: Sequence[dict[str, Any]], best: float | None) -> str:
     ]
     heads = ("rate", "in limits", "goodput", "p99 TTFT ms", "p99 TPOT ms", "tok/s")
     last = "No rate met the limits." if best is None else f"Highest rate within: {best:.3g} req/s"
+    if best is not None and best == max(run["request_rate"] for run in runs):
+        last += " (no higher one was tried: raise --highest-rate, --max-runs)"
     return f"{report.table(heads, rows)}\n{last}\n"
