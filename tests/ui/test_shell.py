@@ -21,10 +21,10 @@ expect = sync_api.expect
 
 
 def test_every_view_opens(page: Any) -> None:
-    for name in ("chat", "live", "tree", "play", "server"):
+    for name in ("chat", "live", "tree", "play", "server", "docs"):
         page.goto(f"/ui/#/{name}")
         expect(page.locator(f"main.view-{name} h1").first).to_be_attached()
-        expect(page.locator("nav a[aria-current]")).to_have_attribute("href", f"#/{name}")
+        expect(page.locator(".top nav a[aria-current]")).to_have_attribute("href", f"#/{name}")
 
 
 def test_the_root_sends_browsers_to_the_page(page: Any, server: RunningServer) -> None:

@@ -5,7 +5,7 @@ import { keys } from "./http.js";
 import { t } from "./messages.js";
 import { store } from "./store.js";
 
-const VIEWS = ["chat", "live", "tree", "play", "server"];
+const VIEWS = ["chat", "live", "tree", "play", "server", "docs"];
 const GATEWAY_VIEWS = ["chat", "workers"];
 const THEME = "radixlm.theme";
 

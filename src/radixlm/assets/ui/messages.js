@@ -29,6 +29,7 @@ const messages = {
   "view.tree": "Tree",
   "view.play": "Playground",
   "view.server": "Server",
+  "view.docs": "API",
   "view.workers": "Workers",
 };
 

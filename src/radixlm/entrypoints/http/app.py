@@ -139,6 +139,8 @@ def bare_app() -> FastAPI:
         version=__version__,
         description="Serves a language model: native, OpenAI, Anthropic and Ollama routes.",
         openapi_url="/openapi.json" if has_doc else None,
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere; ui.py has /docs
+        redoc_url=None,
         separate_input_output_schemas=False,
     )
     add_handlers(app)

@@ -26,6 +26,7 @@ from radixlm.entrypoints.http.state import state_of
 router = APIRouter(tags=["info"], include_in_schema=False)
 FOLDER = Path(radixlm.__file__).parent / "assets" / "ui"
 FAVICON = "/favicon.ico"
+_VIEWS = {"/ui": "ui/", "/docs": "ui/#/docs"}
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".txt": "text/plain"}
 _TYPES |= {".svg": "image/svg+xml", ".json": "application/json", ".woff2": "font/woff2"}
 _MIN_GZIP = 512
@@ -79,12 +80,12 @@ def _names() -> frozenset[str]:
 
 
 def answer(path: str, headers: Mapping[str, str], root: str = "") -> Answer:
-    """The response to a GET of ``path`` (/, /ui, /ui/..., /favicon.ico). ``headers``: names in
-    lower case. ``root``: the path before all routes (--fastapi-root-path), as "/api"."""
+    """The response to a GET of ``path`` (/, /ui, /ui/..., /docs, /favicon.ico). ``headers``:
+    names in lower case. ``root``: the path before all routes (--fastapi-root-path), as "/api"."""
     if path == "/":
         return 307, {"Location": f"{root}/ui/" if root else "ui/", "Vary": "Accept"}, b""
-    if path == "/ui":
-        return 307, {"Location": f"{root}/ui/" if root else "ui/"}, b""
+    if path in _VIEWS:
+        return 307, {"Location": f"{root}/{_VIEWS[path]}" if root else _VIEWS[path]}, b""
     name = "icons/favicon.svg" if path == FAVICON else path.removeprefix("/ui/") or "index.html"
     found = asset(name)
     if found is None:
@@ -106,7 +107,7 @@ def wants_page(path: str, accept: str) -> bool:
     """Whether a GET of ``path`` is answered by a static file, which needs no key."""
     if path == "/":
         return "text/html" in accept
-    return path in ("/ui", FAVICON) or (path.startswith("/ui/") and path != "/ui/info")
+    return path in (*_VIEWS, FAVICON) or (path.startswith("/ui/") and path != "/ui/info")
 
 
 def info(model: str, serve: ServeConfig, is_gateway: bool = False) -> dict[str, object]:
@@ -132,6 +133,7 @@ async def ui_info(request: Request) -> Response:
 
 
 @router.api_route("/ui", methods=["GET", "HEAD"])
+@router.api_route("/docs", methods=["GET", "HEAD"])
 @router.api_route("/ui/{name:path}", methods=["GET", "HEAD"])
 @router.api_route(FAVICON, methods=["GET", "HEAD"])
 async def ui(request: Request) -> Response:
