@@ -148,7 +148,19 @@ def test_scores_and_what_the_model_lacks(page: Any) -> None:
     expect(page.get_by_text("has no embeddings")).to_be_visible()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_similarities_of_vectors(page: Any) -> None:
+    vectors = [[3.0, 4.0], [4.0, 3.0], [-3.0, -4.0]]
+    page.route("**/model_info", lambda route: route.fulfill(json={"is_generation": False}))
+    data = [{"embedding": vector} for vector in vectors]
+    page.route("**/v1/embeddings", lambda route: route.fulfill(json={"data": data}))
+    page.goto("/ui/#/play/scores")
+    page.get_by_role("button", name="Embed").click()
+    row = page.get_by_role("group", name="Cosine").locator("tbody tr").first
+    expect(row.locator("td.num")).to_have_text(["1.000", "0.960", "-1.000"])
+    expect(page.get_by_text("3 vectors of 2 numbers")).to_be_visible()
+
+
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_axe(new_page: NewPage, axe: str, theme: str) -> None:
     page = new_page(color_scheme=theme)
     generate(page, Seed="2", **{"Max tokens": "8"})

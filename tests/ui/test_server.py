@@ -55,6 +55,54 @@ def test_what_changes_the_server_asks_first(page: Any, server: RunningServer) ->
     assert httpx.get(f"{server.url}/ready").status_code == 200
 
 
+def test_adapters_and_metrics_where_they_are_on(page: Any) -> None:
+    loaded = ["old"]
+    sent: list[tuple[str, Any]] = []
+
+    def details(route: Any) -> None:
+        body = route.fetch().json()
+        for option in body["options"]:
+            option["value"] = option["value"] or option["name"] in ("enable_lora", "enable_metrics")
+        route.fulfill(json=body)
+
+    def models(route: Any) -> None:
+        cards = [{"id": "base", "parent": None, "root": "base"}]
+        cards += [{"id": name, "parent": "base", "root": f"/lora/{name}"} for name in loaded]
+        route.fulfill(json={"object": "list", "data": cards})
+
+    def change(route: Any) -> None:
+        body, is_load = (
+            route.request.post_data_json,
+            route.request.url.endswith("/load_lora_adapter"),
+        )
+        sent.append((route.request.url.rpartition("/")[2], body))
+        (loaded.append if is_load else loaded.remove)(body["lora_name"])
+        route.fulfill(json={})
+
+    page.route("**/server_details", details)
+    page.route("**/v1/models", models)
+    page.route(re.compile(r"/(un)?load_lora_adapter$"), change)
+    page.route("**/metrics", lambda route: route.fulfill(body="# HELP <b>x</b>\nx 1"))
+    page.goto("/ui/#/server")
+    rows = page.get_by_role("group", name="Adapters").locator("tbody tr")
+    expect(rows).to_have_count(1)
+    page.get_by_label("Name", exact=True).fill("new")
+    page.get_by_label("Folder on the server").fill("/lora/new")
+    page.get_by_role("button", name="Load", exact=True).click()
+    expect(page.get_by_text("Loaded new.")).to_be_visible()
+    expect(rows).to_have_count(2)
+    rows.first.get_by_role("button", name="Unload").click()
+    rows.first.get_by_role("button", name="Yes: Unload").click()
+    expect(rows).to_have_count(1)
+    expect(rows.first).to_contain_text("/lora/new")
+    load = ("load_lora_adapter", {"lora_name": "new", "lora_path": "/lora/new"})
+    assert sent == [load, ("unload_lora_adapter", {"lora_name": "old"})]
+    page.get_by_role("button", name="Read metrics").click()
+    text = page.get_by_role("region", name="Text of /metrics")
+    expect(text).to_have_text("# HELP <b>x</b>\nx 1")
+    expect(text).to_be_focused()
+
+
 SECRETS = {
     "hicache_storage_backend_extra_config": '{"password": "hunter2", "url": "redis://u:hunter2@h/0"}',
     "model_loader_extra_config": "token=hunter2;x=1",
@@ -114,7 +162,7 @@ def test_docs_are_local_and_try_routes(page: Any, server: RunningServer) -> None
     expect(route.get_by_role("alert")).to_contain_text("not JSON")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_axe(new_page: NewPage, axe: str, theme: str) -> None:
     page = new_page(color_scheme=theme)
     page.goto("/ui/#/server")

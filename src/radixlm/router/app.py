@@ -79,6 +79,7 @@ class Gateway:
         self.hedger: Any = None
         self.dispatcher: Any = None
         self.tokens: Any = None
+        self.page: Any = None
         self._periodic: list[tuple[float, Work]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[asyncio.Server] = []

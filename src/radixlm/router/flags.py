@@ -205,6 +205,7 @@ class Limits(Discovery):
     cors_allowed_origins: Annotated[
         tuple[str, ...], "Origins of browsers; all if empty.", _ANY
     ] = ()
+    disable_ui: Annotated[bool, "Serve no page at /ui."] = False
 
 
 class Retries(Limits):

@@ -235,7 +235,7 @@ class RouterMetrics:
                    View("sgl_router_running_requests", worker),
                    View("sgl_router_worker_inflight_requests", url))  # fmt: skip
         self.gauge("smg_worker_cb_state", "Breaker: 0 closed, 1 open, 2 half open.",
-                   self._of_workers(self._breaker), worker,
+                   self._of_workers(self.breaker), worker,
                    View("sgl_router_cb_state", worker),
                    View("sgl_router_worker_cb_state", url))  # fmt: skip
         self.gauge("smg_worker_cb_consecutive_failures", "Failures in a row.",
@@ -315,6 +315,14 @@ class RouterMetrics:
         """A request goes to ``worker``."""
         model = model if model in self._models else self._model(model)
         self._selections.values[worker.worker_type, "http", model, policy, worker.name] += 1
+
+    def selections(self) -> Mapping[Labels, float]:
+        """Requests sent, by worker type, connection mode, model, policy and worker."""
+        return self._selections.values
+
+    def moves(self) -> dict[str, float]:
+        """Streams that have lost their worker, by what became of them."""
+        return {str(labels[0]): count for labels, count in self._moved.values.items()}
 
     def upstream_response(self, status: int, error_code: str = "") -> None:
         """A worker's status line has come."""
@@ -401,7 +409,8 @@ class RouterMetrics:
     def _in_a_row(self, worker: Worker) -> tuple[int, int]:
         return self._runs.get(worker.name, (0, 0))
 
-    def _breaker(self, worker: Worker) -> float:
+    def breaker(self, worker: Worker) -> float:
+        """0 closed, 1 open, 2 half open."""
         return self._breakers.get(worker.name, float(worker.state is State.SUSPECT))
 
     def exposition(self) -> bytes:

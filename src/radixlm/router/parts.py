@@ -17,4 +17,5 @@ PARTS: tuple[str, ...] = (
     "radixlm.router.stalled:attach",
     "radixlm.router.hedge:attach",  # after pd
     "radixlm.router.traces:attach",
+    "radixlm.router.page:attach",
 )

@@ -1,7 +1,9 @@
 // A button that asks before it acts, beside itself: no window.confirm, no trap for the keyboard.
 
 import { html, useEffect, useRef, useState } from "../vendor/preact.js";
-import { t } from "../messages.js";
+import { addMessages, t } from "../messages.js";
+
+addMessages({ "confirm.yes": "Yes: {what}", "confirm.no": "Cancel" });
 
 /**
  * The first press asks, with the focus on "Cancel", so that a key that is held down does nothing.
@@ -34,4 +36,4 @@ export function Confirm({ label, ask, no, yes, onYes, disabled }) {
 
 /** Confirm with the page's own words for yes and no. */
 export const Ask = ({ label, ask, onYes, disabled }) => html`
-  <${Confirm} label=${label} ask=${ask} yes=${t("server.yes", { what: label })} no=${t("server.no")} onYes=${onYes} disabled=${disabled} />`;
+  <${Confirm} label=${label} ask=${ask} yes=${t("confirm.yes", { what: label })} no=${t("confirm.no")} onYes=${onYes} disabled=${disabled} />`;

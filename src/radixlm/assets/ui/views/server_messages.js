@@ -61,8 +61,6 @@ addMessages({
   "server.pause.ask": "Pause? Running requests keep their place and wait; new ones wait too.",
   "server.continue": "Continue",
   "server.continue.ask": "Continue after a pause?",
-  "server.yes": "Yes: {what}",
-  "server.no": "Cancel",
   "server.done": "{what}: done.",
   "server.drain": "To drain, send the server SIGTERM: it takes nothing new, ends what runs (--drain-timeout) and exits. Behind a gateway, drain it in the gateway's Workers view.",
   "server.metrics.off": "Metrics are off. Start the server with --enable-metrics.",
