@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import sys
@@ -21,7 +22,7 @@ OUTSIDE = {
     "SECURITY.md": "project/security.md",
     "CHANGELOG.md": "project/changelog.md",
     "zoo/README.md": "project/zoo.md",
-    "examples/README.md": "examples/index.md",
+    "examples/README.md": "examples/programs.md",
 }
 WORKER, WORKER_ORIGIN = "assets/iframe-worker.js", "https://unpkg.com/iframe-worker/shim"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:)([^)#\s]+)(#[^)]*)?\)")
@@ -50,6 +51,7 @@ def on_config(config: Any) -> Any:
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are no files of docs/."""
     pages = {uri: (ROOT / path).read_text(encoding="utf-8") for path, uri in OUTSIDE.items()}
+    pages["examples/programs.md"] += "".join(sources())
     pages["reference/python.md"] = python_page()
     pages["reference/metrics.md"] = "\n".join(metrics_page())
     pages["reference/environment.md"] = "\n".join(environment_page())
@@ -82,11 +84,25 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if path in OUTSIDE or path.startswith("docs/"):
             to = posixpath.relpath(where, posixpath.dirname(uri) or ".")
             return f"{is_image}[{text}]({to}{anchor or ''})"
+        if origin == "examples/README.md" and path.startswith("examples/"):
+            return f"[{text}](#{posixpath.basename(path).replace('.', '')})"
         if not (ROOT / path).exists():
             return match[0]  # mkdocs names it
         return text if text.startswith("`") else f"{text} (`{path}`)"
 
     return LINK.sub(replaced, markdown)
+
+
+def sources() -> Iterator[str]:
+    """The programs of examples/ as sections of one page; of a notebook its cells."""
+    for path in sorted((ROOT / "examples").iterdir()):
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        if path.suffix == ".ipynb":
+            cells = [c for c in json.loads(text)["cells"] if c["cell_type"] == "code"]
+            text = "\n\n".join("".join(cell["source"]) for cell in cells) + "\n"
+        if path.suffix in (".py", ".ts", ".ipynb"):
+            language = "typescript" if path.suffix == ".ts" else "python"
+            yield f"\n## {path.name}\n\n```{language}\n{text}```\n"
 
 
 def python_page() -> str:

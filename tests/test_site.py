@@ -40,4 +40,6 @@ def test_the_site_builds_and_asks_no_other_origin(tmp_path: Path) -> None:
         text = (tmp_path / name).read_text(encoding="utf-8")
         assert not LOADED.findall(text.replace('rel="canonical"', "")), name
     assert "async_generate" in (tmp_path / "reference" / "python.html").read_text(encoding="utf-8")
+    examples = (tmp_path / "examples" / "programs.html").read_text(encoding="utf-8")
+    assert 'href="#openai_chatpy"' in examples and 'id="openai_chatpy"' in examples
     assert (tmp_path / "search" / "search_index.js").exists()  # found without a server
