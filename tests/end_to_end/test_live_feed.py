@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import threading
@@ -30,6 +31,7 @@ class Watch:
     def _read(self) -> None:
         name = ""
         with (
+            contextlib.suppress(httpx.HTTPError),  # the server may be killed
             httpx.Client(timeout=LIMIT_S) as client,
             client.stream("GET", self._url, params=self._params) as response,
         ):

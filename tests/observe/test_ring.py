@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
+import os
 import struct
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from radixlm.observe import ring as ring_module
-from radixlm.observe.ring import COUNTS, NUM_BYTES, NUM_RECORDS, TIMES, StepRing
+from radixlm.observe.ring import COUNTS, FILE, NUM_BYTES, NUM_RECORDS, TIMES, StepRing
 
 
 def fields(number: int) -> tuple[float, ...]:
@@ -65,6 +68,19 @@ def test_a_ring_goes_on_after_its_writer(tmp_path: Path) -> None:
     second = StepRing.open(tmp_path)
     second.write(*fields(1))
     assert [record[0] for record in reader.read(0)] == [0, 1]
+
+
+def test_a_full_disk_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not a signal at the first record."""
+    StepRing.open(tmp_path)
+    assert (tmp_path / FILE).stat().st_blocks * 512 >= NUM_BYTES
+
+    def full(*args: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space"):
+        StepRing.open(tmp_path)
 
 
 def test_memory_of_something_else_is_emptied() -> None:

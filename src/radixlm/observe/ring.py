@@ -59,7 +59,10 @@ class StepRing:
         """The ring of a run folder, made where it is not there; OSError if it cannot be mapped."""
         descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.ftruncate(descriptor, NUM_BYTES)
+            if hasattr(os, "posix_fallocate"):  # a write to a hole of a full disk is a SIGBUS
+                os.posix_fallocate(descriptor, 0, NUM_BYTES)
+            else:
+                os.ftruncate(descriptor, NUM_BYTES)
             return StepRing(mmap.mmap(descriptor, NUM_BYTES))
         finally:
             os.close(descriptor)
