@@ -20,7 +20,16 @@ const clipped = (text, most) => (text.length > most ? `${text.slice(0, most)}…
 const labelOf = (node) => (node.text !== null ? clipped(node.text, 80) : `#${node.serial}`);
 
 /** @param {import("./tree_layout.js").Node} node */
-const spoken = (node) => t("tree.item", { serial: node.serial, tokens: node.tokens, path: node.path, hits: node.hits, rate: count(node.rate), locked: node.locks ? t("tree.locked") : "", tomb: node.isTombstone ? t("tree.tombs") : "", text: node.text !== null ? `: ${clipped(node.text, 200)}` : "" });
+const spoken = (node) => t("tree.item", { name: labelOf(node), tokens: count(node.tokens), path: node.path, hits: node.hits, rate: count(node.rate), locked: node.locks ? t("tree.locked") : "", tomb: node.isTombstone ? t("tree.tombs") : "" });
+
+/** What fits of a node's name; always a part of what is spoken. */
+function shownName(node, wide) {
+  const room = Math.floor((wide - 8) / 6.4);
+  const name = labelOf(node);
+  const whole = `${name} · ${count(node.tokens)}`;
+  if (whole.length <= room) return whole;
+  return name.length <= room ? name : node.text !== null && room > 3 ? name.slice(0, room) : "";
+}
 
 function useWidth() {
   const box = useRef(null);
@@ -34,8 +43,7 @@ function useWidth() {
 }
 
 function Item({ node, x, wide, state, on }) {
-  const isWide = wide > 34;
-  const text = isWide ? clipped(`${labelOf(node)} · ${count(node.tokens)}`, Math.floor((wide - 8) / 6.6)) : "";
+  const text = shownName(node, wide);
   const marks = `${state.marked.has(node.serial) ? " marked" : ""}${node.isTombstone ? " tomb" : ""}`;
   return html`<g role="treeitem" aria-level=${node.depth + 1} aria-label=${spoken(node)} aria-selected=${state.focus === node.serial ? "true" : "false"}
       tabindex=${state.focus === node.serial ? 0 : -1} data-serial=${node.serial} class="node" onClick=${() => on.focus(node)} onDblClick=${() => on.zoom(node)} onFocus=${() => on.focus(node)}>
@@ -150,7 +158,7 @@ function useIcicle(tree) {
     if (!moves && event.key !== "Enter" && event.key !== "Escape") return;
     event.preventDefault();
     if (event.key === "Enter") setZoom(focused.serial);
-    else if (event.key === "Escape") setZoom(zoomed?.up?.serial ?? null);
+    else if (event.key === "Escape") setZoom((now) => tree.nodes.get(now)?.up?.serial ?? null);
     else {
       const next = neighbour(tree, focused, event.key);
       setFocus(next.serial);

@@ -6,7 +6,7 @@ addMessages({
   "tree.summary": "{tokens} tokens in {nodes} nodes, {depth} deep; {locked} nodes locked",
   "tree.label": "Radix tree of cached prefixes. Arrows move, Enter shows a node over the whole width, Escape goes back.",
   "tree.caption": "Nodes of the prefix cache", "tree.more": "{nodes} more, {tokens} tokens", "tree.nodes": "nodes",
-  "tree.item": "node {serial}: {tokens} tokens, {path} from the root, {hits} hits, {rate} a minute{locked}{tomb}{text}",
+  "tree.item": "{name} · {tokens} tokens, {path} from the root, {hits} hits, {rate} a minute{locked}{tomb}",
   "tree.locked": ", locked", "tree.tombs": ", window tombstone",
   "tree.hot": "Hot prefixes", "tree.node": "node", "tree.depth": "depth", "tree.tokens": "tokens", "tree.path": "tokens from the root", "tree.hits": "hits", "tree.rate": "hits/min",
   "tree.locks": "locks", "tree.age": "last use", "tree.bytes": "bytes", "tree.share": "share of prefill saved", "tree.tomb": "tombstone", "tree.text": "text", "tree.yes": "yes", "tree.no": "no",
