@@ -1,5 +1,5 @@
 // The tree view: the prefix cache as an icicle, hot prefixes, search by prompt.
-import { html, useEffect, useRef, useState } from "../vendor/preact.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/preact.js";
 import { api } from "../http.js";
 import { t } from "../messages.js";
 import "./live_messages.js";
@@ -73,6 +73,9 @@ function Icicle({ tree, gone, zoomed, state, on }) {
   const rest = xOf(tree.total - tree.rest.tokens);
   const high = Math.max(...shown.map((node) => node.depth + 1), 1) * ROW;
   const key = (event) => on.key(event, box.current);
+  // a node that is moved among its siblings loses the focus
+  const had = box.current?.contains(document.activeElement);
+  useLayoutEffect(() => { if (had && document.activeElement === document.body) box.current.querySelector(`[data-serial="${state.focus}"]`)?.focus(); });
   return html`<div class="icicle" ref=${box} onKeyDown=${key}>
     <svg role="tree" aria-label=${t("tree.label")} width=${width} height=${high} viewBox=${`0 0 ${width} ${high}`}>
       <defs><pattern id="tree-hatch" width="8" height="8" patternUnits="userSpaceOnUse"><path class="hatch-ink" d="M-2 6 6 -2M2 10 10 2" /></pattern></defs>
