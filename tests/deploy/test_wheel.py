@@ -71,9 +71,20 @@ def test_a_wheel_that_auditwheel_has_not_seen_is_refused(tmp_path: Path) -> None
     ]
 
 
-def test_the_extension_here_brings_no_openmp_runtime() -> None:
-    """One runtime in the process: torch's."""
-    code = (
+HIDDEN = """
+import ctypes
+whole = ctypes.CDLL
+ctypes.CDLL = lambda name, mode=0, **options: whole(name, ctypes.RTLD_LOCAL, **options)
+import torch
+ctypes.CDLL = whole
+assert not hasattr(whole(None), "GOMP_parallel")
+"""
+
+
+@pytest.mark.parametrize("before", ["", HIDDEN], ids=["as here", "torch hides its runtime"])
+def test_the_extension_here_brings_no_openmp_runtime(before: str) -> None:
+    """One runtime in the process: torch's, also where torch keeps it to itself as on Arm."""
+    code = before + (
         "import radixlm.kernels.cpu as cpu, re\n"
         "if cpu.available:\n"
         "    maps = open('/proc/self/maps').read()\n"
@@ -81,6 +92,8 @@ def test_the_extension_here_brings_no_openmp_runtime() -> None:
         " if re.search('lib(gomp|omp|iomp5)', line)})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
     if not (loaded := done.stdout.split()):
+        assert not list((ROOT / "src" / "radixlm").glob("_cpu*.so")), "it could not be imported"
         pytest.skip("the extension is not built")
     assert len(loaded) == 1 and "torch" in loaded[0], loaded

@@ -3,8 +3,12 @@
 ``RADIXLM_CPU_ISA`` names an instruction set to use instead of the best one (for tests).
 """
 
+import contextlib
+import ctypes
 import importlib
 import os
+import re
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,9 +30,21 @@ DTYPE_CODE = {
 }
 
 
+def _share_openmp() -> None:
+    """Let the extension find torch's OpenMP runtime, since it links none. torch for Arm loads its
+    own under a name that nothing else knows, where other libraries do not look."""
+    if hasattr(ctypes.CDLL(None), "GOMP_parallel"):
+        return
+    with contextlib.suppress(OSError):  # no /proc: not Linux
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+        if found := re.search(r"(/\S*/lib(?:gomp|omp|iomp5)[-.]\S*)$", maps, re.MULTILINE):
+            ctypes.CDLL(found[1], ctypes.RTLD_GLOBAL)
+
+
 def _load() -> tuple[ModuleType | None, str]:
     # The name of the function used keeps the import above from looking unused: torch goes first.
     torch.get_num_threads()
+    _share_openmp()
     try:
         module = importlib.import_module("radixlm._cpu")
     except ImportError as error:
