@@ -1,7 +1,6 @@
 """Optional packages, imported when first used, with an error that says how to get them."""
 
 import importlib
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -20,12 +19,10 @@ def require(module: str, extra: str, why: str) -> ModuleType:
 
 
 def require_transformers(extra: str, why: str) -> Any:
-    """The package transformers without its notes, and without its progress bars where stderr is
-    no terminal: in a log file every step of a bar is a line."""
+    """The package transformers without its notes and progress bars: one bar tells of weights."""
     library: Any = require("transformers", extra, why)
     library.logging.set_verbosity_error()
-    if not sys.stderr.isatty():
-        library.logging.disable_progress_bar()
+    library.logging.disable_progress_bar()
     return library
 
 

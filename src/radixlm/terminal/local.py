@@ -59,8 +59,8 @@ def _await(child: subprocess.Popen[bytes], url: str, key: str | None) -> Api:
     api = Api(url, key)
     while child.poll() is None:
         with contextlib.suppress(Refused):
-            names = api.models(wait_s=2.0)
-            api.model = names[0]
+            api.read("/health")  # 503 until the model has answered
+            api.model = api.models(wait_s=2.0)[0]
             return api
         time.sleep(_POLL_S)
     raise ConfigError(

@@ -264,7 +264,8 @@ class Server:
         self.state.ready_after_s = time.monotonic() - self.began_s
         took = format_seconds(self.state.ready_after_s)
         log.info("ready in %s: %s serves %s", took, url, self.config.serve.served_model_name)
-        if sys.stderr.isatty() and self.is_first and url.startswith("http:"):
+        is_told = sys.stderr.isatty() and log.isEnabledFor(logging.INFO)
+        if is_told and self.is_first and url.startswith("http:"):
             print(
                 f"\nTry it:\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
                 """-d '{"messages": [{"role": "user", "content": "What is 17 + 25?"}]}'\n""",
