@@ -354,8 +354,7 @@ class Engine(EngineWeights):
     async def async_encode(self, prompt: Prompts = None, **fields: Any) -> Any:
         """``encode`` for a caller with an event loop of its own."""
         values = fields if prompt is None else {**fields, "text": prompt}
-        work = self._route_calls().encode(values)
-        return await self._await(work)
+        return await self._await(self._route_calls().encode(values))
 
     def rerank(self, prompt: list[list[str]]) -> list[Encoding]:
         """Scores of a cross-encoder for pairs [query, document], as ``encode`` gives."""
@@ -372,9 +371,8 @@ class Engine(EngineWeights):
     ) -> list[list[float]]:
         """What ``/v1/score`` gives: for each item the probabilities of ``label_token_ids`` after
         query and item (one score with a cross-encoder), ``[items][labels]``."""
-        values: dict[str, Any] = {"query": query, "items": items}
-        values |= {"label_token_ids": label_token_ids, "apply_softmax": apply_softmax}
-        values["item_first"] = item_first
+        values: Json = {"query": query, "items": items, "label_token_ids": label_token_ids}
+        values |= {"apply_softmax": apply_softmax, "item_first": item_first}
         scores: list[list[float]] = self._wait(self._route_calls().score(values))
         return scores
 
