@@ -67,10 +67,10 @@ def test_rebalancing_while_serving_changes_no_bit(
         eplb_rebalance_layers_per_chunk=1,
         expert_distribution_recorder_mode="per_pass",
     ) as engine:
-        ask = engine._engine.intake.control
-        assert engine._wait(ask("start_expert_record")).ok
+        engine.start_expert_distribution_record()
         assert answers(engine) == wanted
-        assert engine._wait(ask("dump_expert_record")).ok
+        engine.stop_expert_distribution_record()
+        engine.dump_expert_distribution_record()
         assert answers(engine) == wanted
     (file,) = tmp_path.iterdir()
     placement = json.loads(file.read_text())["last_physical_to_logical_map"]

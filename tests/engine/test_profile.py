@@ -6,7 +6,10 @@ import gzip
 import json
 from pathlib import Path
 
+import pytest
+
 import radixlm
+from radixlm.base.errors import InvalidRequest
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 
@@ -15,15 +18,14 @@ def test_the_steps_of_a_request_are_traced(tmp_path: Path) -> None:
     with radixlm.Engine(
         model_path=str(folder), cpu_threads=1, log_level="error", max_total_tokens=256
     ) as engine:
-        control = engine._engine.intake.control
         params = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
-        started = engine._wait(
-            control("start_profile", output_dir=str(tmp_path), num_steps=3, with_stack=False)
-        )
-        assert started.ok and started.data == {"output_dir": str(tmp_path)}
+        started = engine.start_profile(output_dir=str(tmp_path), num_steps=3, with_stack=False)
+        assert started == {"output_dir": str(tmp_path)}
         engine.generate(input_ids=[5, 6, 7], sampling_params=params)
-        refused = engine._wait(control("stop_profile"))
-        assert not refused.ok and "no profile" in refused.message
+        with pytest.raises(InvalidRequest, match="no profile"):
+            engine.stop_profile()
+        with pytest.raises(InvalidRequest, match="expert"):
+            engine.start_expert_distribution_record()
     (file,) = tmp_path.glob("*-TP-0.trace.json.gz")
     with gzip.open(file) as stream:
         names = [event.get("name") for event in json.load(stream)["traceEvents"]]

@@ -42,6 +42,13 @@ def test_a_trace_holds_what_ran_between_start_and_stop(profiler: Profiler, tmp_p
     assert "aten::cumsum" in _names(file)
 
 
+def test_replicas_have_files_of_their_own(tmp_path: Path) -> None:
+    second = Profiler(torch.device("cpu"), 1, replica=2)
+    second.start({"output_dir": str(tmp_path), "profile_id": "x"})
+    (file,) = second.stop({})["files"]
+    assert Path(file).name == "x-DP-2-TP-1.trace.json.gz"
+
+
 def test_steps_are_counted(profiler: Profiler, tmp_path: Path) -> None:
     _step(profiler, 1)
     profiler.start({"output_dir": str(tmp_path), "start_step": 3, "num_steps": 2})

@@ -167,7 +167,7 @@ def load_engine(
             kept = KeptPages(kept_memory, model, attn, pools)
     updater = WeightUpdater(config, info, model, boot.weights)
     loader = AdapterLoader(config, model, where) if config.adapters.enable_lora else None
-    profiler = Profiler(where, peers.ranks.place.rank)
+    profiler = Profiler(where, peers.ranks.place.rank, boot.replica)
     controls = TensorControls(
         updater.read, weight_bytes, pools.num_bytes, pools.num_tokens, profiler, peers.take_waited_s
     )

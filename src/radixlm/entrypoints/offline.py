@@ -30,6 +30,7 @@ from radixlm.entrypoints.answers import Encoding, Generation
 from radixlm.entrypoints.media import make_reader
 from radixlm.entrypoints.native.request import Batch, default_sampling, read_generate
 from radixlm.entrypoints.native.response import ResponseBuilder
+from radixlm.entrypoints.offline_debug import EngineDebug
 from radixlm.entrypoints.offline_weights import EngineWeights
 from radixlm.intake.records import likeliest
 from radixlm.wire.replies import Finish
@@ -46,7 +47,7 @@ STOP_S, CANCEL_S = 60.0, 10.0  # an engine that does not end in order is left
 _SHUT = "this engine was shut down: make a new radixlm.Engine"
 
 
-class Engine(EngineWeights):
+class Engine(EngineWeights, EngineDebug):
     """The engine of the server, without a server.
 
         with radixlm.Engine(model_path="radix-tiny") as engine:
@@ -408,13 +409,6 @@ class Engine(EngineWeights):
             "internal_states": [info.data for info in infos],
             "version": __version__,
         }
-
-    def get_weights_by_name(self, name: str, truncate_size: int = 100) -> Any:
-        """The first rows of a parameter as nested lists, None if there is none."""
-        reply = self._wait(
-            self._engine.intake.control("weights_by_name", name=name, truncate_size=truncate_size)
-        )
-        return reply.data if reply.ok else None
 
     def load_lora_adapter(
         self, lora_name: str, lora_path: str, pinned: bool = False

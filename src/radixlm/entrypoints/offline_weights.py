@@ -42,6 +42,13 @@ class EngineWeights:
     def _updates(self) -> TensorUpdates:
         return TensorUpdates(self.config, self._engine.intake)
 
+    def get_weights_by_name(self, name: str, truncate_size: int = 100) -> Any:
+        """The first rows of a parameter as nested lists, None if there is none."""
+        reply = self._wait(
+            self._engine.intake.control("weights_by_name", name=name, truncate_size=truncate_size)
+        )
+        return reply.data if reply.ok else None
+
     def update_weights_from_disk(
         self, model_path: str, load_format: str | None = None, **options: Any
     ) -> tuple[bool, str, int]:

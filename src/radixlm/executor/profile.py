@@ -39,8 +39,9 @@ class ProfileRequest(Record):
 class Profiler:
     """At most one trace at a time. All calls come from the thread that runs the steps."""
 
-    def __init__(self, device: torch.device, rank: int = 0) -> None:
-        self._device, self._rank = device, rank
+    def __init__(self, device: torch.device, rank: int = 0, replica: int = 0) -> None:
+        self._device = device
+        self._who = f"DP-{replica}-TP-{rank}" if replica else f"TP-{rank}"
         self._order: ProfileRequest | None = None
         self._profile: profile | None = None
         self._is_begun = False
@@ -160,7 +161,7 @@ class Profiler:
         """Write what was traced; names of the files."""
         self._order, is_begun, self._is_begun = None, self._is_begun, False
         running, self._profile = self._profile, None
-        files, name = [], f"{order.name}-TP-{self._rank}"
+        files, name = [], f"{order.name}-{self._who}"
         if order.stages and is_begun:
             name = f"{name}-{STAGES[self._stage]}"
         if running is not None:

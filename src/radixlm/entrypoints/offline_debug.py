@@ -1,0 +1,48 @@
+"""Profiles and records of ``radixlm.Engine``, under SGLang's names."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from radixlm.base.errors import InvalidRequest
+from radixlm.engine.launch import ProgramEngine
+
+T = TypeVar("T")
+
+
+class EngineDebug:
+    """What watches an engine. InvalidRequest says why a call cannot be."""
+
+    _engine: ProgramEngine
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        raise NotImplementedError
+
+    def _ask(self, verb: str, **args: Any) -> Any:
+        reply = self._wait(self._engine.intake.control(verb, **args))
+        if not reply.ok:
+            raise InvalidRequest(reply.message)
+        return reply.data
+
+    def start_profile(self, **options: Any) -> dict[str, Any]:
+        """Trace steps, with the fields of ``/start_profile``; {"output_dir": ...}."""
+        found: dict[str, Any] = self._ask("start_profile", **options)
+        return found
+
+    def stop_profile(self) -> list[str]:
+        """End the trace; its files."""
+        files: list[str] = self._ask("stop_profile")["files"]
+        return files
+
+    def start_expert_distribution_record(self) -> None:
+        """Record which experts tokens choose (``expert_distribution_recorder_mode``)."""
+        self._ask("start_expert_record")
+
+    def stop_expert_distribution_record(self) -> None:
+        """Stop; what was recorded is kept."""
+        self._ask("stop_expert_record")
+
+    def dump_expert_distribution_record(self) -> None:
+        """Write it to a file in RADIXLM_EXPERT_RECORDER_DIR, and forget it."""
+        self._ask("dump_expert_record")
