@@ -118,11 +118,9 @@ function Metrics({ isOn }) {
   const [text, setText] = useState("");
   const box = useRef(null);
   const work = useWork();
+  useEffect(() => box.current?.focus(), [text]);
   if (!isOn) return html`<p class="muted">${t("server.metrics.off")}</p>`;
-  const read = () => work.start(async (signal) => {
-    setText(String(await api("metrics", { signal })));
-    box.current?.focus();
-  });
+  const read = () => work.start(async (signal) => setText(String(await api("metrics", { signal }))));
   return html`<button disabled=${work.busy} onClick=${read}>${t("server.metrics.read")}</button><${Failed} error=${work.error} />
     ${text && html`<pre ref=${box} class="scroll" tabindex="0" role="region" aria-label=${t("server.metrics.text")}>${text}</pre>`}`;
 }
