@@ -10,9 +10,9 @@ import { colour, fillOf, onTheme, paintSwatch } from "./theme.js";
  * @typedef {{series: Series[], data: ArrayLike<number>[], label: string, height?: number,
  *   stacked?: boolean, log?: boolean, xFormat?: (x: number) => string, yFormat?: (y: number) => string,
  *   sync?: string, range?: Range, onRange?: (range: Range) => void,
- *   onPick?: (index: number) => void, marked?: number|null}} ChartProps
+ *   onPick?: (index: number) => void, marked?: number|null, cap?: number}} ChartProps
  *   `data`: x, then one array a series, of equal length; `range`: x shown (null: all of it);
- *   `onPick`: a click or Enter at an index of the data; `marked`: x with a line through it
+ *   `onPick`: a click or Enter at an index of the data; `marked`: x with a line through it; `cap`: y never reaches further
  */
 
 const plain = (column) => Array.from(column, (value) => (Number.isNaN(value) ? null : value)); // null: a gap
@@ -66,7 +66,7 @@ function options(state, width) {
     if (wide > 4) state.props.onRange?.([u.posToVal(left, "x"), u.posToVal(left + wide, "x")]);
   };
   const whole = (u, min, max) => state.props.range ?? (min == null ? [0, 1] : min === max ? [min, min + 1] : [min, max]);
-  const tops = (u, min, max) => [0, max > 0 ? max * 1.05 : 1];
+  const tops = (u, min, max) => [0, max > 0 ? Math.min(max * 1.05, state.props.cap ?? Infinity) : 1];
   return {
     width, height: props.height ?? 160, padding: [6, 8, 0, 0],
     legend: { live: true },

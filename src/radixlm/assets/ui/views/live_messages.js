@@ -37,7 +37,7 @@ addMessages({
   "fall.show": "Show them in the steps",
 
   "steps.title": "Steps", "steps.time": "Duration of the last {count} steps by phase",
-  "steps.tokens": "Tokens of these steps", "steps.summary": "{count} steps: median {median}, longest {longest}; {busy} of the time spent in the model",
+  "steps.cut": "; longer ones are cut at {ms}", "steps.tokens": "Tokens of these steps", "steps.summary": "{count} steps: median {median}, longest {longest}; {busy} of the time spent in the model",
   "steps.none": "No step yet.", "steps.index": "step", "steps.ms": "duration",
   "steps.plan_ms": "plan", "steps.prepare_ms": "prepare", "steps.model_ms": "model", "steps.sample_ms": "sample", "steps.commit_ms": "commit", "steps.wait_ms": "wait",
   "steps.decodes": "decodes", "steps.prefill_tokens": "prefill tokens", "steps.forced": "forced tokens", "steps.accepted": "accepted drafts", "steps.budget": "token budget",

@@ -61,12 +61,21 @@ function Picked({ model, step, onDone }) {
   </section>`;
 }
 
+/** Where bars are cut, so that one long step does not flatten the others; Infinity: nowhere. @param {Float64Array} totals */
+function capOf(totals) {
+  const sorted = totals.slice().sort();
+  const usual = 4 * (sorted[Math.floor(sorted.length * 0.95)] || 0);
+  return usual && sorted[sorted.length - 1] > 2 * usual ? usual : Infinity;
+}
+
 function Charts({ columns, held, range, setRange, pick }) {
   const x = columns.index;
+  const cap = capOf(columns.total_ms);
+  const title = t("steps.time", { count: x.length }) + (cap < Infinity ? t("steps.cut", { ms: millis(cap) }) : "");
   const common = { sync: "steps", range, onRange: setRange, onPick: pick, marked: held?.step.index, xFormat: (at) => String(Math.round(at)), xLabel: t("steps.index") };
   return html`<div class="steps-charts">
-    <p class="chart-title">${t("steps.time", { count: x.length })}</p>
-    <${Chart} ...${common} label=${`${t("steps.time", { count: x.length })}. ${t("steps.hint")}`} series=${TIME_SERIES} stacked=${true} height=${190}
+    <p class="chart-title">${title}</p>
+    <${Chart} ...${common} label=${`${t("steps.time", { count: x.length })}. ${t("steps.hint")}`} series=${TIME_SERIES} stacked=${true} height=${190} cap=${cap}
       data=${[x, ...STACK.map((name) => columns[name])]} yFormat=${(ms) => `${Number(ms.toPrecision(3))} ms`} />
     <p class="chart-title">${t("steps.tokens")}</p>
     <${Chart} ...${common} label=${t("steps.tokens")} series=${TOKEN_SERIES} log=${true} height=${120}
