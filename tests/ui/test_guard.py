@@ -13,7 +13,7 @@ from tests.ui.conftest import NewPage, Scripted, sync_api
 from tests.ui.test_chat import Endpoint, ask, composer, open_settings, settle
 
 expect = sync_api.expect
-VIEWS = ("chat", "live", "tree", "play", "server")
+VIEWS = ("chat", "live", "tree", "play", "server", "docs")
 AXE = """async () => {
   const rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"];
   if (location.hash === "#/chat") rules.push("best-practice");
