@@ -18,6 +18,7 @@ PACKAGE = "radixlm"
 NEEDED = (
     "py.typed",
     "assets/ui/index.html",
+    "assets/evals/bundled.jsonl",
     "arch/config_defaults.json",
     "weights/gguf_grids.safetensors",
     *(

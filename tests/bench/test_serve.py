@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -159,7 +160,15 @@ async def test_one_batch_through_the_server(url, tmp_path) -> None:
     assert "out tok/s" in one_batch_table([found])
 
 
-async def test_the_sweep_measures_each_rate(url, capsys) -> None:
+async def test_the_sweep_measures_each_rate(url, capsys, monkeypatch) -> None:
+    flushed: list[bool] = []
+    measure = Run.measure
+
+    async def noted(run: Run) -> Any:
+        flushed.append(run.args.flush_cache)
+        return await measure(run)
+
+    monkeypatch.setattr(Run, "measure", noted)
     flags = [
         "--base-url",
         url,
@@ -174,3 +183,4 @@ async def test_the_sweep_measures_each_rate(url, capsys) -> None:
     args = build_sweep_parser().parse_args(flags)
     assert await _sweep(args, Search(200.0, 400.0)) == 0
     assert "Highest rate within: 400 req/s" in capsys.readouterr().out
+    assert flushed == [True, True]  # the runs repeat their prompts

@@ -211,6 +211,8 @@ def test_pass_at_counts_draws() -> None:
         (["humaneval"], "--allow-code-execution"),
         (["needle", "--lengths", "3"], "20 words"),
         (["needle", "--skip-tokenizer-init"], "needs the tokenizer"),
+        (["needle", "--model", "./not-there"], "not-there"),
+        (["needle", "--api", "completions", "--system-prompt", "x"], "add --api chat"),
     ],
 )
 def test_wrong_flags_are_refused_before_anything_starts(args: list[str], message: str) -> None:

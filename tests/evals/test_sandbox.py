@@ -7,6 +7,7 @@ import time
 import psutil
 import pytest
 
+from radixlm.evals import sandbox
 from radixlm.evals.sandbox import run
 
 
@@ -16,6 +17,8 @@ from radixlm.evals.sandbox import run
         ("assert 1 == 1", ""),
         ("assert 1 == 2", "AssertionError"),
         ("import os; os._exit(0)", "left the interpreter"),
+        ("import os; os._exit(77)", "it was ended"),
+        ("import sys; sys.exit()", "SystemExit"),
         ("x = bytearray(3 << 30)", "MemoryError"),
         ("open('big', 'wb').write(bytes(17 << 20))", ""),
         ("(", "SyntaxError"),
@@ -52,3 +55,10 @@ def test_no_network_where_the_kernel_allows() -> None:
     assert not found.is_ok
     if not found.has_network:
         assert "unreachable" in found.error
+
+
+def test_a_program_that_is_late_keeps_its_network_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "_GRACE_S", 1.0)
+    late = run("import signal, time\nsignal.alarm(0)\ntime.sleep(60)", 0.5)
+    assert not late.is_ok and "timed out" in late.error
+    assert late.has_network == run("", 5.0).has_network

@@ -152,7 +152,7 @@ FOLLOWED: list[tuple[str, dict[str, Any], str, str]] = [  # kind, values, follow
     ("length_constraints:nth_paragraph_first_word",
      {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "so"}, "a\n\nSo, b", "so a\n\nb"),
     ("detectable_content:number_placeholders", {"num_placeholders": 2}, "[a] [b]", "[a]"),
-    ("detectable_content:postscript", {"postscript_marker": "P.S."}, "a\nP.S. b", "a, by the way"),
+    ("detectable_content:postscript", {"postscript_marker": "P.S."}, "a\nP. S. b", "tips help some"),
     ("detectable_format:number_bullet_lists", {"num_bullets": 2}, "* a\n- b", "* a\n**b**"),
     ("detectable_format:constrained_response", {}, "My answer is yes.", "yes"),
     ("detectable_format:number_highlighted_sections", {"num_highlights": 1}, "a *b* c", "a * b"),
@@ -247,6 +247,7 @@ def test_longbench_v2(tmp_path: Path) -> None:
     path.write_text(json.dumps([row]))
     task = load_task("longbench", TaskOptions(data_path=str(path)))
     assert "(C) c" in str(task.items[0].question) and score(task, 0, "The answer is (C)") == 1.0
+    assert score(task, 0, "The answer is (C), so the answer is a letter.") == 1.0
 
 
 def test_bundled_grades_calls_json_and_text() -> None:
@@ -275,6 +276,10 @@ def test_errors_name_what_is_missing(tmp_path: Path) -> None:
             load_task(name, TaskOptions())
     with pytest.raises(ConfigError, match="unknown task 'gsm9k'"):
         load_task("gsm9k", TaskOptions())
+    with pytest.raises(ConfigError, match="--num-shots: needle does not use it"):
+        load_task("needle", TaskOptions(num_shots=3))
+    with pytest.raises(ConfigError, match="--allow-code-execution: exact does not"):
+        load_task("exact", TaskOptions(allow_code_execution=True))
     path = lines(tmp_path / "a.jsonl", [{"question": "Q"}])
     with pytest.raises(ConfigError, match="line 1 has no 'answer'; it has"):
         load_task("gsm8k", TaskOptions(data_path=path))

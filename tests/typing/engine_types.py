@@ -21,7 +21,10 @@ async def wait(engine: radixlm.Engine) -> None:
 def call(arguments: radixlm.ServerArgs) -> None:
     with radixlm.Engine(server_args=arguments, mem_fraction_static=0.5) as engine:
         assert_type(engine, radixlm.Engine)
-        assert_type(engine.generate("a", {"max_new_tokens": 4}), Generation)
+        assert_type(engine.generate("a"), Generation)
+        assert_type(engine.generate("a", {"n": 2}), Generation | Any)
+        assert_type(engine.generate("a", {"max_new_tokens": 4})["text"], str | Any)
+        assert_type(engine.generate("a", stream=bool(arguments)), Any)
         assert_type(engine.generate(["a"], [{"n": 1}]), list[Generation])
         assert_type(engine.generate("a", stream=True), Iterator[Generation])
         assert_type(engine.generate(input_ids=[1, 2]), Any)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,8 +53,7 @@ def main(argv: Sequence[str]) -> int:
     options = engine_options(rest, "radixlm bench long-context", parser)
     results = measure(options, sorted(args.lengths), args.output_len, args.seed)
     if args.output_file:
-        with Path(args.output_file).open("a") as file:
-            file.writelines(json.dumps(one) + "\n" for one in results)
+        report.append_jsonl(args.output_file, results)
     if args.json:
         print("\n".join(json.dumps(one) for one in results))
     else:
@@ -78,7 +76,7 @@ def measure(
                 f"--lengths {lengths[-1]}: {most} tokens fit beside {output_len} of output; "
                 "--max-total-tokens N and --context-length N make more room"
             )
-        vocab = info.get("vocab_size") or 1000
+        vocab = engine.info.decoder.vocab
         _timed(engine, _drawn(generator, min(_WARM_UP, most), vocab), output_len)
         for length in tqdm(lengths, desc="prompts", disable=None):
             prompt = _drawn(generator, length, vocab)

@@ -58,8 +58,9 @@ def mooncake_rows(options: DatasetOptions, writer: RowWriter, make_words: Any) -
     stands for words drawn from it, so that equal hashes are equal text; each round repeats the
     session so far, with made-up answers."""
     path, lines = file_lines(options, '{"timestamp": 0, "hash_ids": [1], "output_length": 64}')
-    if missing := [n for n in ("timestamp", "hash_ids") if n not in lines[0]]:
-        raise ConfigError(f"--dataset-path {path}: the lines have no {missing[0]!r}")
+    for number, line in enumerate(lines, 1):
+        if missing := [n for n in ("timestamp", "hash_ids") if n not in line]:
+            raise ConfigError(f"--dataset-path {path}: line {number} has no {missing[0]!r}")
     lines.sort(key=lambda line: float(line["timestamp"]))
     begin = float(lines[0]["timestamp"])
     for line in lines[: options.num_prompts]:

@@ -1,6 +1,8 @@
 """`radixlm bench sweep`: the highest request rate at which enough requests keep their limits.
 
-The rate is doubled until it is too much (or halved until it is not), then the gap is bisected.
+The rate is doubled until it is too much (or halved until it is not), then the gap is bisected. All
+runs send the same prompts, so a cache that kept them would make each run faster than the one before
+it: it is emptied first where the server has `/flush_cache`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from radixlm.base.errors import ConfigError
+from radixlm.base.errors import ConfigError, TransferError
 from radixlm.bench import report, serve
 from radixlm.bench.load import Traffic
 from radixlm.bench.options import Parser
@@ -101,6 +103,8 @@ async def _sweep(args: argparse.Namespace, search: Search) -> int:
     found: list[dict[str, Any]] = []
 
     async def attained(rate: float) -> float:
+        if not (args.flush_cache or found):
+            args.flush_cache = await _can_flush(run)
         run.traffic = Traffic(rate, args.max_concurrency, args.seed)
         result, _ = await run.measure()
         found.append(result | {"request_rate": rate})
@@ -117,6 +121,17 @@ async def _sweep(args: argparse.Namespace, search: Search) -> int:
         json.dumps({"rate": best, "runs": found}) + "\n" if args.json else render(found, best)
     )
     return int(best is None)
+
+
+async def _can_flush(run: serve.Run) -> bool:
+    """Whether the server can empty its prefix cache; else a warning."""
+    try:
+        if (await run.client.ask("POST", "/flush_cache")).status in (200, 400):  # 400: it is busy
+            return True
+    except TransferError:
+        pass
+    sys.stderr.write("no /flush_cache: the runs repeat their prompts; serve without prefix cache\n")
+    return False
 
 
 def render(runs: Sequence[dict[str, Any]], best: float | None) -> str:

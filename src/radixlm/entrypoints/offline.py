@@ -117,8 +117,11 @@ class Engine(EngineWeights, EngineDebug):
 
     # fmt: off
     @overload
-    def generate(self, prompt: str, sampling_params: Json | None = None, *, stream: No = False,
+    def generate(self, prompt: str, sampling_params: None = None, *, stream: No = False,
         show_progress: bool | None = None, **fields: Any) -> Generation: ...
+    @overload  # a list with n > 1
+    def generate(self, prompt: str, sampling_params: Json, *, stream: No = False,
+        show_progress: bool | None = None, **fields: Any) -> Generation | Any: ...
     @overload
     def generate(self, prompt: list[str], sampling_params: Params = None, *, stream: No = False,
         show_progress: bool | None = None, **fields: Any) -> list[Generation]: ...
@@ -126,8 +129,8 @@ class Engine(EngineWeights, EngineDebug):
     def generate(self, prompt: Prompts = None, sampling_params: Params = None, *, stream: Yes,
         show_progress: bool | None = None, **fields: Any) -> Iterator[Generation]: ...
     @overload
-    def generate(self, prompt: None = None, sampling_params: Params = None, *, stream: bool = False,
-        show_progress: bool | None = None, **fields: Any) -> Any: ...
+    def generate(self, prompt: Prompts = None, sampling_params: Params = None, *,
+        stream: bool = False, show_progress: bool | None = None, **fields: Any) -> Any: ...
     # fmt: on
     def generate(
         self,
@@ -168,8 +171,11 @@ class Engine(EngineWeights, EngineDebug):
 
     # fmt: off
     @overload
-    async def async_generate(self, prompt: str, sampling_params: Json | None = None, *,
+    async def async_generate(self, prompt: str, sampling_params: None = None, *,
         stream: No = False, **fields: Any) -> Generation: ...
+    @overload
+    async def async_generate(self, prompt: str, sampling_params: Json, *,
+        stream: No = False, **fields: Any) -> Generation | Any: ...
     @overload
     async def async_generate(self, prompt: list[str], sampling_params: Params = None, *,
         stream: No = False, **fields: Any) -> list[Generation]: ...
@@ -177,7 +183,7 @@ class Engine(EngineWeights, EngineDebug):
     async def async_generate(self, prompt: Prompts = None, sampling_params: Params = None, *,
         stream: Yes, **fields: Any) -> AsyncIterator[Generation]: ...
     @overload
-    async def async_generate(self, prompt: None = None, sampling_params: Params = None, *,
+    async def async_generate(self, prompt: Prompts = None, sampling_params: Params = None, *,
         stream: bool = False, **fields: Any) -> Any: ...
     # fmt: on
     async def async_generate(

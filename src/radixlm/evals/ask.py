@@ -201,7 +201,9 @@ async def ask(model: Model, item: Item, fields: Mapping[str, Any], how: Asking) 
 
 
 def _read(reply: Reply, answer: Any) -> None:
-    """Text, calls and token counts of an answer in OpenAI's form."""
+    """Text, calls and token counts of an answer in OpenAI's form; RequestError for another."""
+    if not isinstance(answer, dict) or not answer.get("choices"):
+        raise RequestError(f"the answer has no choices: {str(answer)[:200]}")
     choice, usage = answer["choices"][0], answer.get("usage") or {}
     message = choice.get("message") or {}
     reply.text = choice.get("text") or message.get("content") or ""
@@ -209,7 +211,7 @@ def _read(reply: Reply, answer: Any) -> None:
         function = call["function"]
         try:
             arguments = json.loads(function["arguments"])
-        except ValueError:
+        except (TypeError, ValueError):
             arguments = None
         reply.calls.append({"name": function["name"], "arguments": arguments})
     reply.num_prompt = usage.get("prompt_tokens") or 0

@@ -62,7 +62,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--url", "--base-url", metavar="URL", help="a server of OpenAI's API")
     group.add_argument("--host", help="of the server, instead of --url")
     group.add_argument("--port", type=int, metavar="N", help="of the server, instead of --url")
-    group.add_argument("--model", metavar="NAME", help="asked from the server when unset")
+    group.add_argument("--model", metavar="NAME", help="of a server: its first when unset")
     group.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
     group.add_argument(
         "--against",
@@ -151,6 +151,8 @@ def main(argv: Sequence[str]) -> int:
     run = Run(args, name, task, items, settings)
     if url is not None:
         return int(uvloop.run(run.on(HttpModel(url, args.model, args.api_key), url)))
+    if args.model is not None:  # the server's name of --model-path
+        rest = ["--model-path", args.model, *rest]
     options = engine_options(rest, "radixlm eval", parser)
     if options.get("skip_tokenizer_init"):
         raise ConfigError("--skip-tokenizer-init: an eval needs the tokenizer")
@@ -170,6 +172,11 @@ def _url(args: argparse.Namespace) -> str | None:
 
 def _settings(args: argparse.Namespace, task: Task) -> Settings:
     is_chat = task.is_chat if args.api == "auto" else args.api == "chat"
+    if is_chat and any(item.choices for item in task.items):
+        raise ConfigError("--api chat: likelihoods are of texts; leave it out")
+    if not is_chat and (args.system_prompt or args.multi_turn_shots):
+        flag = "--system-prompt" if args.system_prompt else "--multi-turn-shots"
+        raise ConfigError(f"{flag} is for a chat: add --api chat")
     fields: dict[str, Any] = {"temperature": args.temperature}
     fields["max_tokens"] = args.max_tokens or task.max_tokens
     if task.stop and not is_chat:

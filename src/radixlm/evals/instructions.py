@@ -82,8 +82,7 @@ def _two_responses(text: str, _: Values) -> bool:
 
 def _postscript(text: str, values: Values) -> bool:
     mark = str(values["postscript_marker"])
-    letters = [re.escape(letter) for letter in mark if letter.isalpha()]
-    rule = r"\s*" + r"\.?\s?".join(letters) if mark in ("P.S.", "P.P.S") else re.escape(mark)
+    rule = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}.get(mark, re.escape(mark))
     return re.search(rule, text, re.IGNORECASE) is not None
 
 

@@ -73,7 +73,6 @@ class TaskOptions:
     data_path: str | None = None
     shots_path: str | None = None
     num_shots: int | None = None
-    limit: int | None = None
     seed: int = 0
     method: str = "generate"
     language: str | None = None
@@ -82,7 +81,6 @@ class TaskOptions:
     lengths: Sequence[int] = (500, 1000, 2000)
     depths: Sequence[int] = (0, 25, 50, 75, 100)
     num_needles: int = 4
-    num_samples: int = 1
     allow_code_execution: bool = False
     code_timeout_s: float = 3.0
 

@@ -181,10 +181,8 @@ def _second(options: TaskOptions, rows: Sequence[dict[str, object]]) -> Task:
 
 
 def _grade_letter(item: Item, reply: Reply) -> Grade:
-    found = re.findall(r"(?i)answer\s*(?:is|:)\s*\**\(?([A-D])\b", reply.text)
-    return (
-        Grade(float(found[-1].upper() == item.answer), found[-1].upper()) if found else Grade(0.0)
-    )
+    found = re.findall(r"(?i:answer\s*(?:is|:))\s*\**\(?([A-D])\b", reply.text)
+    return Grade(float(found[-1] == item.answer), found[-1]) if found else Grade(0.0)
 
 
 def _grade_longbench(item: Item, reply: Reply) -> Grade:

@@ -2,8 +2,9 @@
 
 `python sandbox.py SECONDS` reads the program from stdin and runs it in a child. Where the kernel
 allows, user, network, process and IPC namespaces cut it off: it reaches no network, and all that
-it starts ends with it. Limits: CPU time, memory, file sizes, open files. It can still read files
-of this machine: run programs of a model that you do not trust in a container.
+it starts ends with it. Limits: CPU time, memory, file sizes, open files. It can still read and
+write files of this machine that its user may: run programs of a model that you do not trust in a
+container.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import secrets
 import signal
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 _MEMORY_BYTES, _FILE_BYTES, _NUM_FILES = 2 << 30, 16 << 20, 64
 _NEWUSER, _NEWNET, _NEWPID, _NEWIPC = 0x10000000, 0x40000000, 0x20000000, 0x08000000
 _DEATH_SIGNAL, _NO_NEW_PRIVILEGES = 1, 38
-_PASSED = 77
+_GRACE_S = 2.0  # for the process to start and to end by its own limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,9 @@ class Run:
 
 
 def run(program: str, limit_s: float) -> Run:
-    """Run Python source; it is right if it ends without an exception within `limit_s` seconds."""
+    """Run Python source; it is right if it ends without an exception within `limit_s` seconds. A
+    random word that is told after its last line proves that; an exit status does not."""
+    proof = secrets.token_hex(16)
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, str(limit_s)],
@@ -46,9 +50,10 @@ def run(program: str, limit_s: float) -> Run:
             start_new_session=True,
         )
         try:
-            output, _ = process.communicate(program.encode("utf-8", "replace"), limit_s + 2)
-        except subprocess.TimeoutExpired:
-            output = b"0\ntimed out"
+            source = f"{proof}\n{program}".encode("utf-8", "replace")
+            output, _ = process.communicate(source, limit_s + _GRACE_S)
+        except subprocess.TimeoutExpired as late:
+            output = (late.output or b"0\n") + b"timed out"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -57,9 +62,10 @@ def run(program: str, limit_s: float) -> Run:
                 process.stdout.close()
     first, _, rest = output.partition(b"\n")
     error = rest.decode("utf-8", "replace").strip()
-    if process.returncode != _PASSED and not error:
+    is_ok = error == proof
+    if not error:
         error = "it left the interpreter" if process.returncode == 0 else "it was ended"
-    return Run(process.returncode == _PASSED, error[-300:], first != b"1")
+    return Run(is_ok, "" if is_ok else error[-300:], first != b"1")
 
 
 def _confine(limit_s: float) -> bool:
@@ -80,8 +86,9 @@ def _confine(limit_s: float) -> bool:
     return is_apart
 
 
-def _execute(source: str, limit_s: float) -> int:
-    """The exit status after the program ran in this process, its output thrown away."""
+def _execute(source: str, limit_s: float, proof: str) -> int:
+    """The exit status after the program ran in this process, its output thrown away; `proof` is
+    written if it ended in order."""
 
     def too_late(*_: object) -> None:
         raise TimeoutError(f"longer than {limit_s} s")
@@ -97,19 +104,20 @@ def _execute(source: str, limit_s: float) -> int:
     except BaseException as error:
         os.write(report, f"{type(error).__name__}: {error}"[:300].encode("utf-8", "replace"))
         return 1
-    return _PASSED
+    os.write(report, proof.encode())
+    return 0
 
 
 def _main() -> None:
     limit_s = float(sys.argv[1])
-    source = sys.stdin.buffer.read().decode("utf-8")
+    proof, _, source = sys.stdin.buffer.read().decode("utf-8").partition("\n")
     is_apart = _confine(limit_s)
     sys.stdout.write(f"{int(is_apart)}\n")
     sys.stdout.flush()
     child = os.fork()  # the first process of the new process namespace: its end ends all in it
     if child == 0:
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        os._exit(_execute(source, limit_s))
+        os._exit(_execute(source, limit_s, proof))
     _, status = os.waitpid(child, 0)
     os._exit(os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 1)
 

@@ -55,8 +55,8 @@ def sign_flips(differences: Sequence[float], seed: int) -> float:
     values = np.asarray(differences, np.float64)
     seen = abs(values.sum())
     draw = np.random.default_rng(seed)
-    signs = draw.integers(0, 2, (_DRAWS, len(values))) * 2 - 1
-    num_larger = int((np.abs(signs @ values) >= seen - 1e-12).sum())
+    sums = (values @ (draw.integers(0, 2, len(values)) * 2 - 1) for _ in range(_DRAWS))
+    num_larger = sum(bool(abs(one) >= seen - 1e-12) for one in sums)
     return (num_larger + 1) / (_DRAWS + 1)
 
 

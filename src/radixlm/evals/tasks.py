@@ -21,14 +21,29 @@ TASKS: dict[str, tuple[str, str]] = {
     "needle": ("radixlm.evals.long_context:needle", "a number hidden in a long text"),
     "longbench": ("radixlm.evals.long_context:longbench", "questions about long texts"),
 }
+# option -> the tasks that read it
+_ONLY = {
+    "num_shots": ("gsm8k", "mmlu"),
+    "shots_path": ("gsm8k",),
+    "method": ("mmlu", "gpqa"),
+    "language": ("mgsm",),
+    "group": ("mmlu", "bundled"),
+    "prompt_template": ("longbench",),
+    **dict.fromkeys(("lengths", "depths", "num_needles"), ("needle",)),
+    **dict.fromkeys(("allow_code_execution", "code_timeout_s"), ("humaneval",)),
+}
 
 
 def load_task(name: str, options: TaskOptions) -> Task:
-    """The task of this name, its items limited and each with its number of samples. ConfigError
-    for an unknown name or a file that cannot be read."""
+    """The task of this name. ConfigError for an unknown name, an option that is not for this task,
+    or a file that cannot be read."""
     if name not in TASKS:
         near = suggestion(name, TASKS)
         raise ConfigError(f"unknown task {name!r}{near}; one of {', '.join(TASKS)}")
+    for option, tasks in _ONLY.items():
+        if name not in tasks and getattr(options, option) != getattr(TaskOptions(), option):
+            flag = f"--{option.replace('_', '-')}"
+            raise ConfigError(f"{flag}: {name} does not use it; leave it out ({', '.join(tasks)})")
     task: Task = load(TASKS[name][0])(options)
     if not task.items:
         raise ConfigError(f"{name}: no item is left to ask")
