@@ -152,7 +152,7 @@ FOLLOWED: list[tuple[str, dict[str, Any], str, str]] = [  # kind, values, follow
     ("length_constraints:nth_paragraph_first_word",
      {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "so"}, "a\n\nSo, b", "so a\n\nb"),
     ("detectable_content:number_placeholders", {"num_placeholders": 2}, "[a] [b]", "[a]"),
-    ("detectable_content:postscript", {"postscript_marker": "P.S."}, "a\nP. S. b", "tips help some"),
+    ("detectable_content:postscript", {"postscript_marker": "P.S."}, "a\nP. S. b", "tips help"),
     ("detectable_format:number_bullet_lists", {"num_bullets": 2}, "* a\n- b", "* a\n**b**"),
     ("detectable_format:constrained_response", {}, "My answer is yes.", "yes"),
     ("detectable_format:number_highlighted_sections", {"num_highlights": 1}, "a *b* c", "a * b"),
