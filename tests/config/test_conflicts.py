@@ -71,6 +71,11 @@ NODES = {"nnodes": 2, "tp_size": 2, "dist_init_addr": "h:1", "cluster_secret_fil
             "--enable-dp-lm-head needs",
         ),
         ({"chunked_prefill_size": 0}, {"chunked_prefill_size": -1}, "--chunked-prefill-size 0"),
+        (
+            {"chunked_prefill_size": -1, "target_itl_ms": 20.0},
+            {"chunked_prefill_size": 512, "target_itl_ms": 20.0},
+            "--chunked-prefill-size 2048 works, not -1",
+        ),
         ({"max_total_tokens": 15, "page_size": 16}, {"page_size": 15}, "holds no page of 16"),
         (
             {"schedule_low_priority_values_first": True},

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from radixlm.intake.request_state import RequestState
-from radixlm.intake.rows import KEEP, MAX_SPANS, RequestRows
+from radixlm.intake.rows import KEEP, MAX_IDS, MAX_SPANS, RequestRows
 from radixlm.wire.replies import Finish, TokenDelta
 from radixlm.wire.requests import TokenizedRequest, pack_ids
 from radixlm.wire.sampling_params import SamplingParams
@@ -144,12 +145,31 @@ def test_only_the_last_rows_are_kept() -> None:
     for i in range(KEEP):
         case.end(case.submit(f"r{i}"), 101)
     case.submit("probe-1")
-    assert len(case.rows.rows) == KEEP and "first" not in case.rows.rows
+    assert len(case.rows.rows) == KEEP and "first" in case.rows.rows, "it runs"
+    assert "r0" not in case.rows.rows
     case.tokens(running, 102)
     case.end(running, 103)
-    assert not case.rows._live and case.rows.find("r5") is not None
-    found = case.rows.find(case.rows.rows["r6"].id)
-    assert found is not None and found.rid == "r6"
+    case.submit("last")
+    assert len(case.rows.rows) == KEEP and "first" not in case.rows.rows
+    more = [case.submit(f"s{i}") for i in range(KEEP + 5)]
+    assert len(case.rows.rows) == KEEP, "also where all run"
+    row = case.rows.of("s0")
+    assert "s0" not in case.rows.rows and row is not None and row.rid == "s0"
+    for state in more:
+        case.end(state, 104)
+    case.end(case.submit("last"), 105)
+    assert not case.rows._live and case.rows.find("s9") is not None
+    found = case.rows.find(case.rows.rows["s10"].id)
+    assert found is not None and found.rid == "s10"
+
+
+def test_texts_are_kept_in_part() -> None:
+    case = Case(keeps_ids=True)
+    state = case.submit(num_tokens=MAX_IDS + 9)
+    case.tokens(state, 101, MAX_IDS + 7)
+    case.end(state, 102)
+    ids = case.rows.rows["r"].ids
+    assert ids is not None and (len(ids[0]), len(ids[1])) == (4 * MAX_IDS, MAX_IDS)
 
 
 def test_spans_of_a_long_prompt_are_joined() -> None:
@@ -160,6 +180,36 @@ def test_spans_of_a_long_prompt_are_joined() -> None:
     spans = case.spans()
     assert len(spans) == MAX_SPANS and spans[-1][2] == 101 + 3 * MAX_SPANS
     assert sum(span[3] for span in spans) == 4 * 3 * MAX_SPANS
+
+
+@pytest.mark.parametrize("num_chunks", [3, 3 * MAX_SPANS])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_chunks_that_were_announced_count_once(depth: int, num_chunks: int) -> None:
+    """With steps in flight a chunk is announced before the ones ahead of it have ended."""
+    case = Case()
+    state = case.submit(num_tokens=4 * num_chunks)
+    row, done = case.rows.rows["r"], []
+    for turn in range(num_chunks + depth):
+        if turn < num_chunks:
+            case.prefill(state, 101 + turn, 0, 4 * turn)
+        if (ended := turn - depth) >= 0:
+            case.prefill(state, 101 + ended, 102 + turn, 4 * ended)
+            done.append(row.prefilled)
+    assert done == [4 * (i + 1) for i in range(num_chunks)]
+    spans = case.spans()
+    assert len(spans) == min(num_chunks + 1, MAX_SPANS)
+    assert sum(span[3] for span in spans) == 4 * num_chunks
+    assert all(one[2] == two[1] for one, two in pairwise(spans)), "they follow each other"
+    assert spans[-1][2] == 101 + num_chunks + depth
+
+
+def test_a_short_chunk_ends_after_a_long_one_was_announced() -> None:
+    case = Case()
+    state = case.submit()
+    case.prefill(state, 102, 0, 4)
+    case.prefill(state, 101, 103, 0)
+    case.prefill(state, 102, 104, 4)
+    assert case.spans() == [("queue", 100.0, 102, 0), ("prefill", 102, 104, 8)]
 
 
 def test_times_and_rates() -> None:

@@ -128,6 +128,18 @@ def test_tails_go_first_and_one_by_one() -> None:
     prompts.check()
 
 
+def test_too_few_shared_tokens_are_no_use() -> None:
+    prompts = Prompts()
+    prompts.put([1, 2, 3, 4])
+    cache = prompts.cache
+    (node,) = cache.tree.nodes()
+    root, before = cache.match(ids()).handle, (node.num_hits, node.last_access)
+    assert cache.find_tail(root, ids(1, 2), at_least=3) is None
+    assert (node.num_hits, node.last_access) == before
+    found = cache.find_tail(root, ids(1, 2), at_least=2)
+    assert found is not None and found.num_tokens == 2 and node.num_hits == before[0] + 1
+
+
 def test_a_tail_without_its_window_page_is_no_hit() -> None:
     prompts = Prompts(window=True)
     prompts.put([1, 2, 3, 4, 5, 6, 7, 8])

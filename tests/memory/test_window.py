@@ -94,6 +94,7 @@ def test_inner_nodes_become_tombstones_and_leaves_are_removed():
     assert cache.peek(ids(1, 2)) == 0 and cache.peek(ids(1, 2, 9, 9)) == 4
     assert cache.evict_window(1) == 2
     assert cache.total_pages == 0, "the tombstone goes with its last child"
+    assert cache.num_evicted == 6
     assert pools.full.num_free == pools.window.num_free == 63
 
 

@@ -65,6 +65,15 @@ def test_a_prompt_alone_takes_whole_chunks() -> None:
     assert [step[1] for step in bench.steps if step[1]][:4] == [1024] * 4
 
 
+def test_one_slow_step_does_not_shorten_chunks_for_ever() -> None:
+    pacer = ChunkPacer(3e-3)
+    pacer.observe(4, 0, 0.5)  # it compiled something
+    for _ in range(40):  # a long prompt comes: no step is without a part of it
+        num_tokens = pacer.tokens()
+        pacer.observe(4, num_tokens, BASE_S + num_tokens * EACH_S)
+    assert BASE_S + pacer.tokens() * EACH_S == pytest.approx(3e-3, rel=0.1)
+
+
 @given(
     st.floats(1e-4, 1.0),
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 4096), st.floats(0, 10)), max_size=20),

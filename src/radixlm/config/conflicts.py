@@ -184,6 +184,8 @@ def _expert_problems(p: ParallelConfig) -> Iterator[str]:
 def schedule_problems(config: ServerConfig) -> Iterator[str]:
     """Budgets and priorities."""
     s, m = config.schedule, config.memory
+    if s.chunked_prefill_size == -1 and s.target_itl_ms is not None:
+        yield "--target-itl-ms shortens chunks: with it --chunked-prefill-size 2048 works, not -1"
     if s.chunked_prefill_size == 0:
         yield "--chunked-prefill-size 0 computes nothing; -1 disables chunks, 2048 works"
     if m.max_total_tokens is not None and m.page_size and m.max_total_tokens < m.page_size:

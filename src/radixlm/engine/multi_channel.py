@@ -122,8 +122,7 @@ class MultiChannel:
         if isinstance(message, Heartbeat):
             message.load.num_dropped = self.num_dropped
             if self.log_tail is not None:
-                message.lines = self.log_tail.since(self._num_lines)
-                self._num_lines = self.log_tail.count
+                message.lines, self._num_lines = self.log_tail.since(self._num_lines)
         elif isinstance(message, StepReply):
             if any(delta.hidden_states is not None for delta in message.deltas):
                 parts = list(self._make_replies(self._split_deltas(message.deltas)))

@@ -23,6 +23,7 @@ from radixlm.wire.replies import Finish, LogLine, Moment
 PHASES: Final = ("queue", "grammar", "prefill", "decode", "retracted", "engine_dead")
 KEEP: Final = 200
 MAX_SPANS: Final = 64  # later ones are joined with the last of their kind
+MAX_IDS: Final = 8192  # tokens of a prompt and of an output that are kept, for their texts
 MAX_DEATHS: Final = 50
 RATE_S: Final = 5
 DUMP_S: Final = 1.0  # so soon after a death its dump is asked for
@@ -47,8 +48,8 @@ class Row:
     """One request. ``version`` grows with each change of any row."""
 
     __slots__ = (
-        *("adapter", "begun_s", "cached", "ended_s", "finish", "id", "ids", "last_s", "out"),
-        *("priority", "prompt", "rid", "route", "spans", "tenant", "version"),
+        *("adapter", "announced", "begun_s", "cached", "ended_s", "finish", "id", "ids", "last_s"),
+        *("out", "prefilled", "priority", "prompt", "rid", "route", "spans", "tenant", "version"),
     )
 
     def __init__(self, state: RequestState, route: str, keeps_ids: bool) -> None:
@@ -62,8 +63,10 @@ class Row:
         self.finish: str | None = None
         self.spans = [Span("queue", state.arrival_s, None)]
         self.version = 0
+        self.prefilled = 0  # tokens of the prompt that are computed or were cached
+        self.announced: list[float] = []  # begins of the chunks that are computed
         # of prompt and output, where texts may be shown
-        self.ids = (wire.input_ids, state.output_ids) if keeps_ids else None
+        self.ids = (wire.input_ids[: 4 * MAX_IDS], state.output_ids) if keeps_ids else None
 
     def enter(
         self, phase: str, start_s: float, end_s: float | None = None, tokens: int = 0
@@ -77,16 +80,27 @@ class Row:
         else:
             self.spans.append(Span(phase, start_s, end_s, tokens))
 
-    @property
-    def num_prefilled(self) -> int:
-        """Tokens of the prompt that are computed or were cached."""
-        tokens = self.cached
-        for span in self.spans:
-            if span.phase in ("retracted", "engine_dead"):
-                tokens = 0
-            elif span.phase == "prefill" and span.end_s is not None:
-                tokens += span.tokens
-        return min(tokens, self.prompt)
+    def compute(self, start_s: float, end_s: float, tokens: int, first: int) -> None:
+        """A chunk of the prompt begins, or has ended (``end_s``). With steps in flight the next one
+        may have begun before."""
+        last = self.spans[-1]
+        if end_s or last.phase == "queue":
+            self.prefilled = min(first + tokens * bool(end_s), self.prompt)
+        if start_s in self.announced:
+            self.announced.remove(start_s)
+            last.end_s = None if self.announced else end_s
+            return
+        if not end_s:
+            self.announced.append(start_s)
+        if last.phase == "prefill" and start_s < last.start_s:
+            last.tokens += tokens  # the one after it was announced
+        else:
+            self.enter("prefill", start_s, end_s or None, tokens)
+
+    def lose(self, phase: str, start_s: float) -> None:
+        """What was computed is lost."""
+        self.prefilled, self.announced = 0, []
+        self.enter(phase, start_s)
 
     def shown(self, has_rid: bool) -> dict[str, Any]:
         """The row for the page."""
@@ -123,7 +137,8 @@ class Death:
 
 
 class RequestRows(Observer):
-    """The rows of the last ``KEEP`` requests and of all that run, times and rates, and deaths.
+    """The rows of the last ``KEEP`` requests, those that run before those that have ended; times
+    and rates, and deaths.
 
     ``on_end`` is called with each row that has ended, and its request."""
 
@@ -163,7 +178,8 @@ class RequestRows(Observer):
         if call is not None:
             call.rids.append(state.rid)
         if len(self.rows) > KEEP:
-            del self.rows[next(iter(self.rows))]
+            ended = (rid for rid in self.rows if rid not in self._live)
+            del self.rows[next(ended, next(iter(self.rows)))]
         self._changed(row)
 
     def scheduled(self, state: RequestState, moment: Moment) -> None:
@@ -177,14 +193,11 @@ class RequestRows(Observer):
                 return  # tokens that a grammar forces
             if last.phase == "queue":
                 row.cached = first
-            if last.phase == "prefill" and last.start_s == start_s:
-                last.end_s, last.tokens = end_s or None, tokens
-            else:
-                row.enter("prefill", start_s, end_s or None, tokens)
+            row.compute(start_s, end_s, tokens, first)
         elif kind == "grammar" and last.phase == "queue":
             row.spans[:] = [Span("grammar", last.start_s, end_s), Span("queue", end_s, None)]
         elif kind == "retracted":
-            row.enter("retracted", start_s)
+            row.lose("retracted", start_s)
         self._changed(row)
 
     def progressed(self, state: RequestState, num_tokens: int) -> None:
@@ -222,6 +235,8 @@ class RequestRows(Observer):
             return
         row.ended_s, row.finish = state.finished_s, finish.kind
         row.out, last = len(state.output_ids), row.spans[-1]
+        if row.ids is not None:
+            row.ids = (row.ids[0], state.output_ids[:MAX_IDS])
         if last.end_s is None:
             last.end_s = max(row.ended_s, last.start_s)
         self.times["e2e"].add(row.ended_s - row.begun_s)
@@ -238,7 +253,7 @@ class RequestRows(Observer):
         self.num_deaths += 1
         self.deaths.append(death)
         for row in rows:
-            row.enter("engine_dead", now_s)
+            row.lose("engine_dead", now_s)
             self._held[row.rid] = death
             self._changed(row)
         self.version += 1
@@ -262,6 +277,10 @@ class RequestRows(Observer):
             if death.dump is None and death.time_s <= asked_s < death.time_s + DUMP_S:
                 self.version += 1
                 death.dump, death.version = name, self.version
+
+    def of(self, rid: str) -> Row | None:
+        """The row of a request that runs, or is among the last."""
+        return self._live.get(rid) or self.rows.get(rid)
 
     def find(self, name: str) -> Row | None:
         """The row of this id, or of the request id."""

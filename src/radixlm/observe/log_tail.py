@@ -23,7 +23,8 @@ class LogTail(logging.Handler):
 
     def __init__(self, role: str) -> None:
         super().__init__(logging.INFO)
-        self._role, self._own = role, threading.Lock()
+        self._role = role
+        self._own = threading.RLock()  # a signal handler may log while its thread holds it
         self._lines: deque[LogLine] = deque(maxlen=KEEP)
         self.count = 0
 
@@ -35,9 +36,14 @@ class LogTail(logging.Handler):
         root.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name != _PRIVATE:
+        if record.name == _PRIVATE:
+            return
+        try:
             text = record.getMessage()[:MAX_CHARS]
-            self.extend([(round(time.monotonic(), 4), record.levelname, self._role, text)])
+        except Exception:  # of who logs: the arguments do not fit the message
+            self.handleError(record)
+            return
+        self.extend([(round(time.monotonic(), 4), record.levelname, self._role, text)])
 
     def extend(self, lines: Iterable[LogLine]) -> None:
         """Add lines of another process."""
@@ -46,8 +52,8 @@ class LogTail(logging.Handler):
                 self._lines.append(line)
                 self.count += 1
 
-    def since(self, count: int) -> list[LogLine]:
-        """The kept lines after the first ``count``."""
+    def since(self, count: int) -> tuple[list[LogLine], int]:
+        """The kept lines after the first ``count``, and how many there were so far."""
         with self._own:
-            num_new = min(self.count - count, len(self._lines))
-            return list(self._lines)[len(self._lines) - num_new :] if num_new > 0 else []
+            num_new = max(0, min(self.count - count, len(self._lines)))
+            return list(self._lines)[len(self._lines) - num_new :], self.count

@@ -187,7 +187,7 @@ class KVCacheManager:
         ids = request.ids[start : min(limit, start + self.page_size - 1)]
         if self.min_tail is None or len(ids) < self.min_tail:
             return None
-        tail = self.prefix_cache.find_tail(match.handle, ids, request.namespace)
+        tail = self.prefix_cache.find_tail(match.handle, ids, request.namespace, self.min_tail)
         for other in self.requests:
             if other is None or other.handle is not match.handle:
                 continue

@@ -30,6 +30,8 @@ class ChunkPacer:
         if not num_tokens:
             self._base_s = _mean(self._base_s or seconds, seconds)
             return
+        if num_decodes:  # while prompts go on no other step tells that the base has become shorter
+            self._base_s = min(self._base_s, seconds)
         each_s = max(0.0, seconds - self._base_s * bool(num_decodes)) / num_tokens
         self._each_s = each_s if self._each_s is None else _mean(self._each_s, each_s)
 

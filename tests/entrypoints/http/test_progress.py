@@ -72,5 +72,5 @@ def test_the_prompt_counts_what_is_computed() -> None:
         ("a", "prefill", 6.0, 7.0, 90, 0),
     ):
         rows.scheduled(state, moment)
-        done.append(row.num_prefilled)
+        done.append(row.prefilled)
     assert done == [48, 48, 80, 0, 90]

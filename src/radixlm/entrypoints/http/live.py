@@ -27,7 +27,7 @@ from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import SSE_HEADERS, named_event
 from radixlm.intake.identity import identity
 from radixlm.intake.replicas import Replica
-from radixlm.intake.rows import KEEP, PHASES, RequestRows, Span
+from radixlm.intake.rows import KEEP, MAX_IDS, PHASES, RequestRows, Span
 from radixlm.observe.log_tail import LogTail
 from radixlm.observe.ring import COUNTS, FIELDS, TIMES, StepRing
 from radixlm.wire.media import plain_ids
@@ -43,7 +43,6 @@ FIRST_STEPS: Final = 600
 TOPICS: Final = ("head", "requests", "steps", "deaths", "log", "tree")
 DEFAULT_TOPICS: Final = "head,requests,steps"
 REPLICA_SERIALS: Final = 1 << 46  # of the nodes of one replica's trees
-MAX_IDS: Final = 8192  # tokens of a prompt and of an output whose text is shown
 _DIGITS: Final = dict.fromkeys(TIMES, 3) | {"start_s": 4} | dict.fromkeys(COUNTS, 0)
 
 
@@ -182,8 +181,7 @@ class LiveFeed:
             viewer.deaths = self.rows.version
             made += [named_event("deaths", death.shown()) for death in deaths]
         if "log" in viewer.topics and viewer.lines < self.tail.count:
-            lines = self.tail.since(viewer.lines)
-            viewer.lines = self.tail.count
+            lines, viewer.lines = self.tail.since(viewer.lines)
             made.append(named_event("log", {"lines": lines}))
         return made
 

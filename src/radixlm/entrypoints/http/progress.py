@@ -29,5 +29,5 @@ def _prefilled(state: ServerState) -> tuple[int, int]:
     call, rows = current_call(), state.extras.get(RequestRows)
     if call is None or rows is None:
         return 0, 0
-    known = [row for rid in call.rids if (row := rows.rows.get(rid)) is not None]
-    return sum(row.num_prefilled for row in known), sum(row.prompt for row in known)
+    known = [row for rid in call.rids if (row := rows.of(rid)) is not None]
+    return sum(row.prefilled for row in known), sum(row.prompt for row in known)

@@ -126,7 +126,7 @@ async def stream_response(
             log.exception("a stream failed")
             yield on_error(None)
         finally:
-            if waited is not None:
+            if waited is not None and not waited.done():
                 waited.cancel()
                 await asyncio.wait({waited})
             await events.aclose()

@@ -156,10 +156,13 @@ class PrefixCache(Protocol):
         ``pages`` are the request's page table: what it matched and locked, then its own.
         """
 
-    def find_tail(self, handle: Handle, ids: TokenIds, namespace: Hashable = None) -> Tail | None:
+    def find_tail(
+        self, handle: Handle, ids: TokenIds, namespace: Hashable = None, at_least: int = 1
+    ) -> Tail | None:
         """The page behind ``handle`` that starts with the most tokens of ``ids``, if one does.
 
-        ids: less than a page of the tokens that follow the prefix of ``handle``.
+        ids: less than a page of the tokens that follow the prefix of ``handle``. ``at_least``: so
+        many of them.
         """
 
     def insert_tail(
@@ -175,7 +178,7 @@ class PrefixCache(Protocol):
         False, and the page stays the caller's, if the cache has these tokens already.
         """
 
-    num_evicted: int = 0  # pages that ``evict`` has freed so far
+    num_evicted: int = 0  # pages that were freed for others so far
 
     def evict(self, num_pages: int) -> int:
         """Frees ``num_pages`` pages or as many as can be; returns how many."""

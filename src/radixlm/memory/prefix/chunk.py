@@ -49,7 +49,9 @@ class ChunkCache:
             self._handle, 0, 0, _NO_PAGES, _NO_PAGES, self._window_pages, self._window_pages
         )
 
-    def find_tail(self, handle: Handle, ids: TokenIds, namespace: Hashable = None) -> Tail | None:
+    def find_tail(
+        self, handle: Handle, ids: TokenIds, namespace: Hashable = None, at_least: int = 1
+    ) -> Tail | None:
         """Never a hit."""
         return None
 

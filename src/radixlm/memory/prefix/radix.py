@@ -167,13 +167,16 @@ class RadixCache:
             node, num_pages, num_shared, tree_pages, duplicates, tree_row, row_duplicates
         )
 
-    def find_tail(self, handle: Handle, ids: TokenIds, namespace: Hashable = None) -> Tail | None:
-        """The page behind ``handle`` that starts with the most tokens of ``ids``; counts as a use.
+    def find_tail(
+        self, handle: Handle, ids: TokenIds, namespace: Hashable = None, at_least: int = 1
+    ) -> Tail | None:
+        """The page behind ``handle`` that starts with the most tokens of ``ids``, at least so many;
+        counts as a use.
 
         ids: int32, less than a page. In a hybrid cache the page's window page must be there too.
         """
         found = self.tree.nearest(_alive(handle), _as_int32(ids).tobytes(), namespace)
-        if found is None:
+        if found is None or found[1] < at_least:
             return None
         node, num_tokens = found
         if self.window is not None and node.window_pages is None:
@@ -251,7 +254,7 @@ class RadixCache:
             if node.children or node.num_locks:
                 self.window.clear(node)
             else:
-                self._remove(node, freed)
+                self.num_evicted += self._remove(node, freed)
         self._give_back(freed)
         return num_freed
 
