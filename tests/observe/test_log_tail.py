@@ -6,6 +6,7 @@ import logging
 import signal
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from radixlm.observe.log_tail import KEEP, LogTail
@@ -41,6 +42,12 @@ def test_a_message_that_cannot_be_made_breaks_nobody(
     record = logging.LogRecord("other", logging.INFO, "f.py", 1, "%d", ("x",), None)
     tail.handle(record)
     assert told == [record] and tail.since(0) == ([], 0)
+
+
+def test_every_line_can_be_sent(tail: LogTail) -> None:
+    tail.handle(logging.LogRecord("other", logging.INFO, "f.py", 1, "/a\udcff", (), None))
+    (line,), _ = tail.since(0)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(line))[3] == "/a\\udcff"
 
 
 def test_a_signal_handler_may_log_while_lines_are_read(tail: LogTail) -> None:

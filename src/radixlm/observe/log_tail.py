@@ -39,7 +39,8 @@ class LogTail(logging.Handler):
         if record.name == _PRIVATE:
             return
         try:
-            text = record.getMessage()[:MAX_CHARS]
+            # the bytes of a path may be no text, which cannot be sent
+            text = record.getMessage()[:MAX_CHARS].encode("utf-8", "backslashreplace").decode()
         except Exception:  # of who logs: the arguments do not fit the message
             self.handleError(record)
             return

@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ import pytest_asyncio
 from tests.fakes.http_server import ScriptedServer, listening, scripted_server
 
 from radixlm.base.log import set_up_logging
+from radixlm.engine.crash_dump import Recorder
 from radixlm.entrypoints.http import live
 from radixlm.entrypoints.http.live import MAX_VIEWERS, LiveFeed
 from radixlm.intake.request_state import RequestState
@@ -210,6 +212,20 @@ async def test_a_death_is_told_and_the_row_goes_on(served: Live) -> None:
     dead = phases.index("engine_dead")
     assert phases[dead - 1] == phases[-1] == "decode"
     assert row["spans"][dead][1] == death["t"] and row["finish"] == "length"
+
+
+async def test_a_dump_is_told_when_it_is_written(served: Live) -> None:
+    """Also while nothing else happens."""
+    feed = served.feed
+    feed.rows.held([], "signal SIGKILL")
+    viewer = feed.join(("deaths",), 10.0)
+    assert len(feed.news(viewer)) == 1 and feed.news(viewer) == []
+    written = SimpleNamespace(last=(feed.rows.deaths[-1].time_s, "requests-1.jsonl"))
+    served.server.state.extras[Recorder] = written
+    (told,) = feed.news(viewer)
+    assert b'"dump":"requests-1.jsonl"' in told and feed.news(viewer) == []
+    feed.viewers.discard(viewer)
+    del served.server.state.extras[Recorder]
 
 
 async def test_a_stream_resumes_where_it_stopped(served: Live) -> None:

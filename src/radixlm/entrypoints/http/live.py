@@ -174,9 +174,10 @@ class LiveFeed:
     def _reports(self, viewer: Viewer) -> list[bytes]:
         """New deaths and log lines."""
         made: list[bytes] = []
+        recorder = self.state.extras.get(Recorder)
+        if "deaths" in viewer.topics and recorder is not None and recorder.last[1]:
+            self.rows.note_dump(*recorder.last)
         if "deaths" in viewer.topics and viewer.deaths < self.rows.version:
-            if (recorder := self.state.extras.get(Recorder)) is not None:
-                self.rows.note_dump(*recorder.last)
             deaths = self.rows.changed_deaths(viewer.deaths)
             viewer.deaths = self.rows.version
             made += [named_event("deaths", death.shown()) for death in deaths]
@@ -195,32 +196,39 @@ class LiveFeed:
 
     async def _ask_tree(self) -> None:
         with contextlib.suppress(RequestError):  # the engine restarts, or computes a long step
-            replies = await self.state.intake.control_each("tree", with_ids=self.shows_text)
-            trees = [reply.data for reply in replies if reply.ok]
+            trees = await self._told("tree", with_ids=self.shows_text)
             if trees:
                 self._tree = (time.monotonic(), self._joined(trees))
 
-    def _joined(self, trees: list[dict[str, Any]]) -> dict[str, Any]:
+    async def _told(self, verb: str, **args: Any) -> list[tuple[int, dict[str, Any]]]:
+        """What the replicas that serve answer, by their number."""
+        ready = list(self.state.intake.replicas.ready)
+        replies = await self.state.intake.control_each(verb, **args)
+        return [
+            (one.index, reply.data) for one, reply in zip(ready, replies, strict=True) if reply.ok
+        ]
+
+    def _joined(self, trees: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
         """The trees of all replicas, with texts in place of token ids."""
         nodes: list[list[Any]] = []
-        for index, tree in enumerate(trees):
+        for index, tree in trees:
             first = index * REPLICA_SERIALS
             for serial, parent, *facts, ids in tree["nodes"]:
                 text = None if ids is None else self._text(np.array(ids, np.int32))
                 nodes.append([first + serial, first + parent if parent else 0, *facts, text])
         return {
-            "total_tokens": sum(tree["total_tokens"] for tree in trees),
+            "total_tokens": sum(tree["total_tokens"] for _, tree in trees),
             "nodes": nodes,
             "rest": {
-                name: sum(tree["rest"][name] for tree in trees) for name in ("nodes", "tokens")
+                name: sum(tree["rest"][name] for _, tree in trees) for name in ("nodes", "tokens")
             },
         }
 
     async def find_prefix(self, ids: list[int]) -> dict[str, Any]:
         """The cached nodes along a prompt, of the replica that has most of it."""
-        replies = await self.state.intake.control_each("tree_path", ids=ids)
-        found = [reply.data for reply in replies if reply.ok]
-        index, best = max(enumerate(found), key=lambda one: int(one[1]["tokens"]))
+        none: dict[str, Any] = {"path": [], "tokens": 0}
+        found = [(0, none), *await self._told("tree_path", ids=ids)]
+        index, best = max(found, key=lambda one: int(one[1]["tokens"]))
         path = [index * REPLICA_SERIALS + serial for serial in best["path"]]
         return {"path": path, "tokens": best["tokens"]}
 
