@@ -304,6 +304,33 @@ def test_export_forget_import(page: Any, tmp_path: Path) -> None:
     expect(page.get_by_role("alert")).to_contain_text("bad.json: not a file of conversations")
 
 
+def test_a_deleted_chat_ends_its_answer_and_stays_deleted(page: Any) -> None:
+    held: list[Any] = []
+    page.route("**/v1/chat/completions", lambda route: held.append(route))  # no answer
+    page.goto("/ui/#/chat")
+    ask(page, "forget me")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    with page.expect_event("requestfailed"):
+        page.get_by_role("button", name="Delete “forget me”").click()
+    expect(page.get_by_text("No conversations yet.")).to_be_visible()
+    expect(page.get_by_role("button", name="Stop")).to_have_count(0)
+    page.reload()
+    expect(page.get_by_text("No conversations yet.")).to_be_visible()
+
+
+def test_without_a_database_chats_work_and_may_be_deleted(new_page: NewPage) -> None:
+    page = new_page()
+    page.add_init_script("indexedDB.open = () => { throw new Error('not here'); };")
+    endpoint = Endpoint(page)
+    endpoint.say("answer")
+    page.goto("/ui/#/chat")
+    ask(page, "question")
+    settle(page, 1)
+    expect(page.get_by_text("This browser keeps nothing: Error: not here")).to_be_visible()
+    page.get_by_role("button", name="Delete “question”").click()
+    expect(page.get_by_text("No conversations yet.")).to_be_visible()
+
+
 def test_the_keyboard_is_enough(page: Any) -> None:
     endpoint = Endpoint(page)
     endpoint.say("one", "two")

@@ -102,6 +102,16 @@ MOUNT = """async (texts) => {
   await Promise.all([import("./vendor/katex.js"), import("./vendor/highlight.js")]);
   await new Promise((done) => setTimeout(done, 300));
 }"""
+PARSE = """async (texts) => {
+  const { render, html } = await import("./vendor/preact.js");
+  const { Markdown } = await import("./lib/markdown.js");
+  const place = document.createElement("div");
+  return texts.map((text) => {
+    const began = performance.now();
+    render(html`<${Markdown} text=${text} />`, place);
+    return (performance.now() - began) / 1000;
+  });
+}"""
 INSPECT = """() => {
   const known = new Set(`DIV P A CODE PRE SPAN UL OL LI BLOCKQUOTE TABLE THEAD TBODY TR TH TD
     STRONG EM S H3 H4 H5 H6 HR BR IMG BUTTON SECTION`.split(/\\s+/));
@@ -175,6 +185,8 @@ def test_an_imported_file_cannot_attack(page: Any, tmp_path: Any) -> None:
         "parts": [{"kind": "image", "url": EVIL}],
     }
     talk = {"id": "../x", "title": attack, "nodes": {"a": node, "b": {"role": attack}}}
+    circles = {"root": "root", "d": "e", "e": "d"}  # nobody follows them
+    talk["nodes"] |= {name: node | {"parent": of} for name, of in circles.items()}  # type: ignore[operator]
     file = tmp_path / "chats.json"
     talk["nodes"]["c"] = {"role": "assistant", "parent": "a", "text": 5, "stats": {"seed": {}}}  # type: ignore[index]
     file.write_text(json.dumps({"format": "radixlm-conversations", "conversations": [talk]}))
@@ -182,3 +194,11 @@ def test_an_imported_file_cannot_attack(page: Any, tmp_path: Any) -> None:
     page.locator(".chat-list input[type=file]").set_input_files(file)
     expect(page.locator(".message.user .said")).to_have_text(attack)
     assert page.locator("main img").count() == 0
+
+
+def test_marks_that_never_close_are_read_in_time(page: Any) -> None:
+    """A model that repeats the begin of a formula: each must not search the whole text."""
+    page.goto("/ui/#/chat")
+    expect(composer(page)).to_be_visible()
+    seconds = page.evaluate(PARSE, ["\\(x " * 45_000, "\\[\n" * 15_000])
+    assert max(seconds) < 5, seconds

@@ -160,7 +160,8 @@ def test_similarities_of_vectors(page: Any) -> None:
     expect(page.get_by_text("3 vectors of 2 numbers")).to_be_visible()
 
 
-@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe(new_page: NewPage, axe: str, theme: str) -> None:
     page = new_page(color_scheme=theme)
     generate(page, Seed="2", **{"Max tokens": "8"})

@@ -66,7 +66,8 @@ def test_the_chat_works_through_the_gateway(page: Any, server: Process) -> None:
     expect(page.locator("main")).to_contain_text(re.compile(r"\bt\d+"))
 
 
-@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe(new_page: NewPage, axe: str, theme: str) -> None:
     page = new_page(color_scheme=theme)
     page.goto("/ui/#/workers")

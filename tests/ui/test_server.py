@@ -162,7 +162,8 @@ def test_docs_are_local_and_try_routes(page: Any, server: RunningServer) -> None
     expect(route.get_by_role("alert")).to_contain_text("not JSON")
 
 
-@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe(new_page: NewPage, axe: str, theme: str) -> None:
     page = new_page(color_scheme=theme)
     page.goto("/ui/#/server")

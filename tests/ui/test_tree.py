@@ -62,7 +62,9 @@ def test_the_keyboard_moves_and_zooms(page: Any) -> None:
     assert box(page, 1)["width"] > box(page, 3)["width"]
 
 
-@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+@pytest.mark.parametrize(
+    "motion", ["no-preference", pytest.param("reduce", marks=pytest.mark.slow)]
+)
 def test_hits_colour_and_evictions_flash(new_page: NewPage, motion: str) -> None:
     page = new_page(reduced_motion=motion)
     feed(page, [hello(), tree()])
@@ -104,6 +106,7 @@ def test_texts_and_searches_are_text(page: Any) -> None:
 FOUND = {"path": [1, 2], "tokens": 650}
 
 
+@pytest.mark.slow
 def test_axe_finds_nothing(new_page: NewPage, axe: str) -> None:
     page = new_page(color_scheme="light", viewport={"width": 320, "height": 700})
     feed(page, short())

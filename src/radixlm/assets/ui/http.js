@@ -37,10 +37,11 @@ export function randomId(bytes = 8) {
  * @returns {Promise<any>}
  */
 export async function api(path, options = {}) {
+  const key = keys.get();
   let response = await send(path, options);
   if (response.status === 401 && !options.quiet) {
     const refused = await failure(response.clone());
-    if (await keys.ask(refused.message)) response = await send(path, options);
+    if (keys.get() !== key || (await askedOnce(refused.message))) response = await send(path, options);
   }
   if (!response.ok) throw await failure(response);
   if (options.stream) return events(response, options.signal);
@@ -50,6 +51,15 @@ export async function api(path, options = {}) {
   } catch {
     return text;
   }
+}
+
+/** @type {Promise<boolean> | null} */
+let asking = null;
+
+/** Calls that are refused at the same time share one dialog. @param {string} why */
+function askedOnce(why) {
+  asking ??= keys.ask(why).finally(() => (asking = null));
+  return asking;
 }
 
 /** @param {string} path @param {any} options */

@@ -12,7 +12,11 @@ const THEME = "radixlm.theme";
 /** The view and its path in the address: "#/live/abc" is ["live", "abc"]. */
 function place() {
   const [, name = "", ...rest] = location.hash.split("/");
-  return [name, rest.map(decodeURIComponent).join("/")];
+  try {
+    return [name, rest.map(decodeURIComponent).join("/")];
+  } catch {
+    return [name, ""]; // an escape that is cut
+  }
 }
 
 function themeNow() {

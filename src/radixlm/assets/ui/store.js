@@ -31,6 +31,7 @@ class Store {
 
   set key(key) {
     keys.set(key);
+    this.#lastId = ""; // another key may see more
     if (this.#viewers.size) this.#restart();
   }
 
@@ -102,7 +103,6 @@ class Store {
     this.#stream?.abort();
     this.#stream = null;
     this.#failures = 0;
-    this.#lastId = "";
     if (this.#wanted) this.#run();
     else this.setStatus("idle");
   }

@@ -8,6 +8,9 @@ import { t } from "../messages.js";
 const MAX_CHARS = 200_000;
 const MAX_CODE = 60_000;
 const MAX_LIVE_CODE = 6_000;
+/** A formula that is not closed within these is none: each mark would search the whole text. */
+const MAX_TEX = 2_000;
+const MAX_TEX_LINES = 50;
 const SAFE_LINK = /^https?:\/\//i;
 const SAFE_IMAGE = /^data:image\/(png|jpeg|gif|webp);base64,[a-z0-9+/=]+$/i;
 const BLOCKS = new Set("p ul ol li blockquote table thead tbody tr strong em s".split(" "));
@@ -25,9 +28,11 @@ function inlineMath(state, silent) {
   const open = ["$$", "$", "\\(", "\\["].find((mark) => src.startsWith(mark, pos));
   if (!open) return false;
   const close = { "\\(": "\\)", "\\[": "\\]" }[open] ?? open;
-  const end = src.indexOf(close, pos + open.length);
-  if (end < 0 || end >= state.posMax) return false;
-  const tex = src.slice(pos + open.length, end);
+  const start = pos + open.length;
+  const length = src.slice(start, start + MAX_TEX).indexOf(close);
+  const end = start + length;
+  if (length < 0 || end >= state.posMax) return false;
+  const tex = src.slice(start, end);
   // "$5 and $6" is money
   if (!tex.trim() || (open === "$" && (/^\s|\s$/.test(tex) || /\d/.test(src[end + 1] ?? "")))) return false;
   if (!silent) {
@@ -44,9 +49,10 @@ function blockMath(state, start, end, silent) {
   const line = (n) => state.src.slice(state.bMarks[n] + state.tShift[n], state.eMarks[n]).trim();
   const close = { $$: "$$", "\\[": "\\]" }[line(start)];
   if (!close) return false;
+  const most = Math.min(end, start + MAX_TEX_LINES);
   let last = start + 1;
-  while (last < end && line(last) !== close) last++;
-  if (last >= end) return false;
+  while (last < most && line(last) !== close) last++;
+  if (last >= most) return false;
   if (!silent) {
     const token = state.push("math", "", 0);
     token.content = state.getLines(start + 1, last, 0, false);

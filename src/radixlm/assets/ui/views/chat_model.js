@@ -90,6 +90,10 @@ export class Chats {
   #watchers = new Set();
   #timer = 0;
   #tabs = "BroadcastChannel" in globalThis ? new BroadcastChannel("radixlm.chats") : null;
+  /** Ids of conversations that were deleted here: what still writes to them must not bring them back. */
+  #forgotten = new Set();
+  /** Ends the answers of a conversation that is deleted. @type {(talk: Conversation) => void} */
+  onForget = () => {};
   /** Whether a message is being written here; the other tab's copy must not replace it. */
   isBusy = () => false;
 
@@ -156,7 +160,7 @@ export class Chats {
     talk.nodes[node.id] = node;
     talk.chosen[parent] = node.id;
     if (!talk.title && node.role === "user") talk.title = node.text.trim().slice(0, 80) || node.parts?.[0]?.name || "…";
-    if (!this.list.includes(talk)) this.list.unshift(talk);
+    if (!this.list.includes(talk) && !this.#forgotten.has(talk.id)) this.list.unshift(talk);
     this.save(talk);
     return node;
   }
@@ -183,6 +187,7 @@ export class Chats {
     talk.updated = Date.now();
     const write = async () => {
       this.#timer = 0;
+      if (this.#forgotten.has(talk.id)) return;
       try {
         await kept("conversations", "put", talk);
         await kept("state", "put", { id: "settings", value: { ...talk.settings, schema: "", format: "none" } });
@@ -201,17 +206,34 @@ export class Chats {
   }
 
   async forget(talk) {
-    await kept("conversations", "delete", talk.id);
+    this.#end(talk);
+    await this.#erase(() => kept("conversations", "delete", talk.id));
     this.list = this.list.filter((one) => one !== talk);
     if (this.talk === talk) await this.begin();
     this.#tabs?.postMessage("written");
     this.changed();
   }
 
+  #end(talk) {
+    this.#forgotten.add(talk.id);
+    this.onForget(talk);
+  }
+
+  /** Delete, also where the browser keeps nothing. @param {() => Promise<any>} work */
+  async #erase(work) {
+    try {
+      await work();
+    } catch (error) {
+      this.storageError = String(error);
+    }
+  }
+
   /** Delete conversations, system prompts and settings. */
   async forgetAll() {
     clearTimeout(this.#timer);
-    for (const table of TABLES) await kept(table, "clear");
+    this.#timer = 0;
+    for (const talk of this.list) this.#end(talk);
+    for (const table of TABLES) await this.#erase(() => kept(table, "clear"));
     this.list = [];
     this.prompts = [];
     await this.begin();
@@ -236,7 +258,10 @@ export class Chats {
     const read = JSON.parse(text);
     if (read?.format !== FORMAT || !Array.isArray(read.conversations)) throw new Error("format");
     const talks = read.conversations.map(checked);
-    for (const talk of talks) await kept("conversations", "put", talk);
+    for (const talk of talks) {
+      this.#forgotten.delete(talk.id);
+      await kept("conversations", "put", talk);
+    }
     await this.#read();
     if (talks.length) this.choose(talks[0].id);
     this.#tabs?.postMessage("written");
@@ -249,7 +274,7 @@ function checked(given) {
   const text = (value) => (typeof value === "string" ? value : "");
   const nodes = {};
   for (const [id, node] of Object.entries(given?.nodes ?? {})) {
-    if (!["user", "assistant", "tool"].includes(node?.role)) continue;
+    if (id === ROOT_ID || !["user", "assistant", "tool"].includes(node?.role)) continue;
     const parts = Array.isArray(node.parts) ? node.parts : [];
     const calls = Array.isArray(node.calls) ? node.calls : [];
     nodes[id] = {
@@ -269,9 +294,18 @@ function checked(given) {
   }
   return {
     id: /^\w{1,64}$/.test(given?.id) ? given.id : randomId(), title: text(given?.title).slice(0, 200) || "…",
-    created: Number(given?.created) || Date.now(), updated: Date.now(), settings, nodes,
+    created: Number(given?.created) || Date.now(), updated: Date.now(), settings, nodes: rooted(nodes),
     chosen: Object.fromEntries(chosen),
   };
+}
+
+/** The messages below the root: a circle of parents would be followed for ever. */
+function rooted(nodes) {
+  const below = new Map();
+  for (const node of Object.values(nodes)) below.set(node.parent, [...(below.get(node.parent) ?? []), node]);
+  const found = [...(below.get(ROOT_ID) ?? [])];
+  for (const node of found) found.push(...(below.get(node.id) ?? []));
+  return Object.fromEntries(found.map((node) => [node.id, node]));
 }
 
 function figures(given) {

@@ -75,6 +75,7 @@ export class Runs {
   constructor(chats) {
     this.chats = chats;
     chats.isBusy = () => this.#running.size > 0;
+    chats.onForget = ({ nodes }) => Object.keys(nodes).forEach((id) => this.#running.get(id)?.abort());
   }
 
   isRunning = (id) => this.#running.has(id);

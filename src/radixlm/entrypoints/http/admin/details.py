@@ -45,16 +45,21 @@ _KINDS = {
 async def server_details(request: Request) -> Response:
     """Options with their reasons, the model in figures, the machine, versions of packages."""
     state = state_of(request)
-    stored = await asyncio.to_thread(stored_weights, state.info.folder)
+    stored, machine, packages = await asyncio.to_thread(_read, state.info.folder)
     return json_response(
         {
             "version": __version__,
             "options": [*_options(state.config)],
             "model": _model(state) | {"stored": stored},
-            "machine": _machine(),
-            "packages": _packages(),
+            "machine": machine,
+            "packages": packages,
         }
     )
+
+
+def _read(folder: Path) -> tuple[dict[str, Any] | None, dict[str, Any], dict[str, str]]:
+    """What files tell."""
+    return stored_weights(folder), _machine(), _packages()
 
 
 def _options(config: ServerConfig) -> Iterator[dict[str, Any]]:

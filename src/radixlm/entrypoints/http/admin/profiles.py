@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +34,6 @@ def _is_whole(path: Path) -> bool:
         with gzip.open(path) as file:
             while file.read(1 << 20):
                 pass
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         return False
     return True

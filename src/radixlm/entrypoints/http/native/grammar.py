@@ -6,6 +6,7 @@ Both compile as the engine does (first in a process that can be killed), in thre
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -37,6 +38,7 @@ MAX_TOKENS = 8192
 TRACE_LIMIT_S = 5.0
 _WAIT_S = 60.0  # more than the queue and the compiler together
 _pool = FairThreadPool("grammars", 2, (1,))
+_making = threading.Lock()
 # where the libraries tell the place of an error: JSON, Lark, EBNF; and the caret under a regex
 _LINE_COLUMN = re.compile(r"line (\d+) column (\d+)|(?:^|[ :])(\d+)\((\d+)\): |at line (\d+)")
 _CARET = re.compile(r"regex parse error:\n    (.*)\n    ( *)\^")
@@ -59,7 +61,7 @@ class GrammarTrace(GrammarCheck):
 
 
 class _Grammars:
-    """The compiled grammars of these routes, and the width of a mask."""
+    """The compiled grammars of these routes."""
 
     def __init__(self, state: ServerState) -> None:
         grammar, tokenizer = state.config.grammar, state.require_tokenizer()
@@ -67,11 +69,9 @@ class _Grammars:
             whitespace_pattern=grammar.constrained_json_whitespace_pattern,
             disable_any_whitespace=grammar.constrained_json_disable_any_whitespace,
         )
-        self.vocab = state.intake.facts.vocab
-        self.eos_ids = state.intake.facts.eos_ids
-        name = grammar.grammar_backend
+        name, facts = grammar.grammar_backend, state.intake.facts
         create = load("radixlm.grammar.compile:create_backend")
-        backend = create(name, tokenizer, self.eos_ids, self.vocab, options)
+        backend = create(name, tokenizer, facts.eos_ids, facts.vocab, options)
         make_trial = load("radixlm.grammar.compile:trial_maker")(name, tokenizer, options)
         make_cache = load("radixlm.grammar.compile:GrammarCache")
         self.cache: GrammarCache = make_cache(backend, 32, 1, make_trial=make_trial)
@@ -83,15 +83,24 @@ class _Grammars:
         return future.grammar()
 
 
-def _grammars(state: ServerState) -> _Grammars:
+def _check_can(state: ServerState) -> None:
     if state.config.grammar.grammar_backend == "none":
         raise InvalidRequest("grammars are off: start without --grammar-backend none", "type")
     state.require_tokenizer()
-    made = state.extras.get(_Grammars)
-    if made is None:
-        made = state.extras[_Grammars] = _Grammars(state)
+
+
+def _grammars(state: ServerState) -> _Grammars:
+    """Call in a thread: the first call may import a library of seconds."""
+    with _making:
+        made = state.extras.get(_Grammars)
+        if made is None:
+            made = state.extras[_Grammars] = _Grammars(state)
     grammars: _Grammars = made
     return grammars
+
+
+def _compiled(state: ServerState, spec: GrammarSpec, client: str) -> CompiledGrammar:
+    return _grammars(state).compiled(spec, client)
 
 
 def close_grammars(state: ServerState) -> None:
@@ -115,9 +124,10 @@ def _spec(body: GrammarCheck) -> GrammarSpec:
 async def check(request: Request) -> Response:
     """Whether a grammar can be used, else why not and where."""
     body = await read_body(request, GrammarCheck, any_type=True)
-    grammars, spec = _grammars(state_of(request)), _spec(body)
+    state, spec = state_of(request), _spec(body)
+    _check_can(state)
     try:
-        work = run_in(_pool, grammars.compiled, spec, current_client())
+        work = run_in(_pool, _compiled, state, spec, current_client())
         compiled = await cancel_on_disconnect(request, work)
     except InvalidRequest as error:
         message = error.message.replace("<non-verbose/>", "")
@@ -146,7 +156,8 @@ async def trace(request: Request) -> Response:
     the token was forced. Ends before the first token that is not allowed."""
     body = await read_body(request, GrammarTrace, any_type=True)
     state = state_of(request)
-    grammars, spec = _grammars(state), _spec(body)
+    _check_can(state)
+    spec = _spec(body)
     if (body.token_ids is None) == (body.text is None):
         raise InvalidRequest("exactly one of token_ids and text must be given", "token_ids")
     ids = body.token_ids
@@ -156,12 +167,12 @@ async def trace(request: Request) -> Response:
         raise PromptTooLong(f"text: {len(ids)} tokens, a trace has at most {MAX_TOKENS}", "text")
 
     def work() -> dict[str, Any]:
-        matcher = grammars.compiled(spec, client).matcher()
-        return traced(matcher, ids, grammars.vocab, grammars.eos_ids)
+        matcher = _compiled(state, spec, client).matcher()
+        return traced(matcher, ids, facts.vocab, facts.eos_ids)
 
-    client = current_client()
+    client, facts = current_client(), state.intake.facts
     got = await cancel_on_disconnect(request, run_in(_pool, work))
-    return await json_answer(got | {"token_ids": ids, "vocab_size": grammars.vocab})
+    return await json_answer(got | {"token_ids": ids, "vocab_size": facts.vocab})
 
 
 def traced(
