@@ -81,7 +81,13 @@ assert not hasattr(whole(None), "GOMP_parallel")
 """
 
 
-@pytest.mark.parametrize("before", ["", HIDDEN], ids=["as here", "torch hides its runtime"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param("", id="as here", marks=pytest.mark.slow),
+        pytest.param(HIDDEN, id="torch hides its runtime"),
+    ],
+)
 def test_the_extension_here_brings_no_openmp_runtime(before: str) -> None:
     """One runtime in the process: torch's, also where torch keeps it to itself as on Arm."""
     code = before + (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -47,6 +48,16 @@ def test_endless_programs_end_with_all_that_they_started() -> None:
     if not found.has_network:  # namespaces: the child ended as well
         left = [p for p in psutil.process_iter(["cmdline"]) if mark in (p.info["cmdline"] or ())]
         assert not left
+
+
+def test_files_outside_the_folder_stay_as_they_are(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("before")
+    assert run("open('own', 'w').write('x'); assert open('own').read() == 'x'", 5.0).is_ok
+    undo = "import ctypes; ctypes.CDLL(None).mount(None, b'/', None, 0x5020, None)\n"
+    found = run(f"{undo}open({str(kept)!r}, 'w').write('x')", 5.0)
+    if not found.has_network:
+        assert "Read-only" in found.error and kept.read_text() == "before"
 
 
 def test_no_network_where_the_kernel_allows() -> None:

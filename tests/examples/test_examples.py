@@ -104,7 +104,10 @@ def run(name: str, packages: str) -> None:
     exec(compile(code, name, "exec"), {"__name__": "notebook"})  # without a kernel, here
 
 
-@pytest.mark.parametrize("name", PACKAGES)
+@pytest.mark.parametrize(
+    "name",  # the notebook of the engine shows little that engine.py does not
+    [pytest.param(n, marks=[pytest.mark.slow] * (n == "engine.ipynb")) for n in PACKAGES],
+)
 def test_example(name: str) -> None:
     run(name, PACKAGES[name])
 

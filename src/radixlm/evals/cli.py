@@ -62,7 +62,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--url", "--base-url", metavar="URL", help="a server of OpenAI's API")
     group.add_argument("--host", help="of the server, instead of --url")
     group.add_argument("--port", type=int, metavar="N", help="of the server, instead of --url")
-    group.add_argument("--model", metavar="NAME", help="of a server: its first when unset")
+    group.add_argument("--model", metavar="NAME", help="of a server (its first), or a folder")
     group.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
     group.add_argument(
         "--against",

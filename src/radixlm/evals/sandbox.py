@@ -1,10 +1,10 @@
 """Runs a program that a model wrote, in a process of its own with limits.
 
 `python sandbox.py SECONDS` reads the program from stdin and runs it in a child. Where the kernel
-allows, user, network, process and IPC namespaces cut it off: it reaches no network, and all that
-it starts ends with it. Limits: CPU time, memory, file sizes, open files. It can still read and
-write files of this machine that its user may: run programs of a model that you do not trust in a
-container.
+allows, user, mount, network, process and IPC namespaces cut it off: it reaches no network, writes
+to its own folder only, and all that it starts ends with it. Limits: CPU time, memory, file sizes,
+open files. It can still read files of this machine: run programs of a model that you do not trust
+in a container.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import resource
 import secrets
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ from dataclasses import dataclass
 
 _MEMORY_BYTES, _FILE_BYTES, _NUM_FILES = 2 << 30, 16 << 20, 64
 _NEWUSER, _NEWNET, _NEWPID, _NEWIPC = 0x10000000, 0x40000000, 0x20000000, 0x08000000
+_NEWNS, _BIND, _PRIVATE = 0x00020000, 0x1000, 0x44000
+_MOUNT_SETATTR, _HERE, _RECURSIVE = 442, -100, 0x8000  # of Linux 5.12; no libc names it
 _DEATH_SIGNAL, _NO_NEW_PRIVILEGES = 1, 38
 _GRACE_S = 2.0  # for the process to start and to end by its own limits
 
@@ -72,7 +75,9 @@ def _confine(limit_s: float) -> bool:
     """Apply the limits to this process; whether it is in namespaces of its own."""
     library = ctypes.CDLL(None, use_errno=True)
     library.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    is_apart = bool(library.unshare(_NEWUSER | _NEWNET | _NEWPID | _NEWIPC) == 0)
+    is_apart = bool(library.unshare(_NEWUSER | _NEWNS | _NEWNET | _NEWPID | _NEWIPC) == 0)
+    if is_apart:
+        _protect_files(library)
     library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     cpu_s = max(1, int(limit_s + 1))
     for limit, value in (
@@ -84,6 +89,18 @@ def _confine(limit_s: float) -> bool:
     ):
         resource.setrlimit(limit, (value, value))
     return is_apart
+
+
+def _protect_files(library: ctypes.CDLL) -> None:
+    """Mount everything but the working folder read-only, and give up the right to undo that."""
+    folder = os.getcwd().encode()
+    library.mount(None, b"/", None, _PRIVATE, None)
+    library.mount(folder, folder, None, _BIND, None)
+    for path, flags, to_set, to_clear in ((b"/", _RECURSIVE, 1, 0), (folder, 0, 0, 1)):
+        change = struct.pack("4Q", to_set, to_clear, 0, 0)
+        library.syscall(_MOUNT_SETATTR, _HERE, path, flags, change, len(change))
+    os.chdir(folder)
+    library.capset(struct.pack("Ii", 0x20080522, 0), bytes(24))
 
 
 def _execute(source: str, limit_s: float, proof: str) -> int:
