@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from tests.fakes.http_server import ScriptedServer, listening
 
+from radixlm.entrypoints.http import progress
+
 CHAT = "/v1/chat/completions"
 
 
-async def connect(port: int, path: str, body: dict[str, Any]) -> Any:
+async def connect(port: int, path: str, body: dict[str, Any], more: str = "") -> Any:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    writer.write(f"{head}{more}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     await writer.drain()
     return reader, writer
 
@@ -64,6 +66,27 @@ async def test_leaving_before_the_first_token(server: ScriptedServer, stream: bo
         writer.close()
         await until(lambda: not server.engine.intake.requests)
     await server.post("/continue_generation")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/generate"])
+@pytest.mark.parametrize("reads", [True, False])
+async def test_leaving_while_the_prompt_is_computed(
+    server: ScriptedServer, path: str, reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With X-Prefill-Progress the stream has begun then."""
+    monkeypatch.setattr(progress, "EVERY_S", 0.001 if reads else 60)
+    planner = server.engine.scheduler.planner
+    await server.post("/pause_generation", mode="in_place")
+    async with listening(server) as port:
+        header = "X-Prefill-Progress: yes\r\n"
+        reader, writer = await connect(port, path, body_of(path, True), header)
+        await until(lambda: server.engine.intake.requests)
+        if reads:
+            assert b"200 OK" in await reader.readuntil(b": queued\n\n")
+        writer.close()
+        await until(lambda: not server.engine.intake.requests)
+        await server.post("/continue_generation")
+        await until(lambda: not planner.running and not server.engine.scheduler.queue)
 
 
 async def test_headers_without_end_are_refused(server: ScriptedServer) -> None:
