@@ -59,7 +59,8 @@ class TensorControls:
         info = psutil.Process().memory_info()
         # of ``rss_bytes``, what is in files and shared memory; Linux alone tells it
         own = {"rss_bytes": info.rss, "rss_shared_bytes": getattr(info, "shared", 0)}
-        if self._pool_bytes is not None:
+        # half a millisecond for each GB of the pools
+        if self._pool_bytes is not None and not args.get("is_brief"):
             own["kvcache_resident_bytes"] = self._pool_bytes()
         return {**self._memory, **own, "wait_seconds": self._waited_s}
 

@@ -170,7 +170,7 @@ async def rank_wait(state: ServerState) -> dict[str, float]:
     """How long ranks waited, of all replicas; {} without several ranks or while none answers."""
     if state.config.parallel.world_size == 1:
         return {}
-    replies = await _soon(state.intake.control_each("memory_usage"))
+    replies = await _soon(state.intake.control_each("memory_usage", is_brief=True))
     if replies is None:
         return {}
     ranks = [rank for reply in replies if reply.ok for rank in reply.data["ranks"]]
