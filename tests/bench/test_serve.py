@@ -17,7 +17,8 @@ from radixlm.base.errors import ConfigError, TransferError
 from radixlm.bench.cli import main
 from radixlm.bench.client import HttpClient
 from radixlm.bench.one_batch import Shape
-from radixlm.bench.one_batch_server import Batch, measure
+from radixlm.bench.one_batch_server import Batch, measure, started_at
+from radixlm.bench.one_batch_server import build_parser as build_one_batch_parser
 from radixlm.bench.one_batch_server import render as one_batch_table
 from radixlm.bench.serve import Run, build_parser
 from radixlm.bench.sweep import Search, _sweep
@@ -147,6 +148,16 @@ async def test_goodput_a_trace_and_a_ramp(url, tmp_path, capsys) -> None:
         "900",
     )
     assert await bench(url, *ramp) == 0
+
+
+def test_the_started_server_listens_where_its_options_say() -> None:
+    parser = build_one_batch_parser()
+    url, options = started_at(["--host", "0.0.0.0", "--port", "31234"], parser)
+    assert url == "http://127.0.0.1:31234" and options[-2:] == ["--port", "31234"]
+    url, options = started_at(["--host", "::1"], parser)
+    assert url == f"http://[::1]:{options[-1]}"
+    with pytest.raises(ConfigError, match="--tp-size"):
+        started_at(["--tp-sise", "2"], parser)
 
 
 async def test_one_batch_through_the_server(url, tmp_path) -> None:

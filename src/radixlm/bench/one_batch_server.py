@@ -27,6 +27,7 @@ from radixlm.bench import report
 from radixlm.bench.client import HttpClient
 from radixlm.bench.one_batch import Shape
 from radixlm.bench.options import Parser, positive, refuse
+from radixlm.bench.serve import local_host
 from radixlm.config.parser import parse
 
 _START_S = 1800.0
@@ -46,6 +47,7 @@ def build_parser() -> Parser:
     ):
         parser.add_argument(name, type=int, nargs="+", default=default, metavar="N", help=text)
     parser.add_argument("--base-url", default="", metavar="URL", help="of a running server")
+    parser.add_argument("--api-key", metavar="KEY", help="of the server")
     parser.add_argument("--run-name", default="default", metavar="TEXT", help="name in the result")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
     parser.add_argument("--return-logprob", action="store_true", help="ask for log-probabilities")
@@ -117,7 +119,8 @@ def main(argv: Sequence[str]) -> int:
     if args.base_url and rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if not args.base_url:
-        parse(rest, "radixlm bench one-batch-server", parser._option_string_actions)
+        rest += ["--api-key", args.api_key] if args.api_key else []
+        args.base_url, rest = started_at(rest, parser)
     results = uvloop.run(_run(args, rest, shapes))
     if args.result_filename:
         report.append_jsonl(args.result_filename, results)
@@ -137,7 +140,7 @@ async def _run(
         args.input_len_step_percentage,
         args.seed,
     )
-    async with _server(args.base_url, rest) as client:
+    async with _server(args.base_url, args.api_key, rest) as client:
         info = (await client.ask("GET", "/get_model_info")).json() or {}
         ordinary = max(2, int(info.get("vocab_size") or 1024) // 2)
         if not args.skip_warmup:
@@ -148,18 +151,29 @@ async def _run(
         ]
 
 
-@contextlib.asynccontextmanager
-async def _server(url: str, rest: Sequence[str]) -> AsyncIterator[HttpClient]:
-    """A client of the running server, or of one that is started and ended here."""
-    process = None
-    if not url:
+def started_at(rest: Sequence[str], parser: Parser) -> tuple[str, list[str]]:
+    """(URL, options) of the server to start: at --host, and at a free port unless --port says
+    which. ConfigError for wrong options."""
+    config, given = parse(rest, parser.prog, parser._option_string_actions)
+    port = config.serve.port if "port" in given else 0
+    if not port:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "radixlm", "serve", *rest, "--port", str(port)]
+    return f"http://{local_host(config.serve.host)}:{port}", [*rest, "--port", str(port)]
+
+
+@contextlib.asynccontextmanager
+async def _server(
+    url: str, api_key: str | None, options: Sequence[str]
+) -> AsyncIterator[HttpClient]:
+    """A client of the server at `url`: a running one, or with `options` one that is started and
+    ended here."""
+    process = None
+    if options:
+        command = [sys.executable, "-m", "radixlm", "serve", *options]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    client = HttpClient(url)
+    client = HttpClient(url, {"Authorization": f"Bearer {api_key}"} if api_key else {})
     try:
         until_s = time.monotonic() + _START_S
         while process is not None and not await _is_ready(client):

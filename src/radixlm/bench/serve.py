@@ -134,7 +134,7 @@ class Run:
         self.args = args
         self.backend = BACKENDS[args.backend]
         port = args.port if args.port is not None else self.backend.port
-        url = args.base_url or f"http://{_host(args.host)}:{port}"
+        url = args.base_url or f"http://{local_host(args.host)}:{port}"
         headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
         self.client = HttpClient(url, headers)
         ramp = (args.ramp_up_strategy, args.ramp_up_start_rps, args.ramp_up_end_rps)
@@ -342,7 +342,7 @@ def render(result: dict[str, Any], is_stream: bool) -> str:
     return "\n".join([*lines, report.title("")]) + "\n"
 
 
-def _host(host: str) -> str:
+def local_host(host: str) -> str:
     """An address to connect to: 127.0.0.1 for 0.0.0.0, and IPv6 in brackets."""
     if host == "0.0.0.0":
         return "127.0.0.1"
