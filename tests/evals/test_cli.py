@@ -212,6 +212,8 @@ def test_pass_at_counts_draws() -> None:
         (["needle", "--lengths", "3"], "20 words"),
         (["needle", "--skip-tokenizer-init"], "needs the tokenizer"),
         (["needle", "--model", "./not-there"], "not-there"),
+        (["--cpu-threads", "1", "--model-path", "./not-there"], "not-there"),
+        (["--api", "chat", "gsm8k"], "gsm8k needs --data-path"),
         (["needle", "--api", "completions", "--system-prompt", "x"], "add --api chat"),
     ],
 )

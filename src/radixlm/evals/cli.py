@@ -44,8 +44,7 @@ def build_parser() -> Parser:
         usage="radixlm eval [TASK] [--url URL] [options] [server options]",
         epilog=f"tasks: {listed}".replace("%", "%%"),
     )
-    parser.add_argument("task", nargs="?", metavar="TASK", help="bundled when left out; see below")
-    parser.add_argument("--eval-name", metavar="TASK", help="the same as TASK")
+    parser.add_argument("--eval-name", metavar="TASK", help="as TASK; bundled without both")
     _add_model(parser)
     _add_items(parser)
     _add_asking(parser)
@@ -127,7 +126,8 @@ def _add_asking(parser: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str]) -> int:
     """0, or 1 if a request failed."""
     parser = build_parser()
-    args, rest = parser.parse_known_args(argv)
+    task_name, words = _task_word(argv)
+    args, rest = parser.parse_known_args(words)
     for name in ("output_file", "details"):
         report.check_writable(getattr(args, name))
     for flag, value in (("--num-threads", args.num_threads), ("--num-samples", args.num_samples)):
@@ -135,11 +135,9 @@ def main(argv: Sequence[str]) -> int:
     positive([args.limit] if args.limit is not None else [], "--limit")
     if args.num_samples > 1 and args.temperature <= 0:
         raise ConfigError("--num-samples: equal answers at --temperature 0; try --temperature 0.8")
-    if args.task and args.eval_name:
-        raise ConfigError(f"two tasks: {args.task} and --eval-name {args.eval_name}; give one")
-    name = args.task or args.eval_name or "bundled"
-    if name.startswith("-"):
-        parser.error(f"unrecognized arguments: {name}")
+    if task_name and args.eval_name:
+        raise ConfigError(f"two tasks: {task_name} and --eval-name {args.eval_name}; give one")
+    name = task_name or args.eval_name or "bundled"
     url = _url(args)
     if url is not None and rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -159,6 +157,17 @@ def main(argv: Sequence[str]) -> int:
     with Engine(**options) as engine:
         label = str(engine.get_server_info()["model_path"])
         return int(uvloop.run(run.on(EngineModel(engine), label)))
+
+
+def _task_word(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """(the task, the other words): it is the first word, or the last one behind the options. A word
+    elsewhere may be the value of a server's option."""
+    words = list(argv)
+    if words and not words[0].startswith("-"):
+        return words[0], words[1:]
+    if len(words) > 1 and words[-1] in TASKS and words[-2] not in ("--eval-name", "--model"):
+        return words[-1], words[:-1]
+    return None, words
 
 
 def _url(args: argparse.Namespace) -> str | None:
