@@ -226,4 +226,4 @@ def test_hashing_holds_up_no_other_work(
 def test_deleted_files_are_said(seed: Seed, folder: Path) -> None:
     (folder / FILE).unlink()
     answer = seed.get("/weights_files")
-    assert (answer.status_code, "are gone: it has no weights" in answer.text) == (501, True)
+    assert (answer.status_code, "are gone: it has no weights" in answer.text) == (404, True)

@@ -68,7 +68,7 @@ async def transfer_engine_info(request: Request) -> Response:
 
 def served_files(state: ServerState) -> dict[str, Path]:
     """The files that hold the weights being served, config and tokenizer, by their names for a
-    reader. NotSupported where the weights are in no files here."""
+    reader. NotSupported where the weights are in no files here, NotFound where those are gone."""
     load_format, source = state.config.model.load_format, state.intake.weights.source
     folder = Path(source.folder) if source else state.info.folder
     load_format = source.load_format if source else load_format
@@ -83,7 +83,7 @@ def served_files(state: ServerState) -> dict[str, Path]:
         shards = shards_of((folder / indexes[0]).read_bytes()) if indexes else []
         chosen = choose(names, Wanted(load_format=load_format), "", shards)
     except (CheckpointError, OSError) as error:  # --delete-ckpt-after-loading, or a user
-        raise NotSupported(f"the files of this server's model are gone: {error}") from error
+        raise NotFound(f"the files of this server's model are gone: {error}") from error
     files = {name: folder / name for name in chosen}
     for number, delta in enumerate(source.deltas if source else ()):
         for path in sorted(Path(delta).glob("*.safetensors")):

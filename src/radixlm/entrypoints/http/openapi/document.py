@@ -9,6 +9,7 @@ from pydantic.json_schema import models_json_schema
 from radixlm.entrypoints.http.openapi.response_schemas import (
     ANSWERS,
     EXAMPLES,
+    REFUSALS,
     error_name,
     error_schemas,
 )
@@ -62,6 +63,8 @@ def _describe(path: str, operation: dict[str, Any]) -> None:
         operation["responses"] = {"200": described | ({"content": content} if content else {})}
     ref = {"schema": {"$ref": _REF.format(model=error_name(path))}}
     errors: dict[str, Any] = {"application/json": ref}
+    if path in REFUSALS:
+        errors["application/json"] = {"schema": {"anyOf": [ref["schema"], REFUSALS[path]]}}
     if path == "/flush_cache":
         errors["text/plain"] = {"schema": {"type": "string"}}
     operation["responses"].pop("422", None)

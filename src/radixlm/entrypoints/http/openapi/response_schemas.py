@@ -156,12 +156,26 @@ SPOKEN = _object(text=STR, usage=DICT)
 SUCCEEDED = {JSON: _object(success=BOOL, message=STR)}
 UPDATED = {JSON: _object(success=BOOL, message=STR, num_paused_requests=INT)}
 # path -> content type -> schema
+_FAILED = _object(success=BOOL, message=STR)
+_ADAPTERS = _object(success=BOOL, error_message=STR, loaded_adapters=DICT)
+# what routes of the reference answer with status 400 beside the usual error
+REFUSALS: Mapping[str, Schema] = {
+    **{f"/update_weights_from_{one}": _FAILED for one in ("disk", "tensor", "distributed")},
+    **{f"/{one}_weight_update": _FAILED for one in ("begin", "end")},
+    **{f"/{one}_weights_update_group": _FAILED for one in ("init", "destroy")},
+    "/weights_checker": _FAILED,
+    **{f"{at}/{one}load_lora_adapter": _ADAPTERS for at in ("", "/v1") for one in ("", "un")},
+    "/load_lora_adapter_from_tensors": _ADAPTERS,
+}
 ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/health": {},
     "/ready": {},
     "/ping": {},
     "/health_generate": {},
     "/close_session": {},
+    "/sleep": {},
+    "/wake_up": {},
+    "/debug/stacks": {TEXT: STR},
     "/": {TEXT: STR},
     "/metrics": {TEXT: STR},
     "/flush_cache": {TEXT: STR},
