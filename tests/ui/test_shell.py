@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from radixlm.entrypoints.http import ui
 from tests.end_to_end.server import RunningServer
 from tests.ui.conftest import NewPage, sync_api
 
@@ -45,6 +46,13 @@ def test_files_are_packed_and_revalidated(server: RunningServer) -> None:
     for path in ("/ui/../app.py", "/ui/%2e%2e/%2e%2e/__init__.py", "/ui/nothing.js"):
         assert httpx.get(server.url + path).status_code == 404
     assert httpx.get(server.url + "/favicon.ico").headers["content-type"].startswith("image/svg")
+
+
+def test_names_that_are_no_files_are_not_kept() -> None:
+    assert ui.answer("/ui/main.js", {})[0] == 200
+    kept = ui._read.cache_info().currsize
+    assert {ui.answer(f"/ui/no/{i}", {})[0] for i in range(50)} == {404}
+    assert ui._read.cache_info().currsize == kept
 
 
 def test_vendored_files_are_those_of_the_lock() -> None:

@@ -56,11 +56,13 @@ class Asset(Record):
 Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
 
 
-@cache
 def asset(name: str) -> Asset | None:
     """The file ``name`` below assets/ui; None where there is none."""
-    if name not in _names():
-        return None
+    return _read(name) if name in _names() else None  # names of requests are not kept
+
+
+@cache
+def _read(name: str) -> Asset:
     content = (FOLDER / name).read_bytes()
     suffix = PurePosixPath(name).suffix
     kind = _TYPES.get(suffix) or mimetypes.guess_type(name)[0] or "application/octet-stream"
