@@ -1,9 +1,10 @@
 """Dual chunk attention (``spec.DualChunk``): a query has three rotations, for keys of its own chunk
 of positions, of the chunk before, and of all earlier ones.
 
-A sequence that ends in its first chunk is ordinary attention, which the backends' kernels compute;
-longer ones are gathered. Qwen's own code scales keys and queries by the length of the whole prompt;
-here the length is the query's position, so that cached keys serve prompts of any length.
+Tokens of the first chunk have ordinary attention, which the backends' kernels compute whatever else
+is in the step; for later ones keys are gathered. Qwen's own code scales keys and queries by the
+length of the whole prompt; here the length is the query's position, so that cached keys serve
+prompts of any length.
 
 Legend: T packed tokens, H query heads, K KV heads, C channels of K, V of V.
 """
@@ -42,9 +43,7 @@ class DualChunkAttention:
     ) -> Tensor:
         """Store the step's keys, attend: [T, heads * v_dim]. ``q``: rotated by the places in their
         chunks; ``turn``: the same queries, rotated by other angles."""
-        if k_TKC is not None:
-            pool = batch.attn.pools[site.group]
-            pool.store(site.layer, batch.store_GT[site.group], k_TKC, v_TKV)
+        out_THV = batch.attn.run(q_THC, k_TKC, v_TKV, site).view(len(q_THC), site.heads, -1)
         places_T = batch.positions_T % self.spec.chunk
         near = (places_T + self.spec.chunk).clamp(max=self.spec.size)
         far = torch.full_like(places_T, min(2 * self.spec.chunk - 1, self.spec.size))
@@ -53,7 +52,6 @@ class DualChunkAttention:
             (q * scale_T11).to(q.dtype)
             for q in (turn(self._angles(far)), turn(self._angles(near)), q_THC)
         ]
-        out_THV = q_THC.new_zeros(q_THC.shape[0], site.heads, site.v_dim)
         for whole in query_chunks(batch, site, q_THC.dtype):
             for part, first in self._cut(whole):
                 # the first key of the chunk before, and of the queries' own
@@ -75,12 +73,14 @@ class DualChunkAttention:
         return (1 + 0.1 * longer) ** 2
 
     def _cut(self, whole: QueryChunk) -> Iterator[tuple[QueryChunk, int]]:
-        """Queries of one chunk of positions each, and the chunk's first position."""
+        """Queries of one chunk of positions each and its first position, without those that
+        ordinary attention has answered."""
         size = self.spec.chunk
         begin, end = int(whole.positions_Q[0]), int(whole.positions_Q[-1]) + 1
         row = whole.rows.start - begin
-        for first in range(begin // size * size, end, size):
-            start, stop = max(begin, first), min(end, first + size)
+        later = max(begin, self.plain_len)
+        for first in range(later // size * size, end if later < end else 0, size):
+            start, stop = max(later, first), min(end, first + size)
             yield (
                 QueryChunk(
                     slice(row + start, row + stop),
