@@ -112,7 +112,7 @@ class ThreadReplica(ThreadEngine):
 
     def _loaded(self, name: str, peers: ThreadPeers) -> Any:
         if name.endswith(":assemble"):
-            return lambda *args: assemble(*args, peers)
+            return lambda *args, **given: assemble(*args, peers, **given)
         module, attribute = name.split(":")
         return getattr(__import__(module, fromlist=[attribute]), attribute)
 

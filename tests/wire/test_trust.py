@@ -54,7 +54,8 @@ def test_nothing_is_evaluated() -> None:
                     for k in node.keywords
                 )
                 found += [(path, f"{name}(shell)")] if is_shell else []
-    assert found == []
+    # what a model wrote, where --allow-code-execution is given, in a process without rights
+    assert found == [("evals/sandbox.py", "exec"), ("evals/sandbox.py", "compile")]
 
 
 def test_torch_load_takes_weights_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,7 @@ async def test_the_rest_is_what_others_get(
         (await server.client.post(path, json=body, headers=headers)).text for headers in ({}, ASKED)
     ]
     comments = re.findall(r"^: (.*)\n\n", told, re.MULTILINE)
-    assert comments and all(re.fullmatch(r"queued|prefill \d+ of \d+", one) for one in comments)
+    assert all(re.fullmatch(r"queued|prefill \d+ of \d+", one) for one in comments)
     assert ": " not in {line[:2] for line in plain.splitlines()}
     assert _said(told) == _said(plain) != ""
 
@@ -47,6 +48,17 @@ def _said(stream: str) -> str:
 
 def _delta(data: dict[str, Any]) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in data["choices"])
+
+
+async def test_a_comment_comes_until_the_first_event(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "EVERY_S", 0)
+    first = asyncio.get_running_loop().create_future()
+    told = progress.comments(first, server.state)
+    assert [await anext(told), await anext(told)] == [b": queued\n\n"] * 2
+    first.set_result(b"")
+    assert [one async for one in told] == []
 
 
 async def test_an_error_comes_in_the_stream(server: ScriptedServer) -> None:

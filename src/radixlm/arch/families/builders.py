@@ -147,12 +147,15 @@ def head_dim(c: Config) -> int:
     return int(c.get("head_dim") or c.divide("hidden_size", "num_attention_heads"))
 
 
+# keys and what they are when left out
+_DUAL_CHUNK = {"chunk_size": 8192, "local_size": 1024, "original_max_position_embeddings": 0}
+
+
 def dual_chunk(c: Config) -> spec.DualChunk:
     """config.dual_chunk_attention_config, as Qwen2.5-1M has it. Its ``sparse_attention_config``,
     which only makes prompts faster, is not read."""
     given: Mapping[str, Any] = c.dual_chunk_attention_config
-    size, local = given.get("chunk_size", 8192), given.get("local_size", 1024)
-    trained = given.get("original_max_position_embeddings", 0)
+    size, local, trained = (given.get(key, default) for key, default in _DUAL_CHUNK.items())
     are_whole = all(isinstance(one, int) and one >= 0 for one in (size, local, trained))
     if not are_whole or local >= size:
         raise c.error(
