@@ -172,7 +172,15 @@ def test_warm_up_hosts_and_rooms_that_nobody_computes(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("victim", ["prefill", "decode"])
-@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.4, 1.0])
+@pytest.mark.parametrize(
+    "after_s",
+    [
+        pytest.param(0.0, marks=pytest.mark.slow),
+        0.1,
+        0.4,
+        pytest.param(1.0, marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_engine_changes_no_answer(pair: Pair, victim: str, after_s: float) -> None:
     """At the four times the requests wait for pages, are transferred, or decode."""
     seeds = [int(1000 * after_s) + 100 * len(victim) + i for i in range(6)]

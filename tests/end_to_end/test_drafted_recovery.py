@@ -85,7 +85,9 @@ BODIES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=["EAGLE3", "STANDALONE"])
+@pytest.fixture(
+    scope="module", params=["EAGLE3", pytest.param("STANDALONE", marks=pytest.mark.slow)]
+)
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[RunningServer, Path]]:

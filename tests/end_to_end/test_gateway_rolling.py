@@ -12,9 +12,8 @@ import pytest
 PROGRAM = Path(__file__).parents[2] / "bench" / "router_rolling.py"
 
 
-@pytest.mark.parametrize(
-    "num_workers, num_streams", [(2, 12), pytest.param(4, 256, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("num_workers, num_streams", [(2, 12), (4, 256)])
+@pytest.mark.slow
 def test_a_rolling_restart_under_load_changes_no_stream(num_workers: int, num_streams: int) -> None:
     command = [sys.executable, str(PROGRAM), "--workers", str(num_workers), "--tokens", "60"]
     command += ["--streams", str(num_streams), "--limit-s", "240"]

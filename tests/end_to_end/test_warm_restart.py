@@ -30,7 +30,10 @@ def body(seed: int, num_tokens: int = 8, length: int = 200) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=["Qwen3ForCausalLM", "Gemma3ForCausalLM"])
+@pytest.fixture(
+    scope="module",
+    params=["Qwen3ForCausalLM", pytest.param("Gemma3ForCausalLM", marks=pytest.mark.slow)],
+)
 def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
     with RunningServer(*FLAGS, model=str(cached_tiny(request.param))) as running:
         yield running

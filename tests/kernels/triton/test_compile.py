@@ -43,10 +43,10 @@ def is_good(row: dict) -> bool:
     )
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_representative_variants_compile(module: str) -> None:
-    rows = compile_in_process(module, "--jobs", "1")
-    assert [row for row in rows if not is_good(row)] == []
+@pytest.mark.parametrize("part", range(3))  # a process takes seconds to import Triton
+def test_representative_variants_compile(part: int) -> None:
+    rows = compile_in_process(*MODULES[part::3], "--jobs", "1")
+    assert rows and [row for row in rows if not is_good(row)] == []
 
 
 def test_recorded_variants_are_good() -> None:

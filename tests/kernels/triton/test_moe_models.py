@@ -16,7 +16,11 @@ TRITON = {"pack_linear", "pack_gated", "pack_tied", "route", "pack_experts"}
 
 @pytest.mark.parametrize(
     ("arch", "quantization"),
-    [("GptOssForCausalLM", None), ("Qwen3MoeForCausalLM", "fp8"), ("MixtralForCausalLM", "int8wo")],
+    [
+        ("GptOssForCausalLM", None),
+        pytest.param("Qwen3MoeForCausalLM", "fp8", marks=pytest.mark.slow),
+        pytest.param("MixtralForCausalLM", "int8wo", marks=pytest.mark.slow),
+    ],
 )
 def test_logits_and_a_decode_step(arch: str, quantization: str | None) -> None:
     folder = cached_tiny(arch, dtype=torch.float32)
