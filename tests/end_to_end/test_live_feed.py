@@ -112,8 +112,11 @@ def test_the_tree_and_the_pages_are_those_of_the_engine(server: RunningServer) -
     for _ in range(2):
         assert server.post("/generate", text=prompt, sampling_params={"max_new_tokens": 2})
     watch = Watch(server.url, "head,tree")
-    watch.until(lambda: watch.all("tree"))
-    tree, size = watch.all("tree")[0], watch.all("head")[0]["pages"]["size"]
+    # pages come with the engine's next report
+    watch.until(
+        lambda: watch.all("tree") and watch.all("head")[-1:] and watch.all("head")[-1]["pages"]
+    )
+    tree, size = watch.all("tree")[0], watch.all("head")[-1]["pages"]["size"]
     found = server.client.get("/live/tree", params={"text": prompt}).json()
     nodes = {node[0]: node for node in tree["nodes"]}
     assert found["tokens"] > 0 and all(serial in nodes for serial in found["path"])

@@ -259,7 +259,7 @@ async def test_metrics_do_not_wait_for_a_busy_engine(
     monkeypatch.setattr("radixlm.entrypoints.http.admin.metrics.ANSWER_S", 0.01)
     async with scripted_server(toy_folder, {}, enable_metrics=True, tp_size=2) as made:
         never = asyncio.get_running_loop().create_future
-        monkeypatch.setattr(made.engine.intake, "control_each", lambda *_: never())
+        monkeypatch.setattr(made.engine.intake, "control_each", lambda *_, **__: never())
         text = (await asyncio.wait_for(made.client.get("/metrics"), 60.0)).text
         assert "sglang:token_usage{" in text
 
