@@ -266,8 +266,10 @@ class Server:
         log.info("ready in %s: %s serves %s", took, url, self.config.serve.served_model_name)
         is_told = sys.stderr.isatty() and log.isEnabledFor(logging.INFO)
         if is_told and self.is_first and url.startswith("http:"):
+            page = "" if self.config.serve.disable_ui else f"open {url}/ui in a browser, or\n  "
             print(
-                f"\nTry it:\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
+                f"\nTry it:\n  {page}curl {url}/v1/chat/completions "
+                "-H 'Content-Type: application/json' "
                 """-d '{"messages": [{"role": "user", "content": "What is 17 + 25?"}]}'\n""",
                 file=sys.stderr,
             )
