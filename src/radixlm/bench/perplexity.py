@@ -63,8 +63,7 @@ def main(argv: Sequence[str]) -> int:
         results.append(measure(options, text, args.context, args.max_tokens))
         results[1]["ratio"] = results[1]["perplexity"] / result["perplexity"]
     if args.output_file:
-        with Path(args.output_file).open("a") as file:
-            file.writelines(json.dumps(one) + "\n" for one in results)
+        report.append_jsonl(args.output_file, results)
     for one in results:
         print(json.dumps(one) if args.json else _line(one))
     return 0
