@@ -179,7 +179,8 @@ def attention(c: Config, **fields: Any) -> spec.Attention:
     if c.get("dual_chunk_attention_config") and not fields.get("window"):
         chunks = dual_chunk(c)
         fields["rope"] = replace(fields["rope"], chunk=chunks.chunk)
-        fields["extras"] = spec.AttentionExtras(dual_chunk=chunks)
+        extras = fields.get("extras") or spec.AttentionExtras()
+        fields["extras"] = replace(extras, dual_chunk=chunks)
     return spec.Attention(heads, kv_heads, dim, **fields)
 
 
