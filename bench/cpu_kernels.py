@@ -4,7 +4,8 @@
 
 The ceilings are measured in the same run, before and after every kernel and with the same threads,
 so that a busy machine slows both: bytes a second of reading a vector much larger than the caches,
-operations a second of float32 multiply-adds, and of matrix tiles where a kernel runs on them.
+operations a second of float32 multiply-adds, of int8 products, and of matrix tiles where a kernel
+runs on them.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from radixlm.kernels.ops.lora import LoraPart
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FORMATS = ("fp32", "bf16", "fp16", "int8wo", "w8a8", "int4-128", "w4a8-128")
 _MEMORY_BYTES = 256 << 20
+_WEIGHT_BYTES = 96 << 20  # of copies that are read in turn, so that no cache has the next one
 _CHOICES = 64  # different sets of experts, so that no cache has the next one
 
 
@@ -63,7 +65,7 @@ class Timing:
 @dataclass(frozen=True, slots=True)
 class Case:
     """What to time: a call, the bytes and operations it needs, and the unit of its arithmetic
-    ("fp32", or tiles of "bf16" or "int8")."""
+    ("fp32", "int8", or tiles of "bf16")."""
 
     name: str
     run: Callable[[], object]
@@ -88,28 +90,34 @@ def arithmetic_of(packed: cpu_linear.PackedLinear) -> str:
     """The arithmetic unit that multiplies many rows of this weight on this machine."""
     if packed.rounds_inputs:
         return "bf16"
-    return "int8" if isa == "amx" and packed.fmt.startswith("w") else "fp32"
+    return "int8" if packed.byte_products else "fp32"
 
 
 def linear_cases(num_out: int, num_in: int, formats: Sequence[str]) -> Iterator[Case]:
-    """A decode step of one request, of a few rows (drafts), of a batch, and a chunk of a prompt."""
+    """A decode step of one request, of a few rows (drafts), of a batch, and chunks of prompts.
+    Activations of 16 bits are two bytes, so their products count twice."""
     torch.manual_seed(0)
     weight = torch.randn(num_out, num_in) * 0.02
     for fmt in formats:
         packed = cpu_linear.pack(weight, None, fmt)
-        for rows in (1, 4, 8, 16, 512):
+        copies = [packed]
+        while len(copies) * packed.num_bytes < _WEIGHT_BYTES:
+            copies.append(cpu_linear.pack(weight, None, fmt))
+        for rows in (1, 4, 8, 16, 64, 512):
             x, out = torch.randn(rows, num_in), torch.empty(rows, num_out)
             yield Case(
                 f"linear {fmt}, {rows} rows, {num_in} -> {num_out}",
-                _linear(packed, x, out),
+                _linear(itertools.cycle(copies), x, out),
                 packed.num_bytes + x.nbytes + out.nbytes,
-                2.0 * rows * num_in * num_out,
+                2.0 * rows * num_in * num_out * max(1, packed.byte_products),
                 arithmetic_of(packed),
             )
 
 
-def _linear(packed: cpu_linear.PackedLinear, x: Tensor, out: Tensor) -> Callable[[], object]:
-    return lambda: packed.run(x, out)
+def _linear(
+    turn: Iterator[cpu_linear.PackedLinear], x: Tensor, out: Tensor
+) -> Callable[[], object]:
+    return lambda: next(turn).run(x, out)
 
 
 def attention_cases(shape: CacheShape, num_heads: int) -> Iterator[Case]:
@@ -170,7 +178,7 @@ def expert_cases(shape: tuple[int, int, int, int], formats: Sequence[str]) -> It
                 f"experts {fmt}, {rows} rows, {top_k} of {num_experts}, {dim} -> {inner}",
                 _experts(experts, torch.randn(rows, dim), choices),
                 read * (ups[0].num_bytes + downs[0].num_bytes),
-                2.0 * rows * top_k * 3 * dim * inner,
+                2.0 * rows * top_k * 3 * dim * inner * max(1, downs[0].byte_products),
                 arithmetic_of(downs[0]),
             )
 
@@ -363,10 +371,10 @@ def _wanted_adapters(args: argparse.Namespace) -> Iterator[Case]:
 
 def _ceilings_line(num_threads: int, ceilings: Ceilings) -> str:
     bf16, int8 = ceilings.bf16_gflop_per_s, ceilings.int8_gop_per_s
-    tiles = f", {bf16:.0f} on bfloat16 tiles, {int8:.0f} on int8" if bf16 else ""
+    tiles = f", {bf16:.0f} on bfloat16 tiles" if bf16 else ""
     return (
         f"{num_threads} thread{'s' if num_threads > 1 else ''}: {ceilings.gb_per_s:.1f} GB/s, "
-        f"GFLOP/s {ceilings.fp32_gflop_per_s:.0f} in float32{tiles}\n"
+        f"GFLOP/s {ceilings.fp32_gflop_per_s:.0f} in float32{tiles}, {int8:.0f} of int8\n"
     )
 
 

@@ -360,6 +360,7 @@ struct SampleArgs {
 struct Int8Kernels {
     void (*linear)(const LinearArgs&, const Ctx&);
     size_t (*shared)(const LinearArgs&);
+    double (*ceiling)(size_t rounds);  // operations done
 };
 
 // Matrix tiles: bf16 weights in pairs of k. Null where the processor has none.
@@ -367,7 +368,7 @@ struct TileKernels {
     void (*linear)(const LinearArgs&, const Ctx&) = nullptr;
     size_t (*shared)(const LinearArgs&) = nullptr;
     size_t (*local)(const LinearArgs&) = nullptr;
-    double (*ceiling)(int kind, size_t rounds) = nullptr;      // 2 bf16, 3 int8: operations done
+    double (*ceiling)(size_t rounds) = nullptr;                // bf16: operations done
     void (*attention)(const AttnArgs&, const Ctx&) = nullptr;  // caches whose numbers are exact in bf16
     size_t (*attention_local)(const AttnArgs&) = nullptr;
 };

@@ -366,5 +366,26 @@ void linear_int8(const LinearArgs& a, const Ctx& ctx) {
 
 size_t linear_int8_shared(const LinearArgs& a) { return Quantised::bytes(a); }
 
+// Products in registers, as many at a time as hide their latency. Returns the operations done.
+double int8_ceiling(size_t rounds) {
+    constexpr int CHAINS = WIDE8 > 1 ? 20 : 4, WEIGHTS = 4;
+    alignas(64) int8_t bytes[(WEIGHTS + 1) * 64] = {};
+    vi acc[CHAINS];
+    for (int i = 0; i < CHAINS; i++) acc[i] = vi_set1(i);
+    for (size_t r = 0; r < rounds; r++) {
+        asm volatile("" : "+m"(bytes));  // different each time, for all that the compiler knows
+        vi w[WEIGHTS];
+        for (int i = 0; i < WEIGHTS; i++) w[i] = vi_load(bytes + i * 64);
+        const vi x = vi_load(bytes + WEIGHTS * 64);
+        RADIX_UNROLL(20)
+        for (int i = 0; i < CHAINS; i++) acc[i] = dot_xw(acc[i], x, w[i % WEIGHTS]);
+    }
+    vf total = zero();
+    for (int i = 0; i < CHAINS; i++) total = add(total, to_float(acc[i]));
+    volatile float sink = lane_tree_sum(total);
+    (void)sink;
+    return double(rounds) * CHAINS * 128;
+}
+
 }  // namespace RADIX_ISA
 }  // namespace radix

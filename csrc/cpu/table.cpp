@@ -32,7 +32,7 @@ double ceiling(int, const float*, size_t, float*);
 
 extern const Kernels table;
 const Kernels table = {RADIX_STRING(RADIX_ISA),
-                       {linear_int8, linear_int8_shared},
+                       {linear_int8, linear_int8_shared, int8_ceiling},
                        linear,
                        linear_shared,
                        linear_local,

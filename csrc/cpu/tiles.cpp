@@ -282,14 +282,12 @@ static void busy_tiles(size_t rounds) {
     }
 }
 
-static double tile_ceiling(int kind, size_t rounds) {
+template <int OP>
+static double tile_ceiling(size_t rounds) {
     configure(16, 16, 16);
-    if (kind == 2)
-        busy_tiles<BF16>(rounds);
-    else
-        busy_tiles<SIGNED>(rounds);
+    busy_tiles<OP>(rounds);
     release_tiles();
-    return double(rounds) * 4 * (kind == 2 ? 16384 : 32768);
+    return double(rounds) * 4 * (OP == BF16 ? 16384 : 32768);
 }
 
 }  // namespace RADIX_ISA

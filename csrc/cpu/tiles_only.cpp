@@ -8,9 +8,9 @@
 namespace radix {
 namespace RADIX_ISA {
 extern const Int8Kernels int8_table;
-const Int8Kernels int8_table = {linear_integers, integers_shared};
+const Int8Kernels int8_table = {linear_integers, integers_shared, tile_ceiling<SIGNED>};
 extern const TileKernels tile_table;
-const TileKernels tile_table = {linear_tiles, tiles_shared,    tiles_local,
-                                tile_ceiling, attention_tiles, attention_tiles_local};
+const TileKernels tile_table = {linear_tiles,       tiles_shared,    tiles_local,
+                                tile_ceiling<BF16>, attention_tiles, attention_tiles_local};
 }  // namespace RADIX_ISA
 }  // namespace radix

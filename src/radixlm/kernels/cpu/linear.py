@@ -203,6 +203,13 @@ class PackedLinear:
         """Whether ``run`` rounds activations to bfloat16 (sums stay float32)."""
         return self.format_code == BF16_TILES
 
+    @property
+    def byte_products(self) -> int:
+        """Products of bytes that stand for one of numbers; 0 where ``run`` multiplies floats."""
+        if self.format_code == W8A16:
+            return 2
+        return int(self._kind in ("w8a8", "w4a8", "fp4"))
+
     def tensors(self) -> list[Tensor]:
         """The memory of weights, scales and bias, as it is packed."""
         b = self.buffers
