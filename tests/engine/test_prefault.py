@@ -7,9 +7,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine import prefault
+from radixlm.engine.startup import ADVICE_BYTES, QUEUED_BYTES, torch_libraries, will_need
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system cannot read ahead")
@@ -34,6 +36,23 @@ def test_every_file_is_prefetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert thread is not None
     thread.join(60)
     assert asked == [("d.gguf", wanted)]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system cannot read ahead")
+def test_a_long_file_is_asked_for_piece_by_piece_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(bytes(2 * QUEUED_BYTES + 5))
+    pieces: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, start, n, __: pieces.append((start, n)))
+    will_need([tmp_path / "a", tmp_path / "missing"])
+    assert pieces == [(at, ADVICE_BYTES) for at in range(0, 2 * QUEUED_BYTES + 5, ADVICE_BYTES)]
+
+
+def test_torch_libraries_are_those_that_an_engine_maps() -> None:
+    found = torch_libraries()
+    assert {path.parent for path in found} == {Path(torch.__file__).parent / "lib"}
+    assert all(path.is_file() for path in found)
 
 
 def test_nothing_is_prefetched_without_files_or_memory(

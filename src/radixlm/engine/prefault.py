@@ -12,6 +12,7 @@ import psutil
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.affinity import is_placed
 from radixlm.engine.packed_key import find_packed
+from radixlm.engine.startup import will_need
 
 MAX_CACHE_SHARE = 0.5  # of available memory: more would evict what was read before it is used
 MAX_PREFAULT_SHARE = 0.25
@@ -29,7 +30,7 @@ def read_ahead(folder: Path, packed: Sequence[Path] = ()) -> threading.Thread | 
         return None
     if num_bytes > MAX_CACHE_SHARE * psutil.virtual_memory().available:
         return None
-    thread = threading.Thread(target=_will_need, args=(files,), name="read ahead", daemon=True)
+    thread = threading.Thread(target=will_need, args=(files,), name="read ahead", daemon=True)
     thread.start()
     return thread
 
@@ -61,15 +62,3 @@ def _sized(files: Sequence[Path]) -> tuple[Sequence[Path], int]:
         return files, sum(file.stat().st_size for file in files)
     except OSError:
         return [], 0
-
-
-def _will_need(files: Sequence[Path]) -> None:
-    for file in files:
-        try:
-            descriptor = os.open(file, os.O_RDONLY)
-        except OSError:
-            return
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(descriptor)

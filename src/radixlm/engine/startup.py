@@ -1,6 +1,6 @@
-"""What an engine process does while it imports torch: it reads its startup config from standard
-input, starts the other ranks and prefaults the memory for its weights. Needs little but Python's
-standard library.
+"""What an engine process does while it imports torch: it has the system read torch's libraries,
+reads its startup config from standard input, starts the other ranks and prefaults the memory for
+its weights. Needs little but Python's standard library.
 """
 
 import ctypes
@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from radixlm.engine.rank_processes import RankProcesses
@@ -20,6 +22,36 @@ CHUNK_BYTES = 32 << 20  # between two chunks the thread checks whether it is to 
 MADV_HUGEPAGE, MADV_POPULATE_WRITE = 14, 23
 MAP_FAILED = ctypes.c_void_p(-1).value
 PR_SET_PDEATHSIG = 1
+# of one posix_fadvise: Linux reads no more of it than a device's read-ahead, often 128 KiB
+ADVICE_BYTES = 128 << 10
+QUEUED_BYTES = 512 << 10  # asked for and not read yet; other readers of the disk wait behind it
+TORCH_LIBRARIES = ("libtorch_python.so", "libtorch_cpu.so")
+
+
+def will_need(files: Iterable[Path]) -> None:
+    """Have the system read files into its page cache, from the first byte to the last. Those that
+    cannot be read are left to whoever needs them."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for file in files:
+        try:
+            descriptor = os.open(file, os.O_RDONLY)
+        except OSError:
+            return
+        try:
+            for start in range(0, os.fstat(descriptor).st_size, ADVICE_BYTES):
+                os.posix_fadvise(descriptor, start, ADVICE_BYTES, os.POSIX_FADV_WILLNEED)
+                if start >= QUEUED_BYTES:
+                    os.pread(descriptor, 1, start - QUEUED_BYTES)  # waits until it is read
+        finally:
+            os.close(descriptor)
+
+
+def torch_libraries() -> list[Path]:
+    """Torch's libraries that every engine needs, found without importing torch."""
+    places = (Path(folder) / "torch" / "lib" for folder in sys.path)
+    found = next((place for place in places if place.is_dir()), None)
+    return [found / name for name in TORCH_LIBRARIES] if found else []
 
 
 class PrefaultedMemory:
@@ -82,6 +114,8 @@ class StartupReader(threading.Thread):
 
     def run(self) -> None:
         """Read the config, then prefault."""
+        ahead = threading.Thread(target=will_need, args=(torch_libraries(),), daemon=True)
+        ahead.start()
         try:
             text = sys.stdin.read()
             self._config = json.loads(text) if text else None
