@@ -190,6 +190,17 @@ BAD = [
 ]
 
 
+async def test_the_flag_that_makes_room_is_named_where_the_cache_is_short() -> None:
+    stage = IntakeHarness(None)
+    asked = {"input_ids": [5] * 64}, {"input_ids": [5]}
+    for context_len, says in ((64, "tokens"), (60, "--mem-fraction-static")):
+        stage.intake.become_ready({"max_total_num_tokens": 4096, "context_len": context_len})
+        for fields in asked:
+            with pytest.raises(PromptTooLong, match=says) as refused:
+                stage.intake.submit(stage.ask(max_new_tokens=64, **fields))
+            assert ("--mem-fraction-static" in str(refused.value)) == (context_len == 60)
+
+
 async def test_embeddings_of_any_width_where_the_width_is_not_known() -> None:
     stage = IntakeHarness(None)
     stage.intake.submit(stage.ask(embeds=b"\0" * 48, num_embeds=3))

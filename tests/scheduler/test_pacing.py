@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from radixlm.scheduler.pacing import FIRST, LEAST, ChunkPacer
 from radixlm.step.plan import Items
+from radixlm.wire.requests import AbortRequest
 from tests.fakes.executor import reference
 from tests.fakes.scheduler_harness import SchedulerHarness
 
@@ -63,6 +64,23 @@ def test_a_prompt_alone_takes_whole_chunks() -> None:
     bench.submit("long", [3] * 5000, 2, ignore_eos=True)
     bench.run()
     assert [step[1] for step in bench.steps if step[1]][:4] == [1024] * 4
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_prompt_that_is_cancelled_computes_no_further_chunk(depth: int) -> None:
+    bench = TimedHarness(depth=depth)
+    bench.submit("runs", [1, 2, 3], 30, ignore_eos=True)
+    bench.submit("long", [3] * 7000, 2, ignore_eos=True)
+    for _ in range(4):
+        bench.tick()
+    assert 1024 < sum(step[1] for step in bench.steps) < 5000
+    bench.mine.send(AbortRequest(rids=("long",)))
+    num_steps = len(bench.steps)
+    bench.run()
+    assert bench.finish["long"].kind == "abort" and bench.out["runs"] == reference(
+        [1, 2, 3], 30, True
+    )
+    assert not any(step[1] for step in bench.steps[num_steps:])
 
 
 def test_one_slow_step_does_not_shorten_chunks_for_ever() -> None:

@@ -352,6 +352,13 @@ def _facts(
         str(pools.dtype).removeprefix("torch."),
         torch.get_num_threads(),
     )
+    if limits.context_len < info.context_len:
+        log.info(
+            "requests of more than %d tokens are refused: the model reads %d, the KV cache has no "
+            "room for them; more with a larger --max-total-tokens or --mem-fraction-static, or a "
+            "smaller --kv-cache-dtype",
+            limits.context_len, info.context_len,
+        )  # fmt: skip
     return {
         "max_total_num_tokens": pools.num_tokens,
         "kv_page_size": pools.page_size,  # that of the pool, where --page-size is smaller

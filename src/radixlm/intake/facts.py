@@ -6,8 +6,8 @@ from radixlm.intake.weights import WeightsOptions
 
 
 class IntakeFacts(Record):
-    """``context_len`` counts prompt and output; ``max_total_tokens`` is what the KV cache holds
-    (0 until the engine is ready)."""
+    """``context_len`` counts prompt and output: the model's, or less where the KV cache holds less;
+    ``max_total_tokens`` is what that holds (0 until the engine is ready)."""
 
     vocab: int
     context_len: int
@@ -22,8 +22,6 @@ class IntakeFacts(Record):
     processors: tuple[str, ...] = ()
     eos_ids: tuple[int, ...] = ()
     default_sampling: dict[str, object] = field(default_factory=dict)
-    is_rope_length_dependent: bool = False
-    original_context_len: int = 0
     embed_dim: int = 0  # width of embeddings and of hidden states, 0: not known
     is_generation: bool = True  # False: the model gives vectors or scores
     max_queued: int | None = None
@@ -31,3 +29,14 @@ class IntakeFacts(Record):
     max_sequences: int = 8192  # of one call
     max_logprobs: int = 1 << 20  # entries that the answers of one call may hold together
     stall_timeout_s: float = 60.0  # how long a reader may leave what has come unread
+    is_cache_short: bool = False  # the KV cache holds less than the model's context
+
+    @property
+    def more_room(self) -> str:
+        """What to do for longer prompts and answers, as the end of a message."""
+        if not self.is_cache_short:
+            return ""
+        return (
+            " The model reads more, but the KV cache has no room for it: raise --max-total-tokens "
+            "or --mem-fraction-static, or use a smaller --kv-cache-dtype, such as int8."
+        )

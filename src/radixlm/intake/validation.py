@@ -107,7 +107,7 @@ class RequestValidator(Record):
         if num_embeds >= self.facts.context_len:
             raise PromptTooLong(
                 f"input_embeds has {num_embeds} rows; the context is {self.facts.context_len} "
-                "tokens and at least one is needed for the answer",
+                "tokens and at least one is needed for the answer." + self.facts.more_room,
                 param="input_embeds",
             )
         return [0] * num_embeds
@@ -121,7 +121,7 @@ class RequestValidator(Record):
         if is_pooled:
             raise PromptTooLong(
                 f"the text has {len(ids)} tokens, the model reads at most {most}; shorten it, or "
-                "start the server with --allow-auto-truncate",
+                "start the server with --allow-auto-truncate." + self.facts.more_room,
                 param="input",
             )
         if self.facts.allow_auto_truncate and may_cut:
@@ -129,7 +129,8 @@ class RequestValidator(Record):
         of_media = f", {num_media} of them of images, videos or audio clips" if num_media else ""
         raise PromptTooLong(
             f"The input ({len(ids)} tokens{of_media}) is longer than the model's context length "
-            f"({self.facts.context_len} tokens). At least one is needed for the answer.",
+            f"({self.facts.context_len} tokens). At least one is needed for the answer."
+            + self.facts.more_room,
             param="prompt",
         )
 
@@ -144,7 +145,8 @@ class RequestValidator(Record):
             raise PromptTooLong(
                 f"max_completion_tokens is too large: {asked}. Requested token count exceeds the "
                 f"model's maximum context length of {self.facts.context_len} tokens "
-                f"({num_prompt} of the prompt): ask max_tokens for {room} or fewer.",
+                f"({num_prompt} of the prompt): ask max_tokens for {room} or fewer."
+                + self.facts.more_room,
                 param="max_tokens",
             )
         count = room if asked is None else min(asked, room)
