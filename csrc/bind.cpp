@@ -55,6 +55,7 @@ void run_store(nb::tuple qkv, nb::tuple shape, nb::tuple norm, nb::tuple rope, A
     a.cache = make_cache(nb::cast<Address>(cache[0]), nb::cast<Address>(cache[1]), nb::cast<int>(cache[2]),
                          nb::cast<int>(cache[3]), nb::cast<int>(cache[4]), nb::cast<int>(cache[5]),
                          nb::cast<int>(cache[6]));
+    if (nb::len(cache) > 7) a.cache.heavy = at<Heavy>(nb::cast<Address>(cache[7]));
     int n = threads > 0 ? threads
                         : threads_for(double(a.tokens) * (a.heads + 2 * a.kv_heads) * a.head_dim * 16, 0);
     nb::gil_scoped_release free_gil;
@@ -74,8 +75,9 @@ struct Attention {
     }
     void run(Address q, int64_t ldq, Address out, int64_t ldo, Address k_cache, Address v_cache,
              Address pages, int64_t ldp, Address query_start, Address kv_len, int num_seqs, Address tree,
-             int64_t tree_ld, int threads) {
+             int64_t tree_ld, int threads, Address is_sparse) {
         AttnArgs c = a;
+        c.is_sparse = at<uint8_t>(is_sparse);
         c.q = at<float>(q), c.ldq = ldq, c.out = at<float>(out), c.ldo = ldo, c.cache.k = at<void>(k_cache),
         c.cache.v = at<void>(v_cache), c.cache.latent = !k_cache;
         c.page_table = at<int32_t>(pages), c.ldp = ldp, c.query_start = at<int32_t>(query_start),
@@ -91,6 +93,25 @@ struct Attention {
         });
     }
 };
+
+// Attention of `num_rows` query tokens (SparseRow) over caches with `heavy`; the arguments of
+// Attention::run, in its order.
+void run_sparse(const Attention& attention, Address q, int64_t ldq, Address out, int64_t ldo, Address k_cache,
+                Address v_cache, Address heavy, Address pages, int64_t ldp, Address rows, int num_rows,
+                int max_len, int threads) {
+    SparseArgs s{attention.a, at<SparseRow>(rows), num_rows, max_len};
+    AttnArgs& a = s.a;
+    a.q = at<float>(q), a.ldq = ldq, a.out = at<float>(out), a.ldo = ldo, a.cache.k = at<void>(k_cache),
+    a.cache.v = at<void>(v_cache), a.cache.heavy = at<Heavy>(heavy);
+    a.page_table = at<int32_t>(pages), a.ldp = ldp;
+    const Kernels& k = kernels();
+    const int n = threads > 0 ? threads : threads_for(sparse_bytes(s), 0);
+    run_team(n, k.sparse_shared(s), k.sparse_local(s), [&](const Ctx& ctx) {
+        SparseArgs args = s;
+        args.work = ctx.shared();
+        k.sparse_attention(args, ctx);
+    });
+}
 
 void run_activation(Address x, int64_t ldx, Address y, int64_t ldy, int64_t rows, int64_t dim, int act,
                     bool gated, int threads) {
@@ -216,7 +237,14 @@ void bind_program_args(nb::module_& m) {
     auto cache = nb::class_<Cache>(m, "Cache").def(nb::init<>());
     pointer(cache, "k", &Cache::k);
     pointer(cache, "v", &Cache::v);
+    pointer(cache, "heavy", &Cache::heavy);
     cache.def_rw("dtype", &Cache::dtype).def_rw("page_size", &Cache::page_size);
+    nb::class_<Heavy>(m, "Heavy")
+        .def("__init__",
+             [](Heavy* h, Address rows, Address labels, Address channels, int width, int top) {
+                 new (h) Heavy{at<void>(rows), at<void>(labels), at<int32_t>(channels), width, top};
+             })
+        .def_prop_ro("address", [](const Heavy& h) { return Address(&h); });
 
     auto store = nb::class_<StoreArgs>(m, "StoreArgs").def(nb::init<>());
     store.def_rw("heads", &StoreArgs::heads).def_rw("kv_heads", &StoreArgs::kv_heads);
@@ -322,6 +350,10 @@ void bind_program_args(nb::module_& m) {
         .def_rw("ld_taps", &Step::ld_taps)
         .def_rw("embeds", &Step::embeds)
         .def_rw("embeds_mask", &Step::embeds_mask)
+        .def_rw("sparse_rows", &Step::sparse_rows)
+        .def_rw("is_sparse", &Step::is_sparse)
+        .def_rw("num_sparse", &Step::num_sparse)
+        .def_rw("max_sparse_len", &Step::max_sparse_len)
         .def_rw("runs", &Step::runs)
         .def_rw("num_runs", &Step::num_runs)
         .def_rw("lora", &Step::lora)
@@ -452,7 +484,10 @@ NB_MODULE(_cpu, m) {
         .def("embed", &Linear::embed, Release());
     nb::class_<Attention>(m, "Attention")
         .def(nb::init<int, int, int, int, int, int, float, int, int, float, bool, Address, Address>())
-        .def("run", &Attention::run, Release());
+        .def("run", &Attention::run, arg("q"), arg("ldq"), arg("out"), arg("ldo"), arg("k_cache"),
+             arg("v_cache"), arg("pages"), arg("ldp"), arg("query_start"), arg("kv_len"), arg("num_seqs"),
+             arg("tree"), arg("tree_ld"), arg("threads"), arg("is_sparse") = 0, Release())
+        .def("run_sparse", &run_sparse, Release());
     nb::class_<Experts>(m, "Experts")
         .def(nb::init<const std::vector<const Linear*>&, const std::vector<const Linear*>&, int>())
         .def("run", &Experts::run, arg("x"), arg("ldx"), arg("tokens"), arg("ids"), arg("weights"),

@@ -92,12 +92,22 @@ struct NormArgs {
     int layer_norm = 0;
 };
 
+// What double sparsity keeps of a layer's keys: K's rows in the layout of V, and labels of `width` channels
+// (cpu/heavy.h). A query attends to the `top` tokens whose labels fit its own best.
+struct Heavy {
+    void* rows = nullptr;
+    void* labels = nullptr;
+    const int32_t* channels = nullptr;  // [kv_heads][width]
+    int width = 0, top = 0;
+};
+
 // One layer's paged cache. K: [page][kv_head][page_size/16][k_dim][16]; V: [page][kv_head][page_size][v_dim].
 // latent: V alone, rows of k_dim numbers, whose first v_dim are the value. See cpu/kv.h.
 struct Cache {
     void* k = nullptr;
     void* v = nullptr;
     int dtype = 0, kv_heads = 0, k_dim = 0, v_dim = 0, page_size = 16, latent = 0;
+    const Heavy* heavy = nullptr;
 };
 
 struct StoreArgs {  // q/k norm, rope and cache store; the parts that are null are skipped
@@ -150,6 +160,7 @@ struct AttnArgs {
     int64_t ldp = 0;
     const int32_t* query_start = nullptr;
     const int32_t* kv_len = nullptr;
+    const uint8_t* is_sparse = nullptr;  // [num_seqs] or null: sequences that SparseArgs has the rows of
     int num_seqs = 0, heads = 0;
     float scale = 1, softcap = 0;
     int window = 0, causal = 1;
@@ -171,6 +182,17 @@ inline int first_seen(const AttnArgs& a, int position) {
     const int chunk = a.chunk > 0 ? position / a.chunk * a.chunk : 0;
     return window > chunk ? window : chunk;
 }
+
+struct SparseRow {  // a query token, its sequence, how many tokens it sees
+    int32_t token, seq, kv_len;
+};
+// Attention of some query tokens over a cache with `heavy`.
+struct SparseArgs {
+    AttnArgs a;
+    const SparseRow* rows = nullptr;
+    int num_rows = 0, max_len = 0;
+    char* work = nullptr;  // of `sparse_shared` bytes
+};
 
 struct ActArgs {
     const float* x = nullptr;  // [rows, 2 * dim] gate, up when gated, else [rows, dim]
@@ -398,6 +420,9 @@ struct Kernels {
     void (*sample)(const SampleArgs&, const Ctx&);
     size_t (*sample_local)(const SampleArgs&);
     double (*ceiling)(int kind, const float* memory, size_t bytes, float* sink);
+    void (*sparse_attention)(const SparseArgs&, const Ctx&);
+    size_t (*sparse_shared)(const SparseArgs&);
+    size_t (*sparse_local)(const SparseArgs&);
     TileKernels tiles = {};
 };
 

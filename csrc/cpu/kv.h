@@ -72,6 +72,12 @@ RADIX_INLINE float load_kv_scalar(const void* p, int64_t i) {
         return load_scalar(p, DTYPE, i);
 }
 
+inline float load_number(const void* p, int dtype, int64_t i) {
+    return dtype == DT_E4M3   ? load_kv_scalar<DT_E4M3>(p, i)
+           : dtype == DT_E5M2 ? load_kv_scalar<DT_E5M2>(p, i)
+                              : load_scalar(p, dtype, i);
+}
+
 struct Tile {
     const void* k;  // null in a latent cache
     const void* v;

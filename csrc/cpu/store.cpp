@@ -1,7 +1,7 @@
 // q/k norm, rotary embedding and the store into the paged cache, one pass over a token's row.
 #include <type_traits>
 
-#include "kv.h"
+#include "heavy.h"
 
 namespace radix {
 namespace RADIX_ISA {
@@ -224,6 +224,28 @@ static void put_value(const Cache& c, const Tile& t, int lane, const float* x) {
     put_row((char*)const_cast<void*>(t.v) + int64_t(lane) * width * size, c.dtype, 1, x, width, scale);
 }
 
+// K once more, as a row, and its label, made of what the row holds.
+static void put_heavy(const Cache& c, int64_t slot, int head, const float* k) {
+    if (!c.heavy) return;
+    const Heavy& h = *c.heavy;
+    const Cache rows = rows_of_keys(c);
+    const Tile row = tile_of_slot(rows, slot, head);
+    const int lane = int(slot % TILE), padded = 2 * label_pairs(h);
+    put_value(rows, row, lane, k);
+    const char* stored = (const char*)row.v + int64_t(lane) * c.k_dim * dtype_size(c.dtype);
+    const float of_row = row.v_scale ? row.v_scale[lane] : 1.0f;
+    int8_t* labels = labels_at(c, int32_t(slot / c.page_size), head, int(slot % c.page_size) / TILE);
+    float numbers[512];
+    for (int i = 0; i < h.width; i++)
+        numbers[i] = load_number(stored, c.dtype, h.channels[int64_t(head) * h.width + i]) * of_row;
+    const float scale = int8_scale(numbers, h.width);
+    for (int i = 0; i < padded; i++) {
+        const float x = i < h.width && scale > 0.0f ? std::nearbyint(numbers[i] / scale) : 0.0f;
+        labels[(i / 2 * TILE + lane) * 2 + i % 2] = int8_t(x);
+    }
+    *scale_at((const float*)(labels + padded * TILE), lane) = scale;
+}
+
 static void put_token(const StoreArgs& a, int64_t token, int head) {
     const Cache& c = a.cache;
     const int lane = int(a.slots[token] % TILE);
@@ -234,6 +256,7 @@ static void put_token(const StoreArgs& a, int64_t token, int head) {
     if (t.k_scale) *scale_at(t.k_scale, lane) = scale;
     put_row((char*)const_cast<void*>(t.k) + lane * dtype_size(c.dtype), c.dtype, TILE, k, c.k_dim, scale);
     put_value(c, t, lane, a.v + token * a.ldv + int64_t(head) * c.v_dim);
+    put_heavy(c, a.slots[token], head, k);
 }
 // Sixteen tokens that fill a tile.
 static void put_tile(const StoreArgs& a, int64_t token, int head) {
@@ -245,7 +268,10 @@ static void put_tile(const StoreArgs& a, int64_t token, int head) {
     for (int i = 0; i < TILE; i++) scale[i] = c.dtype == DT_I8 ? int8_scale(k + i * a.ldk, c.k_dim) : 1.0f;
     if (t.k_scale) std::memcpy(scale_at(t.k_scale, 0), scale, sizeof(scale));
     put_columns(const_cast<void*>(t.k), c.dtype, k, a.ldk, c.k_dim, scale);
-    for (int i = 0; i < TILE; i++) put_value(c, t, i, v + i * a.ldv);
+    for (int i = 0; i < TILE; i++) {
+        put_value(c, t, i, v + i * a.ldv);
+        put_heavy(c, a.slots[token + i], head, k + i * a.ldk);
+    }
 }
 
 // A token's numbers of K are in as many cache lines as a tile has.

@@ -29,6 +29,9 @@ size_t lora_local(int64_t);
 void sample(const SampleArgs&, const Ctx&);
 size_t sample_local(const SampleArgs&);
 double ceiling(int, const float*, size_t, float*);
+void sparse_attention(const SparseArgs&, const Ctx&);
+size_t sparse_shared(const SparseArgs&);
+size_t sparse_local(const SparseArgs&);
 
 extern const Kernels table;
 const Kernels table = {RADIX_STRING(RADIX_ISA),
@@ -54,6 +57,9 @@ const Kernels table = {RADIX_STRING(RADIX_ISA),
                        lora_local,
                        sample,
                        sample_local,
-                       ceiling};
+                       ceiling,
+                       sparse_attention,
+                       sparse_shared,
+                       sparse_local};
 }  // namespace RADIX_ISA
 }  // namespace radix

@@ -5,6 +5,10 @@
 
 namespace radix {
 
+// Of a sequence; none of one that the dense kernels leave alone.
+static int new_tokens(const AttnArgs& a, int s) {
+    return a.is_sparse && a.is_sparse[s] ? 0 : a.query_start[s + 1] - a.query_start[s];
+}
 static double bytes_of_token(const Cache& c) {
     return double(c.kv_heads) * (c.k_dim + (c.latent ? 0 : c.v_dim)) *
            (c.dtype == 0   ? 4
@@ -54,7 +58,7 @@ class Sharing {
     std::vector<int> order, same;  // sequences sorted by their pages; blocks shared with the one before
 
     const int32_t* pages(int s) const { return a.page_table + int64_t(s) * a.ldp; }
-    int tokens(int s) const { return a.query_start[s + 1] - a.query_start[s]; }           // new ones
+    int tokens(int s) const { return new_tokens(a, s); }
     int num_pages(int s) const { return (a.kv_len[s] - tokens(s)) / a.cache.page_size; }  // full before them
     int blocks_before(int s) const { return num_pages(s) * a.cache.page_size / ATTN_BLOCK; }
     int common(int s, int t) const {
@@ -152,7 +156,7 @@ void AttnPlan::make(const AttnArgs& a, int threads) {
     const Sharing sharing(*this, a);
     num_shared = int(tasks.size());
     for (int s = 0; s < a.num_seqs; s++) {
-        int q = a.query_start[s + 1] - a.query_start[s];
+        int q = new_tokens(a, s);
         if (q * group <= few && q > 0) short_units += heads;
         if (q * group > few) long_rows += int64_t(q) * a.heads;
     }
@@ -165,7 +169,7 @@ void AttnPlan::make(const AttnArgs& a, int threads) {
                          ? 1
                          : int((4 * threads + short_units - 1) / std::max<int64_t>(1, short_units));
     for (int s = 0; s < a.num_seqs; s++) {
-        const int q = a.query_start[s + 1] - a.query_start[s], kv = a.kv_len[s];
+        const int q = new_tokens(a, s), kv = a.kv_len[s];
         if (q <= 0 || kv <= 0) continue;
         const int first = std::max(0, first_seen(a, kv - q));
         bytes += double(kv - first) * bytes_of_token(a.cache);

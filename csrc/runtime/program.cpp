@@ -143,6 +143,11 @@ void Program::bind_attention(Op& op, const Step& c, int64_t n) {
         a.page_table = at<int32_t>(group.page_table), a.ldp = group.stride;
         a.query_start = at<int32_t>(c.query_start), a.kv_len = at<int32_t>(c.kv_len), a.num_seqs = c.num_seqs;
         a.tree = at<uint8_t>(c.tree), a.tree_ld = c.tree_ld;
+        op.sparse = SparseArgs{};
+        a.is_sparse = nullptr;
+        if (!a.cache.heavy || c.num_sparse == 0) return;
+        a.is_sparse = at<uint8_t>(c.is_sparse);
+        op.sparse = {a, at<SparseRow>(c.sparse_rows), c.num_sparse, c.max_sparse_len};
         return;
     }
     StoreArgs& a = op.store;
@@ -244,8 +249,10 @@ double Program::cost_flops(const Step& c, double& bytes) const {
             const double size = double(op.scan.page);
             bytes += 8 * size * double(c.num_runs), flops += 8 * size * double(c.tokens);
         }
-        if (op.kind == ATTENTION)
-            bytes += plans[size_t(op.plan)].bytes, flops += plans[size_t(op.plan)].flops;
+        if (op.kind == ATTENTION) {
+            bytes += plans[size_t(op.plan)].bytes + sparse_bytes(op.sparse);
+            flops += plans[size_t(op.plan)].flops;
+        }
     }
     return flops + 200.0 * double(c.tokens) * double(ops.size());
 }
@@ -332,6 +339,10 @@ void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) {
             AttnArgs a = op.attention;
             plans[size_t(op.plan)].fill(a, ctx.shared());
             run_attention(k, a, ctx);
+            if (op.sparse.num_rows == 0) break;
+            SparseArgs s = op.sparse;
+            s.work = ctx.shared();
+            k.sparse_attention(s, ctx);
             break;
         }
         case MOE:
@@ -383,6 +394,9 @@ void Program::run(const Step& c) {
         } else if (op.kind == MOE) {
             shared = std::max(shared, experts_shared(k, op.experts));
             local = std::max(local, experts_local(k, op.experts, n));
+        } else if (op.kind == ATTENTION && op.sparse.num_rows > 0) {
+            shared = std::max(shared, k.sparse_shared(op.sparse));
+            local = std::max(local, k.sparse_local(op.sparse));
         } else if (op.kind == HEADS) {
             shared = std::max(shared, heads_shared(k, op.heads));
             local = std::max(local, heads_local(k, op.heads, n));

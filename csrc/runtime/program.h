@@ -48,6 +48,8 @@ struct Step {
     Address embeds = 0, embeds_mask = 0;  // float [tokens, dim], bytes [tokens] or 0 for all rows
     Address tree = 0;                     // as in AttnArgs
     int64_t tree_ld = 0;
+    Address sparse_rows = 0, is_sparse = 0;  // SparseRow [num_sparse], bytes [num_seqs]: as in SparseArgs
+    int num_sparse = 0, max_sparse_len = 0;
     Address runs = 0;  // StateRun [num_runs]
     int64_t num_runs = 0;
     Address lora = 0;  // LoraBatch: the rows with adapters, or 0
@@ -156,6 +158,7 @@ class Program {
         LinearArgs linear;
         StoreArgs store;
         AttnArgs attention;
+        SparseArgs sparse;  // rows of it, where the cache has labels
         MixArgs mix;
         Route route;
         ExpertArgs experts;

@@ -78,7 +78,7 @@ void Program::heads(int x, int y, const HeadLinear& w, int64_t x_head, int64_t y
 static bool has_one_plan(const AttnArgs& a, const AttnArgs& b) {
     const Cache &c = a.cache, &d = b.cache;
     return a.window == b.window && a.chunk == b.chunk && a.heads == b.heads && c.kv_heads == d.kv_heads &&
-           c.k_dim == d.k_dim && c.v_dim == d.v_dim && c.dtype == d.dtype;
+           c.k_dim == d.k_dim && c.v_dim == d.v_dim && c.dtype == d.dtype && !c.heavy == !d.heavy;
 }
 void Program::attention(int q, int y, AttnArgs args) {
     auto stored = std::find_if(ops.rbegin(), ops.rend(), [](const Op& o) { return o.kind == STORE; });

@@ -48,6 +48,14 @@ void run_team(int threads, size_t shared_bytes, size_t local_bytes, F&& body) {
     }
 }
 
+// Of labels, and of chosen keys and values.
+inline double sparse_bytes(const SparseArgs& s) {
+    if (s.num_rows == 0) return 0;
+    const Cache& c = s.a.cache;
+    const double each = double(s.a.heads) * (c.k_dim + c.v_dim) * 2;
+    return s.num_rows * (double(s.max_len) * c.kv_heads * c.heavy->width + each * c.heavy->top);
+}
+
 // Work items of one attention call, made once a step and shared by its layers: tasks that several
 // sequences share, tasks of one sequence, merges.
 struct AttnPlan {

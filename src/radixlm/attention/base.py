@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from radixlm.attention.double_sparsity import DoubleSparsity
 from radixlm.pools.group import KvGroup
 from radixlm.pools.pool import KvPool
 from radixlm.step.batch import AttentionSite, ForwardBatch
@@ -17,6 +18,8 @@ class AttentionBackend(Protocol):
 
     name: str
     required_page_size: int | None  # None: any
+    takes_sparsity: bool  # whether ``sparsity`` may be set, before pools are made
+    sparsity: DoubleSparsity | None
     page_multiple: int  # pools have pages of a multiple of so many tokens
     pools: Sequence[KvPool | None]  # one for each KV group; None until it is made
 

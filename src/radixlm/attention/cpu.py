@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from radixlm.attention.double_sparsity import DoubleSparsity, SparseStep, is_plain, sparse_step
 from radixlm.attention.reference import Span, attend, make_block, sequence_spans, split_spans
 from radixlm.kernels.cpu.attention import PagedAttention
 from radixlm.kernels.cpu.cache import TILE, CacheShape
 from radixlm.kernels.cpu.extension import native
+from radixlm.kernels.cpu.heavy import HeavyCache, heavy_nbytes
 from radixlm.kernels.cpu.rope import NO_NORM, NO_ROPE, kv_store, latent_store
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.kv import DTYPES, indexable_view
@@ -29,28 +31,42 @@ class CpuPool:
     """K [L, P, K, B / 16, C, 16] and V [L, P, K, B, V]; a latent group has only rows of C numbers.
     See kernels/cpu/cache.py for caches with scales."""
 
-    def __init__(self, group: KvGroup, num_pages: int, page_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        group: KvGroup,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        sparsity: DoubleSparsity | None = None,
+    ) -> None:
         self.group, self.num_pages, self.page_size = group, num_pages, page_size
         self.dtype = dtype
         self.shape = CacheShape(
             group.kv_heads, group.head_dim, group.v_dim, page_size, dtype, group.latent
         )
-        num_layers = len(group.layers)
-        host, shapes = torch.device("cpu"), (self.shape.k_shape, self.shape.v_shape)
-        self.k, self.v = (
-            pool_tensor((num_layers, *shape(num_pages)), dtype, host, is_zero=False)
-            for shape in shapes
-        )
-        for tensor in (self.k, self.v):  # spares the TLB: layers of a page are far apart
+        shapes = [(self.shape.k_shape(num_pages), dtype), (self.shape.v_shape(num_pages), dtype)]
+        self.width = sparsity.width(group) if sparsity is not None else 0
+        if sparsity is not None and self.width:
+            channels = [sparsity.channels[layer] for layer in group.layers]
+            heavy = HeavyCache(self.shape, channels, sparsity.tokens)
+            rows, labels = heavy.shapes(num_pages)
+            shapes += [(rows, dtype), (labels, torch.int8)]
+        host, num_layers = torch.device("cpu"), len(group.layers)
+        tensors = [pool_tensor((num_layers, *s), of, host, is_zero=False) for s, of in shapes]
+        self.k, self.v, *more = self.tensors = tuple(tensors)
+        self._heavy = heavy.bind(*more) if more else []
+        for tensor in tensors:  # spares the TLB: layers of a page are far apart
             native().advise_huge(tensor.data_ptr(), tensor.nbytes)
 
     @property
-    def tensors(self) -> Sequence[Tensor]:
-        return self.k, self.v
-
-    @property
     def nbytes_per_page(self) -> int:
-        return page_nbytes(self.group, self.page_size, self.dtype)
+        return cpu_page_nbytes(self.group, self.page_size, self.dtype, self.width)
+
+    def heavy_at(self, site: AttentionSite) -> int:
+        """Address of what double sparsity keeps of a layer; 0 where that stays dense."""
+        if not self._heavy or not is_plain(site):
+            return 0
+        return int(self._heavy[site.layer].address)
 
     def store(self, layer: int, slots_T: Tensor, k_TKC: Tensor, v_TKV: Tensor | None) -> None:
         """Write rows at slots (page * page_size + offset)."""
@@ -58,11 +74,12 @@ class CpuPool:
         if v_TKV is None:
             latent_store(_dense(k_TKC), self.shape, caches, slots)
         else:
-            kv_store(_dense(k_TKC), _dense(v_TKV), caches, slots)
+            heavy = self._heavy[layer].address if self._heavy else 0
+            kv_store(_dense(k_TKC), _dense(v_TKV), caches, slots, heavy)
 
     def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
         to, of = torch.as_tensor(target), torch.as_tensor(source)
-        for tensor in (self.k, self.v):
+        for tensor in self.tensors:
             if tensor.numel():
                 pages = indexable_view(tensor)
                 pages[:, to] = pages[:, of]
@@ -75,6 +92,10 @@ class CpuPool:
 
     def write(self, layer: int, pages: Sequence[int], k: Tensor, v: Tensor | None) -> None:
         index = torch.as_tensor(pages)
+        if self._heavy:  # rows and labels are made of K by the kernel that stores it
+            slots = index[:, None] * self.page_size + torch.arange(self.page_size)
+            self.store(layer, slots.flatten(), k, v)
+            return
         for tensor, part in zip((self.k, self.v), self.shape.pages(k, v), strict=True):
             if tensor.numel():
                 indexable_view(tensor[layer])[index] = indexable_view(part)
@@ -83,6 +104,14 @@ class CpuPool:
         if not tensor.numel():
             return tensor
         return indexable_view(tensor[layer])[index].view(self.dtype)
+
+
+def cpu_page_nbytes(group: KvGroup, page_size: int, dtype: torch.dtype, width: int) -> int:
+    """Bytes of one page over the group's layers, labels of ``width`` channels included."""
+    more = heavy_nbytes(width, group.head_dim, dtype) if width else 0
+    return page_nbytes(group, page_size, dtype) + (
+        len(group.layers) * group.kv_heads * page_size * more
+    )
 
 
 @dataclass(slots=True)
@@ -95,6 +124,7 @@ class _Layer:
     fields: tuple[int, ...]  # of the caches, for the store kernel
     shape: tuple[int, int]  # of a query: heads, channels
     site: AttentionSite
+    heavy: int
 
 
 class CpuBackend:
@@ -103,6 +133,8 @@ class CpuBackend:
     name = "cpu"
     required_page_size: int | None = None
     page_multiple = TILE
+    takes_sparsity = True
+    sparsity: DoubleSparsity | None = None
 
     def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
         self.pools: list[CpuPool | PagedPool | None] = [None] * len(groups)
@@ -111,6 +143,7 @@ class CpuBackend:
         self.slots: list[Tensor] = []  # int32 slots of the step's tokens, for each group
         self.tables: list[Tensor] = []
         self._native_store = native().store
+        self.sparse: SparseStep | None = None
 
     def supports(self, page_size: int) -> bool:
         """Multiples of 16."""
@@ -122,7 +155,8 @@ class CpuBackend:
 
     def page_nbytes(self, group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
         """Bytes of one page over the group's layers."""
-        return page_nbytes(group, page_size, dtype)
+        width = self.sparsity.width(group) if self.sparsity is not None else 0
+        return cpu_page_nbytes(group, page_size, dtype, width)
 
     def make_pool(
         self, group: KvGroup, num_pages: int, page_size: int, dtype: torch.dtype
@@ -132,7 +166,7 @@ class CpuBackend:
             plain = PagedPool(group, num_pages, page_size, dtype, torch.device("cpu"))
             self.pools[group.index] = plain
             return plain
-        pool = CpuPool(group, num_pages, page_size, dtype)
+        pool = CpuPool(group, num_pages, page_size, dtype, self.sparsity)
         self.pools[group.index] = pool
         self._layers[group.index] = {}
         self._readers = {}
@@ -148,6 +182,7 @@ class CpuBackend:
         self._tables_at = [(table.data_ptr(), table.stride(0)) for table in self.tables]
         lengths = self.starts.data_ptr(), self.kv_len.data_ptr(), int(self.kv_len.shape[0])
         self._lengths_at = lengths
+        self.sparse = None if self.sparsity is None else sparse_step(batch, self.sparsity)
         self._mutual: list[Span] = []
         if batch.bidirectional_spans:
             self._mutual = [s for s in sequence_spans(batch) if s.num_ahead is not None]
@@ -186,10 +221,17 @@ class CpuBackend:
             raise ValueError(f"q: {tuple(q.shape)} for heads of {layer.shape}")
         tokens, heads, _ = q.shape
         out = torch.empty(tokens, heads, layer.attention.cache.v_dim)
+        places = q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), *layer.fields[:2]
+        heavy, sparse = layer.heavy, self.sparse if layer.heavy else None
         layer.attention.handle.run(
-            q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0), layer.fields[0],
-            layer.fields[1], *self._tables_at[group], *self._lengths_at, 0, 0, 0,
+            *places, *self._tables_at[group], *self._lengths_at, 0, 0, 0,
+            0 if sparse is None else sparse.is_sparse.data_ptr(),
         )  # fmt: skip
+        if sparse is not None:
+            layer.attention.handle.run_sparse(
+                *places, heavy, *self._tables_at[group], sparse.rows.data_ptr(), len(sparse.rows),
+                sparse.max_len, 0,
+            )  # fmt: skip
         return out
 
     def _attend_bidirectional(self, q_THD: Tensor, out_THV: Tensor, site: AttentionSite) -> None:
@@ -230,8 +272,10 @@ class CpuBackend:
             slopes_H=site.slopes,
         )
         k_cache, v_cache = pool.k[site.layer], pool.v[site.layer]
-        fields = pool.shape.fields(k_cache, v_cache)
-        return _Layer(attention, k_cache, v_cache, fields, (site.heads, pool.shape.k_dim), site)
+        heavy = pool.heavy_at(site)
+        fields = (*pool.shape.fields(k_cache, v_cache), heavy)
+        shape = (site.heads, pool.shape.k_dim)
+        return _Layer(attention, k_cache, v_cache, fields, shape, site, heavy)
 
 
 def _dense(x_THC: Tensor) -> Tensor:

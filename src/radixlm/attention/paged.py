@@ -8,6 +8,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from radixlm.attention.double_sparsity import DoubleSparsity
 from radixlm.base.errors import ConfigError
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.kv import DTYPES
@@ -22,6 +23,8 @@ class PagedBackend(ABC):
     name = ""
     required_page_size: int | None = None
     page_multiple = 1
+    takes_sparsity = False
+    sparsity: DoubleSparsity | None = None
     dtypes: tuple[torch.dtype, ...] = DTYPES  # of caches
     pool_class: type[PagedPool] = PagedPool
 

@@ -11,6 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from radixlm.attention.double_sparsity import (
+    DoubleSparsity,
+    SparseStep,
+    attend_sparse,
+    is_plain,
+    sparse_step,
+)
 from radixlm.attention.paged import PagedBackend
 from radixlm.base.record import Record, replace
 from radixlm.kernels.dispatch import Kernels
@@ -53,16 +60,20 @@ class TorchNativeBackend(PagedBackend):
     """The reference backend; it reads K and V in the dtype of q."""
 
     name = "torch_native"
+    takes_sparsity = True
 
     def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
         super().__init__(groups, kernels, device)
         # by (group, window, chunk, looks_ahead)
         self._blocks: dict[tuple[int, int, int, bool], list[QueryBlock]] = {}
+        self._sparse: SparseStep | None = None
 
     def begin(self, batch: ForwardBatch) -> None:
         """Keep the batch; blocks are made when a layer first needs them."""
         self._batch = batch
         self._blocks = {}
+        if self.sparsity is not None:
+            self._sparse = sparse_step(batch, self.sparsity)
 
     def run(
         self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
@@ -76,7 +87,26 @@ class TorchNativeBackend(PagedBackend):
         for block in self._blocks_of(site, pool.page_size):
             k, v = pool.load(site.layer, block.tokens_SN, q_THD.dtype)
             out_THV[block.rows_SQ] = attend(q_THD[block.rows_SQ], k, v, block, site)
+        if self.sparsity is not None and is_plain(site):
+            self._attend_sparse(q_THD, out_THV, site, self.sparsity)
         return out_THV.flatten(1)
+
+    def _attend_sparse(
+        self, q_THD: Tensor, out_THV: Tensor, site: AttentionSite, sparsity: DoubleSparsity
+    ) -> None:
+        """Replace the sparse rows of a step."""
+        batch, pool = self._batch, self.pools[site.group]
+        assert batch is not None and pool is not None
+        if self._sparse is None or not sparsity.width(pool.group):
+            return
+        channels_KW = sparsity.channels[pool.group.layers[site.layer]].to(q_THD.device)
+        table_SP = batch.page_table_GSP[site.group].long()
+        for token, sequence, count in self._sparse.rows.tolist():
+            at = torch.arange(count, device=q_THD.device)
+            slots = table_SP[sequence, at // pool.page_size] * pool.page_size + at % pool.page_size
+            k, v = pool.load(site.layer, slots, torch.float32)
+            row = attend_sparse(q_THD[token], k, v, channels_KW, sparsity.tokens, site)
+            out_THV[token] = row.to(out_THV.dtype)
 
     def _blocks_of(self, site: AttentionSite, page_size: int) -> list[QueryBlock]:
         key = (site.group, site.window, site.chunk, site.looks_ahead)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from radixlm.attention.base import AttentionBackend
+from radixlm.attention.double_sparsity import DoubleSparsity
 from radixlm.attention.paged import PagedBackend
 from radixlm.base.errors import ConfigError
 from radixlm.base.registry import Registry
@@ -38,12 +39,21 @@ def make_backend(
     device: torch.device,
     prefill: str | None = None,
     decode: str | None = None,
+    sparsity: DoubleSparsity | None = None,
 ) -> AttentionBackend:
     """Build the backend called ``name``, or a HybridBackend if ``prefill`` and ``decode`` differ.
+    ``sparsity``: of its layers that see all tokens.
     ConfigError for an unknown name, a backend that cannot run here, or two that cannot share a
     pool."""
     prefill, decode = prefill or name, decode or name
     first = _make(prefill, kv_groups, kernels, device)
+    if sparsity is not None:
+        if prefill != decode or not first.takes_sparsity:
+            raise ConfigError(
+                f"--enable-double-sparsity: --attention-backend {prefill} with {decode} for decode "
+                "has no kernel for it; cpu and torch_native have, for both"
+            )
+        first.sparsity = sparsity
     if prefill == decode:
         return first
     second = _make(decode, kv_groups, kernels, device)
@@ -79,6 +89,9 @@ class HybridBackend:
     """``decode`` for steps that only decode, ``prefill`` for all others, over one pool. It has the
     decode backend's name, because that decides whether decode steps can be captured as CUDA
     graphs."""
+
+    takes_sparsity = False
+    sparsity: DoubleSparsity | None = None
 
     def __init__(self, prefill: PagedBackend, decode: PagedBackend) -> None:
         self.prefill, self.decode = prefill, decode

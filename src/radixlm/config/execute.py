@@ -33,7 +33,6 @@ _ATTENTION = Flag(
 )
 _TRITON = "tunes a Triton kernel that is not in use"
 _CUDA = "chooses between CUDA kernels that are not in use"
-_SPARSE = "double sparsity"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -188,34 +187,34 @@ class ExecuteConfig(Group):
         Flag(state="no-op", why=_CUDA),
     ] = False
     enable_double_sparsity: Annotated[
-        bool, "Attend to the heavy tokens only.", Flag(state="planned", needs=_SPARSE)
+        bool,
+        "Output tokens of long sequences attend to the heavy tokens only (docs/long-context.md); "
+        "needs --ds-channel-config-path.",
     ] = False
     ds_channel_config_path: Annotated[
         str | None,
-        "File with the heavy channels.",
-        Flag(state="planned", needs=_SPARSE, part_of=("enable_double_sparsity",)),
+        "JSON file with the heavy channels of each layer (docs/long-context.md).",
+        Flag(part_of=("enable_double_sparsity",)),
     ] = None
     ds_heavy_channel_num: Annotated[
         int,
-        "Heavy channels.",
-        Flag(within=POSITIVE, state="planned", needs=_SPARSE, part_of=("enable_double_sparsity",)),
+        "Channels of a key that approximate scores are made of.",
+        Flag(within=POSITIVE, part_of=("enable_double_sparsity",)),
     ] = 32
     ds_heavy_token_num: Annotated[
         int,
-        "Heavy tokens.",
-        Flag(within=POSITIVE, state="planned", needs=_SPARSE, part_of=("enable_double_sparsity",)),
+        "Tokens that a head attends to.",
+        Flag(within=POSITIVE, part_of=("enable_double_sparsity",)),
     ] = 256
     ds_heavy_channel_type: Annotated[
         str,
-        "Kind of heavy channels.",
-        Flag(state="planned", needs=_SPARSE, part_of=("enable_double_sparsity",)),
+        "Which of the file's lists of channels: by q, by k, or by their product.",
+        Flag(choices=("qk", "q", "k"), part_of=("enable_double_sparsity",)),
     ] = "qk"
     ds_sparse_decode_threshold: Annotated[
         int,
-        "Prompt tokens from which decoding is sparse.",
-        Flag(
-            within=NON_NEGATIVE, state="planned", needs=_SPARSE, part_of=("enable_double_sparsity",)
-        ),
+        "Sequences of fewer tokens are dense.",
+        Flag(within=NON_NEGATIVE, part_of=("enable_double_sparsity",)),
     ] = 4096
     debug_tensor_dump_output_folder: Annotated[
         str | None, "Folder to which each step's tensors are written (docs/debugging.md); slow."

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from radixlm.attention.base import AttentionBackend
+from radixlm.attention.double_sparsity import load_sparsity
 from radixlm.attention.select import make_backend
 from radixlm.base.lazy import load
 from radixlm.base.record import Record, replace
@@ -38,7 +39,7 @@ from radixlm.engine.hicache import write_policy
 from radixlm.engine.kept import FIRST_BOOT, Boot, KeptPages, open_memory
 from radixlm.engine.kv_events import KvEvents
 from radixlm.engine.kv_scales import with_scaled_cache
-from radixlm.engine.limits import limits_for_pools, scheduler_limits
+from radixlm.engine.limits import limits_for_pools, scheduler_limits, with_sparsity
 from radixlm.engine.live_weights import WeightUpdater
 from radixlm.engine.load_model import fill, load_model
 from radixlm.engine.memory import MemoryNow, Pools, make_pools, needs_memory, trial_pools
@@ -171,7 +172,7 @@ def load_engine(
     controls = TensorControls(
         updater.read, weight_bytes, pools.num_bytes, pools.num_tokens, profiler, peers.take_waited_s
     )
-    limits = limits_for_pools(pools, config, info)
+    limits = with_sparsity(limits_for_pools(pools, config, info), attn.sparsity)
 
     again = partial(_fill_again, model, config, info, where, packed)
     occupation = Occupation(config, model, again, updater.later, attn, pools, draft, device)
@@ -329,7 +330,8 @@ def _attention(
     execute = config.execute
     phases = (execute.prefill_attention_backend, execute.decode_attention_backend)
     name = execute.attention_backend or "torch_native"
-    return make_backend(name, model.kv_groups, kernels, device, *phases)
+    sparsity = load_sparsity(execute, model.kv_groups)
+    return make_backend(name, model.kv_groups, kernels, device, *phases, sparsity)
 
 
 def _facts(

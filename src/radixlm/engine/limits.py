@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from radixlm.arch.spec import Rope
+from radixlm.attention.double_sparsity import DoubleSparsity
 from radixlm.base.record import replace
 from radixlm.config.observe import LOG_EVERY_S, LOG_STEPS
 from radixlm.config.server_config import ServerConfig
@@ -31,6 +32,14 @@ def limits_for_pools(pools: Pools, config: ServerConfig, info: ModelInfo) -> Lim
     groups = topology_of(config).attn_dp
     max_running = groups * max(1, pools.sizes.num_window // STATES_PER_REQUEST)
     return replace(limits, max_running=min(limits.max_running, max_running))
+
+
+def with_sparsity(limits: Limits, sparsity: DoubleSparsity | None) -> Limits:
+    """The limits of an engine whose output tokens may be sparse: only dense ones are shared."""
+    if sparsity is None:
+        return limits
+    layout = f"{limits.kv_layout}, labels {sparsity.digest}"
+    return replace(limits, kv_layout=layout, first_sparse=sparsity.first_position)
 
 
 def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_size: int) -> Limits:

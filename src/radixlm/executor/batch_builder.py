@@ -97,6 +97,7 @@ class BatchBuilder:
             attn=self._attn,
             max_query_len=shape.max_query_len,
             max_kv_len=shape.max_kv_len,
+            prompt_len_S=rope_len_S,
         )
 
     def drafted(self, count: int, width: int, max_kv_len: int) -> ForwardBatch:
@@ -124,6 +125,7 @@ class BatchBuilder:
             attn=self._attn,
             max_query_len=width,
             max_kv_len=max_kv_len,
+            prompt_len_S=rope_len_S,
         )
 
     def _known(self, ids_T: Tensor, slots_T: Tensor) -> Tensor:

@@ -76,6 +76,10 @@ class CachePool(Protocol):
     dtype: torch.dtype
     page_size: int
 
+    def heavy_at(self, site: AttentionSite) -> int:
+        """Address of what double sparsity keeps of a layer, or 0."""
+        ...
+
 
 class Branch(Record):
     """What a mixer leaves before its output projection: ``width`` numbers of a buffer's rows."""
@@ -339,6 +343,7 @@ class ProgramBuilder:
             k, v = pool.k[site.layer], pool.v[site.layer]
             cache.k, cache.v = k.data_ptr(), v.data_ptr()
             cache.dtype, cache.page_size = dtype_code(pool.dtype, "cache"), pool.page_size
+            cache.heavy = pool.heavy_at(site)
         return cache
 
     def store(

@@ -275,6 +275,8 @@ class Scheduler:
         limits = [start] if start else []
         if rope is not None:
             limits.append(rope.share_limit(prompt_len))
+        if self.limits.first_sparse is not None:
+            limits.append(max(prompt_len, self.limits.first_sparse))
         return Request(wire, stop_ids, namespace, *([min(limits)] if limits else []))
 
     def _why_refused(self, request: Request) -> RequestError | None:

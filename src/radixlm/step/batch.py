@@ -171,7 +171,9 @@ class ForwardBatch:
     store_GT             int64 [T] for each group: where K and V of the token are stored, as
                          page * page_size + offset
     logits_rows_R        int64: indices into T
-    is_decode            one token a sequence; ``max_kv_len`` is only an upper bound then
+    prompt_len_S         int64: tokens of the sequence's prompt; None: not known
+    is_decode            one token a sequence, an output token; ``max_kv_len`` is only an upper
+                         bound then
     bidirectional_spans  (first token in T, count) of spans whose tokens attend to each other, in
                          order; a step never ends inside a span
     spans_ignore_window  tokens of a span see all of it in layers with a sliding window too; each
@@ -196,6 +198,7 @@ class ForwardBatch:
     attn: AttentionRunner
     max_query_len: int
     max_kv_len: int
+    prompt_len_S: Tensor | None = None
     is_decode: bool = False
     bidirectional_spans: tuple[tuple[int, int], ...] = ()
     spans_ignore_window: bool = False

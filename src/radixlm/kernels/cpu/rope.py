@@ -81,9 +81,12 @@ def prepare(
     )  # fmt: skip
 
 
-def kv_store(k_TKD: Tensor, v_TKV: Tensor, cache: tuple[Tensor, Tensor], slots_T: Tensor) -> None:
-    """Write rows into the cache at ``slots`` (page * page_size + offset; negative: nowhere)."""
-    qk_norm_rope_store(None, k_TKD, v_TKV, cache, slots_T)
+def kv_store(
+    k_TKD: Tensor, v_TKV: Tensor, cache: tuple[Tensor, Tensor], slots_T: Tensor, heavy: int = 0
+) -> None:
+    """Write rows into the cache at ``slots`` (page * page_size + offset; negative: nowhere).
+    ``heavy``: address of a Heavy of the extension, whose rows and labels are written too."""
+    qk_norm_rope_store(None, k_TKD, v_TKV, cache, slots_T, heavy=heavy)
 
 
 def latent_store(
@@ -110,6 +113,7 @@ def qk_norm_rope_store(
     cos_sin: Tensor | None = None,
     positions_T: Tensor | None = None,
     interleaved: bool = False,
+    heavy: int = 0,
 ) -> None:
     """Norm and rotate q and k in place (views of one qkv row are fine), store k and v."""
     slots = int32(slots_T, "slots")
@@ -122,5 +126,5 @@ def qk_norm_rope_store(
     native().store(
         (q, ldq, k, ldk, v, ldv), (tokens, heads, kv_heads, dim, v_TKV.shape[2], stride),
         norm_fields(norm), _rope_fields(cos_sin, positions, interleaved),
-        address(slots), shape_of(*cache).fields(*cache), 0,
+        address(slots), (*shape_of(*cache).fields(*cache), heavy), 0,
     )  # fmt: skip

@@ -196,6 +196,11 @@ class StepProgram:
         step.rows, step.num_rows = rows_R.data_ptr(), len(rows_R)
         step.logits, step.ld_logits = address(logits), 0 if logits is None else logits.stride(0)
         step.hidden, step.ld_hidden = address(hidden), 0 if hidden is None else hidden.stride(0)
+        sparse = backend.sparse
+        step.num_sparse = 0 if sparse is None else len(sparse.rows)
+        if sparse is not None:
+            step.sparse_rows, step.is_sparse = sparse.rows.data_ptr(), sparse.is_sparse.data_ptr()
+            step.max_sparse_len = sparse.max_len
         step.taps = 0
         if (num_taps := self._builder.num_taps) and batch.leaves_taps:
             if batch.taps_TN is None:  # else earlier stages have filled their part

@@ -1,0 +1,269 @@
+"""Double sparsity: the C++ kernels against the written definition, and tokens of an engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.attention.paged_step import make_batch, new_rows
+from tests.fakes.attention_case import Case
+
+from radixlm import Engine
+from radixlm.attention.double_sparsity import (
+    DoubleSparsity,
+    attend_sparse,
+    chosen_tokens,
+    heavy_channels,
+    load_sparsity,
+    sparse_step,
+)
+from radixlm.attention.select import make_backend
+from radixlm.base.errors import ConfigError
+from radixlm.config.execute import ExecuteConfig
+from radixlm.kernels import cpu
+from radixlm.kernels.dispatch import bind
+from radixlm.kernels.ops.kv import DTYPES
+from radixlm.pools.group import KvGroup
+from radixlm.step.batch import AttentionSite, ForwardBatch
+
+CPU = torch.device("cpu")
+GROUP = KvGroup(0, "full", (0, 3), kv_heads=2, head_dim=20, v_dim=12)
+SITE = AttentionSite(1, 0, heads=6, kv_heads=2, head_dim=20, v_dim=12, scale=0.3)
+LATENT = KvGroup(0, "full", (0,), kv_heads=1, head_dim=20, v_dim=12, latent=True)
+needs_cpu = pytest.mark.skipif(not cpu.available, reason=cpu.reason)
+
+
+def _sparsity(tokens: int, threshold: int, width: int = 5) -> DoubleSparsity:
+    seeded = torch.Generator().manual_seed(width)
+    channels = torch.stack([torch.randperm(20, generator=seeded)[:width] for _ in range(2)]).int()
+    return DoubleSparsity({0: channels, 3: channels}, tokens, threshold)
+
+
+def _backend(name: str, case: Case, sparsity: DoubleSparsity) -> tuple[Any, ForwardBatch]:
+    """A backend that has the tokens before the case's step, whose sequences are all output."""
+    kernels = bind("cpu", {"all": "reference"})
+    backend = make_backend(name, (GROUP,), kernels, CPU, sparsity=sparsity)
+    size, counts = case.page_size, [-(-len(k) // case.page_size) for k in case.k]
+    pool = backend.make_pool(GROUP, sum(counts), size, case.cache_dtype)
+    table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
+    first = 0
+    for row, count in enumerate(counts):
+        pages = range(first, first + count)
+        table[row, :count] = torch.tensor(pages)
+        whole = [torch.zeros(count * size, 2, x.shape[2]) for x in (case.k[row], case.v[row])]
+        for to, rows in zip(whole, (case.k[row], case.v[row]), strict=True):
+            to[: len(rows) - len(case.q[row])] = rows[: len(rows) - len(case.q[row])]
+        pool.write(SITE.layer, list(pages), *whole)
+        first += count
+    batch = make_batch(case, table, backend)
+    batch.prompt_len_S = torch.zeros(len(counts), dtype=torch.int64)
+    return backend, batch
+
+
+def _run(name: str, case: Case, sparsity: DoubleSparsity, prompt: int = 0) -> torch.Tensor:
+    backend, batch = _backend(name, case, sparsity)
+    assert batch.prompt_len_S is not None
+    batch.prompt_len_S += prompt
+    backend.begin(batch)
+    return backend.run(*new_rows(case, SITE, torch.float32), SITE)
+
+
+@needs_cpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=4, derandomize=True, deadline=None)
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 150)), min_size=1, max_size=3),
+    tokens=st.integers(1, 90),
+    width=st.integers(1, 20),
+    seed=st.integers(0, 99),
+)
+def test_kernels_equal_the_definition(
+    dtype: torch.dtype, shapes: list[tuple[int, int]], tokens: int, width: int, seed: int
+) -> None:
+    case = Case.random(SITE, shapes, 16, seed, cache_dtype=dtype)
+    sparsity = _sparsity(tokens, 30, width)
+    ours, theirs = (_run(name, case, sparsity) for name in ("cpu", "torch_native"))
+    rtol, atol = (0.0, 1e-2) if cpu.isa == "amx" else (1e-4, 1e-5)
+    torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
+
+
+@needs_cpu
+def test_more_than_a_split_of_chosen_tokens() -> None:
+    case = Case.random(SITE, [(1, 1500)], 16, 3)
+    ours, theirs = (_run(name, case, _sparsity(700, 0)) for name in ("cpu", "torch_native"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_of_equal_scores_the_earlier_token_is_chosen() -> None:
+    q, k = torch.randn(6, 20), torch.randn(1, 2, 20).expand(9, 2, 20)
+    channels = torch.arange(4).int().expand(2, 4)
+    assert chosen_tokens(q, k, channels, 3).tolist() == [[True] * 3 + [False] * 6] * 6
+
+
+@needs_cpu
+def test_kernels_choose_the_earlier_of_equal_tokens() -> None:
+    case = Case.random(SITE, [(1, 99)], 16, 3)
+    case.k[0][:] = case.k[0][:1]
+    ours, theirs = (_run(name, case, _sparsity(7, 0)) for name in ("cpu", "torch_native"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_all_channels_and_all_tokens_are_dense_attention() -> None:
+    q, k, v = torch.randn(6, 20), torch.randn(50, 2, 20), torch.randn(50, 2, 12)
+    channels = torch.arange(20).int().expand(2, 20)
+    out = attend_sparse(q, k, v, channels, 50, SITE)
+    weights = (q.view(2, 3, 20) @ k.permute(1, 2, 0) * SITE.scale).softmax(-1)
+    torch.testing.assert_close(out, (weights @ v.transpose(0, 1)).view(6, 12))
+
+
+@needs_cpu
+def test_bits_do_not_depend_on_the_rest_of_the_step() -> None:
+    sparsity = _sparsity(40, 60)
+    case = Case.random(SITE, [(1, 130), (3, 90), (2, 5), (1, 700)], 16, 7)
+    together, first = _run("cpu", case, sparsity), 0
+    for row, q in enumerate(case.q):
+        one = Case([q], [case.k[row]], [case.v[row]], 16, case.seed, case.cache_dtype)
+        assert torch.equal(_run("cpu", one, sparsity), together[first : first + len(q)])
+        first += len(q)
+
+
+@pytest.mark.parametrize("name", ["torch_native", pytest.param("cpu", marks=needs_cpu)])
+def test_prompts_and_short_sequences_are_dense(name: str) -> None:
+    case = Case.random(SITE, [(4, 96)], 16, 1)
+    dense = _run(name, case, _sparsity(100, 0))
+    assert torch.equal(_run(name, case, _sparsity(10, 101)), dense)
+    assert torch.equal(_run(name, case, _sparsity(10, 0), prompt=100), dense)
+    mixed, sparse = (_run(name, case, _sparsity(10, 0), prompt=one) for one in (98, 0))
+    assert torch.equal(mixed[:2], dense[:2])
+    assert not torch.equal(mixed[2:], dense[2:])
+    assert not torch.equal(sparse[:2], dense[:2])
+
+
+def test_the_rows_of_a_step() -> None:
+    case = Case.random(SITE, [(1, 9), (3, 10), (2, 30), (4, 4)], 16, 1)
+    _, batch = _backend("torch_native", case, _sparsity(5, 12))
+    batch.prompt_len_S = torch.tensor([0, 0, 31, 0])
+    step = sparse_step(batch, _sparsity(5, 12))
+    assert step is not None
+    assert step.rows.tolist() == [[2, 1, 12], [3, 1, 13], [5, 2, 32]]
+    assert step.is_sparse.tolist() == [0, 0, 0, 0]
+    assert step.max_len == 32
+
+
+@needs_cpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
+def test_labels_move_with_pages(dtype: torch.dtype) -> None:
+    case = Case.random(SITE, [(1, 95)], 16, 2, cache_dtype=dtype)
+    sparsity = _sparsity(9, 0)
+    backend, batch = _backend("cpu", case, sparsity)
+    pool = backend.pools[0]
+    backend.begin(batch)
+    rows = new_rows(case, SITE, torch.float32)
+    wanted = backend.run(*rows, SITE)
+    assert pool.nbytes_per_page * pool.num_pages == sum(t.nbytes for t in pool.tensors)
+    assert backend.page_nbytes(GROUP, 16, dtype) == pool.nbytes_per_page
+    k, v = pool.read(SITE.layer, [0, 1])
+    pool.copy_pages([2, 3, 4, 5], [5, 4, 3, 2])
+    pool.write(SITE.layer, [1, 0], k, v)
+    table = batch.page_table_GSP[0]
+    table[0] = torch.tensor([1, 0, 5, 4, 3, 2], dtype=torch.int32)
+    batch.store_GT = (torch.tensor([2 * 16 + 15]),)
+    backend.begin(batch)
+    assert torch.equal(backend.run(*rows, SITE), wanted)
+
+
+def _listed(heads: int, kind: str = "qk") -> dict[str, Any]:
+    lists = [[(3 * head + i) % 20 for i in range(20)] for head in range(heads)]
+    return {f"model.layers.{layer}.self_attn.{kind}_proj": lists for layer in (0, 3)}
+
+
+def test_lists_by_kv_head_and_by_query_head() -> None:
+    by_kv = heavy_channels(_listed(2), 3, GROUP, ("f", "qk", 4))
+    assert by_kv.tolist() == [[0, 1, 2, 3], [3, 4, 5, 6]]
+    by_query = heavy_channels(_listed(4), 3, GROUP, ("f", "qk", 4))
+    assert by_query[0].tolist() == [3, 4, 5, 6]  # best together in lists that begin at 0 and at 3
+
+
+@pytest.mark.parametrize(
+    ("listed", "more", "message"),
+    [
+        (None, {}, "No such file"),
+        ([], {}, "JSON object"),
+        ({}, {}, r"no 'model\.layers\.0\.self_attn\.qk_proj'"),
+        (_listed(3), {}, "2 KV heads"),
+        (_listed(2), {"ds_heavy_channel_num": 21}, "--ds-heavy-channel-num 21"),
+        (_listed(2), {"ds_heavy_channel_type": "k"}, "--ds-heavy-channel-type"),
+        ({"model.layers.0.self_attn.qk_proj": [[1], [1, 2]]}, {}, "equal length"),
+        ({"model.layers.0.self_attn.qk_proj": [[20] * 8] * 2}, {}, "0 to 19"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(
+    tmp_path: Path, listed: Any, more: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "channels.json"
+    if listed is not None:
+        path.write_text(json.dumps(listed))
+    fields: dict[str, Any] = {"ds_heavy_channel_num": 8, **more}
+    config = ExecuteConfig(enable_double_sparsity=True, ds_channel_config_path=str(path), **fields)
+    with pytest.raises(ConfigError, match=message):
+        load_sparsity(config, [GROUP])
+
+
+def test_what_the_option_needs() -> None:
+    with pytest.raises(ConfigError, match="--ds-channel-config-path FILE"):
+        load_sparsity(ExecuteConfig(enable_double_sparsity=True), [GROUP])
+    config = ExecuteConfig(enable_double_sparsity=True, ds_channel_config_path="f")
+    with pytest.raises(ConfigError, match="no layer"):
+        load_sparsity(config, [LATENT])
+    with pytest.raises(ConfigError, match="cpu and torch_native"):
+        kernels = bind("cpu", {"all": "reference"})
+        make_backend("triton", (GROUP,), kernels, CPU, sparsity=_sparsity(1, 1))
+
+
+TEXT = "The quick brown fox jumps over the lazy dog. " * 12
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"attention_backend": "torch_native"},
+    {"chunked_prefill_size": 64, "page_size": 64},
+    {"speculative_algorithm": "NGRAM"},
+]
+
+
+@needs_cpu
+@pytest.mark.slow
+def test_tokens_of_an_engine(tmp_path: Path) -> None:
+    """Alone, in company, after hits, by drafts and by the definition: the same tokens, and others
+    than those of dense attention."""
+    lists = [torch.randperm(64).tolist() for _ in range(2)]
+    names = [f"model.layers.{layer}.self_attn.qk_proj" for layer in range(6)]
+    (tmp_path / "channels.json").write_text(json.dumps(dict.fromkeys(names, lists)))
+    sparse = {
+        "enable_double_sparsity": True,
+        "ds_channel_config_path": str(tmp_path / "channels.json"),
+        "ds_heavy_channel_num": 16,
+        "ds_heavy_token_num": 32,
+        "ds_sparse_decode_threshold": 64,
+    }
+    params = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
+    prompts = [TEXT, TEXT + "Then", "Once upon a time"]
+    found = []
+    for options in ({"is_dense": True}, *OPTIONS):
+        chosen = {} if options.pop("is_dense", False) else sparse
+        with Engine(max_total_tokens=2048, log_level="error", **chosen, **options) as engine:
+            together = [one["output_ids"] for one in engine.generate(prompts, params)]
+            alone = [engine.generate(one, params)["output_ids"] for one in prompts]
+            # its output is now part of a prompt: dense, whatever has been computed before
+            talk = TEXT + engine.generate(TEXT, params)["text"] + " And then"
+            again = engine.generate(talk, params)["output_ids"]
+            engine.flush_cache()
+            assert engine.generate(talk, params)["output_ids"] == again
+        assert alone == together
+        found.append([*alone, again])
+    dense, *others = found
+    assert all(other == others[0] for other in others)
+    assert dense != others[0]
