@@ -193,7 +193,7 @@ class ExecuteConfig(Group):
     ] = False
     ds_channel_config_path: Annotated[
         str | None,
-        "JSON file with the heavy channels of each layer (docs/long-context.md).",
+        "JSON file with the heavy channels; `radixlm calibrate double-sparsity` writes it.",
         Flag(part_of=("enable_double_sparsity",)),
     ] = None
     ds_heavy_channel_num: Annotated[

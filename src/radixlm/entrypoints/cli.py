@@ -27,6 +27,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "models": ("radixlm.entrypoints.models:main", "show the models that are on this machine"),
     "lora": ("radixlm.entrypoints.lora:main", "inspect a LoRA adapter"),
     "quantize": ("radixlm.quantize.cli:main", "write a checkpoint in fewer bits"),
+    "calibrate": (
+        "radixlm.quantize.heavy_channels:main",
+        "find the heavy channels of a model's attention",
+    ),
     "doctor": ("radixlm.entrypoints.doctor:main", "say what would run how fast here, and why"),
     "check-env": ("radixlm.entrypoints.check_env:main", "show what this machine offers"),
     "completion": ("radixlm.entrypoints.completion:main", "complete words in bash, zsh or fish"),
