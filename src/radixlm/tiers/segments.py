@@ -1,8 +1,8 @@
 """The disk tier: pages in segment files, which outlive the server.
 
-One thread of low priority compresses and writes, another reads; the worker waits for reads with a
-limit. A disk that is full, fails or is gone switches the tier off, with one warning: then every
-look-up is a miss, and serving goes on.
+One thread of low priority compresses and writes, another reads, some expand; the worker waits for
+reads with a limit. A disk that is full, fails or is gone switches the tier off, with one warning:
+then every look-up is a miss, and serving goes on.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotInTime
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from radixlm.base.cores import num_cores
 from radixlm.tiers.background import LOW_PRIORITY, Background
 from radixlm.tiers.base import PageRecord, Payload, TierName
 from radixlm.tiers.codec import RAW, Codec
 from radixlm.tiers.files import Files
-from radixlm.tiers.frame import Framer
+from radixlm.tiers.frame import Fault, Framer
 from radixlm.tiers.host import Packed
 from radixlm.tiers.segment_store import SEGMENT_BYTES, SegmentStore
 from radixlm.wire.transfer import Hint
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 STALL_S: Final = 2.0  # without a byte from the disk; then nobody waits any more
 _AHEAD: Final = 8  # frames that are read ahead of the one that is expanded
+_EXPANDERS: Final = 4  # threads, at most
 _QUEUE_BYTES: Final = 256 << 20
 _FOLLOW_S: Final = 1.0
 _CLOSE_S: Final = 10.0
@@ -78,6 +80,8 @@ class SegmentTier:
         self._followed_s = time.monotonic()
         self._writer = Background("radixlm-tier-write", LOW_PRIORITY)
         self._reader = Background("radixlm-tier-read")
+        num_threads = min(_EXPANDERS, num_cores())
+        self._expanders = ThreadPoolExecutor(num_threads, "radixlm-tier-expand")
         self._writer.submit(lambda: self._guard(self._open, folder, home, budget_bytes))
 
     # ---- called by the worker ------------------------------------------------------------------
@@ -96,13 +100,22 @@ class SegmentTier:
         if self._is_off():
             return 0
         reads: list[Future[bytes | None]] = []
+        checks: list[Future[Fault]] = []
         for count, (key, target) in enumerate(zip(keys, out, strict=True)):
             reads += (self._read(key) for key in keys[len(reads) : count + _AHEAD])
-            if not self._arrived(key, reads[count], target):
+            frame = self._frame(reads[count])
+            if frame is None:
                 for late in reads[count:]:
                     late.cancel()
+                break
+            checks.append(self._expanders.submit(self._framer.unpack, frame, key, target))
+        for count, (key, check) in enumerate(zip(keys, checks, strict=False)):
+            if check.result():
+                self._counts["damaged_pages"] += 1
+                self._writer.submit(lambda key=key: self._store.forget(key))  # type: ignore[misc]
                 return count
-        return len(keys)
+            self._store.hot.add(key)
+        return len(checks)
 
     def put(self, records: Sequence[PageRecord]) -> None:
         self.put_packed([Packed(r.key, r.parent, len(r.payload), RAW, r.payload) for r in records])
@@ -149,6 +162,7 @@ class SegmentTier:
         self._writer.submit(self._store.close)
         self._writer.close(self._stall_s)
         self._reader.close(self._stall_s)
+        self._expanders.shutdown(wait=False)
 
     def flush(self, limit_s: float = _CLOSE_S) -> bool:
         """Wait until what was put is on disk; False after ``limit_s``."""
@@ -169,24 +183,17 @@ class SegmentTier:
         self._reader.submit(work)
         return future
 
-    def _arrived(self, key: bytes, read: Future[bytes | None], target: Payload) -> bool:
-        """Whether a page has come in time, whole and right."""
+    def _frame(self, read: Future[bytes | None]) -> bytes | None:
+        """What was read, not verified, b"" where there is no such page; None if it did not come
+        in time, or not at all."""
         try:
-            frame = read.result(self._stall_s)
+            return read.result(self._stall_s) or b""
         except NotInTime:
             self._counts["late_reads"] += 1
             self._stuck = read
-            return False
         except OSError as error:
             self._failed(error)
-            return False
-        fault = "short" if frame is None else self._framer.unpack(frame, key, target)
-        if fault:
-            self._counts["damaged_pages"] += 1
-            self._writer.submit(lambda: self._store.forget(key))
-            return False
-        self._store.hot.add(key)
-        return True
+        return None
 
     def _is_off(self) -> bool:
         """Switched off, or waiting for a read that did not come in time."""

@@ -15,6 +15,8 @@ Policy = Literal["auto", "best_effort", "wait_complete", "timeout"]
 
 MAX_WAIT_S: Final = 60.0  # even where a policy waits for all
 _KEEP: Final = 0.8  # of a moving average, when a value is added
+_FAR: Final = 4.0  # times the bytes of the largest fetch: what that takes is not known yet
+_REFUSALS: Final = 8, 64  # between two trials of a tier that was too slow: at first, at most
 
 
 class ArrivalOptions(Record):
@@ -50,12 +52,43 @@ class _Rate:
         """0 before the first amount."""
         return self._amount / self._seconds if self._seconds > 0 else 0.0
 
-    def forget(self) -> None:
-        """One refusal more: some day a new value will be tried."""
-        self._amount *= _KEEP
-        self._seconds *= _KEEP
-        if self._amount < 1:
-            self._amount = self._seconds = 0.0
+
+class _Line:
+    """Seconds of a fetch by its bytes: a line through the last fetches, by least squares, with
+    weights that fall. One small fetch tells what a fetch costs, not how fast many bytes come."""
+
+    def __init__(self) -> None:
+        self._sums = [0.0] * 5  # of 1, bytes, bytes^2, seconds, bytes * seconds
+        self._largest = 0.0
+
+    def add(self, num_bytes: float, seconds: float) -> None:
+        terms = (1.0, num_bytes, num_bytes**2, seconds, num_bytes * seconds)
+        self._sums = [_KEEP * total + term for total, term in zip(self._sums, terms, strict=True)]
+        self._largest = max(num_bytes, _KEEP * self._largest)
+
+    def seconds(self, num_bytes: float) -> float | None:
+        """None where fetches of that size are not known yet."""
+        if num_bytes > _FAR * self._largest:
+            return None
+        fixed, each = self._fit()
+        return fixed + each * num_bytes
+
+    def _fit(self) -> tuple[float, float]:
+        """Seconds of a fetch, and of each of its bytes; neither is below zero."""
+        count, x, xx, y, xy = self._sums
+        spread = count * xx - x * x
+        if spread <= 1e-3 * count * xx:  # fetches of one size
+            return 0.0, y / x
+        each = (count * xy - x * y) / spread
+        if each <= 0:
+            return y / count, 0.0
+        fixed = (y - each * x) / count
+        return (fixed, each) if fixed > 0 else (0.0, xy / xx)
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second of all fetches together; 0 before the first."""
+        return self._sums[1] / self._sums[3] if self._sums[3] > 0 else 0.0
 
 
 class FetchRules:
@@ -66,8 +99,9 @@ class FetchRules:
         self, options: ArrivalOptions, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._options, self._clock = options, clock
-        self._prefill, self._tiers, self._lookup_s = _Rate(), _Rate(), 0.0
+        self._prefill, self._tiers, self._lookup_s = _Rate(), _Line(), 0.0
         self._last_s = 0.0
+        self._refusals, self._most_refusals = 0, _REFUSALS[0]
 
     def looked_up(self, found: Found) -> None:
         self._lookup_s = _KEEP * self._lookup_s + (1 - _KEEP) * found.seconds
@@ -87,14 +121,18 @@ class FetchRules:
 
     def pays(self, num_pages: int, hint: Hint | None) -> bool:
         """Whether to fetch so many pages."""
-        if self._options.policy != "auto" or hint is not None or not self._tiers.value:
+        if self._options.policy != "auto" or hint is not None:
             return True
         num_bytes = num_pages * self._options.page_bytes[0] + self._options.page_bytes[1]
-        seconds = self._lookup_s + num_bytes / self._tiers.value
-        if seconds < self._compute_s(num_pages):
+        seconds = self._tiers.seconds(num_bytes)
+        if seconds is None or self._lookup_s + seconds < self._compute_s(num_pages):
+            self._refusals, self._most_refusals = 0, _REFUSALS[0]
             return True
-        self._tiers.forget()
-        return False
+        self._refusals += 1
+        if self._refusals < self._most_refusals:
+            return False
+        self._refusals, self._most_refusals = 0, min(2 * self._most_refusals, _REFUSALS[1])
+        return True
 
     def is_over(self, start_s: float) -> bool:
         """Nobody waits longer than this."""
@@ -120,6 +158,6 @@ class FetchRules:
     def stats(self) -> dict[str, float]:
         return {
             "prefill_tokens_per_s": self._prefill.value,
-            "fetch_bytes_per_s": self._tiers.value,
+            "fetch_bytes_per_s": self._tiers.rate,
             "lookup_seconds": self._lookup_s,
         }
