@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixlm.scheduler.pacing import FIRST, LEAST, ChunkPacer
+from radixlm.scheduler.pacing import FIRST, LEAST, LEAST_EVEN, ChunkPacer, even_chunk
 from radixlm.step.plan import Items
 from radixlm.wire.requests import AbortRequest
 from tests.fakes.executor import reference
@@ -81,6 +81,31 @@ def test_a_prompt_that_is_cancelled_computes_no_further_chunk(depth: int) -> Non
         [1, 2, 3], 30, True
     )
     assert not any(step[1] for step in bench.steps[num_steps:])
+
+
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_no_step_of_a_long_prompt_takes_longer_than_its_first(num_prompts: int) -> None:
+    bench = TimedHarness(attention_length=4096)
+    prompts = [[3 + (i * k) % 50 for i in range(7900 // num_prompts)] for k in (1, 3, 7)]
+    for number in range(num_prompts):
+        bench.submit(str(number), prompts[number], 2, ignore_eos=True)
+    bench.run()
+    for number in range(num_prompts):
+        assert bench.out[str(number)] == reference(prompts[number], 2, True)
+    # the harness takes a chunk's context at its start alone
+    steps = [step[2] for step in bench.steps if step[1]]
+    assert len(steps) > 9 and max(steps) < 1.2 * steps[0]
+    assert min(steps[:-2]) > 0.75 * steps[0], "and whole chunks are as long as they may be"
+
+
+@given(st.integers(1, 1 << 20), st.integers(1, 8192), st.floats(100, 20_000))
+def test_even_chunks_cost_the_same(start: int, tokens: int, length: float) -> None:
+    count = even_chunk(start, tokens, length)
+    cost, whole = count * (length + start + count / 2), tokens * (length + tokens / 2)
+    assert 0 < count <= tokens
+    if count > LEAST_EVEN:
+        assert cost <= whole * (1 + 1e-9)
+        assert count == tokens or (count + LEAST) * (length + start + count / 2 + LEAST) > whole
 
 
 def test_one_slow_step_does_not_shorten_chunks_for_ever() -> None:

@@ -25,7 +25,8 @@ class ScheduleConfig(Group):
     chunked_prefill_size: Annotated[
         int,
         "Maximum tokens of a prompt in one step; 2048 on a CPU, 8192 on a GPU when unset; "
-        "-1 disables chunking.",
+        "-1 disables chunking. On a CPU chunks behind a long context get shorter, so that a step "
+        "takes no longer than the first.",
         Flag(within="[-1, inf)"),
     ] = AUTO
     max_prefill_tokens: Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixlm.arch.spec import Rope
+from radixlm.arch.spec import Attention, Decoder, Mlp, Moe, Rope
 from radixlm.attention.double_sparsity import DoubleSparsity
 from radixlm.base.record import replace
 from radixlm.config.observe import LOG_EVERY_S, LOG_STEPS
@@ -69,6 +69,7 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
         max_micro_batch=micro_batch if stages > 1 else None,
         waits_for_chunks=stages > 1 and has_states,
         target_itl_s=(schedule.target_itl_ms or 0.0) / 1e3,
+        attention_length=attention_length(info.decoder) * (config.execute.device == "cpu"),
         admit_every=schedule.num_continuous_decode_steps,
         reserve=BASE_RESERVE * schedule.schedule_conservativeness,
         reserved_tokens=reserved if disagg.disaggregation_mode == "decode" else 0,
@@ -86,6 +87,28 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
         log_interval=config.observe.decode_log_interval or 0,
         log_every_s=LOG_EVERY_S * (config.observe.decode_log_interval == LOG_STEPS),
     )
+
+
+def attention_length(decoder: Decoder) -> float:
+    """The context that costs a new token as many operations as the weights do, in tokens; 0 of a
+    model whose layers do not read all of it."""
+    weights, of_context = 0, 0
+    for block in decoder.blocks:
+        attention, ffn = block.attention, block.ffn
+        if isinstance(attention, Attention):
+            heads = attention.heads + attention.kv_heads
+            weights += 2 * decoder.dim * heads * attention.head_dim
+            sparse = attention.extras and (
+                attention.extras.block_sparse or attention.extras.indexer
+            )
+            if not attention.window and not sparse:
+                of_context += 2 * attention.heads * attention.head_dim
+        if isinstance(ffn, Mlp):
+            weights += (2 + ffn.gated) * decoder.dim * ffn.inner
+        elif isinstance(ffn, Moe):
+            inner = ffn.top_k * ffn.inner + (ffn.shared.inner if ffn.shared else 0)
+            weights += (2 + ffn.gated) * decoder.dim * inner
+    return weights / of_context if of_context else 0.0
 
 
 def _multiple(number: int, factor: int) -> int:

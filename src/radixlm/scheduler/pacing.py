@@ -1,12 +1,18 @@
-"""ChunkPacer: how many tokens of prompts a step may compute while other requests decode, so that it
-ends within the time between two tokens that they are to have (--target-itl-ms).
+"""How many tokens of prompts a step computes.
+
+ChunkPacer: while other requests decode, so many that the step ends within the time between two
+tokens that they are to have (--target-itl-ms). even_chunk: fewer behind a long context, so that no
+step takes longer than one at the start of a prompt.
 
 A step takes ``base + tokens * each`` seconds: the base is that of steps without prompts, and a
 token of a prompt takes longer the longer its context is, so that the newest steps count most.
 """
 
+import math
+
 FIRST = 128  # tokens of prompts in a step while nothing is known
 LEAST = 16  # a prompt goes on, whatever the target
+LEAST_EVEN = 64  # fewer rows would read the weights too often
 _NEW = 0.5  # weight of the newest step
 
 
@@ -38,3 +44,13 @@ class ChunkPacer:
 
 def _mean(old: float, new: float) -> float:
     return old + _NEW * (new - old)
+
+
+def even_chunk(start: int, tokens: int, attention_length: float) -> int:
+    """How many tokens from position ``start`` take as long as ``tokens`` from position 0, where
+    ``attention_length`` tokens of context cost a token as much as the model's weights do."""
+    if not start or not attention_length:
+        return tokens
+    before = attention_length + start
+    count = math.sqrt(before**2 + tokens * (2 * attention_length + tokens)) - before
+    return min(tokens, max(LEAST_EVEN, int(count) // LEAST * LEAST))

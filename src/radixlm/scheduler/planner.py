@@ -18,7 +18,7 @@ from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.logprob_budget import LogprobBudget
-from radixlm.scheduler.pacing import ChunkPacer
+from radixlm.scheduler.pacing import LEAST, ChunkPacer, even_chunk
 from radixlm.scheduler.plan_parts import (
     common_prefix,
     make_admission,
@@ -60,6 +60,7 @@ class Planner:
         self._logprobs = LogprobBudget()
         self._encoder = EncoderBudget(limits.step_tokens)
         self.pacer = ChunkPacer(limits.target_itl_s) if limits.target_itl_s else None
+        self._is_paced = False  # the step's tokens are counted by their measured time
         self._table = kv_manager.table
         # slots of the running requests, in their order; None after one was admitted or released
         self._slots: Int64Array | None = None
@@ -74,7 +75,7 @@ class Planner:
         """The next step, or None when there is nothing to do."""
         prefills: list[Item] = []
         slots = EMPTY_DECODES.slots
-        self._room = self._max_items
+        self._room, self._is_paced = self._max_items, False
         self._encoder.start_step()
         self._logprobs.start_step()
         self._preempt()
@@ -99,9 +100,8 @@ class Planner:
 
     def _paced(self, left: int, num_decoding: int) -> int:
         """The tokens of prompts that a step may have, ``left`` at most."""
-        if self.pacer is None or not num_decoding or not self.limits.chunked:
-            return left
-        return min(left, self.pacer.tokens())
+        self._is_paced = self.pacer is not None and bool(num_decoding) and self.limits.chunked
+        return min(left, self.pacer.tokens()) if self.pacer and self._is_paced else left
 
     def _make_plan(self, items: Items) -> StepPlan:
         draft_lens = self._drafting.device_lens(items) if self._drafting else None
@@ -302,9 +302,15 @@ class Planner:
         return left
 
     def _plan_chunk(self, request: Request, prefills: list[Item], left: int) -> int:
-        """Plan the next chunk of the prefill; its number of tokens, 0 if there are no pages."""
-        rest = request.prefill_len - request.num_computed
-        count = rest if not self.limits.chunked else min(left, rest, self._logprobs.limit(request))
+        """Plan the next chunk of the prefill; how many tokens it counts as, those at the start of a
+        prompt being 1; 0 if there are no pages."""
+        count, whole, most = request.prefill_len - request.num_computed, 1, 1
+        if self.limits.chunked:
+            if not self._is_paced:
+                whole = self.limits.step_tokens
+                most = even_chunk(request.num_computed, whole, self.limits.attention_length)
+            fits = max(min(left, LEAST), left * most // whole)
+            count = min(fits, count, self._logprobs.limit(request))
         if not count:
             return 0
         end = request.num_computed + count
@@ -318,7 +324,7 @@ class Planner:
         prefills.append(make_chunk(request, end))
         request.inflight += 1  # from now on the request is not retracted
         request.num_computed = end
-        return count
+        return -(-count * whole // most)
 
     def _admit_waiting(self, prefills: list[Item], left: int, now_s: float) -> None:
         """Admit waiting requests in the queue's order while tokens, pages and slots are left."""
