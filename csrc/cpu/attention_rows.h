@@ -7,6 +7,7 @@
 // sequence was cut into chunks. Rows of several sequences may therefore read what their first pages have in
 // common together.
 #pragma once
+#include <algorithm>
 #include "softmax.h"
 
 namespace radix {
