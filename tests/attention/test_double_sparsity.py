@@ -189,6 +189,20 @@ def test_lists_by_kv_head_and_by_query_head() -> None:
     assert by_query[0].tolist() == [3, 4, 5, 6]  # best together in lists that begin at 0 and at 3
 
 
+def test_a_rank_has_the_lists_of_its_heads(tmp_path: Path) -> None:
+    (tmp_path / "channels.json").write_text(json.dumps(_listed(4)))
+    config = ExecuteConfig(
+        enable_double_sparsity=True,
+        ds_channel_config_path=str(tmp_path / "channels.json"),
+        ds_heavy_channel_num=4,
+    )
+    sparsity = load_sparsity(config, [GROUP], lambda layer: (4, 2, 4))
+    assert sparsity is not None
+    assert sparsity.channels[3].tolist() == [[6, 7, 8, 9], [9, 10, 11, 12]]
+    with pytest.raises(ConfigError, match="--tp-size 1"):
+        load_sparsity(config, [GROUP], lambda layer: (4, 1, 4))
+
+
 @pytest.mark.parametrize(
     ("listed", "more", "message"),
     [

@@ -88,7 +88,7 @@ def draw_world(rng: random.Random) -> dict[str, Any]:
 
 
 def draw_stages(rng: random.Random) -> dict[str, Any]:
-    """Pipeline stages or groups of data-parallel attention, and whether the model is recurrent."""
+    """Pipeline stages or groups of data-parallel attention, recurrent models, sparse outputs."""
     stages, states = rng.choice([1, 1, 2, 3, 5]), rng.random() < 0.25
     found: dict[str, Any] = {"window": 0, "states": True, "num_window": 160} if states else {}
     if stages > 1:
@@ -98,6 +98,8 @@ def draw_stages(rng: random.Random) -> dict[str, Any]:
         found["groups"] = 2
     if rng.random() < 0.3:
         found["target_itl_s"] = rng.choice([1e-3, 1e-2])
+    if rng.random() < 0.3:  # output tokens that are not shared
+        found["first_sparse"] = rng.choice([0, 9, 30])
     return found
 
 

@@ -9,7 +9,7 @@ channels of a head, W heavy ones, V channels of a value.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from radixlm.base.errors import ConfigError
-from radixlm.base.record import Record
+from radixlm.base.record import Record, replace
 from radixlm.config.execute import ExecuteConfig
 from radixlm.kernels.ops.kv import quantize_int8
 from radixlm.pools.group import KvGroup
@@ -94,9 +94,15 @@ def sparse_step(batch: ForwardBatch, sparsity: DoubleSparsity) -> SparseStep | N
     return SparseStep(rows, is_sparse, int(rows[:, 2].max()))
 
 
-def load_sparsity(execute: ExecuteConfig, groups: Iterable[KvGroup]) -> DoubleSparsity | None:
+def load_sparsity(
+    execute: ExecuteConfig,
+    groups: Iterable[KvGroup],
+    kv_heads: Callable[[int], tuple[int, int, int]] | None = None,
+) -> DoubleSparsity | None:
     """What the options ask for, for the attention layers of these groups; None without
-    --enable-double-sparsity. ConfigError for a file that does not fit the model."""
+    --enable-double-sparsity. ``kv_heads``: of a layer on one of several ranks, how many it has
+    on all of them, the first of this rank's and the one behind them. ConfigError for a file that
+    does not fit the model."""
     if not execute.enable_double_sparsity:
         return None
     if execute.ds_channel_config_path is None:
@@ -112,11 +118,18 @@ def load_sparsity(execute: ExecuteConfig, groups: Iterable[KvGroup]) -> DoubleSp
         )
     path, kind = execute.ds_channel_config_path, execute.ds_heavy_channel_type
     listed = _read_json(path)
-    channels = {
-        layer: heavy_channels(listed, layer, group, (path, kind, execute.ds_heavy_channel_num))
-        for group in full
-        for layer in group.layers
-    }
+    channels: dict[int, Tensor] = {}
+    for group in full:
+        for layer in group.layers:
+            count, begin, end = (group.kv_heads, 0, None) if kv_heads is None else kv_heads(layer)
+            whole = replace(group, kv_heads=count)
+            wanted = (path, kind, execute.ds_heavy_channel_num)
+            channels[layer] = heavy_channels(listed, layer, whole, wanted)[begin:end].contiguous()
+            if len(channels[layer]) != group.kv_heads:
+                raise ConfigError(
+                    f"--enable-double-sparsity: this rank has {group.kv_heads} of layer {layer}'s "
+                    f"{count} KV heads in blocks of the weights' format; use --tp-size 1"
+                )
     return DoubleSparsity(channels, execute.ds_heavy_token_num, execute.ds_sparse_decode_threshold)
 
 

@@ -21,6 +21,7 @@ from radixlm.base.lazy import load
 from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes, format_seconds
 from radixlm.config.server_config import ServerConfig
+from radixlm.distributed.groups import Ranks
 from radixlm.engine.adapters import AdapterLoader
 from radixlm.engine.draft_model import LoadedDraft, load_draft, tap_for_drafter
 from radixlm.engine.drafting import corpus_commands, make_drafting, make_ngram, max_drafts
@@ -68,6 +69,7 @@ from radixlm.executor.runner import Runner
 from radixlm.kernels.cpu import describe
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.models.build import Model
+from radixlm.models.kv_groups import own_kv_heads
 from radixlm.observe.ring import StepRing
 from radixlm.sampling.processors import LogitProcessors
 from radixlm.scheduler.hooks import Feature, Hooks
@@ -145,7 +147,7 @@ def load_engine(
             tap_for_drafter(config, info, model)
         weight_bytes += draft.num_bytes if draft else 0
     load_s = time.perf_counter() - started_s
-    attn = _attention(config, model, kernels, where)
+    attn = _attention(config, info, model, kernels, where, peers.ranks)
     dump = open_dump(config.execute, model, peers.ranks.place.rank)
     sizes, steps = ((), None) if dump else (
         _graph_sizes(config, info, model, attn, kernels), compiled_steps(config, model, attn)
@@ -325,12 +327,18 @@ def assemble_rank(
 
 
 def _attention(
-    config: ServerConfig, model: Model, kernels: Kernels, device: torch.device
+    config: ServerConfig,
+    info: ModelInfo,
+    model: Model,
+    kernels: Kernels,
+    device: torch.device,
+    ranks: Ranks,
 ) -> AttentionBackend:
     execute = config.execute
     phases = (execute.prefill_attention_backend, execute.decode_attention_backend)
     name = execute.attention_backend or "torch_native"
-    sparsity = load_sparsity(execute, model.kv_groups)
+    heads_at = partial(own_kv_heads, info.decoder, ranks.attn)
+    sparsity = load_sparsity(execute, model.kv_groups, heads_at)
     return make_backend(name, model.kv_groups, kernels, device, *phases, sparsity)
 
 

@@ -9,8 +9,10 @@ from radixlm.arch.spec import (
     ParallelHybrid,
 )
 from radixlm.base.record import replace
+from radixlm.distributed.groups import Group
 from radixlm.layers.attention import heads_of, local_heads
 from radixlm.layers.context import LayerContext
+from radixlm.layers.placement import cut_heads
 from radixlm.pools.group import KvGroup
 
 # window, KV heads, head dim, v dim, latent, compress ratio (0: a row a token)
@@ -27,6 +29,14 @@ def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
     if isinstance(mixer, CompressedSparseAttention):
         return (window, 1, mixer.row, mixer.head_dim, True, 0)
     return (window, mixer.kv_heads, mixer.k_row, mixer.v_dim, False, 0)
+
+
+def own_kv_heads(decoder: Decoder, group: Group, layer: int) -> tuple[int, int, int]:
+    """KV heads of a layer of the whole model, and this rank's first and the one behind them."""
+    mixer = decoder.blocks[layer].attention
+    assert isinstance(mixer, Attention)
+    cut = cut_heads(mixer.heads, mixer.kv_heads, group)
+    return (mixer.kv_heads, *(cut.kv if cut.heads else (0, mixer.kv_heads)))
 
 
 def entry_key(decoder: Decoder, layer: int) -> Key | None:

@@ -419,7 +419,12 @@ class KVCacheManager:
         if request.wire.embeds is not None or whole * self.page_size <= request.num_inserted:
             return  # token ids say nothing about input embeddings
         ids = request.ids[: whole * self.page_size]
-        row = request.window[:whole].copy() if self.window is not None else None
+        row = None
+        if self.window is not None:
+            row = request.window[:whole].copy()
+            first = self.window.table.first_live_page(whole * self.page_size)
+            if not row[first:].all():
+                return  # beyond its share limit, the request has given up what the prefix ends with
         result = self.prefix_cache.insert(ids, request.pages[:whole].copy(), request.namespace, row)
         shared = result.num_cached_pages
         self.prefix_cache.lock(result.handle)
