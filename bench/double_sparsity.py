@@ -1,0 +1,113 @@
+"""A decode step at 32,768 tokens, dense and with double sparsity: a model of Qwen3-0.6B's shape,
+dummy weights, random keys and values, 2 threads.
+
+    PYTHONPATH=src python bench/double_sparsity.py --kv-cache-dtype bf16 --quantization w8a8_int8
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from radixlm.attention.base import AttentionBackend
+from radixlm.attention.double_sparsity import DoubleSparsity
+from radixlm.attention.select import make_backend
+from radixlm.config.server_config import ServerConfig
+from radixlm.engine.load_model import load_model
+from radixlm.engine.model_info import read_model
+from radixlm.kernels.cpu.extension import native
+from radixlm.kernels.dispatch import bind
+from radixlm.kernels.ops.kv import BY_FLAG
+from radixlm.models.build import Model
+from radixlm.models.program.step import make_program
+from radixlm.step.batch import ForwardBatch
+
+TOKENS, PAGE, CHOSEN, CHANNELS = 32_768, 16, 2048, 32
+LAYERS, KV_HEADS, HEAD = 28, 8, 128
+CPU = torch.device("cpu")
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151_936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 16,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD,
+    "hidden_act": "silu",
+    "max_position_embeddings": 40_960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+
+
+def _model(quantization: str | None) -> Model:
+    """With dummy weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
+        config = ServerConfig.from_kwargs(
+            model_path=folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            quantization=quantization,
+        )
+        return load_model(config, read_model(config)[0], CPU, bind("cpu"))[0]
+
+
+def _batch(backend: AttentionBackend, num_pages: int) -> ForwardBatch:
+    """One sequence that decodes its last token."""
+    return ForwardBatch(
+        token_ids_T=torch.tensor([5]),
+        positions_T=torch.tensor([TOKENS - 1]),
+        rope_len_T=torch.tensor([TOKENS]),
+        query_start_S1=torch.tensor([0, 1], dtype=torch.int32),
+        kv_len_S=torch.tensor([TOKENS], dtype=torch.int32),
+        page_table_GSP=(torch.arange(1, num_pages).int()[None],),
+        store_GT=(torch.tensor([PAGE + TOKENS - 1]),),
+        logits_rows_R=torch.tensor([0]),
+        attn=backend,
+        max_query_len=1,
+        max_kv_len=TOKENS,
+        is_decode=True,
+    )
+
+
+def main() -> None:
+    """Print the shortest of several steps of either kind, in turn."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kv-cache-dtype", default="bf16", choices=["bf16", "int8"])
+    parser.add_argument("--quantization")
+    args = parser.parse_args()
+    native().set_max_threads(2)
+    model = _model(args.quantization)
+    channels = torch.stack([torch.randperm(HEAD)[:CHANNELS] for _ in range(KV_HEADS)]).int()
+    sparsity = DoubleSparsity(dict.fromkeys(range(LAYERS), channels.contiguous()), CHOSEN, 0)
+    backend = make_backend("cpu", model.kv_groups, bind("cpu"), CPU, sparsity=sparsity)
+    dtype, num_pages = BY_FLAG[args.kv_cache_dtype], TOKENS // PAGE + 1
+    pool = backend.make_pool(model.kv_groups[0], num_pages, PAGE, dtype)
+    pool.store(0, torch.arange(PAGE, PAGE + TOKENS), *torch.randn(2, TOKENS, KV_HEADS, HEAD))
+    for tensor in pool.tensors:
+        tensor[1:].copy_(tensor[:1].expand_as(tensor[1:]))
+    program = make_program(model, backend)
+    assert program is not None
+    batch = _batch(backend, num_pages)
+    best = {"dense": float("inf"), "sparse": float("inf")}
+    with torch.inference_mode():
+        for _ in range(7):
+            for name, chosen in (("dense", None), ("sparse", sparsity)):
+                backend.sparsity = chosen
+                start_s = time.perf_counter()
+                backend.begin(batch)
+                program.logits(batch)
+                best[name] = min(best[name], time.perf_counter() - start_s)
+    dense, sparse = (1e3 * best[name] for name in ("dense", "sparse"))
+    print(f"dense {dense:.1f} ms, sparse {sparse:.1f} ms, {dense / sparse:.2f} times")
+
+
+if __name__ == "__main__":
+    main()
