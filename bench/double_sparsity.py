@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import torch
+
 from radixlm.attention.base import AttentionBackend
 from radixlm.attention.double_sparsity import DoubleSparsity
 from radixlm.attention.select import make_backend
