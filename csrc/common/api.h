@@ -382,7 +382,9 @@ struct SampleArgs {
 struct Int8Kernels {
     void (*linear)(const LinearArgs&, const Ctx&);
     size_t (*shared)(const LinearArgs&);
-    double (*ceiling)(size_t rounds);  // operations done
+    double (*ceiling)(size_t rounds);                // operations done
+    void (*attention)(const AttnArgs&, const Ctx&);  // caches of 4 bits that are not latent
+    size_t (*attention_local)(const AttnArgs&);
 };
 
 // Matrix tiles: bf16 weights in pairs of k. Null where the processor has none.
@@ -443,13 +445,16 @@ inline size_t local_for(const Kernels& k, const LinearArgs& a, int threads) {
 
 // The arithmetic of attention depends on the processor and the cache's type, on nothing else.
 inline bool is_tiled(const Kernels& k, const AttnArgs& a) {
-    return k.tiles.attention && a.cache.dtype != 0 && a.cache.dtype != 2;
+    return k.tiles.attention && a.cache.dtype != 0 && a.cache.dtype != 2 && a.cache.dtype != 6;
 }
+inline bool is_integer(const AttnArgs& a) { return a.cache.dtype == 6 && !a.cache.latent; }
 inline void run_attention(const Kernels& k, const AttnArgs& a, const Ctx& ctx) {
-    (is_tiled(k, a) ? k.tiles.attention : k.attention)(a, ctx);
+    (is_integer(a) ? k.int8.attention : is_tiled(k, a) ? k.tiles.attention : k.attention)(a, ctx);
 }
 inline size_t local_for(const Kernels& k, const AttnArgs& a) {
-    return (is_tiled(k, a) ? k.tiles.attention_local : k.attention_local)(a);
+    return (is_integer(a)    ? k.int8.attention_local
+            : is_tiled(k, a) ? k.tiles.attention_local
+                             : k.attention_local)(a);
 }
 
 // Rows of an attention task: query heads of one KV head, of several tokens. A large task brings a block

@@ -461,7 +461,7 @@ RADIX_INLINE vf verf(vf x) {
 }
 
 // Element types of caches and tables.
-enum : int { DT_F32 = 0, DT_BF16 = 1, DT_F16 = 2, DT_I8 = 3, DT_E4M3 = 4, DT_E5M2 = 5 };
+enum : int { DT_F32 = 0, DT_BF16 = 1, DT_F16 = 2, DT_I8 = 3, DT_E4M3 = 4, DT_E5M2 = 5, DT_I4 = 6 };
 RADIX_INLINE constexpr int dtype_size(int dt) { return dt == DT_F32 ? 4 : dt >= DT_I8 ? 1 : 2; }
 RADIX_INLINE float load_scalar(const void* p, int dt, int64_t i) {
     switch (dt) {

@@ -3,6 +3,7 @@
 
 #include "activation.cpp"
 #include "attention.cpp"
+#include "attention_int4.cpp"
 #include "attention_sparse.cpp"
 #include "ceiling.cpp"
 #include "int8.cpp"

@@ -26,7 +26,7 @@ struct BlockPointers {     // float32, or bfloat16 straight from the cache
 template <int DTYPE>
 static void upcast_tile(const Shape& s, const Tile& t, int width, float* k, float* v) {
     upcast_k<DTYPE>(t.k, s.k_dim, k);
-    upcast_v<DTYPE>(t.v, width, s.v_dim, s.v_pad, v);
+    upcast_v<DTYPE>({t.v, nullptr, width}, s.v_dim, s.v_pad, v);
 }
 
 // p[row][64] = q . k, one chain over d for each token
@@ -182,6 +182,7 @@ void VectorBlock::open(int first_tile, int last_tile, BlockPointers& out) const 
         out.v[i] = is_read ? t.v : own_v;
         out.next_k[i] = is_read && next.v ? next.k : out.k[i];
         out.next_v[i] = is_read && next.v ? next.v : out.v[i];
+        if (is_read && next.v) prefetch_scales(c, next);
         if (t.k_scale) {
             std::memcpy(scale + i * TILE, t.k_scale, TILE * 4);
             std::memcpy(scale + BLOCK + i * TILE, t.v_scale, TILE * 4);
@@ -256,6 +257,7 @@ class LatentBlock {
             case DT_F16: return run_of<DT_F16>(block0);
             case DT_I8: return run_of<DT_I8>(block0);
             case DT_E4M3: return run_of<DT_E4M3>(block0);
+            case DT_I4: return run_of<DT_I4>(block0);
             default: return run_of<DT_E5M2>(block0);
         }
     }
@@ -270,6 +272,10 @@ class LatentBlock {
     Tile tiles[TILES];
     int first, last;  // tiles that are there
 
+    template <int DTYPE>
+    VRows<DTYPE> rows_of(int i) const {
+        return {tiles[i].v, tiles[i].v_groups, s.k_dim};
+    }
     void open(int block0);
     template <int DTYPE>
     void run_of(int block0);
@@ -331,8 +337,11 @@ void LatentBlock::prefetch_next(int block0, int d, int n) const {
     for (int i = 0; i < TILES; i++) {
         const char* next = (const char*)next_tiles.of(block0 / TILE + i).v;
         if (!next) continue;
-        for (int64_t r = 0; r < TILE; r++)
-            prefetch_bytes(next + (r * s.k_dim + d) * dtype_size(DTYPE), int64_t(n) * dtype_size(DTYPE));
+        if (DTYPE == DT_I4)
+            prefetch_bytes(next + d * TILE / 2, n * TILE / 2);
+        else
+            for (int64_t r = 0; r < TILE; r++)
+                prefetch_bytes(next + kv_bytes(DTYPE, r * s.k_dim + d), kv_bytes(DTYPE, n));
     }
 }
 
@@ -344,8 +353,7 @@ void LatentBlock::run_of(int block0) {
     for (int d = 0; d < s.k_dim; d += STRIP) {
         const int n = s.k_dim - d < STRIP ? s.k_dim - d : STRIP;
         for (int i = first; i <= last; i++)
-            transpose_rows<DTYPE>((const char*)tiles[i].v + int64_t(d) * dtype_size(DTYPE), s.k_dim, n,
-                                  strip + i * STRIP * TILE);
+            transpose_rows<DTYPE>(rows_of<DTYPE>(i).from(d), n, strip + i * STRIP * TILE);
         prefetch_next<DTYPE>(block0, d, n);
         each_group(block0, [&](int r0, int count) {
             SCORES[count - 1](q + int64_t(r0) * s.k_dim + d, s.k_dim, n, strip, p + int64_t(r0) * BLOCK,
@@ -370,11 +378,10 @@ void LatentBlock::add_values(int block0) {
         BlockPointers bp{};
         bp.v_stride = direct ? s.k_dim : part.v_pad;
         for (int i = first; i <= last; i++) {
-            const char* from = (const char*)tiles[i].v + int64_t(at) * dtype_size(DTYPE);
+            const VRows<DTYPE> from = rows_of<DTYPE>(i).from(at);
             float* own = strip + i * STRIP * TILE;
-            if (!direct)
-                upcast_v<DTYPE>(from, s.k_dim, s.v_dim - at < STRIP ? s.v_dim - at : STRIP, part.v_pad, own);
-            bp.v[i] = bp.next_v[i] = direct ? (const void*)from : own;
+            if (!direct) upcast_v<DTYPE>(from, s.v_dim - at < STRIP ? s.v_dim - at : STRIP, part.v_pad, own);
+            bp.v[i] = bp.next_v[i] = direct ? from.v : own;
         }
         each_group(block0, [&](int r0, int count) {
             const int lo = rows.row_lo[r0], hi = rows.row_hi[r0 + count - 1];

@@ -3,6 +3,13 @@
 // K tile: [k_dim][16]; V tile: [16][v_dim]; both at the same place of their page. An int8 tile ends with
 // 16 float scales, one a token: value = q * scale. A latent cache has no K: its V rows hold k_dim
 // numbers, of which all are the key and the first v_dim the value.
+//
+// An int4 tile is in the order of products of bytes, four to a sum, its dimensions padded to 32. 64 bytes
+// have sixteen sums' four bytes each, and a byte two numbers, plus 8:
+// K: 8 channels of 16 tokens; byte b of a token has channels b and b + 4.
+// V: 4 tokens of 32 channels; byte b of channel c has channels c and c + 16 of token b; 16 tokens of 32
+//    channels, then of the next 32.
+// Either ends with bfloat16 scales [dim / 32][16], one a token and 32 channels: value = q * scale.
 #pragma once
 #include "../common/transpose.h"
 #include "rows.h"
@@ -83,10 +90,22 @@ struct Tile {
     const void* v;
     const float* k_scale;  // null: all ones
     const float* v_scale;
+    const uint16_t* k_groups;  // of int4, else null
+    const uint16_t* v_groups;
 };
 
+constexpr int GROUP_4 = 32;  // channels of int4 that have one scale
+RADIX_INLINE constexpr int groups_of(int dim) { return (dim + GROUP_4 - 1) / GROUP_4; }
+RADIX_INLINE constexpr int64_t kv_bytes(int dtype, int64_t numbers) {
+    return dtype == DT_I4 ? numbers / 2 : numbers * dtype_size(dtype);
+}
+// Without scales
+RADIX_INLINE int64_t numbers_bytes(const Cache& c, int dim) {
+    return kv_bytes(c.dtype, int64_t(c.dtype == DT_I4 ? groups_of(dim) * GROUP_4 : dim) * TILE);
+}
 RADIX_INLINE int64_t tile_bytes(const Cache& c, int dim) {
-    return int64_t(dim) * TILE * dtype_size(c.dtype) + (c.dtype == DT_I8 ? TILE * 4 : 0);
+    const int64_t scales = c.dtype == DT_I8 ? TILE * 4 : c.dtype == DT_I4 ? groups_of(dim) * TILE * 2 : 0;
+    return numbers_bytes(c, dim) + scales;
 }
 RADIX_INLINE int v_width(const Cache& c) {
     return c.latent ? c.k_dim : c.v_dim;
@@ -96,15 +115,17 @@ RADIX_INLINE Tile tile_at(const Cache& c, const int32_t* pages, int kv_head, int
     const int per_page = c.page_size / TILE;
     const int page = per_page == 1 ? tile : tile / per_page;  // no division for the usual page
     const int64_t index = (int64_t(pages[page]) * c.kv_heads + kv_head) * per_page + tile - page * per_page;
-    const int width = v_width(c), size = dtype_size(c.dtype);
-    Tile t;
+    const int width = v_width(c);
+    Tile t{};
     t.k = c.latent ? nullptr : (const char*)c.k + index * tile_bytes(c, c.k_dim);
     t.v = (const char*)c.v + index * tile_bytes(c, width);
-    const bool scaled = c.dtype == DT_I8;
-    t.v_scale = scaled ? (const float*)((const char*)t.v + int64_t(width) * TILE * size) : nullptr;
-    t.k_scale = !scaled    ? nullptr
-                : c.latent ? t.v_scale
-                           : (const float*)((const char*)t.k + int64_t(c.k_dim) * TILE * size);
+    if (c.dtype != DT_I8 && c.dtype != DT_I4) return t;
+    const char* v_end = (const char*)t.v + numbers_bytes(c, width);
+    const char* k_end = c.latent ? v_end : (const char*)t.k + numbers_bytes(c, c.k_dim);
+    if (c.dtype == DT_I8)
+        t.k_scale = (const float*)k_end, t.v_scale = (const float*)v_end;
+    else
+        t.k_groups = (const uint16_t*)k_end, t.v_groups = (const uint16_t*)v_end;
     return t;
 }
 
@@ -116,6 +137,9 @@ RADIX_INLINE void prefetch_tile(const Cache& c, const Tile& t) {
     if (t.k) prefetch_bytes(t.k, tile_bytes(c, c.k_dim));
     prefetch_bytes(t.v, tile_bytes(c, v_width(c)));
 }
+RADIX_INLINE void prefetch_scales(const Cache& c, const Tile& t) {
+    if (t.k_scale) prefetch_bytes(t.k_scale, TILE * 4), prefetch_bytes(t.v_scale, TILE * 4);
+}
 
 // Prefetch the line of number `i` of a later tile, during the work on an earlier one: many requests at
 // once would stall each other and all later loads.
@@ -124,14 +148,38 @@ RADIX_INLINE void prefetch_line(const void* p, int64_t i) {
     __builtin_prefetch((const char*)p + i * dtype_size(DTYPE), 0, 2);
 }
 
-// V rows as floats, `pad` apart, zeros after the last channel.
+// Rows of a tile of V from some channel on. int4 has whole vectors, whose last ones may be padding.
 template <int DTYPE>
-static void upcast_v(const void* v, int width, int dim, int pad, float* out) {
+struct VRows {
+    const void* v;
+    const uint16_t* groups;
+    int width;  // numbers from one row to the next
+    VRows from(int channel) const {
+        if (DTYPE == DT_I4)
+            return {(const char*)v + channel * TILE / 2, groups + channel / GROUP_4 * TILE, width};
+        return {(const char*)v + kv_bytes(DTYPE, channel), groups, width};
+    }
+    RADIX_INLINE vf load(int row, int i) const {
+        if constexpr (DTYPE == DT_I4) {
+            const int group = i / GROUP_4;
+            const uint8_t* bytes = (const uint8_t*)v + group * 256 + row / 4 * 64 + row % 4;
+            alignas(64) float x[16];
+            for (int j = 0; j < 16; j++) x[j] = float(((bytes[j * 4] >> (i & 16 ? 4 : 0)) & 15) - 8);
+            return mul(radix::RADIX_ISA::load(x), set1(bf16_to_float(groups[group * TILE + row])));
+        } else
+            return load_kv<DTYPE>(v, int64_t(row) * width + i);
+    }
+    int whole(int dim) const { return DTYPE == DT_I4 ? (dim + 15) / 16 * 16 : dim / 16 * 16; }
+};
+// As floats, `pad` apart, zeros after the last channel.
+template <int DTYPE>
+static void upcast_v(const VRows<DTYPE>& rows, int dim, int pad, float* out) {
     for (int r = 0; r < TILE; r++) {
         float* dst = out + r * pad;
         int i = 0;
-        for (; i + 16 <= dim; i += 16) store(dst + i, load_kv<DTYPE>(v, int64_t(r) * width + i));
-        for (; i < pad; i++) dst[i] = i < dim ? load_kv_scalar<DTYPE>(v, int64_t(r) * width + i) : 0.0f;
+        for (; i < rows.whole(dim); i += 16) store(dst + i, rows.load(r, i));
+        for (; i < pad; i++)
+            dst[i] = i < dim ? load_kv_scalar<DTYPE>(rows.v, int64_t(r) * rows.width + i) : 0.0f;
     }
 }
 // K as floats [k_dim][16]
@@ -139,19 +187,19 @@ template <int DTYPE>
 static void upcast_k(const void* k, int k_dim, float* out) {
     for (int i = 0; i < k_dim; i++) store(out + i * TILE, load_kv<DTYPE>(k, i * TILE));
 }
-// `count` channels of 16 rows of a latent cache, `width` apart, as floats [count][16]
+// `count` channels of 16 rows of a latent cache as floats [count][16]
 template <int DTYPE>
-static void transpose_rows(const void* rows, int width, int count, float* out) {
+static void transpose_rows(const VRows<DTYPE>& rows, int count, float* out) {
     int i = 0;
-    for (; i + 16 <= count; i += 16) {
+    for (; i < rows.whole(count); i += 16) {
         vf r[16];
-        for (int t = 0; t < TILE; t++) r[t] = load_kv<DTYPE>(rows, int64_t(t) * width + i);
+        for (int t = 0; t < TILE; t++) r[t] = rows.load(t, i);
         transpose_16x16(r);
-        for (int j = 0; j < 16; j++) store(out + (i + j) * TILE, r[j]);
+        for (int j = 0; j < lanes_at(i, count); j++) store(out + (i + j) * TILE, r[j]);
     }
     for (; i < count; i++)
         for (int t = 0; t < TILE; t++)
-            out[i * TILE + t] = load_kv_scalar<DTYPE>(rows, int64_t(t) * width + i);
+            out[i * TILE + t] = load_kv_scalar<DTYPE>(rows.v, int64_t(t) * rows.width + i);
 }
 
 }  // namespace RADIX_ISA

@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "heavy.h"
+#include "store_int4.h"
 
 namespace radix {
 namespace RADIX_ISA {
@@ -218,6 +219,7 @@ static float* scale_at(const float* of_tile, int lane) { return const_cast<float
 
 // V, or the row of a latent cache.
 static void put_value(const Cache& c, const Tile& t, int lane, const float* x) {
+    if (c.dtype == DT_I4) return put_value_i4(c, t, lane, x);
     const int width = v_width(c), size = dtype_size(c.dtype);
     const float scale = c.dtype == DT_I8 ? int8_scale(x, width) : 1.0f;
     if (t.v_scale) *scale_at(t.v_scale, lane) = scale;
@@ -252,10 +254,11 @@ static void put_token(const StoreArgs& a, int64_t token, int head) {
     const Tile t = tile_of_slot(c, a.slots[token], head);
     const float* k = a.k + token * a.ldk + int64_t(head) * c.k_dim;
     if (c.latent) return put_value(c, t, lane, k);
+    put_value(c, t, lane, a.v + token * a.ldv + int64_t(head) * c.v_dim);
+    if (c.dtype == DT_I4) return put_key_i4(c, t, lane, k);
     const float scale = c.dtype == DT_I8 ? int8_scale(k, c.k_dim) : 1.0f;
     if (t.k_scale) *scale_at(t.k_scale, lane) = scale;
     put_row((char*)const_cast<void*>(t.k) + lane * dtype_size(c.dtype), c.dtype, TILE, k, c.k_dim, scale);
-    put_value(c, t, lane, a.v + token * a.ldv + int64_t(head) * c.v_dim);
     put_heavy(c, a.slots[token], head, k);
 }
 // Sixteen tokens that fill a tile.
@@ -264,14 +267,16 @@ static void put_tile(const StoreArgs& a, int64_t token, int head) {
     const Tile t = tile_of_slot(c, a.slots[token], head);
     const float *k = a.k + token * a.ldk + int64_t(head) * c.k_dim,
                 *v = a.v + token * a.ldv + int64_t(head) * c.v_dim;
+    for (int i = 0; i < TILE; i++) put_value(c, t, i, v + i * a.ldv);
+    if (c.dtype == DT_I4) {
+        for (int i = 0; i < TILE; i++) put_key_i4(c, t, i, k + i * a.ldk);
+        return;
+    }
     float scale[TILE];
     for (int i = 0; i < TILE; i++) scale[i] = c.dtype == DT_I8 ? int8_scale(k + i * a.ldk, c.k_dim) : 1.0f;
     if (t.k_scale) std::memcpy(scale_at(t.k_scale, 0), scale, sizeof(scale));
     put_columns(const_cast<void*>(t.k), c.dtype, k, a.ldk, c.k_dim, scale);
-    for (int i = 0; i < TILE; i++) {
-        put_value(c, t, i, v + i * a.ldv);
-        put_heavy(c, a.slots[token + i], head, k + i * a.ldk);
-    }
+    for (int i = 0; i < TILE; i++) put_heavy(c, a.slots[token + i], head, k + i * a.ldk);
 }
 
 // A token's numbers of K are in as many cache lines as a tile has.
@@ -279,7 +284,7 @@ static void prefetch_token(const StoreArgs& a, int64_t token, int head) {
     const Cache& c = a.cache;
     if (token >= a.tokens || a.slots[token] < 0 || c.latent) return;
     const Tile t = tile_of_slot(c, a.slots[token], head);
-    const int64_t row = int64_t(c.v_dim) * dtype_size(c.dtype);
+    const int64_t row = kv_bytes(c.dtype, v_width(c));
     for (int64_t i = 0, n = tile_bytes(c, c.k_dim); i < n; i += 64)
         __builtin_prefetch((const char*)t.k + i, 1, 3);
     for (int64_t i = 0; i < row; i += 64)

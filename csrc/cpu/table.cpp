@@ -35,7 +35,7 @@ size_t sparse_local(const SparseArgs&);
 
 extern const Kernels table;
 const Kernels table = {RADIX_STRING(RADIX_ISA),
-                       {linear_int8, linear_int8_shared, int8_ceiling},
+                       {linear_int8, linear_int8_shared, int8_ceiling, attention_int4, attention_int4_local},
                        linear,
                        linear_shared,
                        linear_local,

@@ -1,6 +1,7 @@
 // What matrix tiles do: linear layers and attention.
 #include <utility>
 
+#include "attention_int4.cpp"
 #include "attention_tiles.cpp"
 #include "int8.cpp"
 #include "tiles_integers.cpp"
@@ -8,7 +9,8 @@
 namespace radix {
 namespace RADIX_ISA {
 extern const Int8Kernels int8_table;
-const Int8Kernels int8_table = {linear_integers, integers_shared, tile_ceiling<SIGNED>};
+const Int8Kernels int8_table = {linear_integers, integers_shared, tile_ceiling<SIGNED>, attention_int4,
+                                attention_int4_local};
 extern const TileKernels tile_table;
 const TileKernels tile_table = {linear_tiles,       tiles_shared,    tiles_local,
                                 tile_ceiling<BF16>, attention_tiles, attention_tiles_local};

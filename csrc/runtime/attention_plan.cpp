@@ -12,6 +12,7 @@ static int new_tokens(const AttnArgs& a, int s) {
 static double bytes_of_token(const Cache& c) {
     return double(c.kv_heads) * (c.k_dim + (c.latent ? 0 : c.v_dim)) *
            (c.dtype == 0   ? 4
+            : c.dtype == 6 ? 0.5625
             : c.dtype >= 3 ? 1
                            : 2);
 }

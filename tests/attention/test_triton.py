@@ -20,7 +20,7 @@ from radixlm.attention.select import make_backend
 from radixlm.attention.triton import pack_tree_masks
 from radixlm.base.errors import ConfigError, InvariantError
 from radixlm.kernels.dispatch import bind
-from radixlm.kernels.ops.kv import DTYPES
+from radixlm.kernels.ops import kv
 from radixlm.kernels.ops.rope import QkNorm, prepare_qk
 from radixlm.kernels.triton import attention_run
 from radixlm.kernels.triton.attention_run import UNBOUNDED, tiles_of
@@ -91,12 +91,12 @@ def test_any_page_size(page_size: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "deepseek"])
-@pytest.mark.parametrize("cache", DTYPES, ids=str)
+@pytest.mark.parametrize("cache", kv.DTYPES, ids=str)
 def test_every_kind_of_cache(cache: torch.dtype, name: str) -> None:
     """K and V that the cache represents exactly, because the interpreter rounds to 16 and 8 bits
     wrongly."""
     case = Case.random(SITES[name], [(1, 40), (9, 33)], 4, 3, cache_dtype=cache)
-    if cache != torch.int8:
+    if cache not in kv.SCALED:
         k, v = ([x.to(cache).float() for x in rows] for rows in (case.k, case.v))
         case = replace(case, k=k, v=v)
     ours, theirs = (run_step(b, case, SITES[name]) for b in ("triton", "torch_native"))
@@ -289,7 +289,9 @@ def test_without_the_interpreter_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatc
         make_backend("triton", (), bind("cpu", {"all": "reference"}), CPU)
 
 
-@pytest.mark.parametrize("cache", [torch.float32, torch.float8_e4m3fn, torch.int8], ids=str)
+@pytest.mark.parametrize(
+    "cache", [torch.float32, torch.float8_e4m3fn, torch.int8, kv.INT4], ids=str
+)
 @pytest.mark.parametrize("kind", ["head", "row", ""])
 def test_norms_rotation_and_store_are_one_launch(
     kind: str, cache: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -310,7 +312,7 @@ def test_norms_rotation_and_store_are_one_launch(
         assert q is not None and k is not None and v is not None
         if name == "triton":
             assert batch.fused_attn is backend
-            if cache != torch.int8:
+            if cache not in kv.SCALED:
                 monkeypatch.setattr(backend_module, "store", None)
             outs.append(backend.prepare_and_run(q, k, v, SITE, *asked))
         else:

@@ -40,7 +40,7 @@ def test_the_same_tokens_as_torch_native(arch: str) -> None:
     assert answers(folder, "triton") == answers(folder, "torch_native")
 
 
-@pytest.mark.parametrize("dtype", ["auto", "int8"])
+@pytest.mark.parametrize("dtype", ["auto", "int8", "int4"])
 def test_a_hit_inside_of_a_page_is_copied(dtype: str) -> None:
     folder = cached_tiny("Gemma2ForCausalLM", num_hidden_layers=2)
     options = {"page_size": 16, "cached": 21, "kv_cache_dtype": dtype}

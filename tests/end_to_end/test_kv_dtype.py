@@ -14,9 +14,25 @@ from tests.fakes.tiny_checkpoint import cached_tiny
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True}
 # bytes of a token in the cache: K and V of 3 layers with 2 heads of 24 channels
-NBYTES = {"fp8_e4m3": 288, "fp8_e5m2": 288, "int8": 336, "bf16": 576, "fp16": 576, "float32": 1152}
+NBYTES = {
+    "fp8_e4m3": 288,
+    "fp8_e5m2": 288,
+    "int8": 336,
+    "int4": 216,
+    "bf16": 576,
+    "fp16": 576,
+    "float32": 1152,
+}
 # max change of a log-probability; the mantissas have 3, 2, 7, 7 and 10 bits
-MOVES = {"fp8_e4m3": 0.2, "fp8_e5m2": 0.4, "int8": 0.05, "bf16": 0.02, "fp16": 2e-3, "float32": 0}
+MOVES = {
+    "fp8_e4m3": 0.2,
+    "fp8_e5m2": 0.4,
+    "int8": 0.05,
+    "int4": 1.0,
+    "bf16": 0.02,
+    "fp16": 2e-3,
+    "float32": 0,
+}
 
 
 def _answers(folder: object, kv_dtype: str, prompt: list[int], **options: object) -> Any:
@@ -40,8 +56,10 @@ def _answers(folder: object, kv_dtype: str, prompt: list[int], **options: object
     [
         *(("Qwen3ForCausalLM", kv_dtype, "cpu") for kv_dtype in NBYTES),
         ("Qwen3ForCausalLM", "int8", "torch_native"),
+        ("Qwen3ForCausalLM", "int4", "torch_native"),
         ("Qwen3ForCausalLM", "fp8_e5m2", "torch_native"),
         ("DeepseekV2ForCausalLM", "int8", "cpu"),
+        ("DeepseekV2ForCausalLM", "int4", "cpu"),
         ("DeepseekV2ForCausalLM", "fp8_e4m3", "torch_native"),
     ],
 )
@@ -66,7 +84,7 @@ def test_tokens_do_not_depend_on_how_they_were_computed(
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch_native"])
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8_e4m3", "fp16"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4", "fp8_e4m3", "fp16"])
 def test_pages_have_the_size_of_the_memory_budget(
     kv_dtype: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,7 @@ def compare(
     [
         ("Qwen3ForCausalLM", {"page_size": 16}),
         ("Qwen3ForCausalLM", {"page_size": 16, "kv_cache_dtype": "int8"}),
+        ("Qwen3ForCausalLM", {"page_size": 16, "kv_cache_dtype": "int4"}),
         ("Gemma3ForCausalLM", {"page_size": 16}),
         ("Gemma3ForCausalLM", {"page_size": 16, "chunked_prefill_size": 32}),
         ("DeepseekV3ForCausalLM", {"page_size": 16}),

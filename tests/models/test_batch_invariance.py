@@ -26,6 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "w8a8": {"quantization": "w8a8_int8"},
     "int4": {"quantization": "int4wo-32"},
     "int8 cache": {"kv_cache_dtype": "int8"},
+    "int4 cache": {"kv_cache_dtype": "int4"},
     "fp8 cache": {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e5m2"},
 }
 EVERYWHERE = ("bf16", "w8a8", "int4")

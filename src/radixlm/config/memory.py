@@ -6,7 +6,7 @@ from typing import Annotated
 from radixlm.config.flag import AUTO, NON_NEGATIVE, POSITIVE, Flag, Group
 
 KV_DTYPES = (
-    *("auto", "fp8_e5m2", "fp8_e4m3", "int8"),
+    *("auto", "fp8_e5m2", "fp8_e4m3", "int8", "int4"),
     *("bf16", "bfloat16", "fp16", "float16", "fp32", "float32"),
 )
 _HICACHE = ("enable_hierarchical_cache",)
@@ -39,7 +39,8 @@ class MemoryConfig(Group):
     ] = AUTO
     kv_cache_dtype: Annotated[
         str,
-        "Dtype of the KV cache; 'auto' is the model's. int8 keeps one scale per token and head.",
+        "Dtype of the KV cache; 'auto' is the model's. int8 keeps one scale per token and head, "
+        "int4 one for every 32 channels of them (docs/kv-cache.md).",
         Flag(choices=KV_DTYPES),
     ] = "auto"
     disable_radix_cache: Annotated[bool, "Do not share KV between equal prefixes."] = False

@@ -22,7 +22,7 @@ from radixlm.arch.spec import LogNScaling, Norm, Rope
 from radixlm.base.record import Record, replace
 from radixlm.distributed.attention_groups import AttentionGroups
 from radixlm.distributed.groups import Group
-from radixlm.kernels.cpu.checks import dtype_code
+from radixlm.kernels.cpu.cache import CacheShape
 from radixlm.kernels.cpu.extension import address, native
 from radixlm.kernels.cpu.linear import PackedLinear
 from radixlm.kernels.cpu.rope import NORM_CODE
@@ -73,7 +73,7 @@ class CachePool(Protocol):
 
     k: Tensor
     v: Tensor
-    dtype: torch.dtype
+    shape: CacheShape
     page_size: int
 
     def heavy_at(self, site: AttentionSite) -> int:
@@ -342,7 +342,7 @@ class ProgramBuilder:
             pool = self._pools[site.group]
             k, v = pool.k[site.layer], pool.v[site.layer]
             cache.k, cache.v = k.data_ptr(), v.data_ptr()
-            cache.dtype, cache.page_size = dtype_code(pool.dtype, "cache"), pool.page_size
+            cache.dtype, cache.page_size = pool.shape.code, pool.page_size
             cache.heavy = pool.heavy_at(site)
         return cache
 

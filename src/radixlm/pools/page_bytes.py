@@ -17,6 +17,7 @@ from torch import Tensor
 
 from radixlm.base.errors import InvariantError
 from radixlm.base.record import Record
+from radixlm.kernels.ops.kv import SCALED
 from radixlm.pools.pool import KvPool
 from radixlm.pools.state import StatePool
 
@@ -157,7 +158,7 @@ class PageBytes:
 
     def canonical_parts(self, space: int) -> tuple[CanonicalPart, ...]:
         """What ``read_canonical`` gives: [layer][k, v][head][token][channel]. InvariantError for
-        int8, whose rows would be rounded anew."""
+        int8 and int4, whose rows would be rounded anew."""
         parts: list[CanonicalPart] = []
         at = 0
         for pool in self._own(space):
@@ -200,8 +201,8 @@ class PageBytes:
 
     def _own(self, space: int) -> list[KvPool]:
         pools = [pool for its, pool in self._pools if its == space]
-        if any(pool.dtype == torch.int8 for pool in pools):
-            raise InvariantError("an int8 KV cache moves between equal layouts only")
+        if any(pool.dtype in SCALED for pool in pools):
+            raise InvariantError("an int8 or int4 KV cache moves between equal layouts only")
         return pools
 
     def _pool_of(self, space: int, group: int) -> KvPool:

@@ -9,7 +9,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from radixlm.kernels.ops.kv import dequantize_int8, indexable_view, quantize_int8, row_nbytes, to_kv
+from radixlm.kernels.ops.kv import (
+    INT4,
+    SCALED,
+    dequantize,
+    indexable_view,
+    num_groups,
+    quantize,
+    row_nbytes,
+    stored_channels,
+    to_kv,
+)
 from radixlm.pools.group import KvGroup
 from radixlm.pools.memory import pool_tensor
 
@@ -51,8 +61,8 @@ class KvPool(Protocol):
 
 class PagedPool:
     """K and V as tensors [L, P, B, K, C], the layout of the torch and Triton backends. int8 rows
-    have scales [L, P, B, K]. ``page_size`` is B, the rows of a page: fewer than its tokens if
-    tokens share a row."""
+    have scales [L, P, B, K]; int4 rows are bytes [L, P, B, K, 16 G] with scales [L, P, B, K, G].
+    ``page_size`` is B, the rows of a page: fewer than its tokens if tokens share a row."""
 
     def __init__(
         self,
@@ -67,12 +77,19 @@ class PagedPool:
         self.dtype = dtype
         shape = (len(group.layers), num_pages, page_size, group.kv_heads)
         # Zeros, not empty: a masked NaN would still spoil a weighted sum.
-        self.k_LPBKC = pool_tensor((*shape, group.head_dim), dtype, device)
+        self._dims = (group.head_dim,) if group.latent else (group.head_dim, group.v_dim)
+        widths = [stored_channels(dim) // 2 if dtype == INT4 else dim for dim in self._dims]
+        self.k_LPBKC = pool_tensor((*shape, widths[0]), dtype, device)
         self.v_LPBKV: Tensor | None = None
         if not group.latent:
-            self.v_LPBKV = pool_tensor((*shape, group.v_dim), dtype, device)
-        num_scales = 0 if dtype != torch.int8 else 1 if group.latent else 2
-        self.scales = [pool_tensor(shape, torch.float32, device) for _ in range(num_scales)]
+            self.v_LPBKV = pool_tensor((*shape, widths[1]), dtype, device)
+        self.scales = [
+            pool_tensor(
+                (*shape, num_groups(dim)) if dtype == INT4 else shape, SCALED[dtype], device
+            )
+            for dim in self._dims
+            if dtype in SCALED
+        ]
 
     @property
     def tensors(self) -> Sequence[Tensor]:
@@ -103,7 +120,7 @@ class PagedPool:
             pages[:, self._index(target)] = pages[:, self._index(source)]
 
     def read(self, layer: int, pages: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        dtype = torch.float32 if self.dtype == torch.int8 else self.dtype
+        dtype = torch.float32 if self.dtype in SCALED else self.dtype
         k, v = self.load(layer, self._slots(pages), dtype)
         return k, None if self.group.latent else v
 
@@ -111,15 +128,16 @@ class PagedPool:
         self.store(layer, self._slots(pages), k, v)
 
     def _put(self, which: int, flat: Tensor, layer: int, slots: Tensor, rows: Tensor) -> None:
-        if self.dtype == torch.int8:
-            flat[slots], self.scales[which][layer].flatten(0, 1)[slots] = quantize_int8(rows)
+        if self.dtype in SCALED:
+            scales = self.scales[which][layer].flatten(0, 1)
+            flat[slots], scales[slots] = quantize(rows, self.dtype)
         else:
             indexable_view(flat)[slots] = indexable_view(to_kv(rows, self.dtype))
 
     def _take(self, which: int, flat: Tensor, layer: int, slots: Tensor) -> Tensor:
-        if self.dtype == torch.int8:
+        if self.dtype in SCALED:
             scale = self.scales[which][layer].flatten(0, 1)[slots]
-            return dequantize_int8(flat[slots], scale)
+            return dequantize(flat[slots], scale, self._dims[which])
         return indexable_view(flat)[slots].view(self.dtype)
 
     def _slots(self, pages: Sequence[int]) -> Tensor:

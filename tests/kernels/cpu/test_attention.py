@@ -35,19 +35,22 @@ class Case:
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows as the cache stores them."""
-    if dtype == torch.int8:
-        return kv.dequantize_int8(*kv.quantize_int8(x))
+    if dtype in kv.SCALED:
+        return kv.dequantize(*kv.quantize(x, dtype), x.shape[-1])
     return kv.to_kv(x, dtype).float()
 
 
 def limit(dtype: torch.dtype) -> float:
-    """Error limit relative to the largest value. Matrix tiles round weights to bfloat16."""
+    """Error limit relative to the largest value. Matrix tiles round weights to bfloat16, int4 to 16
+    bits of the largest of some."""
+    if dtype == kv.INT4:
+        return 5e-4
     return 5e-3 if is_tiled(dtype) else 1e-5
 
 
 def is_tiled(dtype: torch.dtype) -> bool:
     """Whether matrix tiles read a cache of this type; they round queries to bfloat16."""
-    return native().isa() == "amx" and dtype not in (torch.float32, torch.float16)
+    return native().isa() == "amx" and dtype not in (torch.float32, torch.float16, kv.INT4)
 
 
 class World:
@@ -131,6 +134,8 @@ CASES = [
     replace(BASE, dtype=torch.bfloat16, dim=64, v_dim=64),
     replace(BASE, dtype=torch.float16, heads=2, page_size=64),
     replace(BASE, dtype=torch.int8, dim=64, v_dim=48),
+    replace(BASE, dtype=kv.INT4, dim=64, v_dim=48),
+    replace(BASE, dtype=kv.INT4, heads=14, page_size=32, softcap=3.0, dim=24, v_dim=20),
     replace(BASE, dtype=torch.int8, heads=14, page_size=32, softcap=3.0, dim=24, v_dim=20),
     replace(BASE, dtype=torch.float8_e4m3fn, window=70),
     replace(BASE, dtype=torch.float8_e5m2, dim=72, v_dim=40),

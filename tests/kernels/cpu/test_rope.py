@@ -148,7 +148,7 @@ def test_tokens_are_stored_the_same_in_any_order(dtype: torch.dtype, dim: int, r
     assert (together[0][:, : heads * dim].view_as(q) - want).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("dtype", [*kv.SCALED, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_a_row_that_was_read_is_stored_as_it_was(dtype: torch.dtype) -> None:
     shape = paged.CacheShape(1, 64, 64, 16, dtype)
     for seed in range(20):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels.triton.test_compile import compile_in_process, is_good
 
-from radixlm.kernels.ops.kv import DTYPES
+from radixlm.kernels.ops import kv
 from radixlm.kernels.triton.attention_plan import UNBOUNDED, Cut, Work, make_plan
 from radixlm.kernels.triton.attention_run import Shape, channel_blocks, tiles_of
 from radixlm.kernels.triton.attention_store import store
@@ -22,11 +22,11 @@ CPU = torch.device("cpu")
 
 def representable(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """x as the cache stores it; the interpreter does not round to 16 and 8 bits as a GPU does."""
-    return x if dtype == torch.int8 else x.to(dtype).float()
+    return x if dtype in kv.SCALED else x.to(dtype).float()
 
 
 @pytest.mark.parametrize("latent", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", kv.DTYPES, ids=str)
 def test_stores_what_the_pool_would_store(dtype: torch.dtype, latent: bool) -> None:
     group = KvGroup(0, "full", (0, 1), 1 if latent else 2, 24, 20, latent)
     ours, theirs = (PagedPool(group, 3, 16, dtype, CPU) for _ in range(2))
@@ -57,8 +57,9 @@ def test_values_beyond_8_bits_saturate() -> None:
         assert cache[1].float().unique().tolist() == [-most, most]
 
 
-def test_a_row_of_nan_stays_nan_in_int8() -> None:
-    cache, scales = torch.zeros(1, 1, 16, dtype=torch.int8), torch.zeros(1, 1)
+@pytest.mark.parametrize("dtype", [torch.int8, kv.INT4])
+def test_a_row_of_nan_stays_nan_with_scales(dtype: torch.dtype) -> None:
+    cache, scales = torch.zeros(1, 1, 16, dtype=dtype), torch.zeros(1, 1, dtype=kv.SCALED[dtype])
     row = torch.ones(1, 1, 16)
     row[0, 0, 3] = torch.inf
     store(row, None, cache, None, (scales,), torch.tensor([0]))

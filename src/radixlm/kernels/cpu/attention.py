@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from radixlm.kernels.cpu.cache import CacheShape
-from radixlm.kernels.cpu.checks import dtype_code
 from radixlm.kernels.cpu.extension import address, native
 
 
@@ -36,7 +35,7 @@ class PagedAttention:
         self._slopes = None if slopes_H is None else slopes_H.detach().float().contiguous()
         self.handle = native().Attention(
             num_heads, cache.kv_heads, cache.k_dim, cache.v_dim, cache.page_size,
-            dtype_code(cache.dtype, "cache"), scale, window, chunk, softcap,
+            cache.code, scale, window, chunk, softcap,
             is_causal, address(self._sinks), address(self._slopes),
         )  # fmt: skip
 

@@ -126,5 +126,5 @@ def qk_norm_rope_store(
     native().store(
         (q, ldq, k, ldk, v, ldv), (tokens, heads, kv_heads, dim, v_TKV.shape[2], stride),
         norm_fields(norm), _rope_fields(cos_sin, positions, interleaved),
-        address(slots), (*shape_of(*cache).fields(*cache), heavy), 0,
+        address(slots), (*shape_of(cache[0], dim, v_TKV.shape[2]).fields(*cache), heavy), 0,
     )  # fmt: skip

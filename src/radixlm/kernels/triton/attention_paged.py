@@ -31,6 +31,7 @@ _UNBOUNDED: tl.constexpr = tl.constexpr(1 << 30)  # of windows and chunks: none
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 E4M3_BITS: tl.constexpr = tl.constexpr(2)  # KIND of a cache of fp8 e4m3 in bytes, for sm_80
 SCALED: tl.constexpr = tl.constexpr(1)  # int8 with a scale for each token and head
+INT4: tl.constexpr = tl.constexpr(3)  # bytes of two numbers with a scale for 32 channels
 
 
 @triton.jit
@@ -46,12 +47,20 @@ def _dequantize(x, dtype: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def _load_rows(
-    base, slot, inside, dtype: tl.constexpr, KIND: tl.constexpr, MASKED: tl.constexpr,
-    STRIDE: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
+    base, scales, slot, inside, dtype: tl.constexpr, KIND: tl.constexpr, MASKED: tl.constexpr,
+    KV_HEADS: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     """Channels [FIRST, FIRST + BLOCK) of some slots: [N, BLOCK]; zeros outside."""
     channel = FIRST + tl.arange(0, BLOCK)
-    at = base + slot[:, None] * STRIDE + channel[None, :]
+    if KIND == INT4:
+        GROUPS: tl.constexpr = (DIM + 31) // 32
+        row = slot[:, None] * (KV_HEADS * GROUPS) + (channel // 32)[None, :]
+        mask = inside[:, None] & (channel < DIM)[None, :]
+        both = tl.load(base + row * 16 + (channel % 16)[None, :], mask=mask, other=0)
+        number = ((both.to(tl.int32) >> (channel // 16 % 2 * 4)[None, :]) & 15) - 8
+        scale = tl.load(scales + row, mask=mask, other=0.0).to(tl.float32)
+        return (number.to(tl.float32) * scale).to(dtype)
+    at = base + slot[:, None] * (KV_HEADS * DIM) + channel[None, :]
     if MASKED:
         x = tl.load(at, mask=inside[:, None] & (channel < DIM)[None, :], other=0.0)
     elif FIRST + BLOCK > DIM:
@@ -105,8 +114,6 @@ def _attend_tiles(
     ``m_i`` is the running maximum of a row, ``l_i`` its sum, ``alpha`` rescales what was summed
     before."""
     dtype: tl.constexpr = q1.dtype
-    k_stride: tl.constexpr = KV_HEADS * DIM
-    v_stride: tl.constexpr = KV_HEADS * V_DIM
     lane_n = tl.arange(0, KEYS)
     cap = tl.where(softcap > 0.0, softcap, 1.0)
     page = _page(pages, start + lane_n, stop, PAGE)
@@ -115,10 +122,12 @@ def _attend_tiles(
         inside = key_pos < stop
         slot = page.to(tl.int64) * PAGE + key_pos % PAGE
         page = _page(pages, key_pos + KEYS, stop, PAGE)  # of the next tile
-        k1 = _load_rows(k, slot, inside, dtype, KIND, MASKED, k_stride, 0, BLOCK_C, DIM)
+        k1 = _load_rows(k, k_scale, slot, inside, dtype, KIND, MASKED, KV_HEADS, 0, BLOCK_C, DIM)
         qk = tl.dot(operand(q1), operand(tl.trans(k1)), input_precision="ieee")
         if BLOCK_R > 0:
-            k2 = _load_rows(k, slot, inside, dtype, KIND, MASKED, k_stride, BLOCK_C, BLOCK_R, DIM)
+            k2 = _load_rows(
+                k, k_scale, slot, inside, dtype, KIND, MASKED, KV_HEADS, BLOCK_C, BLOCK_R, DIM
+            )
             qk = tl.dot(operand(q2), operand(tl.trans(k2)), qk, input_precision="ieee")
         if KIND == SCALED:
             k_row = tl.load(k_scale + slot * KV_HEADS, mask=inside, other=0.0)
@@ -153,7 +162,9 @@ def _attend_tiles(
         if LATENT:
             acc = tl.dot(operand(weight.to(dtype)), operand(k1), acc, input_precision="ieee")
         else:
-            x = _load_rows(v, slot, inside, dtype, KIND, MASKED, v_stride, 0, BLOCK_V, V_DIM)
+            x = _load_rows(
+                v, v_scale, slot, inside, dtype, KIND, MASKED, KV_HEADS, 0, BLOCK_V, V_DIM
+            )
             acc = tl.dot(operand(weight.to(dtype)), operand(x), acc, input_precision="ieee")
     return acc, m_i, l_i
 
@@ -221,6 +232,15 @@ def _store_result(
         tl.store(lse + p_row, part_lse, mask=live)
 
 
+@triton.jit
+def _head_of(x, scales, head, KIND: tl.constexpr, DIM: tl.constexpr):
+    """Where a head's rows and scales of slot 0 begin."""
+    if KIND == INT4:
+        GROUPS: tl.constexpr = (DIM + 31) // 32
+        return x + head * (GROUPS * 16), scales + head * GROUPS
+    return x + head * DIM, scales + head
+
+
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_VIEWS)
 def attention_kernel(
     q, k, v, out, partial, lse, k_scale, v_scale, sinks, slopes, tree, positions,
@@ -277,18 +297,18 @@ def attention_kernel(
         tl.load(split_len + row), window, chunk, has_tree, EXTRA, KEYS,
     )  # fmt: skip
     pages = page_table + row.to(tl.int64) * table_stride
-    k += kv_head * DIM
-    v += kv_head * V_DIM
+    k, k_scale = _head_of(k, k_scale, kv_head, KIND, DIM)
+    v, v_scale = _head_of(v, v_scale, kv_head, KIND, DIM if LATENT else V_DIM)
     if SPLIT_LOOP:
         acc, m_i, l_i = _attend_tiles(
-            q1, q2, acc, m_i, l_i, start, full, k, v, k_scale + kv_head, v_scale + kv_head,
+            q1, q2, acc, m_i, l_i, start, full, k, v, k_scale, v_scale,
             pages, scale, softcap, slope, chunk, tree, tree_stride, positions, first,
             prefix, token, position, lowest, live, has_tree, KIND, False, EXTRA, LATENT,
             KV_HEADS, PAGE, DIM, V_DIM, BLOCK_C, BLOCK_R, BLOCK_V, KEYS,
         )  # fmt: skip
         start = full
     acc, m_i, l_i = _attend_tiles(
-        q1, q2, acc, m_i, l_i, start, stop, k, v, k_scale + kv_head, v_scale + kv_head,
+        q1, q2, acc, m_i, l_i, start, stop, k, v, k_scale, v_scale,
         pages, scale, softcap, slope, chunk, tree, tree_stride, positions, first,
         prefix, token, position, lowest, live, has_tree, KIND, True, EXTRA, LATENT,
         KV_HEADS, PAGE, DIM, V_DIM, BLOCK_C, BLOCK_R, BLOCK_V, KEYS,

@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from radixlm.base.record import Record, replace
+from radixlm.kernels.ops.kv import INT4, SCALED
 from radixlm.kernels.triton import attention_paged as paged
 from radixlm.kernels.triton.attention_plan import UNBOUNDED, Cut, Work
 from radixlm.kernels.triton.mode import interpreting, nothing
@@ -99,7 +100,8 @@ def has_extras(site: AttentionSite, has_tree: bool) -> bool:
 
 class Cache(Record):
     """One layer's part of a pool. ``k_LKC`` and ``v_LKV`` (absent: the first channels of K)
-    contiguous; ``scales``: float32 [L, K] of K and of V, where rows have them."""
+    contiguous; ``scales`` of K and of V, where rows have them: float32 [L, K] of int8, bfloat16
+    [L, K, G] of int4."""
 
     k_LKC: Tensor
     v_LKV: Tensor | None
@@ -208,8 +210,8 @@ def _features(shape: Shape, page_size: int, kind: int, is_extra: bool) -> dict[s
 
 def kind_of(dtype: torch.dtype, device: torch.device) -> int:
     """KIND of a cache: before sm_89 no GPU knows fp8 e4m3."""
-    if dtype == torch.int8:
-        return 1
+    if dtype in SCALED:
+        return 3 if dtype == INT4 else 1
     if dtype != torch.float8_e4m3fn or interpreting():
         return 0
     return 2 if torch.cuda.get_device_capability(device) < (8, 9) else 0

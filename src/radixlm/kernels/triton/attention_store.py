@@ -11,11 +11,60 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from radixlm.kernels.ops.kv import INT4, SCALED
 from radixlm.kernels.triton.mode import cast, e4m3_bits, interpreting
 from radixlm.kernels.triton.variant import Variant
 
 _TOKENS = 16  # of a program
 _SMALLEST = tl.constexpr(1e-30)  # as in kernels/ops/kv.py
+
+
+@triton.jit
+def _nearest(x):
+    """x rounded to a whole number, halves to even, as torch rounds."""
+    nearest = tl.floor(x + 0.5)
+    is_half = nearest - x == 0.5
+    is_odd = nearest - 2.0 * tl.floor(nearest * 0.5) == 1.0
+    return tl.where(is_half & is_odd, nearest - 1.0, nearest)
+
+
+@triton.jit
+def _store_int4(
+    x, cache, scales, slot, live, stride, head_stride, head,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """``_store_rows`` as in kernels/ops/kv.py: quantize_int4; one group of channels at a time."""
+    GROUPS: tl.constexpr = (DIM + 31) // 32
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    lane = tl.arange(0, 16)
+    row = (slot * KV_HEADS + head) * GROUPS
+    for group in range(GROUPS):
+        low_c, high_c = group * 32 + lane, group * 32 + 16 + lane
+        at = x + token.to(tl.int64)[:, None] * stride + head * head_stride
+        low = tl.load(at + low_c[None, :], mask=live[:, None] & (low_c < DIM)[None, :], other=0.0)
+        high = tl.load(
+            at + high_c[None, :], mask=live[:, None] & (high_c < DIM)[None, :], other=0.0
+        )
+        low, high = low.to(tl.float32), high.to(tl.float32)
+        is_good = tl.maximum(tl.abs(low), tl.abs(high)) < float("inf")
+        is_good = tl.min(is_good.to(tl.int32), 1) == 1
+        low, high = tl.where(is_good[:, None], low, 0.0), tl.where(is_good[:, None], high, 0.0)
+        top = tl.maximum(tl.max(low, 1), tl.max(high, 1))
+        depth = tl.maximum(tl.max(-low, 1), tl.max(-high, 1))
+        most = tl.where(top >= depth, top, -depth)
+        step = tl.where(tl.abs(most) < _SMALLEST, 0.0, most * -0.125)
+        bits = step.to(tl.int32, bitcast=True)  # to bfloat16, nearest even
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        step = tl.where(is_good, bits.to(tl.float32, bitcast=True), float("nan"))
+        is_there = (is_good & (step != 0.0))[:, None]
+        divisor = tl.where(is_there, step[:, None], 1.0)
+        low = tl.where(is_there, _nearest(low / divisor), 0.0)
+        high = tl.where(is_there, _nearest(high / divisor), 0.0)
+        low = tl.minimum(tl.maximum(low, -8.0), 7.0) + 8.0
+        high = tl.minimum(tl.maximum(high, -8.0), 7.0) + 8.0
+        to = cache + (row + group)[:, None] * 16 + lane[None, :]
+        tl.store(to, (low + 16.0 * high).to(tl.int32).to(tl.uint8), mask=live[:, None])
+        tl.store(scales + row + group, step.to(tl.bfloat16), mask=live)
 
 
 @triton.jit
@@ -25,7 +74,12 @@ def _store_rows(
     TOKENS: tl.constexpr,
 ):  # fmt: skip
     """One head's rows of a program's tokens. KIND: 0 as they are, 1 int8, 2 clamped (8-bit
-    floats), the largest number being ``scales``, 3 the same as bytes of e4m3."""
+    floats), the largest number being ``scales``, 3 the same as bytes of e4m3, 4 int4."""
+    if KIND == 4:
+        _store_int4(
+            x, cache, scales, slot, live, stride, head_stride, head, KV_HEADS, DIM, BLOCK, TOKENS
+        )
+        return
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     c = tl.arange(0, BLOCK)
     mask = live[:, None] & (c < DIM)[None, :]
@@ -42,11 +96,7 @@ def _store_rows(
         scale = tl.where(is_good, scale, float("nan"))
         part = wide / tl.where(scale > 0, scale, 1.0)[:, None]
         part = tl.where(scale[:, None] > 0, part, 0.0)
-        nearest = tl.floor(part + 0.5)  # then halves to even, as torch rounds
-        is_half = nearest - part == 0.5
-        is_odd = nearest - 2.0 * tl.floor(nearest * 0.5) == 1.0
-        nearest = tl.where(is_half & is_odd, nearest - 1.0, nearest)
-        nearest = tl.minimum(tl.maximum(nearest, -127.0), 127.0)
+        nearest = tl.minimum(tl.maximum(_nearest(part), -127.0), 127.0)
         tl.store(out, nearest.to(tl.int8), mask=mask)
         tl.store(scales + row, scale, mask=live)
     elif KIND >= 2:
@@ -87,25 +137,27 @@ def kind_of(dtype: torch.dtype, device: torch.device) -> int:
     """KIND of a cache dtype; GPUs before sm_89 have no e4m3."""
     if dtype == torch.float8_e4m3fn and device.type == "cuda" and not interpreting():
         return 2 if torch.cuda.get_device_capability(device) >= (8, 9) else 3
-    return 1 if dtype == torch.int8 else 2 if dtype.itemsize == 1 else 0
+    if dtype in SCALED:
+        return 4 if dtype == INT4 else 1
+    return 2 if dtype.itemsize == 1 else 0
 
 
 def store(
     k_TKC: Tensor, v_TKV: Tensor | None, k_LKC: Tensor, v_LKV: Tensor | None,
     scales: tuple[Tensor, ...], slots_T: Tensor,
 ) -> None:  # fmt: skip
-    """Write rows at slots of one layer's cache; ``scales`` (float32 [L, K] each) of int8 caches."""
+    """Write rows at slots of one layer's cache; ``scales`` of int8 (float32 [L, K] each) and int4
+    (bfloat16 [L, K, G])."""
     num_tokens, kv_heads, dim = k_TKC.shape
     if not num_tokens:
         return
     kind = kind_of(k_LKC.dtype, k_LKC.device)
-    max_value = torch.finfo(k_LKC.dtype).max if kind >= 2 else 0.0
+    max_value = torch.finfo(k_LKC.dtype).max if kind in (2, 3) else 0.0
     if kind == 3:
         k_LKC = k_LKC.view(torch.uint8)
         v_LKV = None if v_LKV is None else v_LKV.view(torch.uint8)
     v, v_cache = (k_TKC, k_LKC) if v_TKV is None or v_LKV is None else (v_TKV, v_LKV)
-    k_scales = scales[0] if kind == 1 else max_value
-    v_scales = scales[-1] if kind == 1 else max_value
+    k_scales, v_scales = (scales[0], scales[-1]) if scales else (max_value, max_value)
     tokens = _TOKENS if dim <= 128 else 4
     store_kernel[(triton.cdiv(num_tokens, tokens), kv_heads)](
         k_TKC, v, k_LKC, v_cache, k_scales, v_scales, slots_T, num_tokens,
