@@ -93,6 +93,8 @@ COVERED = (
     *("LongcatFlashForCausalLM", "KimiLinearForCausalLM", "Qwen3_5ForCausalLM"),
     *("FalconH1ForCausalLM", "NemotronHForCausalLM", "Lfm2ForCausalLM", "Llama4ForCausalLM"),
     *("Gemma4ForCausalLM", "ApertusForCausalLM", "PhimoeForCausalLM"),
+    *("OpenAIGPTLMHeadModel", "MiniMaxForCausalLM", "DiffLlamaForCausalLM", "XGLMForCausalLM"),
+    *("CTRLLMHeadModel", "ModernBertDecoderForCausalLM"),
 )
 # an index of latents, several residual streams, a kind of recurrence
 REFUSED = ("DeepseekV32ForCausalLM", "Gemma3nForCausalLM", "RwkvForCausalLM")

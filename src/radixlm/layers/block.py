@@ -214,10 +214,15 @@ class BlockLayer(Module):
         if spec.gate_temperature:
             gates = (self.gate1, self.gate2)
             return tuple(gated_sum(gate.take() / spec.gate_temperature) for gate in gates)
-        factors = spec.post_scales if spec.layout == "scaled_post" else spec.weights
-        if factors is None:
+        if (factors := self._factors) is None:
             return ()
         return weighted_sum(*factors[:2]), weighted_sum(*factors[2:])
+
+    @property
+    def _factors(self) -> tuple[float, float, float, float] | None:
+        """What the residual and the branch are multiplied with at each of the two joins."""
+        is_post = self.spec.layout == "scaled_post"
+        return self.spec.post_scales if is_post else self.spec.weights
 
     def add_per_layer_input(
         self, spec: LayerInputs, index: int, dim: int, context: LayerContext
@@ -328,7 +333,7 @@ class BlockLayer(Module):
             raise Unsupported(type(self).__name__)
         handles(
             self.spec, "mixer", "ffn", "norm", "layout", "residual", "out_scale", "deferred_moe",
-            "parallel_moe", "weights", "post_norms",
+            "parallel_moe", "weights", "post_norms", "post_scales", "norm_ranks",
         )  # fmt: skip
         if is_last and self.mixer is None:
             self._select(program, stream, [], NOWHERE)
@@ -347,6 +352,8 @@ class BlockLayer(Module):
         for number, (step, norm) in enumerate(self._steps):
             if norm is not None and step == "norm":
                 h = norm.emit(program, stream.residual, program.buffer("h"), 0, stream.selected)
+            elif norm is not None and step == "renorm":
+                norm.emit(program, stream.residual, stream.residual, 0, stream.selected)
             elif norm is not None and step == "post":
                 buffer = self._settle(program, stream, stack)
                 norm.emit(program, buffer, buffer, 0, stream.selected)
@@ -410,14 +417,15 @@ class BlockLayer(Module):
         self, program: ProgramBuilder, stream: ProgramStream, top: _Outcome, num_joined: int
     ) -> None:
         """``residual = residual * factor + top * factor``."""
-        weights = self.spec.weights or (1.0, 1.0, 1.0, 1.0)
+        weights = self._factors or (1.0, 1.0, 1.0, 1.0)
         kept, scale = weights[2 * num_joined : 2 * num_joined + 2] if num_joined < 2 else (1.0, 1.0)
         residual, selected = stream.residual, stream.selected
-        if top.buffer == NOWHERE:
-            if (kept, scale) != (1.0, 1.0):
-                raise Unsupported(f"Block.weights of layout {self.spec.layout}")
+        if top.buffer == NOWHERE and (kept, scale) == (1.0, 1.0):
             top.emit(Target(residual, True, top.scale, selected))
             return
+        if top.buffer == NOWHERE:
+            top.buffer = program.buffer("branch 1")
+            top.emit(Target(top.buffer, False, top.scale, selected))
         program.scale_rows(residual, kept, selected)
         program.ops.add(x=top.buffer, y=residual, dim=program.dim, scale=scale, selected=selected)
 

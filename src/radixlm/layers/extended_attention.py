@@ -203,7 +203,10 @@ class ExtendedAttentionLayer(Module):
         q_rows = spec.heads * q_head
         width = q_rows if self._reads else q_rows + sum(kv_rows)
         qkv = program.buffer("qkv", width)
-        program.linear(self._project.packed, source, qkv)
+        if extras.diff_lambda_init:
+            self._emit_wide_values(program, source, qkv)
+        else:
+            program.linear(self._project.packed, source, qkv)
         offsets = (0, q_rows, q_rows + kv_rows[0])
         if extras.clip_qkv and not extras.clip_after_norm:
             program.ops.scale(y=qkv, offset=0, dim=sum(self.rows), cap=extras.clip_qkv)
@@ -216,8 +219,26 @@ class ExtendedAttentionLayer(Module):
         out_width = spec.heads * spec.v_dim
         out = program.buffer("attended", out_width)
         program.attend(site, qkv, out, q_head)
+        if extras.diff_lambda_init:
+            out_width //= 2
+            second = torch.arange(out_width, 2 * out_width, dtype=torch.int32)
+            other, index = program.buffer("second half", out_width), program.hold(second)
+            program.ops.columns(x=out, y=other, index=index, dim=out_width, selected=False)
+            program.ops.add(x=other, y=out, dim=out_width, scale=-self._lambda)
         self._emit_finished(program, source, qkv, out)
         return [Branch(out, out_width, self.o)]
+
+    def _emit_wide_values(self, program: ProgramBuilder, source: int, qkv: int) -> None:
+        """The projections, where each value of the two halves of the heads stands beside its
+        counterpart, for both."""
+        heads, width, first = self.spec.kv_heads, self._own_v_dim, sum(self.rows[:2])
+        narrow = program.buffer("narrow qkv", sum(self.rows))
+        program.linear(self._project.packed, source, narrow)
+        values_KV = torch.arange(first, sum(self.rows)).view(heads, width)
+        wide = [half.repeat(2, 1) for half in values_KV.chunk(2)]
+        index = torch.cat((torch.arange(first), torch.cat(wide, -1).flatten())).int()
+        held, dim = program.hold(index), len(index)
+        program.ops.columns(x=narrow, y=qkv, index=held, dim=dim, selected=False)
 
     def _check_emitted(self) -> None:
         spec, extras = self.spec, self.extras
@@ -226,13 +247,15 @@ class ExtendedAttentionLayer(Module):
             extras, "v_dim", "alibi_slopes", "attention_chunk_size", "clip_qkv",
             "clip_after_norm", "norm_after_rope", "logn_scaling", "out_norm", "out_norm_heads",
             "v_norm", "v_scale", "k_scale", "out_scale", "kv_from", "k_is_v", "gate", "gate_act",
-            "gate_bias", "is_causal",
+            "gate_bias", "is_causal", "diff_lambda_init",
         )  # fmt: skip
         handles_norm(spec.qk_norm_spec)
         if spec.gate and (spec.qk_norm == "row" or extras.clip_after_norm):
             raise Unsupported("a row norm or a late clamp of gated queries")
         if extras.k_is_v and extras.v_norm is None:
             raise Unsupported("AttentionExtras.k_is_v without v_norm")
+        if extras.diff_lambda_init and (self._reads or extras.clip_qkv):
+            raise Unsupported("differential attention that reads other keys or clamps its own")
 
     def _emit_values(
         self, program: ProgramBuilder, qkv: int, offsets: tuple[int, int, int]
@@ -280,9 +303,13 @@ class ExtendedAttentionLayer(Module):
             dim = spec.heads * spec.v_dim
             program.ops.scale(y=out, offset=0, dim=dim, scale=extras.out_scale)
         if extras.out_norm is not None and extras.out_norm_heads:
-            self.out_norm.emit_heads(program, out, 0, 0, spec.heads)
+            heads_left = spec.heads // (2 if extras.diff_lambda_init else 1)
+            self.out_norm.emit_heads(program, out, 0, 0, heads_left)
         elif extras.out_norm is not None:
             self.out_norm.emit(program, out, out)
+        if extras.diff_lambda_init:
+            share, width = 1 - extras.diff_lambda_init, spec.heads * spec.v_dim // 2
+            program.ops.scale(y=out, offset=0, dim=width, scale=share)
         if spec.gate:
             emit_gate_by_half(program, spec, qkv, out)
         if extras.gate:

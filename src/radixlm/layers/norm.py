@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Norm
+from radixlm.kernels.cpu.linear import act_code
 from radixlm.kernels.dispatch import Kernels
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
@@ -122,8 +123,23 @@ class GatedNormLayer(NormLayer):
     def add_run(self, x_TD: Tensor, delta_TD: Tensor | None) -> Tensor:
         return self._gated(super().add_run(x_TD, delta_TD))
 
-    def emit(self, *_: object, **__: object) -> int:
-        raise Unsupported(type(self).__name__)
+    def emit(
+        self,
+        program: ProgramBuilder,
+        source: int,
+        target: int,
+        offset: int = 0,
+        selected: bool = False,
+    ) -> int:
+        """See ``NormLayer``; ``source`` and ``target`` have whole rows."""
+        assert not offset
+        super().emit(program, source, target, 0, selected)
+        low = program.buffer("low-rank gate", self.down.out_features)
+        opened, act = program.buffer("opened"), act_code("silu", False)
+        program.linear(self.down.packed, target, low, selected=selected, act=act)
+        program.linear(self.up.packed, low, opened, selected=selected)
+        program.gate(opened, target, (1, self.shape[-1]), "SIGMOID", selected=selected)
+        return target
 
     def _gated(self, y_TD: Tensor) -> Tensor:
         opened = torch.sigmoid(self.up.run(F.silu(self.down.run(y_TD))).float())

@@ -14,11 +14,12 @@ from radixlm.arch.spec import (
     ShortConv,
     StateMixer,
 )
+from radixlm.kernels.cpu.linear import act_code
 from radixlm.layers.context import LayerContext
 from radixlm.layers.delta_net import DeltaNetLayer
 from radixlm.layers.mamba import HeadedMamba1Layer, Mamba1Layer, Mamba2Layer
 from radixlm.layers.program import Branch, ProgramBuilder, handles
-from radixlm.layers.state import ConvLayer, StateLayer
+from radixlm.layers.state import ConvLayer, StateLayer, emit_decay, emit_scan
 from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
 
@@ -84,6 +85,28 @@ class LightningLayer(StateLayer):
 
     def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
         return self.out.run(self.norm.run(out) * torch.sigmoid(inputs[1]))
+
+    def emit(self, program: ProgramBuilder, source: int) -> list[Branch]:
+        """See ``StateLayer``."""
+        spec, width, heads = self.spec, self.spec.head_dim, self.spec.heads
+        handles(spec, "heads", "head_dim", "decays", "norm", "act")
+        qkv, act = program.buffer("state in", 3 * heads * width), act_code(spec.act, False)
+        program.linear(self.qkv.packed, source, qkv, act=act)
+        gate = program.project(self.gate, source, "state gate")
+        ones, decays = program.buffer("steps", heads), program.buffer("decays", heads)
+        emit_decay(  # time steps of 1, so that decays are the layer's own
+            program, qkv, 0, ones, decays, dim=heads, low=1.0, high=1.0,
+            rate=program.hold(self._decays),
+        )  # fmt: skip
+        parts = [(qkv, part * width, 3 * width) for part in range(3)]
+        out = program.buffer("state out", heads * width)
+        emit_scan(
+            program, [*parts, (decays, 0, 1), (ones, 0, 1)], out, "DECAYED", heads=heads,
+            keys=width, values=width, state=program.state(self.row, 0),
+        )  # fmt: skip
+        self.norm.emit(program, out, out)
+        program.gate(gate, out, (1, heads * width), "SIGMOID")
+        return [Branch(out, heads * width, self.out)]
 
 
 class RgLruLayer(StateLayer):

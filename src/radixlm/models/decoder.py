@@ -17,6 +17,7 @@ from radixlm.base.record import replace
 from radixlm.distributed.groups import ALONE
 from radixlm.kernels import cpu
 from radixlm.kernels.cpu.checks import dtype_code
+from radixlm.kernels.cpu.linear import act_code
 from radixlm.kernels.ops.linear import PackedLinear, TiedTable
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.layers.altup import AltUpBlock, AltUpEnds, PerLayerInputsMaker
@@ -269,7 +270,8 @@ class DecoderModel(Module):
             decoder, "vocab", "dim", "blocks", "norm", "max_positions", "tied", "embed_scale",
             "positions", "logit_scale", "logit_softcap", "head_bias", "embed_norm",
             "embed_norm_text_only", "layer_inputs", "extra_vocab_rows", "suppressed_tokens",
-            "add_media_embeds", "deep_layers", "pool", "names",
+            "add_media_embeds", "deep_layers", "pool", "names", "head_layer",
+            "sinusoidal_positions", "sinusoid_steps",
         )  # fmt: skip
         if decoder.extra_vocab_rows and decoder.tied:
             raise Unsupported("Decoder.extra_vocab_rows of a tied table")
@@ -293,9 +295,15 @@ class DecoderModel(Module):
                 raise Unsupported("a mixture's outcome that joins in the next stage")
             program.ops.hidden(x=stream.residual, dim=decoder.dim)
             return
-        final = program.buffer("final")
-        self.norm.emit(program, stream.residual, final, 0, stream.selected)
+        final = stream.residual
+        if decoder.norm.kind != "none":
+            final = self.norm.emit(program, final, program.buffer("final"), 0, stream.selected)
         program.ops.hidden(x=final, dim=decoder.dim)
+        if decoder.head_layer is not None:
+            dense, act = program.buffer("head dense"), act_code(decoder.head_layer.act, False)
+            rows = stream.selected
+            program.linear(self.head_dense.packed, final, dense, selected=rows, act=act)
+            final = self.head_norm.emit(program, dense, dense, 0, rows)
         scale, softcap = decoder.logit_scale, decoder.logit_softcap
         program.logits(self.packed_head, final, stream.selected, scale, softcap, self.head_site)
 
@@ -307,8 +315,13 @@ class DecoderModel(Module):
             scale=decoder.embed_scale,
         )  # fmt: skip
         if decoder.positions is not None:
-            args.positions_table = program.hold(self.positions.unpack().float())
-            args.position_offset = decoder.positions[1]
+            rows, offset = decoder.positions
+            if decoder.sinusoidal_positions:
+                program.max_kv_len = rows = program.num_positions
+                table_PD = self._positions(torch.arange(rows + offset))
+            else:
+                table_PD = self.positions.unpack().float()
+            args.positions_table, args.position_offset = program.hold(table_PD), offset
         tied = program.packed(self.embed.tied).handle if table is None else None
         program.ops.embed(y=target, tied=tied, args=args, replaced=True)
         if decoder.embed_norm is not None:
