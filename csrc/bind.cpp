@@ -262,6 +262,7 @@ void bind_program_args(nb::module_& m) {
     attention.def_rw("heads", &AttnArgs::heads).def_rw("q_head", &AttnArgs::q_head);
     attention.def_rw("scale", &AttnArgs::scale).def_rw("softcap", &AttnArgs::softcap);
     attention.def_rw("window", &AttnArgs::window).def_rw("chunk", &AttnArgs::chunk);
+    attention.def_rw("causal", &AttnArgs::causal);
     pointer(attention, "sinks", &AttnArgs::sinks);
     pointer(attention, "alibi_slopes", &AttnArgs::alibi_slopes);
 

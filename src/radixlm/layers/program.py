@@ -150,6 +150,7 @@ class ProgramBuilder:
         self.has_logits = True  # else another rank gets them
         self.num_taps = 0  # hidden states that a step leaves for a drafter
         self.max_kv_len = sys.maxsize  # the longest sequence that the program can run
+        self.is_causal = True  # else a token sees all of its sequence, which fits into the windows
         self.attention_groups: AttentionGroups | None = None  # where rows of all are needed
         self._buffers: dict[tuple[str, int], int] = {}
         self._scales: dict[LogNScaling, Tensor] = {}
@@ -378,9 +379,12 @@ class ProgramBuilder:
     def attend(self, site: AttentionSite, queries: int, out: int, q_head: int) -> None:
         """Attention over the cache of the last store."""
         self.keep.append(site)
+        window = site.window
+        if window and not self.is_causal:
+            self.max_kv_len, window = min(self.max_kv_len, window), 0
         args = struct(
             "AttnArgs", heads=site.heads, q_head=q_head, scale=site.scale, softcap=site.softcap,
-            window=site.window, chunk=site.chunk, sinks=address(site.sinks),
+            window=window, chunk=site.chunk, sinks=address(site.sinks), causal=self.is_causal,
             alibi_slopes=address(site.slopes),
         )  # fmt: skip
         self.ops.attention(q=queries, y=out, args=args)

@@ -12,6 +12,7 @@ from torch import Tensor
 from radixlm.arch.spec import Attention, Block, Decoder, Disentangled, Encoder
 from radixlm.attention.ragged import RaggedAttention, Tables
 from radixlm.base.record import replace
+from radixlm.kernels import cpu
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.layers.altup import PerLayerInputsMaker
 from radixlm.layers.attention import AttentionLayer
@@ -21,6 +22,7 @@ from radixlm.layers.embedding import Embedding
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import RopeTables
+from radixlm.models.encoders.program import EncoderProgram, make_encoder_program
 from radixlm.pools.group import KvGroup
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
@@ -40,6 +42,7 @@ class EncoderModel(Module):
         self.decoder, self.context, self.weight_dtype = decoder, context, weight_dtype
         self.spec: Encoder = decoder.encoder
         kernels, device = context.kernels, context.device
+        self.use_program = cpu.available and device.type == "cpu"
         mixers = [block.mixer for block in decoder.blocks if isinstance(block.mixer, Attention)]
         assert len(mixers) == len(decoder.blocks), "an encoder has attention in every layer"
         ropes = list(dict.fromkeys(mixer.rope for mixer in mixers if mixer.rope is not None))
@@ -94,9 +97,11 @@ class EncoderModel(Module):
 
     def finish(self) -> None:
         """After the loader has filled and finished every layer."""
+        self.program: EncoderProgram | None  # an old one knows the addresses of old weights
         self._bias_HW: Tensor | None = None
         self._rows_W: Tensor | None = None
         self._tables: dict[int, Tables] = {}
+        self._has_looked, self.program = False, None
         if self.spec.disentangled is not None:
             self._tables = dict(self._relative_tables())
 
@@ -123,6 +128,9 @@ class EncoderModel(Module):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states of the step's tokens: [T, D]. The step holds whole texts only."""
+        program = self._program_for()
+        if program is not None and program.accepts(batch):
+            return program.run(batch, self._embed(batch))
         longest = batch.max_query_len
         ragged = RaggedAttention(batch, self._bias(longest), self._tables, self._rows(longest))
         before, batch.attn = batch.attn, ragged
@@ -136,7 +144,19 @@ class EncoderModel(Module):
                 x_TD = block.run(x_TD, batch, angles)
         finally:
             batch.attn = before
-        return self.norm.run(x_TD) if self.spec.has_final_norm else x_TD
+        return x_TD if self.final_norm is None else self.final_norm.run(x_TD)
+
+    def _program_for(self) -> EncoderProgram | None:
+        """The program of the loaded weights, made at the first step."""
+        if not self._has_looked:
+            self._has_looked = True
+            self.program = make_encoder_program(self) if self.use_program else None
+        return self.program
+
+    @property
+    def final_norm(self) -> NormLayer | None:
+        """The norm after the last block, if there is one."""
+        return self.norm if self.spec.has_final_norm else None
 
     def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor:
         """An encoder has no logits; requests for them are refused before."""

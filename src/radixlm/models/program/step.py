@@ -184,7 +184,7 @@ class StepProgram:
         elif batch.embeds is not None:
             embeds, mask_T = batch.embeds.rows_TD.float().contiguous(), batch.embeds.mask_T
         runs = None if batch.states is None else runs_of(batch.states)
-        angles = [_angles(maker, batch) for maker in self._ropes.makers]
+        angles = [rope_table(maker, batch) for maker in self._ropes.makers]
         step.tokens, step.ids, step.positions = len(ids), ids.data_ptr(), positions.data_ptr()
         step.num_seqs = batch.num_sequences
         step.query_start, step.kv_len = backend.starts.data_ptr(), backend.kv_len.data_ptr()
@@ -215,7 +215,7 @@ class StepProgram:
         self._program.run(step)
 
 
-def _angles(maker: StaticRope | LengthRope, batch: ForwardBatch) -> tuple[Tensor, bool]:
+def rope_table(maker: StaticRope | LengthRope, batch: ForwardBatch) -> tuple[Tensor, bool]:
     """A rope's table, and whether it has a row for each token (else one for each position)."""
     if isinstance(maker, StaticRope):
         maker.reserve(batch.max_kv_len)
