@@ -31,7 +31,7 @@ def _nearest(x):
 @triton.jit
 def _store_int4(
     x, cache, scales, slot, live, stride, head_stride, head,
-    KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """``_store_rows`` as in kernels/ops/kv.py: quantize_int4; one group of channels at a time."""
     GROUPS: tl.constexpr = (DIM + 31) // 32
@@ -75,11 +75,6 @@ def _store_rows(
 ):  # fmt: skip
     """One head's rows of a program's tokens. KIND: 0 as they are, 1 int8, 2 clamped (8-bit
     floats), the largest number being ``scales``, 3 the same as bytes of e4m3, 4 int4."""
-    if KIND == 4:
-        _store_int4(
-            x, cache, scales, slot, live, stride, head_stride, head, KV_HEADS, DIM, BLOCK, TOKENS
-        )
-        return
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     c = tl.arange(0, BLOCK)
     mask = live[:, None] & (c < DIM)[None, :]
@@ -87,7 +82,9 @@ def _store_rows(
     row = slot * KV_HEADS + head
     out = cache + row[:, None] * DIM + c[None, :]
     values = tl.load(at, mask=mask, other=0.0)
-    if KIND == 1:
+    if KIND == 4:
+        _store_int4(x, cache, scales, slot, live, stride, head_stride, head, KV_HEADS, DIM, TOKENS)
+    elif KIND == 1:
         wide = values.to(tl.float32)
         largest = tl.max(tl.abs(wide), 1)
         is_good = tl.min((tl.abs(wide) < float("inf")).to(tl.int32), 1) == 1
@@ -170,7 +167,7 @@ def store(
 
 def variants() -> tuple[Variant, ...]:
     """Head dims and latents, kinds of cache, dtypes of K and V."""
-    caches = {"same": 0, "i8": 1, "fp8e5": 2, "fp8e4nv": 2, "u8": 3}
+    caches = {"same": 0, "i8": 1, "fp8e5": 2, "fp8e4nv": 2, "u8": 3, "i4": 4}
     return tuple(
         _variant(pointer, cache, kind, dim)
         for dim in (64, 128, 256, 576)
@@ -181,8 +178,8 @@ def variants() -> tuple[Variant, ...]:
 
 def _variant(pointer: str, cache: str, kind: int, dim: int) -> Variant:
     has_v, kv_heads = dim != 576, 8 if dim != 576 else 1
-    to = f"*{pointer if cache == 'same' else cache}"
-    scales = {1: "*fp32"}.get(kind, "fp32")
+    to = "*" + {"same": pointer, "i4": "u8"}.get(cache, cache)
+    scales = {1: "*fp32", 4: "*bf16"}.get(kind, "fp32")
     signature = dict.fromkeys(("k", "v"), f"*{pointer}") | dict.fromkeys(("k_cache", "v_cache"), to)
     signature |= dict.fromkeys(("k_scales", "v_scales"), scales) | {"slots": "*i64:1"}
     strides = ("k_stride", "k_head_stride", "v_stride", "v_head_stride")
