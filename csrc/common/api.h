@@ -382,6 +382,7 @@ struct SampleArgs {
 struct Int8Kernels {
     void (*linear)(const LinearArgs&, const Ctx&);
     size_t (*shared)(const LinearArgs&);
+    size_t (*local)(const LinearArgs&);
     double (*ceiling)(size_t rounds);                // operations done
     void (*attention)(const AttnArgs&, const Ctx&);  // caches of 4 bits that are not latent
     size_t (*attention_local)(const AttnArgs&);
@@ -439,8 +440,7 @@ inline size_t shared_for(const Kernels& k, const LinearArgs& a) {
     return is_integer(a) ? k.int8.shared(a) : is_tiled(a) ? k.tiles.shared(a) : k.linear_shared(a);
 }
 inline size_t local_for(const Kernels& k, const LinearArgs& a, int threads) {
-    if (k.tiles.local && (is_tiled(a) || is_integer(a))) return k.tiles.local(a);
-    return k.linear_local(a, threads);
+    return is_integer(a) ? k.int8.local(a) : is_tiled(a) ? k.tiles.local(a) : k.linear_local(a, threads);
 }
 
 // The arithmetic of attention depends on the processor and the cache's type, on nothing else.

@@ -6,6 +6,13 @@
 namespace radix {
 namespace RADIX_ISA {
 
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define RADIX_UNSIGNED_BY_SIGNED 1  // sums of unsigned by signed bytes, which nothing saturates
+#else
+#define RADIX_UNSIGNED_BY_SIGNED 0
+#endif
+constexpr bool WIDENS = RADIX_UNSIGNED_BY_SIGNED;
+
 #if defined(__AVX512VNNI__)
 struct vi {
     __m512i v;
@@ -13,6 +20,7 @@ struct vi {
 constexpr bool BIASED = true;  // vpdpbusd multiplies unsigned by signed: x + 128, corrected by column_sum
 RADIX_INLINE vi vi_zero() { return {_mm512_setzero_si512()}; }
 RADIX_INLINE vi vi_load(const void* p) { return {_mm512_loadu_si512(p)}; }
+RADIX_INLINE void vi_store(void* p, vi x) { _mm512_storeu_si512(p, x.v); }
 RADIX_INLINE vi vi_set1(int32_t x) { return {_mm512_set1_epi32(x)}; }
 RADIX_INLINE vi vi_sub(vi a, vi b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 RADIX_INLINE vf to_float(vi a) { return {_mm512_cvtepi32_ps(a.v)}; }
@@ -26,6 +34,10 @@ RADIX_INLINE vi dot_wx(vi acc, vi w, vi x) { return dot_bytes(acc, w, x); }
 RADIX_INLINE void split_nibbles(vi a, vi& even, vi& odd) {
     __m512i m = _mm512_set1_epi8(15);
     even.v = _mm512_and_si512(a.v, m), odd.v = _mm512_and_si512(_mm512_srli_epi32(a.v, 4), m);
+}
+// Bytes times a number of 16 bits, whose products fit a byte, plus bytes.
+RADIX_INLINE vi scale_bytes(vi bytes, vi times, vi plus) {
+    return {_mm512_add_epi8(_mm512_mullo_epi16(bytes.v, times.v), plus.v)};
 }
 RADIX_INLINE vi look_up(vi nibbles, const int8_t* table) {
     return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), nibbles.v)};

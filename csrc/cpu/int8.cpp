@@ -4,140 +4,11 @@
 // batch invariant bit for bit.
 #include "int8.h"
 
-#include "byte_vectors.h"
 #include "epilogue.h"
-#include "rows.h"
-#include "weights.h"
+#include "int8_rows.h"
 
 namespace radix {
 namespace RADIX_ISA {
-
-constexpr float MAX_INT16_PAIR = 127 * 256;  // 127 in the high byte, 0 in the low one
-
-// Quantised rows of one call. Dwords hold four k: W8A8 [tile][k/4][row]; W8A16 [tile][k/4][row][high, low];
-// W4A8 [tile][k/8][2][row], even k of eight first, as a packed dword's low and high nibbles are.
-struct Quantised {
-    int64_t steps, spans, groups, rows, count, m, planes;  // planes: bytes of an activation
-    int32_t* x;
-    float *scale, *extra;  // [tile][span][row]; extra (W4A8) [tile][group][row]: see group_extra
-    Quantised(const LinearArgs& a, char* base) : m(a.m) {
-        const bool four = a.w.format == W_W4A8;
-        planes = a.w.format == W_W8A16 ? 2 : 1;
-        const int64_t max_rows = four ? INT4_ROWS : INT8_ROWS / planes;
-        steps = four ? a.w.k / 4 : (a.w.k + 3) / 4;
-        spans = four ? spans_of(a.w) : 1;
-        groups = four ? a.w.k / a.w.group : 1;
-        count = (m + max_rows - 1) / max_rows;
-        rows = (m + count - 1) / count;
-        count = (m + rows - 1) / rows;
-        x = (int32_t*)base;
-        scale = (float*)(base + (size_t(count * rows * planes * steps) * 4 + 63) / 64 * 64);
-        extra = scale + count * rows * spans;
-    }
-    static size_t bytes(const LinearArgs& a) {
-        const int64_t rows = a.m + 12;
-        const int64_t groups = a.w.group ? a.w.k / a.w.group : 1, planes = a.w.format == W_W8A16 ? 2 : 1;
-        return size_t(rows * ((a.w.k + 3) / 4 * 4 * planes + groups * 8)) + 128;
-    }
-    int64_t size(int64_t t) const { return t + 1 < count ? rows : m - t * rows; }
-    int32_t* tile(int64_t t) const { return x + t * rows * planes * steps; }
-};
-
-static float largest(const float* x, int64_t n) {
-    vf top = zero();
-    for (int64_t i = 0; i < n; i += 16) top = vmax(top, vabs(load_n(x + i, lanes_at(i, n))));
-    return lane_max(top);
-}
-
-// Quantises x[k0, k1) of a span whose largest magnitude is `top`; put(k, bytes, n) takes up to sixteen
-// at a time. Returns the sum of the quantised values.
-template <class Put>
-RADIX_INLINE float quantise_part(const float* x, int64_t k0, int64_t k1, float top, Put put) {
-    const float inverse = top > 0 ? 127.0f / top : 0.0f;
-    vf total = zero();
-    for (int64_t k = k0; k < k1; k += 16) {
-        const int n = lanes_at(k, k1);
-        alignas(16) int8_t b[16];
-        vf steps = vround(mul(load_n(x + k, n), set1(inverse)));
-        store_i8(b, steps);
-        total = add(total, steps);  // whole numbers below 2^24: exact
-        put(k, b, n);
-    }
-    return lane_tree_sum(total);
-}
-
-// Quantises x[0, k) to 16 bits: put(k, high, low, n) takes bytes of up to sixteen at a time.
-template <class Put>
-RADIX_INLINE void quantise_twice(const float* x, int64_t k0, int64_t k1, float top, Put put) {
-    const float inverse = top > 0 ? MAX_INT16_PAIR / top : 0.0f;
-    for (int64_t k = k0; k < k1; k += 16) {
-        const int n = lanes_at(k, k1);
-        alignas(16) int8_t high[16], low[16];
-        const vf steps = vround(mul(load_n(x + k, n), set1(inverse)));
-        const vf upper = vround(fma(steps, set1(1.0f / 256), set1(1.0f / 512)));  // low bytes: -128 to 127
-        store_i8(high, upper), store_i8(low, fma(upper, set1(-256.0f), steps));
-        put(k, high, low, n);
-    }
-}
-// The sum of both bytes' products.
-RADIX_INLINE vf join_planes(vi high, vi low) { return fma(to_float(high), set1(256.0f), to_float(low)); }
-
-// What a group adds to its products, from the sum of its quantised x. Weights with multiples take
-// -sum, for what they subtract. Others without zero points are centred on 8, e2m1 on 12: the sums of
-// such a group start there, as integers. With zero points it is the float sum of x, for their offsets.
-RADIX_INLINE float group_extra(const LinearArgs& a, float scale, float sum) {
-    if (a.w.multiple) return -sum;
-    return a.w.offset ? scale * sum : bits_to_float(uint32_t(int32_t((a.w.fp4 ? -12.0f : -8.0f) * sum)));
-}
-
-// The even ones of eight bytes, then the odd ones, twice.
-RADIX_INLINE void even_first(const int8_t* b, int32_t* out) {
-#if defined(__AVX2__)
-    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-    _mm_store_si128((__m128i*)out, _mm_shuffle_epi8(_mm_load_si128((const __m128i*)b), order));
-#else
-    int8_t* to = (int8_t*)out;
-    for (int i = 0; i < 16; i++) to[i] = b[i / 8 * 8 + i % 4 * 2 + i / 4 % 2];
-#endif
-}
-
-static void quantise_row(const LinearArgs& a, const Quantised& q, int64_t row) {
-    const bool four = a.w.format == W_W4A8;
-    const float* x = a.x + (a.rows ? a.rows[row] : row) * a.ldx;
-    const int64_t t = row / q.rows, r = row % q.rows, width = q.size(t);
-    const int64_t span = four ? a.w.span : a.w.k, group = four ? a.w.group : a.w.k;
-    int32_t* out = q.tile(t);
-    // sixteen bytes as four dwords; `places` of them from one to the next
-    auto put_bytes = [&](int64_t k, const int8_t* b, int n, int64_t place, int64_t places) {
-        uint32_t d[4];
-        std::memcpy(d, b, 16);
-        int32_t* to = out + k / 4 * places + place;
-        for (int i = 0; i < (n + 3) / 4; i++, to += places) *to = int32_t(BIASED ? d[i] ^ 0x80808080u : d[i]);
-    };
-    if (q.planes == 2) {
-        const float top = largest(x, a.w.k);
-        q.scale[t * q.rows + r] = top / MAX_INT16_PAIR;
-        return quantise_twice(x, 0, a.w.k, top, [&](int64_t k, const int8_t* high, const int8_t* low, int n) {
-            put_bytes(k, high, n, 2 * r, 2 * width), put_bytes(k, low, n, 2 * r + 1, 2 * width);
-        });
-    }
-    auto put = [&](int64_t k, const int8_t* b, int n) {
-        if (!four) return put_bytes(k, b, n, r, width);
-        alignas(16) int32_t apart[4];
-        even_first(b, apart);
-        int32_t* to = out + k / 4 * width + r;
-        for (int i = 0; i < n / 4; i++, to += width) *to = apart[i];
-    };
-    for (int64_t s = 0; s < q.spans; s++) {
-        const int64_t k0 = s * span, k1 = k0 + span < a.w.k ? k0 + span : a.w.k;
-        const float top = largest(x + k0, k1 - k0), scale = top / 127.0f;
-        q.scale[t * q.rows * q.spans + s * width + r] = scale;
-        for (int64_t k = k0; k < k1; k += group) {
-            const float sum = quantise_part(x, k, k + group, top, put);
-            if (four) q.extra[t * q.rows * q.groups + k / group * width + r] = group_extra(a, scale, sum);
-        }
-    }
-}
 
 // What a pass over a panel prefetches at each step of 128 bytes: into second-level cache what it reads 8 KB
 // later, or its share of the next panel where several passes read one; into first-level cache 1 KB ahead.
@@ -154,28 +25,41 @@ struct PanelAhead {
     }
 };
 
+// GCC 12 drops a call that does nothing but prefetch, unless it is inlined first.
+#define RADIX_KEPT __attribute__((always_inline))
+
+// acc += x * w of steps [0, steps), four k each; ahead(p, s) prefetches for panel p and step s. x is
+// signed or w is: the other one holds unsigned bytes where the instruction wants them.
+template <int ROWS, int NP, bool SIGNED_X, class Ahead>
+RADIX_INLINE void byte_products(const int8_t* w, int64_t panel_bytes, const int32_t* x, int64_t steps,
+                                Ahead ahead, vi (&acc)[ROWS][2 * NP]) {
+    for (int64_t s = 0; s < steps; s++) {
+        vi b[2 * NP];
+        for (int p = 0; p < NP; p++) {
+            const int8_t* from = w + p * panel_bytes + s * 128;
+            b[2 * p] = vi_load(from), b[2 * p + 1] = vi_load(from + 64);
+            ahead(p, s);
+        }
+        RADIX_UNROLL(12)
+        for (int r = 0; r < ROWS; r++) {
+            const vi xv = vi_set1(x[s * ROWS + r]);
+            for (int c = 0; c < 2 * NP; c++)
+                acc[r][c] = SIGNED_X ? dot_wx(acc[r][c], b[c], xv) : dot_xw(acc[r][c], xv, b[c]);
+        }
+    }
+}
+
 template <int ROWS, int NP, int PLANES>
 static void tile_bytes(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel,
                        const PanelAhead& ahead) {
-    const int8_t* w = (const int8_t*)a.w.data + panel * q.steps * 128;
-    const int32_t* x = q.tile(t);
-    const int64_t next = q.steps * 128;
+    const int64_t panel_bytes = q.steps * 128;
+    const int8_t* w = (const int8_t*)a.w.data + panel * panel_bytes;
     vi acc[ROWS * PLANES][2 * NP];
     for (int r = 0; r < ROWS * PLANES; r++)
         for (int c = 0; c < 2 * NP; c++) acc[r][c] = vi_zero();
-    for (int64_t s = 0; s < q.steps; s++) {
-        vi b[2 * NP];
-        for (int p = 0; p < NP; p++) {
-            const int8_t* from = w + p * next + s * 128;
-            b[2 * p] = vi_load(from), b[2 * p + 1] = vi_load(from + 64);
-            ahead.prefetch(w + p * next, s);
-        }
-        RADIX_UNROLL(12)
-        for (int r = 0; r < ROWS * PLANES; r++) {
-            vi xv = vi_set1(x[s * ROWS * PLANES + r]);
-            for (int c = 0; c < 2 * NP; c++) acc[r][c] = dot_xw(acc[r][c], xv, b[c]);
-        }
-    }
+    byte_products<ROWS * PLANES, NP, false>(
+        w, panel_bytes, q.tile(t), q.steps,
+        [&](int p, int64_t s) RADIX_KEPT { ahead.prefetch(w + p * panel_bytes, s); }, acc);
     for (int r = 0; r < ROWS; r++)
         for (int p = 0; p < NP; p++) {
             vf out[2];
@@ -283,6 +167,78 @@ static void tile_multiples(const LinearArgs& a, const Quantised& q, int64_t t, i
         for (int p = 0; p < NP; p++) finish(a, t * q.rows + r, panel + p, out[r][2 * p], out[r][2 * p + 1]);
 }
 
+#if RADIX_UNSIGNED_BY_SIGNED
+// What a group's nibbles become: times `times` (the same in both halves of a dword), plus `plus`.
+struct WideGroup {
+    vi times[2], plus[2];
+    explicit WideGroup(const int8_t* multiple) {
+        for (int h = 0; h < 2; h++, multiple += 16) {
+            alignas(64) int32_t t[16], p[16];
+            for (int i = 0; i < 16; i++) {
+                t[i] = multiple[i] * 0x00010001;
+                p[i] = (CENTRE - multiple[PANEL + i]) * 0x01010101;
+            }
+            times[h] = vi_load(t), plus[h] = vi_load(p);
+        }
+    }
+};
+
+// A panel's nibbles as unsigned bytes [k / 4][32][4], even k of eight first; CENTRE stands for zero.
+static void widen_panel(const Weight& w, int64_t panel, int8_t* out) {
+    const uint32_t* from = (const uint32_t*)w.data + panel * (w.k / 8) * PANEL;
+    const int8_t* multiple = w.multiple + panel * (w.k / w.group) * 2 * PANEL;
+    for (int64_t k = 0; k < w.k; k += w.group, multiple += 2 * PANEL) {
+        const WideGroup g(multiple);
+        for (int i = 0; i < w.group; i += 8, from += PANEL, out += 256)
+            for (int h = 0; h < 2; h++) {
+                vi even, odd;
+                split_nibbles(vi_load(from + h * 16), even, odd);
+                vi_store(out + h * 64, scale_bytes(even, g.times[h], g.plus[h]));
+                vi_store(out + 128 + h * 64, scale_bytes(odd, g.times[h], g.plus[h]));
+            }
+    }
+}
+
+// Rows times a widened panel: the same whole numbers as tile_multiples, in the same chain. `next`: memory
+// to prefetch, `stride` bytes at each step.
+template <int ROWS>
+static void tile_wide(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel, const int8_t* w,
+                      const char* next, int64_t stride) {
+    const int32_t* x = q.tile(t);
+    const float *xs = q.scale + t * q.rows * q.spans, *xe = q.extra + t * q.rows * q.spans;
+    vf out[ROWS][2];
+    for (int r = 0; r < ROWS; r++) out[r][0] = out[r][1] = zero();
+    for (int64_t s = 0; s < q.spans; s++, xs += ROWS, xe += ROWS) {
+        vi acc[ROWS][2];
+        for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = vi_set1(int32_t(float_to_bits(xe[r])));
+        const int64_t left = (a.w.k - s * a.w.span) / 4, steps = left < a.w.span / 4 ? left : a.w.span / 4;
+        byte_products<ROWS, 1, true>(
+            w, 0, x, steps, [&](int, int64_t i) RADIX_KEPT { __builtin_prefetch(next + i * stride, 0, 2); },
+            acc);
+        w += steps * 128, x += steps * ROWS, next += steps * stride;
+        for (int h = 0; h < 2; h++) {
+            const vf scale = load(a.w.scale + (panel * q.spans + s) * PANEL + h * 16);
+            for (int r = 0; r < ROWS; r++)
+                out[r][h] = fma(mul(to_float(acc[r][h]), scale), set1(xs[r]), out[r][h]);
+        }
+    }
+    for (int r = 0; r < ROWS; r++) finish(a, t * q.rows + r, panel, out[r][0], out[r][1]);
+}
+
+using WideTile = void (*)(const LinearArgs&, const Quantised&, int64_t, int64_t, const int8_t*, const char*,
+                          int64_t);
+template <int... R>
+static void wide_tiles(const LinearArgs& a, const Quantised& q, int64_t t0, int64_t t1, int64_t panel,
+                       int8_t* bytes, std::integer_sequence<int, R...>) {
+    static constexpr WideTile tiles[] = {tile_wide<R + 1>...};
+    widen_panel(a.w, panel, bytes);
+    const int64_t stride = 64 / (t1 - t0);  // of the next panel's nibbles
+    const char* next = (const char*)a.w.data + (panel + 1) * a.w.k * (PANEL / 2);
+    for (int64_t t = t0; t < t1; t++, next += q.steps * stride)
+        tiles[q.size(t) - 1](a, q, t, panel, bytes, next, stride);
+}
+#endif
+
 using Int8Tile = void (*)(const LinearArgs&, const Quantised&, int64_t, int64_t, const PanelAhead&);
 constexpr int width8(int rows) { return WIDE8 == 1 ? 1 : rows <= 2 ? 4 : rows <= 5 ? 2 : 1; }
 constexpr int width4(int rows) { return WIDE4 == 1 ? 1 : rows <= 2 ? 2 : 1; }
@@ -336,16 +292,26 @@ void linear_int8(const LinearArgs& a, const Ctx& ctx) {
     ctx.barrier();
     const int64_t panels = panels_of(a.w);
     const int width = table.width[q.rows];
-    // Rows in blocks whose quantised x stays in second-level cache while panels pass by.
-    int64_t per_block = (int64_t(384) << 10) / (q.rows * q.planes * q.steps * 4);
-    per_block = per_block < 1 ? 1 : per_block;
-    const int64_t blocks = (q.count + per_block - 1) / per_block;
-    const int64_t chunks = (panels + 3) / 4;
+    // Rows in equal blocks whose quantised x stays in second-level cache while panels pass by.
+    const int64_t tile_bytes = q.rows * q.planes * q.steps * 4, most = int64_t(384) << 10;
+    const int64_t blocks = q.count * tile_bytes < most ? 1 : (q.count * tile_bytes + most - 1) / most;
+    const int64_t per_block = (q.count + blocks - 1) / blocks;
+    const int64_t each = q.count > 1 ? width : 4, chunks = (panels + each - 1) / each;
     const int64_t panel_steps = a.w.format == W_W4A8 ? a.w.k / 8 : q.steps;
     ctx.each(blocks * chunks, 1, [&](int64_t i0, int64_t i1) {
         for (int64_t i = i0; i < i1; i++) {
-            int64_t t0 = i / chunks * per_block, t1 = t0 + per_block < q.count ? t0 + per_block : q.count;
-            int64_t p = i % chunks * 4, p1 = p + 4 < panels ? p + 4 : panels;
+            const int64_t t0 = i / chunks * per_block,
+                          t1 = t0 + per_block < q.count ? t0 + per_block : q.count;
+            int64_t p = i % chunks * each;
+            const int64_t p1 = p + each < panels ? p + each : panels;
+#if RADIX_UNSIGNED_BY_SIGNED
+            if (q.widens) {
+                for (; p < p1; p++)
+                    wide_tiles(a, q, t0, t1, p, (int8_t*)ctx.local(),
+                               std::make_integer_sequence<int, INT4_ROWS>{});
+                continue;
+            }
+#endif
             for (; p < p1;) {
                 bool wide = p + width <= p1;
                 for (int64_t t = t0; t < t1; t++) {
@@ -365,12 +331,14 @@ void linear_int8(const LinearArgs& a, const Ctx& ctx) {
 }
 
 size_t linear_int8_shared(const LinearArgs& a) { return Quantised::bytes(a); }
+size_t linear_int8_local(const LinearArgs& a) { return WIDENS && a.w.multiple ? size_t(a.w.k) * PANEL : 0; }
 
 // Products in registers, as many at a time as hide their latency. Returns the operations done.
 double int8_ceiling(size_t rounds) {
     constexpr int CHAINS = WIDE8 > 1 ? 20 : 4, WEIGHTS = 4;
     alignas(64) int8_t bytes[(WEIGHTS + 1) * 64] = {};
     vi acc[CHAINS];
+    RADIX_UNROLL(20)
     for (int i = 0; i < CHAINS; i++) acc[i] = vi_set1(i);
     for (size_t r = 0; r < rounds; r++) {
         asm volatile("" : "+m"(bytes));  // different each time, for all that the compiler knows
@@ -381,6 +349,7 @@ double int8_ceiling(size_t rounds) {
         for (int i = 0; i < CHAINS; i++) acc[i] = dot_xw(acc[i], x, w[i % WEIGHTS]);
     }
     vf total = zero();
+    RADIX_UNROLL(20)
     for (int i = 0; i < CHAINS; i++) total = add(total, to_float(acc[i]));
     volatile float sink = lane_tree_sum(total);
     (void)sink;

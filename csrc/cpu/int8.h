@@ -6,6 +6,7 @@ namespace radix {
 namespace RADIX_ISA {
 void linear_int8(const LinearArgs& a, const Ctx& ctx);
 size_t linear_int8_shared(const LinearArgs& a);
+size_t linear_int8_local(const LinearArgs& a);
 double int8_ceiling(size_t rounds);
 }  // namespace RADIX_ISA
 }  // namespace radix
