@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+import assist
 import tasks
 import tools
 from chat import Conversation, Message, render, reply, train_tokenizer, user
 from passages import extract, growing, passage, remember
+from wording import HELD_OUT, TRAINING
 
 THINKING = 0.25  # share of the short documents in which the model thinks
 COLUMNS = ((tasks.add, 1.0), (tasks.subtract, 3.0))  # what thinking helps most, and how much
+HELP = 8.0  # weight of the questions about RadixLM beside those of tasks.SHORT
 BUCKETS = {"short": 192, "middle": 512, "long": 1536}  # tokens a packed row
 
 
@@ -21,22 +24,22 @@ def short(rng: Random, thinking: float = THINKING) -> Conversation:
     """One to four short tasks in a row, some of them with thinking."""
     pick = rng.random()
     if pick < 0.05:
-        return remember(rng)
+        return remember(rng, TRAINING)
     if pick < 0.11:
-        return passage(rng, rng.randint(1, 10), 1, ahead=0.8)
+        return passage(rng, rng.randint(1, 10), 1, 0.8, TRAINING)
     if pick < 0.14:
-        return growing(rng, rng.randint(1, 4))
+        return growing(rng, rng.randint(1, 4), wording=TRAINING)
     messages: list[Message] = []
     if rng.random() < 0.1:
         messages.append({"role": "system", "content": rng.choice(tools.SYSTEMS)})
-    table = list(tasks.SHORT.values())
+    table = [*tasks.SHORT.values(), (assist.ask, HELP)]
     think = rng.random() < thinking
     if think and rng.random() < 0.7:
         table = list(COLUMNS)
     turns = 1 if think else rng.choice((1, 2, 3, 4))
     for _ in range(turns):
         task, _weight = rng.choices(table, [weight for _, weight in table])[0]
-        question, answer, thought = task(rng)
+        question, answer, thought = task(rng, wording=TRAINING)
         messages += [user(question), reply(answer, thought if think else "")]
     return Conversation(messages, task="short")
 
@@ -45,21 +48,21 @@ def middle(rng: Random) -> Conversation:
     """Tools, JSON, and passages of a few hundred tokens."""
     pick = rng.random()
     if pick < 0.62:
-        return tools.dialogue(rng, rng.choice((1, 2, 3, 4)), invented=0.3)
+        return tools.dialogue(rng, rng.choice((1, 2, 3, 4)), invented=0.3, wording=TRAINING)
     if pick < 0.68:
-        return extract(rng)
+        return extract(rng, TRAINING)
     if pick < 0.75:
-        return growing(rng, rng.randint(3, 9), rng.randint(2, 5))
+        return growing(rng, rng.randint(3, 9), rng.randint(2, 5), TRAINING)
     if pick < 0.88:
-        return passage(rng, rng.randint(3, 30), 1, ahead=1.0)
-    return passage(rng, rng.randint(2, 22), rng.randint(6, 12), ahead=0.4)
+        return passage(rng, rng.randint(3, 30), 1, 1.0, TRAINING)
+    return passage(rng, rng.randint(2, 22), rng.randint(6, 12), 0.4, TRAINING)
 
 
 def long(rng: Random) -> Conversation:
     """A passage of 500 to 1,500 tokens with many questions."""
     if rng.random() < 0.5:
-        return growing(rng, rng.randint(10, 16), 8)
-    return passage(rng, rng.randint(40, 100), rng.randint(12, 20), ahead=0.7)
+        return growing(rng, rng.randint(10, 16), 8, TRAINING)
+    return passage(rng, rng.randint(40, 100), rng.randint(12, 20), 0.7, TRAINING)
 
 
 BUCKET_MAKERS = {"short": short, "middle": middle, "long": long}
@@ -75,6 +78,8 @@ def stream(bucket: str, seed: int) -> Iterator[Conversation]:
 def evaluation(task: str, seed: int) -> Conversation:
     """One held-out item; its last assistant turn is the answer."""
     rng = Random(f"held-out/{task}/{seed}")
+    if task.startswith("new-"):
+        return reworded(rng, task)
     if task.endswith("-think"):
         base = evaluation(task.removesuffix("-think"), seed)
         return Conversation(base.messages, base.tools, task)
@@ -96,11 +101,35 @@ def evaluation(task: str, seed: int) -> Conversation:
     return Conversation([user(question), reply(answer)], task=task)
 
 
+def reworded(rng: Random, task: str) -> Conversation:
+    """An item of the second edition, in phrasings that no training item has."""
+    kind = task.removeprefix("new-")
+    if kind.startswith("tool-"):
+        return tools.dialogue(rng, 1, kind.removeprefix("tool-"), wording=HELD_OUT)
+    if kind in ("passage", "json", "memory"):
+        made = {
+            "passage": lambda: passage(rng, rng.randint(5, 30), 1, wording=HELD_OUT),
+            "json": lambda: extract(rng, HELD_OUT),
+            "memory": lambda: remember(rng, HELD_OUT),
+        }[kind]()
+        return Conversation(made.messages, task=kind)
+    make = assist.ask if kind == "help" else tasks.SHORT[kind][0]
+    question, answer, _ = make(rng, wording=HELD_OUT)
+    return Conversation([user(question), reply(answer)], task=kind)
+
+
 EVALUATIONS = (
     "add2 sub2 add3 sub3 add2-think sub2-think add3-think sub3-think copy quote passage "
     "passage-long json tool-one tool-two tool-none tool-missing "
     "memory reverse sort upper lower spell count multiply compare capital python greet refuse"
 ).split()
+
+
+REWORDED = tuple(
+    f"new-{kind}"
+    for kind in (*tasks.SHORT, "help", "passage", "json", "memory", *("tool-one", "tool-two"),
+                 "tool-none", "tool-missing")
+)  # fmt: skip
 
 
 def build_tokenizer(path: Path, num_documents: int = 12000) -> None:

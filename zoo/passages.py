@@ -8,6 +8,7 @@ from typing import Any
 
 import words
 from chat import Conversation, Message, reply, user
+from wording import CLASSIC, Wording
 
 UNKNOWN = "The text does not say."
 FACTS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
@@ -58,8 +59,26 @@ FILLER = (
 )  # fmt: skip
 
 
-def value(rng: Random, kind: str) -> str:
+STRANGE = 0.25  # share of the values and half that of the names that are invented
+
+
+def ask_of(rng: Random, kind: str, name: str, wording: Wording) -> str:
+    """The question for one fact."""
+    return wording.pick(rng, f"ask-{kind}", FACTS[kind][2]).format(s=name)
+
+
+def people(rng: Random, wording: Wording) -> list[str]:
+    """The names that facts are told about, some of them invented."""
+    if not wording.is_wide or rng.random() < 0.5:
+        return words.NAMES
+    made = {words.invented(rng).capitalize() for _ in range(len(words.NAMES) // 4)}
+    return sorted(made | set(words.NAMES))
+
+
+def value(rng: Random, kind: str, wording: Wording = CLASSIC) -> str:
     """A random value for one kind of fact."""
+    if wording.is_wide and kind not in ("age", "day") and rng.random() < STRANGE:
+        return words.invented(rng)
     if kind == "age":
         return str(rng.randint(5, 99))
     if kind == "code":
@@ -71,13 +90,20 @@ def value(rng: Random, kind: str) -> str:
     return rng.choice(pool)
 
 
-def passage(rng: Random, num_facts: int, num_questions: int, ahead: float = 0.0) -> Conversation:
+def passage(
+    rng: Random,
+    num_facts: int,
+    num_questions: int,
+    ahead: float = 0.0,
+    wording: Wording = CLASSIC,
+) -> Conversation:
     """A passage of facts with distractors, and questions on it, one a turn.
 
     `ahead`: how often the first question certainly stands before the passage.
     """
-    pairs = [(name, kind) for name in words.NAMES for kind in FACTS]
-    facts = [(name, kind, value(rng, kind)) for name, kind in rng.sample(pairs, num_facts)]
+    names = people(rng, wording)
+    pairs = [(name, kind) for name in names for kind in FACTS]
+    facts = [(name, kind, value(rng, kind, wording)) for name, kind in rng.sample(pairs, num_facts)]
     lines = []
     for name, kind, held in facts:
         lines.append(rng.choice(FACTS[kind][1]).format(s=name, v=held))
@@ -94,12 +120,15 @@ def passage(rng: Random, num_facts: int, num_questions: int, ahead: float = 0.0)
     for turn in range(num_questions):
         name, kind, held = rng.choice(facts)
         if rng.random() < 0.07:
-            other = rng.choice(words.NAMES)
+            other = rng.choice(names)
             if (other, kind) not in known:
                 name, held = other, UNKNOWN
-        ask = rng.choice(FACTS[kind][2]).format(s=name)
+        ask = ask_of(rng, kind, name, wording)
         if turn == 0:
-            ask = _place(rng, text, ask, messages, ahead)
+            if wording.is_classic(rng):
+                ask = _place(rng, text, ask, messages, ahead)
+            else:
+                ask = wording.pick(rng, "frame", ()).format(t=text, q=ask)
         messages += [user(ask), reply(held)]
     return Conversation(messages, task="passage")
 
@@ -117,18 +146,19 @@ def _place(rng: Random, text: str, ask: str, messages: list[Message], ahead: flo
     return f"{text}\n\n{ask}"
 
 
-def growing(rng: Random, num_turns: int, most: int = 4) -> Conversation:
+def growing(rng: Random, num_turns: int, most: int = 4, wording: Wording = CLASSIC) -> Conversation:
     """Every turn asks first and then tells up to `most` new facts: many answers for few tokens.
 
     A question before its text is hard: only one question a passage can stand there.
     """
-    pairs = [(name, kind) for name in words.NAMES for kind in FACTS]
+    pairs = [(name, kind) for name in people(rng, wording) for kind in FACTS]
     rng.shuffle(pairs)
     told: list[tuple[str, str, str]] = []
     messages: list[Message] = []
     for _ in range(num_turns):
         fresh = [
-            (n, k, value(rng, k)) for n, k in (pairs.pop() for _ in range(rng.randint(1, most)))
+            (n, k, value(rng, k, wording))
+            for n, k in (pairs.pop() for _ in range(rng.randint(1, most)))
         ]
         told += fresh
         name, kind, held = rng.choice(fresh if rng.random() < 0.6 else told)
@@ -137,17 +167,17 @@ def growing(rng: Random, num_turns: int, most: int = 4) -> Conversation:
         text = rng.choice((" ", "\n")).join(
             rng.choice(FACTS[k][1]).format(s=n, v=v) for n, k, v in fresh
         )
-        messages += [user(f"{rng.choice(FACTS[kind][2]).format(s=name)}\n\n{text}"), reply(held)]
+        messages += [user(f"{ask_of(rng, kind, name, wording)}\n\n{text}"), reply(held)]
     return Conversation(messages, task="passage")
 
 
-def remember(rng: Random) -> Conversation:
+def remember(rng: Random, wording: Wording = CLASSIC) -> Conversation:
     """Something that the user says about themselves, asked for later."""
     name = rng.choice(words.NAMES)
-    facts = {
-        "name": (f"My name is {name}.", f"Nice to meet you, {name}!", "What is my name?",
-                 f"Your name is {name}."),
-    }  # fmt: skip
+    if wording.is_wide and rng.random() < STRANGE:
+        name = words.invented(rng).capitalize()
+    say, ask = _told(rng, "name", "My name is {}.", "What is my name?", wording)
+    facts = {"name": (say.format(name), f"Nice to meet you, {name}!", ask, f"Your name is {name}.")}
     for kind, pool in (("city", words.CITIES), ("colour", words.COLOURS), ("pet", words.ANIMALS)):
         held = rng.choice(pool)
         say, ask, answer = {
@@ -155,6 +185,7 @@ def remember(rng: Random) -> Conversation:
             "colour": ("I like the colour {}.", "Which colour do I like?", "You like {}."),
             "pet": ("I have a {}.", "Which pet do I have?", "You have a {}."),
         }[kind]
+        say, ask = _told(rng, kind, say, ask, wording)
         facts[kind] = (say.format(held), "I will remember that.", ask, answer.format(held))
     chosen = rng.sample(list(facts.values()), rng.randint(1, 3))
     if rng.random() < 0.3 and facts["name"] not in chosen:
@@ -162,6 +193,7 @@ def remember(rng: Random) -> Conversation:
     messages: list[Message] = []
     for said, nod, _, _ in chosen:
         greeting = rng.choice(("", "Hi! ", "Hello, ")) if not messages else ""
+        greeting = greeting if wording.is_classic(rng) else ""
         said = f"{greeting}{said}".replace(", My", ", my")
         messages += [user(said), reply(nod)]
     for _, _, ask, answer in rng.sample(chosen, rng.randint(1, len(chosen))):
@@ -169,12 +201,22 @@ def remember(rng: Random) -> Conversation:
     return Conversation(messages, task="memory")
 
 
+def _told(rng: Random, kind: str, say: str, ask: str, wording: Wording) -> tuple[str, str]:
+    """How something is said and how it is asked for later."""
+    return (
+        wording.pick(rng, f"tell-{kind}", (say,)),
+        wording.pick(rng, f"recall-{kind}", (ask,)),
+    )
+
+
 Field = tuple[str, tuple[str, ...], Any]
 
 
-def _fields(rng: Random, kind: str) -> tuple[str, list[Field]]:
+def _fields(rng: Random, kind: str, wording: Wording) -> tuple[str, list[Field]]:
     """(subject, fields); a field is (sentence, names to choose from, value)."""
     person, city = rng.choice(words.NAMES), rng.choice(words.CITIES)
+    if wording.is_wide and rng.random() < STRANGE:
+        person, city = words.invented(rng).capitalize(), words.invented(rng).capitalize()
     number, price = rng.randint(1, 99), rng.randint(1, 999)
     thing, colour = rng.choice(words.THINGS), rng.choice(words.COLOURS)
     job, animal = rng.choice(words.JOBS), rng.choice(words.ANIMALS)
@@ -209,14 +251,14 @@ def _fields(rng: Random, kind: str) -> tuple[str, list[Field]]:
     return person, tables[kind]
 
 
-def extract(rng: Random) -> Conversation:
+def extract(rng: Random, wording: Wording = CLASSIC) -> Conversation:
     """Extraction to JSON for a schema that varies, several texts for one schema."""
     kind = rng.choice(("person", "order", "event"))
     style = rng.randrange(4)
     keys: list[tuple[int, str]] = []
     messages: list[Message] = []
     for turn in range(rng.choice((1, 2, 3, 4, 5))):
-        name, fields = _fields(rng, kind)
+        name, fields = _fields(rng, kind, wording)
         if turn == 0:
             chosen = rng.sample(range(len(fields)), rng.randint(1, 4))
             keys = [(i, rng.choice(fields[i][1])) for i in chosen]
@@ -227,7 +269,12 @@ def extract(rng: Random) -> Conversation:
         held = {key: name if i < 0 else fields[i][2] for i, key in keys}
         shown = {0} | {i for i, _ in keys if i >= 0} | set(rng.sample(range(6), 2))
         text = _sentence(kind, [fields[i][0] for i in sorted(shown)])
-        ask = _json_request(style, held, text) if turn == 0 else text
+        ask = text
+        if turn == 0 and wording.is_classic(rng):
+            ask = _json_request(style, held, text)
+        elif turn == 0:
+            keys_named = rng.choice((", ", " and ", ",")).join(held)
+            ask = wording.pick(rng, "json", ()).format(k=keys_named, t=text)
         messages += [user(ask), reply(json.dumps(held))]
     return Conversation(messages, task="json")
 

@@ -7,17 +7,20 @@ from collections.abc import Callable
 from random import Random
 
 import words
+from wording import CLASSIC, SECTIONS, Wording
 
 Item = tuple[str, str, str]
-Task = Callable[[Random], Item]
+Task = Callable[..., Item]  # (random numbers, wording=...)
 
 
 def _number(rng: Random, digits: int) -> int:
     return rng.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
 
 
-def _pair(rng: Random, digits: int | None) -> tuple[int, int]:
+def _pair(rng: Random, digits: int | None, wording: Wording) -> tuple[int, int]:
     """Two numbers of `digits` digits; without it a mixture in which three digits lead."""
+    if digits is None and wording.is_wide and rng.random() < WIDE:
+        return _number(rng, rng.randint(1, 4)), _number(rng, rng.randint(1, 4))
     if digits is None and rng.random() < 0.7:
         digits = rng.choice((2, 3, 3))
     sizes = (1, 2, 2, 3, 3)
@@ -29,6 +32,7 @@ ADD_FORMS = (
     "Add {a} and {b}.", "What is {a} plus {b}?", "Calculate {a} + {b}.",
     "What is the sum of {a} and {b}?", "Compute {a} + {b}.", "How much is {a} + {b}?",
 )  # fmt: skip
+WIDE = 0.5  # share of the sums with up to four digits
 SUBTRACT_FORMS = (
     "What is {a} - {b}?", "{a} - {b}", "{a}-{b}", "What is {a}-{b}?", "{a} - {b} = ?",
     "Subtract {b} from {a}.", "What is {a} minus {b}?", "Calculate {a} - {b}.",
@@ -36,21 +40,23 @@ SUBTRACT_FORMS = (
 )  # fmt: skip
 
 
-def add(rng: Random, digits: int | None = None) -> Item:
-    """Addition; both numbers have `digits` digits, or one to three each."""
-    a, b = _pair(rng, digits)
-    return rng.choice(ADD_FORMS).format(a=a, b=b), str(a + b), add_columns(a, b)
+def add(rng: Random, digits: int | None = None, wording: Wording = CLASSIC) -> Item:
+    """Addition; both numbers have `digits` digits, or one to four each."""
+    a, b = _pair(rng, digits, wording)
+    ask = wording.pick(rng, "add", ADD_FORMS)
+    return ask.format(a=a, b=b), str(a + b), add_columns(a, b)
 
 
-def subtract(rng: Random, digits: int | None = None) -> Item:
+def subtract(rng: Random, digits: int | None = None, wording: Wording = CLASSIC) -> Item:
     """Subtraction; now and then the result is negative."""
-    a, b = _pair(rng, digits)
+    a, b = _pair(rng, digits, wording)
     if a < b and rng.random() < 0.75:
         a, b = b, a
-    return rng.choice(SUBTRACT_FORMS).format(a=a, b=b), str(a - b), subtract_columns(a, b)
+    ask = wording.pick(rng, "subtract", SUBTRACT_FORMS)
+    return ask.format(a=a, b=b), str(a - b), subtract_columns(a, b)
 
 
-PLACES = ("ones", "tens", "hundreds")
+PLACES = ("ones", "tens", "hundreds", "thousands")
 
 
 def add_columns(a: int, b: int) -> str:
@@ -84,20 +90,24 @@ def subtract_columns(a: int, b: int) -> str:
     return "\n".join(lines)
 
 
-def multiply(rng: Random) -> Item:
+def multiply(rng: Random, wording: Wording = CLASSIC) -> Item:
     """The small times table."""
     a, b = rng.randrange(11), rng.randrange(11)
-    form = rng.choice(("What is {a} times {b}?", "{a} * {b}", "{a} x {b}", "Multiply {a} by {b}."))
+    classic = ("What is {a} times {b}?", "{a} * {b}", "{a} x {b}", "Multiply {a} by {b}.")
+    form = wording.pick(rng, "multiply", classic)
     return form.format(a=a, b=b), str(a * b), f"{a} times {b} is {a * b}."
 
 
-def compare(rng: Random) -> Item:
+def compare(rng: Random, wording: Wording = CLASSIC) -> Item:
     """The larger or smaller of two numbers."""
-    a, b = _number(rng, rng.choice((1, 2, 3))), _number(rng, rng.choice((1, 2, 3)))
+    sizes = (1, 2, 3, 4) if wording.is_wide else (1, 2, 3)
+    a, b = _number(rng, rng.choice(sizes)), _number(rng, rng.choice(sizes))
     larger = rng.random() < 0.5
     word = rng.choice(("larger", "greater", "bigger")) if larger else "smaller"
     answer = max(a, b) if larger else min(a, b)
-    return f"Which is {word}, {a} or {b}?", str(answer), f"Compare {a} and {b}: {answer} is {word}."
+    kind = "compare-larger" if larger else "compare-smaller"
+    ask = wording.pick(rng, kind, (f"Which is {word}, {{a}} or {{b}}?",)).format(a=a, b=b)
+    return ask, str(answer), f"Compare {a} and {b}: {answer} is {word}."
 
 
 def some_words(rng: Random, low: int, high: int) -> list[str]:
@@ -123,25 +133,47 @@ def random_text(rng: Random) -> str:
     return text.replace(" ", rng.choice((", ", " ", "; ", " - ")), 1) + rng.choice(".!?")
 
 
-def copy(rng: Random) -> Item:
+COPY_FORMS = (
+    "Repeat exactly: {}", "Copy this: {}", "Repeat after me: {}", 'Say "{}".',
+    "Write exactly this: {}", 'Repeat the text "{}".', "Copy the following text.\n{}",
+    "Echo: {}", "Please repeat: {}", "Say exactly: {}",
+)  # fmt: skip
+
+
+def wild_text(rng: Random) -> str:
+    """A string that no tokenizer knows: letters at random, invented words, paths, codes, names."""
+    kind = rng.randrange(8)
+    if kind == 0:
+        return "".join(rng.choices(string.ascii_letters, k=rng.randint(3, 24)))
+    if kind == 1:
+        return "".join(rng.choices(string.ascii_letters + string.digits + "-_./+@#", k=12))
+    if kind == 2:
+        return " ".join(some_words(rng, 2, 16))
+    made = [words.invented(rng) for _ in range(rng.randint(1, 6))]
+    if kind < 6:
+        return " ".join(made) + rng.choice(("", "", ".", "!", "?"))
+    if kind == 6:
+        return rng.choice(("/", "_", "-", ".", ", ")).join(made)
+    mixed = [*made, *some_words(rng, 1, 5), str(rng.randrange(10**6))]
+    rng.shuffle(mixed)
+    return " ".join(mixed)
+
+
+def copy(rng: Random, wording: Wording = CLASSIC) -> Item:
     """Repeat a string exactly."""
-    text = random_text(rng)
-    form = rng.choice(
-        (
-            "Repeat exactly: {}", "Copy this: {}", "Repeat after me: {}", 'Say "{}".',
-            "Write exactly this: {}", 'Repeat the text "{}".', "Copy the following text.\n{}",
-            "Echo: {}", "Please repeat: {}", "Say exactly: {}",
-        )
-    )  # fmt: skip
-    return form.format(text), text, "I write the same text again."
+    is_wild = wording.is_wide and rng.random() < 0.5
+    text = wild_text(rng) if is_wild else random_text(rng)
+    return wording.pick(rng, "copy", COPY_FORMS).format(text), text, "I write the same text again."
 
 
-def quote(rng: Random) -> Item:
+def quote(rng: Random, wording: Wording = CLASSIC) -> Item:
     """Quote one of several numbered lines."""
-    lines = [random_text(rng) for _ in range(rng.randint(2, 5))]
+    text = wild_text if wording.is_wide and rng.random() < 0.3 else random_text
+    lines = [text(rng) for _ in range(rng.randint(2, 5))]
     i = rng.randrange(len(lines))
     listing = "\n".join(f"{n + 1}. {line}" for n, line in enumerate(lines))
-    form = rng.choice(("Quote line {n}.", "What does line {n} say?", "Repeat line {n}."))
+    classic = ("Quote line {n}.", "What does line {n} say?", "Repeat line {n}.")
+    form = wording.pick(rng, "quote", classic)
     order = rng.random() < 0.5
     ask = form.format(n=i + 1)
     return (f"{listing}\n{ask}" if order else f"{ask}\n{listing}"), lines[i], f"Line {i + 1}."
@@ -153,15 +185,17 @@ def _token(rng: Random) -> str:
     return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 6)))
 
 
-def reverse(rng: Random) -> Item:
+def reverse(rng: Random, wording: Wording = CLASSIC) -> Item:
     """Reverse the letters of a word, or the order of some words or numbers."""
     if rng.random() < 0.6:
         word = _token(rng)
-        form = rng.choice(("Reverse the word {}.", "Reverse: {}", "Spell {} backwards."))
+        classic = ("Reverse the word {}.", "Reverse: {}", "Spell {} backwards.")
+        form = wording.pick(rng, "reverse-word", classic)
         answer = word[::-1]
         return form.format(word), answer, f"Letters: {' '.join(word)}\nReversed: {' '.join(answer)}"
     items = _list(rng)
-    form = rng.choice(("Reverse the list: {}", "Put these in reverse order: {}"))
+    classic = ("Reverse the list: {}", "Put these in reverse order: {}")
+    form = wording.pick(rng, "reverse-list", classic)
     return form.format(", ".join(items)), ", ".join(items[::-1]), "From the last to the first."
 
 
@@ -171,103 +205,115 @@ def _list(rng: Random) -> list[str]:
     return rng.sample(words.PLAIN, rng.randint(3, 5))
 
 
-def sort(rng: Random) -> Item:
+def sort(rng: Random, wording: Wording = CLASSIC) -> Item:
     """Sort numbers or words."""
     if rng.random() < 0.6:
         numbers = rng.sample(range(100), rng.randint(3, 6))
         down = rng.random() < 0.3
-        form = "Sort from large to small: {}" if down else rng.choice(
-            ("Sort these numbers: {}", "Sort from small to large: {}", "Sort: {}")
+        classic = ("Sort these numbers: {}", "Sort from small to large: {}", "Sort: {}")
+        form = wording.pick(
+            rng, "sort-down" if down else "sort-up",
+            ("Sort from large to small: {}",) if down else classic,
         )  # fmt: skip
         answer = ", ".join(map(str, sorted(numbers, reverse=down)))
         return form.format(", ".join(map(str, numbers))), answer, "I compare the numbers in turn."
     items = rng.sample(words.PLAIN, rng.randint(3, 5))
-    form = rng.choice(("Sort these words alphabetically: {}", "Put in alphabetical order: {}"))
+    classic = ("Sort these words alphabetically: {}", "Put in alphabetical order: {}")
+    form = wording.pick(rng, "sort-words", classic)
     letters = ", ".join(word[0] for word in sorted(items))
     return form.format(", ".join(items)), ", ".join(sorted(items)), f"First letters: {letters}"
 
 
-def upper(rng: Random) -> Item:
+def upper(rng: Random, wording: Wording = CLASSIC) -> Item:
     """Change to upper case."""
     text = " ".join(_token(rng) for _ in range(rng.randint(1, 3)))
-    form = rng.choice(("Write in upper case: {}", "Uppercase: {}", "Put {} in capital letters."))
+    classic = ("Write in upper case: {}", "Uppercase: {}", "Put {} in capital letters.")
+    form = wording.pick(rng, "upper", classic)
     return form.format(text), text.upper(), "I write every letter as a capital."
 
 
-def lower(rng: Random) -> Item:
+def lower(rng: Random, wording: Wording = CLASSIC) -> Item:
     """Change to lower case."""
     text = " ".join(_token(rng) for _ in range(rng.randint(1, 3)))
-    form = rng.choice(("Write in lower case: {}", "Lowercase: {}", "Put {} in small letters."))
+    classic = ("Write in lower case: {}", "Lowercase: {}", "Put {} in small letters.")
+    form = wording.pick(rng, "lower", classic)
     return form.format(text.upper()), text, "I write every letter small."
 
 
-def spell(rng: Random) -> Item:
+def spell(rng: Random, wording: Wording = CLASSIC) -> Item:
     """Spell a word letter by letter."""
     word = _token(rng)
     mark = rng.choice(("-", " ", ", "))
     name = {"-": "with dashes", " ": "with spaces", ", ": "with commas"}[mark]
-    form = rng.choice(("Spell {} {}.", "Spell the word {} {}."))
-    return form.format(word, name), mark.join(word), "One letter after the other."
+    form = wording.pick(rng, "spell", ("Spell {} {m}.", "Spell the word {} {m}."))
+    return form.format(word, m=name), mark.join(word), "One letter after the other."
 
 
-def count(rng: Random) -> Item:
+def count(rng: Random, wording: Wording = CLASSIC) -> Item:
     """Count letters or words, or count from one number to another."""
     kind = rng.randrange(4)
     if kind == 0:
         word = _token(rng)
-        ask = rng.choice(("How many letters are in {}?", "How many letters does {} have?"))
+        classic = ("How many letters are in {}?", "How many letters does {} have?")
+        ask = wording.pick(rng, "count-letters", classic)
         steps = ", ".join(f"{c} {i + 1}" for i, c in enumerate(word))
         return ask.format(word), str(len(word)), steps
     if kind == 1:
         text = rng.choices(words.PLAIN, k=rng.randint(2, 8))
         steps = ", ".join(f"{w} {i + 1}" for i, w in enumerate(text))
-        return f"How many words are in this text: {' '.join(text)}", str(len(text)), steps
+        ask = wording.pick(rng, "count-words", ("How many words are in this text: {}",))
+        return ask.format(" ".join(text)), str(len(text)), steps
     if kind == 2:
         word = rng.choice(words.PLAIN)
         letter = rng.choice(word)
         hits = [c for c in word if c == letter]
-        ask = f"How often does the letter {letter} occur in {word}?"
+        classic = ("How often does the letter {c} occur in {w}?",)
+        ask = wording.pick(rng, "count-occurrences", classic).format(c=letter, w=word)
         return ask, str(len(hits)), f"Letters: {' '.join(word)}\nHits: {' '.join(hits)}"
     first = rng.choice((1, 1, rng.randrange(80)))
     last = first + rng.randint(2, 25)
-    ask = rng.choice(("Count from {} to {}.", "List the numbers from {} to {}."))
+    classic = ("Count from {} to {}.", "List the numbers from {} to {}.")
+    ask = wording.pick(rng, "count-range", classic)
     answer = ", ".join(map(str, range(first, last + 1)))
     return ask.format(first, last), answer, f"I start at {first} and stop at {last}."
 
 
-def capital(rng: Random) -> Item:
+def capital(rng: Random, wording: Wording = CLASSIC) -> Item:
     """A capital city."""
     country = rng.choice(list(words.CAPITALS))
     city = words.CAPITALS[country]
-    ask = rng.choice(("What is the capital of {}?", "Name the capital of {}.", "Capital of {}?"))
+    classic = ("What is the capital of {}?", "Name the capital of {}.", "Capital of {}?")
+    ask = wording.pick(rng, "capital", classic)
     return ask.format(country), f"The capital of {country} is {city}.", f"That is {city}."
 
 
-def python(rng: Random) -> Item:
+def python(rng: Random, wording: Wording = CLASSIC) -> Item:
     """A small Python function from a template."""
     ops = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
     kind = rng.randrange(5)
     if kind == 0:
         name = rng.choice(list(ops))
         a, b = rng.choice((("a", "b"), ("x", "y"), ("m", "n")))
-        ask = f"Write a Python function {name} with arguments {a} and {b}."
+        classic = ("Write a Python function {f} with arguments {a} and {b}.",)
+        ask = wording.pick(rng, "python-function", classic).format(f=name, a=a, b=b)
         code = f"def {name}({a}, {b}):\n    return {a} {ops[name]} {b}"
     elif kind == 1:
         n = rng.randint(2, 99)
-        ask, code = (
-            f"Write a Python loop that prints 0 to {n}.",
-            f"for i in range({n + 1}):\n    print(i)",
-        )
+        ask = wording.pick(rng, "python-loop", ("Write a Python loop that prints 0 to {n}.",))
+        ask, code = ask.format(n=n), f"for i in range({n + 1}):\n    print(i)"
     elif kind == 2:
         name = rng.choice(words.THINGS)
         value = rng.choice((str(rng.randrange(100)), f'"{rng.choice(words.PLAIN)}"'))
-        ask, code = f"Write Python that sets {name} to {value}.", f"{name} = {value}"
+        ask = wording.pick(rng, "python-set", ("Write Python that sets {x} to {v}.",))
+        ask, code = ask.format(x=name, v=value), f"{name} = {value}"
     elif kind == 3:
         text = " ".join(some_words(rng, 1, 4))
-        ask, code = f"Write Python that prints {text}.", f'print("{text}")'
+        ask = wording.pick(rng, "python-print", ("Write Python that prints {}.",))
+        ask, code = ask.format(text), f'print("{text}")'
     else:
         name, n = rng.choice(words.VERBS), rng.randint(2, 99)
-        ask = f"Write a Python function {name} that adds {n} to its argument."
+        classic = ("Write a Python function {f} that adds {n} to its argument.",)
+        ask = wording.pick(rng, "python-adds", classic).format(f=name, n=n)
         code = f"def {name}(x):\n    return x + {n}"
     return ask, f"```python\n{code}\n```", "A short piece of Python."
 
@@ -312,15 +358,18 @@ REFUSALS = (
 SORRY = "Sorry, I am a very small model and cannot do that."
 
 
-def greet(rng: Random) -> Item:
+def greet(rng: Random, wording: Wording = CLASSIC) -> Item:
     """A greeting or a question about the model."""
+    if not wording.is_classic(rng):
+        kind = rng.choice([name for name in SECTIONS if name.startswith("greet-")])
+        return wording.pick(rng, kind, ()), SECTIONS[kind].answer, "A short answer will do."
     ask, answer = rng.choice(list(GREETINGS.items()))
     return ask, answer, "A short answer will do."
 
 
-def refuse(rng: Random) -> Item:
+def refuse(rng: Random, wording: Wording = CLASSIC) -> Item:
     """Something that the model cannot do."""
-    ask = rng.choice(REFUSALS).format(
+    ask = wording.pick(rng, "refuse", REFUSALS).format(
         n=rng.choice(words.PLAIN), y=rng.randint(1900, 2030), l=rng.choice(words.LANGUAGES),
         c=rng.choice(list(words.CAPITALS)), t=rng.choice(words.CITIES),
         k=rng.choice(words.ADJECTIVES),
@@ -331,18 +380,18 @@ def refuse(rng: Random) -> Item:
 SHORT: dict[str, tuple[Task, float]] = {
     "add": (add, 9.0),
     "subtract": (subtract, 15.0),
-    "multiply": (multiply, 0.5),
-    "compare": (compare, 0.4),
-    "copy": (copy, 7.0),
+    "multiply": (multiply, 1.5),
+    "compare": (compare, 1.5),
+    "copy": (copy, 9.0),
     "quote": (quote, 1.2),
-    "reverse": (reverse, 1.2),
-    "sort": (sort, 1.8),
+    "reverse": (reverse, 1.8),
+    "sort": (sort, 2.5),
     "upper": (upper, 1.5),
     "lower": (lower, 1.2),
     "spell": (spell, 1.5),
-    "count": (count, 1.0),
-    "capital": (capital, 0.3),
-    "python": (python, 0.4),
-    "greet": (greet, 0.6),
-    "refuse": (refuse, 0.5),
+    "count": (count, 1.5),
+    "capital": (capital, 0.6),
+    "python": (python, 0.8),
+    "greet": (greet, 2.5),
+    "refuse": (refuse, 3.0),
 }

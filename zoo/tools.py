@@ -10,6 +10,7 @@ from typing import Any
 import tasks
 import words
 from chat import Conversation, Message, reply, user
+from wording import CLASSIC, Wording
 
 Arguments = dict[str, Any]
 
@@ -200,13 +201,17 @@ class Named:
     keys: dict[str, str]
     schema: dict[str, Any]
 
-    def request(self, rng: Random) -> tuple[str, Message, Arguments]:
+    def request(self, rng: Random, wording: Wording) -> tuple[str, Message, Arguments]:
         """(what the user asks, the right call, the slots' values)."""
-        text = rng.choice(self.tool.requests)
+        text = self.form(rng, wording)
         slots = {slot: draw(rng, kind) for slot, (_, _, kind) in self.tool.parameters.items()}
         used = [slot for slot in self.keys if "{" + slot + "}" in text]
         call = {"name": self.name, "arguments": {self.keys[s]: slots[s] for s in used}}
         return text.format(**slots), call, slots
+
+    def form(self, rng: Random, wording: Wording) -> str:
+        """What the user asks, the slots in braces."""
+        return wording.pick(rng, f"tool-{self.tool.names[0]}", self.tool.requests)
 
 
 def name_tool(rng: Random, tool: Tool, invented: float = INVENTED) -> Named:
@@ -230,56 +235,46 @@ def name_tool(rng: Random, tool: Tool, invented: float = INVENTED) -> Named:
     return Named(tool, name, keys, {"type": "function", "function": function})
 
 
-def _unrelated(rng: Random) -> tuple[str, str]:
-    """A question that needs no tool, with its answer."""
-    kind = rng.randrange(10)
-    if kind < 4:
-        ask, answer, _ = tasks.greet(rng)
-    elif kind == 4:
-        ask, answer, _ = tasks.capital(rng)
-    elif kind == 5:
-        ask, answer, _ = tasks.copy(rng)
-    elif kind == 6:
-        ask, answer, _ = tasks.sort(rng)
-    elif kind == 7:
-        ask, answer, _ = tasks.add(rng)
-    elif kind == 8:
-        ask, answer, _ = tasks.reverse(rng)
-    else:
-        ask, answer, _ = tasks.count(rng)
-    return ask, answer
+UNRELATED = (
+    *[tasks.greet] * 4, tasks.capital, tasks.copy, tasks.sort, tasks.add, tasks.reverse,
+    tasks.count,
+)  # fmt: skip
 
 
-def no_call(rng: Random, present: list[Named], missing: float) -> list[Message]:
+def no_call(rng: Random, present: list[Named], missing: float, wording: Wording) -> list[Message]:
     """A turn in which the right answer is not a call; `missing`: how often a tool is not there."""
     if rng.random() >= missing:
-        ask, answer = _unrelated(rng)
+        ask, answer, _ = UNRELATED[rng.randrange(len(UNRELATED))](rng, wording=wording)
         return [user(ask), reply(answer)]
     held = {id(named.tool) for named in present}
     other = rng.choice([tool for tool in TOOLS if id(tool) not in held])
-    ask, _, _ = name_tool(rng, other).request(rng)
+    ask, _, _ = name_tool(rng, other).request(rng, wording)
     return [user(ask), reply(UNABLE)]
 
 
-def one_call(rng: Random, present: list[Named], with_result: bool) -> list[Message]:
+def one_call(
+    rng: Random, present: list[Named], with_result: bool, wording: Wording
+) -> list[Message]:
     """A turn with one call and, if asked for, its result and the report."""
     named = rng.choice(present)
-    ask, call, slots = named.request(rng)
+    ask, call, slots = named.request(rng, wording)
     messages = [user(ask), reply("", calls=[call])]
     if with_result:
         messages += _result(rng, [(named, call, slots)])
     return messages
 
 
-def two_calls(rng: Random, present: list[Named], with_result: bool) -> list[Message]:
+def two_calls(
+    rng: Random, present: list[Named], with_result: bool, wording: Wording
+) -> list[Message]:
     """A turn with two calls: one tool for two things, or two tools."""
     first = rng.choice(present)
     second = first if len(present) == 1 or rng.random() < 0.5 else rng.choice(present)
-    a, b = first.request(rng), second.request(rng)
+    a, b = first.request(rng, wording), second.request(rng, wording)
     single = list(first.keys)
     if second is first and len(single) == 1 and rng.random() < 0.6:
         slot = single[0]
-        form = rng.choice(first.tool.requests)
+        form = first.form(rng, wording)
         both = f"{a[2][slot]} and {b[2][slot]}"
         ask = form.format(**{slot: both})
     else:
@@ -305,12 +300,18 @@ def _result(rng: Random, calls: list[tuple[Named, Message, Arguments]]) -> list[
     return [*messages, reply(" ".join(reports))]
 
 
-def dialogue(rng: Random, turns: int, task: str = "", invented: float = INVENTED) -> Conversation:
+def dialogue(
+    rng: Random,
+    turns: int,
+    task: str = "",
+    invented: float = INVENTED,
+    wording: Wording = CLASSIC,
+) -> Conversation:
     """A conversation with tools; `task` fixes what the last turn is about."""
     chosen = rng.sample(TOOLS, rng.choice((1, 1, 2, 2, 3, 4)))
     present = [name_tool(rng, tool, invented) for tool in chosen]
     if len({named.name for named in present}) < len(present):
-        return dialogue(rng, turns, task, invented)
+        return dialogue(rng, turns, task, invented, wording)
     messages: list[Message] = []
     if rng.random() < 0.25:
         messages.append({"role": "system", "content": rng.choice(SYSTEMS)})
@@ -320,11 +321,11 @@ def dialogue(rng: Random, turns: int, task: str = "", invented: float = INVENTED
         with_result = rng.random() < 0.35 and not (last and task)
         if kind in ("none", "missing"):
             share = {"none": 0.0, "missing": 1.0}[kind] if last and task else MISSING
-            messages += no_call(rng, present, share)
+            messages += no_call(rng, present, share, wording)
         elif kind == "one":
-            messages += one_call(rng, present, with_result)
+            messages += one_call(rng, present, with_result, wording)
         else:
-            messages += two_calls(rng, present, with_result)
+            messages += two_calls(rng, present, with_result, wording)
     return Conversation(messages, [named.schema for named in present], f"tool-{task}")
 
 

@@ -1,5 +1,7 @@
 """Word pools that the curriculum draws from."""
 
+from random import Random
+
 NAMES = (
     "Anna Ben Clara David Emma Felix Grace Hugo Iris Jack Karen Leo Maria Nina Oscar Paula Quinn "
     "Rosa Simon Tara Ursula Victor Wendy Xavier Yara Zoe Adam Bella Carl Diana Eric Fiona George "
@@ -60,3 +62,14 @@ CAPITALS = {
 }  # fmt: skip
 PLAIN = ANIMALS + FOODS + THINGS + ADJECTIVES + VERBS + COLOURS + JOBS
 EVERYTHING = PLAIN + NAMES + CITIES + LINKS + DAYS + MONTHS
+ONSETS = "b c d f g h j k l m n p r s t v w z br ch cl dr fl gr kr pl qu sh st th tr y x".split()
+ENDS = ["", "", "", *"n r s t l m x ck nd rt st ng".split()]
+
+
+def invented(rng: Random) -> str:
+    """A word that nobody knows, of one to four syllables; now and then with capitals."""
+    syllables = rng.choice((1, 2, 2, 3, 3, 4))
+    word = "".join(
+        rng.choice(ONSETS) + rng.choice("aeiou") + rng.choice(ENDS) for _ in range(syllables)
+    )
+    return rng.choice((word, word, word.capitalize(), word.upper()))

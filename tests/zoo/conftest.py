@@ -3,4 +3,5 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "zoo"))
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "zoo"), str(ROOT / "tests")]

@@ -1,0 +1,125 @@
+"""How tasks are asked: the patterns of phrasings.txt, with courtesy, case and typos around them.
+
+A held-out pattern is in no training item, whatever stands around it: `Wording` keeps the shares
+apart. The first edition's few forms are the "classic" wording; its score table keeps them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from random import Random
+
+CHOICE = re.compile(r"\[([^\[\]]*)\]")
+SLOT = re.compile(r"(\{\w*\})")
+WORD = re.compile(r"[A-Za-z]{4,}")
+CLASSIC_SHARE = 0.3  # of the training items, so that nothing old is forgotten
+COURTESY, GREETING, THANKS, BARE, SMALL, LOUD, TYPO = 0.25, 0.12, 0.12, 0.3, 0.1, 0.03, 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The patterns of one kind of question, and the fixed answer of some."""
+
+    training: list[str]
+    held_out: list[str]
+    answer: str = ""
+
+
+def read_sections(path: Path) -> dict[str, Section]:
+    """Sections by name: `# name = answer`, then a pattern a line, `! ` before held-out ones."""
+    sections: dict[str, Section] = {}
+    _, *blocks = re.split(r"^# ", path.read_text(encoding="utf-8"), flags=re.M)
+    for block in blocks:
+        head, *lines = block.split("\n")
+        name, _, answer = head.partition(" = ")
+        shares: dict[bool, list[str]] = defaultdict(list)
+        for line in filter(None, lines):
+            shares[line.startswith("! ")].append(line.removeprefix("! ").replace(r"\n", "\n"))
+        sections[name] = Section(shares[False], shares[True], answer)
+    return sections
+
+
+SECTIONS = read_sections(Path(__file__).with_name("phrasings.txt"))
+
+
+def num_expansions(pattern: str) -> int:
+    """How many texts a pattern stands for, without what `dress` puts around it."""
+    return prod(len(choice.split("|")) for choice in CHOICE.findall(pattern))
+
+
+def expand(rng: Random, pattern: str) -> str:
+    """One text of a pattern."""
+    return CHOICE.sub(lambda found: rng.choice(found[1].split("|")), pattern)
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """Where questions take their words from: "classic", "training" or "held_out"."""
+
+    share: str
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the second edition's larger numbers and stranger words occur."""
+        return self.share != "classic"
+
+    def is_classic(self, rng: Random) -> bool:
+        """Whether the next question has one of the first edition's forms."""
+        return not self.is_wide or (self.share == "training" and rng.random() < CLASSIC_SHARE)
+
+    def lines(self, section: Section) -> list[str]:
+        """The patterns of this share."""
+        return section.held_out if self.share == "held_out" else section.training
+
+    def pick(self, rng: Random, kind: str, classic: Sequence[str]) -> str:
+        """A question of one kind, its slots still in braces."""
+        if classic and self.is_classic(rng):
+            return classic[0] if len(classic) == 1 else rng.choice(classic)
+        return self.dress(rng, rng.choice(self.lines(SECTIONS[kind])))
+
+    def extra(self, rng: Random, kind: str) -> str:
+        """A greeting, a "please" or thanks of this share."""
+        return expand(rng, rng.choice(self.lines(SECTIONS[kind])))
+
+    def dress(self, rng: Random, pattern: str) -> str:
+        """One text of a pattern with what people write around it; slots stay as they are."""
+        text = expand(rng, pattern)
+        while "~" in text:
+            kind = self.extra(rng, "please") + " " if rng.random() < COURTESY else ""
+            text = text.replace("~", kind, 1)
+        if text[-1] in ".?" and rng.random() < BARE:
+            text = text[:-1]
+        if rng.random() < 0.7:
+            text = text[0].upper() + text[1:]
+        is_whole = "{" in text or text.count(" ") > 1  # else it is a greeting itself
+        if is_whole and text[-1] in ".?" and rng.random() < THANKS:
+            text = f"{text} {self.extra(rng, 'thanks')}"
+        if is_whole and rng.random() < GREETING:
+            text = f"{self.extra(rng, 'hello')} {text}"
+        parts = SLOT.split(text)
+        chance = rng.random()
+        if chance < SMALL + LOUD:
+            parts[::2] = [p.lower() if chance < SMALL else p.upper() for p in parts[::2]]
+        elif chance < SMALL + LOUD + TYPO:
+            at = rng.randrange(0, len(parts), 2)
+            parts[at] = mistype(rng, parts[at])
+        return "".join(parts)
+
+
+def mistype(rng: Random, text: str) -> str:
+    """The text with one letter dropped, doubled or swapped with the next, inside a longer word."""
+    found = list(WORD.finditer(text))
+    if not found:
+        return text
+    word = rng.choice(found)
+    i = rng.randrange(word.start() + 1, word.end() - 2)
+    middle = rng.choice(("", text[i] * 2, text[i + 1] + text[i]))
+    return text[:i] + middle + text[i + 1 + (len(middle) == 2 and middle[0] != text[i]) :]
+
+
+CLASSIC, TRAINING, HELD_OUT = Wording("classic"), Wording("training"), Wording("held_out")
