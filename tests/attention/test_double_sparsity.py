@@ -239,6 +239,27 @@ def test_what_the_option_needs() -> None:
         make_backend("triton", (GROUP,), kernels, CPU, sparsity=_sparsity(1, 1))
 
 
+def _channels_of_radix_tiny(folder: Path) -> dict[str, Any]:
+    """The options that make it sparse."""
+    lists = [torch.randperm(64).tolist() for _ in range(2)]
+    names = [f"model.layers.{layer}.self_attn.qk_proj" for layer in range(6)]
+    (folder / "channels.json").write_text(json.dumps(dict.fromkeys(names, lists)))
+    return {
+        "enable_double_sparsity": True,
+        "ds_channel_config_path": str(folder / "channels.json"),
+        "ds_heavy_channel_num": 16,
+        "ds_heavy_token_num": 32,
+        "ds_sparse_decode_threshold": 64,
+    }
+
+
+@needs_cpu
+def test_int4_is_refused_where_rows_are_gathered(tmp_path: Path) -> None:
+    sparse = _channels_of_radix_tiny(tmp_path)
+    with pytest.raises(ConfigError, match=r"int4: .*double-sparsity; --kv-cache-dtype int8 works"):
+        Engine(max_total_tokens=512, log_level="error", kv_cache_dtype="int4", **sparse)
+
+
 TEXT = "The quick brown fox jumps over the lazy dog. " * 12
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -253,16 +274,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_tokens_of_an_engine(tmp_path: Path) -> None:
     """Alone, in company, after hits, by drafts and by the definition: the same tokens, and others
     than those of dense attention."""
-    lists = [torch.randperm(64).tolist() for _ in range(2)]
-    names = [f"model.layers.{layer}.self_attn.qk_proj" for layer in range(6)]
-    (tmp_path / "channels.json").write_text(json.dumps(dict.fromkeys(names, lists)))
-    sparse = {
-        "enable_double_sparsity": True,
-        "ds_channel_config_path": str(tmp_path / "channels.json"),
-        "ds_heavy_channel_num": 16,
-        "ds_heavy_token_num": 32,
-        "ds_sparse_decode_threshold": 64,
-    }
+    sparse = _channels_of_radix_tiny(tmp_path)
     params = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
     prompts = [TEXT, TEXT + "Then", "Once upon a time"]
     found = []

@@ -93,10 +93,11 @@ def page_size_and_dtype(
         )
     dtype = kv_dtype(config, info, torch.device(config.execute.device or "cpu"))
     if not attn.supports_dtype(dtype):
-        sparse = " with --enable-double-sparsity" * config.execute.enable_double_sparsity
+        is_sparse = config.execute.enable_double_sparsity
         raise ConfigError(
             f"--kv-cache-dtype {config.memory.kv_cache_dtype}: attention backend {attn.name!r} has "
-            f"no {dtype}{sparse}; --kv-cache-dtype auto works"
+            f"no {dtype}{' with --enable-double-sparsity' * is_sparse}; "
+            f"--kv-cache-dtype {'int8' if is_sparse else 'auto'} works"
         )
     return page_size, dtype
 
