@@ -1,7 +1,7 @@
 """What the hierarchical cache gains and costs, as ratios of times on the same engine without it.
 
     PYTHONPATH=src python bench/hicache.py [--model FOLDER] [--pool 1024] [--prompt 512]
-        [--rounds 3] [--decode 64] [--disk FOLDER]
+        [--rounds 3] [--decode 64] [--disk FOLDER [--restart 8]]
 
 multi-turn       conversations of three times the KV cache, asked in turn, a few tokens longer in
                  each round: every prefix has been evicted when it is asked for again
@@ -11,12 +11,17 @@ decode           four requests that decode side by side
 It takes five seconds with the bundled model and the built extension, much longer without it.
 FOLDER needs only a config.json: weights are random then. Each line: seconds without and with
 tiers, the throughput with tiers over that without, and the tokens that were found cached.
+
+--restart N instead: N prompts of --prompt tokens, asked of an engine, and of a second one on the
+same folder after the first has ended. Each line: the median seconds to the first token, the same
+over that of "warm", and the share of the prompts' tokens that was found.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,13 +49,9 @@ def ask(engine: radixlm.Engine, prompts: Sequence[list[int]], length: int) -> tu
     return time.perf_counter() - start_s, cached
 
 
-def measure(args: argparse.Namespace, vocab: int, **options: Any) -> dict[str, tuple[float, int]]:
-    """Seconds and cached tokens of each workload."""
-    count = 3 * args.pool // args.prompt
-    chats = [tokens(i, args.prompt + args.rounds * TURN, vocab) for i in range(count)]
-    # room for one request beside the pool's share
-    pool = args.pool + args.prompt
-    with radixlm.Engine(
+def start(args: argparse.Namespace, pool: int, **options: Any) -> radixlm.Engine:
+    """An engine with room for ``pool`` tokens."""
+    return radixlm.Engine(
         model_path=args.model,
         load_format="auto" if list(Path(args.model).glob("*.safetensors")) else "dummy",
         skip_tokenizer_init=True,
@@ -58,7 +59,15 @@ def measure(args: argparse.Namespace, vocab: int, **options: Any) -> dict[str, t
         random_seed=0,
         log_level="error",
         **options,
-    ) as engine:
+    )
+
+
+def measure(args: argparse.Namespace, vocab: int, **options: Any) -> dict[str, tuple[float, int]]:
+    """Seconds and cached tokens of each workload."""
+    count = 3 * args.pool // args.prompt
+    chats = [tokens(i, args.prompt + args.rounds * TURN, vocab) for i in range(count)]
+    # room for one request beside the pool's share
+    with start(args, args.pool + args.prompt, **options) as engine:
         ask(engine, [tokens(999, args.prompt, vocab)], 4)  # warm
         found = {"first round": ask(engine, [chat[: args.prompt] for chat in chats], 4)}
         later = [
@@ -77,6 +86,33 @@ def measure(args: argparse.Namespace, vocab: int, **options: Any) -> dict[str, t
     return found
 
 
+def measure_restart(
+    args: argparse.Namespace, vocab: int, **options: Any
+) -> dict[str, tuple[float, float]]:
+    """The median of the first token's seconds, and the share of cached tokens: when the prompts are
+    new; in the KV cache; in RAM, after a flush; on disk, after a restart."""
+    prompts = [tokens(i, args.prompt, vocab) for i in range(args.restart)]
+    pool = (args.restart + 2) * args.prompt
+    found = {}
+
+    def first_tokens(engine: radixlm.Engine) -> tuple[float, float]:
+        asked = [ask(engine, [prompt], 1) for prompt in prompts]
+        cached = sum(cached for _, cached in asked)
+        return statistics.median(seconds for seconds, _ in asked), cached / (
+            len(asked) * args.prompt
+        )
+
+    with start(args, pool, **options) as engine:
+        ask(engine, [tokens(999, args.prompt, vocab)], 1)
+        found["cold"], found["warm"] = first_tokens(engine), first_tokens(engine)
+        engine.flush_cache()
+        found["host"] = first_tokens(engine)
+    with start(args, pool, **options) as engine:
+        ask(engine, [tokens(998, args.prompt, vocab)], 1)
+        found["disk"] = first_tokens(engine)
+    return found
+
+
 def main() -> None:
     bundled = Path(radixlm.__file__).parent / "assets" / "radix-tiny"
     parser = argparse.ArgumentParser(description=__doc__)
@@ -86,12 +122,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--decode", type=int, default=64)
     parser.add_argument("--disk", help="folder of segment files; without it RAM only")
+    parser.add_argument("--restart", type=int, default=0, metavar="N", help="needs --disk")
     args = parser.parse_args()
+    if args.restart and not args.disk:
+        parser.error("--restart needs --disk FOLDER, an empty one")
     vocab = json.loads((Path(args.model) / "config.json").read_text())["vocab_size"]
     tiers: dict[str, Any] = {"enable_hierarchical_cache": True, "hicache_ratio": 6.0}
     if args.disk:
         tiers["hicache_storage_backend"] = "file"
         tiers["hicache_storage_backend_extra_config"] = json.dumps({"directory": args.disk})
+    if args.restart:
+        times = measure_restart(args, vocab, **tiers)
+        for name, (seconds, share) in times.items():
+            ratio = seconds / times["warm"][0]
+            print(f"{name:5} {1e3 * seconds:8.1f} ms  {ratio:5.2f} x  {share:5.1%} cached")
+        return
     plain, tiered = measure(args, vocab), measure(args, vocab, **tiers)
     for name, (seconds, cached) in plain.items():
         with_s, with_cached = tiered[name]
