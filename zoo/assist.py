@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
 
-from wording import Section, Wording, read_sections
+from wording import SECTIONS, Section, Wording, read_sections
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -24,19 +25,20 @@ def quoted(page: str, pattern: str) -> str:
 @cache
 def topics() -> dict[str, Section]:
     """Topics by name, with the commands of today's documentation in their answers."""
+    sections = read_sections(Path(__file__).with_name("help.txt"), SECTIONS)
     made = {}
-    for name, section in read_sections(Path(__file__).with_name("help.txt")).items():
+    for name, section in sections.items():
         lines = section.training
         sources = [line[2:].partition(": ") for line in lines if line.startswith("@ ")]
         answer = section.answer.format(*(quoted(page, pattern) for page, _, pattern in sources))
-        made[name] = Section(lines[len(sources) :], section.held_out, answer)
+        made[name] = replace(section, training=lines[len(sources) :], answer=answer)
     return made
 
 
 def ask(rng: Random, wording: Wording) -> tuple[str, str, str]:
     """(question, answer, thinking) about RadixLM; there is no classic wording."""
-    section = rng.choice(list(topics().values()))
-    question = wording.dress(rng, rng.choice(wording.lines(section)))
+    name, section = rng.choice(list(topics().items()))
+    question = wording.say(rng, f"help-{name}", section)
     return question, section.answer, "A question about RadixLM."
 
 

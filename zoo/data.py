@@ -12,11 +12,11 @@ import tasks
 import tools
 from chat import Conversation, Message, render, reply, train_tokenizer, user
 from passages import extract, growing, passage, remember
-from wording import HELD_OUT, TRAINING
+from wording import BLIND_WORDING, HELD_OUT, TRAINING, Wording
 
 THINKING = 0.25  # share of the short documents in which the model thinks
 COLUMNS = ((tasks.add, 1.0), (tasks.subtract, 3.0))  # what thinking helps most, and how much
-HELP = 8.0  # weight of the questions about RadixLM beside those of tasks.SHORT
+HELP = 20.0  # weight of the questions about RadixLM beside those of tasks.SHORT
 BUCKETS = {"short": 192, "middle": 512, "long": 1536}  # tokens a packed row
 
 
@@ -78,8 +78,9 @@ def stream(bucket: str, seed: int) -> Iterator[Conversation]:
 def evaluation(task: str, seed: int) -> Conversation:
     """One held-out item; its last assistant turn is the answer."""
     rng = Random(f"held-out/{task}/{seed}")
-    if task.startswith("new-"):
-        return reworded(rng, task)
+    edition, _, kind = task.partition("-")
+    if edition in EDITIONS:
+        return reworded(rng, kind, EDITIONS[edition])
     if task.endswith("-think"):
         base = evaluation(task.removesuffix("-think"), seed)
         return Conversation(base.messages, base.tools, task)
@@ -101,20 +102,19 @@ def evaluation(task: str, seed: int) -> Conversation:
     return Conversation([user(question), reply(answer)], task=task)
 
 
-def reworded(rng: Random, task: str) -> Conversation:
+def reworded(rng: Random, kind: str, wording: Wording) -> Conversation:
     """An item of the second edition, in phrasings that no training item has."""
-    kind = task.removeprefix("new-")
     if kind.startswith("tool-"):
-        return tools.dialogue(rng, 1, kind.removeprefix("tool-"), wording=HELD_OUT)
+        return tools.dialogue(rng, 1, kind.removeprefix("tool-"), wording=wording)
     if kind in ("passage", "json", "memory"):
         made = {
-            "passage": lambda: passage(rng, rng.randint(5, 30), 1, wording=HELD_OUT),
-            "json": lambda: extract(rng, HELD_OUT),
-            "memory": lambda: remember(rng, HELD_OUT),
+            "passage": lambda: passage(rng, rng.randint(5, 30), 1, wording=wording),
+            "json": lambda: extract(rng, wording),
+            "memory": lambda: remember(rng, wording),
         }[kind]()
         return Conversation(made.messages, task=kind)
     make = assist.ask if kind == "help" else tasks.SHORT[kind][0]
-    question, answer, _ = make(rng, wording=HELD_OUT)
+    question, answer, _ = make(rng, wording=wording)
     return Conversation([user(question), reply(answer)], task=kind)
 
 
@@ -124,11 +124,16 @@ EVALUATIONS = (
     "memory reverse sort upper lower spell count multiply compare capital python greet refuse"
 ).split()
 
-
+EDITIONS = {"new": HELD_OUT, "blind": BLIND_WORDING}  # first words of the rows below
 REWORDED = tuple(
     f"new-{kind}"
     for kind in (*tasks.SHORT, "help", "passage", "json", "memory", *("tool-one", "tool-two"),
                  "tool-none", "tool-missing")
+)  # fmt: skip
+UNSEEN = tuple(
+    f"blind-{kind}"
+    for kind in ("add subtract multiply compare copy json passage tool-one tool-missing memory "
+                 "greet help refuse").split()
 )  # fmt: skip
 
 

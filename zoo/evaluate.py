@@ -18,7 +18,7 @@ import torch
 from assist import commands
 from chat import Conversation, Encoder, Message, render
 from checkpoint import read
-from data import EVALUATIONS, REWORDED, evaluation
+from data import EVALUATIONS, REWORDED, UNSEEN, evaluation
 from generate import Decoder
 from tqdm import tqdm
 
@@ -133,7 +133,7 @@ def main() -> None:
     )
     parser.add_argument("--url", help="a running server; without it the weights are read here")
     parser.add_argument("--items", type=int, default=200)
-    parser.add_argument("--tasks", nargs="*", default=[*EVALUATIONS, *REWORDED])
+    parser.add_argument("--tasks", nargs="*", default=[*EVALUATIONS, *REWORDED, *UNSEEN])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="also write the scores here, as JSON")
     args = parser.parse_args()

@@ -20,7 +20,7 @@ def _number(rng: Random, digits: int) -> int:
 def _pair(rng: Random, digits: int | None, wording: Wording) -> tuple[int, int]:
     """Two numbers of `digits` digits; without it a mixture in which three digits lead."""
     if digits is None and wording.is_wide and rng.random() < WIDE:
-        return _number(rng, rng.randint(1, 4)), _number(rng, rng.randint(1, 4))
+        return _number(rng, rng.choice(WIDE_SIZES)), _number(rng, rng.choice(WIDE_SIZES))
     if digits is None and rng.random() < 0.7:
         digits = rng.choice((2, 3, 3))
     sizes = (1, 2, 2, 3, 3)
@@ -32,7 +32,8 @@ ADD_FORMS = (
     "Add {a} and {b}.", "What is {a} plus {b}?", "Calculate {a} + {b}.",
     "What is the sum of {a} and {b}?", "Compute {a} + {b}.", "How much is {a} + {b}?",
 )  # fmt: skip
-WIDE = 0.5  # share of the sums with up to four digits
+WIDE = 0.6  # share of the sums with up to four digits
+WIDE_SIZES = (1, 2, 3, 3, 4, 4)  # digits of their numbers
 SUBTRACT_FORMS = (
     "What is {a} - {b}?", "{a} - {b}", "{a}-{b}", "What is {a}-{b}?", "{a} - {b} = ?",
     "Subtract {b} from {a}.", "What is {a} minus {b}?", "Calculate {a} - {b}.",
@@ -372,16 +373,16 @@ def refuse(rng: Random, wording: Wording = CLASSIC) -> Item:
     ask = wording.pick(rng, "refuse", REFUSALS).format(
         n=rng.choice(words.PLAIN), y=rng.randint(1900, 2030), l=rng.choice(words.LANGUAGES),
         c=rng.choice(list(words.CAPITALS)), t=rng.choice(words.CITIES),
-        k=rng.choice(words.ADJECTIVES),
+        k=rng.choice(words.ADJECTIVES), p=rng.choice(words.NAMES), j=rng.choice(words.JOBS),
     )  # fmt: skip
     return ask, SORRY, "I do not know how to do this."
 
 
 SHORT: dict[str, tuple[Task, float]] = {
-    "add": (add, 9.0),
-    "subtract": (subtract, 15.0),
+    "add": (add, 12.0),
+    "subtract": (subtract, 24.0),
     "multiply": (multiply, 1.5),
-    "compare": (compare, 1.5),
+    "compare": (compare, 2.5),
     "copy": (copy, 9.0),
     "quote": (quote, 1.2),
     "reverse": (reverse, 1.8),
@@ -389,9 +390,9 @@ SHORT: dict[str, tuple[Task, float]] = {
     "upper": (upper, 1.5),
     "lower": (lower, 1.2),
     "spell": (spell, 1.5),
-    "count": (count, 1.5),
+    "count": (count, 2.5),
     "capital": (capital, 0.6),
     "python": (python, 0.8),
-    "greet": (greet, 2.5),
-    "refuse": (refuse, 3.0),
+    "greet": (greet, 3.5),
+    "refuse": (refuse, 10.0),
 }

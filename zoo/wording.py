@@ -2,14 +2,16 @@
 
 A held-out pattern is in no training item, whatever stands around it: `Wording` keeps the shares
 apart. The first edition's few forms are the "classic" wording; its score table keeps them.
+blind.txt was written before its writer had read the others, and nobody trains on it either.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from pathlib import Path
 from random import Random
@@ -28,10 +30,27 @@ class Section:
     training: list[str]
     held_out: list[str]
     answer: str = ""
+    reserved: frozenset[str] = frozenset()  # plain texts that no training item has
 
 
-def read_sections(path: Path) -> dict[str, Section]:
-    """Sections by name: `# name = answer`, then a pattern a line, `! ` before held-out ones."""
+def plain(text: str) -> str:
+    """The text without case and marks, so that near copies are equal; signs of sums stay."""
+    return re.sub(r"[^\w{}+*/=-]+", " ", text).strip().lower()
+
+
+def framed(line: str, frames: Mapping[str, Section]) -> list[str]:
+    """A line's pattern, or every frame about what stands behind its `+ ` or `= `."""
+    kind = {"+ ": "do", "= ": "about"}.get(line[:2])
+    if kind is None:
+        return [line]
+    return [frame.replace("$", f"[{line[2:]}]") for frame in frames[kind].training]
+
+
+def read_sections(path: Path, frames: Mapping[str, Section] | None = None) -> dict[str, Section]:
+    """Sections by name: `# name = answer`, then a pattern a line, `! ` before held-out ones.
+
+    The frames of `+ ` and `= ` lines are the file's own where none are given.
+    """
     sections: dict[str, Section] = {}
     _, *blocks = re.split(r"^# ", path.read_text(encoding="utf-8"), flags=re.M)
     for block in blocks:
@@ -39,12 +58,18 @@ def read_sections(path: Path) -> dict[str, Section]:
         name, _, answer = head.partition(" = ")
         shares: dict[bool, list[str]] = defaultdict(list)
         for line in filter(None, lines):
-            shares[line.startswith("! ")].append(line.removeprefix("! ").replace(r"\n", "\n"))
-        sections[name] = Section(shares[False], shares[True], answer)
+            pattern = line.removeprefix("! ").replace(r"\n", "\n")
+            shares[line.startswith("! ")] += framed(pattern, frames or sections)
+        reserved = frozenset(plain(text) for line in shares[True] for text in expansions(line))
+        sections[name] = Section(shares[False], shares[True], answer, reserved)
     return sections
 
 
-SECTIONS = read_sections(Path(__file__).with_name("phrasings.txt"))
+def expansions(pattern: str) -> list[str]:
+    """Every text of a pattern, without what `dress` puts around it."""
+    parts = CHOICE.split(pattern)
+    choices = (part.split("|") if i % 2 else [part] for i, part in enumerate(parts))
+    return ["".join(chosen) for chosen in product(*choices)]
 
 
 def num_expansions(pattern: str) -> int:
@@ -57,9 +82,14 @@ def expand(rng: Random, pattern: str) -> str:
     return CHOICE.sub(lambda found: rng.choice(found[1].split("|")), pattern)
 
 
+SECTIONS = read_sections(Path(__file__).with_name("phrasings.txt"))
+BLIND = read_sections(Path(__file__).with_name("blind.txt"))
+BLIND_TEXTS = frozenset(plain(line) for section in BLIND.values() for line in section.training)
+
+
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """Where questions take their words from: "classic", "training" or "held_out"."""
+    """Where questions take their words from: "classic", "training", "held_out" or "blind"."""
 
     share: str
 
@@ -80,7 +110,18 @@ class Wording:
         """A question of one kind, its slots still in braces."""
         if classic and self.is_classic(rng):
             return classic[0] if len(classic) == 1 else rng.choice(classic)
-        return self.dress(rng, rng.choice(self.lines(SECTIONS[kind])))
+        return self.say(rng, kind, SECTIONS[kind])
+
+    def say(self, rng: Random, kind: str, section: Section) -> str:
+        """A question of a section; blind ones as they were written."""
+        if self.share == "blind":
+            return rng.choice(BLIND[kind].training)
+        kept = section.reserved | BLIND_TEXTS if self.share == "training" else frozenset()
+        while True:
+            text = expand(rng, rng.choice(self.lines(section)))
+            made = self.dress(rng, text)
+            if kept.isdisjoint((plain(text), plain(made))):
+                return made
 
     def extra(self, rng: Random, kind: str) -> str:
         """A greeting, a "please" or thanks of this share."""
@@ -123,3 +164,4 @@ def mistype(rng: Random, text: str) -> str:
 
 
 CLASSIC, TRAINING, HELD_OUT = Wording("classic"), Wording("training"), Wording("held_out")
+BLIND_WORDING = Wording("blind")

@@ -114,7 +114,7 @@ def test_the_stream_repeats_from_its_seed_and_differs_from_the_held_out_items() 
 
 
 def test_scoring_takes_the_right_answer_and_no_other() -> None:
-    for task in (*data.EVALUATIONS, *data.REWORDED):
+    for task in (*data.EVALUATIONS, *data.REWORDED, *data.UNSEEN):
         item = data.evaluation(task, 0)
         want = item.answer()
         calls = want.get("tool_calls", [])

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from itertools import product
 from random import Random
 
 import assist
+import data
 import evaluate
+import passages
 import pytest
-from wording import CHOICE, HELD_OUT, SECTIONS, SLOT, TRAINING, Section, mistype, num_expansions
+import tasks
+import tools
+from wording import (
+    BLIND,
+    BLIND_TEXTS,
+    HELD_OUT,
+    SECTIONS,
+    SLOT,
+    TRAINING,
+    Section,
+    mistype,
+    num_expansions,
+    plain,
+)
 
 from test_commands import known_flags, read, words_of
 
-AROUND = ("hello", "please", "thanks")
-
-
-def texts(patterns: list[str]) -> set[str]:
-    """Every text of the patterns, without case, marks and "please"."""
-    made = set()
-    for pattern in patterns:
-        parts = re.split(CHOICE.pattern, pattern)
-        choices = (part.split("|") if i % 2 else [part] for i, part in enumerate(parts))
-        made |= {re.sub(r"[^\w{}+*]+", " ", "".join(c)).strip().lower() for c in product(*choices)}
-    return made
+FRAMES = ("do", "about")
+AROUND = ("hello", "please", "thanks", *FRAMES)
 
 
 def all_sections() -> dict[str, Section]:
@@ -45,16 +50,56 @@ def test_every_task_has_forty_phrasings_and_eight_held_out() -> None:
     assert not few
 
 
-def test_no_training_phrasing_is_held_out() -> None:
+def test_training_says_nothing_that_is_held_out_or_blind() -> None:
+    rng = Random(4)
     for name, section in all_sections().items():
-        both = texts(section.training) & texts(section.held_out)
-        assert not both, (name, both)
+        if name not in AROUND:
+            said = {plain(TRAINING.say(rng, name, section)) for _ in range(150)}
+            assert not said & (section.reserved | BLIND_TEXTS), name
+
+
+def test_a_reserved_text_is_passed_over() -> None:
+    section = Section(
+        ["[whats|count] {a}-{b}", "the rest of {a}"], [], "", frozenset(["the rest of {a}"])
+    )
+    said = {plain(TRAINING.say(Random(seed), "", section)) for seed in range(80)}
+    assert plain("whats {a}-{b}") in BLIND_TEXTS
+    assert not said & (section.reserved | BLIND_TEXTS)
+    assert plain("count {a}-{b}") in said
+
+
+def test_no_classic_form_is_blind() -> None:
+    forms = {*tasks.ADD_FORMS, *tasks.SUBTRACT_FORMS, *tasks.COPY_FORMS, *tasks.GREETINGS}
+    forms |= {*tasks.REFUSALS, *(form for tool in tools.TOOLS for form in tool.requests)}
+    forms |= {form for _, _, asked in passages.FACTS.values() for form in asked}
+    assert not {plain(form) for form in forms} & BLIND_TEXTS
+
+
+def test_every_blind_task_has_twelve_questions_and_its_rows() -> None:
+    assert {f"help-{name}" for name in assist.topics()} <= set(BLIND) <= set(all_sections())
+    num: dict[str, int] = defaultdict(int)
+    for name, section in BLIND.items():
+        num[name.split("-")[0]] += len(section.training)
+    assert not {name: n for name, n in num.items() if n < 12}
+    for task in data.UNSEEN:
+        asked = {data.evaluation(task, seed).prompt()[-1]["content"] for seed in range(80)}
+        assert len(asked) >= 12, task
+
+
+def test_frames_are_about_help_and_refusals_alike() -> None:
+    helped, refused = assist.topics()["gguf"].training, SECTIONS["refuse"].training
+    for frame in SECTIONS["about"].training:
+        head = frame.split("$")[0]
+        assert any(line.startswith(head) for line in helped)
+        assert any(line.startswith(head) for line in refused)
 
 
 def test_what_stands_around_a_pattern_leaves_its_slots() -> None:
     rng = Random(1)
     for name, section in SECTIONS.items():
         for wording in (TRAINING, HELD_OUT):
+            if name in FRAMES:
+                continue
             pattern = rng.choice(wording.lines(section))
             made = [wording.dress(rng, pattern) for _ in range(20)]
             assert all(set(SLOT.findall(text)) <= set(SLOT.findall(pattern)) for text in made)
