@@ -1,9 +1,11 @@
 #!/bin/sh
-# Rebuild every model of the zoo on a CPU (about four hours on one quiet core).
+# Rebuild the models of the zoo on a CPU: all of them (about four hours on one quiet core), or the
+# stages that are named, in this order: base draft lora embed reward eagle vision scores.
 #
-# SCALE=0.01 makes every training that much shorter (a trial run of the whole recipe), TARGET
-# writes all models to another folder than where they are shipped, OUT holds states and losses,
-# ITEMS is the number of held-out items a task.
+# FROM=src/radixlm/assets/radix-tiny goes on from that base, and from the shipped models where that
+# is quicker, instead of from nothing. SCALE=0.01 makes every training that much shorter (a trial
+# run of the whole recipe), TARGET writes all models to another folder than where they are shipped,
+# OUT holds states and losses, ITEMS is the number of held-out items a task, THREADS of the decoders.
 set -e
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python}
@@ -11,20 +13,54 @@ out=${OUT:-runs/zoo}
 models=${TARGET:-zoo/models}
 base=${TARGET:-src/radixlm/assets}/radix-tiny
 items=${ITEMS:-200}
-minutes() { awk "BEGIN { print $1 * ${SCALE:-1} }"; }
+train="$python zoo/train.py --threads ${THREADS:-1}"
 
-$python zoo/train.py --model base --minutes "$(minutes 75)" --out "$out/first"
-$python zoo/train.py --model base --out "$out/first" --export-to "$out/first/export"
-$python zoo/train.py --model base --minutes "$(minutes 45)" --out "$out/second" \
-    --begun "$out/first/export" --rate 0.6 --seed 3
-$python zoo/train.py --model base --out "$out/second" --export-to "$base"
-$python zoo/train.py --model draft --minutes "$(minutes 30)" --out "$out/first" --teacher "$base"
-$python zoo/train.py --model draft --out "$out/first" --export-to "$models/radix-tiny-draft"
-$python zoo/lora.py --kind upper --minutes "$(minutes 4)" --base "$base" --out "$models"
-$python zoo/lora.py --kind spanish --minutes "$(minutes 10)" --base "$base" --out "$models"
-$python zoo/pooled.py --minutes "$(minutes 5)" --base "$base" --out "$models"
-$python zoo/reward.py --minutes "$(minutes 12)" --base "$base" --out "$models"
-$python zoo/eagle.py --minutes "$(minutes 8)" --base "$base" --out "$models"
-$python zoo/vision.py --minutes "$(minutes 60)" --base "$base" --out "$models" --items "$items"
-$python zoo/evaluate.py "$base" --items "$items"
-$python zoo/speculation.py --base "$base" --draft "$models/radix-tiny-draft" --items "$items"
+# minutes NEW ON: how long a stage takes from nothing, and where it goes on.
+minutes() { awk "BEGIN { print ${SCALE:-1} * $([ "$FROM" ] && echo "$2" || echo "$1") }"; }
+# begun NAME: go on from a shipped model.
+begun() { [ -z "$FROM" ] || echo "--begun zoo/models/radix-tiny-$1"; }
+
+stage_base() {
+    if [ "$FROM" ]; then
+        $train --minutes "$(minutes 0 180)" --out "$out/warm" --begun "$FROM" --rate 0.8 --seed 11
+        $train --out "$out/warm" --export-to "$base"
+        return
+    fi
+    $train --minutes "$(minutes 75 0)" --out "$out/first"
+    $train --out "$out/first" --export-to "$out/first/export"
+    $train --minutes "$(minutes 45 0)" --out "$out/second" --begun "$out/first/export" \
+        --rate 0.6 --seed 3
+    $train --out "$out/second" --export-to "$base"
+}
+stage_draft() {
+    mkdir -p "$out/draft" && cp "$base/tokenizer.json" "$out/draft/"
+    $train --model draft --minutes "$(minutes 30 15)" --out "$out/draft" --teacher "$base" \
+        $(begun draft)
+    $train --model draft --out "$out/draft" --export-to "$models/radix-tiny-draft"
+}
+stage_lora() {
+    $python zoo/lora.py --kind upper --minutes "$(minutes 4 2)" --base "$base" --out "$models" \
+        $(begun lora-upper)
+    $python zoo/lora.py --kind spanish --minutes "$(minutes 10 5)" --base "$base" --out "$models" \
+        $(begun lora-spanish)
+}
+stage_embed() { $python zoo/pooled.py --minutes "$(minutes 5 5)" --base "$base" --out "$models"; }
+stage_reward() {
+    $python zoo/reward.py --minutes "$(minutes 12 6)" --base "$base" --out "$models" \
+        $(begun reward)
+}
+stage_eagle() {
+    $python zoo/eagle.py --minutes "$(minutes 8 4)" --base "$base" --out "$models" $(begun eagle3)
+}
+stage_vision() {
+    $python zoo/vision.py --minutes "$(minutes 60 60)" --base "$base" --out "$models" \
+        --items "$items"
+}
+stage_scores() {
+    $python zoo/evaluate.py "$base" --items "$items"
+    $python zoo/speculation.py --base "$base" --draft "$models/radix-tiny-draft" --items "$items"
+}
+
+for name in ${*:-base draft lora embed reward eagle vision scores}; do
+    "stage_$name"
+done
