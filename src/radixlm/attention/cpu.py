@@ -16,6 +16,7 @@ from radixlm.attention.double_sparsity import DoubleSparsity, SparseStep, is_pla
 from radixlm.attention.reference import Span, attend, make_block, sequence_spans, split_spans
 from radixlm.kernels.cpu.attention import PagedAttention
 from radixlm.kernels.cpu.cache import TILE, CacheShape
+from radixlm.kernels.cpu.chosen import ChosenAttention, can_read
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.heavy import HeavyCache, heavy_nbytes
 from radixlm.kernels.cpu.rope import NO_NORM, NO_ROPE, kv_store, latent_store
@@ -99,6 +100,16 @@ class CpuPool:
         for tensor, part in zip((self.k, self.v), self.shape.pages(k, v), strict=True):
             if tensor.numel():
                 indexable_view(tensor[layer])[index] = indexable_view(part)
+
+    def chosen_reader(
+        self, site: AttentionSite, width: int, runs: tuple[int, int]
+    ) -> ChosenAttention | None:
+        """None where tokens are chosen that are apart in tiles of K."""
+        if not can_read(self.shape, site.heads, runs, site.sinks is not None):
+            return None
+        caches = self.k[site.layer], self.v[site.layer]
+        options = site.scale, site.softcap, site.sinks
+        return ChosenAttention(self.shape, caches, site.heads, width, *options)
 
     def _pick(self, tensor: Tensor, layer: int, index: Tensor) -> Tensor:
         if not tensor.numel():

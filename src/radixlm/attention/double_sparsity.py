@@ -75,17 +75,11 @@ def sparse_step(batch: ForwardBatch, sparsity: DoubleSparsity) -> SparseStep | N
     """None where the step has no sparse row."""
     if batch.max_kv_len <= sparsity.first_position:
         return None
-    if batch.is_decode:
-        first_S = np.full(batch.num_sequences, sparsity.first_position)
-    elif batch.prompt_len_S is None:
-        return None
-    else:
-        first_S = np.maximum(batch.prompt_len_S.cpu().numpy(), sparsity.first_position)
-    starts_S1, kv_len_S = batch.query_start_S1.cpu().numpy(), batch.kv_len_S.cpu().numpy()
-    queries_S = np.diff(starts_S1)
-    count_S = np.clip(kv_len_S - first_S, 0, queries_S)
+    count_S = batch.count_outputs(sparsity.first_position)
     if not count_S.any():
         return None
+    starts_S1, kv_len_S = batch.query_start_S1.cpu().numpy(), batch.kv_len_S.cpu().numpy()
+    queries_S = np.diff(starts_S1)
     seq_R = np.repeat(np.arange(len(count_S)), count_S)
     from_end_R = np.cumsum(count_S)[seq_R] - np.arange(len(seq_R)) - 1
     columns = (starts_S1[1:][seq_R] - 1 - from_end_R, seq_R, kv_len_S[seq_R] - from_end_R)

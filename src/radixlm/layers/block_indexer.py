@@ -14,7 +14,7 @@ from radixlm.arch.rope import inv_freq
 from radixlm.arch.spec import Attention, BlockIndexer
 from radixlm.kernels.ops.rope import rope_angles
 from radixlm.layers.context import LayerContext
-from radixlm.layers.gathered_attention import Choose, QueryChunk
+from radixlm.layers.gathered_attention import Choose, IndexChunk
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles, axes_of
@@ -53,17 +53,16 @@ class BlockIndexerLayer(Module):
         return self._with_rope(rows.view(-1, index.heads, index.dim), cos_sin)
 
     def chooser(self, x_TD: Tensor, cos_sin: Angles | None, batch: ForwardBatch) -> Choose:
-        """The keys that this step's tokens read: bool [H, Q, N] of a query chunk."""
-        spec, index = self._attention, self._index
+        """The keys that this step's tokens read: bool [G, Q, N] of a query chunk."""
+        index = self._index
         q_TGI = self._queries(x_TD, cos_sin)
 
-        def choose(chunk: QueryChunk) -> Tensor:
-            key_NI = chunk.k_NKC[..., spec.head_dim :].flatten(1)[:, : index.dim]
+        def choose(chunk: IndexChunk) -> Tensor:
+            key_NI = chunk.index_NKR.flatten(1)[:, : index.dim]
             scores = q_TGI[chunk.rows].transpose(0, 1).float() @ key_NI.float().T  # [G, Q, N]
             scores = scores.masked_fill(~chunk.causal_QN, -torch.inf)
             blocks = self._blocks(scores, chunk.positions_Q)
-            of_token = blocks.repeat_interleave(index.size, -1)[..., : key_NI.shape[0]]
-            return of_token.repeat_interleave(spec.heads // index.heads, 0)
+            return blocks.repeat_interleave(index.size, -1)[..., : key_NI.shape[0]]
 
         return choose
 
@@ -112,11 +111,11 @@ class MeanBlockIndexer(BlockIndexerLayer):
 
     def chooser(self, x_TD: Tensor, cos_sin: Angles | None, batch: ForwardBatch) -> Choose:
         """The keys that this step's tokens read, for all heads: bool [Q, N] of a query chunk."""
-        spec, index = self._attention, self._index
+        index = self._index
         q_TGI = self._queries(x_TD, cos_sin)
 
-        def choose(chunk: QueryChunk) -> Tensor:
-            key_NI = chunk.k_NKC[..., spec.head_dim :].flatten(1)[:, : index.dim]
+        def choose(chunk: IndexChunk) -> Tensor:
+            key_NI = chunk.index_NKR.flatten(1)[:, : index.dim]
             complete_Q1 = (chunk.positions_Q[:, None] + 1) // index.size
             mrope = batch.mrope
             keys_BI = self._means(

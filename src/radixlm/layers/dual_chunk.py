@@ -52,7 +52,7 @@ class DualChunkAttention:
             (q * scale_T11).to(q.dtype)
             for q in (turn(self._angles(far)), turn(self._angles(near)), q_THC)
         ]
-        for whole in query_chunks(batch, site, q_THC.dtype):
+        for whole in query_chunks(batch, site, q_THC):
             for part, first in self._cut(whole):
                 # the first key of the chunk before, and of the queries' own
                 before, own = max(0, first - self.spec.chunk), first
@@ -85,9 +85,10 @@ class DualChunkAttention:
                 QueryChunk(
                     slice(row + start, row + stop),
                     whole.positions_Q[start - begin : stop - begin],
+                    whole.sequence,
+                    whole.index_NKR[:stop],
                     whole.k_NKC[:stop],
                     whole.v_NKV[:stop],
-                    whole.sequence,
                 ),
                 first,
             )

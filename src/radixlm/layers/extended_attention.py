@@ -27,7 +27,11 @@ from radixlm.layers.block_indexer import BlockIndexerLayer, MeanBlockIndexer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.dual_chunk import DualChunkAttention
 from radixlm.layers.dynamic_mask import DynamicMask
-from radixlm.layers.gathered_attention import attend_gathered, block_sparse_choice
+from radixlm.layers.gathered_attention import (
+    attend_chosen,
+    attend_gathered,
+    block_sparse_choice,
+)
 from radixlm.layers.logn_scaling import logn_scales
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
@@ -143,6 +147,12 @@ class ExtendedAttentionLayer(Module):
         self._choose = (
             block_sparse_choice(extras.block_sparse, spec.heads) if extras.block_sparse else None
         )
+        self._runs = (1, 1)
+        if extras.block_sparse is not None:
+            self._runs = (spec.heads, extras.block_sparse.size)
+        elif extras.indexer is not None:
+            index = extras.indexer
+            self._runs = (1 if index.is_mean else index.heads, index.size)
         self._dual = None
         if extras.dual_chunk is not None and spec.rope is not None:
             self._dual = DualChunkAttention(extras.dual_chunk, spec.rope, self._kernels)
@@ -191,7 +201,7 @@ class ExtendedAttentionLayer(Module):
         elif choose is None:
             out = batch.attn.run(q, k, v, self.site)
         else:
-            out = attend_gathered(q, k, v, self.site, batch, choose)
+            out = attend_chosen(q, k, v, self.site, batch, choose, self._runs)
         return self.o.run(self._finished(out, x_TD, gate))
 
     def emit(self, program: ProgramBuilder, source: int) -> list[Branch]:

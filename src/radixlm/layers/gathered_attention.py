@@ -1,9 +1,11 @@
 """Attention over keys gathered out of the cache, sequence by sequence, in plain torch, for masks
 that no backend's kernel has (one for each head, or depending on the keys). It reads the pool of any
-backend; a token's numbers do not depend on the rest of the step.
+backend; a token's numbers do not depend on the rest of the step. Where a pool has a kernel for it,
+output tokens read only what an index has chosen.
 
 Legend: T packed tokens, Q query tokens of a chunk, N tokens of its sequence, H query heads, K KV
-heads, C channels of K, V of V.
+heads, C channels of K, V of V, R of an index's part of a row of K, behind C; G choices, each for
+as many heads.
 """
 
 from __future__ import annotations
@@ -15,19 +17,19 @@ from torch import Tensor
 
 from radixlm.arch.spec import BlockSparse
 from radixlm.base.record import Record
+from radixlm.pools.pool import ChosenReader
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
 MAX_SCORES = 1 << 24  # numbers of the score matrix at once; longer chunks of queries are split
 
 
-class QueryChunk(Record):
-    """Some query tokens of one sequence and all keys up to the last of them."""
+class IndexChunk(Record):
+    """Some query tokens of one sequence, and what an index keeps of all tokens up to the last."""
 
     rows: slice  # of T
     positions_Q: Tensor  # int64: positions of the queries; those of the keys are 0 .. N - 1
-    k_NKC: Tensor
-    v_NKV: Tensor
-    sequence: int = 0  # which of the step's it is of
+    sequence: int  # which of the step's it is of
+    index_NKR: Tensor
 
     @property
     def causal_QN(self) -> Tensor:
@@ -37,11 +39,18 @@ class QueryChunk(Record):
     @property
     def distance_QN(self) -> Tensor:
         """Distance from each key to the query in tokens."""
-        places = torch.arange(self.k_NKC.shape[0], device=self.positions_Q.device)
+        places = torch.arange(self.index_NKR.shape[0], device=self.positions_Q.device)
         return self.positions_Q[:, None] - places
 
 
-Choose = Callable[[QueryChunk], Tensor]  # bool [Q, N] or [H, Q, N]: what each query reads
+class QueryChunk(IndexChunk):
+    """With all keys and values up to the last query."""
+
+    k_NKC: Tensor
+    v_NKV: Tensor
+
+
+Choose = Callable[[IndexChunk], Tensor]  # bool [Q, N] or [G, Q, N]: what each query reads
 
 
 def attend_gathered(
@@ -50,30 +59,83 @@ def attend_gathered(
     v_TKV: Tensor | None,
     site: AttentionSite,
     batch: ForwardBatch,
-    choose: Choose,
+    choose: Callable[[QueryChunk], Tensor],
     bias: Callable[[QueryChunk], Tensor] | None = None,
 ) -> Tensor:
     """Store the step's keys, attend to what ``choose`` leaves: [T, heads * v_dim] as q. ``bias``
     joins the scores: float32 [H, Q, N]."""
-    if k_TKC is not None:
-        pool = batch.attn.pools[site.group]
-        pool.store(site.layer, batch.store_GT[site.group], k_TKC, v_TKV)
+    _store(k_TKC, v_TKV, site, batch)
     out_THV = q_THC.new_zeros(q_THC.shape[0], site.heads, site.v_dim)
-    for chunk in query_chunks(batch, site, q_THC.dtype):
+    for chunk in query_chunks(batch, site, q_THC):
         more = None if bias is None else bias(chunk)
         parts = ((q_THC[chunk.rows], slice(None)),)
         out_THV[chunk.rows] = attend_parts(parts, chunk, choose(chunk), site, more)
     return out_THV.flatten(1)
 
 
+def attend_chosen(
+    q_THC: Tensor,
+    k_TKC: Tensor | None,
+    v_TKV: Tensor | None,
+    site: AttentionSite,
+    batch: ForwardBatch,
+    choose: Choose,
+    runs: tuple[int, int] = (1, 1),
+) -> Tensor:
+    """``attend_gathered``, where output tokens read only what they choose, if the pool has a kernel
+    for that. ``runs``: G, and the tokens that are chosen together."""
+    pool = batch.attn.pools[site.group]
+    reader = pool.chosen_reader(site, q_THC.shape[2], runs)
+    if reader is None:
+        return attend_gathered(q_THC, k_TKC, v_TKV, site, batch, choose)
+    _store(k_TKC, v_TKV, site, batch)
+    out_THV = q_THC.new_zeros(q_THC.shape[0], site.heads, site.v_dim)
+    outputs = batch.count_outputs().tolist()
+    for chunk in query_chunks(batch, site, q_THC, outputs):
+        parts = ((q_THC[chunk.rows], slice(None)),)
+        out_THV[chunk.rows] = attend_parts(parts, chunk, choose(chunk), site)
+    for row, pages, one in _output_rows(batch, site, reader, outputs):
+        chosen_GN = choose(one).view(-1, one.index_NKR.shape[0])
+        out_THV[row] = reader.run(q_THC[row], pages, chosen_GN).to(out_THV.dtype)
+    return out_THV.flatten(1)
+
+
+def _store(
+    k_TKC: Tensor | None, v_TKV: Tensor | None, site: AttentionSite, batch: ForwardBatch
+) -> None:
+    if k_TKC is not None:
+        pool = batch.attn.pools[site.group]
+        pool.store(site.layer, batch.store_GT[site.group], k_TKC, v_TKV)
+
+
+def _output_rows(
+    batch: ForwardBatch, site: AttentionSite, reader: ChosenReader, outputs: Sequence[int]
+) -> Iterator[tuple[int, Tensor, IndexChunk]]:
+    """The output tokens of a step, one by one: rows of T and pages of their sequences."""
+    size, table_SP = batch.attn.pools[site.group].page_size, batch.page_table_GSP[site.group]
+    ends, lengths = batch.query_start_S1[1:].tolist(), batch.kv_len_S.tolist()
+    for sequence, count in enumerate(outputs):
+        if not count:
+            continue
+        pages = table_SP[sequence, : -(-lengths[sequence] // size)].long()
+        index_NKR = reader.index(pages)
+        for back in range(count, 0, -1):
+            row, seen = ends[sequence] - back, lengths[sequence] - back + 1
+            at = torch.tensor([seen - 1])
+            yield row, pages, IndexChunk(slice(row, row + 1), at, sequence, index_NKR[:seen])
+
+
 def query_chunks(
-    batch: ForwardBatch, site: AttentionSite, dtype: torch.dtype
+    batch: ForwardBatch, site: AttentionSite, q_THC: Tensor, left_out: Sequence[int] = ()
 ) -> Iterator[QueryChunk]:
-    """The step's sequences, long ones split into chunks; keys and values as ``dtype``."""
+    """The step's sequences, long ones split into chunks, keys and values as q; ``left_out``: so
+    many of the last queries of each sequence are not wanted."""
     pool, table_SP = batch.attn.pools[site.group], batch.page_table_GSP[site.group]
-    starts = batch.query_start_S1.tolist()
+    starts, (width, dtype) = batch.query_start_S1.tolist(), (q_THC.shape[2], q_THC.dtype)
     for index, length in enumerate(batch.kv_len_S.tolist()):
         start, end = starts[index], starts[index + 1]
+        if left_out:
+            end, length = end - left_out[index], length - left_out[index]
         if start == end:
             continue
         pages = table_SP[index, : -(-length // pool.page_size)].tolist()
@@ -85,7 +147,8 @@ def query_chunks(
             last = min(first + step, end)
             until = length - (end - last)
             positions_Q = torch.arange(until - (last - first), until, device=k.device)
-            yield QueryChunk(slice(first, last), positions_Q, k[:until], v[:until], index)
+            rows, seen = slice(first, last), k[:until]
+            yield QueryChunk(rows, positions_Q, index, seen[..., width:], seen, v[:until])
 
 
 def attend_parts(
@@ -104,8 +167,8 @@ def attend_parts(
         scores = torch.tanh(scores / site.softcap) * site.softcap
     if bias_HQN is not None:
         scores = scores + bias_HQN.view(scores.shape)
-    mask = chosen & chunk.causal_QN
-    mask = mask.expand(site.heads, *mask.shape[-2:]).reshape(scores.shape)
+    mask = (chosen & chunk.causal_QN).view(-1, *chosen.shape[-2:])
+    mask = mask.repeat_interleave(site.heads // len(mask), 0).view(scores.shape)
     scores = scores.masked_fill(~mask, -torch.inf)
     if site.sinks is not None:
         sinks = site.sinks.float().view(site.kv_heads, -1, 1, 1)
@@ -124,10 +187,10 @@ def _scores(q_QHC: Tensor, k_NKC: Tensor, kv_heads: int) -> Tensor:
 def block_sparse_choice(spec: BlockSparse, heads: int) -> Choose:
     """The keys that a layer of block-sparse attention reads."""
 
-    def choose(chunk: QueryChunk) -> Tensor:
+    def choose(chunk: IndexChunk) -> Tensor:
         device = chunk.positions_Q.device
         of_query = (chunk.positions_Q // spec.size)[:, None]
-        of_key = torch.arange(chunk.k_NKC.shape[0], device=device) // spec.size
+        of_key = torch.arange(chunk.index_NKR.shape[0], device=device) // spec.size
         near = of_query - of_key < spec.local
         moved = of_key + 1 + spec.step * torch.arange(heads, device=device)[:, None]
         return near | (moved % spec.stride == 0)[:, None]

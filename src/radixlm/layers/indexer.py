@@ -11,7 +11,7 @@ from torch import Tensor
 
 from radixlm.arch.spec import Indexer, LatentAttention
 from radixlm.layers.context import LayerContext
-from radixlm.layers.gathered_attention import Choose, QueryChunk
+from radixlm.layers.gathered_attention import Choose, IndexChunk
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import Angles
@@ -48,8 +48,8 @@ class IndexerLayer(Module):
         weights_TH = self.weights.run(x_TD).float() * self._scale
         batch.scratch.chosen_tokens = {}
 
-        def choose(chunk: QueryChunk) -> Tensor:
-            kept_NR = chunk.k_NKC[:, 0, -index.row :].float()
+        def choose(chunk: IndexChunk) -> Tensor:
+            kept_NR = chunk.index_NKR[:, 0].float()
             chosen = self._choice(q_THI[chunk.rows], weights_TH[chunk.rows], kept_NR, chunk)
             batch.scratch.chosen_tokens[chunk.rows.start] = chosen
             return chosen
@@ -57,7 +57,7 @@ class IndexerLayer(Module):
         return choose
 
     def _choice(
-        self, q_QHI: Tensor, weights_QH: Tensor, kept_NR: Tensor, chunk: QueryChunk
+        self, q_QHI: Tensor, weights_QH: Tensor, kept_NR: Tensor, chunk: IndexChunk
     ) -> Tensor:
         """bool [Q, N], from the tokens' rows in the cache."""
         scores_QN = index_scores(q_QHI, weights_QH, kept_NR)
@@ -89,7 +89,7 @@ class PooledIndexer(IndexerLayer):
         return torch.cat((super().keys(x_TD, cos_sin), self.share.run(x_TD)), -1)
 
     def _choice(
-        self, q_QHI: Tensor, weights_QH: Tensor, kept_NR: Tensor, chunk: QueryChunk
+        self, q_QHI: Tensor, weights_QH: Tensor, kept_NR: Tensor, chunk: IndexChunk
     ) -> Tensor:
         size, dim, count = self._index.pool, self._index.dim, kept_NR.shape[0]
         num_pools = count // size
@@ -124,7 +124,7 @@ def shared_choice(batch: ForwardBatch) -> Choose:
     """The choice that an earlier layer has left in the step's scratch."""
     chosen: dict[int, Tensor] = batch.scratch.chosen_tokens
 
-    def choose(chunk: QueryChunk) -> Tensor:
+    def choose(chunk: IndexChunk) -> Tensor:
         return chosen[chunk.rows.start]
 
     return choose

@@ -17,7 +17,7 @@ from radixlm.kernels.ops.fp8 import BLOCK
 from radixlm.kernels.ops.linear import HeadLinear as PackedHeads
 from radixlm.kernels.ops.lora import LoraPart
 from radixlm.layers.context import LayerContext
-from radixlm.layers.gathered_attention import attend_gathered
+from radixlm.layers.gathered_attention import attend_chosen
 from radixlm.layers.indexer import IndexerLayer, PooledIndexer, shared_choice
 from radixlm.layers.linear import StepAdapters
 from radixlm.layers.logn_scaling import logn_scales
@@ -128,11 +128,11 @@ class LatentAttentionLayer(Module):
         if spec.indexer is None:
             out_THL = batch.attn.run(q_THC, k_T1C, None, self.site)
         elif spec.indexer.is_shared:
-            out_THL = attend_gathered(q_THC, k_T1C, None, self.site, batch, shared_choice(batch))
+            out_THL = attend_chosen(q_THC, k_T1C, None, self.site, batch, shared_choice(batch))
         else:
             k_T1C = torch.cat((k_T1C, self.index.keys(x_TD, cos_sin)[:, None]), -1)
             choose = self.index.chooser(x_TD, low_TQ, cos_sin, batch)
-            out_THL = attend_gathered(q_THC, k_T1C, None, self.site, batch, choose)
+            out_THL = attend_chosen(q_THC, k_T1C, None, self.site, batch, choose)
         out_TV = self.kv_b.expand(out_THL.view(-1, spec.heads, spec.kv_rank))
         if gate_THV is not None:
             out_TV = out_TV * self._context.kernels.sigmoid(gate_THV.flatten(1))

@@ -22,6 +22,21 @@ from radixlm.kernels.ops.kv import (
 )
 from radixlm.pools.group import KvGroup
 from radixlm.pools.memory import pool_tensor
+from radixlm.step.batch import AttentionSite
+
+
+class ChosenReader(Protocol):
+    """Attends to a few tokens of a layer's cache."""
+
+    def index(self, pages: Tensor) -> Tensor:
+        """What stands behind the channels of a query in the rows of K of all tokens of pages:
+        [n * B, K, R]."""
+        ...
+
+    def run(self, q_HC: Tensor, pages: Tensor, chosen_GN: Tensor) -> Tensor:
+        """One token's output, float32 [H, V]; ``chosen_GN``: bool, the tokens that it reads, a
+        choice for as many heads each."""
+        ...
 
 
 class KvPool(Protocol):
@@ -56,6 +71,13 @@ class KvPool(Protocol):
 
     def write(self, layer: int, pages: Sequence[int], k: Tensor, v: Tensor | None) -> None:
         """The inverse of ``read``."""
+        ...
+
+    def chosen_reader(
+        self, site: AttentionSite, width: int, runs: tuple[int, int]
+    ) -> ChosenReader | None:
+        """For queries of ``width`` channels that make so many choices of runs of so many tokens;
+        None: there is no kernel for that."""
         ...
 
 
@@ -126,6 +148,9 @@ class PagedPool:
 
     def write(self, layer: int, pages: Sequence[int], k: Tensor, v: Tensor | None) -> None:
         self.store(layer, self._slots(pages), k, v)
+
+    def chosen_reader(self, site: AttentionSite, width: int, runs: tuple[int, int]) -> None:
+        """There is no kernel for it."""
 
     def _put(self, which: int, flat: Tensor, layer: int, slots: Tensor, rows: Tensor) -> None:
         if self.dtype in SCALED:

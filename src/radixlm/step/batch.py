@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -222,6 +223,19 @@ class ForwardBatch:
     @property
     def num_sequences(self) -> int:
         return int(self.kv_len_S.shape[0])
+
+    def count_outputs(self, first: int = 0) -> np.ndarray:
+        """How many of each sequence's tokens are output tokens, at positions from ``first`` on: its
+        last ones; int64 [S]. What is computed of them does not depend on prompts' chunks."""
+        if self.is_decode:
+            first_S = np.full(self.num_sequences, first)
+        elif self.prompt_len_S is None:
+            return np.zeros(self.num_sequences, np.int64)
+        else:
+            first_S = np.maximum(self.prompt_len_S.cpu().numpy(), first)
+        queries_S = np.diff(self.query_start_S1.cpu().numpy())
+        count_S: np.ndarray = np.clip(self.kv_len_S.cpu().numpy() - first_S, 0, queries_S)
+        return count_S
 
     @property
     def cross_attention_spans(self) -> tuple[CrossAttentionSpan, ...]:
