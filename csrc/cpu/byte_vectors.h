@@ -42,7 +42,7 @@ RADIX_INLINE vi scale_bytes(vi bytes, vi times, vi plus) {
 RADIX_INLINE vi look_up(vi nibbles, const int8_t* table) {
     return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table)), nibbles.v)};
 }
-constexpr int INT8_ROWS = 12, INT4_ROWS = 12, WIDE8 = 4, WIDE4 = 2;
+constexpr int INT8_ROWS = 12, INT4_ROWS = 12;
 #elif defined(__AVX2__)
 struct vi {
     __m256i a, b;
@@ -78,7 +78,7 @@ RADIX_INLINE vi look_up(vi nibbles, const int8_t* table) {
     const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
     return {_mm256_shuffle_epi8(t, nibbles.a), _mm256_shuffle_epi8(t, nibbles.b)};
 }
-constexpr int INT8_ROWS = 2, INT4_ROWS = 2, WIDE8 = 1, WIDE4 = 1;
+constexpr int INT8_ROWS = 2, INT4_ROWS = 2;
 #elif defined(RADIX_NEON)
 struct vi {
     int32x4_t a, b, c, d;
@@ -123,7 +123,7 @@ RADIX_INLINE vi look_up(vi nibbles, const int8_t* table) {
     auto one = [&](int32x4_t n) { return vreinterpretq_s32_s8(vqtbl1q_s8(t, vreinterpretq_u8_s32(n))); };
     return {one(nibbles.a), one(nibbles.b), one(nibbles.c), one(nibbles.d)};
 }
-constexpr int INT8_ROWS = 2, INT4_ROWS = 2, WIDE8 = 1, WIDE4 = 1;
+constexpr int INT8_ROWS = 2, INT4_ROWS = 2;
 #else
 struct vi {
     int32_t l[16];
@@ -167,7 +167,7 @@ static inline vi look_up(vi nibbles, const int8_t* table) {
     for (int i = 0; i < 64; i++) n[i] = table[n[i]];
     return nibbles;
 }
-constexpr int INT8_ROWS = 2, INT4_ROWS = 2, WIDE8 = 1, WIDE4 = 1;
+constexpr int INT8_ROWS = 2, INT4_ROWS = 2;
 #endif
 
 }  // namespace RADIX_ISA

@@ -4,6 +4,8 @@
 // batch invariant bit for bit.
 #include "int8.h"
 
+#include <array>
+
 #include "epilogue.h"
 #include "int8_rows.h"
 
@@ -28,94 +30,84 @@ struct PanelAhead {
 // GCC 12 drops a call that does nothing but prefetch, unless it is inlined first.
 #define RADIX_KEPT __attribute__((always_inline))
 
-// acc += x * w of steps [0, steps), four k each; ahead(p, s) prefetches for panel p and step s. x is
+// acc += x * w of steps [0, steps), four k each; ahead(s) prefetches at step s. x is
 // signed or w is: the other one holds unsigned bytes where the instruction wants them.
-template <int ROWS, int NP, bool SIGNED_X, class Ahead>
-RADIX_INLINE void byte_products(const int8_t* w, int64_t panel_bytes, const int32_t* x, int64_t steps,
-                                Ahead ahead, vi (&acc)[ROWS][2 * NP]) {
+template <int ROWS, bool SIGNED_X, class Ahead>
+RADIX_INLINE void byte_products(const int8_t* w, const int32_t* x, int64_t steps, Ahead ahead,
+                                vi (&acc)[ROWS][2]) {
     for (int64_t s = 0; s < steps; s++) {
-        vi b[2 * NP];
-        for (int p = 0; p < NP; p++) {
-            const int8_t* from = w + p * panel_bytes + s * 128;
-            b[2 * p] = vi_load(from), b[2 * p + 1] = vi_load(from + 64);
-            ahead(p, s);
-        }
+        const vi b[2] = {vi_load(w + s * 128), vi_load(w + s * 128 + 64)};
+        ahead(s);
         RADIX_UNROLL(12)
         for (int r = 0; r < ROWS; r++) {
             const vi xv = vi_set1(x[s * ROWS + r]);
-            for (int c = 0; c < 2 * NP; c++)
+            for (int c = 0; c < 2; c++)
                 acc[r][c] = SIGNED_X ? dot_wx(acc[r][c], b[c], xv) : dot_xw(acc[r][c], xv, b[c]);
         }
     }
 }
 
-template <int ROWS, int NP, int PLANES>
+template <int ROWS, int PLANES>
 static void tile_bytes(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel,
                        const PanelAhead& ahead) {
-    const int64_t panel_bytes = q.steps * 128;
-    const int8_t* w = (const int8_t*)a.w.data + panel * panel_bytes;
-    vi acc[ROWS * PLANES][2 * NP];
-    for (int r = 0; r < ROWS * PLANES; r++)
-        for (int c = 0; c < 2 * NP; c++) acc[r][c] = vi_zero();
-    byte_products<ROWS * PLANES, NP, false>(
-        w, panel_bytes, q.tile(t), q.steps,
-        [&](int p, int64_t s) RADIX_KEPT { ahead.prefetch(w + p * panel_bytes, s); }, acc);
-    for (int r = 0; r < ROWS; r++)
-        for (int p = 0; p < NP; p++) {
-            vf out[2];
-            for (int h = 0; h < 2; h++) {
-                int64_t lane = (panel + p) * PANEL + h * 16;
-                auto sum = [&](int row) {
-                    return BIASED ? vi_sub(acc[row][2 * p + h], vi_load(a.w.column_sum + lane))
-                                  : acc[row][2 * p + h];
-                };
-                const vf whole = PLANES == 2 ? join_planes(sum(2 * r), sum(2 * r + 1)) : to_float(sum(r));
-                out[h] = mul(mul(whole, load(a.w.scale + lane)), set1(q.scale[t * q.rows + r]));
-            }
-            finish(a, t * q.rows + r, panel + p, out[0], out[1]);
+    const int8_t* w = (const int8_t*)a.w.data + panel * q.steps * 128;
+    vi acc[ROWS * PLANES][2];
+    for (int r = 0; r < ROWS * PLANES; r++) acc[r][0] = acc[r][1] = vi_zero();
+    byte_products<ROWS * PLANES, false>(
+        w, q.tile(t), q.steps, [&](int64_t s) RADIX_KEPT { ahead.prefetch(w, s); }, acc);
+    for (int r = 0; r < ROWS; r++) {
+        vf out[2];
+        for (int h = 0; h < 2; h++) {
+            const int64_t lane = panel * PANEL + h * 16;
+            auto sum = [&](int row) {
+                return BIASED ? vi_sub(acc[row][h], vi_load(a.w.column_sum + lane)) : acc[row][h];
+            };
+            const vf whole = PLANES == 2 ? join_planes(sum(2 * r), sum(2 * r + 1)) : to_float(sum(r));
+            out[h] = mul(mul(whole, load(a.w.scale + lane)), set1(q.scale[t * q.rows + r]));
         }
+        finish(a, t * q.rows + r, panel, out[0], out[1]);
+    }
 }
 
 // acc += x * w of steps [s0, s1), eight k each.
-template <int ROWS, int NP, bool FP4 = false>
-RADIX_INLINE void nibble_products(const uint32_t* w, int64_t k8, const int32_t* x, int64_t s0, int64_t s1,
-                                  const PanelAhead& ahead, vi (&acc)[ROWS][2 * NP]) {
+template <int ROWS, bool FP4 = false>
+RADIX_INLINE void nibble_products(const uint32_t* w, const int32_t* x, int64_t s0, int64_t s1,
+                                  const PanelAhead& ahead, vi (&acc)[ROWS][2]) {
     for (int64_t s = s0; s < s1; s++) {
-        vi even[2 * NP], odd[2 * NP];
-        for (int c = 0; c < 2 * NP; c++) {
-            split_nibbles(vi_load(w + (c / 2 * k8 + s) * PANEL + c % 2 * 16), even[c], odd[c]);
+        vi even[2], odd[2];
+        for (int c = 0; c < 2; c++) {
+            split_nibbles(vi_load(w + s * PANEL + c * 16), even[c], odd[c]);
             if (FP4) even[c] = look_up(even[c], RAISED_FP4), odd[c] = look_up(odd[c], RAISED_FP4);
         }
-        for (int p = 0; p < NP; p++) ahead.prefetch(w + p * k8 * PANEL, s);
+        ahead.prefetch(w, s);
         RADIX_UNROLL(12)
         for (int r = 0; r < ROWS; r++) {
             vi x0 = vi_set1(x[2 * s * ROWS + r]), x1 = vi_set1(x[(2 * s + 1) * ROWS + r]);
-            for (int c = 0; c < 2 * NP; c++) acc[r][c] = dot_wx(dot_wx(acc[r][c], even[c], x0), odd[c], x1);
+            for (int c = 0; c < 2; c++) acc[r][c] = dot_wx(dot_wx(acc[r][c], even[c], x0), odd[c], x1);
         }
     }
 }
 
 // Scales and offsets of any value: those of a group are those of its span.
-template <int ROWS, int NP, bool FP4>
+template <int ROWS, bool FP4>
 static void tile_grids(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel,
                        const PanelAhead& ahead) {
-    const int64_t k8 = a.w.k / 8, per = a.w.group / 8;
-    const uint32_t* w = (const uint32_t*)a.w.data + panel * k8 * PANEL;
+    const int64_t per = a.w.group / 8;
+    const uint32_t* w = (const uint32_t*)a.w.data + panel * (a.w.k / 8) * PANEL;
     const int32_t* x = q.tile(t);
-    vf out[ROWS][2 * NP];
-    for (int r = 0; r < ROWS; r++)
-        for (int c = 0; c < 2 * NP; c++) out[r][c] = zero();
+    vf out[ROWS][2];
+    for (int r = 0; r < ROWS; r++) out[r][0] = out[r][1] = zero();
     for (int64_t g = 0; g < q.groups; g++) {
         const float *xs = q.scale + t * q.rows * q.groups + g * ROWS,
                     *xe = q.extra + t * q.rows * q.groups + g * ROWS;
-        vi acc[ROWS][2 * NP];
+        vi acc[ROWS][2];
         for (int r = 0; r < ROWS; r++) {
             const vi start = a.w.offset ? vi_zero() : vi_set1(int32_t(float_to_bits(xe[r])));
-            for (int c = 0; c < 2 * NP; c++) acc[r][c] = start;
+            acc[r][0] = acc[r][1] = start;
         }
-        nibble_products<ROWS, NP, FP4>(w, k8, x, g * per, (g + 1) * per, ahead, acc);
-        for (int c = 0; c < 2 * NP; c++) {
-            const int64_t at = ((panel + c / 2) * q.groups + g) * PANEL + c % 2 * 16;
+        nibble_products<ROWS, FP4>(w, x, g * per, (g + 1) * per, ahead, acc);
+        for (int c = 0; c < 2; c++) {
+            const int64_t at = (panel * q.groups + g) * PANEL + c * 16;
             const vf scale = load(a.w.scale + at);
             for (int r = 0; r < ROWS; r++)
                 out[r][c] = fma(mul(to_float(acc[r][c]), scale), set1(xs[r]), out[r][c]);
@@ -124,47 +116,42 @@ static void tile_grids(const LinearArgs& a, const Quantised& q, int64_t t, int64
             for (int r = 0; r < ROWS; r++) out[r][c] = fma(offset, set1(xe[r]), out[r][c]);
         }
     }
-    for (int r = 0; r < ROWS; r++)
-        for (int p = 0; p < NP; p++) finish(a, t * q.rows + r, panel + p, out[r][2 * p], out[r][2 * p + 1]);
+    for (int r = 0; r < ROWS; r++) finish(a, t * q.rows + r, panel, out[r][0], out[r][1]);
 }
 
 // Scales that are multiples of their span's: whole numbers are summed over a span, in floats that hold
 // them exactly, so tiles that sum them as integers give the same bits.
-template <int ROWS, int NP>
+template <int ROWS>
 static void tile_multiples(const LinearArgs& a, const Quantised& q, int64_t t, int64_t panel,
                            const PanelAhead& ahead) {
-    const int64_t k8 = a.w.k / 8, per = a.w.group / 8, per_span = a.w.span / a.w.group;
-    const uint32_t* w = (const uint32_t*)a.w.data + panel * k8 * PANEL;
+    const int64_t per = a.w.group / 8, per_span = a.w.span / a.w.group;
+    const uint32_t* w = (const uint32_t*)a.w.data + panel * (a.w.k / 8) * PANEL;
     const int32_t* x = q.tile(t);
     const float *xs = q.scale + t * q.rows * q.spans, *xe = q.extra + t * q.rows * q.groups;
-    vf out[ROWS][2 * NP];
-    for (int r = 0; r < ROWS; r++)
-        for (int c = 0; c < 2 * NP; c++) out[r][c] = zero();
+    vf out[ROWS][2];
+    for (int r = 0; r < ROWS; r++) out[r][0] = out[r][1] = zero();
     for (int64_t s = 0; s < q.spans; s++, xs += ROWS) {
-        vf whole[ROWS][2 * NP];
-        for (int r = 0; r < ROWS; r++)
-            for (int c = 0; c < 2 * NP; c++) whole[r][c] = zero();
+        vf whole[ROWS][2];
+        for (int r = 0; r < ROWS; r++) whole[r][0] = whole[r][1] = zero();
         const int64_t g1 = (s + 1) * per_span < q.groups ? (s + 1) * per_span : q.groups;
         for (int64_t g = s * per_span; g < g1; g++) {
-            vi acc[ROWS][2 * NP];
-            for (int r = 0; r < ROWS; r++)
-                for (int c = 0; c < 2 * NP; c++) acc[r][c] = vi_zero();
-            nibble_products<ROWS, NP>(w, k8, x, g * per, (g + 1) * per, ahead, acc);
-            for (int c = 0; c < 2 * NP; c++) {
-                const int8_t* m = a.w.multiple + ((panel + c / 2) * q.groups + g) * 2 * PANEL + c % 2 * 16;
+            vi acc[ROWS][2];
+            for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = vi_zero();
+            nibble_products<ROWS>(w, x, g * per, (g + 1) * per, ahead, acc);
+            for (int c = 0; c < 2; c++) {
+                const int8_t* m = a.w.multiple + (panel * q.groups + g) * 2 * PANEL + c * 16;
                 const vf times = load_i8(m), less = load_i8(m + PANEL);
                 for (int r = 0; r < ROWS; r++)
                     whole[r][c] =
                         fma(less, set1(xe[g * ROWS + r]), fma(to_float(acc[r][c]), times, whole[r][c]));
             }
         }
-        for (int c = 0; c < 2 * NP; c++) {
-            const vf scale = load(a.w.scale + ((panel + c / 2) * q.spans + s) * PANEL + c % 2 * 16);
+        for (int c = 0; c < 2; c++) {
+            const vf scale = load(a.w.scale + (panel * q.spans + s) * PANEL + c * 16);
             for (int r = 0; r < ROWS; r++) out[r][c] = fma(mul(whole[r][c], scale), set1(xs[r]), out[r][c]);
         }
     }
-    for (int r = 0; r < ROWS; r++)
-        for (int p = 0; p < NP; p++) finish(a, t * q.rows + r, panel + p, out[r][2 * p], out[r][2 * p + 1]);
+    for (int r = 0; r < ROWS; r++) finish(a, t * q.rows + r, panel, out[r][0], out[r][1]);
 }
 
 #if RADIX_UNSIGNED_BY_SIGNED
@@ -212,9 +199,8 @@ static void tile_wide(const LinearArgs& a, const Quantised& q, int64_t t, int64_
         vi acc[ROWS][2];
         for (int r = 0; r < ROWS; r++) acc[r][0] = acc[r][1] = vi_set1(int32_t(float_to_bits(xe[r])));
         const int64_t left = (a.w.k - s * a.w.span) / 4, steps = left < a.w.span / 4 ? left : a.w.span / 4;
-        byte_products<ROWS, 1, true>(
-            w, 0, x, steps, [&](int, int64_t i) RADIX_KEPT { __builtin_prefetch(next + i * stride, 0, 2); },
-            acc);
+        byte_products<ROWS, true>(
+            w, x, steps, [&](int64_t i) RADIX_KEPT { __builtin_prefetch(next + i * stride, 0, 2); }, acc);
         w += steps * 128, x += steps * ROWS, next += steps * stride;
         for (int h = 0; h < 2; h++) {
             const vf scale = load(a.w.scale + (panel * q.spans + s) * PANEL + h * 16);
@@ -240,90 +226,59 @@ static void wide_tiles(const LinearArgs& a, const Quantised& q, int64_t t0, int6
 #endif
 
 using Int8Tile = void (*)(const LinearArgs&, const Quantised&, int64_t, int64_t, const PanelAhead&);
-constexpr int width8(int rows) { return WIDE8 == 1 ? 1 : rows <= 2 ? 4 : rows <= 5 ? 2 : 1; }
-constexpr int width4(int rows) { return WIDE4 == 1 ? 1 : rows <= 2 ? 2 : 1; }
-
-struct Int8Tiles {  // constexpr: no code of this instruction set may run before it is chosen
-    Int8Tile one[13], many[13];
-    int width[13];
-};
+// Tiles of 1, 2, ... rows. constexpr: no code of this instruction set may run before it is chosen.
 template <int PLANES, int... R>
-static constexpr Int8Tiles make_bytes(std::integer_sequence<int, R...>) {
-    Int8Tiles t{};
-    constexpr auto width = [](int rows) { return width8(rows * PLANES); };
-    ((t.one[R + 1] = tile_bytes<R + 1, 1, PLANES>, t.many[R + 1] = tile_bytes<R + 1, width(R + 1), PLANES>,
-      t.width[R + 1] = width(R + 1)),
-     ...);
-    return t;
+static constexpr std::array<Int8Tile, sizeof...(R)> make_bytes(std::integer_sequence<int, R...>) {
+    return {tile_bytes<R + 1, PLANES>...};
 }
 template <bool FP4, int... R>
-static constexpr Int8Tiles make_grids(std::integer_sequence<int, R...>) {
-    Int8Tiles t{};
-    ((t.one[R + 1] = tile_grids<R + 1, 1, FP4>, t.many[R + 1] = tile_grids<R + 1, width4(R + 1), FP4>,
-      t.width[R + 1] = width4(R + 1)),
-     ...);
-    return t;
+static constexpr std::array<Int8Tile, sizeof...(R)> make_grids(std::integer_sequence<int, R...>) {
+    return {tile_grids<R + 1, FP4>...};
 }
 template <int... R>
-static constexpr Int8Tiles make_multiples(std::integer_sequence<int, R...>) {
-    Int8Tiles t{};
-    ((t.one[R + 1] = tile_multiples<R + 1, 1>, t.many[R + 1] = tile_multiples<R + 1, width4(R + 1)>,
-      t.width[R + 1] = width4(R + 1)),
-     ...);
-    return t;
+static constexpr std::array<Int8Tile, sizeof...(R)> make_multiples(std::integer_sequence<int, R...>) {
+    return {tile_multiples<R + 1>...};
 }
-static constexpr Int8Tiles W8A8 = make_bytes<1>(std::make_integer_sequence<int, INT8_ROWS>{});
-static constexpr Int8Tiles W8A16 = make_bytes<2>(std::make_integer_sequence<int, INT8_ROWS / 2>{});
-static constexpr Int8Tiles GRIDS = make_grids<false>(std::make_integer_sequence<int, INT4_ROWS>{});
-static constexpr Int8Tiles FLOATS = make_grids<true>(std::make_integer_sequence<int, INT4_ROWS>{});
-static constexpr Int8Tiles MULTIPLES = make_multiples(std::make_integer_sequence<int, INT4_ROWS>{});
+static constexpr auto W8A8 = make_bytes<1>(std::make_integer_sequence<int, INT8_ROWS>{});
+static constexpr auto W8A16 = make_bytes<2>(std::make_integer_sequence<int, INT8_ROWS / 2>{});
+static constexpr auto GRIDS = make_grids<false>(std::make_integer_sequence<int, INT4_ROWS>{});
+static constexpr auto FLOATS = make_grids<true>(std::make_integer_sequence<int, INT4_ROWS>{});
+static constexpr auto MULTIPLES = make_multiples(std::make_integer_sequence<int, INT4_ROWS>{});
 
 void linear_int8(const LinearArgs& a, const Ctx& ctx) {
     if (a.m <= 0) return;
-    const Int8Tiles& table = a.w.format == W_W8A8    ? W8A8
-                             : a.w.format == W_W8A16 ? W8A16
-                             : a.w.multiple          ? MULTIPLES
-                             : a.w.fp4               ? FLOATS
-                                                     : GRIDS;
+    const Int8Tile* tiles = a.w.format == W_W8A8    ? W8A8.data()
+                            : a.w.format == W_W8A16 ? W8A16.data()
+                            : a.w.multiple          ? MULTIPLES.data()
+                            : a.w.fp4               ? FLOATS.data()
+                                                    : GRIDS.data();
     const Quantised q(a, ctx.shared());
     ctx.each(a.m, 1, [&](int64_t r0, int64_t r1) {
         for (int64_t r = r0; r < r1; r++) quantise_row(a, q, r);
     });
     ctx.barrier();
     const int64_t panels = panels_of(a.w);
-    const int width = table.width[q.rows];
     // Rows in equal blocks whose quantised x stays in second-level cache while panels pass by.
     const int64_t tile_bytes = q.rows * q.planes * q.steps * 4, most = int64_t(384) << 10;
     const int64_t blocks = q.count * tile_bytes < most ? 1 : (q.count * tile_bytes + most - 1) / most;
     const int64_t per_block = (q.count + blocks - 1) / blocks;
-    const int64_t each = q.count > 1 ? width : 4, chunks = (panels + each - 1) / each;
+    const int64_t each = q.count > 1 ? 1 : 4, chunks = (panels + each - 1) / each;
     const int64_t panel_steps = a.w.format == W_W4A8 ? a.w.k / 8 : q.steps;
     ctx.each(blocks * chunks, 1, [&](int64_t i0, int64_t i1) {
         for (int64_t i = i0; i < i1; i++) {
             const int64_t t0 = i / chunks * per_block,
                           t1 = t0 + per_block < q.count ? t0 + per_block : q.count;
-            int64_t p = i % chunks * each;
-            const int64_t p1 = p + each < panels ? p + each : panels;
+            const int64_t p0 = i % chunks * each, p1 = p0 + each < panels ? p0 + each : panels;
+            for (int64_t p = p0; p < p1; p++) {
 #if RADIX_UNSIGNED_BY_SIGNED
-            if (q.widens) {
-                for (; p < p1; p++)
+                if (q.widens) {
                     wide_tiles(a, q, t0, t1, p, (int8_t*)ctx.local(),
                                std::make_integer_sequence<int, INT4_ROWS>{});
-                continue;
-            }
-#endif
-            for (; p < p1;) {
-                bool wide = p + width <= p1;
-                for (int64_t t = t0; t < t1; t++) {
-                    int64_t rows = q.size(t);
-                    const PanelAhead ahead(panel_steps, t - t0, t1 - t0);
-                    if (wide && table.width[rows] == width)
-                        table.many[rows](a, q, t, p, ahead);
-                    else
-                        for (int64_t j = p; j < (wide ? p + width : p + 1); j++)
-                            table.one[rows](a, q, t, j, ahead);
+                    continue;
                 }
-                p += wide ? width : 1;
+#endif
+                for (int64_t t = t0; t < t1; t++)
+                    tiles[q.size(t) - 1](a, q, t, p, PanelAhead(panel_steps, t - t0, t1 - t0));
             }
         }
     });
@@ -335,7 +290,7 @@ size_t linear_int8_local(const LinearArgs& a) { return WIDENS && a.w.multiple ? 
 
 // Products in registers, as many at a time as hide their latency. Returns the operations done.
 double int8_ceiling(size_t rounds) {
-    constexpr int CHAINS = WIDE8 > 1 ? 20 : 4, WEIGHTS = 4;
+    constexpr int CHAINS = INT8_ROWS > 2 ? 20 : 4, WEIGHTS = 4;
     alignas(64) int8_t bytes[(WEIGHTS + 1) * 64] = {};
     vi acc[CHAINS];
     RADIX_UNROLL(20)
