@@ -99,7 +99,7 @@ static void quantise_tile_row(const LinearArgs& a, const TileBytes& t, int64_t t
             _mm_store_si128((__m128i*)(out + k / t.k_step * t.step_bytes() + k % t.k_step), v);
         });
         scale[s * 16] = top / 127.0f;
-        if (is_grid) extra[s * 16] = group_extra(a, top / 127.0f, sum);
+        if (is_grid) extra[s * 16] = group_extra(a.w, false, top / 127.0f, sum);
     }
 }
 
