@@ -8,6 +8,7 @@
 
 #include "attention_rows.h"
 #include "byte_vectors.h"
+#include "hadamard.h"
 
 namespace radix {
 namespace RADIX_ISA {
@@ -113,7 +114,7 @@ class Int4Block {
   public:
     static size_t floats(const Shape& s, int rows) {
         return (size_t(rows) * groups_of(s.k_dim) * sizeof(QueryGroup) + AT_ONCE * sizeof(BlockWeights)) / 4 +
-               AT_ONCE * BLOCK + 16;
+               AT_ONCE * BLOCK + s.k_dim + 16;
     }
     Int4Block(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of,
               const NextTiles& after, float* memory)
@@ -127,14 +128,19 @@ class Int4Block {
           p(memory),
           weights((BlockWeights*)(memory + AT_ONCE * BLOCK)),
           q((QueryGroup*)(weights + AT_ONCE)) {
-        for (int i = 0; i < rows.count; i++)
+        float* rotated = (float*)(q + int64_t(rows.count) * k_groups);
+        const vf scale = set1(a.scale / float(rotated_block(s.k_dim)));
+        for (int i = 0; i < rows.count; i++) {
+            std::memcpy(rotated, query_of(a, s, task, rows, i), size_t(s.k_dim) * 4);
+            rotate(rotated, s.k_dim);
             for (int g = 0; g < k_groups; g++) {
-                const float* from = query_of(a, s, task, rows, i) + g * GROUP_4;
+                const float* from = rotated + g * GROUP_4;
                 const int n = s.k_dim - g * GROUP_4;
                 const vf x[] = {load_n(from, lanes_at(0, n)),
                                 n > 16 ? load_n(from + 16, lanes_at(16, n)) : zero()};
-                q[i * k_groups + g].make({mul(x[0], set1(a.scale)), mul(x[1], set1(a.scale))});
+                q[i * k_groups + g].make({mul(x[0], scale), mul(x[1], scale)});
             }
+        }
     }
     static int slots(const Shape&, int rows) { return rows; }
     void run(int from, int to, const SplitRows& split) {

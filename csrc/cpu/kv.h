@@ -9,7 +9,8 @@
 // K: 8 channels of 16 tokens; byte b of a token has channels b and b + 4.
 // V: 4 tokens of 32 channels; byte b of channel c has channels c and c + 16 of token b; 16 tokens of 32
 //    channels, then of the next 32.
-// Either ends with bfloat16 scales [dim / 32][16], one a token and 32 channels: value = q * scale.
+// Either ends with bfloat16 scales [dim / 32][16], one a token and 32 channels: value = q * scale. K is
+// rotated (hadamard.h), rows of latents are not: they are values too.
 #pragma once
 #include "../common/transpose.h"
 #include "rows.h"

@@ -1,5 +1,8 @@
 // Rows of K and V as numbers of 4 bits; kv.h has the layout.
 #pragma once
+#include <vector>
+
+#include "hadamard.h"
 #include "kv.h"
 
 namespace radix {
@@ -38,11 +41,13 @@ static void put_value_i4(const Cache& c, const Tile& t, int lane, const float* x
         *scales = g.scale;
     }
 }
-static void put_key_i4(const Cache& c, const Tile& t, int lane, const float* x) {
+static void put_key_i4(const Cache& c, const Tile& t, int lane, const float* k) {
+    std::vector<float> x(k, k + c.k_dim);
+    rotate(x.data(), c.k_dim);
     uint8_t* out = (uint8_t*)const_cast<void*>(t.k) + lane * 4;
     uint16_t* scales = const_cast<uint16_t*>(t.k_groups) + lane;
     for (int i = 0; i < c.k_dim; i += GROUP_4, scales += TILE) {
-        const Group4 g(x + i, c.k_dim - i);
+        const Group4 g(&x[size_t(i)], c.k_dim - i);
         for (int j = 0; j < GROUP_4; j += 8, out += 64)
             for (int b = 0; b < 4; b++) out[b] = uint8_t(g.numbers[j + b] | g.numbers[j + 4 + b] << 4);
         *scales = g.scale;

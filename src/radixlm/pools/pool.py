@@ -16,6 +16,8 @@ from radixlm.kernels.ops.kv import (
     indexable_view,
     num_groups,
     quantize,
+    rotate,
+    rotate_back,
     row_nbytes,
     stored_channels,
     to_kv,
@@ -83,7 +85,8 @@ class KvPool(Protocol):
 
 class PagedPool:
     """K and V as tensors [L, P, B, K, C], the layout of the torch and Triton backends. int8 rows
-    have scales [L, P, B, K]; int4 rows are bytes [L, P, B, K, 16 G] with scales [L, P, B, K, G].
+    have scales [L, P, B, K]; int4 rows are bytes [L, P, B, K, 16 G] with scales [L, P, B, K, G],
+    K's rotated unless latent.
     ``page_size`` is B, the rows of a page: fewer than its tokens if tokens share a row."""
 
     def __init__(
@@ -97,6 +100,7 @@ class PagedPool:
         page_size = group.rows_per_page(page_size)
         self.group, self.num_pages, self.page_size = group, num_pages, page_size
         self.dtype = dtype
+        self._is_rotated = dtype == INT4 and not group.latent
         shape = (len(group.layers), num_pages, page_size, group.kv_heads)
         # Zeros, not empty: a masked NaN would still spoil a weighted sum.
         self._dims = (group.head_dim,) if group.latent else (group.head_dim, group.v_dim)
@@ -124,6 +128,7 @@ class PagedPool:
 
     def store(self, layer: int, slots_T: Tensor, k_TKC: Tensor, v_TKV: Tensor | None) -> None:
         """Write rows at slots (page * page_size + offset)."""
+        k_TKC = rotate(k_TKC) if self._is_rotated else k_TKC
         self._put(0, self.k_LPBKC[layer].flatten(0, 1), layer, slots_T, k_TKC)
         if self.v_LPBKV is not None:
             assert v_TKV is not None, "this pool stores V, but v is None"
@@ -131,7 +136,8 @@ class PagedPool:
 
     def load(self, layer: int, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """K [..., K, C] and V [..., K, V] at slots of any shape, as ``dtype``."""
-        k = self._take(0, self.k_LPBKC[layer].flatten(0, 1), layer, slots).to(dtype)
+        k = self._take(0, self.k_LPBKC[layer].flatten(0, 1), layer, slots)
+        k = (rotate_back(k) if self._is_rotated else k).to(dtype)
         if self.v_LPBKV is None:
             return k, k[..., : self.group.v_dim]
         return k, self._take(1, self.v_LPBKV[layer].flatten(0, 1), layer, slots).to(dtype)

@@ -40,6 +40,13 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return kv.to_kv(x, dtype).float()
 
 
+def rounded_key(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """K as a cache that is not latent stores it."""
+    if dtype != kv.INT4:
+        return rounded(x, dtype)
+    return kv.rotate_back(rounded(kv.rotate(x), dtype))
+
+
 def limit(dtype: torch.dtype) -> float:
     """Error limit relative to the largest value. Matrix tiles round weights to bfloat16, int4 to 16
     bits of the largest of some."""
@@ -74,7 +81,8 @@ class World:
         for s, total in enumerate(self.total):
             mine = [order.pop() for _ in range(per_seq[s])]
             self.pages[s, : len(mine)] = torch.tensor(mine)
-            k = rounded(torch.randn(total, case.kv_heads, case.dim, generator=g), case.dtype)
+            as_key = rounded if case.is_latent else rounded_key
+            k = as_key(torch.randn(total, case.kv_heads, case.dim, generator=g), case.dtype)
             v = k[..., : case.v_dim]
             if not case.is_latent:
                 v = rounded(torch.randn(total, case.kv_heads, case.v_dim, generator=g), case.dtype)
@@ -135,6 +143,7 @@ CASES = [
     replace(BASE, dtype=torch.float16, heads=2, page_size=64),
     replace(BASE, dtype=torch.int8, dim=64, v_dim=48),
     replace(BASE, dtype=kv.INT4, dim=64, v_dim=48),
+    replace(BASE, dtype=kv.INT4, dim=96, v_dim=48),
     replace(BASE, dtype=kv.INT4, heads=14, page_size=32, softcap=3.0, dim=24, v_dim=20),
     replace(BASE, dtype=torch.int8, heads=14, page_size=32, softcap=3.0, dim=24, v_dim=20),
     replace(BASE, dtype=torch.float8_e4m3fn, window=70),

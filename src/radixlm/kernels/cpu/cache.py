@@ -20,6 +20,8 @@ from radixlm.kernels.ops.kv import (
     dequantize_int8,
     quantize_int4,
     quantize_int8,
+    rotate,
+    rotate_back,
     row_nbytes,
     split,
     stored_channels,
@@ -113,7 +115,7 @@ class CacheShape(Record):
         if self.is_latent:
             return v, v[..., : self.v_dim]
         if self.dtype == INT4:
-            return int4_rows(k_pages, self.k_dim, is_key=True), v
+            return rotate_back(int4_rows(k_pages, self.k_dim, is_key=True)), v
         k, scales = k_pages.split_with_sizes((self.k_dim, SCALE_BYTES), 3)
         k_scale = scales.flatten(3).contiguous().view(torch.float32)
         return dequantize_int8(tokens_of_k(k), _tokens_of_scales(k_scale)), v
@@ -151,7 +153,7 @@ class CacheShape(Record):
         v_pages = int4_tiles(rows, self.page_size, is_key=False)
         if self.is_latent:
             return torch.empty(0, dtype=INT4), v_pages
-        return int4_tiles(k, self.page_size, is_key=True), v_pages
+        return int4_tiles(rotate(k), self.page_size, is_key=True), v_pages
 
 
 def shape_of(k_cache: Tensor, k_dim: int, v_dim: int) -> CacheShape:

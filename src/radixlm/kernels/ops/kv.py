@@ -59,6 +59,29 @@ def dequantize(q: Tensor, scale: Tensor, channels: int) -> Tensor:
     return dequantize_int8(q, scale)
 
 
+def rotate(x_NKC: Tensor) -> Tensor:
+    """float32 [..., C]: the Hadamard transform, not normalised, of each block of channels; blocks
+    are the largest power of two that divides C. Keys of an int4 cache are stored so: a few large
+    channels spread over all. q . k is rotate(q) . rotate(k) / block (arXiv:2404.00456)."""
+    x, channels = x_NKC.float(), x_NKC.shape[-1]
+    block = rotated_block(channels)
+    x = split(x, -1, (-1, block))
+    for _ in range(block.bit_length() - 1):  # neighbours meet, and become halves: distances 1, 2, 4
+        a, b = x[..., 0::2], x[..., 1::2]
+        x = torch.cat((a + b, a - b), -1)
+    return x.flatten(-2)
+
+
+def rotate_back(x_NKC: Tensor) -> Tensor:
+    """The inverse of ``rotate``."""
+    return rotate(x_NKC) / rotated_block(x_NKC.shape[-1])
+
+
+def rotated_block(channels: int) -> int:
+    """Channels that ``rotate`` mixes."""
+    return channels & -channels
+
+
 def quantize_int4(x_NKC: Tensor) -> tuple[Tensor, Tensor]:
     """Bytes [..., 16 G] and bfloat16 scales [..., G], x = q * scale with q from -8 to 7. A byte of
     a group has channel i of it in the lower half and i + 16 in the upper one, plus 8 each.

@@ -13,9 +13,10 @@ import triton
 from torch import Tensor
 
 from radixlm.base.record import Record, replace
-from radixlm.kernels.ops.kv import INT4, SCALED
+from radixlm.kernels.ops.kv import INT4, SCALED, rotated_block
 from radixlm.kernels.triton import attention_paged as paged
 from radixlm.kernels.triton.attention_plan import UNBOUNDED, Cut, Work
+from radixlm.kernels.triton.attention_store import rotate
 from radixlm.kernels.triton.mode import interpreting, nothing
 from radixlm.kernels.triton.variant import NEWEST, POINTERS, Variant
 from radixlm.step.batch import AttentionSite
@@ -239,6 +240,8 @@ def attend(
     site, tile = shape.site, shape.tile
     kind = kind_of(cache.k_LKC.dtype, q_THC.device)
     k, v = cache.k_LKC, cache.k_LKC if cache.v_LKV is None else cache.v_LKV
+    if kind == 3 and not site.latent:
+        q_THC = rotate(q_THC, 1 / rotated_block(site.head_dim), q_THC.dtype)
     if kind == 2:
         k, v = k.view(torch.uint8), v.view(torch.uint8)
     device = q_THC.device

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from radixlm.kernels.ops.kv import INT4, SCALED
+from radixlm.kernels.ops.kv import INT4, SCALED, rotated_block
 from radixlm.kernels.triton.mode import cast, e4m3_bits, interpreting
 from radixlm.kernels.triton.variant import Variant
 
@@ -65,6 +65,41 @@ def _store_int4(
         to = cache + (row + group)[:, None] * 16 + lane[None, :]
         tl.store(to, (low + 16.0 * high).to(tl.int32).to(tl.uint8), mask=live[:, None])
         tl.store(scales + row + group, step.to(tl.bfloat16), mask=live)
+
+
+@triton.jit
+def rotate_kernel(
+    x, out, num_rows, heads, stride, head_stride, scale,
+    BLOCKS: tl.constexpr, N: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """ROWS blocks of N channels, times ``scale``; arithmetic and order of kernels/ops/kv.py:
+    rotate."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, N)
+    mask = (row < num_rows)[:, None] & (c < N)[None, :]
+    head = row // BLOCKS
+    at = (head // heads).to(tl.int64) * stride + head % heads * head_stride + row % BLOCKS * N
+    y = tl.load(x + at[:, None] + c[None, :], mask=mask, other=0.0).to(tl.float32)
+    for _ in tl.static_range(STEPS):
+        a, b = tl.split(tl.reshape(y, [ROWS, N // 2, 2]))
+        y = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 2, 1)), [ROWS, N])
+    to = out + row.to(tl.int64)[:, None] * N + c[None, :]
+    tl.store(to, cast(y * scale, out.dtype.element_ty), mask=mask)
+
+
+def rotate(x_TKC: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """kernels/ops/kv.py: rotate, times ``scale`` (a power of two), as a new tensor of ``dtype``.
+    Channels must be contiguous."""
+    num_tokens, heads, dim = x_TKC.shape
+    out = torch.empty(x_TKC.shape, dtype=dtype, device=x_TKC.device)
+    block = rotated_block(dim)
+    num_rows, rows = num_tokens * heads * (dim // block), max(1, 2048 // block)
+    if num_rows:
+        rotate_kernel[(triton.cdiv(num_rows, rows),)](
+            x_TKC, out, num_rows, heads, x_TKC.stride(0), x_TKC.stride(1), scale,
+            BLOCKS=dim // block, N=block, STEPS=block.bit_length() - 1, ROWS=rows, num_warps=4,
+        )  # fmt: skip
+    return out
 
 
 @triton.jit
@@ -149,6 +184,8 @@ def store(
     if not num_tokens:
         return
     kind = kind_of(k_LKC.dtype, k_LKC.device)
+    if kind == 4 and v_LKV is not None:
+        k_TKC = rotate(k_TKC, 1.0, torch.float32)
     max_value = torch.finfo(k_LKC.dtype).max if kind in (2, 3) else 0.0
     if kind == 3:
         k_LKC = k_LKC.view(torch.uint8)
@@ -168,11 +205,22 @@ def store(
 def variants() -> tuple[Variant, ...]:
     """Head dims and latents, kinds of cache, dtypes of K and V."""
     caches = {"same": 0, "i8": 1, "fp8e5": 2, "fp8e4nv": 2, "u8": 3, "i4": 4}
-    return tuple(
+    pointers = ("bf16", "fp16", "fp32")
+    stores = (
         _variant(pointer, cache, kind, dim)
         for dim in (64, 128, 256, 576)
         for cache, kind in caches.items()
-        for pointer in ("bf16", "fp16", "fp32")
+        for pointer in pointers
+    )
+    return (*stores, *(_rotation(pointer, block) for block in (16, 128) for pointer in pointers))
+
+
+def _rotation(pointer: str, block: int) -> Variant:
+    numbers = dict.fromkeys(("num_rows", "heads", "stride", "head_stride"), "i32")
+    signature = {"x": f"*{pointer}", "out": "*fp32", **numbers, "scale": "fp32"}
+    constants = {"BLOCKS": 1, "N": block, "STEPS": block.bit_length() - 1, "ROWS": 2048 // block}
+    return Variant(
+        f"rotate-{pointer}-{block}", rotate_kernel, signature, constants, num_warps=4, num_stages=3
     )
 
 
