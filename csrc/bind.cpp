@@ -123,18 +123,18 @@ void run_activation(Address x, int64_t ldx, Address y, int64_t ldy, int64_t rows
     run_team(n, 0, 0, [&](const Ctx& c) { k.activation(a, c); });
 }
 
-// Units of work a second by all threads: bytes read (kind 0) or operations: 1 float32, 2 bf16 on tiles (0
+// Units of work a second by all threads: bytes read (kind 0) or operations: 1 float32, 2 bf16 pairs (0
 // where the instruction set has none), 3 int8.
 double measure(int kind, Address memory, size_t bytes, int threads) {
     const Kernels& k = kernels();
     double total = 0;
-    if (kind == 2 && !k.tiles.ceiling) return 0;
+    if (kind == 2 && !k.pairs.ceiling) return 0;
     auto begin = std::chrono::steady_clock::now();
     run_team(threads, 0, 0, [&](const Ctx& c) {
         const size_t each = kind == 0 ? bytes / size_t(threads) / 256 * 256 : bytes;
         float sink = 1e-3f;
         double work = kind == 3   ? k.int8.ceiling(each)
-                      : kind == 2 ? k.tiles.ceiling(each)
+                      : kind == 2 ? k.pairs.ceiling(each)
                                   : k.ceiling(kind, at<float>(memory + size_t(c.tid) * each * (kind == 0)),
                                               each, &sink);
 #pragma omp critical

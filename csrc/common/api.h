@@ -15,7 +15,7 @@ enum Format : int {
     W_W8A8 = 4,
     W_INT4 = 5,
     W_W4A8 = 6,
-    W_BF16_TILES = 7,
+    W_BF16_PAIRS = 7,
     W_W8A16 = 8,
     W_FP4 = 9  // as Python names it: here w4a8 with `fp4`
 };
@@ -388,12 +388,17 @@ struct Int8Kernels {
     size_t (*attention_local)(const AttnArgs&);
 };
 
-// Matrix tiles: bf16 weights in pairs of k. Null where the processor has none.
-struct TileKernels {
+// bf16 weights and activations in pairs of k, on matrix tiles or as dot products. Null where the processor
+// has neither.
+struct PairKernels {
     void (*linear)(const LinearArgs&, const Ctx&) = nullptr;
     size_t (*shared)(const LinearArgs&) = nullptr;
     size_t (*local)(const LinearArgs&) = nullptr;
-    double (*ceiling)(size_t rounds) = nullptr;                // bf16: operations done
+    double (*ceiling)(size_t rounds) = nullptr;  // operations done
+};
+
+// What else matrix tiles do. Null where the processor has none.
+struct TileKernels {
     void (*attention)(const AttnArgs&, const Ctx&) = nullptr;  // caches whose numbers are exact in bf16
     size_t (*attention_local)(const AttnArgs&) = nullptr;
 };
@@ -426,21 +431,22 @@ struct Kernels {
     void (*sparse_attention)(const SparseArgs&, const Ctx&);
     size_t (*sparse_shared)(const SparseArgs&);
     size_t (*sparse_local)(const SparseArgs&);
+    PairKernels pairs = {};
     TileKernels tiles = {};
 };
 
 inline bool is_integer(const LinearArgs& a) {
     return a.w.format == W_W8A8 || a.w.format == W_W4A8 || a.w.format == W_W8A16;
 }
-inline bool is_tiled(const LinearArgs& a) { return a.w.format == W_BF16_TILES; }
+inline bool has_pairs(const LinearArgs& a) { return a.w.format == W_BF16_PAIRS; }
 inline void run_linear(const Kernels& k, const LinearArgs& a, const Ctx& ctx) {
-    (is_integer(a) ? k.int8.linear : is_tiled(a) ? k.tiles.linear : k.linear)(a, ctx);
+    (is_integer(a) ? k.int8.linear : has_pairs(a) ? k.pairs.linear : k.linear)(a, ctx);
 }
 inline size_t shared_for(const Kernels& k, const LinearArgs& a) {
-    return is_integer(a) ? k.int8.shared(a) : is_tiled(a) ? k.tiles.shared(a) : k.linear_shared(a);
+    return is_integer(a) ? k.int8.shared(a) : has_pairs(a) ? k.pairs.shared(a) : k.linear_shared(a);
 }
 inline size_t local_for(const Kernels& k, const LinearArgs& a, int threads) {
-    return is_integer(a) ? k.int8.local(a) : is_tiled(a) ? k.tiles.local(a) : k.linear_local(a, threads);
+    return is_integer(a) ? k.int8.local(a) : has_pairs(a) ? k.pairs.local(a) : k.linear_local(a, threads);
 }
 
 // The arithmetic of attention depends on the processor and the cache's type, on nothing else.

@@ -94,7 +94,7 @@ static float packed_at(const Weight& w, int64_t n, int64_t k) {
         case W_F32: return ((const float*)w.data)[at + lane];
         case W_BF16:
             return bf16_to_float(((const uint16_t*)w.data)[at + (lane < 16 ? 2 * lane : 2 * lane - 31)]);
-        case W_BF16_TILES:
+        case W_BF16_PAIRS:
             return bf16_to_float(
                 ((const uint16_t*)w.data)[(panel * ((w.k + 31) / 32 * 16) + k / 2) * 64 + 2 * lane + k % 2]);
         case W_F16: return f16_to_float(((const uint16_t*)w.data)[at + lane]);

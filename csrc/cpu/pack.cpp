@@ -159,7 +159,7 @@ static int values_a_dword(const Weight& w) {
         case W_BF16:
         case W_F16:
         case W_INT8: return 1;
-        case W_BF16_TILES: return 2;
+        case W_BF16_PAIRS: return 2;
         case W_W8A8:
         case W_W8A16: return 4;
         default: return 8;
@@ -235,7 +235,7 @@ static void encode_int4(const PackArgs& a, int64_t r, Place at, int64_t j, uint3
 }
 
 static void encode(const PackArgs& a, int64_t r, Place at, int64_t j, uint32_t* out) {
-    if (a.w.format <= W_F16 || a.w.format == W_BF16_TILES)
+    if (a.w.format <= W_F16 || a.w.format == W_BF16_PAIRS)
         encode_floats(a, r, j, out);
     else if (values_a_dword(a.w) < 8)
         encode_int8(a, r, at, j, out);
@@ -245,7 +245,7 @@ static void encode(const PackArgs& a, int64_t r, Place at, int64_t j, uint32_t* 
         encode_int4(a, r, at, j, out);
 }
 static void choose_scales(const PackArgs& a, int64_t r, Place at) {
-    if (a.w.format <= W_F16 || a.w.format == W_BF16_TILES) return;
+    if (a.w.format <= W_F16 || a.w.format == W_BF16_PAIRS) return;
     if (values_a_dword(a.w) < 8)
         scale_int8(a, r, at);
     else if (a.src_dtype == DT_I8)
@@ -289,7 +289,7 @@ static void pack_strip(const PackArgs& a, int64_t r, int64_t rows, Place at, int
 
 // The dwords of a panel are [dwords][32]; two or four of them where a value is 16 or 8 bits apart.
 static void pack_rows(const PackArgs& a, int64_t r, int64_t rows, Place at) {
-    const int64_t values = values_a_dword(a.w), whole = a.w.format == W_BF16_TILES ? 32 : values;
+    const int64_t values = values_a_dword(a.w), whole = a.w.format == W_BF16_PAIRS ? 32 : values;
     const int64_t dwords = (a.w.k + whole - 1) / whole * whole / values, first = at.panel * dwords * PANEL;
     switch (a.w.format) {
         case W_BF16:

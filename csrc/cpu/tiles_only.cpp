@@ -11,8 +11,9 @@ namespace RADIX_ISA {
 extern const Int8Kernels int8_table;
 const Int8Kernels int8_table = {linear_integers,      integers_shared, tiles_local,
                                 tile_ceiling<SIGNED>, attention_int4,  attention_int4_local};
+extern const PairKernels pair_table;
+const PairKernels pair_table = {linear_tiles, tiles_shared, tiles_local, tile_ceiling<BF16>};
 extern const TileKernels tile_table;
-const TileKernels tile_table = {linear_tiles,       tiles_shared,    tiles_local,
-                                tile_ceiling<BF16>, attention_tiles, attention_tiles_local};
+const TileKernels tile_table = {attention_tiles, attention_tiles_local};
 }  // namespace RADIX_ISA
 }  // namespace radix

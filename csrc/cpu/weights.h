@@ -1,16 +1,36 @@
 // How each weight format turns 32 stored weights into two float vectors.
-// A reader walks one panel; `at(k)` gives outputs 0-15 in a and 16-31 in b.
+// A reader walks one panel; `at(k)` gives outputs 0-15 in a and 16-31 in b of step k of its arithmetic.
 #pragma once
 #include "../common/api.h"
-#include "../common/simd.h"
+#include "rows.h"
 
 namespace radix {
 namespace RADIX_ISA {
 
 RADIX_INLINE int64_t panels_of(const Weight& w) { return (w.n + PANEL - 1) / PANEL; }
 
+// fp32 arithmetic: an input a step.
+struct FloatStep {
+    static constexpr int64_t INPUTS = 1;
+    static RADIX_INLINE vf add(vf sum, vf x, vf w) { return fma(x, w, sum); }
+    // The inputs of steps i to i + 16 of a row of k, each as a dword; zero past the last one.
+    static RADIX_INLINE vf inputs(const float* x, int64_t i, int64_t k) {
+        return load_n(x + i, lanes_at(i, k));
+    }
+};
+template <class Step>
+RADIX_INLINE int64_t steps_of(int64_t k) {
+    return (k + Step::INPUTS - 1) / Step::INPUTS;
+}
+template <class W>
+RADIX_INLINE int64_t steps_of(const Weight& w) {
+    return steps_of<typename W::Step>(w.k);
+}
+
 struct ReadF32 {
-    static constexpr int FORMAT = W_F32, LINES = 2, WIDE = 4;
+    using Step = FloatStep;
+    static constexpr int FORMAT = W_F32, WIDE = 4;
+    static constexpr bool IS_WIDE = true;  // stored as it is multiplied
     const float* p;
     RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) {
         p = (const float*)w.data + (panel * w.k + k) * PANEL;
@@ -22,7 +42,9 @@ struct ReadF32 {
     }
 };
 struct ReadBf16 {
-    static constexpr int FORMAT = W_BF16, LINES = 1, WIDE = 4;
+    using Step = FloatStep;
+    static constexpr int FORMAT = W_BF16, WIDE = 4;
+    static constexpr bool IS_WIDE = false;
     const uint16_t* p;
     RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) {
         p = (const uint16_t*)w.data + (panel * w.k + k) * PANEL;
@@ -32,7 +54,9 @@ struct ReadBf16 {
     RADIX_INLINE void at(int64_t k, vf& a, vf& b) const { load_bf16_pairs(p + k * PANEL, a, b); }
 };
 struct ReadF16 {
-    static constexpr int FORMAT = W_F16, LINES = 1, WIDE = 4;
+    using Step = FloatStep;
+    static constexpr int FORMAT = W_F16, WIDE = 4;
+    static constexpr bool IS_WIDE = false;
     const uint16_t* p;
     RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) {
         p = (const uint16_t*)w.data + (panel * w.k + k) * PANEL;
@@ -44,7 +68,9 @@ struct ReadF16 {
     }
 };
 struct ReadInt8 {  // the channel's scale waits for the epilogue
-    static constexpr int FORMAT = W_INT8, LINES = 1, WIDE = 4;
+    using Step = FloatStep;
+    static constexpr int FORMAT = W_INT8, WIDE = 4;
+    static constexpr bool IS_WIDE = false;
     const int8_t* p;
     RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) {
         p = (const int8_t*)w.data + (panel * w.k + k) * PANEL;
@@ -81,7 +107,9 @@ RADIX_INLINE vf nibbles(const uint32_t* p, int j) {
 }
 
 struct ReadInt4 {  // eight k in each dword of an output; weight = q * scale + offset
-    static constexpr int FORMAT = W_INT4, LINES = 1, WIDE = 2;
+    using Step = FloatStep;
+    static constexpr int FORMAT = W_INT4, WIDE = 2;
+    static constexpr bool IS_WIDE = false;
     const uint32_t* p;
     vf sa, sb, oa, ob;
     RADIX_INLINE void open(const Weight& w, int64_t panel, int64_t k) {

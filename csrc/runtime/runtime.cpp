@@ -34,6 +34,11 @@ namespace avx512vnni {
 extern const Int8Kernels int8_table;
 }
 #endif
+#ifdef RADIX_HAS_AVX512BF16
+namespace avx512bf16 {
+extern const PairKernels pair_table;
+}
+#endif
 #ifdef RADIX_HAS_NEON_DOTPROD
 namespace neon_dotprod {
 extern const Int8Kernels int8_table;
@@ -42,6 +47,7 @@ extern const Int8Kernels int8_table;
 #ifdef RADIX_HAS_AMX
 namespace amx {
 extern const Int8Kernels int8_table;
+extern const PairKernels pair_table;
 extern const TileKernels tile_table;
 }  // namespace amx
 #endif
@@ -55,8 +61,8 @@ RADIX_DECLARE(portable)
 
 // The kernels of another instruction set, with these replaced.
 [[maybe_unused]] static Kernels changed(Kernels k, const char* name, const Int8Kernels& int8,
-                                        const TileKernels& tiles = {}) {
-    k.name = name, k.int8 = int8, k.tiles = tiles;
+                                        const PairKernels& pairs = {}, const TileKernels& tiles = {}) {
+    k.name = name, k.int8 = int8, k.pairs = pairs, k.tiles = tiles;
     return k;
 }
 
@@ -64,6 +70,15 @@ RADIX_DECLARE(portable)
 // VNNI adds integer products and nothing else: the other kernels are avx512's.
 static const Kernels* with_vnni() {
     static const Kernels table = changed(avx512::table, "avx512vnni", avx512vnni::int8_table);
+    return &table;
+}
+#endif
+
+#ifdef RADIX_HAS_AVX512BF16
+// Every processor with bf16 dot products has VNNI.
+static const Kernels* with_pairs() {
+    static const Kernels table =
+        changed(avx512::table, "avx512bf16", avx512vnni::int8_table, avx512bf16::pair_table);
     return &table;
 }
 #endif
@@ -79,7 +94,8 @@ static const Kernels* with_dotprod() {
 #ifdef RADIX_HAS_AMX
 // Tiles do the linear layers; the other kernels are avx512's.
 static const Kernels* with_tiles() {
-    static const Kernels table = changed(avx512::table, "amx", amx::int8_table, amx::tile_table);
+    static const Kernels table =
+        changed(avx512::table, "amx", amx::int8_table, amx::pair_table, amx::tile_table);
     return &table;
 }
 #endif
@@ -87,6 +103,9 @@ static const Kernels* with_tiles() {
 static const Kernels* const TABLES[] = {
 #ifdef RADIX_HAS_AMX
     with_tiles(),
+#endif
+#ifdef RADIX_HAS_AVX512BF16
+    with_pairs(),
 #endif
 #ifdef RADIX_HAS_AVX512VNNI
     with_vnni(),
@@ -104,13 +123,18 @@ static const Kernels* const TABLES[] = {
 };
 
 #if defined(__x86_64__)
+static bool has_avx512_bf16() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 5));
+}
+
 // The processor has the tiles, and the system lets this process (all of its threads) use them.
 static bool may_use_tiles() {
     static const bool answer = [] {
         unsigned a = 0, b = 0, c = 0, d = 0;
         constexpr unsigned bf16 = 1u << 22, tile = 1u << 24, int8 = 1u << 25, all = bf16 | tile | int8;
         if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & all) != all) return false;
-        if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & (1u << 5))) return false;  // avx512_bf16
+        if (!has_avx512_bf16()) return false;
 #if defined(__linux__)
         constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
         return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
@@ -136,6 +160,7 @@ bool processor_has(const std::string& isa) {
     if (isa == "avx512") return wide;
     const bool vnni = wide && __builtin_cpu_supports("avx512vnni");
     if (isa == "avx512vnni") return vnni;
+    if (isa == "avx512bf16") return vnni && has_avx512_bf16();
     if (isa == "amx") return vnni && may_use_tiles();
 #elif defined(__aarch64__) && defined(__linux__)
     constexpr unsigned long dotprod = 1ul << 20;  // HWCAP_ASIMDDP

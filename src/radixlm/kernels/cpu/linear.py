@@ -40,10 +40,11 @@ FORMAT_CODE = {
     "fp4": 9,
 }
 TAIL_BYTES = 2048  # int8 tiles read 64 inputs at once, past the last panel
-BF16_TILES = 7  # bf16 for processors with matrix tiles
+BF16_PAIRS = 7  # bf16 where the processor multiplies pairs: matrix tiles, dot products
 W8A16 = 8  # int8wo where products of bytes are fast: activations of 16 bits in two of them
 OF_ISA = {
-    ("amx", "bf16"): BF16_TILES, ("amx", "int8wo"): W8A16, ("avx512vnni", "int8wo"): W8A16,
+    ("amx", "bf16"): BF16_PAIRS, ("avx512bf16", "bf16"): BF16_PAIRS,
+    ("amx", "int8wo"): W8A16, ("avx512bf16", "int8wo"): W8A16, ("avx512vnni", "int8wo"): W8A16,
 }  # fmt: skip
 ACT_CODE = {
     "silu": 1, "gelu": 2, "gelu_tanh": 3, "gelu_quick": 4, "relu": 5, "relu2": 6, "tanh": 7,
@@ -126,7 +127,7 @@ class PackedLinear:
         self._has_multiples = kind == "w4a8" and zero_points is None
         self._span = SPAN if self._has_multiples else group
         self.zero_points = zero_points
-        whole = 32 if self.format_code == BF16_TILES else 4 if BITS[kind] <= 8 else 1
+        whole = 32 if self.format_code == BF16_PAIRS else 4 if BITS[kind] <= 8 else 1
         inputs = -(-num_in // whole) * whole
         tail = TAIL_BYTES if self.format_code in BYTE_TILES and inputs % 64 else 0
         self._panel_bytes = PANEL * inputs * BITS[kind] // 8
@@ -201,7 +202,7 @@ class PackedLinear:
     @property
     def rounds_inputs(self) -> bool:
         """Whether ``run`` rounds activations to bfloat16 (sums stay float32)."""
-        return self.format_code == BF16_TILES
+        return self.format_code == BF16_PAIRS
 
     @property
     def byte_products(self) -> int:
