@@ -66,8 +66,8 @@ def test_sixteen_bit_weights_and_cache(dtype: torch.dtype) -> None:
     ours = PagedRunner(model, "cpu", 16, cache_dtype=dtype).prefill(ids, 2)
     theirs = PagedRunner(reference, cache_dtype=dtype).prefill(ids, 2)
     for sequence in ids:
-        # Both round keys and values, from numbers that differ in their last bits; in products of pairs
-        # the activations of bfloat16 weights are bfloat16 too.
+        # Both round keys and values, from numbers that differ in their last bits; in dot products
+        # of pairs the activations of bfloat16 weights are bfloat16 too.
         rounds = dtype == torch.bfloat16 and native_module().isa() in ("amx", "avx512bf16")
         assert relative_error(ours[sequence], theirs[sequence]) < (3e-2 if rounds else 5e-3)
 
