@@ -360,6 +360,8 @@ void bind_program_args(nb::module_& m) {
         .def_rw("lora", &Step::lora)
         .def_rw("group_tokens", &Step::group_tokens)
         .def_rw("lora_of_all", &Step::lora_of_all)
+        .def_rw("first_op", &Step::first_op)
+        .def_rw("num_ops", &Step::num_ops)
         .def_rw("threads", &Step::threads);
 }
 

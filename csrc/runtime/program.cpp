@@ -401,12 +401,15 @@ void Program::run(const Step& c) {
             shared = std::max(shared, heads_shared(k, op.heads));
             local = std::max(local, heads_local(k, op.heads, n));
         }
+    const Op* const begin = ops.data() + c.first_op;
+    const Op* const end = c.num_ops < 0 ? ops.data() + ops.size() : begin + c.num_ops;
     run_team(n, shared, local, [&](const Ctx& ctx) {
         if (!profiling) {
-            for (const Op& op : ops) execute(op, k, ctx);
+            for (const Op* op = begin; op < end; op++) execute(*op, k, ctx);
             return;
         }
-        for (const Op& op : ops) {
+        for (const Op* at = begin; at < end; at++) {
+            const Op& op = *at;
             auto t0 = std::chrono::steady_clock::now();
             execute(op, k, ctx);
             if (ctx.tid == 0)

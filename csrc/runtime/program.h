@@ -57,7 +57,8 @@ struct Step {
     // are wanted then.
     std::vector<int64_t> group_tokens;
     Address lora_of_all = 0;
-    int threads = 0;  // 0: by the amount of work
+    int first_op = 0, num_ops = -1;  // the ops to run, all by default
+    int threads = 0;                 // 0: by the amount of work
 };
 
 // Buffers are numbers that `buffer` returned, -1 for none. `selected`: of the wanted rows only.

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
 from radixlm.base.lazy import require_transformers
+from radixlm.models.encoders.towers import use_programs
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 from radixlm.wire.media import Media
 
@@ -33,6 +34,7 @@ class ImageEmbedder:
                 delattr(model, name)
         check_numbers(model, folder, "the encoder")
         self._model: Any = model.to(device).eval().requires_grad_(False)
+        use_programs(self._model)
 
     @torch.inference_mode()
     def encode(self, media: Media) -> Tensor:

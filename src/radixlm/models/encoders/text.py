@@ -23,6 +23,7 @@ from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.rope import RopeTables
 from radixlm.models.encoders.program import EncoderProgram, make_encoder_program
+from radixlm.models.program.step import rope_table
 from radixlm.pools.group import KvGroup
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
@@ -129,9 +130,10 @@ class EncoderModel(Module):
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states of the step's tokens: [T, D]. The step holds whole texts only."""
         program = self._program_for()
-        if program is not None and program.accepts(batch):
-            return program.run(batch, self._embed(batch))
         longest = batch.max_query_len
+        if program is not None and batch.lora is None and longest <= program.longest:
+            ropes = [rope_table(maker, batch) for maker in self.ropes.makers]
+            return program.run(self._embed(batch), batch.query_start_S1, ropes)
         ragged = RaggedAttention(batch, self._bias(longest), self._tables, self._rows(longest))
         before, batch.attn = batch.attn, ragged
         try:

@@ -25,6 +25,7 @@ from radixlm.base.errors import CheckpointError
 from radixlm.base.lazy import require_transformers
 from radixlm.models.encoders.custom import build
 from radixlm.models.encoders.layout_weights import config_of, fill
+from radixlm.models.encoders.towers import use_programs
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.integers import IntegerQuant
@@ -63,6 +64,7 @@ class TransformersEncoder:
         self._device, self._dtype = device, dtype
         model, dim, self._scale = _load(folder, dtype)
         model = model.to(device).eval().requires_grad_(False)
+        use_programs(model)
         self._model = model
         self._forward: _Extended | _Forward | None = None
         if uses_class_forward and hasattr(model, "embed_tokens_extend"):
