@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from radixlm.arch.spec import Activation, Attention, Block, Mlp, Norm, Rope
+from radixlm.base.errors import InvariantError
 from radixlm.base.record import Record
 from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
@@ -122,10 +123,12 @@ def _of_images(
     **_: Any,
 ) -> Tensor:
     """[B, N, D]. ``attention_mask`` [B, 1, N or 1, N]: the patches that the image has, True or 0;
-    the states of others stay as they are."""
+    the states of others stay as they are. InvariantError: patches of one image see others."""
     has_BN = torch.ones(hidden_states.shape[:2], dtype=torch.bool)
     if attention_mask is not None:
         mask_BQN = attention_mask[:, 0]
+        if not bool((mask_BQN == mask_BQN[:, :1]).all()):
+            raise InvariantError("a vision tower whose patches of one image see different patches")
         has_BN = (mask_BQN if mask_BQN.dtype == torch.bool else mask_BQN == 0)[:, 0]
     starts_S1 = torch.nn.functional.pad(has_BN.sum(1).cumsum(0), (1, 0))
     out_BND = hidden_states.clone()
