@@ -98,3 +98,16 @@ def test_a_row_of_a_larger_array_is_copied_and_too_large_pages_dropped() -> None
         "evicted_pages": 0,
         "dropped_pages": 2,
     }
+
+
+def test_a_damaged_page_ends_what_comes_whoever_expands_it() -> None:
+    pytest.importorskip("zstandard")
+    keys = chain(6)
+    tier = HostTier(1 << 20, Codec())
+    tier.put(records(keys))
+    for number in (1, 2, 4):  # beside pages that are kept as they came
+        tier.adopt(keys[number], *Codec().encode(payload(number)))
+    assert _got(tier, keys) == 6
+    tier._pages[keys[4]].blob = b"garbage"
+    assert _got(tier, keys) == 4
+    tier.close()

@@ -106,6 +106,8 @@ def make_pages(
     if hicache is not None:
         options = arrival_options(config.memory, options)
         worker.attach = hicache.attach
+    if memory.hicache_storage_backend is not None and not memory.enable_memory_saver:
+        worker.prefault(page_bytes.spans())  # the next prompts come from there
     return EnginePages(worker, page_bytes, manifest, options)
 
 

@@ -124,6 +124,16 @@ class PageBytes:
             for row, page in zip(data, pages.tolist(), strict=True):
                 (filled.add if row[-1] else filled.discard)(page)
 
+    def spans(self) -> list[tuple[int, int]]:
+        """(address, bytes) of each layer of each pool; none of a pool on a device."""
+        return [
+            (layer.data_ptr(), layer.numel())
+            for parts in self._parts
+            for part in parts
+            if part.host_LPR is not None
+            for layer in part.data_LPR
+        ]
+
     def pieces(self, space: int, page: int) -> list[tuple[int, int]]:
         """(address, length) of a page's parts in memory, in the order of its bytes; without the
         flag of a draft model."""

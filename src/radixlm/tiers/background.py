@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
@@ -17,9 +18,15 @@ log = logging.getLogger(__name__)
 
 LOW_PRIORITY = 10
 """Niceness of work behind the steps: beside busy threads about a tenth of a core."""
+_EXPANDERS: Final = 4  # threads, at most
 _SHARE: Final = 0.005  # of the process's cores, for long work while other threads are busy
 _QUIET: Final = 0.1  # of a core: threads that use less are idle
 _MAX_REST_S: Final = 0.5
+
+
+def make_expanders() -> ThreadPoolExecutor:
+    """Threads of a tier that expand compressed pages side by side, started when they are needed."""
+    return ThreadPoolExecutor(min(_EXPANDERS, num_cores()), "radixlm-tier-expand")
 
 
 class Background:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Final, Protocol
 
-from radixlm.tiers.background import LOW_PRIORITY, Background
+from radixlm.tiers.background import LOW_PRIORITY, Background, make_expanders
 from radixlm.tiers.base import PageRecord, Payload, TierName
 from radixlm.tiers.codec import RAW, Codec
 from radixlm.wire.transfer import Hint
@@ -57,6 +58,7 @@ class HostTier:
         self._lock = threading.Lock()
         self._packer = Background("radixlm-tier-pack", LOW_PRIORITY, max_waiting=2)
         self._is_packing = False
+        self._expanders = make_expanders()
 
     def contains(self, keys: Sequence[bytes], hint: Hint | None = None) -> int:
         count = 0
@@ -67,15 +69,19 @@ class HostTier:
         return count
 
     def get(self, keys: Sequence[bytes], out: Sequence[Payload], hint: Hint | None = None) -> int:
-        for count, (key, target) in enumerate(zip(keys, out, strict=True)):
+        checks: list[bool | Future[bool]] = []
+        for key, target in zip(keys, out, strict=True):
             page = self._pages.get(key)
             if page is None or page.raw_bytes != len(target):
-                return count
+                break
             with self._lock:
                 page.is_hot, flags, blob = True, page.flags, page.blob
-            if not self._codec.decode(flags, blob, target):
-                return count
-        return len(keys)
+            if flags == RAW:
+                checks.append(self._codec.decode(flags, blob, target))
+            else:
+                checks.append(self._expanders.submit(self._codec.decode, flags, blob, target))
+        whole = [check if isinstance(check, bool) else check.result() for check in checks]
+        return whole.index(False) if False in whole else len(whole)
 
     def put(self, records: Sequence[PageRecord]) -> None:
         pages = []
@@ -170,3 +176,4 @@ class HostTier:
     def close(self) -> None:
         self.clear()
         self._packer.close(_CLOSE_S)
+        self._expanders.shutdown(wait=False)

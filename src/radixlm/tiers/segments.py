@@ -13,14 +13,13 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from radixlm.base.cores import num_cores
-from radixlm.tiers.background import LOW_PRIORITY, Background
+from radixlm.tiers.background import LOW_PRIORITY, Background, make_expanders
 from radixlm.tiers.base import PageRecord, Payload, TierName
 from radixlm.tiers.codec import RAW, Codec
 from radixlm.tiers.files import Files
@@ -33,7 +32,6 @@ log = logging.getLogger(__name__)
 
 STALL_S: Final = 2.0  # without a byte from the disk; then nobody waits any more
 _AHEAD: Final = 8  # frames that are read ahead of the one that is expanded
-_EXPANDERS: Final = 4  # threads, at most
 _QUEUE_BYTES: Final = 256 << 20
 _FOLLOW_S: Final = 1.0
 _CLOSE_S: Final = 10.0
@@ -80,8 +78,7 @@ class SegmentTier:
         self._followed_s = time.monotonic()
         self._writer = Background("radixlm-tier-write", LOW_PRIORITY)
         self._reader = Background("radixlm-tier-read")
-        num_threads = min(_EXPANDERS, num_cores())
-        self._expanders = ThreadPoolExecutor(num_threads, "radixlm-tier-expand")
+        self._expanders = make_expanders()
         self._writer.submit(lambda: self._guard(self._open, folder, home, budget_bytes))
 
     # ---- called by the worker ------------------------------------------------------------------

@@ -39,6 +39,7 @@ from radixlm.tiers.base import (
     Tier,
     Told,
 )
+from radixlm.tiers.prefault import Spans, prefault
 from radixlm.wire.transfer import Hint
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class PageWorker:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()  # held while the pools are written
         self._tier_locks: dict[int, threading.Lock] = {}
+        self._is_closing = threading.Event()
         self._epoch, self._cancelled = 0, set[int]()
         self.errors: Counter[str] = Counter()  # by tier
         self.facts: dict[str, Any] = {}  # of the pages, for operators
@@ -131,6 +133,16 @@ class PageWorker:
             return self._look_up(command, _Task(command, lambda report: None, self._epoch, None))
         return None
 
+    def prefault(self, spans: Spans) -> None:
+        """Make the memory of the pools in the background, until ``close``."""
+
+        def work() -> None:
+            _be_nice()
+            prefault(spans, self._is_closing.is_set)
+
+        self._threads.append(threading.Thread(target=work, name="prefault", daemon=True))
+        self._threads[-1].start()
+
     def reset(self) -> None:
         """A new scheduler has the pools: when this returns, no older job writes to them."""
         with self._lock:
@@ -140,6 +152,7 @@ class PageWorker:
     def close(self) -> None:
         """End the threads, then close the tiers."""
         self.reset()
+        self._is_closing.set()
         for name, queue in self._queues.items():
             for _ in range(PEER_THREADS if name == "pulls" else 1):
                 queue.put(None)
@@ -180,8 +193,7 @@ class PageWorker:
 
     def _run(self, queue: SimpleQueue[_Task | None], name: str) -> None:
         if name == "puts":
-            with suppress(OSError, AttributeError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PUT_NICENESS)
+            _be_nice()
         while (task := queue.get()) is not None:
             try:
                 report = self._do(task)
@@ -405,6 +417,12 @@ class PageWorker:
         number = sum(tier.name == "host" for tier in self.tiers)
         self.tiers = [*self.tiers[:number], made, *self.tiers[number:]]
         return {"attached": command.args["backend"]}
+
+
+def _be_nice() -> None:
+    """The thread works behind the steps."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PUT_NICENESS)
 
 
 def _record(
