@@ -34,6 +34,7 @@ _EXTRA: Final = "--hicache-storage-backend-extra-config"
 _GB: Final = 1_000_000_000
 _FREE_SHARE, _MAX_FREE_BYTES = 0.1, 10 * _GB  # of the RAM, that stay free
 _MAX_DISK_BYTES: Final = 64 * _GB  # without max_size_gb; half of what is free, if less
+_OPEN_S: Final = 5.0  # to read which pages a folder has; a slower one is read on behind the steps
 _PREFETCH: Final = {
     "prefetch_threshold": "min_tokens",
     "prefetch_timeout_base": "timeout_base_s",
@@ -139,7 +140,7 @@ def make_segments(
     default = env.HICACHE_FILE_DIR.get() or Path.home() / ".cache" / "radixlm" / "kv"
     folder = trusted_folder(Path(extra.get("directory") or default), f"{_EXTRA} directory")
     budget = min(_MAX_DISK_BYTES, Files().free_bytes(folder) // 2)
-    return SegmentTier(
+    tier = SegmentTier(
         folder,
         manifest.storage_digest,
         codec,
@@ -148,3 +149,5 @@ def make_segments(
         min_free_bytes=int(extra.get("min_free_gb", 1) * _GB),
         on_packed=host.adopt,
     )
+    tier.flush(_OPEN_S)  # the first prompt finds what a server before this one has kept
+    return tier
