@@ -260,8 +260,9 @@ void linear_int8(const LinearArgs& a, const Ctx& ctx) {
     const int64_t panels = panels_of(a.w);
     // Rows in equal blocks whose quantised x stays in second-level cache while panels pass by.
     const int64_t tile_bytes = q.rows * q.planes * q.steps * 4, most = int64_t(384) << 10;
-    const int64_t blocks = q.count * tile_bytes < most ? 1 : (q.count * tile_bytes + most - 1) / most;
-    const int64_t per_block = (q.count + blocks - 1) / blocks;
+    const int64_t least = q.count * tile_bytes < most ? 1 : (q.count * tile_bytes + most - 1) / most;
+    const int64_t per_block = (q.count + least - 1) / least;
+    const int64_t blocks = (q.count + per_block - 1) / per_block;  // none of them empty
     const int64_t each = q.count > 1 ? 1 : 4, chunks = (panels + each - 1) / each;
     const int64_t panel_steps = a.w.format == W_W4A8 ? a.w.k / 8 : q.steps;
     ctx.each(blocks * chunks, 1, [&](int64_t i0, int64_t i1) {

@@ -327,6 +327,14 @@ def test_integer_sums_are_exact_at_the_extremes() -> None:
         assert error(got, (weight.sum(1).double() * -5).expand(num_rows, -1)) < 1e-6
 
 
+@pytest.mark.parametrize(("num_rows", "num_in"), [(100, 11008), (100, 14336), (240, 8192)])
+def test_blocks_of_rows_that_do_not_divide(num_rows: int, num_in: int) -> None:
+    """Widened panels meet blocks of row tiles: ceilings must leave no block empty."""
+    packed = linear.pack(make(32, num_in)[0], None, "w4a8-128")
+    x = rows(num_rows, num_in)
+    assert torch.equal(packed.run(x)[-1:], packed.run(x[-1:]))
+
+
 @pytest.mark.parametrize("num_in", [3, 30, 65])
 def test_w8a8_takes_any_number_of_inputs(num_in: int) -> None:
     weight, _ = make(40, num_in)
