@@ -11,14 +11,14 @@ from torch import Tensor
 
 from radixlm.kernels.cpu.extension import native
 
-READ, MULTIPLY_ADD, TILES_BF16, INT8 = range(4)  # kinds of `_cpu.measure`
-_ROUNDS = {MULTIPLY_ADD: 200_000, TILES_BF16: 60_000, INT8: 60_000}  # a few milliseconds
+READ, MULTIPLY_ADD, PAIRS_BF16, INT8 = range(4)  # kinds of `_cpu.measure`
+_ROUNDS = {MULTIPLY_ADD: 200_000, PAIRS_BF16: 60_000, INT8: 60_000}  # a few milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """GB/s of reading, GFLOP/s of float32 multiply-adds and of matrix tiles with bfloat16 (0 if the
-    instruction set in use has no tiles), GOP/s of int8 products by the instructions in use."""
+    """GB/s of reading, GFLOP/s of float32 multiply-adds and of bfloat16 pairs (matrix tiles or
+    dot products; 0 if the instruction set in use has neither), GOP/s of int8 products."""
 
     gb_per_s: float
     fp32_gflop_per_s: float
@@ -26,7 +26,7 @@ class Ceilings:
     int8_gop_per_s: float
 
     def rate(self, arithmetic: str) -> float:
-        """GFLOP/s or GOP/s of "fp32", "bf16" or "int8"; float32's rate for bf16 without tiles."""
+        """GFLOP/s or GOP/s of "fp32", "bf16" or "int8"; float32's rate for bf16 without pairs."""
         rates = {"bf16": self.bf16_gflop_per_s, "int8": self.int8_gop_per_s}
         return rates.get(arithmetic, 0.0) or self.fp32_gflop_per_s
 

@@ -4,8 +4,8 @@
 
 The ceilings are measured in the same run, before and after every kernel and with the same threads,
 so that a busy machine slows both: bytes a second of reading a vector much larger than the caches,
-operations a second of float32 multiply-adds, of int8 products, and of matrix tiles where a kernel
-runs on them.
+operations a second of float32 multiply-adds, of int8 products, and of bfloat16 pairs where the
+instruction set has them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Timing:
 @dataclass(frozen=True, slots=True)
 class Case:
     """What to time: a call, the bytes and operations it needs, and the unit of its arithmetic
-    ("fp32", "int8", or tiles of "bf16")."""
+    ("fp32", "int8", or pairs of "bf16")."""
 
     name: str
     run: Callable[[], object]
@@ -371,10 +371,10 @@ def _wanted_adapters(args: argparse.Namespace) -> Iterator[Case]:
 
 def _ceilings_line(num_threads: int, ceilings: Ceilings) -> str:
     bf16, int8 = ceilings.bf16_gflop_per_s, ceilings.int8_gop_per_s
-    tiles = f", {bf16:.0f} on bfloat16 tiles" if bf16 else ""
+    pairs = f", {bf16:.0f} in bfloat16" if bf16 else ""
     return (
         f"{num_threads} thread{'s' if num_threads > 1 else ''}: {ceilings.gb_per_s:.1f} GB/s, "
-        f"GFLOP/s {ceilings.fp32_gflop_per_s:.0f} in float32{tiles}, {int8:.0f} of int8\n"
+        f"GFLOP/s {ceilings.fp32_gflop_per_s:.0f} in float32{pairs}, {int8:.0f} of int8\n"
     )
 
 

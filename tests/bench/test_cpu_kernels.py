@@ -68,7 +68,7 @@ def test_shares_are_of_the_unit_that_works() -> None:
     assert [none.rate(name) for name in ("fp32", "bf16", "int8")] == [280.0, 280.0, 900.0]
     assert tiles.best(none) == Ceilings(25.0, 300.0, 4000.0, 8000.0)
     text = kernels.render(2, tiles, none, [])
-    assert "4000 on bfloat16 tiles, 8000 of int8" in text and "1 thread: 25.0 GB/s" in text
+    assert "4000 in bfloat16, 8000 of int8" in text and "1 thread: 25.0 GB/s" in text
 
 
 @needs_extension
