@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import psutil
@@ -45,11 +46,29 @@ def test_a_long_file_is_asked_for_piece_by_piece_to_its_end(
     (tmp_path / "a").write_bytes(bytes(2 * QUEUED_BYTES + 5))
     pieces: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda _, start, n, __: pieces.append((start, n)))
-    will_need([tmp_path / "a", tmp_path / "missing"])
+    will_need([tmp_path / "missing", tmp_path / "a"])
     assert pieces == [(at, ADVICE_BYTES) for at in range(0, 2 * QUEUED_BYTES + 5, ADVICE_BYTES)]
 
 
-def test_torch_libraries_are_those_that_an_engine_maps() -> None:
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system cannot read ahead")
+def test_a_file_whose_reading_fails_is_left_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def fail(descriptor: int, *_: int) -> None:
+        tried.append(descriptor)
+        raise OSError(5, "input/output error")
+
+    monkeypatch.setattr(os, "posix_fadvise", fail)
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"weights")
+    will_need([tmp_path / "a", tmp_path / "b"])
+    assert len(tried) == 2
+
+
+def test_torch_libraries_are_those_that_an_engine_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", ["/" + 300 * "x", *sys.path])  # one that raises OSError
     found = torch_libraries()
     assert {path.parent for path in found} == {Path(torch.__file__).parent / "lib"}
     assert all(path.is_file() for path in found)

@@ -32,11 +32,12 @@ def test_spans_are_made_from_their_starts_and_keep_their_bytes(
     address = array.ctypes.data
     array[5] = 77
     spans = [(address, 3 * MIB), (address + 16 * MIB + 100, 6 * MIB)]
-    assert prefault(spans, lambda: True) == 0
-    if not (made := prefault(spans, lambda: False)):
+    assert prefault(spans, 1 << 30, lambda: True) == 0
+    if not (made := prefault(spans, 1 << 30, lambda: False)):
         pytest.skip("Linux before 5.14")
     assert 9 * MIB <= made <= 9 * MIB + 4 * mmap.PAGESIZE
     assert 9 * MIB <= _resident(memory, address) <= 9 * MIB + 4 * mmap.PAGESIZE
     assert array[5] == 77 and not array[6:].any()
     monkeypatch.setattr(prefault_module, "_MAX_BYTES", 2 * MIB)
-    assert prefault(spans, lambda: False) == 2 * MIB
+    assert prefault(spans, 1 << 30, lambda: False) == 2 * MIB
+    assert prefault(spans, 0, lambda: False) == 0

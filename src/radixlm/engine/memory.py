@@ -93,11 +93,12 @@ def page_size_and_dtype(
         )
     dtype = kv_dtype(config, info, torch.device(config.execute.device or "cpu"))
     if not attn.supports_dtype(dtype):
-        is_sparse = config.execute.enable_double_sparsity
+        is_sparse, asked = config.execute.enable_double_sparsity, config.memory.kv_cache_dtype
+        works = "int8" if is_sparse else "bf16" if asked == "auto" else "auto"
         raise ConfigError(
-            f"--kv-cache-dtype {config.memory.kv_cache_dtype}: attention backend {attn.name!r} has "
+            f"--kv-cache-dtype {asked}: attention backend {attn.name!r} has "
             f"no {dtype}{' with --enable-double-sparsity' * is_sparse}; "
-            f"--kv-cache-dtype {'int8' if is_sparse else 'auto'} works"
+            f"--kv-cache-dtype {works} works"
         )
     return page_size, dtype
 

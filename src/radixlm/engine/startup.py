@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +35,28 @@ def will_need(files: Iterable[Path]) -> None:
     if not hasattr(os, "posix_fadvise"):
         return
     for file in files:
-        try:
-            descriptor = os.open(file, os.O_RDONLY)
-        except OSError:
-            return
-        try:
-            for start in range(0, os.fstat(descriptor).st_size, ADVICE_BYTES):
-                os.posix_fadvise(descriptor, start, ADVICE_BYTES, os.POSIX_FADV_WILLNEED)
-                if start >= QUEUED_BYTES:
-                    os.pread(descriptor, 1, start - QUEUED_BYTES)  # waits until it is read
-        finally:
-            os.close(descriptor)
+        with suppress(OSError):
+            _will_need(file)
+
+
+def _will_need(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        for start in range(0, os.fstat(descriptor).st_size, ADVICE_BYTES):
+            os.posix_fadvise(descriptor, start, ADVICE_BYTES, os.POSIX_FADV_WILLNEED)
+            if start >= QUEUED_BYTES:
+                os.pread(descriptor, 1, start - QUEUED_BYTES)  # waits until it is read
+    finally:
+        os.close(descriptor)
 
 
 def torch_libraries() -> list[Path]:
     """Torch's libraries that every engine needs, found without importing torch."""
-    places = (Path(folder) / "torch" / "lib" for folder in sys.path)
-    found = next((place for place in places if place.is_dir()), None)
-    return [found / name for name in TORCH_LIBRARIES] if found else []
+    for folder in sys.path:
+        place = os.path.join(folder, "torch", "lib")
+        if os.path.isdir(place):  # unlike Path.is_dir no error where a folder cannot be searched
+            return [Path(place, name) for name in TORCH_LIBRARIES]
+    return []
 
 
 class PrefaultedMemory:

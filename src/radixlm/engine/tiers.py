@@ -19,6 +19,7 @@ from radixlm.engine.features.page_arrivals import PageArrivals, WritePolicy
 from radixlm.engine.hicache import arrival_options, make_hicache
 from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.packed_weights import available_bytes
 from radixlm.engine.peering import is_paired, make_peer
 from radixlm.engine.rank_processes import topology_of
 from radixlm.engine.ranks import Peers
@@ -107,7 +108,8 @@ def make_pages(
         options = arrival_options(config.memory, options)
         worker.attach = hicache.attach
     if memory.hicache_storage_backend is not None and not memory.enable_memory_saver:
-        worker.prefault(page_bytes.spans())  # the next prompts come from there
+        # the next prompts come from there
+        worker.prefault(page_bytes.spans(), available_bytes() // config.parallel.num_processes)
     return EnginePages(worker, page_bytes, manifest, options)
 
 

@@ -8,25 +8,24 @@ import mmap
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import psutil
-
 _MADV_POPULATE_WRITE: Final = 23  # of Linux 5.14: changes no byte; elsewhere an error
 _STEP_BYTES: Final = 2 << 20
 _MAX_BYTES: Final = 2 << 30
-_MAX_SHARE: Final = 0.25  # of the RAM that is available
+_MAX_SHARE: Final = 0.25  # of the free memory
 
 Spans = Sequence[tuple[int, int]]
 
 
-def prefault(spans: Spans, is_over: Callable[[], bool]) -> int:
+def prefault(spans: Spans, free_bytes: int, is_over: Callable[[], bool]) -> int:
     """Make the memory of ``spans``, (address, bytes) of one layer each, from the start of all of
-    them, within a share of the RAM; bytes that are there now. Needs no lock: writers may run."""
+    them, within a share of ``free_bytes`` of memory; bytes that are there now. Needs no lock:
+    writers may run."""
     try:
         madvise = ctypes.CDLL(None).madvise  # releases the GIL
     except (OSError, AttributeError, TypeError):  # not Linux
         return 0
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    room = min(_MAX_BYTES, int(_MAX_SHARE * psutil.virtual_memory().available))
+    room = min(_MAX_BYTES, int(_MAX_SHARE * free_bytes))
     done = 0
     for offset in range(0, max((size for _, size in spans), default=0), _STEP_BYTES):
         for address, size in spans:

@@ -133,12 +133,12 @@ class PageWorker:
             return self._look_up(command, _Task(command, lambda report: None, self._epoch, None))
         return None
 
-    def prefault(self, spans: Spans) -> None:
+    def prefault(self, spans: Spans, free_bytes: int) -> None:
         """Make the memory of the pools in the background, until ``close``."""
 
         def work() -> None:
             _be_nice()
-            prefault(spans, self._is_closing.is_set)
+            prefault(spans, free_bytes, self._is_closing.is_set)
 
         self._threads.append(threading.Thread(target=work, name="prefault", daemon=True))
         self._threads[-1].start()
