@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.attention.paged_step import make_batch, new_rows
 from tests.fakes.attention_case import Case
+from tests.fakes.tiny_checkpoint import cached_tiny
 
 from radixlm import Engine
+from radixlm.arch.hf import describe
 from radixlm.attention.double_sparsity import (
     DoubleSparsity,
     attend_sparse,
@@ -25,9 +27,11 @@ from radixlm.attention.double_sparsity import (
 from radixlm.attention.select import make_backend
 from radixlm.base.errors import ConfigError
 from radixlm.config.execute import ExecuteConfig
+from radixlm.distributed.groups import ALONE
 from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.kv import DTYPES, INT4
+from radixlm.models.kv_groups import own_kv_heads
 from radixlm.pools.group import KvGroup
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
@@ -201,6 +205,23 @@ def test_a_rank_has_the_lists_of_its_heads(tmp_path: Path) -> None:
     assert sparsity.channels[3].tolist() == [[6, 7, 8, 9], [9, 10, 11, 12]]
     with pytest.raises(ConfigError, match="--tp-size 1"):
         load_sparsity(config, [GROUP], lambda layer: (4, 1, 4))
+
+
+def test_layers_that_do_not_see_all_tokens_need_no_list(tmp_path: Path) -> None:
+    """They may be in a group of some that do."""
+    path = tmp_path / "channels.json"
+    path.write_text(json.dumps({"model.layers.3.self_attn.qk_proj": [[5, 6], [8, 7]]}))
+    config = ExecuteConfig(
+        enable_double_sparsity=True, ds_channel_config_path=str(path), ds_heavy_channel_num=2
+    )
+    decoder = describe(json.loads((cached_tiny("Llama4ForCausalLM") / "config.json").read_text()))
+    heads = [own_kv_heads(decoder, ALONE.attn, layer) for layer in range(4)]
+    assert heads == [None, None, None, (2, 0, 2)], "layers with chunks of tokens"
+    sparsity = load_sparsity(config, [GROUP], lambda layer: heads[layer])
+    assert sparsity is not None
+    assert sparsity.channels[3].tolist() == [[5, 6], [8, 7]]
+    with pytest.raises(ConfigError, match="no layer"):
+        load_sparsity(config, [GROUP], lambda _: None)
 
 
 @pytest.mark.parametrize(

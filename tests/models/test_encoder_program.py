@@ -91,3 +91,7 @@ def test_texts_beyond_a_window_run_layer_by_layer() -> None:
     want_short, want_long = (hidden(model, texts_of(n))[0] for n in lengths)
     assert (short - want_short).abs().max() < 2e-5 * want_short.abs().max()
     assert torch.equal(long, want_long)
+    model.finish()
+    model.use_program = True
+    together = hidden(model, texts_of(lengths[1], lengths[0], 9))
+    assert torch.equal(together[0], long) and torch.equal(together[1], short)

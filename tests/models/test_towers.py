@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -132,6 +133,13 @@ def test_other_layers_stay() -> None:
         hidden_states * 2, attention_mask
     )
     assert use_programs(model) == 0
+    layers[0].forward = lambda *args, **kwargs: (torch_forward(*args, **kwargs),)
+    layers[0].forward.__signature__ = inspect.signature(torch_forward)
+    assert use_programs(model) == 0
     layers[0].forward = torch_forward
+    norm = layers[1].layer_norm1
+    layers[1].layer_norm1 = nn.LayerNorm(48, bias=False)
+    assert use_programs(model) == 0
+    layers[1].layer_norm1 = norm
     assert use_programs(model.half()) == 0
     assert all(weight.numel() for weight in layers.parameters())

@@ -91,12 +91,12 @@ def sparse_step(batch: ForwardBatch, sparsity: DoubleSparsity) -> SparseStep | N
 def load_sparsity(
     execute: ExecuteConfig,
     groups: Iterable[KvGroup],
-    kv_heads: Callable[[int], tuple[int, int, int]] | None = None,
+    kv_heads: Callable[[int], tuple[int, int, int] | None] | None = None,
 ) -> DoubleSparsity | None:
     """What the options ask for, for the attention layers of these groups; None without
     --enable-double-sparsity. ``kv_heads``: of a layer on one of several ranks, how many it has
-    on all of them, the first of this rank's and the one behind them. ConfigError for a file that
-    does not fit the model."""
+    on all of them, the first of this rank's and the one behind them; None of a layer that stays
+    dense. ConfigError for a file that does not fit the model."""
     if not execute.enable_double_sparsity:
         return None
     if execute.ds_channel_config_path is None:
@@ -105,19 +105,26 @@ def load_sparsity(
             "`radixlm calibrate double-sparsity MODEL --text FILE -o FILE` writes one"
         )
     full = [g for g in groups if not (g.latent or g.window or g.compress_ratio)]
-    if not full:
+    heads = {
+        layer: (group.kv_heads, 0, group.kv_heads) if kv_heads is None else kv_heads(layer)
+        for group in full
+        for layer in group.layers
+    }
+    if not any(heads.values()):
         raise ConfigError(
             "--enable-double-sparsity: the model has no layer whose keys stand for all tokens "
             "(windows are short, latents have few channels already); leave the flag out"
         )
     path, kind = execute.ds_channel_config_path, execute.ds_heavy_channel_type
-    listed = _read_json(path)
+    wanted, listed = (path, kind, execute.ds_heavy_channel_num), _read_json(path)
     channels: dict[int, Tensor] = {}
     for group in full:
         for layer in group.layers:
-            count, begin, end = (group.kv_heads, 0, None) if kv_heads is None else kv_heads(layer)
+            if (own := heads[layer]) is None:  # nobody reads what its pool keeps of it
+                channels[layer] = torch.arange(wanted[2]).int().repeat(group.kv_heads, 1)
+                continue
+            count, begin, end = own
             whole = replace(group, kv_heads=count)
-            wanted = (path, kind, execute.ds_heavy_channel_num)
             channels[layer] = heavy_channels(listed, layer, whole, wanted)[begin:end].contiguous()
             if len(channels[layer]) != group.kv_heads:
                 raise ConfigError(

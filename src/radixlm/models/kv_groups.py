@@ -31,10 +31,14 @@ def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
     return (window, mixer.kv_heads, mixer.k_row, mixer.v_dim, False, 0)
 
 
-def own_kv_heads(decoder: Decoder, group: Group, layer: int) -> tuple[int, int, int]:
-    """KV heads of a layer of the whole model, and this rank's first and the one behind them."""
+def own_kv_heads(decoder: Decoder, group: Group, layer: int) -> tuple[int, int, int] | None:
+    """KV heads of a layer of the whole model, and this rank's first and the one behind them; None
+    where a token does not see all tokens alike."""
     mixer = decoder.blocks[layer].attention
     assert isinstance(mixer, Attention)
+    extras = mixer.extras
+    if mixer.window or (extras and (extras.attention_chunk_size or extras.alibi_slopes)):
+        return None
     cut = cut_heads(mixer.heads, mixer.kv_heads, group)
     return (mixer.kv_heads, *(cut.kv if cut.heads else (0, mixer.kv_heads)))
 

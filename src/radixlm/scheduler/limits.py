@@ -61,9 +61,7 @@ class Limits(Record):
     rope: RopeLengths | None = None
     weights_version: str = ""
     kv_layout: str = ""
-    first_sparse: int | None = (
-        None  # output tokens from here on have numbers that prompts do not have
-    )
+    first_sparse: int | None = None  # output tokens from here on have other numbers than prompts
     max_drafts: int = 0  # drafted tokens of a row that a step verifies at most
     log_interval: int = 0  # steps between two log lines about the load; 0: none
     log_every_s: float = 0.0  # and seconds, at least

@@ -3,10 +3,12 @@
 Legend: T packed tokens, D model channels, E channels of the tables, H heads, M longest text.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Attention, Block, Decoder, Disentangled, Encoder
@@ -130,10 +132,26 @@ class EncoderModel(Module):
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states of the step's tokens: [T, D]. The step holds whole texts only."""
         program = self._program_for()
+        if program is None or batch.lora is not None:
+            return self._run_layers(batch)
+        fits_S = batch.query_start_S1.diff() <= program.longest
+        if fits_S.all():
+            return self._run_program(batch)
+        if not fits_S.any():
+            return self._run_layers(batch)
+        out_TD = torch.empty(batch.num_tokens, self.decoder.dim)
+        for texts_S, run in ((fits_S, self._run_program), (~fits_S, self._run_layers)):
+            rows_T = torch.repeat_interleave(texts_S, batch.query_start_S1.diff())
+            out_TD[rows_T] = run(_some_texts(batch, texts_S, rows_T)).float()
+        return out_TD
+
+    def _run_program(self, batch: ForwardBatch) -> Tensor:
+        assert self.program is not None
+        ropes = [rope_table(maker, batch) for maker in self.ropes.makers]
+        return self.program.run(self._embed(batch), batch.query_start_S1, ropes)
+
+    def _run_layers(self, batch: ForwardBatch) -> Tensor:
         longest = batch.max_query_len
-        if program is not None and batch.lora is None and longest <= program.longest:
-            ropes = [rope_table(maker, batch) for maker in self.ropes.makers]
-            return program.run(self._embed(batch), batch.query_start_S1, ropes)
         ragged = RaggedAttention(batch, self._bias(longest), self._tables, self._rows(longest))
         before, batch.attn = batch.attn, ragged
         try:
@@ -194,6 +212,23 @@ class EncoderModel(Module):
             bias_WH = self.distances.run(buckets(ahead_W, *self.spec.distances[:2]))
             self._bias_HW = bias_WH.T.contiguous()
         return self._bias_HW
+
+
+def _some_texts(batch: ForwardBatch, texts_S: Tensor, rows_T: Tensor) -> ForwardBatch:
+    """A step of the texts that are True in ``texts_S``; ``rows_T``: the same of their tokens."""
+    lengths_S, types_T = batch.query_start_S1.diff()[texts_S], batch.token_types_T
+    longest = int(lengths_S.max())
+    return dataclasses.replace(
+        batch,
+        token_ids_T=batch.token_ids_T[rows_T],
+        positions_T=batch.positions_T[rows_T],
+        rope_len_T=batch.rope_len_T[rows_T],
+        query_start_S1=F.pad(lengths_S.cumsum(0), (1, 0)).int(),
+        kv_len_S=batch.kv_len_S[texts_S],
+        token_types_T=None if types_T is None else types_T[rows_T],
+        max_query_len=longest,
+        max_kv_len=longest,
+    )
 
 
 def rows_of(ahead_W: Tensor, spec: Disentangled) -> Tensor:
