@@ -8,7 +8,7 @@ from torch import Tensor
 
 from radixlm.base.errors import CheckpointError
 from radixlm.base.lazy import require_transformers
-from radixlm.models.encoders.towers import use_programs
+from radixlm.models.encoders.vision_programs import use_programs
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 from radixlm.wire.media import Media
 

@@ -58,7 +58,7 @@ def make_encoder_program(model: EncoderBlocks) -> EncoderProgram | None:
 
 class EncoderProgram:
     """Blocks of one encoder and their scratch pages. A call runs one of its parts: all blocks of a
-    text encoder, a single one of a tower, whose parts share the memory."""
+    text encoder, a single one of a vision encoder, whose parts share the memory."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from radixlm.base.errors import CheckpointError
 from radixlm.base.lazy import require_transformers
 from radixlm.models.encoders.custom import build
 from radixlm.models.encoders.layout_weights import config_of, fill
-from radixlm.models.encoders.towers import use_programs
+from radixlm.models.encoders.vision_programs import use_programs
 from radixlm.models.transformers_backend.check_weights import check_numbers, check_report
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.integers import IntegerQuant

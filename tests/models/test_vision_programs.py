@@ -1,4 +1,4 @@
-"""Vision towers' layers as programs: what the torch layers give, the same bits in any batch."""
+"""Layers of vision encoders as programs: what the torch layers give, the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from radixlm.kernels import cpu
-from radixlm.models.encoders.towers import use_programs
+from radixlm.models.encoders.vision_programs import use_programs
 
 tf = pytest.importorskip("transformers")
 pytestmark = pytest.mark.skipif(not cpu.available, reason=cpu.reason)
@@ -51,8 +51,8 @@ def qwen3_vl() -> nn.Module:
     return tf.models.qwen3_vl.modeling_qwen3_vl.Qwen3VLVisionModel(config.vision_config)
 
 
-def tower_of(make: Any) -> nn.Module:
-    """The tower as it stands in a model, with drawn weights."""
+def encoder_of(make: Any) -> nn.Module:
+    """The encoder as it stands in a model, with drawn weights."""
     torch.manual_seed(0)
     visual = make().eval().requires_grad_(False)
     for weight in visual.parameters():
@@ -68,7 +68,7 @@ def close(ours: Tensor, layers: Tensor) -> bool:
 @pytest.mark.parametrize("make", (clip, siglip))
 def test_images(make: Any) -> None:
     """The states after each layer, too."""
-    model = tower_of(make)
+    model = encoder_of(make)
     pixels = torch.randn(3, 3, 28, 28)
     want = model["visual"](pixels, output_hidden_states=True)
     assert use_programs(model) == 3
@@ -84,7 +84,7 @@ def test_images(make: Any) -> None:
 @torch.inference_mode()
 def test_padded_images() -> None:
     """Patches that an image has not change nothing; their states are not looked at."""
-    layer = tower_of(siglip)
+    layer = encoder_of(siglip)
     first, x = layer["visual"].encoder.layers[0], torch.randn(2, 6, 48)
     has = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
     mask = has[:, None, None].expand(2, 1, 6, 6)
@@ -98,7 +98,7 @@ def test_padded_images() -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("make", (qwen2_vl, qwen2_5_vl, qwen3_vl))
 def test_packed_images(make: Any) -> None:
-    model = tower_of(make)
+    model = encoder_of(make)
     grids = torch.tensor(GRIDS)
     pixels = torch.randn(int(grids.prod(1).sum()), 3 * 2 * 4 * 4)
     want = model["visual"](pixels, grid_thw=grids)
@@ -126,7 +126,7 @@ def deep(output: Any) -> list[Tensor]:
 @torch.inference_mode()
 def test_other_layers_stay() -> None:
     """A layer with the parts of a known form that computes something else, and other dtypes."""
-    model = tower_of(clip)
+    model = encoder_of(clip)
     layers = model["visual"].encoder.layers
     torch_forward = layers[0].forward
     layers[0].forward = lambda hidden_states, attention_mask: torch_forward(

@@ -1,6 +1,6 @@
-"""Layers of vision towers on the CPU kernels.
+"""Layers of vision encoders on the CPU kernels.
 
-The layers of a Hugging Face tower whose parts have a known form become the parts of one program;
+The layers of a Hugging Face encoder whose parts have a known form become the parts of one program;
 what is around them stays in torch. They are taken only if each gives what the torch layer gives for
 drawn rows; its own weights are then dropped.
 
@@ -72,7 +72,7 @@ FORMS = (
 
 @torch.inference_mode()
 def use_programs(model: nn.Module) -> int:
-    """Give the layers of the model's vision towers, in float32 on a CPU, programs to run. Returns
+    """Give the layers of the model's vision encoders, in float32 on a CPU, programs to run. Returns
     how many got one."""
     if not cpu.available:
         return 0
@@ -128,7 +128,7 @@ def _of_images(
     if attention_mask is not None:
         mask_BQN = attention_mask[:, 0]
         if not bool((mask_BQN == mask_BQN[:, :1]).all()):
-            raise InvariantError("a vision tower whose patches of one image see different patches")
+            raise InvariantError("a vision encoder whose patches of one image see others")
         has_BN = (mask_BQN if mask_BQN.dtype == torch.bool else mask_BQN == 0)[:, 0]
     starts_S1 = torch.nn.functional.pad(has_BN.sum(1).cumsum(0), (1, 0))
     out_BND = hidden_states.clone()
@@ -163,7 +163,7 @@ def _block(layer: nn.Module) -> BlockLayer:
     dim = leaves[form.out].out_features
     if act is None or not heads:
         raise Unsupported(f"layers with {type(leaves[form.act]).__name__}, {heads} heads")
-    rope = Rope(dim // heads, 1.0) if form.qkv == _QKV else None  # the tower makes the angles
+    rope = Rope(dim // heads, 1.0) if form.qkv == _QKV else None  # the model makes the angles
     attention = Attention(heads, heads, dim // heads, rope, qkv_bias=True, o_bias=True)
     up = [leaves[name] for name in form.up]
     feed_forward = Mlp(up[0].out_features, act, gated=len(up) == 2, bias=True)
