@@ -62,7 +62,15 @@ def test_fewer_steps_than_tokens_where_text_repeats(server: RunningServer) -> No
     assert state["speculative_num_draft_tokens"] == 12
     assert state["internal_states"][0]["avg_spec_accept_length"] > 1
     assert any("accept len: " in line for line in server.log)
-    assert server.client.get("/v1/loads?include=spec").json()["loads"][0]["spec_accept_length"] > 1
+
+
+def test_the_load_tells_the_accepted_length(server: RunningServer) -> None:
+    def is_told() -> bool:  # the engine reports its load once a second
+        generate(server.url, PROMPTS[0], temperature=0)
+        load = server.client.get("/v1/loads?include=spec").json()["loads"][0]
+        return bool(load["spec_accept_length"] > 1)
+
+    server.wait_for(is_told)
 
 
 def test_metrics(server: RunningServer) -> None:

@@ -285,7 +285,7 @@ def test_chunks_a_retraction_and_a_death_in_the_waterfall(
     spans = page.locator(".detail table").first.locator("tbody tr")
     expect(spans).to_have_text([re.compile(p) for p in ("^queue", *("^prefill",) * 4, "^decode")])
     tokens = spans.locator("td:nth-child(4)").all_inner_texts()
-    assert tokens == ["0", "128", "128", "128", "16", "4"]
+    assert tokens == ["0", "128", "112", "96", "64", "4"]
 
 
 @pytest.mark.slow

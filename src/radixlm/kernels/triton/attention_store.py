@@ -74,16 +74,16 @@ def rotate_kernel(
 ):  # fmt: skip
     """ROWS blocks of N channels, times ``scale``; arithmetic and order of kernels/ops/kv.py:
     rotate."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     c = tl.arange(0, N)
     mask = (row < num_rows)[:, None] & (c < N)[None, :]
     head = row // BLOCKS
-    at = (head // heads).to(tl.int64) * stride + head % heads * head_stride + row % BLOCKS * N
+    at = head // heads * stride + head % heads * head_stride + row % BLOCKS * N
     y = tl.load(x + at[:, None] + c[None, :], mask=mask, other=0.0).to(tl.float32)
     for _ in tl.static_range(STEPS):
         a, b = tl.split(tl.reshape(y, [ROWS, N // 2, 2]))
         y = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 2, 1)), [ROWS, N])
-    to = out + row.to(tl.int64)[:, None] * N + c[None, :]
+    to = out + row[:, None] * N + c[None, :]
     tl.store(to, cast(y * scale, out.dtype.element_ty), mask=mask)
 
 
