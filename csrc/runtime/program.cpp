@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <new>
 #include <numeric>
+#include <stdexcept>
 
 namespace radix {
 
@@ -370,7 +371,16 @@ void Program::execute_gather(const Op& op, const Ctx& ctx) {
                               op.bounds.data(), op.target);
 }
 
+std::span<const Program::Op> Program::ops_of(const Step& c) const {
+    const int first = c.first_op, count = c.num_ops < 0 ? num_ops() - first : c.num_ops;
+    if (first < 0 || count < 0 || count > num_ops() - first)
+        throw std::invalid_argument(std::to_string(count) + " ops from " + std::to_string(first) +
+                                    " of a program of " + std::to_string(num_ops()));
+    return std::span(ops).subspan(size_t(first), size_t(count));
+}
+
 void Program::run(const Step& c) {
+    const std::span<const Op> chosen = ops_of(c);
     grow(std::max({c.tokens, c.num_rows, tokens_before(c, int(c.group_tokens.size()))}));
     bind(c);
     const int threads = c.threads;
@@ -401,15 +411,12 @@ void Program::run(const Step& c) {
             shared = std::max(shared, heads_shared(k, op.heads));
             local = std::max(local, heads_local(k, op.heads, n));
         }
-    const Op* const begin = ops.data() + c.first_op;
-    const Op* const end = c.num_ops < 0 ? ops.data() + ops.size() : begin + c.num_ops;
     run_team(n, shared, local, [&](const Ctx& ctx) {
-        if (!profiling) {
-            for (const Op* op = begin; op < end; op++) execute(*op, k, ctx);
-            return;
-        }
-        for (const Op* at = begin; at < end; at++) {
-            const Op& op = *at;
+        for (const Op& op : chosen) {
+            if (!profiling) {
+                execute(op, k, ctx);
+                continue;
+            }
             auto t0 = std::chrono::steady_clock::now();
             execute(op, k, ctx);
             if (ctx.tid == 0)

@@ -5,6 +5,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -219,6 +220,7 @@ class Program {
     void bind_mix(Op& op, const Step& step, int64_t rows);
     void bind_state(Op& op, const Step& step, int64_t rows);
     double cost_flops(const Step& step, double& bytes) const;
+    std::span<const Op> ops_of(const Step& c) const;  // std::invalid_argument for others than there are
     void execute(const Op& op, const Kernels& k, const Ctx& ctx);
     void execute_linear(const Op& op, const Kernels& k, const Ctx& ctx);
     void execute_gather(const Op& op, const Ctx& ctx);

@@ -61,7 +61,7 @@ def handles_norm(spec: Norm | None) -> None:
 
 
 def struct(name: str, **fields: object) -> Any:
-    """One of the extension's argument structs (csrc/bind.cpp) with these fields."""
+    """One of the extension's argument structs (csrc/bind/program.cpp) with these fields."""
     made = getattr(native(), name)()
     for field, value in fields.items():
         setattr(made, field, value)

@@ -70,3 +70,16 @@ def test_ceilings_are_measured() -> None:
     assert read > 0 and native().measure(1, 0, 1000, 2) > 0
     native().advise_huge(memory.data_ptr(), memory.nbytes)
     assert bool((memory == 1).all())
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 3), (2, 1), (3, -1), (-1, 1), (1, 2)])
+def test_a_step_runs_only_operations_that_there_are(first: int, count: int) -> None:
+    program, step = native().Program(), native().Step()
+    x = program.buffer(16)
+    for scale in (2.0, 3.0):
+        program.scale(x, 0, 16, scale)
+    step.first_op, step.num_ops = first, count
+    with pytest.raises(ValueError, match="of a program of 2"):
+        program.run(step)
+    step.first_op, step.num_ops = 1, 1
+    program.run(step)
