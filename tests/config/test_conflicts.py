@@ -70,6 +70,12 @@ NODES = {"nnodes": 2, "tp_size": 2, "dist_init_addr": "h:1", "cluster_secret_fil
             {"enable_dp_attention": True, "tp_size": 2, "dp_size": 2},
             "--enable-dp-lm-head needs",
         ),
+        (
+            {"streaming_window": 61, "context_length": 64},
+            {"streaming_window": 60, "context_length": 64},
+            "16 to 60 tokens work",
+        ),
+        ({"streaming_window": 15}, {"streaming_window": 16}, "16 to"),
         ({"chunked_prefill_size": 0}, {"chunked_prefill_size": -1}, "--chunked-prefill-size 0"),
         (
             {"chunked_prefill_size": -1, "target_itl_ms": 20.0},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from radixlm.multimodal.processor import Prompt
 from radixlm.text.tokenizer import Tokenizer
 from radixlm.wire.media import Media
 from radixlm.wire.replies import ControlReply, Finish, Logprobs, StepReply, TokenDelta
-from radixlm.wire.requests import LogprobParams
+from radixlm.wire.requests import LogprobParams, StreamingWindow
 from radixlm.wire.sampling_params import SamplingParams, parallel_seed
 from tests.intake.scripted_engine import IntakeHarness
 
@@ -241,6 +242,59 @@ async def test_unset_max_new_tokens_fills_the_context(tokenizer: Tokenizer) -> N
     stage = IntakeHarness(tokenizer)
     stage.intake.submit(stage.ask(max_new_tokens=None))
     assert stage.link.requests[0].sampling.max_new_tokens == 61
+
+
+async def test_a_streaming_window_lifts_the_bounds_of_the_context(tokenizer: Tokenizer) -> None:
+    stage = IntakeHarness(tokenizer, streaming_sinks=3)
+    ids = list(range(5, 405))
+    stage.intake.submit(stage.ask(input_ids=ids, max_new_tokens=None, streaming_window=61))
+    (sent,) = stage.link.requests
+    assert sent.ids().tolist() == ids and sent.streaming == StreamingWindow(61, 3)
+    assert (sent.sampling.max_new_tokens or 0) > 1 << 29
+    with pytest.raises(InvalidRequest, match="longer than the model"):
+        stage.intake.submit(stage.ask("s", input_ids=ids))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"streaming_window": 62}, "62 tokens beside 3 sinks.*16 to 61"),
+        ({"streaming_window": 15}, "15 tokens"),
+        ({"streaming_window": 20, "streaming_sinks": 45}, "16 to 19"),
+        ({"streaming_sinks": 4}, "needs a streaming_window"),
+        ({"streaming_window": 20, "embeds": b"", "num_embeds": 0}, "input_embeds cannot be"),
+        ({"streaming_window": 20, "logprobs": LogprobParams(0)}, "neither hidden states nor"),
+    ],
+)
+async def test_streaming_windows_that_cannot_be(
+    tokenizer: Tokenizer, fields: dict[str, Any], message: str
+) -> None:
+    stage = IntakeHarness(tokenizer, streaming_sinks=3)
+    with pytest.raises(InvalidRequest, match=message):
+        stage.intake.submit(stage.ask(**fields))
+
+
+async def test_the_streaming_window_of_the_server(tokenizer: Tokenizer) -> None:
+    """Of requests that name none, unless they need tokens that it drops."""
+    stage = IntakeHarness(tokenizer, streaming_window=32)
+    asked: list[dict[str, Any]] = [
+        {},
+        {"streaming_window": 0},
+        {"streaming_window": 16},
+        {"streaming_sinks": 9},
+        {"logprobs": LogprobParams(0)},
+        {"logprobs": LogprobParams(-1)},
+    ]
+    for place, fields in enumerate(asked):
+        stage.intake.submit(stage.ask(str(place), **fields))
+    assert [request.streaming for request in stage.link.requests] == [
+        StreamingWindow(32, 4),
+        None,
+        StreamingWindow(16, 4),
+        StreamingWindow(32, 9),
+        None,
+        StreamingWindow(32, 4),
+    ]
 
 
 async def test_an_id_is_used_once_at_a_time(tokenizer: Tokenizer) -> None:

@@ -22,7 +22,14 @@ from radixlm.scheduler.hooks import Feature, Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.wire.replies import ControlReply
-from radixlm.wire.requests import AbortRequest, Control, GrammarSpec, LogprobParams, pack_ids
+from radixlm.wire.requests import (
+    AbortRequest,
+    Control,
+    GrammarSpec,
+    LogprobParams,
+    StreamingWindow,
+    pack_ids,
+)
 from tests.engine.test_features import _Marked
 from tests.engine.test_features_drafts import MATCHERS
 from tests.fakes.drafts import ForcedDrafts
@@ -68,6 +75,8 @@ def draw_request(rng: random.Random, family: Sequence[int]) -> dict[str, Any]:
         fields["bad_words"] = tuple(tuple(word) for word in words)
     if rng.random() < 0.2:
         fields["logprobs"] = LogprobParams()
+    if random.Random(sum(prompt)).random() < 0.25:
+        fields["streaming"] = StreamingWindow(rng.choice([8, 16, 30]), rng.choice([1, 4]))
     return fields
 
 

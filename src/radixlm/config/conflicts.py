@@ -11,6 +11,7 @@ from radixlm.config.adapters import read_lora_path
 from radixlm.config.observe import is_bucket_rule
 from radixlm.config.option import options
 from radixlm.config.parallel import ParallelConfig
+from radixlm.config.schedule import MIN_WINDOW
 from radixlm.config.server_config import ServerConfig
 from radixlm.config.states import is_set
 
@@ -73,6 +74,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         "is_embedding", "speculative_algorithm", "an embedding model has no next token to draft"
     ),
+    Conflict("is_embedding", "streaming_window", "vectors are of whole texts"),
     Conflict("is_embedding", "disaggregation_mode=decode", "an embedding model does not decode"),
     Conflict(
         "enable_dp_attention",
@@ -189,6 +191,12 @@ def schedule_problems(config: ServerConfig) -> Iterator[str]:
         yield "--target-itl-ms shortens chunks: with it --chunked-prefill-size 2048 works, not -1"
     if s.chunked_prefill_size == 0:
         yield "--chunked-prefill-size 0 computes nothing; -1 disables chunks, 2048 works"
+    most = (config.model.context_length or 1 << 30) - s.streaming_sinks
+    if s.streaming_window and not MIN_WINDOW <= s.streaming_window <= most:
+        yield (
+            f"--streaming-window {s.streaming_window} with --streaming-sinks {s.streaming_sinks}: "
+            f"{MIN_WINDOW} to {most} tokens work"
+        )
     if m.max_total_tokens is not None and m.page_size and m.max_total_tokens < m.page_size:
         yield f"--max-total-tokens {m.max_total_tokens} holds no page of {m.page_size} tokens"
     if s.schedule_low_priority_values_first and not s.enable_priority_scheduling:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from radixlm.config.flag import ABOVE_ZERO, AUTO, NON_NEGATIVE, POSITIVE, Flag, Group
 
+MIN_WINDOW = 16  # tokens of a streaming window
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
 
 
@@ -85,6 +86,15 @@ class ScheduleConfig(Group):
         "short that a step takes no longer. Unset: chunks of --chunked-prefill-size.",
         Flag(within="(0, inf)"),
     ] = None
+    streaming_window: Annotated[
+        int | None,
+        "Streams may go on for ever: a request sees its first tokens and so many of its last at "
+        "most. Requests choose with the field streaming_window, 0 for none. Unset: none.",
+        Flag(within=POSITIVE),
+    ] = None
+    streaming_sinks: Annotated[
+        int, "First tokens that a streaming window keeps.", Flag(within=POSITIVE)
+    ] = 4
     num_continuous_decode_steps: Annotated[
         int,
         "Steps between two checks of the queue while requests decode.",

@@ -177,6 +177,8 @@ def as_record(entry: Entry, began: float) -> dict[str, Any]:
         "cache_salt": wire.cache_salt,
         "extra_key": wire.extra_key,
         "priority": wire.priority or None,
+        "streaming_window": wire.streaming.tokens if wire.streaming is not None else None,
+        "streaming_sinks": wire.streaming.sinks if wire.streaming is not None else None,
         "num_media": len(wire.media) or None,
         "num_kills": entry.num_kills or None,
     }

@@ -71,6 +71,8 @@ def intake_facts(config: ServerConfig, info: ModelInfo) -> IntakeFacts:
         eos_ids=info.eos_ids,
         embed_dim=info.decoder.dim,
         max_queued=config.schedule.max_queued_requests,
+        streaming_window=config.schedule.streaming_window or 0,
+        streaming_sinks=config.schedule.streaming_sinks,
         max_sequences=config.serve.max_sequences_per_call,
         max_logprobs=config.serve.max_logprobs,
         stall_timeout_s=config.serve.stall_timeout_s,

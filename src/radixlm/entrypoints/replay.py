@@ -26,6 +26,10 @@ from radixlm.config.server_config import flat
 FORMAT = 1
 TIMEOUT_S = 600.0
 SHOWN = 20
+_SENT = (
+    *("logit_processor", "lora_path", "cache_salt", "extra_key", "priority"),
+    *("streaming_window", "streaming_sinks"),
+)
 Send = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -67,7 +71,7 @@ def as_body(record: dict[str, Any]) -> dict[str, Any]:
         body["input_embeds"] = numbers.reshape(record["num_embeds"], -1).tolist()
     else:
         body["input_ids"] = record["input_ids"]
-    for name in ("logit_processor", "lora_path", "cache_salt", "extra_key", "priority"):
+    for name in _SENT:
         if record.get(name) is not None:
             body[name] = record[name]
     return body

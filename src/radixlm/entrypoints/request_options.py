@@ -25,6 +25,8 @@ def request_options(
         "cache_salt": value_of("cache_salt"),
         "extra_key": value_of("extra_key"),
         "priority": value_of("priority") or 0,
+        "streaming_window": value_of("streaming_window"),
+        "streaming_sinks": value_of("streaming_sinks"),
         "replica": replica_of(value_of("data_parallel_rank"), value_of("routed_dp_rank")),
         "timeout_s": value_of("timeout"),
         "session": value_of("session_params"),

@@ -29,6 +29,8 @@ class IntakeFacts(Record):
     max_sequences: int = 8192  # of one call
     max_logprobs: int = 1 << 20  # entries that the answers of one call may hold together
     stall_timeout_s: float = 60.0  # how long a reader may leave what has come unread
+    streaming_window: int = 0  # of requests that name none; 0: none
+    streaming_sinks: int = 4
     is_cache_short: bool = False  # the KV cache holds less than the model's context
 
     @property

@@ -35,6 +35,8 @@ class GenerateRequest:
     cache_salt: str | None = None
     extra_key: str | None = None
     priority: int = 0
+    streaming_window: int | None = None  # 0: none; None: the server's
+    streaming_sinks: int | None = None
     grammar: GrammarSpec | None = None
     replica: int | None = None  # the one to compute it while it states; None: any
     adapter: str | None = None

@@ -39,7 +39,7 @@ from radixlm.intake.records import (
 from radixlm.intake.replicas import Replica, Replicas
 from radixlm.intake.request_state import RequestState, merge_outputs, stop_checker
 from radixlm.intake.stream_journal import Share, current_journal, preload
-from radixlm.intake.validation import RequestValidator, bad_word_ids
+from radixlm.intake.validation import ENDLESS, RequestValidator, bad_word_ids
 from radixlm.intake.weights import WeightsRegistry
 from radixlm.observe.ring import StepRing
 from radixlm.text.detokenize import Detokenizer
@@ -59,6 +59,7 @@ from radixlm.wire.replies import (
 from radixlm.wire.requests import (
     AbortRequest,
     Control,
+    StreamingWindow,
     TokenizedRequest,
     pack_ids,
 )
@@ -146,13 +147,14 @@ class TokenizerManager:
             self._check_queue()
         began_s = time.monotonic()
         try:
-            ids, sampling = self._checked(request)
+            ids, sampling, streaming = self._checked(request)
         except InvalidRequest as error:
             raise in_client_words(error, request.names) from None
         prompt, event = (ids, pack_ids(np.asarray(ids))), asyncio.Event()
         request.rid = request.rid or self._free_rid(request.default_rid, sampling.n)
         states = [
-            self._live(request, sampling, prompt, i, event) for i in range(max(1, sampling.n))
+            self._live(request, sampling, streaming, prompt, i, event)
+            for i in range(max(1, sampling.n))
         ]
         if request.emitted:
             preload(states, request.emitted, self.facts.vocab)
@@ -191,13 +193,18 @@ class TokenizerManager:
         if replica is not None:
             replica.link.send(wire)
 
-    def _checked(self, request: GenerateRequest) -> tuple[list[int], SamplingParams]:
+    def _checked(
+        self, request: GenerateRequest
+    ) -> tuple[list[int], SamplingParams, StreamingWindow | None]:
         check_names(request)
         checks = RequestValidator(self.facts, self.tokenizer)
         checks.kind(request)
         self.replicas.check(request.replica)
+        streaming = checks.streaming(request)
+        if streaming is not None:
+            checks = replace(checks, facts=replace(self.facts, context_len=ENDLESS))
         ids = checks.prompt_ids(request)
-        return ids, checks.sampling(request, len(ids))
+        return ids, checks.sampling(request, len(ids)), streaming
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[Output]:
         """Outputs of all samples as they come; leaving early aborts what still runs."""
@@ -289,6 +296,7 @@ class TokenizerManager:
         self,
         request: GenerateRequest,
         sampling: SamplingParams,
+        streaming: StreamingWindow | None,
         prompt: tuple[list[int], bytes],
         index: int,
         event: asyncio.Event,
@@ -330,6 +338,7 @@ class TokenizerManager:
             bad_words=bad_word_ids(sampling.bad_words, self.tokenizer),
             prediction=pack_ids(request.prediction),
             hint=request.hint,
+            streaming=streaming,
         )
         if request.embeds is not None:
             ids = []

@@ -8,12 +8,15 @@ import msgspec
 
 from radixlm.base.errors import InvalidRequest, PromptTooLong
 from radixlm.base.record import Record
+from radixlm.config.schedule import MIN_WINDOW
 from radixlm.intake.call import Call, current_call
 from radixlm.intake.facts import IntakeFacts
 from radixlm.intake.records import GenerateRequest
 from radixlm.text.tokenizer import Tokenizer
+from radixlm.wire.requests import StreamingWindow
 from radixlm.wire.sampling_params import SamplingParams
 
+ENDLESS = 1 << 30  # tokens of a request with a streaming window, at most
 PROCESSOR = "custom_logit_processor"
 SAFE_WAY = (
     "Serialised code is never run: the operator registers a class with --logit-processor "
@@ -47,6 +50,26 @@ class RequestValidator(Record):
 
     facts: IntakeFacts
     tokenizer: Tokenizer | None
+
+    def streaming(self, request: GenerateRequest) -> StreamingWindow | None:
+        """The request's streaming window: its own, or the server's, unless tokens are needed that a
+        window drops."""
+        facts, asked = self.facts, request.streaming_window
+        tokens = facts.streaming_window if asked is None else asked
+        if request.streaming_sinks is not None and not tokens:
+            raise InvalidRequest("streaming_sinks needs a streaming_window", "streaming_sinks")
+        reason = _why_all_tokens(request) if tokens else None
+        if not tokens or (reason is not None and asked is None):
+            return None
+        window = StreamingWindow(tokens, request.streaming_sinks or facts.streaming_sinks)
+        most = facts.context_len - window.sinks
+        if reason is not None or not MIN_WINDOW <= tokens <= most:
+            reason = reason or (
+                f"{tokens} tokens beside {window.sinks} sinks; the context of {facts.context_len} "
+                f"tokens has room for {MIN_WINDOW} to {most}.{facts.more_room}"
+            )
+            raise InvalidRequest(f"streaming_window: {reason}", "streaming_window")
+        return window
 
     def prompt_ids(self, request: GenerateRequest) -> list[int]:
         """The prompt's token ids, cut to the context with --allow-auto-truncate."""
@@ -221,6 +244,19 @@ class RequestValidator(Record):
             raise InvalidRequest(
                 f"{PROCESSOR}: {name!r:.80} is not known here; known: {has}. {SAFE_WAY}", PROCESSOR
             )
+
+
+def _why_all_tokens(request: GenerateRequest) -> str | None:
+    """Why the request can have no streaming window, if so."""
+    if request.pooling is not None:
+        return "vectors and scores are of whole texts"
+    if request.embeds is not None or (request.prompt is not None and request.prompt.media):
+        return "a part of an image, a clip or input_embeds cannot be dropped; send 0"
+    if request.return_hidden_states or (request.logprobs and request.logprobs.prompt_from >= 0):
+        return (
+            "tokens that the window drops have neither hidden states nor log-probabilities; send 0"
+        )
+    return None
 
 
 def processor_name(custom: Any, plain: Any = None) -> str | None:

@@ -86,7 +86,9 @@ class Committer:
         elif wire.sampling.stop or wire.sampling.stop_regex or wire.is_quarantined:
             emit_interval = 1  # keeps a quarantined request's tokens if the engine dies again
         request.emit_interval = emit_interval
-        request.max_len = min(request.prompt_len + request.max_new_tokens, self.limits.context_len)
+        streaming = request.wire.streaming
+        context_len = self.limits.context_len if streaming is None else streaming.size
+        request.max_len = min(request.prompt_len + request.max_new_tokens, context_len)
 
     def commit(self, plan: StepPlan, result: StepResult) -> StepReply:
         """Apply the results of a step; the reply for intake names each request once at most."""
@@ -200,6 +202,9 @@ class Committer:
         finish = self._finish_of(request, token)
         if finish is None:
             request.store_recent()
+            if request.is_window_full:
+                self.planner.full.append(request)
+                reply.deltas.append(self.delta(request))
             return
         reply.deltas.append(self.end(request, finish))
         if not request.inflight:
@@ -299,6 +304,9 @@ class Committer:
             finish = self._jump_forward(request)
         if finish is not None:
             return self.end(request, finish)
+        if request.is_window_full:
+            self.planner.full.append(request)
+            return self.delta(request)
         return self.delta(request) if request.num_unsent >= request.emit_interval else None
 
     def _append(self, request: Request, tokens: tuple[int, ...]) -> tuple[int, Finish | None]:
@@ -332,7 +340,8 @@ class Committer:
         """Why the request ends with ``token``, its newest; None if it does not."""
         if token in request.stop_ids and request.num_output >= request.min_new_tokens:
             return Finish("stop", matched=token)
-        return Finish("length") if request.num_tokens >= request.max_len else None
+        is_over = request.num_tokens >= request.max_len and not request.is_window_full
+        return Finish("length") if is_over else None
 
     def _jump_forward(self, request: Request) -> Finish | None:
         """Append tokens that the grammar forces; the next step computes them as a prefill. Without
@@ -392,7 +401,7 @@ class Committer:
             rid=request.rid,
             tokens=tokens,
             finish=request.finish,
-            prompt_tokens=request.prompt_len,
+            prompt_tokens=request.wire.prompt_len,
             cached_tokens=request.num_cached,
             retractions=request.retractions,
             prompt_logprobs=merge_logprobs(buffered.prompt_logprobs) if buffered else None,

@@ -76,6 +76,11 @@ class Drafting:
         elif wire.grammar is not None:
             self._own[request.rid] = None
 
+    def slide(self, request: Request, count: int) -> None:
+        """``count`` tokens have left the request's streaming window."""
+        if request.rid in self._num_seen:
+            self._num_seen[request.rid] -= count
+
     # ---- planning --------------------------------------------------------------------------
 
     def plan(self, batch: DecodeBatch, other_tokens: int) -> Drafts | None:
@@ -162,7 +167,7 @@ class Drafting:
             proposal = NOTHING
         prediction = self._own.get(request.rid)
         if prediction is not None:
-            prediction.follow(request.output_ids[prediction.num_seen :].tolist())
+            prediction.follow(request.whole_output[prediction.num_seen :].tolist())
             own = prediction.propose(most)
             proposal = own if len(own.tokens) else proposal
         if not len(proposal.tokens) and self.drafters and request.rid not in self._broken:

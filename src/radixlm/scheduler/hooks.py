@@ -75,6 +75,9 @@ class Feature:
     def retracted(self, request: Request) -> None:
         """The request has lost its slot, so that others get its pages; it will run again."""
 
+    def slid(self, request: Request) -> None:
+        """Its streaming window has moved: ``ids`` are others, and no token is computed."""
+
     def release(self, request: Request) -> None:
         """The request is over: free its state."""
 
@@ -157,6 +160,10 @@ class Hooks:
     def retracted(self, request: Request) -> None:
         for feature in self.features:
             feature.retracted(request)
+
+    def slid(self, request: Request) -> None:
+        for feature in self.features:
+            feature.slid(request)
 
     def release(self, request: Request) -> None:
         for feature in self._release:

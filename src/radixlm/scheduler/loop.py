@@ -24,7 +24,7 @@ from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.planner import Planner
 from radixlm.scheduler.queue import WaitingQueue
 from radixlm.scheduler.recorder import Launch, StepRecorder, page_counts
-from radixlm.scheduler.request import Request
+from radixlm.scheduler.request import UNLIMITED, Request
 from radixlm.scheduler.step_log import StepLog
 from radixlm.step.plan import Items, StepPlan
 from radixlm.step.result import StepResult
@@ -84,6 +84,7 @@ class Scheduler:
         self.planner = Planner(limits, kv_manager, self.queue, self.hooks, self._refuse, drafting)
         self.committer = Committer(limits, self.planner, self.hooks, stream_interval, drafting)
         self.planner.on_retract = self._on_retract
+        self.planner.on_slide = self._slide
         self.recorder: StepRecorder | None = None
         if ring is not None:
             self.recorder = StepRecorder(ring, self.planner, self.committer, clock)
@@ -245,11 +246,12 @@ class Scheduler:
     def _add_request(self, wire: TokenizedRequest) -> None:
         eos = () if wire.sampling.ignore_eos else self.limits.eos_ids
         stop_ids = frozenset(wire.sampling.stop_token_ids or ()) | frozenset(eos)
-        request = self._make_request(wire, stop_ids)
+        request = Request(wire, stop_ids, CacheNamespace())
         if wire.rid in self.committer.requests:
             log.warning("request id %s is already in use; the second request is dropped", wire.rid)
             return
         self.committer.register(request)
+        self._slide(request)
         refused = self._why_refused(request) or self._call_arrive_hooks(request)
         if refused is not None:
             self._refuse(request, refused)
@@ -258,11 +260,16 @@ class Scheduler:
         if wire.deadline_s or wire.queue_deadline_s:
             self._timed[wire.rid] = request
 
-    def _make_request(self, wire: TokenizedRequest, stop_ids: frozenset[int]) -> Request:
-        rope, prompt_len = self.limits.rope, len(wire.input_ids) // 4 - wire.num_emitted
+    def _slide(self, request: Request) -> None:
+        """Drop what has left the request's streaming window, and set what others may share."""
+        count = request.slide()
+        if count and self.drafting is not None:
+            self.drafting.slide(request, count)
+        wire, rope, prompt_len = request.wire, self.limits.rope, request.prompt_len
         adapter = wire.adapter
-        start = adapter.start if adapter is not None else 0  # tokens before it are the base model's
-        namespace = CacheNamespace(
+        # tokens before it are the base model's
+        start = request.place(adapter.start) if adapter is not None else 0
+        request.namespace = CacheNamespace(
             weights_version=self.limits.weights_version,
             kv_layout=self.limits.kv_layout,
             adapter=adapter.digest if adapter is not None and not start else None,
@@ -277,7 +284,7 @@ class Scheduler:
             limits.append(rope.share_limit(prompt_len))
         if self.limits.first_sparse is not None:
             limits.append(max(prompt_len, self.limits.first_sparse))
-        return Request(wire, stop_ids, namespace, *([min(limits)] if limits else []))
+        request.share_limit = min(limits, default=UNLIMITED)
 
     def _why_refused(self, request: Request) -> RequestError | None:
         max_queued = self.limits.max_queued
@@ -360,7 +367,7 @@ class Scheduler:
 
     def retry_after_s(self) -> float:
         """Seconds until the queue has moved, estimated from the tokens generated a second."""
-        tokens = sum(request.max_new_tokens for request in self.queue)
+        tokens = sum(request.max_len - request.prompt_len for request in self.queue)
         rate = max(self._throughput, 1.0)
         return min(MAX_RETRY_S, max(1.0, tokens / rate / max(1, len(self.queue))))
 

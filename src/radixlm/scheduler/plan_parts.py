@@ -1,11 +1,13 @@
 """What a plan is made of: chunks of prompts and admissions, from requests."""
 
+import msgspec
 import numpy as np
 
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.slot_table import Int32Array
 from radixlm.step.plan import Admission, Item
 from radixlm.wire.requests import NEVER
+from radixlm.wire.sampling_params import parallel_seed
 
 
 def make_chunk(request: Request, end: int) -> Item:
@@ -48,10 +50,17 @@ def make_admission(request: Request) -> Admission:
     rope_ids = None
     if wire.rope_ids is not None:
         rope_ids = np.frombuffer(wire.rope_ids, "<i4").reshape(3, -1)
+    sampling = wire.sampling
+    if request.num_dropped:  # draws are keyed by seed and position, and positions come again
+        sampling = msgspec.structs.replace(
+            sampling,
+            min_new_tokens=request.min_new_tokens,
+            sampling_seed=parallel_seed(sampling.sampling_seed or 0, request.num_dropped),
+        )
     return Admission(
         rid=request.rid,
         slot=request.slot,
-        sampling=wire.sampling,
+        sampling=sampling,
         prompt_ids=request.ids[: request.prompt_len].copy(),
         output_ids=request.output_ids.copy(),
         embeds=embeds,
@@ -59,7 +68,7 @@ def make_admission(request: Request) -> Admission:
         rope_ids=rope_ids,
         processor=wire.processor,
         adapter=adapter.number if adapter is not None and adapter.start != NEVER else -1,
-        adapter_start=adapter.start if adapter is not None else 0,
+        adapter_start=request.place(adapter.start) if adapter is not None else 0,
     )
 
 

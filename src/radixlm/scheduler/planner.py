@@ -54,6 +54,8 @@ class Planner:
         self.num_retracted = 0
         self._refuse, self._drafting = refuse, drafting
         self.on_retract: Callable[[Request], None] = lambda request: None
+        self.on_slide: Callable[[Request], None] = lambda request: None
+        self.full: list[Request] = []  # those whose streaming window has to slide
         self.on_start: Callable[[Request], None] = lambda request: None
         self._admissions: list[Admission] = []
         self._index = 0
@@ -78,6 +80,7 @@ class Planner:
         self._room, self._is_paced = self._max_items, False
         self._encoder.start_step()
         self._logprobs.start_step()
+        self._slide_windows()
         self._preempt()
         prefilling = self._prefilling_requests()
         is_alone = self._plan_quarantined(prefilling, prefills, now_s)
@@ -290,6 +293,20 @@ class Planner:
         request.reset_for_retract()
         self.queue.push_front(request)
         self.num_retracted += 1
+
+    def _slide_windows(self) -> None:
+        """Requests whose streaming window is full go on with what is left of it, as prompts."""
+        full, self.full = self.full, []
+        for request in full:
+            if request.finish is not None:
+                continue
+            assert not request.inflight, "nothing is planned behind a full window"
+            if not request.is_waiting:
+                self.release(request)
+                self.hooks.retracted(request)
+                self.queue.push_front(request)
+            self.on_slide(request)
+            self.hooks.slid(request)
 
     def _plan_chunks(self, prefilling: list[Request], prefills: list[Item], left: int) -> int:
         """Plan a chunk of each request while tokens are left; how many are left then."""

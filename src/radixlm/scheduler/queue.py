@@ -169,7 +169,7 @@ class WaitingQueue:
         self._sort(waiting, self._prefix_cache, now_s)
         for share in self._shares if self._limits.fair else ():
             waiting = share.sort(waiting)
-        waiting.sort(key=lambda r: r.retractions == 0)
+        waiting.sort(key=lambda r: not r.retractions and not len(r.dropped_output))
         if self._limits.priorities:
             waiting.sort(key=lambda r: -self.priority(r, now_s))
         return waiting

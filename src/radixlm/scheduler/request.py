@@ -5,6 +5,9 @@ ids  |---- prompt ----|-- output --|
      |--- cached ---|--- computed ---|    num_computed includes steps in flight,
                                           num_committed does not
 
+Of a request with a streaming window, ``ids`` are the tokens in the window: those behind its sinks
+that it has passed are dropped (``slide``), and everything is counted without them.
+
 While the request has a slot, the numbers that change with every token are in ``SlotTable``.
 """
 
@@ -21,6 +24,7 @@ from radixlm.step.plan import Int32Array
 from radixlm.wire.replies import Finish
 from radixlm.wire.requests import TokenizedRequest
 
+UNLIMITED = 1 << 62
 _NO_SLOT = SlotTable(0).freeze()
 
 
@@ -52,6 +56,7 @@ class Request:
         "_num_sent",
         "_num_stored",
         "arrived",
+        "dropped_output",
         "emit_interval",
         "finish",
         "handle",
@@ -62,6 +67,7 @@ class Request:
         "min_new_tokens",
         "namespace",
         "num_cached",
+        "num_dropped",
         "num_inserted",
         "prefill_len",
         "prompt_len",
@@ -86,7 +92,7 @@ class Request:
         wire: TokenizedRequest,
         stop_ids: frozenset[int],
         namespace: CacheNamespace,
-        share_limit: int = 1 << 62,
+        share_limit: int = UNLIMITED,
     ) -> None:
         self._ids = np.array(wire.ids(), dtype=np.int32)
         self.wire, self.rid, self.stop_ids, self.namespace = wire, wire.rid, stop_ids, namespace
@@ -98,6 +104,8 @@ class Request:
         self.num_cached = 0  # leading tokens whose KV the prefix cache had at admission
         self.share_limit = share_limit  # tokens from here on neither come from nor go to the cache
         self.arrived: dict[str, int] | None = None  # tokens of the prefix that a tier brought
+        self.num_dropped = 0  # tokens that have left the streaming window
+        self.dropped_output = self._ids[:0]  # those of them that were output
         self.num_inserted = 0  # leading tokens whose pages the prefix cache owns
         self.table, self.slot = _NO_SLOT, -1
         self.is_window_locked = True
@@ -130,6 +138,13 @@ class Request:
     @property
     def num_output(self) -> int:
         return self.num_tokens - self.prompt_len
+
+    @property
+    def whole_output(self) -> Int32Array:
+        """The output so far, with what has left the streaming window."""
+        window, output = self.wire.streaming, self.output_ids
+        in_sinks = max(0, window.sinks - self.prompt_len) if window is not None else 0
+        return np.concatenate((output[:in_sinks], self.dropped_output, output[in_sinks:]))
 
     @property
     def num_unsent(self) -> int:
@@ -220,6 +235,42 @@ class Request:
         if window is not None:
             self.window[first:end] = window
         self.num_allocated = end * page_size
+
+    # ---- streaming window ------------------------------------------------------------------
+
+    @property
+    def is_window_full(self) -> bool:
+        """Whether it goes on, but must slide before."""
+        goes_on = self.prompt_len + self.max_new_tokens > self.max_len
+        return self.wire.streaming is not None and goes_on and self.num_tokens >= self.max_len
+
+    def slide(self) -> int:
+        """Drop the tokens that have left its streaming window; how many they are. What is left is
+        prefill. The request has no slot, and its dropped tokens were sent."""
+        window = self.wire.streaming
+        if window is None:
+            return 0
+        first = window.sinks
+        count = window.num_dropped(self.num_tokens + self.num_dropped) - self.num_dropped
+        of_prompt = min(count, max(0, self.prompt_len - first))
+        dropped_output = self.ids[first + of_prompt : first + count]
+        self.dropped_output = np.concatenate((self.dropped_output, dropped_output))
+        self._ids = np.delete(self.ids, slice(first, first + count))
+        self._num_stored, self._num_sent = len(self._ids), self._num_sent - count
+        self.prompt_len -= of_prompt
+        self.num_dropped += count
+        self.max_new_tokens -= len(dropped_output)
+        self.min_new_tokens = max(0, self.min_new_tokens - len(dropped_output))
+        self.max_len = min(self.prompt_len + self.max_new_tokens, window.size)
+        self.prefill_all()
+        return count
+
+    def place(self, position: int) -> int:
+        """Where the token of the stream at ``position`` is, or would be, among ``ids``."""
+        window = self.wire.streaming
+        if window is None or position < window.sinks:
+            return position
+        return max(window.sinks, position - self.num_dropped)
 
     # ---- changes of state ------------------------------------------------------------------
 

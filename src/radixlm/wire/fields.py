@@ -119,6 +119,9 @@ FIELDS: tuple[Field, ...] = (
         ("return_hidden_states", bool, "generate openai"),
         ("extra_key", str, "generate openai"),
         ("cache_salt", str, "generate openai"),
+        # the first and the last tokens that a stream sees, which may go on for ever
+        ("streaming_window", Annotated[int, Meta(ge=0, le=1 << 30)], "generate openai"),
+        ("streaming_sinks", Annotated[int, Meta(ge=1, le=1 << 30)], "generate openai"),
         (
             "priority",
             Annotated[int, Meta(ge=-(1 << 31), le=(1 << 31) - 1)],

@@ -58,6 +58,25 @@ class AdapterRef(msgspec.Struct, frozen=True):
     start: int = 0
 
 
+class StreamingWindow(msgspec.Struct, frozen=True):
+    """A request that sees the first ``sinks`` tokens of its stream and the last ones, ``tokens`` at
+    most (arXiv:2309.17453). When they are that many, the older half is dropped and the rest gets
+    the positions behind the sinks: what is seen depends on the stream's tokens alone."""
+
+    tokens: int
+    sinks: int = 4
+
+    @property
+    def size(self) -> int:
+        """Tokens that are seen at most."""
+        return self.sinks + self.tokens
+
+    def num_dropped(self, num_tokens: int) -> int:
+        """Tokens behind the sinks that a stream of ``num_tokens`` tokens has lost."""
+        half = self.tokens // 2
+        return max(0, -(-(num_tokens + 1 - self.size) // half) * half)
+
+
 class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     """One sequence to continue (or to pool, with ``pooling``).
 
@@ -71,7 +90,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     ``cache_salt``, ``extra_key`` and ``tenant`` are equal share cached prefixes. ``owner``: whose
     request it is (``intake/identity.py``). ``bad_words``: token ids of each; the last token of one
     never follows the others in the output. ``prediction``: int32 ids that the output may repeat.
-    ``hint``: the servers that prefill and decode it.
+    ``hint``: the servers that prefill and decode it. ``streaming``: its window, None without one.
     """
 
     rid: str
@@ -102,6 +121,7 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
     prediction: bytes = b""
     is_quarantined: bool = False
     hint: Hint | None = None
+    streaming: StreamingWindow | None = None
 
     def __post_init__(self) -> None:
         """ValueError for a message that intake cannot have made; the codec rejects it."""
@@ -114,11 +134,15 @@ class TokenizedRequest(msgspec.Struct, tag="generate", frozen=True):
             raise ValueError(f"{len(self.prediction)} bytes of predicted token ids")
         if self.embeds is not None and len(self.embeds) % 4:
             raise ValueError(f"{len(self.embeds)} bytes of embeddings")
-        num_prompt = size // 4 - self.num_emitted
+        num_prompt = self.prompt_len
         if any(start + count > num_prompt for media in self.media for start, count in media.spans):
             raise ValueError(f"media beyond a prompt of {num_prompt} tokens")
         if self.rope_ids is not None and len(self.rope_ids) != 12 * num_prompt:
             raise ValueError(f"{len(self.rope_ids)} bytes of positions for {num_prompt} tokens")
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.input_ids) // 4 - self.num_emitted
 
     def text_ids(self) -> np.ndarray[Any, np.dtype[np.int32]]:
         """The token ids without those that stand for media."""

@@ -77,7 +77,7 @@ class _State:
         after = self.request.wire.grammar.after if self.request.wire.grammar else None
         self.after = after.encode() if after else None  # None: the grammar has begun
         self.tail = b""  # the last bytes, in which the marker is looked for
-        self.pending: list[int] = self.request.output_ids.tolist()  # not shown to the matcher
+        self.pending: list[int] = self.request.whole_output.tolist()  # not shown to the matcher
         self.matcher = self.ticket.matcher()
 
 

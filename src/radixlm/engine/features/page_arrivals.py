@@ -202,6 +202,10 @@ class PageArrivals(Feature):
             self._kv.reservations.unpin(handle)
         state.late.clear()
 
+    def slid(self, request: Request) -> None:
+        """Its pages have other keys; nobody else has them."""
+        self.release(request)
+
     def release(self, request: Request) -> None:
         state = self._states.pop(request.rid, None)
         if state is None:
