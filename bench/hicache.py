@@ -31,6 +31,7 @@ import numpy as np
 
 import radixlm
 
+IDLE_S = 2.0
 TURN = 16  # tokens that each round adds to a conversation
 
 
@@ -90,7 +91,8 @@ def measure_restart(
     args: argparse.Namespace, vocab: int, **options: Any
 ) -> dict[str, tuple[float, float]]:
     """The median of the first token's seconds, and the share of cached tokens: when the prompts are
-    new; in the KV cache; in RAM, after a flush; on disk, after a restart."""
+    new; in the KV cache; in RAM, after a flush; on disk, at once after a restart, and when the
+    server has brought them back in ``IDLE_S``."""
     prompts = [tokens(i, args.prompt, vocab) for i in range(args.restart)]
     pool = (args.restart + 2) * args.prompt
     found = {}
@@ -110,6 +112,10 @@ def measure_restart(
     with start(args, pool, **options) as engine:
         ask(engine, [tokens(998, args.prompt, vocab)], 1)
         found["disk"] = first_tokens(engine)
+    with start(args, pool, **options) as engine:
+        time.sleep(IDLE_S)
+        ask(engine, [tokens(997, args.prompt, vocab)], 1)
+        found["back"] = first_tokens(engine)
     return found
 
 

@@ -17,7 +17,7 @@ from radixlm.engine.features.page_arrivals import PageArrivals, WritePolicy
 from radixlm.executor.page_port import PagePort
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.tiers.base import (
-    Cancel,
+    UNANSWERED,
     Command,
     Get,
     Hint,
@@ -64,6 +64,14 @@ class DictTier(Tier):
             assert np.array_equal(old.payload, record.payload), "one key, two contents"
             assert np.array_equal(old.tokens, record.tokens) and old.parent == record.parent
             self.num_put += 1
+
+    def recent(self, count: int) -> list[bytes]:
+        return list(self.pages)[-count:]
+
+    def used(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            if key in self.pages:
+                self.pages[key] = self.pages.pop(key)
 
     def lose(self, rng: random.Random, share: float) -> None:
         self.pages = {key: one for key, one in self.pages.items() if rng.random() > share}
@@ -172,7 +180,7 @@ class TurnPort(PagePort):
     def send(self, command: Command) -> None:
         self.log.append(command)
         worker = self._worker
-        if isinstance(command, Cancel):
+        if isinstance(command, UNANSWERED):
             worker.send(command, self._reports.put)
             return
         self._open.add(command.job)

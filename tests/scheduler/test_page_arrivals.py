@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import radixlm.tiers.worker as worker_module
 from radixlm.base.errors import InvariantError
 from radixlm.engine.features.page_arrivals import PageArrivals
+from radixlm.tiers.base import Cancel, Lookup
 from radixlm.wire.requests import AbortRequest, Control
 from tests.fakes.executor import reference
 from tests.fakes.scheduler_harness import SchedulerHarness, draw_prompts
@@ -23,6 +24,7 @@ from tests.fakes.tiers import DictTier, TurnPort, make_arrivals, new_feature
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "BATCH_BYTES", 64)
+    monkeypatch.setattr(worker_module, "BEHIND_BYTES", 64)
 
 
 class Bench(SchedulerHarness):
@@ -46,6 +48,12 @@ class Bench(SchedulerHarness):
         super().tick()
         running = self.scheduler.planner.running
         assert self.kv_manager.find_violations(running) == []
+
+    def turns(self, count: int, seconds: float = 0.0) -> None:
+        """Ticks of so many seconds."""
+        for _ in range(count):
+            self.now_s += seconds
+            self.tick()
 
     def drop_cache(self) -> None:
         """As an operator's flush."""
@@ -193,7 +201,10 @@ def play(seed: int) -> dict[str, float]:
     world, tiers = draw_world(rng), [DictTier(), DictTier("storage")]
     for tier in tiers:
         tier.short = lambda count: rng.randint(0, count) if rng.random() < 0.3 else count
-    options = {"policy": rng.choice(["auto", "timeout", "best_effort", "wait_complete"])}
+    options: dict[str, Any] = {
+        "policy": rng.choice(["auto", "timeout", "best_effort", "wait_complete"]),
+        "preload_bytes": 0 if "num_window" in world else 8 * rng.choice([20, 100, 1000]),
+    }
     eagerness = rng.choice([0.1, 0.5, 1.0])
     prompts = draw_prompts(rng, 8, shared=rng.choice([12, 40]))
     counts: dict[str, float] = {}
@@ -203,20 +214,19 @@ def play(seed: int) -> dict[str, float]:
             tiers if life else [DictTier(), *tiers][1:], rng, eagerness, options, feature, **world
         )
         feature = bench.arrivals if rng.random() < 0.5 else None
+        bench.turns(rng.choice([0, 4, 40]))
         wanted: dict[str, list[int]] = {}
         for i in range(8):
             prompt, length = rng.choice(prompts), rng.randint(1, 20)
             wanted[f"r{i}"] = reference(prompt, length)
             bench.submit(f"r{i}", prompt, length)
-            for _ in range(rng.choice([0, 0, 3])):
-                bench.tick()
+            bench.turns(rng.choice([0, 0, 3]), rng.choice([0.0, 0.4]))
             if rng.random() < 0.15:
                 bench.mine.send(AbortRequest(rids=(f"r{rng.randint(0, i)}",)))
             if rng.random() < 0.2:
                 tiers[rng.randint(0, 1)].lose(rng, rng.random())
         if life < 2 and rng.random() < 0.4:  # the engine dies in the middle
-            for _ in range(rng.randint(1, 20)):
-                bench.tick()
+            bench.turns(rng.randint(1, 20))
             bench.port._worker.reset()
         else:
             bench.run()
@@ -243,8 +253,9 @@ def total(seeds: range) -> dict[str, float]:
 @pytest.mark.parametrize("first", range(0, 36, 12))
 def test_drawn_worlds(first: int) -> None:
     counts = total(range(first, first + 12))
-    for name in ("arrived_tokens", "kept_tokens", "late_requests", "host_tokens", "storage_tokens"):
-        assert counts[name] > 0, name
+    for name in ("arrived", "kept", "host", "storage", "preloaded", "claimed"):
+        assert counts[f"{name}_tokens"] > 0, name
+    assert counts["late_requests"] > 0
 
 
 @pytest.mark.slow
@@ -256,6 +267,80 @@ def test_many_drawn_worlds() -> None:
 @given(st.integers(0, 2**32))
 def test_any_seed(seed: int) -> None:
     play(seed)
+
+
+def preloading(tier: DictTier, max_tokens: int = 1000, **world: Any) -> Bench:
+    """A server that starts with a tier that another one has filled."""
+    return Bench([tier], random.Random(1), options={"preload_bytes": 8 * max_tokens}, **world)
+
+
+def fill(tier: DictTier, *prompts: list[int]) -> None:
+    bench = Bench([tier], random.Random(0), options={"preload_bytes": 1}, num_pages=1000)
+    for i, prompt in enumerate(prompts):
+        bench.submit(f"p{i}", prompt, 1)
+        bench.run()
+        bench.port.settle(0)
+
+
+def test_pages_are_back_before_a_prompt_asks_for_them() -> None:
+    tier, prompt = DictTier("storage"), list(range(1, 30))
+    fill(tier, prompt)
+    bench = preloading(tier)
+    bench.turns(20)
+    assert tier.num_got == 7 and bench.kv_manager.reservations.num_spare == 7
+    assert bench.kv_manager.num_used_tokens == 0  # they are anybody's
+    bench.submit("a", prompt, 9)
+    bench.run()
+    assert bench.cached["a"] == 28 and bench.out["a"] == reference(prompt, 9)
+    assert not [c for c in bench.port.log if isinstance(c, Lookup)]
+    assert bench.arrivals.stats()["claimed_tokens"] == 28
+    delta = [d for r in bench.replies for d in getattr(r, "deltas", ()) if d.rid == "a"][-1]
+    assert delta.cached_by_tier == {"storage": 28}
+
+
+def test_what_was_used_last_comes_back() -> None:
+    tier, prompts = DictTier("storage"), [list(range(9 * i + 1, 9 * i + 10)) for i in range(9)]
+    fill(tier, *prompts, prompts[3])  # the last one from the KV cache
+    bench = preloading(tier, max_tokens=8)
+    bench.turns(20)
+    assert tier.num_got == 2
+    bench.submit("a", prompts[3], 1)
+    bench.run()
+    assert tier.num_got == 2 and bench.cached["a"] == 8
+
+
+def test_pages_that_nobody_asked_for_make_room() -> None:
+    tier = DictTier("storage")
+    fill(tier, list(range(1, 42)))
+    bench = preloading(tier, num_pages=24)
+    bench.turns(20)
+    assert bench.kv_manager.reservations.num_spare == 10
+    prompt = list(range(50, 100))
+    bench.submit("a", prompt, 30, ignore_eos=True)
+    bench.run()
+    assert bench.out["a"] == reference(prompt, 30, True)
+    assert bench.kv_manager.reservations.num_spare < 4
+    bench.drop_cache()
+    assert bench.kv_manager.pages.num_free == bench.kv_manager.pages.num_total
+
+
+def test_a_request_does_not_wait_for_pages_that_nobody_asked_for() -> None:
+    tier, prompt = DictTier("storage"), list(range(1, 30))
+    fill(tier, prompt)
+    bench = preloading(tier)
+    while not bench.kv_manager.reservations.num_spare:
+        bench.tick()
+    bench.port.eagerness = 0.0  # the tier hangs
+    bench.submit("a", [7, 8, 9], 5)
+    bench.tick()
+    assert isinstance(bench.port.log[-1], Cancel)
+    while "a" not in bench.finish:
+        bench.now_s += 1.0
+        bench.tick()
+    assert bench.out["a"] == reference([7, 8, 9], 5)
+    bench.port.eagerness = 1.0
+    bench.turns(20, 1.0)  # then it goes on
+    assert bench.kv_manager.reservations.num_spare == 7
 
 
 def test_the_check_knows_pages_on_their_way() -> None:

@@ -57,6 +57,29 @@ def _home(folder: Path) -> Path:
     return folder / IDENTITY.hex()[:16]
 
 
+def test_what_was_used_last_is_known_after_a_restart(
+    tmp_path: Path, open_tiers: list[SegmentTier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("radixlm.tiers.segment_store._USED_EVERY", 8)
+    keys = chain(40)
+    first = _open(tmp_path, open_tiers)
+    first.put(records(keys))
+    assert first.flush() and first.recent(3) == keys[37:]
+    for _ in range(3):  # entered once
+        first.used([*keys[4:8], b"x" * 32])
+    assert first.flush() and first.recent(5) == [keys[39], *keys[4:8]]
+    assert first._store._log.num_entries == 44
+    assert _got(first, keys[:2]) == 2  # reading is using
+    assert first.flush()
+    first.close()
+    again = _open(tmp_path, open_tiers)
+    assert again.recent(7) == [keys[39], *keys[4:8], *keys[:2]] and len(again.recent(99)) == 40
+    follower = _open(tmp_path, open_tiers)
+    follower.used(keys[20:24])  # another server writes
+    assert follower.flush() and follower.recent(2) == again.recent(2) == keys[:2]
+    assert _got(again, keys) == 40
+
+
 @pytest.mark.parametrize("secret", [b"", b"shared"])
 def test_pages_outlive_the_tier(
     tmp_path: Path, open_tiers: list[SegmentTier], secret: bytes

@@ -11,7 +11,7 @@ import torch
 
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
-from radixlm.base.record import Record
+from radixlm.base.record import Record, replace
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.features.arrival_rules import ArrivalOptions
@@ -34,6 +34,7 @@ from radixlm.pools.page_bytes import PageBytes
 from radixlm.scheduler.loop import Executor
 from radixlm.tiers.base import Tier
 from radixlm.tiers.manifest import Manifest, PageGroup, Rectangle, weights_digest
+from radixlm.tiers.prefault import room_bytes
 from radixlm.tiers.worker import PageWorker
 
 MakeTiers = Callable[[ServerConfig, Manifest], Sequence[Tier]]
@@ -109,7 +110,10 @@ def make_pages(
         worker.attach = hicache.attach
     if memory.hicache_storage_backend is not None and not memory.enable_memory_saver:
         # the next prompts come from there
-        worker.prefault(page_bytes.spans(), available_bytes() // config.parallel.num_processes)
+        free_bytes = available_bytes() // config.parallel.num_processes
+        worker.prefault(page_bytes.spans(), free_bytes)
+        if memory.hicache_storage_backend == "file" and not window_pages:
+            options = replace(options, preload_bytes=room_bytes(free_bytes))
     return EnginePages(worker, page_bytes, manifest, options)
 
 

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 import msgspec
 
 from radixlm.executor.relay import Relay
-from radixlm.tiers.base import Arrived, Cancel, Command, Done, Found, Lookup, Report
+from radixlm.tiers.base import UNANSWERED, Arrived, Command, Done, Found, Lookup, Report
 from radixlm.tiers.worker import PageWorker
 
 REPORTS = msgspec.msgpack.Decoder(Report)
@@ -31,7 +31,7 @@ class PagePort:
         if isinstance(command, Lookup) and (found := self._worker.find(command)) is not None:
             self._reports.put(found)
             return
-        if not isinstance(command, Cancel):
+        if not isinstance(command, UNANSWERED):
             self._open.add(command.job)
         self._worker.send(command, self._reports.put)
 

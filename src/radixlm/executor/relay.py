@@ -124,7 +124,7 @@ class Relay:
         """Hand a command for page workers on; the reports of the other ranks, packed. None for one
         that is not answered."""
         call, theirs = -1, None
-        if not isinstance(command, tiers.Cancel):
+        if not isinstance(command, tiers.UNANSWERED):
             call, theirs = self._followers.expect()
         self._followers.tell(PAGES, msgspec.msgpack.encode((call, command)))
         return theirs

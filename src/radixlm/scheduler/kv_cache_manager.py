@@ -106,7 +106,7 @@ class KVCacheManager:
     @property
     def num_available(self) -> int:
         """Pages that can be allocated, counting those that the prefix cache can evict."""
-        return self.pages.num_free + self.prefix_cache.num_evictable
+        return self.reservations.num_available
 
     @property
     def num_total_tokens(self) -> int:
@@ -270,7 +270,7 @@ class KVCacheManager:
         if need <= 0:
             return self._add_states(request, num_tokens)
         if need > self.pages.num_free:
-            self.prefix_cache.evict(need - self.pages.num_free)
+            self.reservations.make_room(need)
         rows = self._alloc(first, need, num_tokens)
         if rows is None:
             return False
@@ -288,7 +288,7 @@ class KVCacheManager:
             requests = map(self.request_in, slots.tolist())
             return all(self.allocate(request, request.num_allocated + 1) for request in requests)
         if len(slots) > self.pages.num_free:
-            self.prefix_cache.evict(len(slots) - self.pages.num_free)
+            self.reservations.make_room(len(slots))
         pages = self.pages.alloc(len(slots))
         if pages is None:
             return False

@@ -2,9 +2,12 @@
 
 Pages that arrive are taken from the pool before their bytes come, and go to the prefix cache when
 these have come. A prefix whose pages are being read, or that an arrival goes on from, is locked.
+Spare are pages whose bytes came before a prompt asked for them: whoever needs room gets theirs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,25 +30,51 @@ class Reservations:
         self._pages, self._window, self._prefix_cache = pages, window, prefix_cache
         self._reserved: dict[int, None] = {}
         self._window_reserved: dict[int, None] = {}
+        self._spare: dict[bytes, int] = {}  # reserved pages by key
         self._pins: list[Handle] = []
         self.is_closed = False  # the pool's memory is released
 
     @property
     def num_pages(self) -> int:
-        """Pages of the full table that are reserved."""
-        return len(self._reserved)
+        """Pages of the full table that are on their way."""
+        return len(self._reserved) - len(self._spare)
+
+    @property
+    def num_spare(self) -> int:
+        """Pages that came before anyone asked."""
+        return len(self._spare)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that can be allocated, counting those that ``make_room`` can free."""
+        return self._pages.num_free + len(self._spare) + self._prefix_cache.num_evictable
+
+    def make_room(self, num_pages: int) -> None:
+        """Have so many pages free, if that can be: spare ones go first, the last to come first."""
+        missing = num_pages - self._pages.num_free
+        spare = [self._spare.popitem()[1] for _ in range(min(missing, len(self._spare)))]
+        self.release(np.array(spare, np.int32))
+        if missing > len(spare):
+            self._prefix_cache.evict(missing - len(spare))
+
+    def keep_spare(self, keys: Sequence[bytes], pages: Int32Array) -> None:
+        """Reserved pages that hold what belongs to ``keys``, which no spare page has yet."""
+        self._spare.update(zip(keys, pages.tolist(), strict=True))
+
+    def take_spare(self, keys: Sequence[bytes]) -> Int32Array:
+        """The pages of leading keys, from now on the caller's: for ``insert_arrived``."""
+        count = next((i for i, key in enumerate(keys) if key not in self._spare), len(keys))
+        return np.array([self._spare.pop(key) for key in keys[:count]], np.int32)
 
     def reserve(self, num_pages: int, num_window: int = 0) -> tuple[Int32Array, Int32Array] | None:
         """Pages of both spaces, evicting from the prefix cache if need be; None, and none taken, if
         there are not enough. Steps that were launched before may still read them."""
         cache, window = self._prefix_cache, self._window
-        free = self._pages.num_free
-        if self.is_closed or num_pages > free + cache.num_evictable:
+        if self.is_closed or num_pages > self.num_available:
             return None
         if window is not None and num_window > window.num_free + cache.num_window_evictable:
             return None
-        if num_pages > free:
-            cache.evict(num_pages - free)
+        self.make_room(num_pages)
         if window is not None and num_window > window.num_free:
             cache.evict_window(num_window - window.num_free)
         pages, row = self._pages.alloc(num_pages), np.empty(0, np.int32)

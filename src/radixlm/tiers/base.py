@@ -9,7 +9,7 @@ length (``Manifest.page_bytes``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -77,6 +77,21 @@ class Tier(Protocol):
         ...
 
 
+@runtime_checkable
+class Lasting(Protocol):
+    """A tier that outlives the server and knows which of its pages were used last. Any thread may
+    call these."""
+
+    def recent(self, count: int) -> list[bytes]:
+        """Up to ``count`` keys of full or other pages that were kept or used last, the last one at
+        the end."""
+        ...
+
+    def used(self, keys: Sequence[bytes]) -> None:
+        """Pages of a prefix were used, here or in a faster place. Never waits."""
+        ...
+
+
 # ---- from the scheduler to the worker of each rank ---------------------------------------------
 
 
@@ -91,7 +106,8 @@ class Lookup(msgspec.Struct, tag="lookup", frozen=True):
 class Get(msgspec.Struct, tag="get", frozen=True):
     """Bring pages of ``keys`` into ``pages`` (int32, as bytes). ``windows``: indexes of keys whose
     window's or state's page must come too, into ``window_pages``. ``parent``: the key before the
-    first; ``tokens``: of the pages, int32 as bytes. Answered by Arrived and Done."""
+    first; ``tokens``: of the pages, int32 as bytes. ``is_behind``: nobody waits for them yet.
+    Answered by Arrived and Done."""
 
     job: int
     keys: list[bytes]
@@ -101,6 +117,7 @@ class Get(msgspec.Struct, tag="get", frozen=True):
     hint: Hint | None = None
     parent: bytes = NO_KEY
     tokens: bytes = b""
+    is_behind: bool = False
 
 
 class Put(msgspec.Struct, tag="put", frozen=True):
@@ -123,6 +140,13 @@ class Cancel(msgspec.Struct, tag="cancel", frozen=True):
     job: int
 
 
+class Used(msgspec.Struct, tag="used", frozen=True):
+    """A prompt has used these pages. No answer."""
+
+    job: int
+    keys: list[bytes]
+
+
 class Admin(msgspec.Struct, tag="admin", frozen=True):
     """An operator's command: "clear", "stats", ...; answered by Told."""
 
@@ -131,7 +155,8 @@ class Admin(msgspec.Struct, tag="admin", frozen=True):
     args: dict[str, Any] = {}
 
 
-Command = Lookup | Get | Put | Cancel | Admin
+Command = Lookup | Get | Put | Cancel | Used | Admin
+UNANSWERED = Cancel, Used
 
 # ---- from the worker -----------------------------------------------------------------------------
 

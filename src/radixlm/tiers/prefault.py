@@ -16,6 +16,11 @@ _MAX_SHARE: Final = 0.25  # of the free memory
 Spans = Sequence[tuple[int, int]]
 
 
+def room_bytes(free_bytes: int) -> int:
+    """How much of ``free_bytes`` of memory pages may take before a prompt needs them."""
+    return min(_MAX_BYTES, int(_MAX_SHARE * free_bytes))
+
+
 def prefault(spans: Spans, free_bytes: int, is_over: Callable[[], bool]) -> int:
     """Make the memory of ``spans``, (address, bytes) of one layer each, from the start of all of
     them, within a share of ``free_bytes`` of memory; bytes that are there now. Needs no lock:
@@ -25,8 +30,7 @@ def prefault(spans: Spans, free_bytes: int, is_over: Callable[[], bool]) -> int:
     except (OSError, AttributeError, TypeError):  # not Linux
         return 0
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    room = min(_MAX_BYTES, int(_MAX_SHARE * free_bytes))
-    done = 0
+    room, done = room_bytes(free_bytes), 0
     for offset in range(0, max((size for _, size in spans), default=0), _STEP_BYTES):
         for address, size in spans:
             start = (address + offset) // mmap.PAGESIZE * mmap.PAGESIZE

@@ -16,6 +16,7 @@ import os
 import re
 import struct
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -32,6 +33,7 @@ _NAME: Final = re.compile(r"seg-(\d{8})\.kv")
 _MAX_OPEN: Final = 64
 _MOVED: Final = 0.5  # of a dropped segment's frames, at most
 _SLACK: Final = 1024  # dead entries that a log may have in any case
+_USED_EVERY: Final = 256  # entries between two of a key that is used all the time
 
 
 class SegmentStore:
@@ -61,7 +63,9 @@ class SegmentStore:
         ] = []  # segments whose reader is to be closed, by the thread that reads
         self.index: dict[bytes, Place] = {}
         self.sizes: dict[int, int] = {}  # bytes of each segment
-        self.hot: set[bytes] = set()  # keys read since they were written
+        # keys used since they were written -> entries of the log before their last one
+        self.hot: dict[bytes, int] = {}
+        self._num_logged = 0
         self.is_writer = False
         self.num_dropped_segments = 0
 
@@ -95,7 +99,7 @@ class SegmentStore:
                 return
         before, self.sizes = self.sizes, self._list_segments()
         for keys, places in self._log.new_entries():
-            self.index.update(zip(keys, places, strict=True))
+            self._learn(zip(keys, places, strict=True))
         if is_new or before.keys() - self.sizes.keys():
             gone = [k for k, at in self.index.items() if where(at)[0] not in self.sizes]
             self.forget(*gone)
@@ -113,7 +117,7 @@ class SegmentStore:
         """Keys whose frames are gone or damaged."""
         for key in keys:
             self.index.pop(key, None)
-            self.hot.discard(key)
+            self.hot.pop(key, None)
 
     # ---- reading -------------------------------------------------------------------------------
 
@@ -179,9 +183,30 @@ class SegmentStore:
         entries, self.unlogged = self.unlogged, []
         if entries:
             self._log.append(entries)
-            self.index.update(entries)
+            self._num_logged += len(entries)
+            self._learn(entries)
         if self._log.num_entries > 2 * len(self.index) + _SLACK:
             self._log.rewrite(self.index.items())
+
+    def _learn(self, entries: Iterable[tuple[bytes, Place]]) -> None:
+        """The index is in the order of the log: what was used last stands at the end."""
+        for key, at in entries:
+            self.index.pop(key, None)
+            self.index[key] = at
+
+    def used(self, keys: Sequence[bytes]) -> None:
+        """Keys of pages that were used: they are kept when their segment is dropped, and entered
+        into the log again, at its end. OSError."""
+        now = self._num_logged
+        due = [
+            key
+            for key in keys
+            if key in self.index and now - self.hot.get(key, -_USED_EVERY) >= _USED_EVERY
+        ]
+        if due and self.is_writer:
+            self.hot.update(dict.fromkeys(due, now))
+            self.unlogged += [(key, self.index[key]) for key in due]
+            self.flush()
 
     def _new_segment(self, size: int) -> None:
         self._seal()

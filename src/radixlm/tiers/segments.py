@@ -106,13 +106,13 @@ class SegmentTier:
                     late.cancel()
                 break
             checks.append(self._expanders.submit(self._framer.unpack, frame, key, target))
-        for count, (key, check) in enumerate(zip(keys, checks, strict=False)):
-            if check.result():
-                self._counts["damaged_pages"] += 1
-                self._writer.submit(lambda key=key: self._store.forget(key))  # type: ignore[misc]
-                return count
-            self._store.hot.add(key)
-        return len(checks)
+        faults = [bool(check.result()) for check in checks]
+        count = faults.index(True) if True in faults else len(faults)
+        if count < len(faults):
+            self._counts["damaged_pages"] += 1
+            self._writer.submit(lambda: self._store.forget(keys[count]))
+        self.used(keys[:count])
+        return count
 
     def put(self, records: Sequence[PageRecord]) -> None:
         self.put_packed([Packed(r.key, r.parent, len(r.payload), RAW, r.payload) for r in records])
@@ -135,6 +135,13 @@ class SegmentTier:
                 self._waiting[page.key] = size
                 self._waiting_bytes += size
             self._writer.submit(lambda page=page: self._guard(self._write, page))  # type: ignore[misc]
+
+    def used(self, keys: Sequence[bytes]) -> None:
+        if keys and not self._is_off():
+            self._writer.submit(lambda: self._guard(self._store.used, keys))
+
+    def recent(self, count: int) -> list[bytes]:
+        return list(self._store.index)[-count:] if not self._is_off() else []
 
     def clear(self) -> None:
         self._writer.submit(lambda: self._guard(self._store.clear))

@@ -31,6 +31,7 @@ from radixlm.tiers.base import (
     Done,
     Found,
     Get,
+    Lasting,
     Lookup,
     PageRecord,
     Payload,
@@ -38,6 +39,7 @@ from radixlm.tiers.base import (
     Report,
     Tier,
     Told,
+    Used,
 )
 from radixlm.tiers.prefault import Spans, prefault
 from radixlm.wire.transfer import Hint
@@ -46,6 +48,7 @@ log = logging.getLogger(__name__)
 
 BATCH_BYTES: Final = 16 << 20  # moved between two looks at whether a job was cancelled
 MAX_ENDS: Final = 4  # of a prefix with windows or states, how many places are reported
+BEHIND_BYTES: Final = 4 << 20  # the same, of pages that nobody waits for
 PEER_THREADS: Final = 32  # pulls that wait for other engines at the same time
 PUT_NICENESS: Final = 10
 STOP_WAIT_S: Final = 5.0
@@ -112,6 +115,10 @@ class PageWorker:
         if isinstance(command, Cancel):
             self._cancelled.add(command.job)
             return
+        if isinstance(command, Used):
+            for tier in self._lasting():
+                tier.used(command.keys)
+            return
         task = _Task(command, answer, self._epoch, self._pages.fence())
         name, count = "gets", 1
         if isinstance(command, Put | Admin):
@@ -132,6 +139,9 @@ class PageWorker:
         if all(tier.has_index for tier in self.tiers):
             return self._look_up(command, _Task(command, lambda report: None, self._epoch, None))
         return None
+
+    def _lasting(self) -> list[Lasting]:
+        return [tier for tier in self.tiers if isinstance(tier, Lasting)]
 
     def prefault(self, spans: Spans, free_bytes: int) -> None:
         """Make the memory of the pools in the background, until ``close``."""
@@ -290,8 +300,10 @@ class PageWorker:
         self, task: _Task, space: int, keys: Sequence[bytes], pages: Pages, hint: Hint | None
     ) -> int:
         """Fills leading pages of a space from the tiers; how many."""
-        nbytes, done = self._pages.nbytes(space), 0
-        step = max(1, BATCH_BYTES // max(1, nbytes))
+        command, nbytes, done = task.command, self._pages.nbytes(space), 0
+        assert isinstance(command, Get)
+        batch_bytes = BEHIND_BYTES if command.is_behind else BATCH_BYTES
+        step = max(1, batch_bytes // max(1, nbytes))
         is_last_round = not nbytes
         while done < len(keys) and not is_last_round:
             is_last_round = True
@@ -307,7 +319,7 @@ class PageWorker:
                     self._promote(task, space, number, done, data[:got])
                     done, is_last_round = done + got, False
                     if space == 0 and not self._window_pages:
-                        task.answer(Arrived(task.command.job, done))
+                        task.answer(Arrived(command.job, done))
                     if got < len(data):
                         break
         return done if nbytes else len(keys)
@@ -323,7 +335,8 @@ class PageWorker:
     def _promote(self, task: _Task, space: int, number: int, first: int, data: Rows) -> None:
         """Also keeps what a lower tier gave in the host tier, if there is one above it."""
         command, host = task.command, self.tiers[0]
-        if not number or host.name != "host" or not isinstance(command, Get) or not command.tokens:
+        assert isinstance(command, Get)
+        if not number or host.name != "host" or not command.tokens:
             return
         tokens = np.frombuffer(command.tokens, np.int32).reshape(-1, self._page_size)
         index = range(first, first + len(data))
@@ -381,7 +394,8 @@ class PageWorker:
 
     def _administer(self, command: Admin) -> Any:
         """The verbs "stats": of each tier; "layout": of pages; "clear": all, or those named
-        ``tier``; "attach" a storage, ``backend`` with ``extra``; "detach" it."""
+        ``tier``; "attach" a storage, ``backend`` with ``extra``; "detach" it; "recent": keys of the
+        ``count`` pages that were used last."""
         name = command.args.get("tier")
         chosen = [tier for tier in self.tiers if name in (None, tier.name)]
         if command.verb == "clear":
@@ -400,6 +414,9 @@ class PageWorker:
             return self.facts
         if command.verb in ("attach", "detach"):
             return self._change_storage(command)
+        if command.verb == "recent":
+            keys = (key for t in self._lasting() for key in t.recent(command.args["count"]))
+            return list(dict.fromkeys(keys))
         known = "clear, stats, layout, attach, detach"
         raise InvalidRequest(f"verb: {command.verb!r} is none of {known}", param="verb")
 

@@ -24,7 +24,8 @@ class ArrivalOptions(Record):
     (a 1,024 tokens): of the policy "timeout". ``min_tokens``: fewer are computed. ``page_bytes``:
     of both spaces. ``window_pages``: pages of the second space that the end of a prefix needs.
     ``puts_late``: a draft model fills its part of pages later on. ``max_put_bytes``: that may wait
-    to be read; more are not kept."""
+    to be read; more are not kept. ``preload_bytes``: of pages that a tier on disk gives back before
+    anyone asks; 0 where there is no such tier."""
 
     page_size: int
     policy: Policy = "auto"
@@ -35,6 +36,7 @@ class ArrivalOptions(Record):
     window_pages: int = 0
     puts_late: bool = False
     max_put_bytes: int = 1 << 30
+    preload_bytes: int = 0
 
 
 class _Rate:

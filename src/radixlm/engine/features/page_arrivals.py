@@ -21,6 +21,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from radixlm.engine.features.arrival_rules import ArrivalOptions, FetchRules
+from radixlm.engine.features.preload import Preload
 from radixlm.memory.keys import NO_KEY, extend_keys, namespace_seed
 from radixlm.memory.prefix.base import Handle, InsertResult
 from radixlm.memory.prefix.namespace import CacheNamespace
@@ -38,6 +39,7 @@ from radixlm.tiers.base import (
     Lookup,
     Put,
     Report,
+    Used,
 )
 
 MAX_RESERVED_SHARE: Final = 0.5  # of the pool, for pages on their way
@@ -108,6 +110,7 @@ class _State:
         self.phase, self.job, self.cached, self.retractions = "idle", -1, 0, 0
         self.num_put, self.num_seen = -1, 0  # pages kept, and inserted; -1: none was inserted yet
         self.found: Found | None = None
+        self.num_found = 0  # pages of its prompt that were cached or came
         self.late: list[tuple[Put, Handle, int]] = []  # and the first page
 
 
@@ -141,24 +144,31 @@ class PageArrivals(Feature):
         self._puts: dict[int, tuple[Handle, int]] = {}
         self._put_bytes = 0
         self._fetching: dict[bytes, int] = {}
+        max_pages = self.options.preload_bytes // max(1, self.options.page_bytes[0])
+        self._preload = Preload(kv_manager, max_pages, port.send, self._next_job)
         kv_manager.on_insert = self.inserted
 
     # ---- hooks -------------------------------------------------------------------------------
 
     def arrive(self, request: Request) -> bool:
         state = self._states[request.rid] = _State(request, self._clock())
-        request.arrived = {}
+        if self._preload.is_loading:
+            self._take_reports(self._port.poll())
+            self._preload.hold()
         self._begin(state)
         return False
 
     def tick(self) -> None:
         """Take the workers' reports."""
         self._take_reports(self._port.poll())
+        self._preload.tick(self._clock(), is_idle=not self._states and not self._jobs)
 
     def _take_reports(self, reports: list[Report]) -> None:
         for report in reports:
             if isinstance(report, Found):
                 self._take_found(report)
+            elif self._preload.take(report):
+                continue
             elif isinstance(report, Arrived):
                 job = self._jobs.get(report.job)
                 if job is not None:
@@ -214,12 +224,16 @@ class PageArrivals(Feature):
             self._port.send(Cancel(state.job))
         for put, handle, _ in state.late:
             self._send_put(put, handle)
+        if self.options.preload_bytes and state.num_found:
+            self._port.send(Used(self._next_job(), state.keys[: state.num_found]))
 
     def flush(self) -> None:
         """The prefix cache is about to be emptied: wait for pages that are being moved."""
         for job in self._jobs:
             self._port.send(Cancel(job))
+        self._preload.stop()
         self._take_reports(self._port.settle(MAX_SETTLE_S))
+        self._kv.reservations.make_room(self._kv.pages.num_free + self._kv.reservations.num_spare)
 
     def stats(self) -> dict[str, float]:
         """Counters since the start and averages, for metrics."""
@@ -228,6 +242,7 @@ class PageArrivals(Feature):
             **self.rules.stats(),
             "jobs": len(self._jobs) + len(self._puts),
             "reserved_tokens": self._kv.reservations.num_pages * self._size,
+            "preloaded_tokens": self._preload.num_pages * self._size,
         }
 
     # ---- which pages -------------------------------------------------------------------------
@@ -236,18 +251,34 @@ class PageArrivals(Feature):
         """Ask the tiers for the pages of the request that the cache lacks."""
         request, kv = state.request, self._kv
         state.phase, state.retractions, state.start_s = "idle", request.retractions, self._clock()
+        if request.arrived is None or request.retractions:
+            request.arrived = {}
         limit = min(kv.match_limit(request), request.share_limit)
         num_pages = limit // self._size
         if request.wire.embeds is not None or not num_pages:
             return
         self._extend(state, num_pages)
         cached = kv.prefix_cache.peek(request.ids[:limit], request.namespace) // self._size
+        cached += self._claim(state, cached, num_pages)
+        state.num_found = cached
         if (num_pages - cached) * self._size < max(self.options.min_tokens, self._size):
             return
         state.phase, state.cached, state.job = "lookup", cached, self._next_job()
         self._lookups[state.job] = request.rid
         self.counts["lookups"] += 1
         self._port.send(Lookup(state.job, state.keys[cached:num_pages], request.wire.hint))
+
+    def _claim(self, state: _State, cached: int, num_pages: int) -> int:
+        """Hand those pages over to the prefix cache that came before the request; how many."""
+        request, kv = state.request, self._kv
+        pages = kv.reservations.take_spare(state.keys[cached:num_pages])
+        if len(pages):
+            base = kv.prefix_cache.match(request.ids[: cached * self._size], request.namespace)
+            ids = request.ids[: (cached + len(pages)) * self._size]
+            kv.reservations.insert_arrived(ids, base.pages, pages, request.namespace)
+            self._note_arrived(request, len(pages), [("storage", len(pages))])
+            self.counts["claimed_tokens"] += len(pages) * self._size
+        return len(pages)
 
     def _extend(self, state: _State, num_pages: int) -> None:
         request = state.request
@@ -346,7 +377,7 @@ class PageArrivals(Feature):
             count = job.num_arrived if not len(job.row) else 0
             self._take(job, count)
             tiers = state.found.tiers if state.found is not None else []
-            request.arrived = self._by_tier(count, tiers)
+            self._note_arrived(request, count, tiers)
         self.counts["late_requests"] += 1
         state.phase = "idle"
 
@@ -374,7 +405,8 @@ class PageArrivals(Feature):
         if state is not None and state.job == job.get.job and state.phase == "fetch":
             state.phase = "idle"
             tiers = [(name, pages) for name, pages, _, _ in done.tiers]
-            state.request.arrived = self._by_tier(done.num_pages, tiers)
+            self._note_arrived(state.request, done.num_pages, tiers)
+            state.num_found = state.cached + done.num_pages
 
     def _take(self, job: _Job, count: int) -> None:
         """Hand the first ``count`` pages of a job to the prefix cache."""
@@ -392,15 +424,14 @@ class PageArrivals(Feature):
         job.pages, job.row = job.pages[count:], job.row[len(row) :]
         self.counts["arrived_tokens"] += count * self._size
 
-    def _by_tier(self, count: int, tiers: list[tuple[str, int]]) -> dict[str, int]:
-        """Tokens of ``count`` full pages by the tier that they came from."""
-        tokens: dict[str, int] = {}
+    def _note_arrived(self, request: Request, count: int, tiers: list[tuple[str, int]]) -> None:
+        """``count`` full pages have come, from these tiers in turn."""
+        tokens = request.arrived = request.arrived or {}
         for name, pages in tiers:
             part = min(count, pages)
             count -= part
             if part:
                 tokens[name] = tokens.get(name, 0) + part * self._size
-        return tokens
 
     # ---- what is kept ------------------------------------------------------------------------
 
