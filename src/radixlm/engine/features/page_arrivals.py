@@ -254,6 +254,7 @@ class PageArrivals(Feature):
         if request.arrived is None or request.retractions:
             request.arrived = {}
         limit = min(kv.match_limit(request), request.share_limit)
+        limit += self._has_copied_end(request, limit)
         num_pages = limit // self._size
         if request.wire.embeds is not None or not num_pages:
             return
@@ -267,6 +268,13 @@ class PageArrivals(Feature):
         self._lookups[state.job] = request.rid
         self.counts["lookups"] += 1
         self._port.send(Lookup(state.job, state.keys[cached:num_pages], request.wire.hint))
+
+    def _has_copied_end(self, request: Request, limit: int) -> bool:
+        """Whether a page with the last token of the prompt, which is computed in any case, is of
+        use: the rows before it are copied."""
+        is_all_but_one = limit + 1 == request.prefill_len <= request.share_limit
+        kv, is_pulled = self._kv, request.wire.hint is not None
+        return is_all_but_one and kv.min_tail is not None and kv.window is None and not is_pulled
 
     def _claim(self, state: _State, cached: int, num_pages: int) -> int:
         """Hand those pages over to the prefix cache that came before the request; how many."""
