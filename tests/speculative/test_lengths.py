@@ -157,11 +157,13 @@ class DeviceRun:
         where the drafter rests."""
         rows, used = len(self.lens), list[int | None]()
         for _ in range(num_steps):
-            planned = self.lengths.lens(self.world.rids)
+            is_asleep = self.lengths.sleeps()
+            planned = None if is_asleep else self.lengths.lens(self.world.rids)
             steps, drafted = 0 if planned is None else int(planned.max()), int(self.lens.sum())
             seconds = self.world.cost(rows + drafted) + steps * share * self.world.cost(rows)
             seconds *= float(self.rng.normal(1, 0.02))
-            self.lengths.observe_step(rows, rows + drafted, seconds, steps)
+            if not self.lengths.is_asleep:
+                self.lengths.observe_step(rows, rows + drafted, seconds, steps)
             for rid, count in zip(self.world.rids, self.lens.tolist(), strict=True):
                 self.lengths.observe(rid, count, self.world.accepted(count))
             self.lens = np.zeros(rows, np.int32) if planned is None else planned
@@ -195,6 +197,14 @@ def test_a_drafter_that_does_not_pay_rests_and_is_tried_again(rows: int) -> None
     assert all(used[n - 32 : n].count(None) == 0 for n in tried if n >= 32)
     run.world.alpha = 0.9
     assert np.mean([bool(one) for one in run.run(6000, 0.05)[5000:]]) > 0.9
+
+
+def test_no_probes_where_not_even_the_surest_drafts_would_pay() -> None:
+    run = DeviceRun(1)
+    early = run.run(1000, 3.0)
+    assert 0 < sum(bool(used) for used in early) < 16
+    later = run.run(18000, 3.0)
+    assert 0 < sum(bool(used) for used in later) < 8
 
 
 def test_device_drafts_are_for_rows_that_accept_them() -> None:

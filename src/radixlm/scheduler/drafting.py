@@ -235,7 +235,7 @@ class Drafting:
     def device_lens(self, items: Items) -> Int32Array | None:
         """How many tokens the device's drafter proposes after a step, by item that emits. It writes
         its KV as far behind the known tokens: the pages are allocated. None: it rests."""
-        if not self.has_device_drafter:
+        if not self.has_device_drafter or self.lengths.sleeps():
             return None
         last = [item for item in items.prefills if item.emit]
         rids = (*items.decodes.rids, *(item.rid for item in last)) if last else items.decodes.rids
@@ -266,7 +266,8 @@ class Drafting:
 
     def observe_step(self, plan: StepPlan, seconds: float) -> None:
         """A step has taken so long."""
-        if not self._own and not self.has_drafter:
+        asks_host = self._own or self.drafters
+        if not asks_host and (not self.has_device_drafter or self.lengths.is_asleep):
             return
         items = Items.of(plan.items)
         if items.prefills or not len(items.starts):

@@ -26,9 +26,11 @@ _MAX_PROBE_STEPS = 128  # steps after which one of another size is run
 _HELD_STEPS, _HELD_DEVICE_STEPS = 8, 32  # for which a choice of no drafts stands
 # probes of the device's drafter are rarer, as they cost more: steps, rows, steps between
 _DEVICE_PROBES, _PROBED_ROWS, _MAX_DEVICE_PROBE_STEPS = 3, 4, 1024
+_HOPELESS_STEPS = 16384  # between them where drafting costs more than the surest drafts would give
 # share of a step that asking in vain may take, and the longest pause by which it is kept
 _HOST_SHARE, _MAX_PAUSED_STEPS = 0.005, 8
 _IDLE_STEPS = 64  # without proposals, after which it rests
+_ASLEEP_STEPS = 7  # in a row for which nothing is asked or observed while it rests
 _SEEN_STEPS, _SEEN_TOKENS = 32, 1024  # which it sees after a rest, before it proposes
 _SUREST = 0.97  # chance of each draft where it is not known what will be drafted
 
@@ -85,6 +87,7 @@ class DraftLength:
         self._num_seen, self._num_idle = _SEEN_STEPS, 0  # steps since a rest, and without proposals
         self._last_draft_steps, self._is_device = 0, False  # whether ``lens`` runs the probes
         self._probes_none = False  # the next probe drafts nothing, not more
+        self._num_asleep = 0  # steps that the device's drafter rests in any case
 
     # ---- choices -----------------------------------------------------------------------------
 
@@ -136,11 +139,23 @@ class DraftLength:
             history.rest(is_quiet=not count)
         return lens
 
+    def sleeps(self) -> bool:
+        """Whether the device's drafter rests in the next step too, so that nothing is asked."""
+        is_asleep = self.is_asleep
+        self._num_asleep -= is_asleep
+        return is_asleep
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether it rests for some steps more; they need not be observed."""
+        return self._num_asleep > 0
+
     def lens(self, rids: Sequence[str], other_tokens: int = 0) -> Int32Array | None:
         """How many tokens the device's drafter is to propose for each row, int32 [rows]: its draft
         steps cost time before it is known what they propose. None: it rests, and need not see the
         step; it sees some steps again before the next proposal."""
         if self.is_off:
+            self._rest()
             return None
         if self.always:
             return np.full(len(rids), self.max_drafts, np.int32)
@@ -153,6 +168,8 @@ class DraftLength:
         lens = self._best_lens([self._alpha_of(rid) for rid in rids], other_tokens)
         is_none = not (lens.any() and self.trial.allows())
         self._num_held = _HELD_DEVICE_STEPS if not lens.any() else 0
+        if is_none and is_due and self._is_hopeless(len(rids), other_tokens):
+            is_due, self._probe_after = False, _HOPELESS_STEPS
         if is_none and not is_due:
             return self._no_drafts(len(rids))
         self._num_seen, self._num_idle = self._num_seen + 1, 0
@@ -169,15 +186,30 @@ class DraftLength:
             lens[:_PROBED_ROWS] = self.max_drafts if self.is_fixed else 1
         return lens
 
+    def _is_hopeless(self, rows: int, other_tokens: int) -> bool:
+        """Whether no acceptance would pay for the device's drafter, by costs that were measured."""
+        if self._num_probes or self._probe_after >= _HOPELESS_STEPS:
+            return False
+        return not self._best_lens([_SUREST] * rows, other_tokens).any()
+
     def _no_drafts(self, rows: int) -> Int32Array | None:
         """The device's drafter proposes nothing; it rests if it will not for long."""
         self._num_idle += 1
         is_soon = self._num_steps + _SEEN_STEPS >= self._probe_after and not self.trial.is_off
         if self._num_idle > _IDLE_STEPS and not is_soon:
             self._num_seen = 0
+            self._rest()
             return None
         self._num_seen += 1
         return np.zeros(rows, np.int32)
+
+    def _rest(self) -> None:
+        """In this step and some more, which count here already."""
+        self._num_asleep = _ASLEEP_STEPS
+        self.costs.forget_last()
+        self._num_held -= _ASLEEP_STEPS
+        self._num_steps += _ASLEEP_STEPS
+        self.trial.pass_steps(_ASLEEP_STEPS)
 
     def _space_probes(self, most: int = _MAX_PROBE_STEPS) -> None:
         """A probe runs now; the next one is due later than this one was."""

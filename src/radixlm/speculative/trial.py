@@ -4,7 +4,7 @@ measured. The cost table chooses lengths; this is the judge of whether to draft 
 from __future__ import annotations
 
 # after so many steps with drafts, the least rate of theirs over the plain one with which they go on
-_LEAST_RATES = {8: 0.75, 16: 0.9, 32: 0.98}
+_LEAST_RATES = {3: 0.5, 8: 0.75, 16: 0.9, 32: 0.98}
 _PLAIN_STEPS = 3  # plain ones in a row: the first still verifies drafts, and is not measured
 _MEASURED_EVERY = 256  # steps, after which plain ones are measured again
 _MIN_OFF_STEPS, _MAX_OFF_STEPS = 512, 16384
@@ -37,10 +37,14 @@ class Trial:
         """So many drafts of a step were accepted."""
         self._num_tokens += count
 
+    def pass_steps(self, count: int) -> None:
+        """So many steps go by."""
+        self._num_off = max(0, self._num_off - count)
+
     def observe(self, num_rows: int, num_tokens: int, seconds: float, draft_steps: int) -> None:
         """A step of ``num_rows`` requests, ``num_tokens`` with drafts that it verified."""
         key = num_rows if num_rows <= 8 else 8 + num_rows // 8
-        self._num_off = max(0, self._num_off - 1)
+        self.pass_steps(1)
         is_plain = num_tokens == num_rows and not draft_steps
         if is_plain and self._was_plain:
             measured_s, known_s = seconds / num_rows, self._plain_s.get(key)
