@@ -85,6 +85,21 @@ def test_chunks_of_a_prompt_follow_each_other() -> None:
     recurrent.run()
 
 
+@pytest.mark.parametrize(
+    ("stages", "length", "chunk"), [(2, 1600, 100), (2, 300, 64), (3, 3200, 100)]
+)
+def test_a_long_prompt_keeps_all_stages_at_work(stages: int, length: int, chunk: int) -> None:
+    """Though it would fit into one step."""
+    room = {"step_tokens": 2048, "max_prefill_tokens": 2048, "context_len": 4096}
+    bench = staged(stages, num_pages=2000, **room)
+    prompt = [1 + i % 30 for i in range(length)]
+    bench.submit("r", prompt, 3, ignore_eos=True)
+    bench.run()
+    counts = [item.count for plan in bench.executor.steps for item in Items.of(plan.items).prefills]
+    assert counts[:-1] == [chunk] * (len(counts) - 1) and sum(counts) == length
+    assert bench.out["r"] == reference(prompt, 3, True)
+
+
 def test_a_request_may_be_aborted_in_any_stage() -> None:
     for tick in range(1, 8):
         bench = staged(3)

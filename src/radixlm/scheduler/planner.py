@@ -33,6 +33,8 @@ from radixlm.step.plan import EMPTY_DECODES, Admission, DecodeBatch, Item, Items
 log = logging.getLogger(__name__)
 
 LARGE_CALLS = 8  # a call that holds one of so many parts of the slots gives way to others
+# with pipeline stages, chunks of a prompt for each stage behind the first, and the least tokens
+STAGE_CHUNKS, LEAST_STAGE_CHUNK = 16, 64
 MAX_RESERVED = 4096  # output tokens of a running request for which admission keeps pages free
 
 
@@ -327,7 +329,7 @@ class Planner:
                 whole = self.limits.step_tokens
                 most = even_chunk(request.num_computed, whole, self.limits.attention_length)
             fits = max(min(left, LEAST), left * most // whole)
-            count = min(fits, count, self._logprobs.limit(request))
+            count = min(fits, count, self._stage_share(request), self._logprobs.limit(request))
         if not count:
             return 0
         end = request.num_computed + count
@@ -342,6 +344,15 @@ class Planner:
         request.inflight += 1  # from now on the request is not retracted
         request.num_computed = end
         return -(-count * whole // most)
+
+    def _stage_share(self, request: Request) -> int:
+        """The most tokens of a chunk: with several stages, parts of the prompt that pass one stage
+        after another keep all stages at work."""
+        limits = self.limits
+        if limits.stages == 1 or limits.waits_for_chunks:
+            return request.prefill_len
+        share = -(-request.prefill_len // (STAGE_CHUNKS * (limits.stages - 1)))
+        return max(LEAST_STAGE_CHUNK, share)
 
     def _admit_waiting(self, prefills: list[Item], left: int, now_s: float) -> None:
         """Admit waiting requests in the queue's order while tokens, pages and slots are left."""
