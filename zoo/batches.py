@@ -13,7 +13,7 @@ import numpy as np
 from chat import Conversation, Encoder
 from data import BUCKETS, stream
 
-ROWS = {"short": 11, "middle": 4, "long": 1}
+ROWS = {"short": 8, "middle": 4, "long": 1}
 POOL = 48
 
 

@@ -30,6 +30,9 @@ VECTORS = {
 }
 
 
+BLOCK = 128  # queries
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The sizes of one model."""
@@ -102,7 +105,7 @@ class Tiny(nn.Module):
         )
         self.norm = nn.Parameter(torch.ones(s.hidden))
         cos, sin = rotary(s.context, s.head_dim, s.theta)
-        self.attend = attend
+        self.attend = attend_causal
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -171,13 +174,13 @@ class Tiny(nn.Module):
         """
         self.project = torch.compile(self.project, dynamic=False)  # type: ignore[method-assign]
         self.finish = torch.compile(self.finish, dynamic=False)  # type: ignore[method-assign]
-        self.attend = torch.compile(attend, dynamic=False)
+        self.attend = torch.compile(attend_causal, dynamic=False)
 
     def plain_parts(self) -> None:
         """Undo `compile_parts`, for shapes that vary."""
         for name in ("project", "finish"):
             self.__dict__.pop(name, None)
-        self.attend = attend
+        self.attend = attend_causal
 
 
 def attend(q_BHLE: Tensor, k_BKME: Tensor, v_BKME: Tensor, bias: Tensor) -> Tensor:
@@ -189,3 +192,16 @@ def attend(q_BHLE: Tensor, k_BKME: Tensor, v_BKME: Tensor, bias: Tensor) -> Tens
     scores = scores.float() * width**-0.5 + bias.unsqueeze(1)
     probs = scores.softmax(-1).to(v_BKME.dtype).view(batch, groups, -1, k_BKME.shape[2])
     return (probs @ v_BKME).view(batch, heads, length, width)
+
+
+def attend_causal(q_BHLE: Tensor, k_BKLE: Tensor, v_BKLE: Tensor, bias: Tensor) -> Tensor:
+    """`attend` where the bias lets no token look ahead: a block of queries skips all later keys.
+
+    That is a third to a half less work, and the scores of a block stay in the cache.
+    """
+    parts = []
+    for begin in range(0, q_BHLE.shape[2], BLOCK):
+        end = begin + BLOCK
+        keys, values = k_BKLE[:, :, :end], v_BKLE[:, :, :end]
+        parts.append(attend(q_BHLE[:, :, begin:end], keys, values, bias[:, :, begin:end, :end]))
+    return torch.cat(parts, 2)

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 SHAPES = {"base": BASE, "draft": DRAFT}
 PROMPT_SHARE, PROMPT_WEIGHT = 0.1, 0.3
-LONG_FROM, LONG_EVERY = 0.35, 4
+LONG_FROM, LONG_EVERY = 0.35, 8
 DECAY_FROM, WARMUP = 0.45, 0.01
 
 
@@ -140,7 +140,7 @@ class Run:
 
     def update(self, feed: Feed) -> float:
         """One optimizer step over one batch of every bucket that is due; the mean loss."""
-        buckets = ["short", "middle", "middle" if self.step % 4 else "short"]
+        buckets = ["short", "short", "middle"]
         if self.progress > self.long_from and self.step % LONG_EVERY == 0:
             buckets.append("long")
         total = weight = 0.0

@@ -12,7 +12,7 @@ from chat import Encoder
 from checkpoint import config, named_weights
 from eagle import Eagle, target_streams
 from generate import Decoder
-from model import Shape, Tiny
+from model import BLOCK, Shape, Tiny, attend, attend_causal
 from muon import orthogonal
 from pooled import paraphrase
 from reward import PREFERENCES, Packer, judged, narrow, parting, spoil
@@ -58,6 +58,19 @@ def test_packed_documents_do_not_attend_to_each_other(model: Tiny) -> None:
     bias = attention_bias(torch.tensor([[0] * 3 + [1] * 4]))
     hidden = model(ids, bias, torch.float32) @ model.embed.T
     torch.testing.assert_close(hidden[0, 3:], plain_logits(model, two), atol=1e-4, rtol=1e-4)
+
+
+def test_blocks_of_queries_give_the_attention_and_gradients_of_whole_rows() -> None:
+    torch.manual_seed(1)
+    length = 2 * BLOCK + 44
+    bias = attention_bias((torch.arange(length) // 90).expand(2, -1))
+    weight, outs = torch.randn(2, 4, length, 8), []
+    heads = [torch.randn(2, num, length, 8) for num in (4, 2, 2)]
+    for function in (attend, attend_causal):
+        qkv = [tensor.clone().requires_grad_() for tensor in heads]
+        out = function(*qkv, bias)
+        outs.append((out, *torch.autograd.grad((out * weight).sum(), qkv)))
+    torch.testing.assert_close(outs[0], outs[1], atol=1e-5, rtol=1e-4)
 
 
 def test_batched_decoding_equals_one_prompt_at_a_time(model: Tiny) -> None:
