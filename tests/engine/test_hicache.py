@@ -13,7 +13,7 @@ from radixlm.base.errors import ConfigError
 from radixlm.config.memory import MemoryConfig
 from radixlm.engine import hicache
 from radixlm.engine.features.arrival_rules import ArrivalOptions
-from radixlm.engine.features.page_arrivals import WriteThrough
+from radixlm.engine.features.page_puts import WriteThrough
 from tests.engine.drafted_engine import drafted_engine
 
 SYSTEM = "You answer in one word, as a careful clerk would, and you never say more than that. "
@@ -50,6 +50,30 @@ def test_answers_are_the_same_from_ram_and_from_disk(tmp_path: Path) -> None:
         assert texts == plain and cached >= 16
     with drafted_engine(None, **_options(tmp_path, page_size=32)) as engine:  # other pages
         assert _ask(engine)[0] == plain
+
+
+def test_write_back_keeps_what_the_cache_gives_up(tmp_path: Path) -> None:
+    """Twice as many prompts as the KV cache holds, twice; then once more after a restart."""
+    prompts = [[(7 * i + 3 * j) % 900 + 3 for j in range(60)] for i in range(16)]
+    params = {"max_new_tokens": 4, "temperature": 0.0, "ignore_eos": True}
+    more = {"max_total_tokens": 512, "page_size": 16, "kv_cache_dtype": "int8"}
+
+    def ask(engine: Any) -> tuple[list[list[int]], int]:
+        answers = [engine.generate(input_ids=ids, sampling_params=params) for ids in prompts]
+        cached = sum(one["meta_info"]["cached_tokens"] >= 48 for one in answers)
+        return [one["output_ids"] for one in answers], cached
+
+    with drafted_engine(None, **more) as engine:
+        plain, _ = ask(engine)
+        assert ask(engine) == (plain, 0)
+    options = _options(tmp_path, hicache_write_policy="write_back", **more)
+    with drafted_engine(None, **options) as engine:
+        assert ask(engine) == (plain, 0)
+        again, cached = ask(engine)
+        assert again == plain and cached >= 8  # most are copied before they are evicted
+    with drafted_engine(None, **options) as engine:
+        again, cached = ask(engine)
+        assert again == plain and cached >= 8
 
 
 def test_damaged_segments_change_no_answer(tmp_path: Path) -> None:

@@ -168,10 +168,15 @@ class RadixMachine(RuleBasedStateMachine):
     def evict(self, num_pages):
         num_evictable = self.cache.num_evictable
         free = set(self.pool.pages_in(0).tolist())
+        prefixes = self.cache.next_evicted(num_pages)
+        for prefix in prefixes:
+            path = self.model.prefixes(prefix.ids.tolist(), prefix.namespace)
+            assert [self.model.entries[p].page for p in path] == prefix.pages.tolist()
         num_freed = self.cache.evict(num_pages)
         freed = self.model.evict(num_pages)
         assert num_freed == len(freed) == min(num_pages, num_evictable)
         assert set(self.pool.pages_in(0).tolist()) - free == set(freed)
+        assert set(freed) <= {page for prefix in prefixes for page in prefix.pages.tolist()}
 
     @precondition(lambda self: not self.locked)
     @rule()

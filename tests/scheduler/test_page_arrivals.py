@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import radixlm.tiers.worker as worker_module
 from radixlm.base.errors import InvariantError
 from radixlm.engine.features.page_arrivals import PageArrivals
+from radixlm.engine.features.page_puts import WriteBack, WriteThrough
 from radixlm.tiers.base import Cancel, Lookup
 from radixlm.wire.requests import AbortRequest, Control
 from tests.fakes.executor import reference
@@ -208,13 +209,14 @@ def play(seed: int) -> dict[str, float]:
     eagerness = rng.choice([0.1, 0.5, 1.0])
     prompts = draw_prompts(rng, 8, shared=rng.choice([12, 40]))
     counts: dict[str, float] = {}
+    policy = rng.choice([WriteThrough(), WriteBack()])
     feature = None
     for life in range(3):
-        bench = Bench(
-            tiers if life else [DictTier(), *tiers][1:], rng, eagerness, options, feature, **world
-        )
+        window = 1 if world.get("states") else world.get("window", 0)
+        feature = feature or new_feature(world["page_size"], window, policy, **options)
+        bench = Bench(tiers, rng, eagerness, feature=feature, **world)
         feature = bench.arrivals if rng.random() < 0.5 else None
-        bench.turns(rng.choice([0, 4, 40]))
+        bench.turns(rng.choice([0, 40]))
         wanted: dict[str, list[int]] = {}
         for i in range(8):
             prompt, length = rng.choice(prompts), rng.randint(1, 20)
@@ -341,6 +343,28 @@ def test_a_request_does_not_wait_for_pages_that_nobody_asked_for() -> None:
     bench.port.eagerness = 1.0
     bench.turns(20, 1.0)  # then it goes on
     assert bench.kv_manager.reservations.num_spare == 7
+
+
+def test_write_back_copies_what_would_be_evicted_next() -> None:
+    tier = DictTier()
+    bench = Bench([tier], random.Random(0), feature=new_feature(4, 0, WriteBack()), num_pages=81)
+    prompts = {f"r{i}": [i + 1, *range(60, 70), i] for i in range(30)}  # 3 pages each
+    for rid in list(prompts)[:20]:
+        bench.submit(rid, prompts[rid], 1)
+        bench.run()
+    assert not tier.pages  # there is room
+    for rid in list(prompts)[20:]:
+        bench.submit(rid, prompts[rid], 1)
+        bench.run()
+        bench.turns(4)
+    num_evicted = bench.kv_manager.prefix_cache.num_evicted
+    assert num_evicted < len(tier.pages) <= num_evicted + 15
+    for rid, prompt in prompts.items():
+        bench.submit(f"{rid} again", prompt, 1)
+        bench.run()
+        bench.turns(4)
+        assert bench.cached[f"{rid} again"] >= 8, rid
+        assert bench.out[f"{rid} again"] == bench.out[rid] == reference(prompt, 1)
 
 
 def test_the_check_knows_pages_on_their_way() -> None:

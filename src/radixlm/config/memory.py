@@ -98,12 +98,11 @@ class MemoryConfig(Group):
     ] = 0
     hicache_write_policy: Annotated[
         str,
-        "Which pages are copied to the tiers: all when the prefix cache takes them over; or "
-        "(write_through_selective) those of requests that hit it, and prefixes of 1,024 tokens.",
+        "Which pages are copied to the tiers: all when the prefix cache takes them over; "
+        "(write_through_selective) those of requests that hit it, and prefixes of 1,024 tokens; or "
+        "(write_back) those that it would give up next.",
         Flag(
             choices=("write_back", "write_through", "write_through_selective"),
-            built=("write_through", "write_through_selective"),
-            needs="a copy between eviction and reuse of a page",
             part_of=_HICACHE,
         ),
     ] = "write_through"

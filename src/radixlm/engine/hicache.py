@@ -16,7 +16,7 @@ from radixlm.base.units import format_bytes
 from radixlm.config.memory import MemoryConfig
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.features.arrival_rules import ArrivalOptions
-from radixlm.engine.features.page_arrivals import WritePolicy, WriteThrough
+from radixlm.engine.features.page_puts import WriteBack, WritePolicy, WriteThrough
 from radixlm.engine.stores import store_secret
 from radixlm.tiers.base import Tier
 from radixlm.tiers.codec import Codec
@@ -43,7 +43,7 @@ _PREFETCH: Final = {
 _FILE_OPTIONS: Final = ("directory", "max_size_gb", "min_free_gb")
 
 
-class SecondHit:
+class SecondHit(WritePolicy):
     """--hicache-write-policy write_through_selective: the pages of a request that found some of
     them in the prefix cache, and long prefixes at once."""
 
@@ -58,8 +58,9 @@ class SecondHit:
 
 def write_policy(memory: MemoryConfig, page_size: int) -> WritePolicy:
     """What --hicache-write-policy says."""
-    is_selective = memory.hicache_write_policy == "write_through_selective"
-    return SecondHit(page_size) if is_selective else WriteThrough()
+    if memory.hicache_write_policy == "write_through_selective":
+        return SecondHit(page_size)
+    return WriteBack() if memory.hicache_write_policy == "write_back" else WriteThrough()
 
 
 class Hicache(Record, eq=False):

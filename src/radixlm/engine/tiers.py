@@ -15,7 +15,8 @@ from radixlm.base.record import Record, replace
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.features.arrival_rules import ArrivalOptions
-from radixlm.engine.features.page_arrivals import PageArrivals, WritePolicy
+from radixlm.engine.features.page_arrivals import PageArrivals
+from radixlm.engine.features.page_puts import WritePolicy
 from radixlm.engine.hicache import arrival_options, make_hicache
 from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo

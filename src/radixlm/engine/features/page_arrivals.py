@@ -18,9 +18,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, Protocol
 
-import numpy as np
-
 from radixlm.engine.features.arrival_rules import ArrivalOptions, FetchRules
+from radixlm.engine.features.page_puts import PagePuts, WritePolicy, WriteThrough
 from radixlm.engine.features.preload import Preload
 from radixlm.memory.keys import NO_KEY, extend_keys, namespace_seed
 from radixlm.memory.prefix.base import Handle, InsertResult
@@ -45,6 +44,7 @@ from radixlm.tiers.base import (
 MAX_RESERVED_SHARE: Final = 0.5  # of the pool, for pages on their way
 MAX_SEEDS: Final = 4096
 MAX_SETTLE_S: Final = 30.0
+_AT_ONCE: Final = WriteThrough()  # of requests whose pages another engine waits for
 
 
 class PagePort(Protocol):
@@ -61,23 +61,6 @@ class PagePort(Protocol):
     def settle(self, timeout_s: float) -> list[Report]:
         """Wait until no command is under way; what has come meanwhile."""
         ...
-
-
-class WritePolicy(Protocol):
-    """Which pages go to the tiers, and when."""
-
-    def first_page(self, num_cached: int, num_put: int, num_pages: int) -> int | None:
-        """Of a request whose first ``num_pages`` pages are in the prefix cache now, ``num_cached``
-        of them found there when it was admitted, ``num_put`` kept before: the first page to keep;
-        None to keep none now."""
-        ...
-
-
-class WriteThrough:
-    """Every page when it enters the prefix cache."""
-
-    def first_page(self, num_cached: int, num_put: int, num_pages: int) -> int | None:
-        return num_put
 
 
 class _Job:
@@ -141,11 +124,13 @@ class PageArrivals(Feature):
         self._states: dict[str, _State] = {}
         self._jobs: dict[int, _Job] = {}
         self._lookups: dict[int, str] = {}
-        self._puts: dict[int, tuple[Handle, int]] = {}
-        self._put_bytes = 0
+        self._puts = PagePuts(
+            kv_manager, self.options, self.write_policy, port.send, self._next_job, self._seed,
+            self.counts,
+        )  # fmt: skip
         self._fetching: dict[bytes, int] = {}
         max_pages = self.options.preload_bytes // max(1, self.options.page_bytes[0])
-        self._preload = Preload(kv_manager, max_pages, port.send, self._next_job)
+        self._preload = Preload(kv_manager, max_pages, port.send, self._next_job, self.counts)
         kv_manager.on_insert = self.inserted
 
     # ---- hooks -------------------------------------------------------------------------------
@@ -161,6 +146,7 @@ class PageArrivals(Feature):
     def tick(self) -> None:
         """Take the workers' reports."""
         self._take_reports(self._port.poll())
+        self._puts.copy_ahead()
         self._preload.tick(self._clock(), is_idle=not self._states and not self._jobs)
 
     def _take_reports(self, reports: list[Report]) -> None:
@@ -223,7 +209,7 @@ class PageArrivals(Feature):
         if state.phase == "fetch":
             self._port.send(Cancel(state.job))
         for put, handle, _ in state.late:
-            self._send_put(put, handle)
+            self._puts.send(put, handle)
         if self.options.preload_bytes and state.num_found:
             self._port.send(Used(self._next_job(), state.keys[: state.num_found]))
 
@@ -242,7 +228,6 @@ class PageArrivals(Feature):
             **self.rules.stats(),
             "jobs": len(self._jobs) + len(self._puts),
             "reserved_tokens": self._kv.reservations.num_pages * self._size,
-            "preloaded_tokens": self._preload.num_pages * self._size,
         }
 
     # ---- which pages -------------------------------------------------------------------------
@@ -290,14 +275,17 @@ class PageArrivals(Feature):
 
     def _extend(self, state: _State, num_pages: int) -> None:
         request = state.request
-        seed = self._seeds.get(request.namespace)
+        if num_pages > len(state.keys):
+            ids, seed = request.ids[: num_pages * self._size], self._seed(request.namespace)
+            extend_keys(state.keys, ids, self._size, seed)
+
+    def _seed(self, namespace: CacheNamespace) -> bytes:
+        seed = self._seeds.get(namespace)
         if seed is None:
             if len(self._seeds) >= MAX_SEEDS:
                 self._seeds.clear()
-            seed = namespace_seed(self._digest, request.namespace, self._secret)
-            self._seeds[request.namespace] = seed
-        if num_pages > len(state.keys):
-            extend_keys(state.keys, request.ids[: num_pages * self._size], self._size, seed)
+            seed = self._seeds[namespace] = namespace_seed(self._digest, namespace, self._secret)
+        return seed
 
     def _take_found(self, found: Found) -> None:
         self.rules.looked_up(found)
@@ -390,11 +378,7 @@ class PageArrivals(Feature):
         state.phase = "idle"
 
     def _take_done(self, done: Done) -> None:
-        if done.job in self._puts:
-            handle, num_bytes = self._puts.pop(done.job)
-            self._put_bytes -= num_bytes
-            self._kv.reservations.unpin(handle)
-            self.counts["kept_tokens"] += done.num_pages * self._size
+        if self._puts.take(done):
             return
         job = self._jobs.pop(done.job, None)
         if job is None:
@@ -456,46 +440,17 @@ class PageArrivals(Feature):
         if not request.num_output:
             self.rules.computed((end - state.num_seen) * self._size, request.started_s)
         state.num_seen = end
-        first = self.write_policy.first_page(cached, state.num_put, end)
+        policy = self.write_policy if request.wire.hint is None else _AT_ONCE
+        first = policy.first_page(cached, state.num_put, end)
         if first is None or first >= end:
             return
         state.num_put = end
-        put = self._make_put(state, first, end, result)
+        pages, row, hint = result.pages[:end], result.window_pages, request.wire.hint
+        put = self._puts.make(state.keys, request.ids, first, pages, row, hint)
         if self.options.puts_late:
             state.late.append((put, self._kv.reservations.pin(result.handle), first))
         else:
-            self._send_put(put, self._kv.reservations.pin(result.handle))
-
-    def _make_put(self, state: _State, first: int, end: int, result: InsertResult) -> Put:
-        keys, tokens = state.keys, state.request.ids[first * self._size : end * self._size]
-        windows: tuple[int, ...] = ()
-        row = b""
-        if result.window_pages is not None:
-            live = result.window_pages[first:end]
-            index = np.flatnonzero(live)
-            windows, row = tuple(index.tolist()), live[index].tobytes()
-        return Put(
-            self._next_job(),
-            keys[first:end],
-            [keys[i - 1] if i else NO_KEY for i in range(first, end)],
-            result.pages[first:end].tobytes(),
-            tokens.tobytes(),
-            windows,
-            row,
-            state.request.wire.hint,
-        )
-
-    def _send_put(self, put: Put, handle: Handle) -> None:
-        """Have pages kept, which ``handle`` locks; not where too many wait to be read."""
-        full, window = self.options.page_bytes
-        num_bytes = len(put.keys) * full + len(put.windows) * window
-        if self._put_bytes and self._put_bytes + num_bytes > self.options.max_put_bytes:
-            self.counts["dropped_tokens"] += len(put.keys) * self._size
-            self._kv.reservations.unpin(handle)
-            return
-        self._puts[put.job] = handle, num_bytes
-        self._put_bytes += num_bytes
-        self._port.send(put)
+            self._puts.send(put, self._kv.reservations.pin(result.handle))
 
     def _next_job(self) -> int:
         self._last_job += 1

@@ -4,6 +4,7 @@ that has them finds them there; whoever needs room gets theirs first."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -21,7 +22,7 @@ _NO_PAGES: Final = np.empty(0, np.int32)
 
 class Preload:
     """Of one scheduler. ``max_pages``: at most so many, 0 for none; ``send`` begins a command, and
-    ``next_job`` numbers it."""
+    ``next_job`` numbers it. ``counts``: for metrics."""
 
     def __init__(
         self,
@@ -29,9 +30,11 @@ class Preload:
         max_pages: int,
         send: Callable[[Command], None],
         next_job: Callable[[], int],
+        counts: Counter[str],
     ) -> None:
         self._free, self._reservations = kv_manager.pages, kv_manager.reservations
         self._send, self._next_job = send, next_job
+        self._counts, self._size = counts, kv_manager.page_size
         max_pages = min(max_pages, int(MAX_SHARE * self._free.num_total))
         self._min_free = self._free.num_total - max_pages  # behind the last page that is brought
         self._wanted: list[bytes] = []
@@ -40,7 +43,6 @@ class Preload:
         self._num_arrived = 0
         self._is_held, self._busy_s = False, -REST_S
         self._job = next_job()
-        self.num_pages = 0  # that came
         if max_pages:
             send(Admin(self._job, "recent", {"count": max_pages}))
 
@@ -80,7 +82,7 @@ class Preload:
         first, end = self._num_arrived, report.num_pages
         self._reservations.keep_spare(self._keys[first:end], self._pages[first:end])
         self._num_arrived = end
-        self.num_pages += end - first
+        self._counts["preloaded_tokens"] += (end - first) * self._size
         if isinstance(report, Done):
             self._reservations.release(self._pages[end:])
             if not self._is_held:  # it came to the end, or to a page that is damaged

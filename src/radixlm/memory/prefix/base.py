@@ -38,6 +38,18 @@ class Match(Record):
     window_pages: PageIds | None = None
 
 
+class Prefix(Record):
+    """A cached prefix with what it is of. ``ids``: int32, of its whole ``pages``; the first
+    ``num_kept`` of them are in a tier, too."""
+
+    handle: Handle
+    namespace: Hashable
+    ids: TokenIds
+    pages: PageIds
+    num_kept: int
+    window_pages: PageIds | None = None
+
+
 class Tail(Record):
     """A cached page whose first ``num_tokens`` tokens, fewer than a page, follow a prefix.
 

@@ -86,6 +86,10 @@ class EvictionQueue:
                 self._rebuild()
         return None
 
+    def first(self, count: int) -> list[Node]:
+        """Up to ``count`` of the candidates that come up next, in order; changes nothing."""
+        return heapq.nsmallest(count, self._members, key=self._rank)
+
     def _rebuild(self) -> None:
         """Ranks all candidates anew and sorts them."""
         self._run[:] = sorted(self._members, key=self._rank, reverse=True)

@@ -29,6 +29,7 @@ class Node(Handle):
     window_pages: as ``pages``, or None where the window group's pages are gone (a tombstone) or
         there is no window group. A node is live or a tombstone as a whole.
     num_locks counts locked handles at or below, num_window_locks those whose window reaches here.
+    is_kept: a tier has the prefix that ends here, too, with its window.
     last_access, window_access: logical clock of the last use.
     """
 
@@ -37,6 +38,7 @@ class Node(Handle):
         "edge",
         "heads",
         "is_alive",
+        "is_kept",
         "last_access",
         "num_hits",
         "num_locks",
@@ -73,6 +75,7 @@ class Node(Handle):
         self.last_access = 0
         self.window_access = 0
         self.is_alive = True
+        self.is_kept = False
 
     def split(self, num_pages: int, page_size: int, serial: int) -> Node:
         """Cuts off the first ``num_pages`` pages as a new parent and returns it.
@@ -84,6 +87,7 @@ class Node(Handle):
         cut = num_pages * page_size * TOKEN_BYTES
         page_cut = num_pages * PAGE_ID_BYTES
         upper = Node(self.parent, self.edge, self.tokens[:cut], self.pages[:page_cut], serial)
+        upper.is_kept = self.is_kept and self.window_pages is None
         if self.window_pages is not None:
             upper.window_pages = self.window_pages[:page_cut]
             self.window_pages = self.window_pages[page_cut:]

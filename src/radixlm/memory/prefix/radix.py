@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from radixlm.base.errors import InvariantError
 from radixlm.memory.pages import NULL_PAGE, PageAllocator, PageIds
+from radixlm.memory.prefix.ahead import next_evicted
 from radixlm.memory.prefix.audit import (
     audit_locks,
     audit_shape,
@@ -28,6 +29,7 @@ from radixlm.memory.prefix.base import (
     InsertResult,
     Lock,
     Match,
+    Prefix,
     Tail,
     TokenIds,
 )
@@ -237,6 +239,17 @@ class RadixCache:
         self._give_back(freed)
         self.num_evicted += num_freed
         return num_freed
+
+    def next_evicted(self, num_pages: int, num_window: int = 0) -> list[Prefix]:
+        """The prefixes that ``evict`` and ``evict_window`` would take so many pages of, but those
+        that ``mark_kept`` was told of; changes nothing."""
+        return next_evicted(self.tree, self._queue, self.window, num_pages, num_window)
+
+    def mark_kept(self, handle: Handle) -> None:
+        """A tier has the prefix, too."""
+        nodes = [_alive(handle)] if self.window is not None else _alive(handle).path()
+        for node in nodes:
+            node.is_kept = True
 
     def evict_window(self, num_pages: int) -> int:
         """Frees at least ``num_pages`` window pages, or all that are unlocked; returns how many.

@@ -195,6 +195,10 @@ class WindowGroup:
                 self.num_locked -= part.num_pages
                 self._queue.push(part)
 
+    def first(self, count: int) -> list[Node]:
+        """The next nodes to lose their window pages, up to ``count``; changes nothing."""
+        return self._queue.first(count)
+
     def pop(self) -> Node | None:
         """The next node to lose its window pages, or None."""
         while (node := self._queue.pop()) is not None:
