@@ -51,7 +51,7 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def __aenter__(self) -> Self:
-        with self.log.open("wb") as out:
+        with self.log.open("ab") as out:  # it may be started again
             self._process = subprocess.Popen(
                 self._command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -110,6 +110,17 @@ class ServerProcess:
             totals = [total + part for total, part in zip(totals, held, strict=True)]
         rss, fds, threads, processes, shared = totals
         return Sample(time.monotonic(), rss, fds, threads, processes, shared, cpu_s)
+
+    def kill(self, *, is_whole: bool) -> None:
+        """SIGKILL to the server, or to its engine."""
+        assert self._process is not None, "killed while it runs"
+        root = psutil.Process(self._process.pid)
+        engines = [p for p in root.children() if "resource_tracker" not in " ".join(p.cmdline())]
+        victims = [root] if is_whole else engines[-1:]
+        for victim in victims:
+            victim.kill()
+        if is_whole:
+            self._process.wait()
 
     def stop(self) -> int | None:
         """Stop the server with SIGTERM; its exit status, or None if it had to be killed."""

@@ -298,11 +298,13 @@ async def test_a_server_that_stood_still_does_not_blame_its_engine(
     await case.supervisor.stop()
 
 
-async def test_the_configuration_has_no_secrets_and_shares_the_cores(tmp_path: Path) -> None:
-    given = {"model_path": "x", "dp_size": 3, "api_key": "sesame", "cpu_threads": 8}
+async def test_the_configuration_has_secrets_of_stores_only_and_shares_the_cores() -> None:
+    store = {"hicache_storage_backend_extra_config": '{"directory": "/kv"}'}
+    given = {"model_path": "x", "dp_size": 3, "api_key": "sesame", "cpu_threads": 8, **store}
     config = ServerConfig.from_kwargs(**given)
     options = module._sendable(config, frozenset())
     assert options["cpu_threads"] == 2 and "api_key" not in options
+    assert store.items() <= options.items()
     assert module._sendable(config, frozenset({"cpu_threads"}))["cpu_threads"] == 8
 
 

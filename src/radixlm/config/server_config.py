@@ -73,6 +73,14 @@ class ServerConfig:
         return getattr(getattr(self, options()[name].group), name)
 
 
+def engine_values(config: ServerConfig) -> dict[str, Any]:
+    """As ``flat``, what an engine is started with: without unset options and the secrets of the
+    HTTP server, but with those of stores."""
+    values = flat(config, show_secrets=True)
+    hidden = {n for n, o in options().items() if o.flag.is_secret and o.group == "serve"}
+    return {n: value for n, value in values.items() if value is not None and n not in hidden}
+
+
 def flat(config: ServerConfig, *, show_secrets: bool = False) -> dict[str, Any]:
     """Option name -> value, tuples as lists; secrets as "***" unless asked for.
 

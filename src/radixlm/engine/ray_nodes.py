@@ -16,7 +16,7 @@ from typing import Any
 from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import require
 from radixlm.base.log import set_up_logging
-from radixlm.config.server_config import ServerConfig, flat
+from radixlm.config.server_config import ServerConfig, engine_values
 from radixlm.engine.node_agent import make_agent
 from radixlm.engine.nodes import WAIT_S
 from radixlm.engine.run_folder import RunFolder, remove_stale
@@ -65,7 +65,7 @@ def placed_nodes(config: ServerConfig, given: frozenset[str]) -> Iterator[Server
     secret = read_secret(p.cluster_secret_file) if p.cluster_secret_file else secrets.token_hex(32)
     group = _placement_group(ray, here, p.nnodes, p.dist_timeout or WAIT_S)
     set_ = {"dist_init_addr": address, "use_ray": False}
-    sent = {k: v for k, v in flat(config.with_values(set_)).items() if v not in (None, "***")}
+    sent = engine_values(config.with_values(set_))
     for name in {"cluster_secret_file", "cpu_threads"} - (given & {"cpu_threads"}):
         sent.pop(name, None)  # of each node
     actors = [_start(ray, group, index) for index in range(1, p.nnodes)]

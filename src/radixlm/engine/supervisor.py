@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from radixlm.base.record import Record
-from radixlm.config.server_config import ServerConfig, flat
+from radixlm.config.server_config import ServerConfig, engine_values
 from radixlm.engine.features.inflight_log import read_inflight_rid
 from radixlm.engine.kept_pool import KeptPool
 from radixlm.engine.prefault import prefault_bytes
@@ -287,15 +287,14 @@ class EngineSupervisor:
 
 
 def _sendable(config: ServerConfig, given: frozenset[str], index: int = 0) -> dict[str, Any]:
-    """The options for replica ``index``, without unset ones and secrets. Its ranks and the other
+    """The options for replica ``index``, see ``engine_values``. Its ranks and the other
     replicas share the cores; each replica has GPUs of its own."""
-    options, parallel = flat(config, show_secrets=False), config.parallel
+    options, parallel = engine_values(config), config.parallel
     options["base_gpu_id"] += index * parallel.world_size * parallel.gpu_id_step
     threads = options.get("cpu_threads")
     if threads and "cpu_threads" not in given:
         options["cpu_threads"] = max(1, threads // config.parallel.num_processes)
-    sent = {name: value for name, value in options.items() if value not in (None, "***")}
-    return sent | {"located": dict(config.located)}
+    return options | {"located": dict(config.located)}
 
 
 def _as_at_the_start() -> None:
