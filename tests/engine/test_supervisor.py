@@ -8,7 +8,6 @@ import errno
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
