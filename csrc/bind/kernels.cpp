@@ -102,8 +102,9 @@ void run_sparse(const Attention& attention, Address q, int64_t ldq, Address out,
 }
 
 void run_activation(Address x, int64_t ldx, Address y, int64_t ldy, int64_t rows, int64_t dim, int act,
-                    bool gated, int threads) {
+                    bool gated, GateLimit limit, int threads) {
     ActArgs a;
+    a.limit = limit;
     a.gated = gated;
     a.x = at<float>(x), a.ldx = ldx, a.y = at<float>(y), a.ldy = ldy, a.rows = rows, a.dim = dim, a.act = act;
     int n = threads > 0 ? threads : threads_for(double(rows) * double(dim) * 24, 0);
@@ -165,8 +166,11 @@ void bind_kernels(nb::module_& m) {
              arg("v_cache"), arg("pages"), arg("ldp"), arg("query_start"), arg("kv_len"), arg("num_seqs"),
              arg("tree"), arg("tree_ld"), arg("threads"), arg("is_sparse") = 0, Release())
         .def("run_sparse", &run_sparse, Release());
+    nb::class_<GateLimit>(m, "GateLimit").def("__init__", [](GateLimit* g, float limit, bool after) {
+        new (g) GateLimit{limit, after};
+    });
     nb::class_<Experts>(m, "Experts")
-        .def(nb::init<const std::vector<const Linear*>&, const std::vector<const Linear*>&, int>())
+        .def(nb::init<const std::vector<const Linear*>&, const std::vector<const Linear*>&, int, GateLimit>())
         .def("run", &Experts::run, arg("x"), arg("ldx"), arg("tokens"), arg("ids"), arg("weights"),
              arg("top_k"), arg("y"), arg("ldy"), arg("threads"), arg("lora"), arg("site"), arg("part").none(),
              Release())

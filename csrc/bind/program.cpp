@@ -26,7 +26,8 @@ void bind_program_args(nb::module_& m) {
     nb::enum_<ScanKind>(m, "ScanKind")
         .value("SELECTIVE", ScanKind::SELECTIVE)
         .value("DECAYED", ScanKind::DECAYED)
-        .value("DELTA", ScanKind::DELTA);
+        .value("DELTA", ScanKind::DELTA)
+        .value("CHANNELS", ScanKind::CHANNELS);
     nb::enum_<RouterScore>(m, "RouterScore")
         .value("SOFTMAX", RouterScore::SOFTMAX)
         .value("SIGMOID", RouterScore::SIGMOID)
@@ -81,6 +82,13 @@ void bind_program_args(nb::module_& m) {
     attention.def_rw("causal", &AttnArgs::causal);
     pointer(attention, "sinks", &AttnArgs::sinks);
     pointer(attention, "alibi_slopes", &AttnArgs::alibi_slopes);
+
+    nb::class_<ActArgs>(m, "ActArgs")
+        .def(nb::init<>())
+        .def_rw("dim", &ActArgs::dim)
+        .def_rw("act", &ActArgs::act)
+        .def_rw("gated", &ActArgs::gated)
+        .def_rw("limit", &ActArgs::limit);
 
     nb::class_<GateArgs>(m, "GateArgs")
         .def(nb::init<>())
@@ -209,6 +217,7 @@ void bind_program(nb::module_& m) {
         .def("attention", &Program::attention, arg("q"), arg("y"), arg("args"))
         .def("gate", &Program::gate, arg("x"), arg("y"), arg("args"), arg("offset") = 0,
              arg("selected") = false)
+        .def("activation", &Program::activation, arg("x"), arg("y"), arg("args"), arg("selected"))
         .def("head_norm", &Program::head_norm, arg("x"), arg("y"), arg("args"), arg("x_offset") = 0,
              arg("y_offset") = 0, arg("gate") = -1, arg("gate_offset") = 0)
         .def("conv", &Program::conv, arg("x"), arg("y"), arg("args"), arg("offset"), arg("times") = -1,
@@ -217,6 +226,16 @@ void bind_program(nb::module_& m) {
         .def("scan", &Program::scan, arg("inputs"), arg("y"), arg("args"))
         .def("add", &Program::add, arg("x"), arg("y"), arg("dim"), arg("scale") = 1.0f,
              arg("selected") = false)
+        .def("add_weighted", &Program::add_weighted, arg("x"), arg("y"), arg("dim"), arg("weights"),
+             arg("column"), arg("shift") = 0.0f, arg("selected") = false)
+        .def("copy", &Program::copy, arg("x"), arg("y"), arg("dim"), arg("y_offset") = 0,
+             arg("selected") = false)
+        .def("affine", &Program::affine, arg("y"), arg("shift"), arg("factor"), arg("dim"),
+             arg("selected") = false)
+        .def("above_normal", &Program::above_normal, arg("y"), arg("dim"), arg("deviations"), arg("selected"))
+        .def("size_as", &Program::size_as, arg("x"), arg("y"), arg("dim"), arg("least"),
+             arg("selected") = false)
+        .def("rg_lru", &Program::rg_lru, arg("x"), arg("gates"), arg("log"), arg("dim"), arg("head"))
         .def("gather", &Program::gather, arg("x"), arg("y"), arg("dim"), arg("offset") = 0)
         .def("columns", &Program::columns, arg("x"), arg("y"), arg("index"), arg("dim"), arg("selected"))
         .def("scale", &Program::scale, arg("y"), arg("offset"), arg("dim"), arg("scale") = 1.0f,

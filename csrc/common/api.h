@@ -45,6 +45,12 @@ alignas(16) inline constexpr int8_t TWICE_FP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0,
 alignas(16) inline constexpr int8_t RAISED_FP4[16] = {12, 13, 14, 15, 16, 18, 20, 24,
                                                       12, 11, 10, 9,  8,  6,  4,  0};
 
+// Of a gated activation: the gate is cut above before its activation or after it, up on both sides.
+struct GateLimit {
+    float limit = 0;  // 0: none
+    bool after = false;
+};
+
 // Weights [N, K] as panels of 32 outputs: [ceil(N/32)][K][32] (see pack.cpp for each format's order).
 struct Weight {
     const void* data = nullptr;
@@ -60,7 +66,8 @@ struct Weight {
     int group = 0;   // 4 bits: inputs that share a multiple, or a scale where there are none
     int span = 0;    // 4 bits: inputs that share a scale; the last span may be shorter
     int paired = 0;  // lanes 0-15 gate, 16-31 up of the same 16 outputs
-    int fp4 = 0;     // w4a8 without offsets: values are e2m1 codes, weights are twice those numbers * scale
+    GateLimit limit;
+    int fp4 = 0;  // w4a8 without offsets: values are e2m1 codes, weights are twice those numbers * scale
 };
 
 inline int64_t spans_of(const Weight& w) { return (w.k + w.span - 1) / w.span; }
@@ -200,9 +207,10 @@ struct ActArgs {
     float* y = nullptr;
     int64_t ldy = 0, rows = 0, dim = 0;
     int act = 0, gated = 0;
+    GateLimit limit;
 };
 
-// Elementwise operations on rows.
+// Operations on rows, most of them elementwise.
 enum class MixKind : int {
     ADD,            // y += x * x_scale
     COPY_ROWS,      // y = x, or x's row index[r]
@@ -212,6 +220,11 @@ enum class MixKind : int {
     SCALE,          // y = y * x_scale, clamped to +-cap unless that is 0
     SIGMOID_SCALE,  // y = sigmoid(y) * x_scale
     XIELU,          // above 0: above * y^2, else (e^min(y, eps) - 1 - y) * below; plus beta * y
+    AFFINE,         // y = (y + shift) * factor, of each column
+    ADD_WEIGHTED,   // y += x * (weights[r] + x_scale)
+    ABOVE_NORMAL,   // y = max(y - mean - x_scale * standard deviation, 0), of each row
+    SIZE_AS,        // y = y / its root mean square (of a mean square of cap at least) * that of x
+    RG_LRU,         // y's heads [input gate, decay gate] become [what joins a state, log of its decay]
 };
 struct Xielu {  // arXiv:2411.13010
     float above = 0, below = 0, eps = 0, beta = 0;
@@ -226,6 +239,10 @@ struct MixArgs {
     const int32_t* index = nullptr;
     const uint8_t* mask = nullptr;  // COPY_ROWS: rows whose byte is set
     Xielu xielu;
+    const float* shift = nullptr;   // [dim]
+    const float* factor = nullptr;  // [dim]; RG_LRU: logs of the decays of open gates
+    const float* weights = nullptr;
+    int64_t ldw = 0;
 };
 
 // Tokens of one sequence, in the rows of a step, that go from a page's states to another's. Runs of a
@@ -287,7 +304,7 @@ struct GateArgs {
 };
 
 // Recurrences over a state: see scan.cpp. Decays per key channel of a delta rule come as factors.
-enum class ScanKind : int { SELECTIVE, DECAYED, DELTA };
+enum class ScanKind : int { SELECTIVE, DECAYED, DELTA, CHANNELS };
 struct ScanInput {
     const float* data = nullptr;
     int64_t sequence = 0, token = 0, head = 0;  // numbers from one to the next
@@ -297,13 +314,13 @@ struct ScanArgs {
     int decays = 1;  // of a head, or of each of its keys
     int64_t sequences = 0, tokens = 0, heads = 0, keys = 0, values = 0;
     ScanInput q, k, v, decay, beta;
-    const float* a = nullptr;        // selective: [values, keys]
+    const float* a = nullptr;        // selective: [heads, values, keys]
     float* state = nullptr;          // [sequences, heads, values, keys]; delta: [.., keys, values]
     const float* before = nullptr;   // the states that are gone on from, if not those
     float* out = nullptr;            // [sequences, tokens, heads, values]
     int64_t out_token = 0;           // numbers from one token's to the next one's; 0: no gaps
     int64_t repeats = 1;             // heads that have one q and one k
-    const float* skip = nullptr;     // of a head, selective: of each value; y gains skip * v
+    const float* skip = nullptr;     // of a head, selective: of each of its values; y gains skip * v
     const StateRun* runs = nullptr;  // instead of sequences: states are pages
     int64_t num_runs = 0, page = 0;  // numbers of a page
 };

@@ -11,7 +11,7 @@ static void act_row(const ActArgs& a, int64_t row) {
     for (int64_t i = 0; i < a.dim; i += 16) {
         int n = lanes_at(i, a.dim);
         vf v = load_n(x + i, n);
-        store_n(y + i, a.gated ? gated(v, load_n(x + a.dim + i, n), a.act) : activate(v, a.act), n);
+        store_n(y + i, a.gated ? gated(v, load_n(x + a.dim + i, n), a.act, a.limit) : activate(v, a.act), n);
     }
 }
 
@@ -33,6 +33,41 @@ RADIX_INLINE vf vexpm1(vf x) {
     return select_lt(vabs(x), set1(0.25f), mul(p, x), sub(vexp(x), set1(1.0f)));
 }
 
+// y's row less its mean and so many standard deviations, where that is above 0.
+static void above_normal(const MixArgs& a, float* y) {
+    const float mean = row_sum(y, a.dim) / float(a.dim),
+                deviation = std::sqrt(sum_squares(y, a.dim, mean) / float(a.dim));
+    const vf limit = set1(mean + a.x_scale * deviation);
+    for (int64_t i = 0; i < a.dim; i += 16) {
+        const int n = lanes_at(i, a.dim);
+        store_n(y + i, vmax(sub(load_n(y + i, n), limit), zero()), n);
+    }
+}
+
+static void size_as(const MixArgs& a, const float* x, float* y) {
+    const float own = std::max(sum_squares(y, a.dim, 0.0f) / float(a.dim), a.cap),
+                wanted = sum_squares(x, a.dim, 0.0f) / float(a.dim);
+    scale_row(y, y, nullptr, nullptr, a.dim, 0.0f, std::sqrt(wanted) / std::sqrt(own), 0.0f);
+}
+
+// The first token of a sequence joins in full.
+static void rg_lru(const MixArgs& a, const float* x, float* y, bool is_first) {
+    alignas(64) float size[16];
+    for (int64_t c = 0; c < a.dim; c += a.head)
+        for (int64_t i = 0; i < a.head; i += 16) {
+            const int n = lanes_at(i, a.head);
+            float *input = y + 2 * c + i, *decay = input + a.head;
+            const vf log = mul(load_n(a.factor + c + i, n), vsigmoid(load_n(decay, n)));
+            vf joins = mul(load_n(x + c + i, n), vsigmoid(load_n(input, n)));
+            if (!is_first) {
+                store(size, sub(zero(), vexpm1(add(log, log))));
+                for (float& one : size) one = std::sqrt(one);
+                joins = mul(joins, load(size));
+            }
+            store_n(input, joins, n), store_n(decay, log, n);
+        }
+}
+
 static void mix_row(const MixArgs& a, int64_t r) {
     if (a.mask && !a.mask[r]) return;
     const bool gathers_rows = a.index && a.kind == MixKind::COPY_ROWS;
@@ -42,6 +77,9 @@ static void mix_row(const MixArgs& a, int64_t r) {
         for (int64_t i = 0; i < a.dim; i++) y[i] = x[a.index[i]];
         return;
     }
+    if (a.kind == MixKind::ABOVE_NORMAL) return above_normal(a, y);
+    if (a.kind == MixKind::SIZE_AS) return size_as(a, x, y);
+    if (a.kind == MixKind::RG_LRU) return rg_lru(a, x, y, a.index[r] == 0);
     if (a.kind == MixKind::SCALE_HEADS) {
         const vf factor = set1(a.x[a.index[r]]);
         for (int64_t h = 0; h * a.head < a.dim; h++)
@@ -58,6 +96,13 @@ static void mix_row(const MixArgs& a, int64_t r) {
         vf result = v;
         switch (a.kind) {
             case MixKind::ADD: result = fma(load_n(x + i, n), set1(a.x_scale), v); break;
+            case MixKind::ADD_WEIGHTED:
+                result = fma(load_n(x + i, n), set1(a.weights[r * a.ldw] + a.x_scale), v);
+                break;
+            case MixKind::AFFINE:
+                if (a.shift) result = add(v, load_n(a.shift + i, n));
+                if (a.factor) result = mul(result, load_n(a.factor + i, n));
+                break;
             case MixKind::SOFTCAP:
                 result = mul(v, set1(a.x_scale));
                 if (a.cap != 0.0f) result = mul(vtanh(div(result, set1(a.cap))), set1(a.cap));

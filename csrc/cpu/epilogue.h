@@ -27,12 +27,19 @@ RADIX_INLINE vf activate(vf x, int act) {
     }
 }
 
+constexpr float OAI_LIMIT = 7.0f;
+
 // act(gate) * up; gpt-oss clamps both and adds one to up
-RADIX_INLINE vf gated(vf gate, vf up, int act) {
-    if (act != ACT_SWIGLU_OAI) return mul(activate(gate, act), up);
-    gate = vmin(gate, set1(7.0f));
-    up = vmin(vmax(up, set1(-7.0f)), set1(7.0f));
-    return mul(mul(add(up, set1(1.0f)), gate), vsigmoid(mul(gate, set1(1.702f))));
+RADIX_INLINE vf gated(vf gate, vf up, int act, GateLimit cut) {
+    const bool is_oai = act == ACT_SWIGLU_OAI;
+    const float limit = is_oai && cut.limit == 0.0f ? OAI_LIMIT : cut.limit;
+    if (limit != 0.0f) {
+        if (!cut.after) gate = vmin(gate, set1(limit));
+        up = vmin(vmax(up, set1(-limit)), set1(limit));
+    }
+    if (is_oai) return mul(mul(add(up, set1(1.0f)), gate), vsigmoid(mul(gate, set1(1.702f))));
+    gate = activate(gate, act);
+    return mul(limit != 0.0f && cut.after ? vmin(gate, set1(limit)) : gate, up);
 }
 
 // To an aligned place, past the caches where the processor can.
@@ -80,7 +87,7 @@ static __attribute__((noinline)) void finish_general(const LinearArgs& a, int64_
         if (left > 0) store_n(y, u, lanes), store_n(y + a.w.n / 2, v, lanes);
         return;
     }
-    vf g = gated(u, v, a.act);
+    vf g = gated(u, v, a.act, a.w.limit);
     if (a.out_scale != 1.0f) g = mul(g, set1(a.out_scale));
     if (a.streams && left >= 16)
         store_past(a.y + row * a.ldy + col, g);

@@ -37,15 +37,30 @@ static void scan_rows(const ScanArgs& s, int64_t b, int64_t h, int64_t p0, int64
             vf sum = zero();
             for (int64_t n = 0; n < s.keys; n += 16) {
                 const int lanes = lanes_at(n, s.keys);
-                const vf decay = IS_SELECTIVE ? vexp(mul(step, load_n(s.a + p * s.keys + n, lanes))) : all;
+                const vf decay = IS_SELECTIVE
+                                     ? vexp(mul(step, load_n(s.a + (h * s.values + p) * s.keys + n, lanes)))
+                                     : all;
                 const vf now = fma(value, load_n(in + n, lanes), mul(decay, load_n(before + n, lanes)));
                 store_n(state + n, now, lanes);
                 sum = fma(now, load_n(read + n, lanes), sum);
             }
             y[p] = lane_tree_sum(sum);
-            if (s.skip) y[p] += x[p] * s.skip[IS_SELECTIVE ? p : h];
+            if (s.skip) y[p] += x[p] * s.skip[IS_SELECTIVE ? h * s.values + p : h];
         }
     }
+}
+
+// Channels [p0, p1) of state [P], 16 at most: h = e^log h + x; y = h.
+static void scan_channels(const ScanArgs& s, int64_t b, int64_t h, int64_t p0, int64_t p1) {
+    const int lanes = int(p1 - p0);
+    const int64_t at = (b * s.heads + h) * s.values + p0;
+    vf now = load_n((s.before ? s.before : s.state) + at, lanes);
+    for (int64_t l = 0; l < s.tokens; l++) {
+        const vf decay = vexp(load_n(of_token(s.decay, b, l, h) + p0, lanes));
+        now = fma(decay, now, load_n(of_token(s.v, b, l, h) + p0, lanes));
+        store_n(out_of(s, b, l, h) + p0, now, lanes);
+    }
+    store_n(s.state + at, now, lanes);
 }
 
 // Columns [p0, p0 + 16 * N) of state [K][P], the last ones perhaps fewer: h = decay h;
@@ -94,6 +109,8 @@ static void scan_piece(const ScanArgs& s, int64_t b, int64_t h, int64_t p0, int6
         scan_rows<true>(s, b, h, p0, p1);
     else if (s.kind == ScanKind::DECAYED)
         scan_rows<false>(s, b, h, p0, p1);
+    else if (s.kind == ScanKind::CHANNELS)
+        scan_channels(s, b, h, p0, p1);
     else if (p1 - p0 > 32)
         delta_columns<4>(s, b, h, p0);
     else if (p1 - p0 > 16)

@@ -186,6 +186,7 @@ static void run_adapted(const Kernels& k, const ExpertArgs& e, const Assignment&
     float* hidden = e.hidden + first * e.inner;
     act.x = e.wide + first * wide, act.ldx = wide, act.y = hidden + e.first_inner, act.ldy = e.inner;
     act.act = e.act, act.rows = rows, act.gated = e.up[0].paired, act.dim = act.gated ? wide / 2 : wide;
+    act.limit = e.up[0].limit;
     k.activation(act, ctx);
     if (e.part && e.part->inside) gather_inside(e, hidden, e.inner, rows, e.part->inner, ctx);
     LoraArgs down;
@@ -268,11 +269,11 @@ size_t experts_local(const Kernels& k, const ExpertArgs& e, int threads) {
 }
 
 Experts::Experts(const std::vector<const Linear*>& ups, const std::vector<const Linear*>& downs,
-                 int activation)
+                 int activation, GateLimit limit)
     : act(activation) {
     if (ups.empty() || ups.size() != downs.size())
         throw std::invalid_argument("one up and one down for each expert");
-    for (auto l : ups) up.push_back(l->w);
+    for (auto l : ups) up.push_back(l->w), up.back().limit = limit;
     for (auto l : downs) down.push_back(l->w);
     for (size_t i = 0; i < up.size(); i++)
         if (up[i].k != up[0].k || down[i].n != down[0].n || down[i].k != down[0].k ||

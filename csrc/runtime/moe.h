@@ -98,7 +98,8 @@ struct Experts {
     std::vector<int32_t> blocks;  // the expert of each, where they are some of many; see LoraPart
     bool records = false;         // keep what the tokens of a step program chose
     std::vector<int32_t> chosen;  // [T * top_k] of the last step
-    Experts(const std::vector<const Linear*>& ups, const std::vector<const Linear*>& downs, int activation);
+    Experts(const std::vector<const Linear*>& ups, const std::vector<const Linear*>& downs, int activation,
+            GateLimit limit);
     int64_t dim() const { return down[0].n; }
     int64_t inner() const { return down[0].k; }
     // lora: LoraBatch, or 0; site: as in LoraBatch::work

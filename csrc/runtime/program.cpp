@@ -178,6 +178,10 @@ void Program::bind_mix(Op& op, const Step& c, int64_t n) {
         a.y = at<float>(c.hidden), a.ldy = c.ld_hidden, a.rows = c.hidden ? n : 0;
     } else if (op.kind == TAP) {
         a.y = at<float>(c.taps) + op.y_offset, a.ldy = c.ld_taps, a.rows = c.taps ? n : 0;
+    } else if (a.kind == MixKind::ADD_WEIGHTED) {
+        a.weights = data(op.q, op.offsets[0]), a.ldw = stride(op.q);
+    } else if (a.kind == MixKind::RG_LRU) {
+        a.index = at<int32_t>(c.positions);
     } else if (a.kind == MixKind::SCALE_HEADS) {
         a.x = op.factors, a.index = at<int32_t>(c.positions);
     } else if (a.kind == MixKind::SOFTCAP) {
@@ -192,6 +196,11 @@ void Program::bind_state(Op& op, const Step& c, int64_t n) {
         case GATE:
             op.gate.x = x, op.gate.ldx = ldx, op.gate.y = y, op.gate.ldy = ldy, op.gate.rows = n;
             break;
+        case ACTIVATION: {
+            ActArgs& a = op.activation;
+            a.x = x, a.ldx = ldx, a.y = y, a.ldy = ldy, a.rows = n;
+            break;
+        }
         case HEAD_NORM: {
             HeadNormArgs& a = op.head_norm;
             a.x = x, a.ldx = ldx, a.y = y, a.ldy = ldy, a.rows = n;
@@ -357,6 +366,7 @@ void Program::execute(const Op& op, const Kernels& k, const Ctx& ctx) {
             if (op.mix.rows > 0) k.mix(op.mix, ctx);
             break;
         case GATE: k.gate(op.gate, ctx); break;
+        case ACTIVATION: k.activation(op.activation, ctx); break;
         case HEAD_NORM: k.head_norm(op.head_norm, ctx); break;
         case CONV: k.conv(op.conv, ctx); break;
         case DECAY: k.decay(op.decay, ctx); break;
@@ -429,9 +439,10 @@ void Program::run(const Step& c) {
 }
 
 std::vector<std::tuple<std::string, double>> Program::profile() {
-    static const char* names[] = {"embed",     "norm",   "linear", "store", "attention", "mix",
-                                  "logits",    "hidden", "embeds", "moe",   "heads",     "gate",
-                                  "head norm", "conv",   "decay",  "scan",  "tap",       "all gather"};
+    static const char* names[] = {"embed", "norm",   "linear",     "store",     "attention",
+                                  "mix",   "logits", "hidden",     "embeds",    "moe",
+                                  "heads", "gate",   "activation", "head norm", "conv",
+                                  "decay", "scan",   "tap",        "all gather"};
     std::vector<std::tuple<std::string, double>> out;
     for (int i = 0; i < NUM_KINDS; i++) {
         out.emplace_back(names[i], seconds[i]);

@@ -90,10 +90,19 @@ class Program {
     void head_norm(int x, int y, HeadNormArgs args, int64_t x_offset, int64_t y_offset, int gate,
                    int64_t gate_offset);
     // offsets of x: what is convolved, what multiplies it first, what multiplies the outcome (-1: none)
+    // y = the activation of x's rows, gate before up where it is gated.
+    void activation(int x, int y, ActArgs args, bool selected);
     void conv(int x, int y, ConvArgs args, int64_t offset, int64_t times, int64_t gate);
     void decay(int x, int64_t offset, int step, int log, DecayArgs args);
-    void scan(std::vector<ScanSource> inputs, int y, ScanArgs args);        // inputs: q, k, v, decay, beta
-    void add(int x, int y, int64_t dim, float scale, bool selected);        // y += x * scale
+    void scan(std::vector<ScanSource> inputs, int y, ScanArgs args);  // inputs: q, k, v, decay, beta
+    void add(int x, int y, int64_t dim, float scale, bool selected);  // y += x * scale
+    // y += x * (w + shift), where w is the number at `column` of each of the weights' rows
+    void add_weighted(int x, int y, int64_t dim, int weights, int64_t column, float shift, bool selected);
+    void copy(int x, int y, int64_t dim, int64_t y_offset, bool selected);
+    void affine(int y, Address shift, Address factor, int64_t dim, bool selected);  // 0: none
+    void above_normal(int y, int64_t dim, float deviations, bool selected);
+    void size_as(int x, int y, int64_t dim, float least, bool selected);  // least: of a mean square
+    void rg_lru(int x, int gates, Address log, int64_t dim, int head);
     void gather(int x, int y, int64_t dim, int64_t offset);                 // the wanted rows of x
     void columns(int x, int y, Address index, int64_t dim, bool selected);  // y[i] = x[index[i]]
     void scale(int y, int64_t offset, int64_t dim, float scale, float cap, bool sigmoid, bool selected);
@@ -139,6 +148,7 @@ class Program {
         MOE,
         HEADS,
         GATE,
+        ACTIVATION,
         HEAD_NORM,
         CONV,
         DECAY,
@@ -168,6 +178,7 @@ class Program {
         int num_slots = 0;  // of experts, and zero experts
         HeadArgs heads;
         GateArgs gate;
+        ActArgs activation;
         HeadNormArgs head_norm;
         ConvArgs conv;
         DecayArgs decay;

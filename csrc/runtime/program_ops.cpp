@@ -102,6 +102,10 @@ void Program::gate(int x, int y, GateArgs args, int64_t offset, bool selected) {
     Op& op = push(GATE);
     op.x = x, op.y = y, op.gate = args, op.x_offset = offset, op.selected = selected;
 }
+void Program::activation(int x, int y, ActArgs args, bool selected) {
+    Op& op = push(ACTIVATION);
+    op.x = x, op.y = y, op.activation = args, op.selected = selected;
+}
 void Program::head_norm(int x, int y, HeadNormArgs args, int64_t x_offset, int64_t y_offset, int gate,
                         int64_t gate_offset) {
     Op& op = push(HEAD_NORM);
@@ -128,6 +132,28 @@ void Program::scan(std::vector<ScanSource> inputs, int y, ScanArgs args) {
 
 void Program::add(int x, int y, int64_t dim, float scale, bool selected) {
     push_mix(MixKind::ADD, x, y, dim, selected).mix.x_scale = scale;
+}
+void Program::add_weighted(int x, int y, int64_t dim, int weights, int64_t column, float shift,
+                           bool selected) {
+    Op& op = push_mix(MixKind::ADD_WEIGHTED, x, y, dim, selected);
+    op.q = weights, op.offsets[0] = column, op.mix.x_scale = shift;
+}
+void Program::copy(int x, int y, int64_t dim, int64_t y_offset, bool selected) {
+    push_mix(MixKind::COPY_ROWS, x, y, dim, selected).y_offset = y_offset;
+}
+void Program::affine(int y, Address shift, Address factor, int64_t dim, bool selected) {
+    MixArgs& a = push_mix(MixKind::AFFINE, -1, y, dim, selected).mix;
+    a.shift = at<float>(shift), a.factor = at<float>(factor);
+}
+void Program::above_normal(int y, int64_t dim, float deviations, bool selected) {
+    push_mix(MixKind::ABOVE_NORMAL, -1, y, dim, selected).mix.x_scale = deviations;
+}
+void Program::size_as(int x, int y, int64_t dim, float least, bool selected) {
+    push_mix(MixKind::SIZE_AS, x, y, dim, selected).mix.cap = least;
+}
+void Program::rg_lru(int x, int gates, Address log, int64_t dim, int head) {
+    MixArgs& a = push_mix(MixKind::RG_LRU, x, gates, dim, false).mix;
+    a.factor = at<float>(log), a.head = head;
 }
 void Program::gather(int x, int y, int64_t dim, int64_t offset) {
     Op& op = push_mix(MixKind::COPY_ROWS, x, y, dim, true);

@@ -58,7 +58,7 @@ def _wide(handle: int, x: Tensor, width: int) -> Tensor:
     return x.new_empty(*x.shape[:-1], width)
 
 
-def _halved(handle: int, x: Tensor, act: str) -> Tensor:
+def _halved(handle: int, x: Tensor, act: str, *limit: Any) -> Tensor:
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
 
 
@@ -118,7 +118,8 @@ _define("prepare_qk", _QK.format(v=""), _nothing, "q", "k")
 _define("sigmoid", "Tensor x", _like)
 _define("softcap", "Tensor x, float cap", _like)
 _define("activate", "Tensor x, str act", _like)
-_define("activate_gated", "Tensor x, str act", _halved)
+_CUT = "float limit=0.0, bool cuts_after=False"
+_define("activate_gated", f"Tensor x, str act, {_CUT}", _halved)
 _define("embedding", f"Tensor ids, Tensor table, {_TABLE}", _embedded)
 _define("route", _ROUTER, _routed)
 _define("linear", "Tensor x, int width", _wide)

@@ -34,7 +34,8 @@ class Weights(Module):
     def __init__(
         self, spec: HyperConnections, rows: int, num_scales: int, dim: int, context: LayerContext
     ) -> None:
-        self.spec, self._pack = spec, context.kernels.pack_linear
+        kernels = context.kernels
+        self.spec, self._pack, self._sigmoid = spec, kernels.pack_linear, kernels.sigmoid
         self.fn = Param((rows, spec.count * dim), "float32")
         self.base, self.scale = Param((rows,), "float32"), Param((num_scales,), "float32")
 
@@ -59,9 +60,9 @@ class BranchWeights(Weights):
         """The branch's input and what ``join`` needs."""
         spec, count = self.spec, self.spec.count
         numbers, base = self._numbers(x_TND), self._base
-        before = torch.sigmoid(numbers[:, :count] * self._scale[0] + base[:count]) + spec.eps
+        before = self._sigmoid(numbers[:, :count] * self._scale[0] + base[:count]) + spec.eps
         last = slice(count, 2 * count)
-        after = spec.gain * torch.sigmoid(numbers[:, last] * self._scale[1] + base[last])
+        after = spec.gain * self._sigmoid(numbers[:, last] * self._scale[1] + base[last])
         read = (before[..., None] * x_TND).sum(1).to(x_TND.dtype)
         if not spec.rounds:
             return Mixed(read, after + spec.eps, None)
@@ -128,7 +129,7 @@ class EndWeights(Weights):
 
     def run(self, x_TND: Tensor) -> Tensor:
         """The weighted sum: [T, D]."""
-        weights = torch.sigmoid(self._numbers(x_TND) * self._scale + self._base) + self.spec.eps
+        weights = self._sigmoid(self._numbers(x_TND) * self._scale + self._base) + self.spec.eps
         return (weights[..., None] * x_TND).sum(1).to(x_TND.dtype)
 
 

@@ -1,7 +1,6 @@
 """Feed-forward layers. Legend: T tokens, D model channels."""
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -9,8 +8,8 @@ from torch import Tensor
 
 from radixlm.arch.spec import Mlp
 from radixlm.base.record import replace
+from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.linear import act_code
-from radixlm.kernels.ops.activation import activate
 from radixlm.layers.context import LayerContext
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
@@ -24,8 +23,9 @@ class MlpLayer(Module):
     def __init__(self, spec: Mlp, dim: int, context: LayerContext) -> None:
         self.spec = spec
         parts = (spec.inner, spec.inner) if spec.gated else (spec.inner,)
-        rows, is_unfused = sum(parts), bool(spec.sparsity or spec.limit)
-        gate_act = spec.act if spec.gated and not is_unfused else ""
+        rows = sum(parts)
+        self._is_apart = bool(spec.sparsity or spec.limit)  # the activation, a step of its own
+        gate_act = spec.act if spec.gated and not self._is_apart else ""
         group, self._groups = context.ranks.tp, context.attention_groups
         own = context.evenly(dim, rows, len(parts), group)
         after = context.evenly(spec.inner, dim, group=group)
@@ -39,7 +39,8 @@ class MlpLayer(Module):
         self.up = context.linear(dim, rows, spec.bias, Shard(0, parts), gate_act, own)
         bias = spec.bias or spec.down_bias
         self.down = context.linear(spec.inner, dim, bias, Shard(1), place=after)
-        self._activate = context.kernels.activate
+        kernels = context.kernels
+        self._activate, self._activate_gated = kernels.activate, kernels.activate_gated
         if spec.sub_norm is not None:
             self.sub_norm = NormLayer(spec.sub_norm, (spec.inner,), context.kernels, context.device)
         if spec.act == "xielu":
@@ -56,13 +57,11 @@ class MlpLayer(Module):
 
     def _run(self, x_TD: Tensor) -> Tensor:
         h = self.up.run(x_TD)
-        if self.spec.sparsity:
-            gate, up = h.chunk(2, -1)
-            h = self._activate(gaussian_top_k(gate, self.spec.sparsity), self.spec.act) * up
-        elif self.spec.limit:
-            h = clamped_glu(
-                h, self.spec.act, self.spec.limit, self.spec.limit_after, self._activate
-            )
+        if self._is_apart:
+            if self.spec.sparsity:
+                gate, up = h.chunk(2, -1)
+                h = torch.cat((gaussian_top_k(gate, self.spec.sparsity), up), -1)
+            h = self._activate_gated(h, self.spec.act, self.spec.limit, self.spec.limit_after)
         elif self.spec.act == "xielu":
             h = self.act.run(h)
         elif not self.spec.gated:
@@ -77,12 +76,18 @@ class MlpLayer(Module):
 
     def _emit(self, program: ProgramBuilder, source: int, target: Target) -> None:
         spec, selected = self.spec, target.selected
-        handles(spec, "inner", "act", "gated", "bias", "down_bias", "sub_norm")
+        handles(
+            spec, "inner", "act", "gated", "bias", "down_bias", "sub_norm", "sparsity", "limit",
+            "limit_after",
+        )  # fmt: skip
         up = program.buffer("up", self.inner)
         is_xielu = spec.act == "xielu"
         name = f"{spec.act}_mul" if spec.gated else None if is_xielu else spec.act
         act = act_code(name, spec.gated)
-        program.linear(self.up.packed, source, up, selected=selected, act=act)
+        if self._is_apart:
+            self._emit_apart(program, source, up, act, selected)
+        else:
+            program.linear(self.up.packed, source, up, selected=selected, act=act)
         if is_xielu:
             self.act.emit(program, up, self.inner, selected)
         if spec.sub_norm is not None:
@@ -90,33 +95,32 @@ class MlpLayer(Module):
         residual = target.buffer if target.adds else NOWHERE
         program.linear(self.down.packed, up, target.buffer, residual, target.scale, selected)
 
+    def _emit_apart(
+        self, program: ProgramBuilder, source: int, target: int, act: int, selected: bool
+    ) -> None:
+        """The activation behind the limits of its gate."""
+        spec, ext = self.spec, native()
+        both = program.project(self.up, source, "gate and up", selected)
+        if spec.sparsity:
+            share = normal_quantile(spec.sparsity)
+            program.ops.above_normal(y=both, dim=self.inner, deviations=share, selected=selected)
+        limit = ext.GateLimit(spec.limit, spec.limit_after)
+        args = struct("ActArgs", dim=self.inner, act=act, gated=1, limit=limit)
+        program.ops.activation(x=both, y=target, args=args, selected=selected)
+
+
+def normal_quantile(share: float) -> float:
+    """How many standard deviations above the mean the ``share`` of a normal distribution ends."""
+    return math.sqrt(2.0) * torch.erfinv(torch.tensor(2 * share - 1)).item()
+
 
 def gaussian_top_k(gate_TI: Tensor, share: float) -> Tensor:
     """What exceeds the normal quantile ``share`` of each token's gate channels, else 0."""
-    deviations = math.sqrt(2.0) * torch.erfinv(torch.tensor(2 * share - 1)).item()
+    deviations = normal_quantile(share)
     limit = gate_TI.mean(-1, keepdim=True) + deviations * gate_TI.std(
         -1, keepdim=True, correction=0
     )
     return F.relu(gate_TI - limit)
-
-
-def clamped_glu(
-    h_T2I: Tensor,
-    act: str,
-    limit: float,
-    is_after: bool = False,
-    activate: Callable[[Tensor, str], Tensor] = activate,
-) -> Tensor:
-    """The gated activation of [gate, up] where the gate is cut above (``is_after`` its activation),
-    up on both sides: [T, I]."""
-    gate, up = h_T2I.chunk(2, -1)
-    gate = gate.contiguous()
-    if is_after:
-        return activate(gate, act).clamp(max=limit) * up.clamp(-limit, limit)
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    if act == "swiglu_oai":
-        return (up + 1) * activate(gate, "gelu_quick")
-    return activate(gate, act) * up
 
 
 class XieluLayer(Module):

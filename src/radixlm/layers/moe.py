@@ -1,6 +1,5 @@
 """Mixture-of-experts layer. Legend: T tokens, D model channels, E experts, I inner channels."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from radixlm.kernels.cpu.linear import ACT_CODE, GATED_CODE
 from radixlm.kernels.cpu.moe import Experts
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.generator import seeded
+from radixlm.kernels.ops.activation import activate_gated
 from radixlm.kernels.ops.moe import (
     ExpertAdapters,
     PackedExperts,
@@ -28,7 +28,7 @@ from radixlm.kernels.ops.quantized import QuantScales
 from radixlm.layers.context import LayerContext
 from radixlm.layers.experts import ExpertSplit, InsideCut, SplitExperts, even_split, native_of
 from radixlm.layers.linear import StepAdapters
-from radixlm.layers.mlp import MlpLayer, clamped_glu
+from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.placement import Ranges, even_bounds
@@ -157,9 +157,7 @@ class MoeLayer(Module):
         """Whether a kernel runs experts of which it has some inner channels and outputs."""
         spec = self.spec
         codes = GATED_CODE if spec.gated else ACT_CODE
-        is_looped = (
-            spec.limit or spec.expert_norm is not None or (not spec.gated and spec.zero_experts)
-        )
+        is_looped = spec.expert_norm is not None or (not spec.gated and spec.zero_experts)
         return self._kernels.supports_ungated_experts and not is_looped and spec.act in codes
 
     def record(self, is_on: bool) -> None:
@@ -186,12 +184,10 @@ class MoeLayer(Module):
     @property
     def _has_kernel(self) -> bool:
         """Whether a kernel runs the experts."""
-        spec = self.spec
-        is_looped = spec.limit or spec.expert_norm is not None
-        return spec.gated and not is_looped
+        return self.spec.gated and self.spec.expert_norm is None
 
     def finish(self) -> None:
-        is_looped = self.spec.limit or self.spec.expert_norm is not None
+        is_looped = self.spec.expert_norm is not None
         is_packed = not is_looped and (
             self._has_kernel
             or (self._kernels.supports_ungated_experts and not self.spec.zero_experts)
@@ -209,10 +205,10 @@ class MoeLayer(Module):
         pack: PackedExperts
         if is_looped:
             up, down = weights
-            norm = self.expert_norm if self.spec.expert_norm is not None else None
-            pack = LoopedExperts((up, down), biases, self.spec, norm)
+            pack = NormedExperts((up, down), biases, self.spec, self.expert_norm)
         elif self._has_kernel:
-            pack = self._kernels.pack_experts(*weights, *biases, act, fmts, grids)
+            limit = (self.spec.limit, self.spec.limit_after)
+            pack = self._kernels.pack_experts(*weights, *biases, act, fmts, grids, limit)
         elif is_packed:
             pack = self._kernels.pack_experts(*weights, *biases, act, fmts, grids, is_gated=False)
         else:
@@ -304,7 +300,7 @@ class MoeLayer(Module):
             self.spec, "experts", "top_k", "inner", "act", "score", "renorm", "scale",
             "correction", "groups", "group_score", "shared", "shared_gate", "bias", "gated",
             "scale_input", "zero_experts", "zero_experts_are_identity", "out_norm", "jitter",
-            "router_norm", "expert_scale",
+            "router_norm", "expert_scale", "limit", "limit_after",
         )  # fmt: skip
         sources = (source,) if routed_by == NOWHERE else (source, routed_by)
         with program.of_all_groups(self._groups, target, *sources) as (into, whole):
@@ -464,24 +460,22 @@ class DeepRouterLayer(Module):
         return self.out.run(F.gelu(self.second.run(h_TR)))
 
 
-class LoopedExperts(UngatedExperts):
-    """Gated experts whose gate and up are cut at a limit, or whose outputs are normed, one after
-    another in torch."""
+class NormedExperts(UngatedExperts):
+    """Gated experts whose outputs are normed, one after another in torch."""
 
     def __init__(
         self,
         weights: tuple[Tensor, Tensor],
         biases: tuple[Tensor | None, Tensor | None],
         spec: Moe,
-        norm: NormLayer | None,
+        norm: NormLayer,
     ) -> None:
         """``weights`` and ``biases`` of up [E, 2I, D] and down [E, D, I]."""
         super().__init__(*weights, *biases, spec.act)
-        self._spec, self._norm = spec, norm
-        self._limit = spec.limit or math.inf
+        self._limit, self._norm = (spec.limit, spec.limit_after), norm
 
     def activate(self, h: Tensor) -> Tensor:
-        return clamped_glu(h, self._spec.act, self._limit, self._spec.limit_after)
+        return activate_gated(h, self._act, *self._limit)
 
     def norm(self, y: Tensor) -> Tensor:
-        return y if self._norm is None else self._norm.run(y)
+        return self._norm.run(y)

@@ -92,7 +92,11 @@ class NormLayer(Module):
             dim=self.shape[-1], eps=self.spec.eps, layer_norm=int(self.spec.kind == "layer"),
         )  # fmt: skip
         program.ops.norm(x=source, y=target, args=args, offset=offset, selected=selected)
+        self._emit_behind(program, target, selected)
         return target
+
+    def _emit_behind(self, program: ProgramBuilder, target: int, selected: bool) -> None:
+        """What follows the norm of whole rows."""
 
     def emit_heads(
         self, program: ProgramBuilder, buffer: int, source: int, target: int, heads: int
@@ -123,23 +127,12 @@ class GatedNormLayer(NormLayer):
     def add_run(self, x_TD: Tensor, delta_TD: Tensor | None) -> Tensor:
         return self._gated(super().add_run(x_TD, delta_TD))
 
-    def emit(
-        self,
-        program: ProgramBuilder,
-        source: int,
-        target: int,
-        offset: int = 0,
-        selected: bool = False,
-    ) -> int:
-        """See ``NormLayer``; ``source`` and ``target`` have whole rows."""
-        assert not offset
-        super().emit(program, source, target, 0, selected)
+    def _emit_behind(self, program: ProgramBuilder, target: int, selected: bool) -> None:
         low = program.buffer("low-rank gate", self.down.out_features)
         opened, act = program.buffer("opened"), act_code("silu", False)
         program.linear(self.down.packed, target, low, selected=selected, act=act)
         program.linear(self.up.packed, low, opened, selected=selected)
         program.gate(opened, target, (1, self.shape[-1]), "SIGMOID", selected=selected)
-        return target
 
     def _gated(self, y_TD: Tensor) -> Tensor:
         opened = torch.sigmoid(self.up.run(F.silu(self.down.run(y_TD))).float())

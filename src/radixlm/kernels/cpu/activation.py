@@ -6,21 +6,24 @@ from torch import Tensor
 from radixlm.kernels.cpu.checks import dtype_code, int32, rows_of
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.linear import act_code
+from radixlm.kernels.ops.activation import NO_LIMIT, GateLimit
 
 
-def act_mul(x_T2I: Tensor, act: str, out: Tensor | None = None) -> Tensor:
+def act_mul(
+    x_T2I: Tensor, act: str, limit: GateLimit = NO_LIMIT, out: Tensor | None = None
+) -> Tensor:
     """``act(gate) * up`` of rows [gate, up]; act: silu_mul, gelu_mul, swiglu_oai_mul, ..."""
-    return _run(x_T2I, x_T2I.shape[1] // 2, act_code(act, True), True, out)
+    return _run(x_T2I, x_T2I.shape[1] // 2, act_code(act, True), True, out, limit)
 
 
 def silu_mul(x_T2I: Tensor, out: Tensor | None = None) -> Tensor:
     """``silu(gate) * up``."""
-    return act_mul(x_T2I, "silu_mul", out)
+    return act_mul(x_T2I, "silu_mul", out=out)
 
 
 def gelu_mul(x_T2I: Tensor, out: Tensor | None = None) -> Tensor:
     """``gelu(gate) * up`` with the exact gelu."""
-    return act_mul(x_T2I, "gelu_mul", out)
+    return act_mul(x_T2I, "gelu_mul", out=out)
 
 
 def activate(x_TI: Tensor, act: str, out: Tensor | None = None) -> Tensor:
@@ -28,11 +31,15 @@ def activate(x_TI: Tensor, act: str, out: Tensor | None = None) -> Tensor:
     return _run(x_TI, x_TI.shape[1], act_code(act, False), False, out)
 
 
-def _run(x: Tensor, dim: int, code: int, is_gated: bool, out: Tensor | None) -> Tensor:
+def _run(
+    x: Tensor, dim: int, code: int, is_gated: bool, out: Tensor | None, limit: GateLimit = NO_LIMIT
+) -> Tensor:
     out = torch.empty(x.shape[0], dim) if out is None else out
     xa, ldx = rows_of(x, "x")
     ya, ldy = rows_of(out, "out")
-    native().activation(xa, ldx, ya, ldy, x.shape[0], dim, code, is_gated, 0)
+    ext = native()
+    cut = ext.GateLimit(*limit)
+    ext.activation(xa, ldx, ya, ldy, x.shape[0], dim, code, is_gated, cut, 0)
     return out
 
 

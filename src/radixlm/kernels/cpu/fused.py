@@ -22,6 +22,7 @@ from radixlm.kernels.ops import activation as reference_activation
 from radixlm.kernels.ops import linear as reference_linear
 from radixlm.kernels.ops import moe as reference_moe
 from radixlm.kernels.ops import rope as reference_rope
+from radixlm.kernels.ops.activation import NO_LIMIT, GateLimit
 from radixlm.kernels.ops.quantized import QuantScales, expert_scales
 
 NAME = "native"
@@ -172,6 +173,7 @@ def pack_experts(
     act: str,
     fmts: tuple[str, str] = ("", ""),
     scales: reference_moe.ExpertScales = (None, None),
+    limit: GateLimit = NO_LIMIT,
     is_gated: bool = True,
 ) -> reference_moe.PackedExperts:
     """See kernels/ops/moe.py. ``is_gated`` False: up [E, I, D] alone."""
@@ -184,10 +186,10 @@ def pack_experts(
         weights = up_E2ID, down_EDI, up_bias_E2I, down_bias_ED
         if not is_gated:
             return reference_moe.UngatedExperts(*weights, act)
-        return reference_moe.pack_experts(*weights, act, fmts, scales)
+        return reference_moe.pack_experts(*weights, act, fmts, scales, limit)
     ups = _pack_each(up_E2ID, up_bias_E2I, fmts[0], scales[0], is_gated)
     downs = _pack_each(down_EDI, down_bias_ED, fmts[1], scales[1], False)
-    return cpu_moe.Experts(ups, downs, act, is_gated)
+    return cpu_moe.Experts(ups, downs, act, is_gated, limit)
 
 
 def _pack_each(

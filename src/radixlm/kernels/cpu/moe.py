@@ -10,6 +10,7 @@ from radixlm.kernels.cpu.checks import rows_of
 from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.cpu.linear import PackedLinear, act_code
 from radixlm.kernels.cpu.lora import NativeLoraRows
+from radixlm.kernels.ops.activation import NO_LIMIT, GateLimit
 from radixlm.kernels.ops.moe import ExpertAdapters
 
 
@@ -26,14 +27,16 @@ class Experts:
         downs: Sequence[PackedLinear],
         act: str,
         is_gated: bool = True,
+        limit: GateLimit = NO_LIMIT,
     ) -> None:
         if not all(up.is_paired == is_gated for up in ups):
             raise ValueError("gated experts, and no others, need paired gate and up weights")
         self._weights = (tuple(ups), tuple(downs))  # the extension knows addresses only
         self.num_experts, self.dim = len(ups), downs[0].num_out
         code = act_code(f"{act}_mul" if is_gated else act, is_gated)
-        self.handle = native().Experts(
-            [up.handle for up in ups], [down.handle for down in downs], code
+        ext = native()
+        self.handle = ext.Experts(
+            [up.handle for up in ups], [down.handle for down in downs], code, ext.GateLimit(*limit)
         )
 
     def run(

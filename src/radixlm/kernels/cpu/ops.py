@@ -98,11 +98,12 @@ def activate(x_TI: Tensor, act: str) -> Tensor:
 
 
 @implements("activate_gated", name=NAME, device="cpu")
-def activate_gated(x_T2I: Tensor, act: str) -> Tensor:
+def activate_gated(x_T2I: Tensor, act: str, limit: float = 0.0, cuts_after: bool = False) -> Tensor:
     """See kernels/ops/activation.py."""
+    cut = (limit, cuts_after)
     if not _is_plain(x_T2I) or act not in linear.GATED_CODE:
-        return reference_activation.activate_gated(x_T2I, act)
-    return activation.act_mul(_rows(x_T2I), f"{act}_mul").view(*x_T2I.shape[:-1], -1)
+        return reference_activation.activate_gated(x_T2I, act, *cut)
+    return activation.act_mul(_rows(x_T2I), f"{act}_mul", cut).view(*x_T2I.shape[:-1], -1)
 
 
 @implements("embedding", name=NAME, device="cpu")

@@ -7,6 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 OAI_LIMIT = 7.0  # gpt-oss clamps gate and up
+
+GateLimit = tuple[float, bool]  # the ``limit`` and ``cuts_after`` of a gated activation
+NO_LIMIT: GateLimit = (0.0, False)
 OAI_ALPHA = 1.702
 
 
@@ -49,13 +52,17 @@ def activate(x_TI: Tensor, act: str) -> Tensor:
     return POINTWISE[act](x_TI)
 
 
-def activate_gated(x_T2I: Tensor, act: str) -> Tensor:
+def activate_gated(x_T2I: Tensor, act: str, limit: float = 0.0, cuts_after: bool = False) -> Tensor:
     """``act(gate) * up`` where gate is the first half of the channels; [T, I].
 
-    "swiglu_oai" clamps both halves and computes (up + 1) * gate * sigmoid(1.702 * gate).
+    A ``limit`` cuts the gate above, ``cuts_after`` its activation, and up on both sides; 0 for none.
+    "swiglu_oai" has one of 7 unless given and computes (up + 1) * gate * sigmoid(1.702 * gate).
     """
     gate, up = x_T2I.chunk(2, -1)
+    limit = limit or (OAI_LIMIT if act == "swiglu_oai" else 0.0)
+    if limit:
+        gate, up = gate if cuts_after else gate.clamp(max=limit), up.clamp(-limit, limit)
     if act == "swiglu_oai":
-        gate, up = gate.clamp(max=OAI_LIMIT), up.clamp(-OAI_LIMIT, OAI_LIMIT)
         return (up + 1) * gate * torch.sigmoid(gate * OAI_ALPHA)
-    return POINTWISE[act](gate) * up
+    opened = POINTWISE[act](gate)
+    return (opened.clamp(max=limit) if limit and cuts_after else opened) * up

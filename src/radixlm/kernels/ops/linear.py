@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixlm.kernels.ops.activation import activate_gated
+from radixlm.kernels.ops.activation import NO_LIMIT, GateLimit, activate_gated
 from radixlm.kernels.ops.embedding import embedding
 from radixlm.kernels.ops.fp8 import ReferenceFp8
 from radixlm.kernels.ops.quantized import DequantLinear, QuantScales, ReferenceQuantized
@@ -69,18 +69,18 @@ def _quantized(weight_OI: Tensor, bias_O: Tensor | None, fmt: str) -> DequantLin
 class Gated:
     """``act(gate) * up`` after a linear map that gives [gate, up]."""
 
-    def __init__(self, packed: PackedLinear, act: str) -> None:
-        self._packed, self._act = packed, act
+    def __init__(self, packed: PackedLinear, act: str, limit: GateLimit = NO_LIMIT) -> None:
+        self._packed, self._act, self._limit = packed, act, limit
         self.out_features = packed.out_features // 2
 
     def run(self, x_TI: Tensor) -> Tensor:
-        return activate_gated(self._packed.run(x_TI), self._act)
+        return activate_gated(self._packed.run(x_TI), self._act, *self._limit)
 
     def run_changed(self, x_TI: Tensor, change: Callable[[Tensor], None]) -> Tensor:
         """As ``run``, with ``change`` called on [gate, up] before the activation."""
         h_T2O = self._packed.run(x_TI)
         change(h_T2O)
-        return activate_gated(h_T2O, self._act)
+        return activate_gated(h_T2O, self._act, *self._limit)
 
     def unpack(self) -> Tensor:
         return self._packed.unpack()

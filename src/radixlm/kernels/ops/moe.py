@@ -11,7 +11,8 @@ from torch import Tensor
 from radixlm.arch.spec import Moe
 from radixlm.base.record import Record
 from radixlm.kernels.ops import activation
-from radixlm.kernels.ops.linear import Gated, PackedLinear, pack_gated, pack_linear
+from radixlm.kernels.ops.activation import NO_LIMIT, GateLimit
+from radixlm.kernels.ops.linear import Gated, PackedLinear, pack_linear
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.kernels.ops.quantized import QuantScales, expert_scales
 
@@ -124,6 +125,7 @@ class ReferenceExperts:
         act: str,
         fmts: tuple[str, str],
         scales: ExpertScales,
+        limit: GateLimit,
     ) -> None:
         self.num_experts = int(up_E2ID.shape[0])
         self._up: list[PackedLinear] = []
@@ -132,7 +134,7 @@ class ReferenceExperts:
             up_bias = None if up_bias_E2I is None else up_bias_E2I[expert]
             down_bias = None if down_bias_ED is None else down_bias_ED[expert]
             up, down = (expert_scales(one, expert) for one in scales)
-            self._up.append(pack_gated(up_E2ID[expert], up_bias, fmts[0], act, up))
+            self._up.append(Gated(pack_linear(up_E2ID[expert], up_bias, fmts[0], up), act, limit))
             self._down.append(pack_linear(down_EDI[expert], down_bias, fmts[1], down))
 
     def run(
@@ -238,7 +240,9 @@ def pack_experts(
     act: str,
     fmts: tuple[str, str] = ("", ""),
     scales: ExpertScales = (None, None),
+    limit: GateLimit = NO_LIMIT,
 ) -> PackedExperts:
     """Experts ``down(act(gate) * up)`` with gate above up in the rows of ``up``. ``fmts`` are the
-    formats of up and down, ``scales`` as in ``pack_linear``."""
-    return ReferenceExperts(up_E2ID, down_EDI, up_bias_E2I, down_bias_ED, act, fmts, scales)
+    formats of up and down, ``scales`` as in ``pack_linear``, ``limit`` of ``activate_gated``."""
+    biases = up_bias_E2I, down_bias_ED
+    return ReferenceExperts(up_E2ID, down_EDI, *biases, act, fmts, scales, limit)

@@ -161,10 +161,10 @@ def activate(x_TI: Tensor, act: str) -> Tensor:
     return _pointwise(x_TI, act)
 
 
-def activate_gated(x_T2I: Tensor, act: str) -> Tensor:
+def activate_gated(x_T2I: Tensor, act: str, limit: float = 0.0, cuts_after: bool = False) -> Tensor:
     """See kernels/ops/activation.py."""
-    if not _takes(x_T2I) or act not in CODES or x_T2I.shape[-1] % 2:
-        return reference.activate_gated(x_T2I, act)
+    if limit or not _takes(x_T2I) or act not in CODES or x_T2I.shape[-1] % 2:
+        return reference.activate_gated(x_T2I, act, limit, cuts_after)
     if x_T2I.ndim != 2 or x_T2I.stride(1) != 1:
         x_T2I = x_T2I.contiguous()
     rows = x_T2I if x_T2I.ndim == 2 else x_T2I.view(-1, x_T2I.shape[-1])

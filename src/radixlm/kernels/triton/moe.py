@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from radixlm.kernels.ops import moe as reference
+from radixlm.kernels.ops.activation import NO_LIMIT, GateLimit
 from radixlm.kernels.ops.fp8 import FORMATS as FP8_FORMATS
 from radixlm.kernels.ops.quantized import FORMATS
 from radixlm.kernels.triton import gemm_tile as kinds
@@ -173,6 +174,7 @@ def pack_experts(
     act: str,
     fmts: tuple[str, str] = ("", ""),
     scales: reference.ExpertScales = (None, None),
+    limit: GateLimit = NO_LIMIT,
 ) -> reference.PackedExperts:
     """See kernels/ops/moe.py; formats of kernels/ops/quantized.py and fp8.py."""
     known = ("", *FORMATS, *FP8_FORMATS)
@@ -182,8 +184,9 @@ def pack_experts(
         stored is not None or (weight.dtype in POINTERS and fits(fmt, weight.dtype))
         for weight, fmt, stored in zip(weights, fmts, scales, strict=True)
     )
-    if not (is_known and is_fit):
-        return reference.pack_experts(*weights, up_bias_E2I, down_bias_ED, act, fmts, scales)
+    if limit[0] or not (is_known and is_fit):
+        biases = up_bias_E2I, down_bias_ED
+        return reference.pack_experts(*weights, *biases, act, fmts, scales, limit)
     up = pack(up_E2ID, up_bias_E2I, fmts[0], act, scales[0])
     return TritonExperts(up, pack(down_EDI, down_bias_ED, fmts[1], "", scales[1]))
 
