@@ -125,10 +125,10 @@ def test_handles_names_the_field_and_its_value() -> None:
 
 
 def test_a_refused_model_runs_layer_by_layer(tmp_path: Any) -> None:
-    block = Block(PLAIN, replace(DENSE, limit=7.0), RMS)
+    block = Block(PLAIN, DENSE, RMS, residual_channels=True)
     model = loaded(Decoder(70, 48, (block,), RMS, 64), tmp_path)
     PagedRunner(model, "cpu", 16).step({0: [5, 6]})
-    assert model.program is None and why_no_program(model) == "Mlp.limit=7.0"
+    assert model.program is None and why_no_program(model) == "Block.residual_channels=True"
 
 
 def test_all_records_of_the_vocabulary_are_frozen() -> None:

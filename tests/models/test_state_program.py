@@ -3,6 +3,7 @@ the same bits alone, in a batch, in chunks and token by token."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from tests.fakes.paged_runner import CPU, PagedRunner
 from tests.models.test_decoder import relative_error
 
 from radixlm.arch.spec import (
+    AltUp,
     Attention,
     AttentionExtras,
     Block,
     Decoder,
     DeltaNet,
+    HierarchicalRecurrence,
     LatentAttention,
     LayerInputs,
     LogNScaling,
@@ -25,7 +28,9 @@ from radixlm.arch.spec import (
     Moe,
     Norm,
     ParallelHybrid,
+    RgLru,
     Rope,
+    SharedLayer,
     ShortConv,
     StateMixer,
 )
@@ -50,6 +55,8 @@ STATES: dict[str, StateMixer] = {
     "short conv with a bias": ShortConv(36, 4, bias=True),
     "mamba": Mamba1(56, 9, 5, 4),
     "mamba with norms": Mamba1(56, 9, 5, 3, conv_bias=False, bias=True, norm=RMS),
+    "mamba of two heads": Mamba1(56, 9, 5, 4, heads=2),
+    "gated linear recurrence": RgLru(60, 3, 4, "gelu_tanh"),
     "mamba 2": SSD,
     "mamba 2, gate behind": replace(SSD, norm_groups=2, gate_after_norm=True, bias=True),
     "mamba 2, no norm": replace(SSD, norm=None, dt_limit=(0.01, 0.6), conv_bias=False),
@@ -73,6 +80,7 @@ VARIANTS = {
     "values are keys": AttentionExtras(k_is_v=True, v_norm=RMS),
 }
 LENGTHS = (37, 1, 5, 22)
+EACH_KERNEL = ("short conv", "mamba", "mamba 2", "delta by channel", "gated linear recurrence")
 
 
 def make(decoder: Decoder, folder: Path, kernels: Kernels) -> Model:
@@ -137,13 +145,61 @@ def test_recurrent_mixers(name: str, tmp_path: Path) -> None:
     check(Decoder(70, 48, blocks, RMS, 64), tmp_path)
 
 
+LIMITED = {
+    "before": Mlp(40, "silu", limit=0.02),
+    "after": Mlp(40, "gelu", limit=0.02, limit_after=True),
+    "another one": Mlp(40, "swiglu_oai", limit=0.02),
+    "the largest gates": Mlp(40, "gelu_tanh", sparsity=0.7),
+    "experts": Moe(4, 2, 20, "silu", limit=0.02, shared=Mlp(40, "silu", limit_after=True)),
+    "experts, after": Moe(4, 2, 20, "silu", limit=0.02, limit_after=True),
+    "experts, another one": Moe(4, 2, 20, "swiglu_oai", limit=0.02),
+}
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_gates_with_limits(name: str, tmp_path: Path) -> None:
+    block = Block(PLAIN, LIMITED[name], RMS)
+    check(Decoder(70, 48, (block, block), RMS, 64), tmp_path)
+
+
+@pytest.mark.parametrize("rank", [0, 6])
+def test_layers_that_blocks_share(rank: int, tmp_path: Path) -> None:
+    wide = Attention(4, 4, 24, Rope(24, 1e4) if rank else None, scale=0.25)
+    shared = SharedLayer(0, 0, wide, Mlp(40, "gelu", bias=rank > 0), RMS, rank, rank > 0)
+    caller = Block(SSD, None, RMS, shared_block=shared)
+    blocks = (
+        *(caller, Block(STATES["mamba of two heads"], None, RMS)),
+        *(replace(caller, shared_block=replace(shared, call=n)) for n in (1, 2)),
+    )
+    check(Decoder(70, 48, blocks, RMS, 64), tmp_path)
+
+
+def test_stacks_that_run_again_and_again(tmp_path: Path) -> None:
+    cycles = HierarchicalRecurrence(2, 3, 2, ("first", "second"))
+    blocks = (Block(PLAIN, DENSE, RMS),) * 16
+    check(Decoder(70, 48, blocks, RMS, 64, cycles=cycles), tmp_path)
+
+
+@pytest.mark.parametrize("scales", [False, True])
+def test_streams_that_are_predicted(scales: bool, tmp_path: Path) -> None:
+    extended = replace(PLAIN, extras=AttentionExtras(v_norm=RMS))
+    ffns = (Mlp(40, "gelu_tanh", sparsity=0.9), DENSE, DENSE)
+    blocks = tuple(Block(extended, ffn, RMS, "sandwich") for ffn in ffns)
+    altup = AltUp(3, 8, 12, 60, "gelu_tanh", scales)
+    check(Decoder(70, 48, blocks, RMS, 64, altup=altup), tmp_path)
+
+
 @pytest.mark.parametrize("isa", native().supported_isas() if cpu.available else [])
 def test_every_processor(isa: str, tmp_path: Path) -> None:
     before = native().isa()
     native().select_isa(isa)
     try:
-        mixers = (STATES[name] for name in ("short conv", "mamba", "mamba 2", "delta by channel"))
-        blocks = tuple(Block(mixer, DENSE, RMS) for mixer in mixers)
+        mixers = (STATES[name] for name in EACH_KERNEL)
+        ffns = (DENSE, *(LIMITED[name] for name in ("before", "the largest gates", "experts")))
+        blocks = tuple(
+            Block(mixer, ffn, RMS)
+            for mixer, ffn in zip(mixers, itertools.cycle(ffns), strict=False)
+        )
         variant = replace(PLAIN, extras=VARIANTS["head gate"])
         check(Decoder(70, 48, (*blocks, Block(variant, DENSE, RMS)), RMS, 64), tmp_path)
     finally:

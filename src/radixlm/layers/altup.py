@@ -12,16 +12,29 @@ from torch import Tensor
 
 from radixlm.arch.spec import AltUp, Block, LayerInputs, Norm
 from radixlm.kernels.cpu.checks import dtype_code
-from radixlm.layers.block import BlockLayer
+from radixlm.kernels.cpu.linear import act_code
+from radixlm.layers.block import BlockLayer, emit_layer_input
 from radixlm.layers.context import LayerContext
 from radixlm.layers.embedding import Embedding
+from radixlm.layers.linear import Linear
+from radixlm.layers.mixers import emit_mixer
+from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
-from radixlm.layers.program import ProgramBuilder, struct
+from radixlm.layers.program import (
+    Branch,
+    ProgramBuilder,
+    ProgramStream,
+    Target,
+    handles,
+    struct,
+)
 from radixlm.layers.residual import added
 from radixlm.layers.rope import Angles
 from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
+
+LEAST_SQUARE = 1e-5  # of the mean square that a stream is divided by
 
 
 class PerLayerInputsMaker(Module):
@@ -90,11 +103,43 @@ class AltUpEnds(PerLayerInputsMaker):
         rest = [_sized(one.run(x), first) for one, x in zip(self.join, x_NTD[1:], strict=True)]
         return torch.stack([first, *rest]).mean(0)
 
+    def emit_begin(self, program: ProgramBuilder, stream: ProgramStream) -> None:
+        """``begin``, and the inputs of all layers."""
+        handles(
+            self.spec, "streams", "rank", "layer_dim", "layer_vocab", "act", "scales"
+        )  # fmt: skip
+        self.emit(program, stream.residual)
+        stream.others = [
+            self._emit_sized(program, stream, one, stream.residual, f"stream {i}")
+            for i, one in enumerate(self.spread)
+        ]
+
+    def emit_end(self, program: ProgramBuilder, stream: ProgramStream) -> None:
+        """``end``: the stream is one again."""
+        first, dim, selected = program.buffer("end"), program.dim, stream.selected
+        program.ops.copy(x=stream.residual, y=first, dim=dim, selected=selected)
+        for one, x in zip(self.join, stream.others, strict=True):
+            sized = self._emit_sized(program, stream, one, x, "joined")
+            program.ops.add(x=sized, y=first, dim=dim, selected=selected)
+        program.scale_rows(first, 1 / self.spec.streams, selected)
+        stream.residual, stream.others = first, ()
+
+    @staticmethod
+    def _emit_sized(
+        program: ProgramBuilder, stream: ProgramStream, layer: Linear, x: int, name: str
+    ) -> int:
+        """What the layer makes of x, with the root mean square of the first stream."""
+        y, selected = program.project(layer, x, name, stream.selected), stream.selected
+        program.ops.size_as(
+            x=stream.residual, y=y, dim=program.dim, least=LEAST_SQUARE, selected=selected
+        )
+        return y
+
 
 def _sized(x_TD: Tensor, like_TD: Tensor) -> Tensor:
     """x with the root mean square of ``like``."""
     size = like_TD.square().mean(-1, keepdim=True).sqrt()
-    return x_TD * size / x_TD.square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt()
+    return x_TD * size / x_TD.square().mean(-1, keepdim=True).clamp(min=LEAST_SQUARE).sqrt()
 
 
 class AltUpBlock(BlockLayer):
@@ -158,3 +203,81 @@ class AltUpBlock(BlockLayer):
         gated = gated * batch.scratch.per_layer_TLP[:, self._index]
         added_TD = self.layer_norm.run(self.layer_out.run(gated))
         return torch.cat((x_NTD[:1], x_NTD[1:] + added_TD)), None
+
+    def emit(self, program: ProgramBuilder, stream: ProgramStream, is_last: bool) -> None:
+        """See ``BlockLayer``."""
+        handles(self.spec, "mixer", "ffn", "norm", "layout")
+        assert self.spec.layout == "sandwich" and self.mixer is not None
+        self._emit_predicted(program, stream)
+        h = self.norm1.emit(program, stream.residual, program.buffer("h"))
+        low = program.project(self.left, h, "low-rank residual")
+        laurel = program.project(self.right, low, "laurel")
+        self.laurel_norm.emit(program, laurel, laurel)
+        program.ops.add(x=h, y=laurel, dim=program.dim)
+        branches = emit_mixer(self.mixer, program, h)
+        if is_last:
+            branches, laurel = self._select(program, stream, branches, laurel)
+        self._emit_corrected(
+            program, stream, self._emit_computed(program, stream, branches, laurel)
+        )
+
+    def _emit_routed(self, program: ProgramBuilder, x: int, selected: bool) -> int:
+        routed = self.router_norm.emit(program, x, program.buffer("routed by"), 0, selected)
+        program.scale_rows(routed, 1 / program.dim, selected)
+        return program.project(self.router, routed, "routed", selected, act_code("tanh", False))
+
+    def _emit_predicted(self, program: ProgramBuilder, stream: ProgramStream) -> None:
+        """New streams, each the old one plus a weighted sum of all old ones."""
+        dim, before = program.dim, (stream.residual, *stream.others)
+        routed = self._emit_routed(program, stream.residual, False)
+        weights = program.project(self.predict, routed, "weights of streams")
+        after = [
+            program.buffer(f"predicted {self._index % 2} {n}") for n in range(len(before))
+        ]  # fmt: skip
+        for n, to in enumerate(after):
+            program.ops.copy(x=before[n], y=to, dim=dim)
+            for m, x in enumerate(before):
+                column = n * len(before) + m
+                program.ops.add_weighted(x=x, y=to, dim=dim, weights=weights, column=column)
+        stream.residual, stream.others = after[0], after[1:]
+
+    def _emit_computed(
+        self, program: ProgramBuilder, stream: ProgramStream, branches: list[Branch], laurel: int
+    ) -> int:
+        """The buffer of what the layer makes of the first stream."""
+        dim, selected = program.dim, stream.selected
+        mixed, out = program.buffer("mixer's branch"), program.buffer("computed")
+        program.add_branches(branches, Target(mixed, selected=selected))
+        self.norm2.emit(program, mixed, mixed, 0, selected)
+        program.ops.copy(x=stream.residual, y=out, dim=dim, selected=selected)
+        for x in (mixed, laurel):
+            program.ops.add(x=x, y=out, dim=dim, selected=selected)
+        program.scale_rows(out, 1 / math.sqrt(2), selected)
+        h = self.norm3.emit(program, out, program.buffer("h"), 0, selected)
+        assert isinstance(self.ffn, MlpLayer)
+        fed = program.buffer("fed")
+        self.ffn.emit(program, h, Target(fed, selected=selected))
+        self.norm4.emit(program, fed, fed, 0, selected)
+        program.ops.add(x=fed, y=out, dim=dim, selected=selected)
+        return out
+
+    def _emit_corrected(self, program: ProgramBuilder, stream: ProgramStream, out: int) -> None:
+        """All streams gain a share of how far the prediction was off, all but the first the
+        layer's own input."""
+        dim, selected, first = program.dim, stream.selected, program.buffer("first")
+        routed = self._emit_routed(program, out, selected)
+        shares = program.project(self.correct, routed, "shares", selected)
+        program.ops.add(x=stream.residual, y=out, dim=dim, scale=-1.0, selected=selected)
+        for n, to in enumerate((stream.residual, *stream.others)):
+            program.ops.add_weighted(
+                x=out, y=to, dim=dim, weights=shares, column=n, shift=1.0, selected=selected
+            )
+        program.ops.copy(x=stream.residual, y=first, dim=dim, selected=selected)
+        if self._correct_scale is not None:
+            scale = program.hold(self._correct_scale)
+            program.ops.affine(y=first, shift=0, factor=scale, dim=dim, selected=selected)
+        parts = (self.layer_gate, self.layer_out, self.layer_norm)
+        act = self.altup.act
+        branch = emit_layer_input(program, first, parts, act, self._index, selected)
+        for to in stream.others:
+            program.ops.add(x=branch, y=to, dim=dim, selected=selected)

@@ -188,7 +188,7 @@ class AttentionLayer(Module):
         if spec.gate and spec.qk_norm == "row":
             raise Unsupported("a row norm of gated queries")
         q_head = spec.head_dim * (2 if spec.gate else 1)
-        qkv = program.project(self.qkv, source, "qkv")
+        qkv = self._emit_qkv(program, source)
         offsets = (0, self.rows[0], self.rows[0] + self.rows[1])
         rotation = rotation_of(self.rope_index, spec.rope)
         parts = ext.STORE_Q | ext.STORE_K | ext.STORE_CACHE
@@ -199,6 +199,9 @@ class AttentionLayer(Module):
         if spec.gate:
             emit_gate_by_half(program, spec, qkv, out)
         return [Branch(out, width, self.o)]
+
+    def _emit_qkv(self, program: ProgramBuilder, source: int) -> int:
+        return program.project(self.qkv, source, "qkv")
 
     def _project(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q [T, H, C], k and v [T, K, C], and the gate [T, H * C]."""

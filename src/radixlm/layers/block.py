@@ -30,6 +30,7 @@ from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.context import LayerContext
 from radixlm.layers.convolved_attention import RelativeAttentionLayer
 from radixlm.layers.extended_attention import ExtendedAttentionLayer
+from radixlm.layers.linear import Linear
 from radixlm.layers.mixers import SquareLinearLayer, emit_mixer, make_mixer, site_of_mixer
 from radixlm.layers.mlp import MlpLayer
 from radixlm.layers.modality_moe import ModalityMoeLayer
@@ -108,18 +109,31 @@ class PerLayerInputLayer(Module):
     def emit(self, program: ProgramBuilder, stream: ProgramStream) -> None:
         """The same, of the inputs that ``PerLayerInputsMaker.emit`` has made."""
         handles(self.spec, "dim", "vocab", "act")
-        dim, selected = self.spec.dim, stream.selected
-        inputs, offset = program.layer_inputs, self.index * dim
-        gated = program.buffer("gated input", dim)
-        act = act_code(self.spec.act, False)
-        program.linear(self.gate.packed, stream.residual, gated, selected=selected, act=act)
-        if selected:
-            inputs, offset = program.select(inputs, "selected input", dim, offset), 0
-        program.gate(inputs, gated, (1, dim), "IDENTITY", offset=offset, selected=selected)
-        branch = program.buffer("branch")
-        program.linear(self.out.packed, gated, branch, selected=selected)
-        self.norm.emit(program, branch, branch, selected=selected)
-        program.ops.add(x=branch, y=stream.residual, dim=program.dim, selected=selected)
+        source, selected = stream.residual, stream.selected
+        parts = (self.gate, self.out, self.norm)
+        branch = emit_layer_input(program, source, parts, self.spec.act, self.index, selected)
+        program.ops.add(x=branch, y=source, dim=program.dim, selected=selected)
+
+
+def emit_layer_input(
+    program: ProgramBuilder,
+    source: int,
+    parts: tuple[Linear, Linear, NormLayer],
+    act: str,
+    index: int,
+    selected: bool,
+) -> int:
+    """norm(out(act(gate(source)) * input of layer ``index``)) in a buffer. ``parts``: gate, out,
+    norm."""
+    gate, out, norm = parts
+    dim = gate.out_features
+    inputs, offset = program.layer_inputs, index * dim
+    gated = program.project(gate, source, "gated input", selected, act_code(act, False))
+    if selected:
+        inputs, offset = program.select(inputs, "selected input", dim, offset), 0
+    program.gate(inputs, gated, (1, dim), "IDENTITY", offset=offset, selected=selected)
+    branch = program.project(out, gated, "branch", selected)
+    return norm.emit(program, branch, branch, selected=selected)
 
 
 @dataclass(slots=True)
@@ -453,5 +467,8 @@ class BlockLayer(Module):
             h = program.select(h, "selected h")
         if stream.deferred != NOWHERE:
             stream.deferred = program.select(stream.deferred, "selected deferred")
+        stream.others = [
+            program.select(one, f"selected stream {i}") for i, one in enumerate(stream.others)
+        ]
         stream.selected = True
         return gathered, h

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from radixlm.arch.spec import Attention, AttentionExtras, Norm
+from radixlm.arch.spec import Attention, Norm
 from radixlm.base.record import replace
 from radixlm.kernels.cpu.extension import native
 from radixlm.layers.attention import (
@@ -412,16 +412,16 @@ class ExtendedAttentionLayer(Module):
         if own_gate is not None:
             out_TE = out_TE * self._kernels.sigmoid(own_gate)
         if extras.gate:
-            gate = _gate(self.gate.run(x_TD), extras)
+            gate = self._opened(self.gate.run(x_TD))
             heads = out_TE.view(-1, spec.heads, spec.v_dim)
             each = 1 if extras.gate == "head" else spec.v_dim
             gate = gate.narrow(1, self._gates_at, spec.heads * each).reshape(-1, spec.heads, each)
             out_TE = (heads * gate).flatten(1)
         return out_TE
 
-
-def _gate(raw: Tensor, extras: AttentionExtras) -> Tensor:
-    if extras.gate_act == "softplus":
-        return F.softplus(raw.float()).to(raw.dtype)
-    gate = torch.sigmoid(raw)
-    return gate * 2 if extras.gate_act == "sigmoid2" else gate
+    def _opened(self, raw: Tensor) -> Tensor:
+        act = self.extras.gate_act
+        if act == "softplus":
+            return F.softplus(raw.float()).to(raw.dtype)
+        gate = self._kernels.sigmoid(raw)
+        return gate * 2 if act == "sigmoid2" else gate

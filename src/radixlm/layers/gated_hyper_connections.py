@@ -49,7 +49,7 @@ class StreamReader(Module):
     def __init__(
         self, spec: GatedHyperConnections, dim: int, context: LayerContext, joins: bool
     ) -> None:
-        self._count, self._joins = spec.count, joins
+        self._count, self._joins, self._kernels = spec.count, joins, context.kernels
         wide = spec.count * dim
         self.norm = StreamNorm(spec.norm, spec.count, dim)
         self.down = context.plain_linear(wide, spec.rank)
@@ -61,11 +61,12 @@ class StreamReader(Module):
         """The branch's input [T, D] and the weights of its output [T, N]."""
         normed_TND = self.norm.run(x_TC)
         flat = normed_TND.flatten(1).to(x_TC.dtype)
-        opened = torch.sigmoid(self.up.run(F.silu(self.down.run(flat) / self._count)))
+        low = self._kernels.activate(self.down.run(flat) / self._count, "silu")
+        opened = self._kernels.sigmoid(self.up.run(low))
         read = (opened.view(normed_TND.shape) * normed_TND).mean(1).to(x_TC.dtype)
         if not self._joins:
             return read, None
-        return read, 2 * torch.sigmoid(self.inject.run(flat) / self._count)
+        return read, 2 * self._kernels.sigmoid(self.inject.run(flat) / self._count)
 
 
 class GatedHyperConnectionBlock(BlockLayer):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from radixlm.arch.spec import Mamba1, Mamba2
 from radixlm.layers.context import LayerContext
-from radixlm.layers.program import NOWHERE, Branch, ProgramBuilder, Unsupported, handles
+from radixlm.layers.program import NOWHERE, Branch, ProgramBuilder, handles
 from radixlm.layers.state import (
     ConvLayer,
     GatedNorm,
@@ -73,26 +73,34 @@ class Mamba1Layer(StateLayer):
     def emit(self, program: ProgramBuilder, source: int) -> list[Branch]:
         """See ``StateLayer``."""
         spec = self.spec
-        handles(spec, "inner", "state", "rank", "width", "conv_bias", "bias", "norm")
-        rank, size, inner = spec.rank, spec.state, spec.inner
+        handles(spec, "inner", "state", "rank", "width", "conv_bias", "bias", "norm", "heads")
+        rank, size, inner, heads = spec.rank, spec.state, spec.inner, spec.heads
         both = program.project(self.inp, source, "state in")
         mixed = program.buffer("mixed", inner)
         self.conv.emit(program, both, mixed, program.state(self.row, 0), 0, "silu")
-        flat = program.project(self.x_proj, mixed, "state steps")
-        if spec.norm is not None:
-            self.dt_norm.emit(program, flat, flat)
-            self.b_norm.emit(program, flat, flat, rank)
-            self.c_norm.emit(program, flat, flat, rank + size)
-        step = program.project(self.dt_proj, flat, "steps")
+        flat, step = self._emit_steps(program, mixed)
         emit_decay(program, step, 0, step, NOWHERE, dim=inner)
-        out = program.buffer("state out", inner)
+        out, each, width = program.buffer("state out", inner), rank + 2 * size, inner // heads
+        inputs = [
+            (flat, rank + size, each), (flat, rank, each), (mixed, 0, width), (step, 0, width)
+        ]  # fmt: skip
         emit_scan(
-            program, [(flat, rank + size, 0), (flat, rank, 0), (mixed, 0, 0), (step, 0, 0)], out,
-            "SELECTIVE", heads=1, keys=size, values=inner, a=program.hold(self._a.contiguous()),
-            skip=program.hold(self._d), state=program.state(self.row, 1),
+            program, inputs, out, "SELECTIVE", heads=heads, keys=size, values=width,
+            a=program.hold(self._a.contiguous()), skip=program.hold(self._d),
+            state=program.state(self.row, 1),
         )  # fmt: skip
         program.gate(both, out, (1, inner), "SILU", offset=inner)
         return [Branch(out, inner, self.out)]
+
+    def _emit_steps(self, program: ProgramBuilder, mixed: int) -> tuple[int, int]:
+        """Buffers of [time step's source, b, c] of each head, and of time steps."""
+        rank, size = self.spec.rank, self.spec.state
+        flat = program.project(self.x_proj, mixed, "state steps")
+        if self.spec.norm is not None:
+            self.dt_norm.emit(program, flat, flat)
+            self.b_norm.emit(program, flat, flat, rank)
+            self.c_norm.emit(program, flat, flat, rank + size)
+        return flat, program.project(self.dt_proj, flat, "steps")
 
 
 class HeadedMamba1Layer(Mamba1Layer):
@@ -121,8 +129,14 @@ class HeadedMamba1Layer(Mamba1Layer):
             after.append(state)
         return torch.cat(outs, -1) + x * self._d, [conv, torch.cat(after, 1)]
 
-    def emit(self, program: ProgramBuilder, source: int) -> list[Branch]:
-        raise Unsupported(type(self).__name__)
+    def _emit_steps(self, program: ProgramBuilder, mixed: int) -> tuple[int, int]:
+        spec = self.spec
+        each = spec.rank + 2 * spec.state
+        flat = program.buffer("state steps", spec.heads * each)
+        step = program.buffer("steps", spec.inner)
+        program.heads([one.packed for one in self.x_projs], mixed, flat)
+        program.heads([one.packed for one in self.dt_projs], flat, step, each)
+        return flat, step
 
 
 class Mamba2Layer(StateLayer):

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import Norm
@@ -135,5 +134,6 @@ class GatedNormLayer(NormLayer):
         program.gate(opened, target, (1, self.shape[-1]), "SIGMOID", selected=selected)
 
     def _gated(self, y_TD: Tensor) -> Tensor:
-        opened = torch.sigmoid(self.up.run(F.silu(self.down.run(y_TD))).float())
+        low_TR = self._kernels.activate(self.down.run(y_TD), "silu")
+        opened = self._kernels.sigmoid(self.up.run(low_TR).float())
         return (y_TD * opened).to(y_TD.dtype)

@@ -24,6 +24,7 @@ from radixlm.distributed.attention_groups import AttentionGroups
 from radixlm.distributed.groups import Group
 from radixlm.kernels.cpu.cache import CacheShape
 from radixlm.kernels.cpu.extension import address, native
+from radixlm.kernels.cpu.heads import HeadLinear
 from radixlm.kernels.cpu.linear import PackedLinear
 from radixlm.kernels.cpu.rope import NORM_CODE
 from radixlm.kernels.ops.linear import GatherLinear
@@ -120,11 +121,12 @@ def rotation_of(index: int, rope: Rope | None) -> Rotation:
 @dataclass(slots=True)
 class ProgramStream:
     """The residual stream between blocks: its buffer, whether that holds the selected rows only,
-    and a mixture's outcome that joins at the end of the next block."""
+    a mixture's outcome that joins at the end of the next block, and further streams."""
 
     residual: int
     selected: bool = False
     deferred: int = NOWHERE
+    others: Sequence[int] = ()
 
 
 class ProgramBuilder:
@@ -194,8 +196,10 @@ class ProgramBuilder:
         scale: float = 1.0,
         selected: bool = False,
         act: int = 0,
+        offset: int = 0,
     ) -> int:
-        """``target = act(linear(source)) * scale + residual``; the target."""
+        """``target = act(linear(source)) * scale + residual``, from the column ``offset`` of both
+        on; the target."""
         packed, site = self.packed(linear), self.site_of(linear)
         if site >= 0 and (act or packed.is_paired) and (residual >= 0 or scale != 1.0):
             raise Unsupported("adapters of a layer with activation and residual")
@@ -203,7 +207,7 @@ class ProgramBuilder:
         if place.inputs:
             whole = self.buffer("inputs of all ranks", place.inputs[-1])
             source = self.all_gather(place, place.inputs, whole, selected, source)
-        offset = place.outputs[place.group.rank] if place.outputs else 0
+        offset += place.outputs[place.group.rank] if place.outputs else 0
         ordered = self.reordered(linear, source, selected)
         self.ops.linear(
             x=ordered, y=target, w=packed.handle, residual=residual, out_scale=scale, act=act,
@@ -265,10 +269,20 @@ class ProgramBuilder:
             self.ops.gather_logits(bounds=place.outputs, group=self._native(place.group))
             self.has_logits = place.group.rank == 0
 
-    def project(self, layer: Linear, source: int, name: str, selected: bool = False) -> int:
+    def project(
+        self, layer: Linear, source: int, name: str, selected: bool = False, act: int = 0
+    ) -> int:
         """A layer's outcome, in the buffer of a name."""
         target = self.buffer(name, layer.packed.out_features)
-        return self.linear(layer.packed, source, target, selected=selected)
+        return self.linear(layer.packed, source, target, selected=selected, act=act)
+
+    def heads(self, layers: Sequence[object], source: int, target: int, each: int = 0) -> None:
+        """A linear layer for each head. ``each``: numbers of the source from one head to the next,
+        where they are more than it reads."""
+        packed = HeadLinear([self.packed(one) for one in layers])
+        self.keep.append(packed)
+        each = each or packed.num_in
+        self.ops.heads(x=source, y=target, w=packed.handle, x_head=each, y_head=packed.num_out)
 
     def reordered(self, linear: object, source: int, selected: bool) -> int:
         """The inputs in the order of the weight's columns."""

@@ -18,7 +18,7 @@ from radixlm.kernels.cpu.linear import act_code
 from radixlm.layers.context import LayerContext
 from radixlm.layers.delta_net import DeltaNetLayer
 from radixlm.layers.mamba import HeadedMamba1Layer, Mamba1Layer, Mamba2Layer
-from radixlm.layers.program import Branch, ProgramBuilder, handles
+from radixlm.layers.program import NOWHERE, Branch, ProgramBuilder, handles
 from radixlm.layers.state import ConvLayer, StateLayer, emit_decay, emit_scan
 from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
@@ -160,6 +160,26 @@ class RgLruLayer(StateLayer):
 
     def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
         return self.out.run(out * inputs[1])
+
+    def emit(self, program: ProgramBuilder, source: int) -> list[Branch]:
+        """See ``StateLayer``."""
+        spec, wide, block = self.spec, self.spec.channels, self.spec.channels // self.spec.heads
+        handles(spec, "channels", "heads", "width", "act")
+        x = program.project(self.x, source, "state in")
+        y = program.project(self.y, source, "state gate", act=act_code(spec.act, False))
+        mixed, gates = program.buffer("mixed", wide), program.buffer("gates", 2 * wide)
+        self.conv.emit(program, x, mixed, program.state(self.row, 0), 0)
+        program.heads(self._gates, mixed, gates)
+        log = program.hold(self._log)
+        program.ops.rg_lru(x=mixed, gates=gates, log=log, dim=wide, head=block)
+        out, nothing = program.buffer("state out", wide), (NOWHERE, 0, 0)
+        inputs = [nothing, nothing, (gates, 0, 2 * block), (gates, block, 2 * block)]
+        emit_scan(
+            program, inputs, out, "CHANNELS", heads=spec.heads, keys=1, values=block,
+            state=program.state(self.row, 1),
+        )  # fmt: skip
+        program.gate(y, out, (1, wide), "IDENTITY")
+        return [Branch(out, wide, self.out)]
 
 
 _KINDS: dict[type, type[StateLayer]] = {

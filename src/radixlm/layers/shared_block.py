@@ -14,11 +14,21 @@ from torch import Tensor
 
 from radixlm.arch.spec import Block, SharedLayer
 from radixlm.base.record import replace
+from radixlm.kernels.cpu.linear import act_code
 from radixlm.layers.attention import AttentionLayer
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.context import LayerContext
+from radixlm.layers.mixers import emit_mixer
 from radixlm.layers.module import Module
 from radixlm.layers.norm import NormLayer
+from radixlm.layers.program import (
+    NOWHERE,
+    ProgramBuilder,
+    ProgramStream,
+    Target,
+    handles,
+    struct,
+)
 from radixlm.layers.residual import added
 from radixlm.layers.rope import Angles
 from radixlm.quant.param import Shard
@@ -36,13 +46,18 @@ class LowRankAdapter(Module):
         """The change: [T, outputs]."""
         return self.b.run(self.a.run(x_TD))
 
+    def emit(self, program: ProgramBuilder, source: int, target: int, offset: int = 0) -> None:
+        """Add the change to the target's columns from ``offset`` on."""
+        low = program.project(self.a, source, "low")
+        program.linear(self.b.packed, low, target, residual=target, offset=offset)
+
 
 class CallAdapters(Module):
     """The low-rank adapters of one call."""
 
     def __init__(self, spec: SharedLayer, dim: int, context: LayerContext) -> None:
         attention = spec.attention
-        self._changes_qkv = spec.changes_qkv
+        self.changes_qkv = spec.changes_qkv
         self.up = LowRankAdapter(spec.rank, dim, 2 * spec.ffn.inner, context)
         if spec.changes_qkv:
             heads = (attention.heads, attention.kv_heads, attention.kv_heads)
@@ -53,7 +68,7 @@ class CallAdapters(Module):
 
     def qkv_delta(self, x_TD: Tensor) -> Tensor | None:
         """What is added to q, k and v, one after another; None without adapters."""
-        return torch.cat([one.run(x_TD) for one in self.qkv], -1) if self._changes_qkv else None
+        return torch.cat([one.run(x_TD) for one in self.qkv], -1) if self.changes_qkv else None
 
 
 class SharedAttention(AttentionLayer):
@@ -70,6 +85,13 @@ class SharedAttention(AttentionLayer):
         q = q.view(-1, spec.heads, spec.head_dim)
         k, v = (part.view(-1, spec.kv_heads, spec.head_dim) for part in (k, v))
         return q, k, v, None
+
+    def _emit_qkv(self, program: ProgramBuilder, source: int) -> int:
+        qkv = super()._emit_qkv(program, source)
+        if self.changes is not None and self.changes.changes_qkv:
+            for i, one in enumerate(self.changes.qkv):
+                one.emit(program, source, qkv, sum(self.rows[:i]))
+        return qkv
 
 
 class SharedBlock(Module):
@@ -105,6 +127,17 @@ class SharedBlock(Module):
         gate, up = both.chunk(2, -1)
         return self.down.run(self._activate(gate.contiguous(), self.spec.ffn.act) * up)
 
+    def emit_feed(self, program: ProgramBuilder, x: int, changes: CallAdapters | None) -> int:
+        """The feed-forward's outcome in a buffer."""
+        ffn = self.spec.ffn
+        both = program.project(self.up, x, "gate and up")
+        if changes is not None:
+            changes.up.emit(program, x, both)
+        args = struct("ActArgs", dim=ffn.inner, act=act_code(f"{ffn.act}_mul", True), gated=1)
+        up = program.buffer("up", ffn.inner)
+        program.ops.activation(x=both, y=up, args=args, selected=False)
+        return program.project(self.down, up, "shared fed")
+
 
 class SharedBlockCall:
     """One call of a shared layer; not part of the tree that is loaded."""
@@ -130,6 +163,21 @@ class SharedBlockCall:
         both_T2D = torch.cat((x_TD, batch.scratch.embeds_TD), -1)
         h_TD = self._attention.run(layer.norm1.run(both_T2D), batch, angles)
         return layer.feed(layer.norm2.run(h_TD), self._changes)
+
+    def emit(self, program: ProgramBuilder, residual: int) -> int:
+        """The layer's outcome in a buffer."""
+        layer, dim = self._layer, program.dim
+        handles(
+            layer.spec, "bank", "call", "attention", "ffn", "norm", "rank", "changes_qkv"
+        )  # fmt: skip
+        handles(layer.spec.ffn, "inner", "act", "bias")
+        both = program.buffer("both", 2 * dim)
+        program.ops.copy(x=residual, y=both, dim=dim)
+        program.ops.copy(x=program.buffer("embeddings"), y=both, dim=dim, y_offset=dim)
+        layer.norm1.emit(program, both, both)
+        h = program.buffer("shared h")
+        program.add_branches(self._attention.emit(program, both), Target(h))
+        return layer.emit_feed(program, layer.norm2.emit(program, h, h), self._changes)
 
 
 class SharedBlockCaller(BlockLayer):
@@ -161,6 +209,19 @@ class SharedBlockCaller(BlockLayer):
         shared_TD = self.asked.run(self._call.run(x_TD, batch, angles))
         x_TD += self._mix(self.norm1.run(x_TD + shared_TD), batch, angles)
         return x_TD, None
+
+    def emit(self, program: ProgramBuilder, stream: ProgramStream, is_last: bool) -> None:
+        """See ``BlockLayer``."""
+        handles(self.spec, "mixer", "ffn", "norm", "residual")
+        residual = stream.residual
+        shared = program.project(self.asked, self._call.emit(program, residual), "shared")
+        program.ops.add(x=residual, y=shared, dim=program.dim)
+        assert self.mixer is not None
+        branches = emit_mixer(self.mixer, program, self.norm1.emit(program, shared, shared))
+        if is_last:
+            branches, _ = self._select(program, stream, branches, NOWHERE)
+        target = Target(stream.residual, True, self.spec.residual, stream.selected)
+        program.add_branches(branches, target)
 
 
 def make_shared_blocks(

@@ -271,25 +271,20 @@ class DecoderModel(Module):
             "positions", "logit_scale", "logit_softcap", "head_bias", "embed_norm",
             "embed_norm_text_only", "layer_inputs", "extra_vocab_rows", "suppressed_tokens",
             "add_media_embeds", "deep_layers", "pool", "names", "head_layer",
-            "sinusoidal_positions", "sinusoid_steps",
+            "sinusoidal_positions", "sinusoid_steps", "cycles", "altup",
         )  # fmt: skip
         if decoder.extra_vocab_rows and decoder.tied:
             raise Unsupported("Decoder.extra_vocab_rows of a tied table")
         stage = self.stage
-        if self.pipeline is not None and decoder.layer_inputs is not None:
-            raise Unsupported("inputs of each layer in several stages")
+        if self.is_part and (decoder.layer_inputs or decoder.altup or decoder.cycles or self.banks):
+            raise Unsupported("several streams, or inputs of each layer, in several stages")
         stream = ProgramStream(program.buffer("residual"))
         if stage.is_first:
             self._emit_embedding(program, stream.residual)
         else:  # a table without rows gives zeros, which the rows of the stage before replace
             nothing = struct("EmbedArgs", table=0, vocab=0, dim=decoder.dim)
             program.ops.embed(y=stream.residual, tied=None, args=nothing, replaced=True)
-        layers = self.taps.layers if self.taps else ()
-        program.emit_taps(stream, layers, -1 if stage.is_first else len(self.blocks))
-        for index in range(stage.first, stage.end):
-            is_last = index == stage.num_layers - 1
-            self.blocks[index].emit(program, stream, is_last)
-            program.emit_taps(stream, layers, index)
+        self._emit_blocks(program, stream)
         if not stage.is_last:
             if stream.deferred >= 0:
                 raise Unsupported("a mixture's outcome that joins in the next stage")
@@ -306,6 +301,24 @@ class DecoderModel(Module):
             final = self.head_norm.emit(program, dense, dense, 0, rows)
         scale, softcap = decoder.logit_scale, decoder.logit_softcap
         program.logits(self.packed_head, final, stream.selected, scale, softcap, self.head_site)
+
+    def _emit_blocks(self, program: ProgramBuilder, stream: ProgramStream) -> None:
+        stage, layers = self.stage, self.taps.layers if self.taps else ()
+        if self.decoder.cycles is not None:
+            self.cycles.emit(program, stream, self.norm)
+            return
+        if self.banks:
+            embeds = program.buffer("embeddings")
+            program.ops.copy(x=stream.residual, y=embeds, dim=self.decoder.dim)
+        if self.decoder.altup is not None:
+            self.altup.emit_begin(program, stream)
+        program.emit_taps(stream, layers, -1 if stage.is_first else len(self.blocks))
+        for index in range(stage.first, stage.end):
+            is_last = index == stage.num_layers - 1
+            self.blocks[index].emit(program, stream, is_last)
+            program.emit_taps(stream, layers, index)
+        if self.decoder.altup is not None:
+            self.altup.emit_end(program, stream)
 
     def _emit_embedding(self, program: ProgramBuilder, target: int) -> None:
         decoder, table = self.decoder, self.embed.plain_table

@@ -10,6 +10,8 @@ from torch import Tensor
 from radixlm.arch.spec import HierarchicalRecurrence
 from radixlm.layers.block import BlockLayer
 from radixlm.layers.module import Module
+from radixlm.layers.norm import NormLayer
+from radixlm.layers.program import ProgramBuilder, ProgramStream
 from radixlm.layers.rope import Angles
 from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
@@ -55,3 +57,20 @@ class RecurrenceRunner(Module):
             else:
                 second_TD = norm(x_TD)
         return first_TD
+
+    def emit(self, program: ProgramBuilder, stream: ProgramStream, norm: NormLayer) -> None:
+        """The same as operations on the stream, before the last norm."""
+        assert self.spec.runs[-1], "the first stream is the outcome"
+        dim, last = program.dim, len(self._runs) - 1
+        first, second, x = stream.residual, program.buffer("second"), program.buffer("run")
+        for run, (blocks, stack) in enumerate(zip(self._runs, self.spec.runs, strict=True)):
+            program.ops.copy(x=first, y=x, dim=dim)
+            if run:
+                program.ops.add(x=second, y=x, dim=dim)
+            else:
+                program.ops.affine(y=x, shift=program.hold(self._start_D), factor=0, dim=dim)
+            stream.residual = x
+            for i, block in enumerate(blocks):
+                block.emit(program, stream, is_last=run == last and i == len(blocks) - 1)
+            if run < last:
+                norm.emit(program, x, first if stack else second)

@@ -38,10 +38,12 @@ def test_gated(inner: int) -> None:
         assert float((got - want).abs().max() / want.abs().max()) < 1e-6
 
 
-def test_clamped_swiglu() -> None:
+@pytest.mark.parametrize("limit", [(0.0, False), (3.0, False), (3.0, True), (0.0, True)])
+@pytest.mark.parametrize("act", ["silu", "gelu_tanh", "swiglu_oai"])
+def test_limits(act: str, limit: tuple[float, bool]) -> None:
     x = torch.randn(9, 2 * 37, generator=torch.Generator().manual_seed(0)) * 8
-    want = activate_gated(x.double(), "swiglu_oai")
-    got = activation.act_mul(x, "swiglu_oai_mul")
+    want = activate_gated(x.double(), act, *limit)
+    got = activation.act_mul(x, f"{act}_mul", limit)
     assert float((got - want).abs().max() / want.abs().max()) < 1e-6
 
 

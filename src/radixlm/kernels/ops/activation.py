@@ -55,7 +55,7 @@ def activate(x_TI: Tensor, act: str) -> Tensor:
 def activate_gated(x_T2I: Tensor, act: str, limit: float = 0.0, cuts_after: bool = False) -> Tensor:
     """``act(gate) * up`` where gate is the first half of the channels; [T, I].
 
-    A ``limit`` cuts the gate above, ``cuts_after`` its activation, and up on both sides; 0 for none.
+    A ``limit`` (0: none) cuts the gate above, ``cuts_after`` its activation; up on both sides.
     "swiglu_oai" has one of 7 unless given and computes (up + 1) * gate * sigmoid(1.702 * gate).
     """
     gate, up = x_T2I.chunk(2, -1)

@@ -132,7 +132,7 @@ class EncoderModel(Module):
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states of the step's tokens: [T, D]. The step holds whole texts only."""
         program = self._program_for()
-        if program is None or batch.lora is not None:
+        if program is None:
             return self._run_layers(batch)
         fits_S = batch.query_start_S1.diff() <= program.longest
         if fits_S.all():
