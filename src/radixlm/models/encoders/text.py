@@ -134,7 +134,7 @@ class EncoderModel(Module):
         program = self._program_for()
         if program is None:
             return self._run_layers(batch)
-        fits_S = batch.query_start_S1.diff() <= program.longest
+        fits_S = batch.query_start_S1.diff().long() <= program.longest  # may exceed 32 bits
         if fits_S.all():
             return self._run_program(batch)
         if not fits_S.any():
