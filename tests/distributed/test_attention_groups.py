@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from tests.engine.test_draft_models import Rounds
 from tests.fakes.cut_model import CutModel
 from tests.fakes.thread_replica import thread_engine
 from tests.fakes.tiny_checkpoint import cached_tiny
+from tests.models.test_mtp_families import with_block
 
 from radixlm.base.errors import ConfigError
 from radixlm.config.server_config import ServerConfig
@@ -100,6 +103,35 @@ def test_two_groups_give_the_bits_of_one_rank(
 def test_drafts_of_the_groups_are_verified_together(monkeypatch: pytest.MonkeyPatch) -> None:
     model = {"model_path": "radix-tiny", "speculative_algorithm": "NGRAM"}
     assert answers(monkeypatch, **model, **TWO_GROUPS) == answers(monkeypatch, **model)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "shared"),
+    [
+        ("EAGLE3", True),
+        pytest.param("STANDALONE", False, marks=pytest.mark.slow),
+        pytest.param("NEXTN", True, marks=pytest.mark.slow),
+        pytest.param("NEXTN", False, marks=pytest.mark.slow),
+    ],
+)
+def test_one_drafter_drafts_for_all_groups(
+    algorithm: str, shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same tokens, and about as many drafts are accepted as on one rank: which steps chunks
+    share depends on the time of arrival."""
+    monkeypatch.setattr("radixlm.engine.drafting.DraftLength", Rounds)
+    model = "radix-tiny"
+    if algorithm == "NEXTN":
+        model = str(with_block("MiMoV2FlashForCausalLM", tmp_path / "model")[0])
+    options = {"model_path": model, "speculative_algorithm": algorithm, "speculative_num_steps": 3}
+    found, accepted = [], []
+    for more in ({}, TWO_GROUPS):
+        Rounds.seen.clear()
+        found.append(answers(monkeypatch, shared, **options | more))
+        accepted.append(sum(count for _, count in Rounds.seen))
+    assert found[0] == found[1]
+    assert accepted[1] > 0.6 * accepted[0] or algorithm == "NEXTN"
+    assert accepted[0] > 0 or algorithm == "NEXTN"
 
 
 def test_models_without_groups_are_refused() -> None:

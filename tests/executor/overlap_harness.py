@@ -27,7 +27,7 @@ from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.loop import Scheduler
 from radixlm.scheduler.request import Request
 from radixlm.step.batch import ForwardBatch
-from radixlm.step.plan import Int32Array, Item, Items
+from radixlm.step.plan import Int32Array, Item, Items, PageCopy
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.replies import Finish, StepReply
 from radixlm.wire.requests import (
@@ -91,11 +91,10 @@ class HashDrafter:
 
     def __init__(self, model: PagedHash, tables: DeviceTables) -> None:
         self.model, self.tables = PagedHash(len(model.kv) // PAGE), tables
-        self.pools = (self,)
 
-    def copy_pages(self, sources: list[int], targets: list[int]) -> None:
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         pages = self.model.kv.view(-1, PAGE)
-        pages[targets] = pages[sources].clone()
+        pages[[copy.target for copy in copies]] = pages[[copy.source for copy in copies]].clone()
 
     def extend(self, batch: ForwardBatch, tail: StepTail) -> None:
         self.model.kv[batch.store_GT[0]] = batch.token_ids_T

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.model_drafter import MIN_ROUNDS, Draw, ModelDrafter, sharpness
+from radixlm.executor.draft_entries import PageGroups
+from radixlm.executor.model_drafter import MIN_ROUNDS, ONE_GROUP, Draw, ModelDrafter, sharpness
 from radixlm.pools.group import KvGroup
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.table import SamplingTable
@@ -73,20 +74,31 @@ class World:
     """Requests in slots, and a drafter that sees their steps."""
 
     def __init__(
-        self, seed: int, is_head: bool, undoes: bool = False, num_modules: int = 1
+        self,
+        seed: int,
+        is_head: bool,
+        undoes: bool = False,
+        num_modules: int = 1,
+        is_grouped: bool = False,
     ) -> None:
+        """``is_grouped``: each slot is a group of its own, whose pages have the same numbers."""
         self.undoes = undoes  # as with recurrent layers: rows with a refused draft run again
         self.random, self.net = random.Random(seed), MemoryNet(is_head)
         self.tables = DeviceTables(SLOTS, COLUMNS, 1, torch.device("cpu"))
         pages = self.random.sample(range(1, SLOTS * COLUMNS + 1), SLOTS * COLUMNS)
         self.tables.pages[0, :SLOTS] = np.array(pages).reshape(SLOTS, COLUMNS)
+        groups = ONE_GROUP
+        if is_grouped:
+            self.tables.pages[0, :SLOTS] = self.tables.pages[0, 0]
+            groups = PageGroups(1, SLOTS * COLUMNS + 1)
+        self.first_pages = groups.first_pages(SLOTS + 1)
         attn = SimpleNamespace(pools=[Pool(self.net)], begin=lambda batch: None)
         self.later = [MemoryNet(is_head) for _ in range(num_modules - 1)]
         others = [
             (net, SimpleNamespace(pools=[Pool(net)], begin=lambda batch: None))
             for net in self.later
         ]
-        self.drafter = ModelDrafter(self.net, attn, self.tables, PAGE, VOCAB, others)
+        self.drafter = ModelDrafter(self.net, attn, self.tables, PAGE, VOCAB, others, groups)
         self.sampling = SamplingTable(SLOTS, VOCAB)
         self.texts: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
@@ -101,7 +113,8 @@ class World:
             self.net.entries[self.place(slot, position)] = self.entry(slot, position)
 
     def place(self, slot: int, position: int) -> int:
-        return int(self.tables.pages[0, slot, position // PAGE]) * PAGE + position % PAGE
+        page = self.tables.pages[0, slot, position // PAGE] + self.first_pages[slot]
+        return int(page) * PAGE + position % PAGE
 
     def state(self, slot: int, position: int) -> float:
         return float(1000 * slot + position)
@@ -222,7 +235,8 @@ def drawn_step(world: World, chance: random.Random) -> list[dict[int, int]]:
 def test_entries_are_those_of_the_text(
     seed: int, is_head: bool, num_modules: int, undoes: bool
 ) -> None:
-    world, chance = World(seed, is_head, undoes, num_modules), random.Random(100 + seed)
+    world = World(seed, is_head, undoes, num_modules, is_grouped=seed % 2 == 1)
+    chance = random.Random(100 + seed)
     for slot in range(SLOTS):
         world.start(slot, chance.randrange(1, 40))
     for _ in range(40):

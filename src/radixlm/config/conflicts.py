@@ -151,11 +151,6 @@ def attention_group_problems(config: ServerConfig) -> Iterator[str]:
             f"--enable-dp-attention needs a --dp-size above 1 that divides --tp-size {p.tp_size}, "
             f"got {p.dp_size}"
         )
-    if p.enable_dp_attention and config.speculate.uses_device_drafter:
-        yield (
-            "--enable-dp-attention: a draft model reads hidden states, of which each group has its "
-            "own; --speculative-algorithm NGRAM works"
-        )
     if p.enable_dp_attention and p.pp_size > 1:
         yield "--enable-dp-attention cannot be combined with --pp-size; --pp-size 1 works"
     if p.enable_dp_lm_head and not p.enable_dp_attention:

@@ -11,6 +11,7 @@ from radixlm.base.record import Record, replace
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.rank_processes import topology_of
 from radixlm.executor.capacity import (
     MemoryFacts,
     PoolSizes,
@@ -72,7 +73,7 @@ def trial_pools(
     page_size, dtype = page_size_and_dtype(config, info, attn)
     for group in model.kv_groups:
         attn.make_pool(group, 2, page_size, dtype)
-    _make_draft_pools(draft, 2, page_size, dtype)
+    _make_draft_pools(draft, 2 * topology_of(config).attn_dp, page_size, dtype)
     has_windows = _window_share(config, info, model, page_size) is not None
     return Pools(PoolSizes(1), page_size, dtype, 0, window_tokens=int(has_windows))
 
@@ -132,8 +133,10 @@ def make_pools(
     page_bytes = {"full": 0, "window": 0}
     for group in model.kv_groups:
         page_bytes[group.name] += attn.page_nbytes(group, page_size, dtype)
+    attn_dp = topology_of(config).attn_dp
     for net, _ in draft.modules if draft else ():  # their pages are those of the full groups
-        page_bytes["full"] += sum(attn.page_nbytes(g, page_size, dtype) for g in net.kv_groups)
+        nbytes = sum(attn.page_nbytes(g, page_size, dtype) for g in net.kv_groups)
+        page_bytes["full"] += attn_dp * nbytes
     if model.kv_groups or draft:
         sizes = pool_sizes(facts, page_bytes["full"], page_bytes["window"], page_size, share)
     else:  # without keys and values, pages take no memory
@@ -146,7 +149,7 @@ def make_pools(
         count = sizes.num_window if in_window else sizes.num_full
         pool = attn.make_pool(group, count + 1, page_size, dtype)
         num_bytes += pool.nbytes_per_page * count
-    num_bytes += _make_draft_pools(draft, sizes.num_full + 1, page_size, dtype)
+    num_bytes += _make_draft_pools(draft, attn_dp * (sizes.num_full + 1), page_size, dtype)
     window = max(g.window for g in model.kv_groups) if share is not None else 0
     if states is not None:
         sizes = PoolSizes(sizes.num_full, states.num_pages - 1)

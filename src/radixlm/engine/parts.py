@@ -29,11 +29,12 @@ from radixlm.engine.rank_processes import topology_of
 from radixlm.executor.adapters import AdapterTable
 from radixlm.executor.device import Device
 from radixlm.executor.device_tables import DeviceTables
+from radixlm.executor.draft_entries import PageGroups
 from radixlm.executor.graphs import draft_widths
 from radixlm.executor.grouped_runner import GroupedRunner
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.media_embeddings import ImageVectors, VectorPooler
-from radixlm.executor.model_drafter import ModelDrafter
+from radixlm.executor.model_drafter import ONE_GROUP, ModelDrafter
 from radixlm.executor.pipelined import PipelinedRunner
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
@@ -102,7 +103,9 @@ def make_runner(
         pools.states,
         parts.adapters,
         parts.commands,
-        _drafter(parts.draft, tables, limits),
+        _drafter(
+            parts.draft, tables, limits, pools.sizes.num_full + 1, topology_of(config).attn_dp
+        ),
         parts.recorder,
     )
     has_drafter = config.speculate.speculative_algorithm is not None
@@ -127,11 +130,16 @@ def make_runner(
 
 
 def _drafter(
-    draft: LoadedDraft | None, tables: DeviceTables, limits: Limits
+    draft: LoadedDraft | None, tables: DeviceTables, limits: Limits, num_pages: int, num_groups: int
 ) -> ModelDrafter | None:
+    """``num_pages``: of each of the groups of data-parallel attention."""
     if draft is None or not limits.max_drafts:
         return None
-    return ModelDrafter(draft.net, draft.attn, tables, limits.page_size, draft.num_ids, draft.later)
+    groups = ONE_GROUP
+    if num_groups > 1:
+        groups = PageGroups(tables.num_slots // num_groups, num_pages)
+    size, num_ids = limits.page_size, draft.num_ids
+    return ModelDrafter(draft.net, draft.attn, tables, size, num_ids, draft.later, groups)
 
 
 def _pooler(model: Model, media: EncoderCache | None) -> Pooler:

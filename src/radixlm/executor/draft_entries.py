@@ -35,13 +35,30 @@ class Entries(Record, eq=False):
     hidden_EN: Tensor | None
 
 
+class PageGroups(Record):
+    """With data-parallel attention groups of slots number their pages apart: those of ``slots``
+    slots have ``pages`` places each in a draft's pool. 0: all slots share one numbering."""
+
+    slots: int = 0
+    pages: int = 0
+
+    def first_pages(self, num_slots: int) -> Int64Array:
+        """Where the pages of each slot's group begin, int64 [slots]; the last slot is the dummy."""
+        first = np.arange(num_slots) // max(1, self.slots) * self.pages
+        first[-1] = 0
+        return first
+
+
 class DraftEntries:
     """By slot: positions [``base``, ``done``) have entries; ``base`` is the first of a page."""
 
-    def __init__(self, tables: DeviceTables, page_size: int, is_head: bool) -> None:
+    def __init__(
+        self, tables: DeviceTables, page_size: int, is_head: bool, groups: PageGroups
+    ) -> None:
         """``is_head``: token 0 has no entry, since no hidden state comes before it."""
         self._tables, self._page_size, self._is_head = tables, page_size, is_head
         num_slots = tables.num_slots + 1
+        self._first_page = groups.first_pages(num_slots)
         self.base: Int64Array = np.zeros(num_slots, np.int64)
         self.done: Int64Array = np.full(num_slots, -1)  # -1: nothing is known of the request
         self._end: Int64Array = np.zeros(num_slots, np.int64)  # behind the last token
@@ -66,8 +83,8 @@ class DraftEntries:
 
     def _empty(self, slot: int, begin: int, end: int) -> None:
         """The pages of these positions lack entries."""
-        pages = self._tables.pages[0, slot, begin // self._page_size : end // self._page_size + 1]
-        self.filled.difference_update(pages.tolist())
+        pages = self._pages_of(slot, begin // self._page_size, end // self._page_size + 1)
+        self.filled.difference_update(pages)
 
     # ---- what steps made known -----------------------------------------------------------------
 
@@ -155,7 +172,7 @@ class DraftEntries:
 
     def _begin(self, slot: int, start: int) -> None:
         """A request whose first ``start`` tokens another one has computed."""
-        pages = self._tables.pages[0, slot, : start // self._page_size].tolist()
+        pages = self._pages_of(slot, 0, start // self._page_size)
         lacking = [i for i, page in enumerate(pages) if page not in self.filled]
         self.base[slot] = (lacking[-1] + 1) * self._page_size if lacking else 0
         self.done[slot] = start
@@ -205,7 +222,7 @@ class DraftEntries:
         """These are written next."""
         first_S = np.flatnonzero(np.diff(slots_E, prepend=-1))
         ends_S = np.append(first_S[1:], len(slots_E)) - 1
-        size, pages_SP = self._page_size, self._tables.pages[0]
+        size = self._page_size
         rows_S3 = np.stack((slots_E[first_S], at_E[first_S], at_E[ends_S]), 1)
         for slot, first, last in rows_S3.tolist():
             if self.done[slot] < 0:
@@ -218,7 +235,7 @@ class DraftEntries:
                 done = first
             elif (last + 1) // size > done // size:
                 begin = max(done, int(self.base[slot])) // size
-                self.filled.update(pages_SP[slot, begin : (last + 1) // size].tolist())
+                self.filled.update(self._pages_of(slot, begin, (last + 1) // size))
             self.done[slot] = last + 1
 
     def blanks(self) -> Tensor | None:
@@ -229,11 +246,19 @@ class DraftEntries:
         self._blanks = []
         return self._on_device(self.places(slots, at))
 
+    def _pages_of(self, slot: int, begin: int, end: int) -> list[int]:
+        """The pages at the columns from ``begin`` to ``end`` of a slot."""
+        pages = self._tables.pages[0, slot, begin:end] + self._first_page[slot]
+        return pages.tolist()  # type: ignore[no-any-return]
+
+    def pages(self, slots: Int64Array, columns: Int64Array) -> Int64Array:
+        """Numbers in the draft's pool of the pages at these columns of the slots' page tables."""
+        pages: Int64Array = self._tables.pages[0, slots, columns] + self._first_page[slots]
+        return pages
+
     def places(self, slots_E: Int64Array, at_E: Int64Array) -> Int64Array:
         """Where the cache keeps entries: page * page_size + offset."""
-        pages_E: Int64Array = self._tables.pages[0, slots_E, at_E // self._page_size].astype(
-            np.int64
-        )
+        pages_E = self.pages(slots_E, at_E // self._page_size)
         return pages_E * self._page_size + at_E % self._page_size
 
 

@@ -22,10 +22,9 @@ from radixlm.base.record import Record
 from radixlm.executor import step_layout as layout
 from radixlm.executor.device_tables import DeviceTables
 from radixlm.executor.results import StepHandle
-from radixlm.pools.pool import KvPool
 from radixlm.sampling.table import SamplingTable
 from radixlm.step.batch import ForwardBatch, HiddenNeeds
-from radixlm.step.plan import Int32Array, Items
+from radixlm.step.plan import Int32Array, Items, PageCopy
 
 
 class StepTail:
@@ -105,7 +104,10 @@ class DeviceDrafter(Protocol):
     """A drafter on the device. What it proposes costs time only where it is wrong."""
 
     hidden: HiddenNeeds | None
-    pools: Sequence[KvPool]  # of its KV, with the pages of group 0
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages inside the pools of its KV."""
+        ...
 
     def extend(self, batch: ForwardBatch, tail: StepTail) -> None:
         """Write its KV for the tokens that the step made known. Places behind ``last_R`` hold

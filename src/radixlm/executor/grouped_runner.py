@@ -20,12 +20,15 @@ from radixlm.executor.media import caught
 from radixlm.executor.results import StepHandle
 from radixlm.executor.runner import Model, Runner, RunnerOptions, RunnerParts, StateRows
 from radixlm.kernels.ops.lora import LoraRows
-from radixlm.step.batch import ForwardBatch
+from radixlm.step.batch import ForwardBatch, HiddenNeeds
 from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Drafts, Items, PageCopy, StepPlan
 
 
 class LayerModel(Model, Protocol):
-    """A model whose layers and head can be run apart."""
+    """A model whose layers and head can be run apart. ``taps``: what its steps leave for a
+    drafter."""
+
+    taps: HiddenNeeds | None
 
     def forward(self, batch: ForwardBatch) -> Tensor: ...
 
@@ -60,20 +63,31 @@ class GroupedModel:
         self.tokens = self.rows = _Order(np.zeros(0, np.int64), np.zeros(0, np.int64), 1)
         self.rows_of_tokens = self.rows.places  # of the step
         self.lora: LoraRows | None = None  # of the step's tokens
+        self.taps_TN: Tensor | None = None  # what the last step left for a drafter, of all groups
 
     def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
         """Hidden states and logits of all groups, in the order of the step. A group without tokens
         has run one that nobody reads."""
-        groups, tokens, rows = self._groups, self.tokens, self.rows
+        groups, rows = self._groups, self.rows
+        needs = self._model.taps
+        batch.leaves_taps = needs is not None  # the other ranks do not know whether drafts rest
         x_TD = self._model.forward(batch)
-        logits_RV = hidden_TD = None
+        logits_RV = hidden_TD = self.taps_TN = None
+        if needs is not None:
+            parts = [part for part in (batch.taps_TN, x_TD if needs.final else None)
+                     if part is not None]  # fmt: skip
+            self.taps_TN = self._of_all(torch.cat(parts, -1))
         if len(rows.places):
             own_RD = x_TD[batch.logits_rows_R][: rows.counts[groups.group]]
             logits_RV = self._logits(own_RD)
         if need_hidden:
-            own_TD = x_TD[: tokens.counts[groups.group]]
-            hidden_TD = groups.gather(own_TD, tokens.counts)[tokens.places]
+            hidden_TD = self._of_all(x_TD)
         return hidden_TD, logits_RV
+
+    def _of_all(self, x_TD: Tensor) -> Tensor:
+        """The rows of the tokens of all groups, in the order of the step."""
+        groups, tokens = self._groups, self.tokens
+        return groups.gather(x_TD[: tokens.counts[groups.group]], tokens.counts)[tokens.places]
 
     def _logits(self, own_RD: Tensor) -> Tensor:
         """Of the rows of all groups; ``own`` are this group's."""
@@ -127,13 +141,25 @@ class GroupedRunner(Runner):
         step.hidden_TD, step.logits_RV, step.failed = mine.hidden_TD, mine.logits_RV, mine.failed
         if not step.shape.is_decode:
             step.drafts = step.inputs.builder.draft_rows(step.shape)
+        if self._tail is not None and step.plan.draft_lens is not None:
+            step.batch = self._batch_of_all(step)
         self._find_failures(step)
+
+    def _batch_of_all(self, step: StepHandle) -> ForwardBatch:
+        """The step as rank 0's drafter reads it."""
+        builder, shape = step.inputs.builder, step.shape
+        if shape.is_decode:
+            batch = builder.decodes(shape.num_sequences, shape.max_kv_len)
+        else:
+            batch = builder.mixed(shape)
+        batch.taps_TN = self._grouped.taps_TN
+        return batch
 
     def _state_rows(self, plan: StepPlan) -> None:
         """Those of a group's own items are asked for when they are known."""
 
-    def _copy_pages(self, copies: Sequence[PageCopy]) -> None:
-        super()._copy_pages([copy for copy in copies if self._is_own(copy.slot)])
+    def _copy_own_pages(self, copies: Sequence[PageCopy]) -> None:
+        super()._copy_own_pages([copy for copy in copies if self._is_own(copy.slot)])
 
     def _is_own(self, slot: int) -> bool:
         return slot // self._per_group == self._groups.group

@@ -23,20 +23,23 @@ from torch import Tensor
 
 from radixlm.base.record import Record
 from radixlm.executor.device_tables import DeviceTables
-from radixlm.executor.draft_entries import DraftEntries, Int64Array, ranges
+from radixlm.executor.draft_entries import DraftEntries, Int64Array, PageGroups, ranges
 from radixlm.executor.drafter import DeviceProposals, StepTail
 from radixlm.pools.group import KvGroup
 from radixlm.pools.pool import KvPool
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.table import SlotState
 from radixlm.step.batch import ForwardBatch, HiddenNeeds
-from radixlm.step.plan import Int32Array, Items
+from radixlm.step.plan import Int32Array, Items, PageCopy
 
 log = logging.getLogger(__name__)
 
 # tokens that wait for their entries at most; fewer where their hidden states are wide
 MIN_WAITING, MAX_WAITING, MAX_WAITING_FLOATS = 256, 4096, 1 << 24
 MIN_ROUNDS = 256  # verifications after which a draft model is judged
+
+
+ONE_GROUP = PageGroups()
 
 
 class DraftOutput(Protocol):
@@ -104,15 +107,16 @@ class ModelDrafter:
         page_size: int,
         num_ids: int,
         later: Sequence[tuple[DraftNet, Any]] = (),
+        groups: PageGroups = ONE_GROUP,
     ) -> None:
-        self.net, self._tables = net, tables
+        self.net, self._tables, self._groups = net, tables, groups
         self._modules = ((net, attn), *later)
         # by module and slot: the hidden state that it has left for its last known token
         self._left: list[dict[int, Tensor]] = [{} for _ in later]
         self._page_size, self._num_ids = page_size, num_ids
         self.hidden = net.needs
         self.pools: Sequence[KvPool] = [pool for _, one in self._modules for pool in one.pools]
-        self._entries = DraftEntries(tables, page_size, self.hidden is not None)
+        self._entries = DraftEntries(tables, page_size, self.hidden is not None, groups)
         self._num_rounds = self._num_accepted = 0
 
     @property
@@ -125,6 +129,17 @@ class ModelDrafter:
         self._entries.release(slot)
         for left in self._left:
             left.pop(slot, None)
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy the pages of the target's page space 0."""
+        slots = np.array([copy.slot for copy in copies if copy.group == 0], np.int64)
+        if not len(slots):
+            return
+        pairs = np.array([(copy.source, copy.target) for copy in copies if copy.group == 0])
+        first_S = self._groups.first_pages(self._tables.num_slots + 1)[slots]
+        sources, targets = (pairs + first_S[:, None]).T.tolist()
+        for pool in self.pools:
+            pool.copy_pages(sources, targets)
 
     # ---- what is known -------------------------------------------------------------------------
 
@@ -259,7 +274,7 @@ class ModelDrafter:
         first_S, size = self._entries.base[slots_S] // self._page_size, self._page_size
         width = -(-int(ends_S.max()) // size)
         columns = np.minimum(first_S[:, None] + np.arange(width), self._tables.max_pages - 1)
-        return self._put(self._tables.pages[0][slots_S[:, None], columns], torch.int32)
+        return self._put(self._entries.pages(slots_S[:, None], columns), torch.int32)
 
     def _put(self, numbers: NDArray[Any], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.from_numpy(numbers).to(self._tables.device, dtype)

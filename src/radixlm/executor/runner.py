@@ -285,10 +285,14 @@ class Runner:
 
     @torch.inference_mode()
     def _copy_pages(self, copies: Sequence[PageCopy]) -> None:
-        """Copy pages inside the pools of all groups."""
-        pools = list(zip(self._options.space_of_group, self.attn.pools, strict=True))
+        """Copy pages inside the pools of the model and of its drafter."""
         if self._tail is not None:
-            pools += [(0, pool) for pool in self._tail.drafter.pools]
+            self._tail.drafter.copy_pages(copies)
+        self._copy_own_pages(copies)
+
+    def _copy_own_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages inside the model's pools."""
+        pools = list(zip(self._options.space_of_group, self.attn.pools, strict=True))
         if self.states is not None:
             pools.append((STATE_SPACE, self.states))
         for space, pool in pools:
