@@ -149,3 +149,25 @@ def test_what_is_no_image_is_refused_by_name(server: RunningServer, source: str)
     answer = server.post("/v1/chat/completions", messages=[turn(part, "What is it?")])
     assert answer.status_code == 400, answer.text
     assert "messages[0].content[0]" in answer.json()["error"]["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [("--tp-size", "2"), ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention")],
+    ids=["ranks", "attention groups"],
+)
+def test_ranks_see_what_one_sees(server: RunningServer, flags: tuple[str, ...]) -> None:
+    """Tokens and log-probabilities, of images alone and with a prefix hit."""
+
+    def answers(running: RunningServer) -> list[Any]:
+        asks = ("What colour is the shape?", "Which shape is it?")
+        bodies = [
+            {"messages": [turn(url(colour, seed=9), ask)], "temperature": 0, "logprobs": True}
+            for colour in COLOURS[:2]
+            for ask in asks
+        ]
+        return [running.post("/v1/chat/completions", **body).json()["choices"] for body in bodies]
+
+    with RunningServer(*flags, "--cpu-threads", "1", model="radix-tiny-vl") as ranks:
+        assert answers(ranks) == answers(server)
