@@ -158,6 +158,7 @@ def _attention(
         lambda: attention.run(q, k, v, table, starts, lengths, out),
         float(num_sequences * kv_len * token_bytes + q.nbytes + out.nbytes),
         2.0 * seen * num_heads * (shape.k_dim + shape.v_dim),
+        "bf16" if attention.rounds_inputs else "fp32",
     )
 
 

@@ -414,10 +414,12 @@ struct PairKernels {
     double (*ceiling)(size_t rounds) = nullptr;  // operations done
 };
 
-// What else matrix tiles do. Null where the processor has none.
-struct TileKernels {
-    void (*attention)(const AttnArgs&, const Ctx&) = nullptr;  // caches whose numbers are exact in bf16
+// Attention to caches whose numbers are exact in bf16, by products of bf16. Null where the processor has
+// none.
+struct Bf16Kernels {
+    void (*attention)(const AttnArgs&, const Ctx&) = nullptr;
     size_t (*attention_local)(const AttnArgs&) = nullptr;
+    bool has_latents = false;
 };
 
 struct Kernels {
@@ -449,7 +451,7 @@ struct Kernels {
     size_t (*sparse_shared)(const SparseArgs&);
     size_t (*sparse_local)(const SparseArgs&);
     PairKernels pairs = {};
-    TileKernels tiles = {};
+    Bf16Kernels bf16 = {};
 };
 
 inline bool is_integer(const LinearArgs& a) {
@@ -467,17 +469,18 @@ inline size_t local_for(const Kernels& k, const LinearArgs& a, int threads) {
 }
 
 // The arithmetic of attention depends on the processor and the cache's type, on nothing else.
-inline bool is_tiled(const Kernels& k, const AttnArgs& a) {
-    return k.tiles.attention && a.cache.dtype != 0 && a.cache.dtype != 2 && a.cache.dtype != 6;
+inline bool is_bf16(const Kernels& k, const AttnArgs& a) {
+    return k.bf16.attention && (!a.cache.latent || k.bf16.has_latents) && a.cache.dtype != 0 &&
+           a.cache.dtype != 2 && a.cache.dtype != 6;
 }
 inline bool is_integer(const AttnArgs& a) { return a.cache.dtype == 6 && !a.cache.latent; }
 inline void run_attention(const Kernels& k, const AttnArgs& a, const Ctx& ctx) {
-    (is_integer(a) ? k.int8.attention : is_tiled(k, a) ? k.tiles.attention : k.attention)(a, ctx);
+    (is_integer(a) ? k.int8.attention : is_bf16(k, a) ? k.bf16.attention : k.attention)(a, ctx);
 }
 inline size_t local_for(const Kernels& k, const AttnArgs& a) {
-    return (is_integer(a)    ? k.int8.attention_local
-            : is_tiled(k, a) ? k.tiles.attention_local
-                             : k.attention_local)(a);
+    return (is_integer(a)   ? k.int8.attention_local
+            : is_bf16(k, a) ? k.bf16.attention_local
+                            : k.attention_local)(a);
 }
 
 // Rows of an attention task: query heads of one KV head, of several tokens. A large task brings a block

@@ -1,186 +1,9 @@
-// Blocks of attention on matrix tiles (AMX): caches whose numbers are exact in bfloat16, which are
-// bfloat16, int8 and the 8-bit floats. Queries and weights are rounded to bfloat16 as the cache is;
-// products and sums are float32.
-//
-// A tile always multiplies 16 rows, each independently of the others: decode and prefill use the same
-// arithmetic (few rows are computed by vectors to the same bits, see attention_few.h). Weights
-// of hidden tokens are 0 and change no sum, so whole steps of them may be left out. Tiles flush
-// denormals; vectors are set to do the same.
-#include <algorithm>
-
-#include "attention_few.h"
+// Attention on matrix tiles (AMX). A tile always multiplies 16 rows, each independently of the others.
+#include "attention_bf16.h"
 #include "attention_tile_latents.h"
 
 namespace radix {
 namespace RADIX_ISA {
-
-class TileBlock {
-  public:
-    static int padded(int k_dim) { return (k_dim + 31) / 32 * 32; }
-    static size_t floats(const Shape& s, int rows) {
-        rows = (rows + GROUP - 1) / GROUP * GROUP;
-        const size_t staged =
-            size_t(blocks_at_once(s, rows)) * BLOCK * (size_t(padded(s.k_dim) + s.v_pad) / 2 + 2);
-        return staged + size_t(rows) * padded(s.k_dim) / 2 + 2 * SIDE + GROUP * WEIGHTS / 2 + 64 +
-               size_t(FEW) * (padded(s.k_dim) + BLOCK);
-    }
-    TileBlock(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of,
-              const NextTiles& after, float* memory)
-        : a(args),
-          s(shape),
-          rows(of),
-          next_tiles(after),
-          pages(args.page_table + int64_t(task.seq) * args.ldp),
-          kv_head(task.kv_head),
-          k_pad(padded(shape.k_dim)) {
-        const size_t padded_rows = size_t(rows.count + 15) / 16 * 16;
-        float* f = (float*)((uintptr_t(memory) + 63) / 64 * 64);
-        for (int i = 0; i < blocks_at_once(s, rows.count); i++) {
-            staged[i].k = (uint32_t*)f, f += size_t(BLOCK) * k_pad / 2;
-            staged[i].v = (uint32_t*)f, f += size_t(BLOCK) * s.v_pad / 2;
-            staged[i].k_scale = f, f += BLOCK;
-            staged[i].v_scale = f, f += BLOCK;
-        }
-        p = f, f += 2 * SIDE;
-        weights = (uint16_t*)f, f += GROUP * WEIGHTS / 2;
-        q = (uint16_t*)f, f += padded_rows * size_t(k_pad) / 2;
-        is_few = rows.count <= FEW && s.k_dim % 2 == 0 && s.v_dim % 16 == 0;
-        for (size_t i = 0; i < (is_few ? size_t(rows.count) : padded_rows); i++) round_query(task, int(i));
-        if (is_few) {
-            few_q = f, few_weights = f + FEW * k_pad;
-            widen_bf16(q, rows.count * k_pad, few_q);
-            return;
-        }
-        std::memset(weights, 0, GROUP * WEIGHTS * 2);
-        configure(rows.count < 16 ? rows.count : 16);
-    }
-    // Groups of rows go through a split one after the other where all of it is staged: their sums stay
-    // in first-level cache.
-    static int slots(const Shape& s, int rows) {
-        return blocks_at_once(s, rows) == SPLIT / BLOCK ? GROUP : rows;
-    }
-    void run(int from, int to, const SplitRows& split);
-    ~TileBlock() {
-        if (!is_few) release_tiles();
-    }
-
-  private:
-    static constexpr int GROUP = 32;                      // rows: two tiles that read the same K and V
-    static constexpr int SIDE = GROUP * BLOCK;            // their scores of a block
-    static constexpr int PENDING = 4;                     // blocks whose weights wait for the sums
-    static constexpr int WEIGHTS = PENDING * BLOCK + 32;  // numbers from one row's weights to the next
-    static constexpr int BURST = 24;                      // lines that may be prefetched at once
-    static constexpr size_t STAGED_BYTES = 288 << 10;     // of K and V in second-level cache
-
-    struct Staged {
-        uint32_t *k, *v;  // [TILES][k_pad / 2][16] and [2][v_pad / 16][16][16] pairs
-        float *k_scale, *v_scale;
-        int block0;
-    };
-    // Up to 32 rows and a block: scores, then weights, then sums.
-    struct Item {
-        const Staged* block;
-        int r0, n, first_step, last_step, number;
-        uint32_t scaled = ~0u;  // rows whose scores have been multiplied by scales of K already
-    };
-
-    const AttnArgs& a;
-    const Shape& s;
-    const Rows& rows;
-    const NextTiles& next_tiles;
-    const int32_t* pages;
-    int kv_head, k_pad;
-    Staged staged[SPLIT / BLOCK];
-    float* p;           // twice [32][64], for items that follow each other
-    uint16_t* weights;  // [32][PENDING][64]
-    uint16_t* q;
-    alignas(64) float highest[GROUP];  // maxima of the group's rows
-    const Item* pending = nullptr;     // items whose weights are not added up yet
-    int num_pending = 0;
-    bool is_few;
-    float *few_q, *few_weights;  // q and weights as float32
-
-    // Few rows go through one block after the other. Many take 32 rows through as many blocks as second-
-    // level cache holds, so that their sums stay in the first.
-    static int blocks_at_once(const Shape& s, int rows) {
-        if (rows <= 32) return 1;
-        return std::clamp(int(STAGED_BYTES / (size_t(BLOCK) * size_t(padded(s.k_dim) + s.v_pad) * 2)), 1,
-                          SPLIT / BLOCK);
-    }
-    static void configure(int count) {
-        TileConfig c;
-        for (int i = 0; i < 8; i++) c.row_bytes[i] = 64, c.rows[i] = uint8_t(i < 6 ? count : 16);
-        c.use();
-    }
-    void round_query(const AttnTask& task, int i) {
-        const bool is_there = i < rows.count;
-        const float* from = is_there ? query_of(a, s, task, rows, i) : nullptr;
-        auto part = [&](int d) {
-            return is_there && d < s.k_dim ? mul(load_n(from + d, lanes_at(d, s.k_dim)), set1(a.scale))
-                                           : zero();
-        };
-        for (int d = 0; d < k_pad; d += 32) round_to(part(d), part(d + 16), q + int64_t(i) * k_pad + d);
-    }
-    template <int DTYPE>
-    void stage(const Staged& to, const Tile& t, int tile, int count, const Tile& next) {
-        uint32_t* k = to.k + int64_t(tile) * k_pad * 8;
-        pair_k<DTYPE>(
-            t.k, s.k_dim, k_pad, k,
-            {(const char*)next.k, (const char*)next.k + (next.k ? tile_bytes(a.cache, s.k_dim) : 0)});
-        uint32_t* v = to.v + int64_t(tile / 2) * s.v_pad * 16 + tile % 2 * 128;
-        pair_v<DTYPE>(t.v, v_width(a.cache), s.v_dim, count, v, 256,
-                      {(const char*)next.v,
-                       (const char*)next.v + (next.v ? tile_bytes(a.cache, v_width(a.cache)) : 0)});
-    }
-    void open(Staged& to, int block0);
-    static void widen_bf16(const uint16_t* x, int64_t n, float* out) {
-        for (int64_t i = 0; i < n; i += 16) store(out + i, load_bf16(x + i));
-    }
-    void run_few(int block0);
-    int stage_blocks(int from, int to);
-    void attend(int r0, int n, int num_blocks);
-    void open_maxima(int r0, int n);
-    void close_maxima(int r0, int n);
-    void mask_scores(const Staged& b, int i, float* w) const;
-    void find_maxima(Item& g);
-    void raise(const Item& g, int r, float top);
-    void softmax_item(Item& g);
-    void score(const Item& g);
-    void weigh();
-    template <int ROW_TILES, int N>
-    void weigh_part(int at);
-};
-
-// Brings a block's tiles into the order of the multiplications; what is not there becomes zeros.
-void TileBlock::open(Staged& to, int block0) {
-    const Cache& c = a.cache;
-    const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK,
-              start = rows.lo > block0 ? rows.lo : block0;
-    to.block0 = block0;
-    for (int i = 0; i < TILES; i++) {
-        const int tile = block0 / TILE + i;
-        const Tile next = next_tiles.of(tile);
-        if (tile < start / TILE || tile > (end - 1) / TILE) {  // its scores are masked
-            if (next.v) prefetch_tile(c, next);
-            store(to.v_scale + i * TILE, zero());
-            for (int j = 0; j < s.v_pad / 16; j++)
-                std::memset(to.v + int64_t(i / 2) * s.v_pad * 16 + i % 2 * 128 + j * 256, 0, 512);
-            continue;
-        }
-        const Tile t = tile_at(c, pages, kv_head, tile);
-        const int left = rows.kv_len - tile * TILE, count = left < TILE ? left : TILE;
-        if (t.k_scale) {
-            std::memcpy(to.k_scale + i * TILE, t.k_scale, TILE * 4);
-            store(to.v_scale + i * TILE, load_n(t.v_scale, count));
-        }
-        switch (c.dtype) {
-            case DT_BF16: stage<DT_BF16>(to, t, i, count, next); break;
-            case DT_I8: stage<DT_I8>(to, t, i, count, next); break;
-            case DT_E4M3: stage<DT_E4M3>(to, t, i, count, next); break;
-            default: stage<DT_E5M2>(to, t, i, count, next);
-        }
-    }
-}
 
 static void clear_sums() {
     _tile_zero(0);
@@ -189,17 +12,53 @@ static void clear_sums() {
     _tile_zero(3);
 }
 
-// p = q . k. Sixteen rows take 64 tokens at once, 32 rows first 32 tokens and then the others.
-void TileBlock::score(const Item& g) {
+struct TileProducts {
+    static constexpr int SIDES = 2, PENDING = 4, WEIGHTS = PENDING * BLOCK + 32;
+    template <int R, int N>
+    using Chains = TileChains<R, N>;
+
+    static void open(int count) {
+        TileConfig c;
+        for (int i = 0; i < 8; i++)
+            c.row_bytes[i] = 64, c.rows[i] = uint8_t(i < 6 ? std::min(count, 16) : 16);
+        c.use();
+    }
+    static void close() { release_tiles(); }
+    static void scores(const ScoreOperands& o);
+    static void sums(const SumOperands& o) {
+        asm volatile("" ::: "memory");
+        const bool is_pair = o.n > 16;
+        for (int at = 0; at < o.v_pad; at += is_pair ? 32 : 64) {
+            const int tiles = (o.v_pad - at) / 16;
+            if (is_pair)
+                tiles == 1 ? sums_part<2, 1>(o, at) : sums_part<2, 2>(o, at);
+            else if (tiles == 1)
+                sums_part<1, 1>(o, at);
+            else if (tiles == 2)
+                sums_part<1, 2>(o, at);
+            else if (tiles == 3)
+                sums_part<1, 3>(o, at);
+            else
+                sums_part<1, 4>(o, at);
+        }
+        asm volatile("" ::: "memory");
+    }
+
+  private:
+    template <int ROW_TILES, int N>
+    static void sums_part(const SumOperands& o, int at);
+};
+
+// Sixteen rows take 64 tokens at once, 32 rows first 32 tokens and then the others.
+void TileProducts::scores(const ScoreOperands& o) {
     asm volatile("" ::: "memory");  // the compiler does not see what tiles read and write
-    const int64_t tile = int64_t(k_pad) * 8;
-    const uint16_t* x = q + int64_t(g.r0) * k_pad;
-    float* to = p + g.number % 2 * SIDE;
-    if (g.n <= 16) {
+    const int64_t tile = int64_t(o.k_pad) * 8, q_step = o.q_rows * PAIRS;
+    float* to = o.p;
+    if (o.n <= 16) {
         clear_sums();
-        for (int step = 0; step < k_pad / PAIRS; step++) {
-            const uint32_t* b = g.block->k + step * 256;
-            _tile_loadd(4, x + step * PAIRS, k_pad * 2);
+        for (int step = 0; step < o.k_pad / PAIRS; step++) {
+            const uint32_t* b = o.k + step * 256;
+            _tile_loadd(4, o.q + step * q_step, PAIRS * 2);
             _tile_loadd(6, b, 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_loadd(7, b + tile, 64);
@@ -216,14 +75,14 @@ void TileBlock::score(const Item& g) {
     } else
         for (int half = 0; half < 2; half++, to += 32) {
             clear_sums();
-            for (int step = 0; step < k_pad / PAIRS; step++) {
-                const uint32_t* b = g.block->k + half * 2 * tile + step * 256;
-                _tile_loadd(4, x + step * PAIRS, k_pad * 2);
+            for (int step = 0; step < o.k_pad / PAIRS; step++) {
+                const uint32_t* b = o.k + half * 2 * tile + step * 256;
+                _tile_loadd(4, o.q + step * q_step, PAIRS * 2);
                 _tile_loadd(6, b, 64);
                 _tile_dpbf16ps(0, 4, 6);
                 _tile_loadd(7, b + tile, 64);
                 _tile_dpbf16ps(1, 4, 7);
-                _tile_loadd(5, x + step * PAIRS + 16 * k_pad, k_pad * 2);
+                _tile_loadd(5, o.q + step * q_step + 16 * PAIRS, PAIRS * 2);
                 _tile_dpbf16ps(2, 5, 6);
                 _tile_dpbf16ps(3, 5, 7);
             }
@@ -237,18 +96,18 @@ void TileBlock::score(const Item& g) {
 
 // Sums of 16 or 32 rows += weights . v of what is pending, for N tiles of 16 channels.
 template <int ROW_TILES, int N>
-void TileBlock::weigh_part(int at) {
+void TileProducts::sums_part(const SumOperands& o, int at) {
     constexpr bool IS_PAIR = ROW_TILES == 2;
-    float *state = rows.state(s, pending->r0) + at, *second = IS_PAIR ? state + 16 * s.state : state + 32;
-    const int64_t ld = s.state * 4;
+    float *state = o.state + at, *second = IS_PAIR ? state + 16 * o.state_stride : state + 32;
+    const int64_t ld = o.state_stride * 4;
     _tile_loadd(0, state, ld);
     if constexpr (N > 1) _tile_loadd(1, state + 16, ld);
     if constexpr (IS_PAIR || N > 2) _tile_loadd(2, second, ld);
     if constexpr (IS_PAIR ? N > 1 : N > 3) _tile_loadd(3, second + 16, ld);
-    for (int i = 0; i < num_pending; i++)
-        for (int step = pending[i].first_step; step <= pending[i].last_step; step++) {
-            const uint16_t* w = weights + pending[i].number % PENDING * BLOCK + step * 32;
-            const uint32_t* b = pending[i].block->v + int64_t(step) * s.v_pad * 16 + int64_t(at / 16) * 256;
+    for (const BlockItem* item = o.items; item < o.items + o.num_items; item++)
+        for (int step = item->first_step; step <= item->last_step; step++) {
+            const uint16_t* w = o.weights + item->number % PENDING * BLOCK + step * 32;
+            const uint32_t* b = item->block->v + int64_t(step) * o.v_pad * 16 + int64_t(at / 16) * 256;
             _tile_loadd(4, w, WEIGHTS * 2);
             _tile_loadd(6, b, 64);
             _tile_dpbf16ps(0, 4, 6);
@@ -275,228 +134,16 @@ void TileBlock::weigh_part(int at) {
     if constexpr (IS_PAIR || N > 2) _tile_stored(2, second, ld);
     if constexpr (IS_PAIR ? N > 1 : N > 3) _tile_stored(3, second + 16, ld);
 }
-void TileBlock::weigh() {
-    asm volatile("" ::: "memory");
-    const bool is_pair = num_pending && pending->n > 16;
-    for (int at = 0; num_pending && at < s.v_pad; at += is_pair ? 32 : 64) {
-        const int tiles = (s.v_pad - at) / 16;
-        if (is_pair)
-            tiles == 1 ? weigh_part<2, 1>(at) : weigh_part<2, 2>(at);
-        else if (tiles == 1)
-            weigh_part<1, 1>(at);
-        else if (tiles == 2)
-            weigh_part<1, 2>(at);
-        else if (tiles == 3)
-            weigh_part<1, 3>(at);
-        else
-            weigh_part<1, 4>(at);
-    }
-    pending += num_pending, num_pending = 0;
-    asm volatile("" ::: "memory");
-}
-
-// What a row does not see, caps and slopes: the rare changes of scores.
-void TileBlock::mask_scores(const Staged& b, int i, float* w) const {
-    const int block0 = b.block0;
-    if (a.tree && block0 + BLOCK > rows.first_new)
-        mask_tree(a, rows.token0 + i / s.group, block0, rows.first_new, rows.kv_len, w);
-    const int lo = rows.row_lo[i] - block0, hi = rows.row_hi[i] - block0;
-    const float slope = a.alibi_slopes ? a.alibi_slopes[kv_head * s.group + i % s.group] : 0.0f,
-                distance = float(block0 - rows.position(i, s.group));
-    for (int t = 0; t < TILES; t++) {
-        vf v = load(w + t * 16);
-        if (a.cache.dtype == DT_I8) v = mul(v, load(b.k_scale + t * 16));
-        if (a.softcap != 0.0f) v = mul(set1(a.softcap), vtanh(div(v, set1(a.softcap))));
-        if (slope != 0.0f) v = fma(set1(slope), add(count_from_zero(), set1(distance + float(t * 16))), v);
-        store(w + t * 16, keep_lanes(v, lo - t * 16, hi - t * 16, set1(-INFINITY)));
-    }
-}
-
-void TileBlock::open_maxima(int r0, int n) {
-    for (int r = 0; r < GROUP; r++) highest[r] = r < n ? rows.state(s, r0 + r)[s.v_pad + 16] : EMPTY;
-}
-void TileBlock::close_maxima(int r0, int n) {
-    for (int r = 0; r < n; r++) rows.state(s, r0 + r)[s.v_pad + 16] = highest[r];
-}
-
-// A score has outgrown the row's maximum: what is summed up so far is scaled anew.
-void TileBlock::raise(const Item& g, int r, float top) {
-    if (highest[r] != EMPTY) {
-        weigh();
-        float* state = rows.state(s, g.r0 + r);
-        const vf shrink = exp_weight(set1(highest[r] - top));
-        for (int i = 0; i < s.v_pad + 16; i += 16) store(state + i, mul(load(state + i), shrink));
-    }
-    highest[r] = top;
-}
-
-// The largest of 16 lanes of four vectors, in order.
-static __m128 lane_maxima(const __m512 (&x)[4]) {
-    const __m512 a = _mm512_max_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
-    const __m512 b = _mm512_max_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
-    __m512 c = _mm512_max_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
-    c = _mm512_max_ps(c, _mm512_shuffle_f32x4(c, c, 0x4e));
-    return _mm512_castps512_ps128(_mm512_max_ps(c, _mm512_shuffle_f32x4(c, c, 0xb1)));
-}
-
-template <class Score>
-RADIX_INLINE __m512 highest_of(Score score) {
-    return vmax(vmax(score(0), score(1)), vmax(score(2), score(3))).v;
-}
-
-// Masks the scores of an item and raises the maxima that they outgrow, four rows at a time.
-void TileBlock::find_maxima(Item& g) {
-    const Staged& b = *g.block;
-    const bool has_scales = a.cache.dtype == DT_I8, changes = a.softcap != 0.0f || a.alibi_slopes || a.tree;
-    float* w = p + g.number % 2 * SIDE;
-    for (int r0 = 0; r0 < g.n; r0 += 4) {
-        __m512 top[4];
-        for (int r = r0; r < r0 + 4; r++, w += BLOCK) {
-            const int row = g.r0 + r;
-            if (r < g.n && (changes || rows.row_lo[row] > b.block0 || rows.row_hi[row] < b.block0 + BLOCK))
-                mask_scores(b, row, w);
-            else if (has_scales) {
-                g.scaled &= ~(1u << r);
-                top[r - r0] =
-                    highest_of([&](int t) { return mul(load(w + t * 16), load(b.k_scale + t * 16)); });
-                continue;
-            }
-            top[r - r0] = highest_of([&](int t) { return load(w + t * 16); });
-        }
-        alignas(16) float tops[4];
-        _mm_store_ps(tops, lane_maxima(top));
-        const unsigned grown = _mm_cmp_ps_mask(
-            _mm_load_ps(tops), _mm_add_ps(_mm_load_ps(highest + r0), _mm_set1_ps(GROWTH)), _CMP_GT_OQ);
-        for (int i = 0; grown >> i; i++)
-            if (grown >> i & 1 && r0 + i < g.n) raise(g, r0 + i, tops[i]);
-    }
-}
-
-// Scores of an item become weights, as bfloat16, and their sums.
-void TileBlock::softmax_item(Item& g) {
-    find_maxima(g);
-    const Staged& b = *g.block;
-    const bool has_scales = a.cache.dtype == DT_I8;
-    const float* w = p + g.number % 2 * SIDE;
-    uint16_t* out = weights + g.number % PENDING * BLOCK;
-    float* partial = rows.state(s, g.r0) + s.v_pad;
-    for (int r = 0; r < g.n; r++, w += BLOCK, out += WEIGHTS, partial += s.state) {
-        const vf m = set1(highest[r]);
-        const bool is_scaled = g.scaled >> r & 1;
-        vf e[TILES];
-        for (int t = 0; t < TILES; t++)
-            e[t] = exp_weight(
-                sub(is_scaled ? load(w + t * 16) : mul(load(w + t * 16), load(b.k_scale + t * 16)), m));
-        store(partial, add(load(partial), add(add(e[0], e[1]), add(e[2], e[3]))));
-        if (has_scales)
-            for (int t = 0; t < TILES; t++) e[t] = mul(e[t], load(b.v_scale + t * 16));
-        round_to(e[0], e[1], out);
-        round_to(e[2], e[3], out + 32);
-    }
-}
-
-// A group of rows goes through the staged blocks. Scores of the next block are begun before those of
-// this one are read, which waits for what was just written.
-void TileBlock::attend(int r0, int n, int num_blocks) {
-    Item items[SPLIT / BLOCK];
-    int count = 0;
-    const int lo = rows.row_lo[r0], hi = rows.row_hi[r0 + n - 1];  // both grow with the row
-    for (int i = 0; i < num_blocks; i++) {
-        const int block0 = staged[i].block0;
-        if (hi <= block0 || lo >= block0 + BLOCK) continue;
-        items[count] = {&staged[i], r0, n, lo > block0 + 31 ? 1 : 0, hi > block0 + 32 ? 1 : 0, count};
-        count++;
-    }
-    if (!count) return;
-    open_maxima(r0, n);
-    pending = items;
-    score(items[0]);
-    for (int i = 0; i < count; i++) {
-        if (i + 1 < count) score(items[i + 1]);
-        softmax_item(items[i]);
-        num_pending++;
-        if ((i + 1) % PENDING == 0) weigh();
-    }
-    weigh();
-    close_maxima(r0, n);
-}
-
-void TileBlock::run_few(int block0) {
-    const int end = rows.hi < block0 + BLOCK ? rows.hi : block0 + BLOCK,
-              start = rows.lo > block0 ? rows.lo : block0;
-    Staged& block = staged[0];
-    block.block0 = block0;
-    FewTile tile[TILES];
-    for (int i = 0; i < TILES; i++) {
-        const int number = block0 / TILE + i, left = rows.kv_len - number * TILE;
-        const Tile next = next_tiles.of(number);
-        if (next.k_scale) __builtin_prefetch(next.k_scale, 0, 2), __builtin_prefetch(next.v_scale, 0, 2);
-        if (number < start / TILE || number > (end - 1) / TILE) {
-            if (next.v) prefetch_tile(a.cache, next);
-            tile[i] = {};
-            continue;
-        }
-        const Tile t = tile_at(a.cache, pages, kv_head, number);
-        tile[i] = {t.k, t.v, next.v ? next.k : t.k, next.v ? next.v : t.v, left < TILE ? left : TILE};
-        if (!t.k_scale) continue;
-        std::memcpy(block.k_scale + i * TILE, t.k_scale, TILE * 4);
-        store(block.v_scale + i * TILE, load_n(t.v_scale, tile[i].count));
-    }
-    const int of_type = a.cache.dtype == DT_BF16 ? 0 : a.cache.dtype - DT_I8 + 1, n = rows.count;
-    FEW_SCORES[of_type][n - 1](few_q, s.k_dim, k_pad, tile, p);
-    if (tile[0].k) prefetch_bytes(tile[0].next_v, BURST * 64);  // memory is not to rest meanwhile
-    Item all{&block, 0, n, 0, 1, 0};
-    open_maxima(0, n);
-    softmax_item(all);
-    close_maxima(0, n);
-    for (int r = 0; r < n; r++) widen_bf16(weights + r * WEIGHTS, BLOCK, few_weights + r * BLOCK);
-    for (int half = 0; half < 2; half++)
-        if (tile[2 * half].k || tile[2 * half + 1].k)
-            FEW_SUMS[of_type][n - 1](rows.now, s.state, few_weights + half * STEP, tile + 2 * half,
-                                     v_width(a.cache), s.v_dim);
-}
-
-int TileBlock::stage_blocks(int from, int to) {
-    int count = 0;
-    for (const int limit = blocks_at_once(s, rows.count); from < to && count < limit; from += BLOCK)
-        open(staged[count++], from);
-    return count;
-}
-
-// Tokens [from, to) of a split.
-void TileBlock::run(int from, int to, const SplitRows& split) {
-    auto groups = [&](auto each) {
-        for (int r0 = 0; r0 < rows.count; r0 += GROUP) each(r0, std::min(GROUP, rows.count - r0));
-    };
-    if (slots(s, rows.count) < rows.count) {
-        const int count = stage_blocks(from, to);
-        return groups([&](int r0, int n) {
-            split.open(r0, n);
-            attend(r0, n, count);
-            split.close(r0, n);
-        });
-    }
-    split.open(0, rows.count);
-    for (const int step = is_few ? BLOCK : blocks_at_once(s, rows.count) * BLOCK; from < to; from += step) {
-        if (is_few)
-            run_few(from);
-        else
-            groups([&, count = stage_blocks(from, to)](int r0, int n) { attend(r0, n, count); });
-    }
-    split.close(0, rows.count);
-}
 
 void attention_tiles(const AttnArgs& a, const Ctx& ctx) {
-    const unsigned before = _mm_getcsr();
-    _mm_setcsr(before | 0x8040);  // denormals: flushed, and taken for zeros
+    const FlushDenormals flush;
     if (a.cache.latent)
         run_attention<LatentTiles>(a, ctx);
     else
-        run_attention<TileBlock>(a, ctx);
-    _mm_setcsr(before);
+        run_attention<Bf16Block<TileProducts>>(a, ctx);
 }
 size_t attention_tiles_local(const AttnArgs& a) {
-    return a.cache.latent ? attention_bytes<LatentTiles>(a) : attention_bytes<TileBlock>(a);
+    return a.cache.latent ? attention_bytes<LatentTiles>(a) : attention_bytes<Bf16Block<TileProducts>>(a);
 }
 
 }  // namespace RADIX_ISA

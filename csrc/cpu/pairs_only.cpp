@@ -1,19 +1,15 @@
-// Linear layers with bf16 weights by dot products of pairs (AVX-512 with bf16 instructions), twice the rate
-// of fp32 multiply-adds: a step of k is two inputs. Activations are rounded to bf16 once, products of two
+// What dot products of bfloat16 pairs do: attention (attention_pairs.cpp), and here linear layers with bf16
+// weights: a step of k is two inputs. Activations are rounded to bf16 once, products of two
 // inputs are added to a float32 sum in the order of the instruction; denormals count as zero. The weights'
 // layout is that of matrix tiles.
-#include <algorithm>
-
-#include "panels.h"
+#include "attention_pairs.cpp"
 
 namespace radix {
 namespace RADIX_ISA {
 
 struct PairStep {
     static constexpr int64_t INPUTS = 2;
-    static RADIX_INLINE vf add(vf sum, vf x, vf w) {
-        return {_mm512_dpbf16_ps(sum.v, (__m512bh)x.v, (__m512bh)w.v)};
-    }
+    static RADIX_INLINE vf add(vf sum, vf x, vf w) { return add_pairs(sum, x, w); }
     static RADIX_INLINE vf inputs(const float* x, int64_t i, int64_t k) {
         const int64_t left = k - 2 * i;
         const vf low = load_n(x + 2 * i, left < 16 ? int(left) : 16);
@@ -70,6 +66,8 @@ static double pairs_ceiling(size_t rounds) {
 
 extern const PairKernels pair_table;
 const PairKernels pair_table = {linear_pairs, panel_shared<PairStep>, pairs_local, pairs_ceiling};
+extern const Bf16Kernels bf16_table;
+const Bf16Kernels bf16_table = {attention_pairs, attention_pairs_local};
 
 }  // namespace RADIX_ISA
 }  // namespace radix

@@ -37,7 +37,8 @@ extern const Int8Kernels int8_table;
 #ifdef RADIX_HAS_AVX512BF16
 namespace avx512bf16 {
 extern const PairKernels pair_table;
-}
+extern const Bf16Kernels bf16_table;
+}  // namespace avx512bf16
 #endif
 #ifdef RADIX_HAS_NEON_DOTPROD
 namespace neon_dotprod {
@@ -48,7 +49,7 @@ extern const Int8Kernels int8_table;
 namespace amx {
 extern const Int8Kernels int8_table;
 extern const PairKernels pair_table;
-extern const TileKernels tile_table;
+extern const Bf16Kernels bf16_table;
 }  // namespace amx
 #endif
 #ifdef RADIX_HAS_AVX512
@@ -61,8 +62,8 @@ RADIX_DECLARE(portable)
 
 // The kernels of another instruction set, with these replaced.
 [[maybe_unused]] static Kernels changed(Kernels k, const char* name, const Int8Kernels& int8,
-                                        const PairKernels& pairs = {}, const TileKernels& tiles = {}) {
-    k.name = name, k.int8 = int8, k.pairs = pairs, k.tiles = tiles;
+                                        const PairKernels& pairs = {}, const Bf16Kernels& bf16 = {}) {
+    k.name = name, k.int8 = int8, k.pairs = pairs, k.bf16 = bf16;
     return k;
 }
 
@@ -77,8 +78,8 @@ static const Kernels* with_vnni() {
 #ifdef RADIX_HAS_AVX512BF16
 // Every processor with bf16 dot products has VNNI.
 static const Kernels* with_pairs() {
-    static const Kernels table =
-        changed(avx512::table, "avx512bf16", avx512vnni::int8_table, avx512bf16::pair_table);
+    static const Kernels table = changed(avx512::table, "avx512bf16", avx512vnni::int8_table,
+                                         avx512bf16::pair_table, avx512bf16::bf16_table);
     return &table;
 }
 #endif
@@ -95,7 +96,7 @@ static const Kernels* with_dotprod() {
 // Tiles do the linear layers; the other kernels are avx512's.
 static const Kernels* with_tiles() {
     static const Kernels table =
-        changed(avx512::table, "amx", amx::int8_table, amx::pair_table, amx::tile_table);
+        changed(avx512::table, "amx", amx::int8_table, amx::pair_table, amx::bf16_table);
     return &table;
 }
 #endif

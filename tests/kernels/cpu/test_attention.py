@@ -9,7 +9,6 @@ from torch import Tensor
 
 from radixlm.kernels.cpu import cache as paged
 from radixlm.kernels.cpu.attention import PagedAttention
-from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.ops import kv
 
 
@@ -47,17 +46,12 @@ def rounded_key(x: Tensor, dtype: torch.dtype) -> Tensor:
     return kv.rotate_back(rounded(kv.rotate(x), dtype))
 
 
-def limit(dtype: torch.dtype) -> float:
-    """Error limit relative to the largest value. Matrix tiles round weights to bfloat16, int4 to 16
-    bits of the largest of some."""
-    if dtype == kv.INT4:
+def limit(layer: PagedAttention) -> float:
+    """Error limit relative to the largest value. Products of bfloat16 round weights to it, int4 to
+    16 bits of the largest of some."""
+    if layer.cache.dtype == kv.INT4:
         return 5e-4
-    return 5e-3 if is_tiled(dtype) else 1e-5
-
-
-def is_tiled(dtype: torch.dtype) -> bool:
-    """Whether matrix tiles read a cache of this type; they round queries to bfloat16."""
-    return native().isa() == "amx" and dtype not in (torch.float32, torch.float16, kv.INT4)
+    return 5e-3 if layer.rounds_inputs else 1e-5
 
 
 class World:
@@ -116,7 +110,7 @@ class World:
         k = self.k[s][:total].double().repeat_interleave(group, 1)
         v = self.v[s][:total].double().repeat_interleave(group, 1)
         q = self.q[s][total - new : total] * case.scale
-        q = (q.bfloat16() if is_tiled(case.dtype) else q).double()
+        q = (q.bfloat16() if self.layer.rounds_inputs else q).double()
         scores = torch.einsum("qhd,khd->hqk", q, k)
         if case.softcap:
             scores = case.softcap * torch.tanh(scores / case.softcap)
@@ -165,7 +159,7 @@ def test_mixed_rows_match_fp64(case: Case, threads: int) -> None:
     world = World(case)
     for s, got in enumerate(world.run(list(case.lens), threads)):
         want = world.reference(s, *case.lens[s])
-        assert float((got - want).abs().max() / want.abs().max()) < limit(case.dtype), s
+        assert float((got - want).abs().max() / want.abs().max()) < limit(world.layer), s
 
 
 @pytest.mark.parametrize(

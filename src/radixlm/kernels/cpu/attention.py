@@ -8,6 +8,7 @@ from torch import Tensor
 
 from radixlm.kernels.cpu.cache import CacheShape
 from radixlm.kernels.cpu.extension import address, native
+from radixlm.kernels.ops.kv import INT4
 
 
 class PagedAttention:
@@ -38,6 +39,14 @@ class PagedAttention:
             cache.code, scale, window, chunk, softcap,
             is_causal, address(self._sinks), address(self._slopes),
         )  # fmt: skip
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether queries and weights are rounded to bfloat16: the cache is exact in it and this
+        processor multiplies such numbers, of latents by matrix tiles only."""
+        isa = native().isa()
+        has_products = isa == "amx" or (isa == "avx512bf16" and not self.cache.is_latent)
+        return has_products and self.cache.dtype not in (torch.float32, torch.float16, INT4)
 
     def run(
         self,
