@@ -106,7 +106,7 @@ def draw_stages(rng: random.Random) -> dict[str, Any]:
     elif rng.random() < 0.6:
         found["groups"] = 2
     if rng.random() < 0.3:
-        found["target_itl_s"] = rng.choice([1e-3, 1e-2])
+        found["target_itl_s"] = rng.choice([1e-3, 1e-2, None])
     if rng.random() < 0.3:  # output tokens that are not shared
         found["first_sparse"] = rng.choice([0, 9, 30])
     return found

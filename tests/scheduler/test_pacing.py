@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixlm.scheduler.pacing import FIRST, LEAST, LEAST_EVEN, ChunkPacer, even_chunk
+from radixlm.scheduler import pacing
+from radixlm.scheduler.pacing import (
+    FIRST,
+    LEAST,
+    LEAST_EVEN,
+    TIMES,
+    UNNOTICED_S,
+    ChunkPacer,
+    even_chunk,
+)
 from radixlm.step.plan import Items
 from radixlm.wire.requests import AbortRequest
 from tests.fakes.executor import reference
@@ -59,8 +68,37 @@ def test_running_requests_get_their_tokens_in_time(depth: int) -> None:
     assert took_s > 0.85 * target_s, "and no slower than needed"
 
 
-def test_a_prompt_alone_takes_whole_chunks() -> None:
-    bench = TimedHarness(target_itl_s=2e-3)
+@pytest.mark.parametrize("is_read", [True, False])
+def test_without_a_target_readers_are_spared(monkeypatch: Any, is_read: bool) -> None:
+    """A step with a prompt takes at most TIMES one without, where somebody reads."""
+    monkeypatch.setattr(pacing, "UNNOTICED_S", 0.0)
+    bench = TimedHarness(target_itl_s=None)
+    bench.submit("runs", [1, 2, 3], 100, ignore_eos=True, stream=is_read)
+    for _ in range(5):
+        bench.tick()
+    bench.submit("long", [3 + i % 50 for i in range(6000)], 4, ignore_eos=True)
+    bench.run()
+    beside = [step for step in bench.steps[5:] if step[0] and step[1]]
+    if is_read:
+        settled = [step[2] for step in beside[2:-1]]
+        assert len(settled) > 5 and 0.88 * TIMES < max(settled) / BASE_S < 1.2 * TIMES
+    else:
+        assert beside[0][1] == 1023, "a whole chunk"
+
+
+@given(st.floats(1e-4, 1.0))
+def test_the_time_that_readers_bear(base_s: float) -> None:
+    pacer = ChunkPacer(None)
+    assert pacer.target_s == UNNOTICED_S, "while nothing is known"
+    pacer.observe(1, 0, base_s)
+    assert pacer.target_s == max(UNNOTICED_S, TIMES * base_s)
+    pacer.observe(1, 0, 2 * base_s)  # something came between
+    assert pacer.target_s <= max(UNNOTICED_S, 1.11 * TIMES * base_s)
+
+
+@pytest.mark.parametrize("target_s", [2e-3, None])
+def test_a_prompt_alone_takes_whole_chunks(target_s: float | None) -> None:
+    bench = TimedHarness(target_itl_s=target_s)
     bench.submit("long", [3] * 5000, 2, ignore_eos=True)
     bench.run()
     assert [step[1] for step in bench.steps if step[1]][:4] == [1024] * 4

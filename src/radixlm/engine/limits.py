@@ -68,7 +68,7 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
         stages=stages,
         max_micro_batch=micro_batch if stages > 1 else None,
         waits_for_chunks=stages > 1 and has_states,
-        target_itl_s=(schedule.target_itl_ms or 0.0) / 1e3,
+        target_itl_s=_target_itl_s(config),
         attention_length=attention_length(info.decoder) * (config.execute.device == "cpu"),
         admit_every=schedule.num_continuous_decode_steps,
         reserve=BASE_RESERVE * schedule.schedule_conservativeness,
@@ -87,6 +87,13 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
         log_interval=config.observe.decode_log_interval or 0,
         log_every_s=LOG_EVERY_S * (config.observe.decode_log_interval == LOG_STEPS),
     )
+
+
+def _target_itl_s(config: ServerConfig) -> float | None:
+    """--target-itl-ms in seconds; without it a CPU, whose chunks take long, spares readers."""
+    target_ms = config.schedule.target_itl_ms
+    is_open = config.execute.device == "cpu" and config.parallel.pp_size == 1
+    return (None if is_open else 0.0) if target_ms is None else target_ms / 1e3
 
 
 def attention_length(decoder: Decoder) -> float:

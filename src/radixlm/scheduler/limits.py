@@ -53,7 +53,8 @@ class Limits(Record):
     chunked: bool = True
     is_encoder: bool = False  # an encoder: whole prompts, no prefix cache
     mixed: bool = True  # prefill and decode may share a step
-    target_itl_s: float = 0.0  # of a step in which prompts and decodes meet; 0: whatever it takes
+    # of a step in which prompts and decodes meet; 0: whatever it takes; None: as others bear it
+    target_itl_s: float | None = 0.0
     attention_length: float = 0.0  # with it chunks are cut as in ``pacing.even_chunk``
     admit_every: int = 1  # steps between two looks at the queue while requests decode
     eos_ids: tuple[int, ...] = ()

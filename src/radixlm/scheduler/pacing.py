@@ -1,8 +1,9 @@
 """How many tokens of prompts a step computes.
 
 ChunkPacer: while other requests decode, so many that the step ends within the time between two
-tokens that they are to have (--target-itl-ms). even_chunk: fewer behind a long context, so that no
-step takes longer than one at the start of a prompt.
+tokens that they are to have: --target-itl-ms, or some times what they take without prompts.
+even_chunk: fewer behind a long context, so that no step takes longer than one at the start of a
+prompt.
 
 A step takes ``base + tokens * each`` seconds: the base is that of steps without prompts, and a
 token of a prompt takes longer the longer its context is, so that the newest steps count most.
@@ -13,28 +14,43 @@ import math
 FIRST = 128  # tokens of prompts in a step while nothing is known
 LEAST = 16  # a prompt goes on, whatever the target
 LEAST_EVEN = 64  # fewer rows would read the weights too often
+TIMES = 5  # the time between two tokens without prompts that is kept beside them
+UNNOTICED_S = 0.05  # between two tokens; shorter times are no faster to a reader
 _NEW = 0.5  # weight of the newest step
+_PLAIN = 0.1  # without prompts: what it takes by chance would count TIMES times
 
 
 class ChunkPacer:
-    """``target_s``: seconds that a step may take."""
+    """``target_s``: seconds that a step may take; None: TIMES those of a step without prompts, and
+    UNNOTICED_S at least."""
 
-    def __init__(self, target_s: float) -> None:
-        self._target_s = target_s
+    def __init__(self, target_s: float | None) -> None:
+        self._fixed_s = target_s
         self._base_s = 0.0
         self._each_s: float | None = None
+
+    @property
+    def is_for_readers(self) -> bool:
+        """Whether only streams need their tokens in time; else every request does."""
+        return self._fixed_s is None
+
+    @property
+    def target_s(self) -> float:
+        if self._fixed_s is not None:
+            return self._fixed_s
+        return max(UNNOTICED_S, TIMES * self._base_s)
 
     def tokens(self) -> int:
         """Tokens of prompts that the next step may compute beside decodes."""
         if self._each_s is None:
             return FIRST
-        count = (self._target_s - self._base_s) / max(self._each_s, 1e-9)
+        count = (self.target_s - self._base_s) / max(self._each_s, 1e-9)
         return max(LEAST, int(min(count, 1 << 30)) // LEAST * LEAST)
 
     def observe(self, num_decodes: int, num_tokens: int, seconds: float) -> None:
         """A step has ended: of ``num_decodes`` requests and ``num_tokens`` tokens of prompts."""
         if not num_tokens:
-            self._base_s = _mean(self._base_s or seconds, seconds)
+            self._base_s = _mean(self._base_s or seconds, seconds, _PLAIN)
             return
         if num_decodes:  # while prompts go on no other step tells that the base has become shorter
             self._base_s = min(self._base_s, seconds)
@@ -42,8 +58,8 @@ class ChunkPacer:
         self._each_s = each_s if self._each_s is None else _mean(self._each_s, each_s)
 
 
-def _mean(old: float, new: float) -> float:
-    return old + _NEW * (new - old)
+def _mean(old: float, new: float, weight: float = _NEW) -> float:
+    return old + weight * (new - old)
 
 
 def even_chunk(start: int, tokens: int, attention_length: float) -> int:

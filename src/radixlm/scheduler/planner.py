@@ -63,7 +63,7 @@ class Planner:
         self._index = 0
         self._logprobs = LogprobBudget()
         self._encoder = EncoderBudget(limits.step_tokens)
-        self.pacer = ChunkPacer(limits.target_itl_s) if limits.target_itl_s else None
+        self.pacer = ChunkPacer(limits.target_itl_s) if limits.target_itl_s != 0 else None
         self._is_paced = False  # the step's tokens are counted by their measured time
         self._table = kv_manager.table
         # slots of the running requests, in their order; None after one was admitted or released
@@ -94,7 +94,9 @@ class Planner:
             slots = self._plan_decodes()
             self._room -= len(slots)
             if self.limits.mixed:
-                left = self._paced(self.limits.step_tokens - len(slots), len(slots))
+                left = self.limits.step_tokens - len(slots)
+                if len(slots) and (prefilling or self.queue):
+                    left = self._paced(left)
                 left = self._plan_chunks(prefilling, prefills, left)
                 is_empty = not prefills and not len(slots)
                 if is_empty or self._index % self.limits.admit_every == 0:
@@ -103,10 +105,14 @@ class Planner:
             return self.plan(now_s) if self._resolve_deadlock() else None
         return self._make_plan(self._make_items(slots, prefills))
 
-    def _paced(self, left: int, num_decoding: int) -> int:
-        """The tokens of prompts that a step may have, ``left`` at most."""
-        self._is_paced = self.pacer is not None and bool(num_decoding) and self.limits.chunked
-        return min(left, self.pacer.tokens()) if self.pacer and self._is_paced else left
+    def _paced(self, left: int) -> int:
+        """The tokens of prompts that a step with decodes may have, ``left`` at most."""
+        if self.pacer is None or not self.limits.chunked:
+            return left
+        self._is_paced = not self.pacer.is_for_readers or any(
+            request.wire.stream and not request.is_prefilling for request in self.running
+        )
+        return min(left, self.pacer.tokens()) if self._is_paced else left
 
     def _make_plan(self, items: Items) -> StepPlan:
         draft_lens = self._drafting.device_lens(items) if self._drafting else None
