@@ -28,7 +28,7 @@ from pathlib import Path
 from peers import machine, model, results
 from peers.drive import Running
 from peers.engines import PEERS, Engine, Given, Setup, find, parse_given
-from peers.workload import CASES, WARM_UP, Case, Prompts, chosen, value_of
+from peers.workload import CASES, COMMON, WARM_UP, Case, Prompts, chosen, value_of
 
 from radixlm.base.errors import ConfigError, TransferError
 
@@ -182,7 +182,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "{port} in COMMAND",
     )
     add("--bits", default="16,8,4", help="comma-separated widths of the weights")
-    add("--cases", default=",".join(CASES), help="comma-separated")
+    add("--cases", default=",".join(COMMON), help="comma-separated, of " + ", ".join(CASES))
     add("--rounds", type=int, default=2)
     add("--long-rounds", type=int, default=1, help="rounds that run the cases of 16 requests")
     add("--repeats", type=int, default=2, help="times that a round runs each short case")
@@ -226,7 +226,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         out = args.out or Path(tempfile.mkdtemp(prefix="radixlm-peers-"))
         out.mkdir(parents=True, exist_ok=True)
         folder = args.model or args.home / "models" / "q3-0.6b"
-        setup = Setup(folder, args.home, args.threads, tuple(args.options.split()))
+        cases = [CASES[name] for name in args.cases.split(",") if name in CASES]
+        longest = 64 + max((case.num_input + case.num_output for case in cases), default=0)
+        options = tuple(args.options.split())
+        setup = Setup(folder, args.home, args.threads, options, longest=longest)
         plan = make_plan(args, setup, [parse_given(text) for text in args.server], out)
         size = model.read_size(folder)
         ceilings = machine.measure_ceilings(args.threads)

@@ -13,8 +13,9 @@ from radixlm.base.errors import ConfigError
 
 WORKER = Path(__file__).parent / "openvino_worker.py"
 MODEL_NAME = "m"  # model name in requests
-KV_TOKENS = 8192  # more than any case needs at once
-NUM_SLOTS = 16
+KV_TOKENS = 8192  # more than the common cases need at once
+NUM_SLOTS = 16  # of SLOT_TOKENS; with longer prompts one
+SLOT_TOKENS = 2304
 
 # With quantized weights the KV cache has 8 bits too, as OpenVINO's always has.
 OUR_FLAGS = {
@@ -32,13 +33,19 @@ class Missing(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Paths, and the number of threads of each engine."""
+    """Paths, the number of threads of each engine, and the tokens of the longest case."""
 
     model: Path
     home: Path
     num_threads: int
     our_options: tuple[str, ...] = ()
     our_command: tuple[str, ...] = (sys.executable, "-m", "radixlm", "serve")
+    longest: int = 0
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences at a time: engines set the memory of each aside."""
+        return NUM_SLOTS if self.longest <= SLOT_TOKENS else 1
 
     def file(self, *parts: str, hint: str) -> Path:
         """A path below home. Missing with the hint if nothing is there."""
@@ -69,7 +76,8 @@ def ours(setup: Setup, bits: int) -> Engine:
     command = [
         *setup.our_command, "--model-path", str(setup.model), "--host", "127.0.0.1",
         "--port", "{port}", "--cpu-threads", str(setup.num_threads), "--max-total-tokens",
-        str(KV_TOKENS), "--log-level", "warning", "--served-model-name", MODEL_NAME,
+        str(max(KV_TOKENS, setup.longest)), "--log-level", "warning",
+        "--served-model-name", MODEL_NAME,
         *OUR_FLAGS[bits], *setup.our_options,
     ]  # fmt: skip
     return Engine("radixlm", tuple(command))
@@ -88,7 +96,8 @@ def llama_cpp(setup: Setup, bits: int) -> Engine:
         )
     threads = str(setup.num_threads)
     command = [
-        str(server), "-m", str(found), "-c", str(NUM_SLOTS * 2304), "-np", str(NUM_SLOTS),
+        str(server), "-m", str(found), "-np", str(setup.num_slots),
+        "-c", str(setup.num_slots * max(SLOT_TOKENS, setup.longest)),
         "-no-kvu", "-t", threads, "-tb", threads, "--host", "127.0.0.1", "--port", "{port}",
         "--no-ui",
     ]  # fmt: skip
@@ -106,7 +115,7 @@ def openvino(setup: Setup, bits: int) -> Engine:
         hint=f"optimum-cli export openvino --weight-format {kind} --task text-generation-with-past",
     )
     folder = setup.home / "models" / f"ov-{kind}"
-    command = (str(python), str(WORKER), str(folder), str(setup.num_threads), str(NUM_SLOTS))
+    command = (str(python), str(WORKER), str(folder), str(setup.num_threads), str(setup.num_slots))
     return Engine("openvino", command, is_http=False)
 
 

@@ -42,6 +42,10 @@ ROWS = (
     RowKind("prefill2048", "prefill 2048", "tok/s", True, {16: 1.25, 8: 1.8, 4: 2.0}),
     RowKind("batch16", "16 x (256 in + 64 out)", "tok/s", True, {16: 2.0, 8: 3.0, 4: 3.0}),
     RowKind("shared16", "16 with a fresh prefix of 1,024", "s", False, {16: 5.0, 8: 8.0, 4: 8.0}),
+    RowKind("prefill8192", "prefill 8192", "tok/s", True, {}),
+    RowKind("prefill32000", "prefill 32000", "tok/s", True, {}),
+    RowKind("decode8192", "decode behind 8192", "tok/s", True, {}),
+    RowKind("decode32000", "decode behind 32000", "tok/s", True, {}),
     RowKind(START, "start to first token", "s", False, {16: 1.0, 8: 1.0, 4: 1.0}),
     RowKind(MEMORY, "peak memory", "MB", False, {16: 1.0, 8: 1.0, 4: 1.0}),
 )

@@ -56,8 +56,13 @@ CASES = {
         Case("prefill2048", 1, 2048, 1, "prefill"),
         Case("batch16", 16, 256, 64, "output", is_long=True),
         Case("shared16", 16, 1056, 32, "total", num_shared=1024, is_long=True),
+        Case("prefill8192", 1, 8192, 1, "prefill", is_long=True),
+        Case("prefill32000", 1, 32_000, 1, "prefill", is_long=True),
+        Case("decode8192", 1, 8192, 33, "decode", is_long=True),
+        Case("decode32000", 1, 32_000, 33, "decode", is_long=True),
     )
 }
+COMMON = tuple(name for name in CASES if "8192" not in name and "32000" not in name)
 WARM_UP = (Case("warm-up", 1, 128, 4, "total"), Case("warm-up", 1, 300, 4, "total"))
 FIRST_TOKEN = Case("first token", 1, 128, 1, "total")
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.scheduler.test_streaming_window import visible
 
 from radixlm.base.errors import ConfigError
-from radixlm.bench.perplexity import main
+from radixlm.bench.perplexity import main, stream_of
 from radixlm.engine.model_info import ASSETS
+from radixlm.wire.requests import StreamingWindow
 
 TINY = ASSETS / "radix-tiny"
 
@@ -40,6 +42,27 @@ def test_it_is_that_of_transformers(tmp_path: Path, capsys: Any) -> None:
     assert first["perplexity"] == pytest.approx(wanted, rel=1e-3)
     assert first["low"] < wanted < first["high"]
     assert second["ratio"] == 1.0
+
+
+def test_a_stream_is_seen_through_its_window() -> None:
+    ids, window = list(range(100)), StreamingWindow(16, 2)
+    pieces = stream_of(ids, window)
+    predicted = [token for piece, start in pieces for token in piece[start:]]
+    assert predicted == ids[1:]
+    for piece, start in pieces:
+        for place in range(start, len(piece)):
+            assert piece[:place] == visible(ids[: piece[place]], window)
+
+
+def test_a_stream_within_its_window_is_a_piece(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("Count from 1 to 5: 1, 2, 3, 4, 5. ")
+    options = ["--text", str(file), "--json", "--model-path", str(TINY)]
+    found = []
+    for more in (["--context", "64"], ["--streaming-window", "60"], ["--streaming-window", "16"]):
+        assert main([*options, *more]) == 0
+        found.append(json.loads(capsys.readouterr().out)["perplexity"])
+    assert found[0] == found[1] != found[2]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """`radixlm bench perplexity`: how well a model predicts a text, and another one beside it.
 
 The text is cut into pieces of `--context` tokens; the first token of a piece is given, each other
-one is predicted from those before it. Other options are those of the server.
+one is predicted from those before it. With `--streaming-window` the text is one stream, of which
+a request with this window would see as much; quarters of it tell whether it gets worse. Other
+options are those of the server.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from radixlm.base.errors import ConfigError
 from radixlm.bench import report
 from radixlm.bench.offline import engine_options
 from radixlm.bench.options import Parser
+from radixlm.config.schedule import MIN_WINDOW
 from radixlm.entrypoints.offline import Engine
+from radixlm.wire.requests import StreamingWindow
 
 _TOGETHER = 16  # pieces that the engine gets at a time
 
@@ -36,6 +40,8 @@ def build_parser() -> Parser:
     group.add_argument(
         "--context", type=int, default=512, metavar="N", help="tokens of a piece (default: 512)"
     )
+    group.add_argument("--streaming-window", type=int, metavar="N", help="of one stream instead")
+    group.add_argument("--streaming-sinks", type=int, default=4, metavar="N", help="(default: 4)")
     group.add_argument("--max-tokens", type=int, metavar="N", help="read so many tokens at most")
     group.add_argument("--against", metavar="MODEL", help="measure this model too, and compare")
     group = parser.add_argument_group("results")
@@ -56,11 +62,16 @@ def main(argv: Sequence[str]) -> int:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--text: {error}") from error
     options = engine_options(rest, "radixlm bench perplexity", parser)
-    result = measure(options, text, args.context, args.max_tokens)
+    window = None
+    if args.streaming_window is not None:
+        if args.streaming_window < MIN_WINDOW or args.streaming_sinks < 1:
+            raise ConfigError(f"--streaming-window: use {MIN_WINDOW} or more, and 1 sink or more")
+        window = StreamingWindow(args.streaming_window, args.streaming_sinks)
+    result = measure(options, text, args.context, args.max_tokens, window)
     results = [result]
     if args.against:
         options = {**options, "model_path": args.against}
-        results.append(measure(options, text, args.context, args.max_tokens))
+        results.append(measure(options, text, args.context, args.max_tokens, window))
         results[1]["ratio"] = results[1]["perplexity"] / result["perplexity"]
     if args.output_file:
         report.append_jsonl(args.output_file, results)
@@ -75,11 +86,34 @@ def _line(result: dict[str, Any]) -> str:
     return (
         f"{result['model']}: perplexity {result['perplexity']:.4f}{ratio}, 95 % within "
         f"{low:.4f} and {high:.4f}, {result['num_tokens']} tokens"
+        + "".join(f", {one:.4f}" for one in result.get("quarters", ()))
     )
 
 
+def pieces_of(ids: list[int], context: int) -> list[tuple[list[int], int]]:
+    """Pieces of a text, and the first token of each that is predicted."""
+    pieces = [ids[i : i + context] for i in range(0, len(ids), context)]
+    return [(piece, 1) for piece in pieces if len(piece) > 1]
+
+
+def stream_of(ids: list[int], window: StreamingWindow) -> list[tuple[list[int], int]]:
+    """The same of one stream: what is seen while the window stays where it is, and as far as."""
+    pieces, first = [], 1
+    while first < len(ids):
+        count = window.num_dropped(first)
+        end = min(len(ids), count + window.size)
+        seen = ids[: window.sinks] + ids[window.sinks + count : end]
+        pieces.append((seen, first - count))
+        first = end
+    return pieces
+
+
 def measure(
-    options: dict[str, Any], text: str, context: int, max_tokens: int | None
+    options: dict[str, Any],
+    text: str,
+    context: int,
+    max_tokens: int | None,
+    window: StreamingWindow | None = None,
 ) -> dict[str, Any]:
     """Perplexity of the model that ``options`` of ``Engine`` name, with a 95 % interval by the
     spread of the pieces' means. ConfigError for a text without a second token."""
@@ -87,8 +121,7 @@ def measure(
         assert engine.tokenizer is not None
         ids = engine.tokenizer.encode(text)[:max_tokens]
         context = min(context, engine.get_server_info()["max_req_input_len"])
-        pieces = [ids[i : i + context] for i in range(0, len(ids), context)]
-        pieces = [piece for piece in pieces if len(piece) > 1]
+        pieces = pieces_of(ids, context) if window is None else stream_of(ids, window)
         if not pieces:
             raise ConfigError("--text: holds no two tokens")
         sums = []
@@ -97,32 +130,35 @@ def measure(
             for first in range(0, len(pieces), _TOGETHER):
                 some = pieces[first : first + _TOGETHER]
                 sums += _losses(engine, some)
-                bar.update(sum(map(len, some)))
+                bar.update(sum(len(piece) - start for piece, start in some))
         path = engine.get_server_info()["model_path"]
-    counts = [len(piece) - 1 for piece in pieces]
+    counts = [len(piece) - start for piece, start in pieces]
     total, count = math.fsum(sums), sum(counts)
     mean = total / count
     # the variance of a ratio of sums over pieces
     spread = math.fsum((s - mean * c) ** 2 for s, c in zip(sums, counts, strict=True))
     many = len(pieces)
     half = 1.96 * math.sqrt(spread * many / max(1, many - 1)) / count
+    quarters = [slice(many * i // 4, many * (i + 1) // 4) for i in range(4 * (many > 3))]
+    means = [math.fsum(sums[one]) / sum(counts[one]) for one in quarters]
+    more = {"quarters": list(map(math.exp, means))} if window is not None else {}
     return {
         "model": path,
         "perplexity": math.exp(mean),
         "low": math.exp(mean - half),
         "high": math.exp(mean + half),
         "num_tokens": count,
-        "context": context,
-    }
+        "context": context if window is None else window.size,
+    } | more
 
 
-def _losses(engine: Engine, pieces: list[list[int]]) -> list[float]:
-    """The sum of -log p of each piece's tokens but the first."""
+def _losses(engine: Engine, pieces: list[tuple[list[int], int]]) -> list[float]:
+    """The sum of -log p of each piece's tokens from the first that is predicted on."""
     answers = engine.generate(
-        input_ids=pieces,
+        input_ids=[piece for piece, _ in pieces],
         sampling_params={"max_new_tokens": 0, "temperature": 0.0},
         return_logprob=True,
-        logprob_start_len=0,
+        logprob_start_len=[start - 1 for _, start in pieces],
     )
     return [
         -math.fsum(entry[0] for entry in answer["meta_info"]["input_token_logprobs"][1:])
