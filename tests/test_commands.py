@@ -138,6 +138,7 @@ def known_flags() -> frozenset[str]:
     negated = {"--no-" + name.removeprefix("--") for name in server | gateway}
     scripts = [
         *(ROOT / "bench").rglob("*.py"),
+        *(ROOT / "zoo").rglob("*.py"),
         *(p for p in (ROOT / "scripts").iterdir() if p.is_file()),
     ]
     own = {flag for path in scripts for flag in FLAG.findall(path.read_text(encoding="utf-8"))}

@@ -28,6 +28,7 @@ class ForcedDrafts:
     """
 
     name = "forced"
+    is_asleep = False
 
     def __init__(
         self,
@@ -89,6 +90,9 @@ class ForcedDrafts:
 
     def choose(self, rids: Sequence[str], proposals: Sequence[Any], other_tokens: int) -> Any:
         return np.array([len(one.tokens) for one in proposals], np.int32)
+
+    def sleeps(self) -> bool:
+        return False
 
     def lens(self, rids: Sequence[str], other_tokens: int) -> Any:
         if not self.varies:
