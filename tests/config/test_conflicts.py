@@ -63,7 +63,6 @@ NODES = {"nnodes": 2, "tp_size": 2, "dist_init_addr": "h:1", "cluster_secret_fil
         (NODES | {"dp_size": 2}, {"dp_size": 1}, "--dp-size 1 works"),
         ({"ep_size": 2}, {"tp_size": 2}, "--ep-size 2 must divide --tp-size 1"),
         ({"moe_dense_tp_size": 2}, {"tp_size": 2}, "--moe-dense-tp-size 2: 1 and --tp-size 1 work"),
-        ({"enable_dp_attention": True, "tp_size": 2}, {"dp_size": 2}, "--dp-size above 1"),
         ({"enable_dp_attention": True, "tp_size": 4, "dp_size": 3}, {"dp_size": 4}, "got 3"),
         (
             {"enable_dp_lm_head": True},

@@ -188,6 +188,12 @@ def test_an_unchunked_prompt_needs_a_step_of_its_length(caplog: pytest.LogCaptur
     assert settle(facts, max_prefill_tokens=10).schedule.max_prefill_tokens == 10
 
 
+def test_attention_of_one_group_is_attention(caplog: pytest.LogCaptureFixture) -> None:
+    got = settle(enable_dp_attention=True, enable_dp_lm_head=True)
+    assert not got.parallel.enable_dp_attention and not got.parallel.enable_dp_lm_head
+    assert "enable_dp_attention true -> false: --dp-size 1 is one group" in caplog.text
+
+
 def test_policies_that_mean_something_else(caplog: pytest.LogCaptureFixture) -> None:
     assert settle(schedule_policy="priority").schedule.enable_priority_scheduling
     assert settle(schedule_policy="lpm").schedule.schedule_policy == "lpm"

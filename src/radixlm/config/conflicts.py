@@ -146,9 +146,9 @@ def rank_problems(config: ServerConfig) -> Iterator[str]:
 def attention_group_problems(config: ServerConfig) -> Iterator[str]:
     """Groups of ranks that attend to requests of their own."""
     p = config.parallel
-    if p.enable_dp_attention and (p.dp_size == 1 or p.tp_size % p.dp_size):
+    if p.enable_dp_attention and p.tp_size % p.dp_size:
         yield (
-            f"--enable-dp-attention needs a --dp-size above 1 that divides --tp-size {p.tp_size}, "
+            f"--enable-dp-attention needs a --dp-size that divides --tp-size {p.tp_size}, "
             f"got {p.dp_size}"
         )
     if p.enable_dp_attention and p.pp_size > 1:

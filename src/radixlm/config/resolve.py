@@ -181,6 +181,13 @@ def adjust_unchunked(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
         yield Change("max_prefill_tokens", longest, "an unchunked prompt fills one step")
 
 
+def adjust_groups(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
+    """Data-parallel attention of one group is attention."""
+    if config.parallel.enable_dp_attention and config.parallel.dp_size == 1:
+        for name in ("enable_dp_attention", "enable_dp_lm_head"):
+            yield Change(name, False, "--dp-size 1 is one group, which attends to all requests")
+
+
 def adjust_adapters(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
     """--lora-paths implies --enable-lora. On a GPU adapters share the memory of the KV cache."""
     if config.adapters.lora_paths and not config.adapters.enable_lora:
@@ -221,6 +228,7 @@ STEPS: tuple[Step, ...] = (
     fill_threads,
     adjust_order,
     adjust_unchunked,
+    adjust_groups,
     adjust_adapters,
     fill_drafts,
 )

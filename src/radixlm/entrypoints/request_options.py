@@ -29,7 +29,7 @@ def request_options(
         "streaming_sinks": value_of("streaming_sinks"),
         "replica": replica_of(value_of("data_parallel_rank"), value_of("routed_dp_rank")),
         "timeout_s": value_of("timeout"),
-        "session": value_of("session_params"),
+        "session": _session(value_of("session_params")),
         "adapter": value_of("lora_path") or None,
         "processor": processor_name(
             value_of("custom_logit_processor"), value_of("logit_processor")
@@ -37,6 +37,12 @@ def request_options(
         "hint": hint_of(value_of, index, count),
         "names": names,
     }
+
+
+def _session(params: dict[str, Any] | None) -> dict[str, Any] | None:
+    """``session_params``; none if all its values are null, as SGLang reads it."""
+    is_empty = params is not None and all(value is None for value in params.values())
+    return None if is_empty else params
 
 
 def unheld_of(json_schema: str | None, where: str) -> UnheldSchema | None:

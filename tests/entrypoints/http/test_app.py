@@ -112,6 +112,7 @@ async def test_models(server: ScriptedServer) -> None:
     card = (await server.client.get("/v1/models")).json()["data"][0]
     assert card["id"] == "tiny" and card["max_model_len"] == 2048
     assert (await server.client.get("/v1/models/tiny")).json() == card
+    assert (await server.client.get("/v1/models/")).json()["data"] == [card]
     missing = await server.client.get("/v1/models/other")
     assert missing.status_code == 404 and missing.json()["error"]["code"] == "model_not_found"
 

@@ -108,6 +108,21 @@ async def test_reasoning_is_separate_unless_refused(server: ScriptedServer) -> N
     assert "</think>" in joined["choices"][0]["message"]["content"]
 
 
+@pytest.mark.parametrize("sent", [{"effort": "high"}, {"enabled": True}, {"enabled": False}])
+async def test_an_object_reasoning_turns_it_on_and_off(
+    server: ScriptedServer, sent: dict[str, Any]
+) -> None:
+    body: dict[str, Any] = {"messages": user("think about"), "reasoning": sent}
+    body["messages"][0]["role"] = "User"  # roles are read in any case
+    variables = {"enable_thinking": sent != {"enabled": False}}
+    if "effort" in sent:
+        variables["reasoning_effort"] = sent["effort"]
+    same = {"messages": user("think about"), "chat_template_kwargs": variables}
+    got, want = [(await server.post(CHAT, **each)).json() for each in (body, same)]
+    assert got["choices"] == want["choices"] and got["usage"] == want["usage"]
+    assert bool(got["choices"][0]["message"]["reasoning_content"]) == variables["enable_thinking"]
+
+
 async def test_ids_beside_messages_give_the_same_reasoning(server: ScriptedServer) -> None:
     body: dict[str, Any] = {"messages": user("think about")}
     thinks = {"chat_template_kwargs": {"enable_thinking": True}}
@@ -251,6 +266,9 @@ async def test_a_strict_schema_that_cannot_be_enforced_is_refused(server: Script
     strict = schema_format(schema, strict=True)
     got = await server.post(CHAT, messages=user("x"), response_format=strict)
     assert got.status_code == 400
+    flat = {"type": "json_schema", "schema": schema, "strict": True}  # of SGLang and llama.cpp
+    same = await server.post(CHAT, messages=user("x"), response_format=flat)
+    assert same.json() == got.json()
     error = got.json()["error"]
     assert error["param"] == "response_format.json_schema.schema"
     assert "not, uniqueItems" in error["message"] and "strict false" in error["message"]

@@ -143,6 +143,15 @@ async def test_a_session_continues_an_earlier_request(server: ScriptedServer) ->
     assert closed.json()["error"]["param"] == "session_params.id"
 
 
+@pytest.mark.parametrize("params", [{}, {"id": None, "rid": None}])
+async def test_a_session_of_nulls_is_none(server: ScriptedServer, params: dict[str, Any]) -> None:
+    body: dict[str, Any] = {"text": "hi", "sampling_params": GREEDY}
+    plain = (await server.post("/generate", **body)).json()
+    assert (await server.post("/generate", session_params=params, **body)).json()["text"] == (
+        plain["text"]
+    )
+
+
 async def test_a_refused_request_leaves_no_trace_in_its_session(server: ScriptedServer) -> None:
     name = (await server.client.post("/open_session?capacity_of_str_len=20")).json()
     body: dict[str, Any] = {"session_params": {"id": name}, "rid": "one"}

@@ -287,7 +287,9 @@ async def models(request: Request) -> Response:
 
 @router.get("/v1/models/{model:path}")
 async def model(request: Request, model: str) -> Response:
-    """One model or adapter; 404 model_not_found."""
+    """One model or adapter; 404 model_not_found. Without a name, all of them."""
+    if not model:
+        return await models(request)
     state = state_of(request)
     adapter = None
     if not state.has_model(model):

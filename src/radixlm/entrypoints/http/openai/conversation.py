@@ -252,7 +252,7 @@ def _tool_name(tool: Any) -> str | None:
 def template_variables(state: ServerState, body: ChatRequest) -> dict[str, Any]:
     """Variables of the chat template, with the one that turns reasoning on or off."""
     variables = dict(body.chat_template_kwargs or {})
-    effort = body.reasoning_effort
+    effort = _effort(body)
     if isinstance(effort, str) and effort not in _EFFORTS:
         raise InvalidRequest(
             f"reasoning_effort must be one of {', '.join(_EFFORTS)}, not {effort!r:.80}",
@@ -268,6 +268,12 @@ def template_variables(state: ServerState, body: ChatRequest) -> dict[str, Any]:
     return variables
 
 
+def _effort(body: ChatRequest) -> str | float | None:
+    if body.reasoning_effort is None and body.reasoning is not None:
+        return body.reasoning.effort
+    return body.reasoning_effort
+
+
 def _enables_thinking(body: ChatRequest) -> bool | None:
     """Whether the client turns reasoning on or off; None: the template decides."""
     if body.enable_thinking is not None:
@@ -277,7 +283,9 @@ def _enables_thinking(body: ChatRequest) -> bool | None:
         return thinking
     if isinstance(thinking, Mapping) and thinking.get("type") in ("enabled", "disabled"):
         return bool(thinking["type"] == "enabled")
-    effort = body.reasoning_effort
+    if body.reasoning is not None and body.reasoning.enabled is not None:
+        return body.reasoning.enabled
+    effort = _effort(body)
     if effort is None:
         return None
     return effort not in _NO_THINKING if isinstance(effort, str) else effort > 0

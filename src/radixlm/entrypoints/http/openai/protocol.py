@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.request_model import (
@@ -25,12 +25,28 @@ MAX_PROMPTS = 4096
 MAX_TOP_LOGPROBS = 20
 
 
+def _with_plain_roles(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """``messages`` with their roles in small letters: "User" is read as "user"."""
+    for message in messages:
+        role = message.get("role")
+        if isinstance(role, str):
+            message["role"] = role.lower()
+    return messages
+
+
 class StreamOptions(Body):
     """``include_usage``: a last chunk with the usage; the other: usage in every chunk."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
     include_obfuscation: bool | None = None
+
+
+class Reasoning(Body):
+    """``reasoning`` of SGLang's chat: how much the model reasons, and whether it does."""
+
+    effort: str | float | None = None
+    enabled: bool | None = None
 
 
 class Generation(Body):
@@ -71,7 +87,7 @@ class CompletionRequest(Generation):
 class ChatRequest(Generation):
     """POST /v1/chat/completions."""
 
-    messages: Objects
+    messages: Annotated[Objects, AfterValidator(_with_plain_roles)]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = False
     top_logprobs: Int | None = None
@@ -79,6 +95,7 @@ class ChatRequest(Generation):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = True
     reasoning_effort: str | float | None = None
+    reasoning: Reasoning | None = None
     separate_reasoning: bool | None = True
     stream_reasoning: bool | None = True
     enable_thinking: bool | None = None

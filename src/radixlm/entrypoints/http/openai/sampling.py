@@ -92,8 +92,8 @@ def _grammar(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _schema(response_format: Mapping[str, Any]) -> Any:
     where = "response_format.json_schema"
-    wrapper = response_format.get("json_schema")
-    if not isinstance(wrapper, Mapping):
+    wrapper = _wrapper(response_format)
+    if wrapper is None:
         raise InvalidRequest(f"{where} must be an object with name and schema", where)
     schema = wrapper.get("schema")
     if schema is None:
@@ -113,9 +113,18 @@ def refuse_unheld(unheld: UnheldSchema | None) -> None:
         )
 
 
+def _wrapper(response_format: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What holds "schema" and "strict": "json_schema", or the response format itself, as SGLang and
+    llama.cpp read it too."""
+    wrapper = response_format.get("json_schema")
+    if wrapper is None and "schema" in response_format:
+        return response_format
+    return wrapper if isinstance(wrapper, Mapping) else None
+
+
 def _is_strict(response_format: Mapping[str, Any] | None) -> bool:
-    wrapper = (response_format or {}).get("json_schema")
-    return isinstance(wrapper, Mapping) and wrapper.get("strict") is True
+    wrapper = _wrapper(response_format or {})
+    return wrapper is not None and wrapper.get("strict") is True
 
 
 def request_of(
