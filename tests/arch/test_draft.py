@@ -171,6 +171,7 @@ def _joint(draft: Any) -> set[str]:
     roles = [role for role in decoder.names if role.startswith("draft.")]
     roles += ["norm"] * draft.decoder.norm.affine + ["head"] * draft.owns_head
     roles = [role for role in roles if role != "draft.taps_norm" or draft.taps_norm]
+    roles = [role for role in roles if "tap_norms" not in role]
     found = {spellings(decoder.names, role)[0].templates[0] for role in roles}
     found = {name if name == "d2t" else f"{name}.weight" for name in found}
     if draft.join_bias:
@@ -252,8 +253,16 @@ def test_hidden_states_that_an_eagle3_head_reads() -> None:
     assert describe_draft(_config("LlamaForCausalLMEagle3", eagle_config=without)).taps == 0
     two = describe_draft(_config("LlamaForCausalLMEagle3", eagle_config=_listed(0, 3)))
     assert (two.taps, two.tap_layers) == (2, (0, 3))
-    with pytest.raises(CheckpointError, match="fc_norm"):
-        describe_draft(_config("LlamaForCausalLMEagle3", fc_norm=True))
+
+
+def test_prediction_layers_of_a_model_that_reads_images() -> None:
+    """They are beside its language model, and of the same shape as those of the text model."""
+    text = {**SHAPE, "head_dim": 16, "mtp_num_hidden_layers": 1, "model_type": "qwen3_5_text"}
+    alone = describe_draft({**text, "architectures": ["Qwen3_5ForCausalLM"]})
+    config = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
+    both = describe_draft({**config, "text_config": text, "vision_config": {}})
+    assert both is not None and alone is not None and both.decoder.blocks == alone.decoder.blocks
+    assert _joint(both) == CASES["Qwen3NextForCausalLM"][1]
 
 
 def _listed(*layers: int) -> dict[str, Any]:

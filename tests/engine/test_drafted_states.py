@@ -28,6 +28,8 @@ QWEN, BAMBA, LFM = "Qwen3NextForCausalLM", "BambaForCausalLM", "Lfm2ForCausalLM"
         ("KimiLinearForCausalLM", "mixed", {"page_size": 4}),
         ("RecurrentGemmaForCausalLM", "mixed", {"page_size": 4}),
         ("MiniMaxForCausalLM", "mixed", {"page_size": 16}),
+        ("RwkvForCausalLM", "mixed", {"page_size": 4, "chunked_prefill_size": 8}),
+        ("xLSTMForCausalLM", "mixed", {"page_size": 4, "chunked_prefill_size": 8}),
     ],
     ids=str,
 )

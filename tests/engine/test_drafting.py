@@ -111,21 +111,27 @@ def test_commands_without_ngram() -> None:
 
 
 @pytest.mark.parametrize(
-    ("depth", "architecture", "expected", "reason"),
+    ("device", "depth", "architecture", "expected", "reason"),
     [
-        (0, "Qwen3ForCausalLM", 15, ""),
-        (0, "Qwen3NextForCausalLM", 15, ""),
-        (1, "Qwen3ForCausalLM", 0, "steps overlap"),
-        (0, "RwkvForCausalLM", 0, "recurrent layers"),
-        (0, "xLSTMForCausalLM", 0, "recurrent layers"),
+        ("cpu", 0, "Qwen3ForCausalLM", 15, ""),
+        ("cpu", 0, "Qwen3NextForCausalLM", 15, ""),
+        ("cpu", 0, "RwkvForCausalLM", 15, ""),
+        ("cuda", 1, "Qwen3ForCausalLM", 0, "steps overlap"),
+        ("cuda", 0, "RwkvForCausalLM", 0, "recurrent layers on a GPU"),
     ],
 )
 def test_where_no_draft_is_verified(
-    depth: int, architecture: str, expected: int, reason: str, caplog: pytest.LogCaptureFixture
+    device: str,
+    depth: int,
+    architecture: str,
+    expected: int,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     tiny = ServerConfig.from_kwargs(model_path=str(cached_tiny(architecture)))
     decoder = read_model(tiny)[0].decoder
     caplog.set_level(logging.WARNING)
-    assert max_drafts(ngram_config(), depth, decoder) == expected
+    ngram = ServerConfig.from_kwargs(speculative_algorithm="NGRAM", device=device)
+    assert max_drafts(ngram, depth, decoder) == expected
     assert caplog.messages == ([f"no drafts are verified: {reason}"] if reason else [])
-    assert max_drafts(ServerConfig(), depth, decoder) == min(expected, 7)
+    assert max_drafts(ServerConfig.from_kwargs(device=device), depth, decoder) == min(expected, 7)

@@ -284,6 +284,13 @@ CASES: dict[str, list[Run]] = {
         lambda op, b=b, t=t: op(-rand(b, t, 37).abs(), rand(b, t, 37), rand(b, 37))
         for b, t in ((5, 1), (1, 40), (2, 7))
     ],
+    "decayed_max": [lambda op: op(-rand(2, 70, 5).abs(), rand(2, 70, 5), rand(2, 5))],
+    "fading_mean": [
+        lambda op, t=t: op(
+            rand(2, t, 9), rand(2, t, 9), rand(9), -rand(9).abs(), rand(2, 3, 9).exp()
+        )
+        for t in (1, 40)
+    ],
     **{op: adapter_cases() for op in ("pack_adapter", "lora_rows")},
     **{op: state_cases(op) for op in ("selective_scan", "decayed_attention", "delta_rule")},
 }

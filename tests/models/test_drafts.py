@@ -144,6 +144,22 @@ def test_an_eagle3_head(prefix: str, normed: bool, backend: str, tmp_path: Path)
     assert relative_error(passed, expected[1]) < 1e-4
 
 
+def test_norms_before_the_projection(tmp_path: Path) -> None:
+    """Of all hidden states together, then of each."""
+    target = load_model(cached_tiny("LlamaForCausalLM"), kernels_of("torch_native"))
+    shapes = {**EAGLE3_SHAPES, "input_norm.weight": (3 * DIM,)}
+    shapes |= {f"fc_norm.{i}.weight": (DIM,) for i in range(3)}
+    config = {**EAGLE3, "norm_before_fc": True, "fc_norm": True}
+    w = checkpoint(tmp_path, config, shapes)
+    stored = load_file(tmp_path / "model.safetensors") | {"d2t": torch.zeros(SMALL).long()}
+    save_file(stored, tmp_path / "model.safetensors")
+    model = loaded(tmp_path, target, "torch_native")
+    _, taps = ids_and_hidden(3 * DIM)
+    each = rms(taps, w["input_norm.weight"]).chunk(3, -1)
+    normed = torch.cat([rms(x, w[f"fc_norm.{i}.weight"]) for i, x in enumerate(each)], -1)
+    assert relative_error(model.combine(taps), normed @ w["fc.weight"].T) < 1e-5
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_an_eagle_head(is_cut: bool, backend: str, tmp_path: Path) -> None:

@@ -60,6 +60,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str], str, floa
         "mtp.0.",
         0.0,
     ),
+    "ExaoneMoeForCausalLM": (
+        {**_ONE_WINDOW, "mlp_layer_types": ["dense"]},
+        {"mtp_layer_types": ["sliding_attention"]},
+        {"model.layers.": "mtp.layers.", "model.norm.": "mtp.norm."},
+        "mtp.",
+        0.0,
+    ),
     STEP3P7: (
         {"text_config": _STEP | _ONE_STEP},
         {"layer_types": [*_STEP["layer_types"], "sliding_attention"]},
@@ -71,6 +78,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str], str, floa
         1.0,
     ),
 }  # fmt: skip
+# the projection, and the norms of its two inputs
+JOINTS = {"ExaoneMoeForCausalLM": ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")}
+DEEPSEEK_JOINT = ("eh_proj", "enorm", "hnorm")
 
 
 def with_block(architecture: str, folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:
@@ -78,11 +88,12 @@ def with_block(architecture: str, folder: Path) -> tuple[Path, dict[str, torch.T
     alone, more, names, at, _ = CASES[architecture]
     copy_tiny(cached_tiny(architecture), folder)
     tensors, generator = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(5)
-    own = {f"{at}eh_proj.weight": torch.randn(DIM, 2 * DIM, generator=generator) * 0.1}
+    join, *norms = (f"{at}{part}.weight" for part in JOINTS.get(architecture, DEEPSEEK_JOINT))
+    own = {join: torch.randn(DIM, 2 * DIM, generator=generator) * 0.1}
     if architecture == "DeepseekV4ForCausalLM":
-        both = own.pop(f"{at}eh_proj.weight").chunk(2, 1)
+        both = own.pop(join).chunk(2, 1)
         own = {f"{at}{n}_proj.weight": part.clone() for n, part in zip("eh", both, strict=True)}
-    own |= {f"{at}{n}norm.weight": torch.rand(DIM, generator=generator) + 0.5 for n in "eh"}
+    own |= {name: torch.rand(DIM, generator=generator) + 0.5 for name in norms}
     for name, tensor in load_file(cached_tiny(architecture, **alone) / "model.safetensors").items():
         old = next((old for old in names if name.startswith(old)), None)
         if old is not None:
@@ -102,7 +113,7 @@ def test_the_layer_of(architecture: str, backend: str, tmp_path: Path) -> None:
     folder, own = with_block(architecture, tmp_path / "model")
     target = load_model(folder, kernels_of(backend))
     model = loaded(folder, target, backend)
-    if architecture == "NemotronHForCausalLM":
+    if not model.spec.before_norm:
         assert model.needs == HiddenNeeds((), True)
     else:  # before the last norm
         assert model.needs == HiddenNeeds((len(target.decoder.blocks) - 1,), False)
@@ -110,11 +121,12 @@ def test_the_layer_of(architecture: str, backend: str, tmp_path: Path) -> None:
     ids, hidden = ids_and_hidden(streams * DIM)
     logits, passed = run(model, backend, ids, model.combine(hidden))
     embeds, eps = target.embed.run(torch.tensor(ids)), target.decoder.norm.eps
+    join, *norms = (f"{part}.weight" for part in JOINTS.get(architecture, DEEPSEEK_JOINT))
     own = {name.removeprefix(at): tensor for name, tensor in own.items()}
-    embeds = rms(embeds, own["enorm.weight"] + offset, eps)
-    hidden = rms(hidden.view(len(ids), -1, DIM), own["hnorm.weight"] + offset, eps)
-    if "eh_proj.weight" in own:
-        embed_DD, hidden_DD = own["eh_proj.weight"].chunk(2, 1)
+    embeds = rms(embeds, own[norms[0]] + offset, eps)
+    hidden = rms(hidden.view(len(ids), -1, DIM), own[norms[1]] + offset, eps)
+    if join in own:
+        embed_DD, hidden_DD = own[join].chunk(2, 1)
     else:
         embed_DD, hidden_DD = own["e_proj.weight"], own["h_proj.weight"]
     joined = (embeds @ embed_DD.T)[:, None] + hidden @ hidden_DD.T  # [T, streams, DIM]

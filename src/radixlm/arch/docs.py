@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from radixlm.arch.media.registry import MULTIMODAL
-from radixlm.arch.registry import ARCHITECTURES, find
+from radixlm.arch.registry import ARCHITECTURES, DRAFTS, MTP_LAYERS, find
 
 HEAD = """# Architectures
 
@@ -48,7 +48,7 @@ is exact but slow.
 """
 PARITY = Path(__file__).parents[3] / "docs" / "parity.json"
 RENAMED = "custom.py"  # families without a class in transformers
-DRAFTS = "drafts.py"  # described for speculation, which runs them
+DRAFTS_FILE = "drafts.py"  # described for speculation, which runs them
 PUBLISHED = "published.py"  # families whose mathematics the tests write out
 
 
@@ -56,7 +56,7 @@ def oracle(name: str, module: str, measured: Mapping[str, float]) -> str:
     """What an architecture is compared with."""
     if name in measured:
         return "its class"
-    if module == DRAFTS:
+    if module == DRAFTS_FILE:
         return "none: described"
     if module == PUBLISHED:
         return "mathematics"
@@ -69,6 +69,15 @@ def oracle(name: str, module: str, measured: Mapping[str, float]) -> str:
 
 
 POOLED = ("bert.py", "encoders.py", "heads.py")
+
+
+def prediction_layers() -> str:
+    """A table of the models whose checkpoints may hold prediction layers."""
+    rows = ["", "| prediction layers of | checkpoints of their own |", "|---|---|"]
+    for function in dict.fromkeys(MTP_LAYERS.values()):
+        both = ([n for n, f in table.items() if f == function] for table in (MTP_LAYERS, DRAFTS))
+        rows.append(f"| {' | '.join(', '.join(names) for names in both)} |")
+    return "\n".join(rows) + "\n"
 
 
 def page() -> str:
@@ -92,7 +101,7 @@ def page() -> str:
     )
     head = "| architecture | file | lines | error | engine | oracle |"
     table = ["", head, "|---|---|---|---|---|---|", *rows]
-    return HEAD + summary + "\n".join(table) + "\n"
+    return HEAD + prediction_layers() + summary + "\n".join(table) + "\n"
 
 
 if __name__ == "__main__":

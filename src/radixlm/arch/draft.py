@@ -23,9 +23,9 @@ class Draft(Record):
 
     ``decoder`` has the blocks of a module, its last norm (of kind "none" where it has none) and its
     head; the token table is always the target's, and so is the head unless ``owns_head``. Further
-    roles: draft.{join embed_norm hidden_norm taps taps_norm vocab}; with several residual streams,
-    join_embed and join_hidden (of each stream), which are added. Names may hold ``{step}``: see
-    ``at_step``.
+    roles: draft.{join embed_norm hidden_norm taps taps_norm tap_norms.0 ... vocab}; with several
+    residual streams, join_embed and join_hidden (of each stream), which are added. Names may hold
+    ``{step}``: see ``at_step``.
     """
 
     decoder: Decoder
@@ -45,6 +45,7 @@ class Draft(Record):
     # the target layers whose outputs they are, "-1" the embedding; () = see ``tapped_layers``
     tap_layers: tuple[Annotated[int, "may be negative"], ...] = ()
     taps_norm: Norm | None = None  # of the concatenated hidden states
+    tap_norm: Norm | None = None  # then of each by itself
     passes_normed: bool = True  # its next step reads its hidden state after the last norm
     owns_head: bool = False
     # it reads the target's last hidden state before the final norm; of several residual streams all

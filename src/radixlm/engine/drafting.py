@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from radixlm.arch.spec import Decoder, MatrixLstm, RwkvTime
+from radixlm.arch.spec import Decoder
 from radixlm.base.errors import ConfigError, InvalidRequest
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
@@ -33,8 +33,8 @@ OWN_DRAFTS = 7  # of requests that draft by themselves (a prediction, a grammar)
 
 def max_drafts(config: ServerConfig, depth: int, decoder: Decoder) -> int:
     """Most drafted tokens of a row; 0 where a step of several tokens of a row gives other numbers
-    than as many steps, or is not built: some recurrent layers, and overlapped steps."""
-    reason = "" if verifies_drafts(config, decoder) else "recurrent layers"
+    than as many steps, or is not built: recurrent layers on a GPU, and overlapped steps."""
+    reason = "" if verifies_drafts(config, decoder) else "recurrent layers on a GPU"
     reason = reason or ("steps overlap" if depth else "")
     if config.speculate.speculative_algorithm is None:
         return 0 if reason else OWN_DRAFTS
@@ -44,10 +44,10 @@ def max_drafts(config: ServerConfig, depth: int, decoder: Decoder) -> int:
 
 
 def verifies_drafts(config: ServerConfig, decoder: Decoder) -> bool:
-    """Whether steps of several tokens of a row give the numbers of as many steps."""
-    states = [block.state for block in decoder.blocks if block.state is not None]
-    is_cuda = config.execute.device == "cuda"
-    return not any(isinstance(one, RwkvTime | MatrixLstm) or is_cuda for one in states)
+    """Whether steps of several tokens of a row give the numbers of as many steps: recurrences do
+    not on a GPU, where they run in chunks."""
+    has_states = any(block.state is not None for block in decoder.blocks)
+    return not (has_states and config.execute.device == "cuda")
 
 
 def make_ngram(

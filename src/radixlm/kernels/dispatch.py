@@ -66,6 +66,8 @@ REFERENCES: dict[str, Callable[..., Any]] = {
     "route": moe.route,
     "pack_experts": moe.pack_experts,
     "decayed_sum": state.decayed_sum,
+    "decayed_max": state.decayed_max,
+    "fading_mean": state.fading_mean,
     "selective_scan": state.selective_scan,
     "decayed_attention": state.decayed_attention,
     "delta_rule": state.delta_rule,
@@ -97,6 +99,8 @@ class Kernels(Record):
     route: Callable[..., tuple[Tensor, Tensor]]
     pack_experts: Callable[..., moe.PackedExperts]
     decayed_sum: Callable[..., tuple[Tensor, Tensor]]
+    decayed_max: Callable[..., tuple[Tensor, Tensor]]
+    fading_mean: Callable[..., tuple[Tensor, Tensor]]
     selective_scan: Callable[..., tuple[Tensor, Tensor]]
     decayed_attention: Callable[..., tuple[Tensor, Tensor]]
     delta_rule: Callable[..., tuple[Tensor, Tensor]]

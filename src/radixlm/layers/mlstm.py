@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.arch.spec import MatrixLstm
-from radixlm.kernels.ops import state as ops
 from radixlm.layers.context import LayerContext
 from radixlm.layers.norm import NormLayer
 from radixlm.layers.state import StateLayer, split_last
@@ -50,17 +49,11 @@ class MatrixLstmLayer(StateLayer):
         wide = F.pad(v, (0, 1), value=1.0) * torch.exp(input_gate)[..., None]
         q = q * spec.k_dim**-0.5
         y, memory = self._context.kernels.decayed_attention(wide, decays, k, q, memory)
-        max_BLH, parts = max_BH, []
-        for first in range(0, input_gate.shape[1], ops.MATRIX_CHUNK):
-            part = slice(first, first + ops.MATRIX_CHUNK)
-            sums = decays[:, part].cumsum(1)
-            best = torch.cummax(input_gate[:, part] - sums, 1)[0]
-            parts.append(sums + torch.maximum(best, max_BH[:, None]))
-            max_BH = parts[-1][:, -1]
-        max_BLH = torch.cat(parts, 1)
+        max_BLH, max_BH = self._context.kernels.decayed_max(decays, input_gate, max_BH)
         size = y[..., -1].abs().clamp(min=1.0) + spec.eps * torch.exp(max_BLH)
         return y[..., :-1] / size[..., None], [memory, max_BH]
 
     def _finish(self, out: Tensor, inputs: list[Tensor]) -> Tensor:
         normed = self.norm.run(out.reshape(-1, self.spec.v_dim)).view(out.shape[0], -1)
-        return self.out.run((torch.sigmoid(inputs[5]) * normed * self._weight_C).to(out.dtype))
+        opened = self._context.kernels.sigmoid(inputs[5].float())
+        return self.out.run((opened * normed * self._weight_C).to(out.dtype))

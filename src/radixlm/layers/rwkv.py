@@ -1,7 +1,6 @@
 """RWKV 4 (arXiv:2305.13048): mixers that read each token together with the one before it.
 
-Legend: T packed tokens, B sequences of a segment, L tokens of each, M of them at once, D model
-channels, C channels of the sums.
+Legend: T packed tokens, D model channels.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from radixlm.pools.state import StateStep
 from radixlm.quant.param import Param
 from radixlm.step.batch import ForwardBatch
 
-CHUNK = 32  # tokens whose pairwise products are computed together
 EMPTY_EXPONENT = -1e38  # exponent of an empty sum
 
 
@@ -40,7 +38,7 @@ class RwkvTimeLayer(Module):
     """Sums of values weighted by exp(key) decayed by channel; the token itself has a bonus."""
 
     def __init__(self, spec: RwkvTime, dim: int, context: LayerContext, row: int) -> None:
-        self.spec, self._row = spec, row
+        self.spec, self._row, self._kernels = spec, row, context.kernels
         self.mix_key, self.mix_value, self.mix_receptance = (_Mixing(dim) for _ in "kvr")
         self.key, self.value, self.receptance = (context.linear(dim, spec.channels) for _ in "kvr")
         self.out = context.linear(spec.channels, dim)
@@ -58,7 +56,8 @@ class RwkvTimeLayer(Module):
         before = run_recurrence(batch, (self._row, 0), x_TD, shifted)
         key = self.key.run(self.mix_key.run(x_TD, before)).float()
         value = self.value.run(self.mix_value.run(x_TD, before)).float()
-        opened = torch.sigmoid(self.receptance.run(self.mix_receptance.run(x_TD, before)))
+        read = self.receptance.run(self.mix_receptance.run(x_TD, before))
+        opened = self._kernels.sigmoid(read.float())
         step: StateStep = batch.states
         out = torch.empty_like(value)
         for segment in step.segments:
@@ -68,51 +67,20 @@ class RwkvTimeLayer(Module):
             states = [t[segment.source].float() for t in step.pool.layers[self._row][1:]]
             is_new = batch.positions_T[segment.rows].view(segment.num_sequences, -1)[:, :1] == 0
             states[2] = torch.where(is_new, EMPTY_EXPONENT, states[2])
-            y, states = self._sums(k, v, states)
-            for sums_before, state in zip(step.pool.layers[self._row][1:], states, strict=True):
-                sums_before[segment.target] = state.to(sums_before.dtype)
+            y, after = self._kernels.fading_mean(
+                k, v, self._first_C, self._fade_C, torch.stack(states, 1)
+            )
+            for kept, state in zip(step.pool.layers[self._row][1:], after.unbind(1), strict=True):
+                kept[segment.target] = state.to(kept.dtype)
             out[segment.rows] = y.flatten(0, 1)
         return self.out.run((opened * out).to(x_TD.dtype))
-
-    def _sums(
-        self, key_BLC: Tensor, value_BLC: Tensor, states: list[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Weighted means [B, L, C], and the sums of weighted values and of weights after the last
-        token, both over exp(their exponent)."""
-        parts = []
-        for first in range(0, key_BLC.shape[1], CHUNK):
-            part = slice(first, first + CHUNK)
-            y, states = self._chunk(key_BLC[:, part], value_BLC[:, part], states)
-            parts.append(y)
-        return torch.cat(parts, 1), states
-
-    def _chunk(
-        self, key: Tensor, value: Tensor, states: list[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        count, (sums_before, weight, exponent) = key.shape[1], states
-        places = torch.arange(count + 1, device=key.device)
-        # weights before place m: token j has exp(key + (m - 1 - j) * fade), the sums before have m
-        # times the fade
-        ago = places[:, None] - 1 - places[:-1]
-        terms = key[:, None] + ago[None, :, :, None] * self._fade_C  # [B, M + 1, M, C]
-        terms = terms.masked_fill((ago < 0)[None, :, :, None], EMPTY_EXPONENT)
-        carried = exponent[:, None] + places[None, :, None] * self._fade_C  # [B, M + 1, C]
-        current = torch.cat((key + self._first_C, torch.full_like(key[:, :1], EMPTY_EXPONENT)), 1)
-        largest = torch.maximum(torch.maximum(terms.amax(2), carried), current)
-        shares = torch.exp(terms - largest[:, :, None])
-        kept, new = torch.exp(carried - largest), torch.exp(current - largest)
-        padded = torch.cat((value, torch.zeros_like(value[:, :1])), 1)
-        sums = (shares * value[:, None]).sum(2) + kept * sums_before[:, None] + new * padded
-        weights = shares.sum(2) + kept * weight[:, None] + new
-        y = sums[:, :-1] / weights[:, :-1]
-        return y, [sums[:, -1], weights[:, -1], largest[:, -1]]
 
 
 class RwkvChannelLayer(Module):
     """A feed-forward gated by another map of the same."""
 
     def __init__(self, spec: RwkvChannel, dim: int, context: LayerContext, row: int) -> None:
-        self.spec, self._row = spec, row
+        self.spec, self._row, self._kernels = spec, row, context.kernels
         self.mix_key, self.mix_receptance = (_Mixing(dim) for _ in "kr")
         self.key, self.value = context.linear(dim, spec.inner), context.linear(spec.inner, dim)
         self.receptance = context.linear(dim, dim)
@@ -121,5 +89,5 @@ class RwkvChannelLayer(Module):
         """The mixer's branch: [T, D]."""
         before = run_recurrence(batch, (self._row, 0), x_TD, shifted)
         h = torch.relu(self.key.run(self.mix_key.run(x_TD, before))).square()
-        opened = torch.sigmoid(self.receptance.run(self.mix_receptance.run(x_TD, before)))
-        return opened * self.value.run(h)
+        read = self.receptance.run(self.mix_receptance.run(x_TD, before))
+        return (self._kernels.sigmoid(read.float()) * self.value.run(h)).to(x_TD.dtype)

@@ -79,6 +79,11 @@ class DraftInputs(Module):
             self.taps = context.linear(width, dim)
             if spec.taps_norm is not None:
                 self.taps_norm = NormLayer(spec.taps_norm, (width,), kernels, device)
+            if (norm := spec.tap_norm) is not None:
+                each = width // spec.taps
+                self.tap_norms = [
+                    NormLayer(norm, (each,), kernels, device) for _ in range(spec.taps)
+                ]
         if spec.has_vocab_map:
             self.vocab = VocabMap(spec.decoder.vocab)
 
@@ -204,6 +209,9 @@ class DraftModel(DecoderModel):
             return hidden_TN
         if self.spec.taps_norm is not None:
             hidden_TN = self.draft.taps_norm.run(hidden_TN)
+        if self.spec.tap_norm is not None:
+            taps = zip(self.draft.tap_norms, hidden_TN.chunk(self.spec.taps, -1), strict=True)
+            hidden_TN = torch.cat([norm.run(part.contiguous()) for norm, part in taps], -1)
         return self.draft.taps.run(hidden_TN)
 
     def draft_step(

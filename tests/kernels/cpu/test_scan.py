@@ -49,7 +49,24 @@ def summed(g: torch.Generator, b: int, length: int, h: int, k: int, p: int) -> C
     return scan.decayed_sum, (log, added, state), (0, 1)
 
 
-KINDS = {"summed": summed, "selective": selective, "decayed": decayed, "delta": delta}
+def largest(g: torch.Generator, b: int, length: int, h: int, k: int, p: int) -> Case:
+    log = -torch.rand(b, length, h * p, generator=g) * 3
+    x, state = torch.randn(b, length, h * p, generator=g), torch.randn(b, h * p, generator=g)
+    return scan.decayed_max, (log, x, state), (0, 1)
+
+
+def mean(g: torch.Generator, b: int, length: int, h: int, k: int, p: int) -> Case:
+    key, value = torch.randn(2, b, length, h * p, generator=g) * 4
+    first, fade = torch.randn(h * p, generator=g), -torch.rand(h * p, generator=g) * 2
+    state = torch.randn(b, 3, h * p, generator=g)
+    state[:, 1] = state[:, 1].abs() + 0.1
+    return scan.fading_mean, (key, value, first, fade, state), (0, 1)
+
+
+KINDS = {
+    "summed": summed, "selective": selective, "decayed": decayed, "delta": delta,
+    "largest": largest, "mean": mean,
+}  # fmt: skip
 SIZES = {"b": 2, "length": 70, "h": 3, "k": 24, "p": 40}
 
 

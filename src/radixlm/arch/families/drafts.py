@@ -1,6 +1,6 @@
 """Draft models: EAGLE and EAGLE-3 heads (arXiv:2401.15077, 2503.01840), and the
-multi-token-prediction layers of DeepSeek (V4 too), GLM, ERNIE, MiMo, Bailing, LongCat, Nemotron-H,
-Qwen3-Next and Step checkpoints."""
+multi-token-prediction layers of DeepSeek (V4 too), GLM, ERNIE, EXAONE, MiMo, Bailing, LongCat,
+Nemotron-H, Qwen3-Next and Step checkpoints."""
 
 from typing import Any, NoReturn
 
@@ -18,6 +18,7 @@ from radixlm.base.record import replace
 _NO_NORM = Norm(0.0, kind="none", affine=False)
 _KEY = "num_nextn_predict_layers"
 _NEXT_N = ("eh_proj", "enorm", "hnorm")  # DeepSeek's names, which others took over
+_PRE_FC = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")  # Qwen's
 
 
 def draft_of(c: Config) -> Draft | None:
@@ -191,11 +192,22 @@ def qwen3_next(c: Config) -> Draft:
     full = [block for block in decoder.blocks if isinstance(block.mixer, Attention)]
     if not full:
         raise c.error("layer_types", "has no layer of full attention for the draft to be like")
-    joint = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
-    names = _joint(decoder, "mtp.layers.{i}.", "mtp.", joint, norm="mtp.norm")
+    names = _joint(decoder, "mtp.layers.{i}.", "mtp.", _PRE_FC, norm="mtp.norm")
     count, norm = c.get("mtp_num_hidden_layers", 1), rms(c, offset=1.0)
     module = replace(decoder, blocks=(full[-1],) * count, names=names)
     return Draft(module, embed_norm=norm, hidden_norm=norm)
+
+
+def exaone_moe(c: Config) -> Draft:
+    """A dense layer of the kind that ``mtp_layer_types`` says, else of the model's first layer."""
+    if (count := _count(c)) > 1:
+        raise c.error(_KEY, f"= {count} is not supported (must be 0 or 1)")
+    kinds = c.get("mtp_layer_types") or c.layer_types or ["full_attention"]
+    decoder = _target(
+        c.replace(num_hidden_layers=1, layer_types=kinds[:1], mlp_layer_types=["dense"])
+    )
+    names = _joint(decoder, "mtp.layers.{i}.", "mtp.", _PRE_FC, norm="mtp.norm")
+    return _normed(c, replace(decoder, names=names), count)
 
 
 def longcat(c: Config) -> Draft:
@@ -244,8 +256,6 @@ def qwen2_eagle(c: Config) -> Draft:
 def llama_eagle3(c: Config) -> Draft:
     """A block that reads the concatenated inputs, and hidden states of some target layers. Its
     head has a smaller vocabulary, or is the target's (``draft_vocab_size`` null)."""
-    if c.get("fc_norm"):
-        raise c.error("fc_norm", "= true is not supported: a norm of each hidden state")
     decoder = qwen3(c) if c.get("model_type") == "qwen3" else llama(c)
     first, *rest = decoder.blocks
     layers, size = _eagle3_taps(c)
@@ -253,7 +263,7 @@ def llama_eagle3(c: Config) -> Draft:
     module = replace(
         decoder,
         blocks=(replace(first, layout="prenorm_ffn_only"), *rest),
-        names=_eagle3_names(decoder),
+        names=_eagle3_names(decoder, size),
         vocab=vocab,
         tied=False,
     )
@@ -267,13 +277,14 @@ def llama_eagle3(c: Config) -> Draft:
         taps=size,
         tap_layers=layers,
         taps_norm=rms(c) if c.get("norm_before_fc") else None,
+        tap_norm=rms(c) if c.get("fc_norm") or c.get("use_aux_norm") else None,
         passes_normed=bool(c.get("norm_output")),
         owns_head=c.get("draft_vocab_size") is not None,
         has_vocab_map=vocab != c.vocab_size,
     )
 
 
-def _eagle3_names(decoder: Decoder) -> dict[str, Any]:
+def _eagle3_names(decoder: Decoder, num_taps: int) -> dict[str, Any]:
     """The first block is called ``midlayer`` or ``layers.0``."""
     layers, mid = (_moved(decoder, at) for at in ("layers.{i}.", "midlayer."))
     either: dict[str, Any] = {role: AnyOf(mid[role], layers[role]) for role in layers}
@@ -285,7 +296,8 @@ def _eagle3_names(decoder: Decoder) -> dict[str, Any]:
     }
     firsts = {r: AnyOf("midlayer." + name, "layers.0." + name) for r, name in first.items()}
     later = {"norm1": AnyOf(firsts["norm1"], layers["norm1"])} if len(decoder.blocks) > 1 else {}
-    return either | own | firsts | later | {"draft.taps_norm": "input_norm"}
+    of_taps = {f"draft.tap_norms.{i}": f"fc_norm.{i}" for i in range(num_taps)}
+    return either | own | firsts | later | of_taps | {"draft.taps_norm": "input_norm"}
 
 
 def _eagle3_taps(c: Config) -> tuple[tuple[int, ...], int]:

@@ -52,6 +52,37 @@ def decayed_sum(log_BLC: Tensor, added_BLC: Tensor, state_BC: Tensor) -> tuple[T
     return out_LBC.transpose(0, 1), h_BC.clone()
 
 
+@implements("decayed_max", name="by_token", device="cpu")
+def decayed_max(log_BLH: Tensor, x_BLH: Tensor, state_BH: Tensor) -> tuple[Tensor, Tensor]:
+    """h = max(log + h, x), a number a head: [B, L, H] and the state."""
+    parts = []
+    for log_BH, x_BH in zip(log_BLH.unbind(1), x_BLH.unbind(1), strict=True):
+        state_BH = torch.maximum(log_BH + state_BH, x_BH)
+        parts.append(state_BH)
+    return torch.stack(parts, 1), state_BH
+
+
+@implements("fading_mean", name="by_token", device="cpu")
+def fading_mean(
+    key_BLC: Tensor, value_BLC: Tensor, first_C: Tensor, fade_C: Tensor, state_B3C: Tensor
+) -> tuple[Tensor, Tensor]:
+    """RWKV 4: means of the values so far, weighted by exp(key + fade * their age); the newest has
+    ``first`` added to its key. [B, L, C] and the state: the sums of weighted values and of weights,
+    both over exp of the third number."""
+    total, weight, exponent = state_B3C.unbind(1)
+    parts = []
+    for key, value in zip(key_BLC.unbind(1), value_BLC.unbind(1), strict=True):
+        bonus = key + first_C
+        largest = torch.maximum(exponent, bonus)
+        kept, new = torch.exp(exponent - largest), torch.exp(bonus - largest)
+        parts.append((kept * total + new * value) / (kept * weight + new))
+        faded = exponent + fade_C
+        exponent = torch.maximum(faded, key)
+        kept, new = torch.exp(faded - exponent), torch.exp(key - exponent)
+        total, weight = kept * total + new * value, kept * weight + new
+    return torch.stack(parts, 1), torch.stack((total, weight, exponent), 1)
+
+
 @implements("selective_scan", name="native", device="cpu")
 def selective_scan(
     x_BLC: Tensor, dt_BLC: Tensor, a_CN: Tensor, b_BLN: Tensor, c_BLN: Tensor, state_BCN: Tensor

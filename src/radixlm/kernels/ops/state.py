@@ -55,6 +55,57 @@ def decayed_sum(log_BLC: Tensor, added_BLC: Tensor, state_BC: Tensor) -> tuple[T
     return linear_scan(torch.exp(log_BLC), added_BLC, state_BC)
 
 
+def decayed_max(log_BLH: Tensor, x_BLH: Tensor, state_BH: Tensor) -> tuple[Tensor, Tensor]:
+    """h = max(log + h, x), a number a head: [B, L, H] and the state."""
+    parts = []
+    for first in range(0, x_BLH.shape[1], MATRIX_CHUNK):
+        part = slice(first, first + MATRIX_CHUNK)
+        sums = log_BLH[:, part].cumsum(1)
+        best = torch.cummax(x_BLH[:, part] - sums, 1)[0]
+        parts.append(sums + torch.maximum(best, state_BH[:, None]))
+        state_BH = parts[-1][:, -1]
+    return torch.cat(parts, 1), state_BH
+
+
+def fading_mean(
+    key_BLC: Tensor, value_BLC: Tensor, first_C: Tensor, fade_C: Tensor, state_B3C: Tensor
+) -> tuple[Tensor, Tensor]:
+    """RWKV 4: means of the values so far, weighted by exp(key + fade * their age); the newest has
+    ``first`` added to its key. [B, L, C] and the state: the sums of weighted values and of weights,
+    both over exp of the third number."""
+    parts = []
+    for first in range(0, key_BLC.shape[1], SCAN_CHUNK):
+        part = slice(first, first + SCAN_CHUNK)
+        y, state_B3C = _mean_of_chunk(
+            key_BLC[:, part], value_BLC[:, part], first_C, fade_C, state_B3C
+        )
+        parts.append(y)
+    return torch.cat(parts, 1), state_B3C
+
+
+def _mean_of_chunk(
+    key: Tensor, value: Tensor, first_C: Tensor, fade_C: Tensor, state_B3C: Tensor
+) -> tuple[Tensor, Tensor]:
+    count, (sums_before, weight, exponent) = key.shape[1], state_B3C.unbind(1)
+    none = float("-inf")
+    places = torch.arange(count + 1, device=key.device)
+    # weights before place m: token j has exp(key + (m - 1 - j) * fade), the sums before have m
+    # times the fade
+    ago = places[:, None] - 1 - places[:-1]
+    terms = key[:, None] + ago[None, :, :, None] * fade_C  # [B, M + 1, M, C]
+    terms = terms.masked_fill((ago < 0)[None, :, :, None], none)
+    carried = exponent[:, None] + places[None, :, None] * fade_C  # [B, M + 1, C]
+    current = torch.cat((key + first_C, torch.full_like(key[:, :1], none)), 1)
+    largest = torch.maximum(torch.maximum(terms.amax(2), carried), current)
+    shares = torch.exp(terms - largest[:, :, None])
+    kept, new = torch.exp(carried - largest), torch.exp(current - largest)
+    padded = torch.cat((value, torch.zeros_like(value[:, :1])), 1)
+    sums = (shares * value[:, None]).sum(2) + kept * sums_before[:, None] + new * padded
+    weights = shares.sum(2) + kept * weight[:, None] + new
+    y = sums[:, :-1] / weights[:, :-1]
+    return y, torch.stack((sums[:, -1], weights[:, -1], largest[:, -1]), 1)
+
+
 def selective_scan(
     x_BLC: Tensor, dt_BLC: Tensor, a_CN: Tensor, b_BLN: Tensor, c_BLN: Tensor, state_BCN: Tensor
 ) -> tuple[Tensor, Tensor]:
