@@ -94,10 +94,10 @@ COVERED = (
     *("FalconH1ForCausalLM", "NemotronHForCausalLM", "Lfm2ForCausalLM", "Llama4ForCausalLM"),
     *("Gemma4ForCausalLM", "ApertusForCausalLM", "PhimoeForCausalLM"),
     *("OpenAIGPTLMHeadModel", "MiniMaxForCausalLM", "DiffLlamaForCausalLM", "XGLMForCausalLM"),
-    *("CTRLLMHeadModel", "ModernBertDecoderForCausalLM"),
+    *("CTRLLMHeadModel", "ModernBertDecoderForCausalLM", "Gemma3nForCausalLM"),
 )
 # an index of latents, several residual streams, a kind of recurrence
-REFUSED = ("DeepseekV32ForCausalLM", "Gemma3nForCausalLM", "RwkvForCausalLM")
+REFUSED = ("DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "RwkvForCausalLM")
 
 
 @pytest.mark.parametrize("arch", (*COVERED, *REFUSED))
