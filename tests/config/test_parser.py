@@ -199,11 +199,6 @@ def test_errors_name_the_flag_and_a_value_that_works(argv: list[str], message: s
     assert message in str(caught.value)
 
 
-def test_a_prefix_is_not_a_flag() -> None:
-    with pytest.raises(ConfigError, match="--mem-frac is unknown"):
-        parse(["--mem-frac", "0.5"])
-
-
 def test_secrets_stay_out_of_errors_and_repr() -> None:
     config, _ = parse(["--api-key", "hunter2", "--admin-api-key=hunter3"])
     assert (config.serve.api_key, config.serve.admin_api_key) == ("hunter2", "hunter3")
@@ -286,6 +281,16 @@ def test_a_word_without_a_flag_is_the_model() -> None:
 def test_underscores_in_flags_are_dashes() -> None:
     config, _ = parse(["--model_path=x_y", "--mem_fraction_static", "0.5"])
     assert (config.model.model_path, config.memory.mem_fraction_static) == ("x_y", 0.5)
+
+
+def test_the_beginning_of_one_flag_stands_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    config, given = parse(["--max-total-token", "1536", "--context_len=64"])
+    assert (config.memory.max_total_tokens, config.model.context_length) == (1536, 64)
+    assert given == {"max_total_tokens", "context_length"}
+    assert "--max-total-token is read as --max-total-tokens" in caplog.text
+    for own, flag in (("", "--max-"), ("--max-total-x", "--max-total-")):
+        with pytest.raises(ConfigError, match=f"{flag} is unknown"):
+            parse([flag, "5"], own=(own,))
 
 
 def test_suggestions_know_the_verbs_own_flags() -> None:

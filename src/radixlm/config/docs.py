@@ -21,7 +21,8 @@ Every flag of SGLang 0.5.2 is accepted, and some more; those that came later, up
 known by name (below). `radixlm serve --help-all` prints the same list.
 
 Lists take their values after one flag: `--cuda-graph-bs 1 2 4`. Switches are written
-`--enable-metrics` or `--no-enable-metrics`.
+`--enable-metrics` or `--no-enable-metrics`. The beginning of a flag that begins no other stands for
+it.
 
 `--config FILE` reads flags from a YAML file, with dashes or underscores; a flag on the command line
 wins over the file:

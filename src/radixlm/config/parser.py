@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -17,6 +18,8 @@ from radixlm.config.option import Option, options
 from radixlm.config.server_config import ServerConfig
 from radixlm.config.values import example, show
 
+logger = logging.getLogger(__name__)
+
 # what most people set; ``--help-all`` shows the rest
 _COMMON = frozenset(
     "config model_path quantization context_length dtype mem_fraction_static kv_cache_dtype "
@@ -26,8 +29,9 @@ _COMMON = frozenset(
 
 
 class OptionParser(argparse.ArgumentParser):
-    """An argument parser that raises ConfigError and accepts no abbreviated flags. Its help shows
-    the common ones of a server's options, and all after ``--help-all``."""
+    """An argument parser that raises ConfigError. Of flags, it takes the beginnings of a server's
+    options that begin no other (a warning says which). Its help shows the common ones of these, and
+    all after ``--help-all``."""
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", HelpFormatter)
@@ -46,7 +50,7 @@ class OptionParser(argparse.ArgumentParser):
         ``own``: flags that the caller has read, for suggestions. ``positional``: the dest of a word
         without a flag, if that is not given."""
         try:
-            known, rest = self.parse_known_args([self._with_dashes(word) for word in argv])
+            known, rest = self.parse_known_args([self._in_full(word, own) for word in argv])
         except argparse.ArgumentError as error:
             raise argument_error(error, options()) from error
         values = vars(known)
@@ -61,12 +65,28 @@ class OptionParser(argparse.ArgumentParser):
             raise ConfigError(f"unexpected argument {rest[0]!r}")
         return values | newer
 
-    def _with_dashes(self, word: str) -> str:
-        """``--a_b`` as ``--a-b``, where that is a flag."""
+    def _in_full(self, word: str, own: Iterable[str]) -> str:
+        """``--a_b`` as ``--a-b``, and the beginning of one option as that option."""
         name, equals, value = word.partition("=")
+        if name[:2] != "--":
+            return word
         flag = name.replace("_", "-")
-        is_flag = name[:2] == "--" and flag in self._option_string_actions
-        return flag + equals + value if is_flag else word
+        if self.has_options and flag not in self._option_string_actions:
+            flag = self._completed(flag, own)
+        return flag + equals + value if flag in self._option_string_actions else word
+
+    def _completed(self, flag: str, own: Iterable[str]) -> str:
+        """The only option that begins with ``flag``, as SGLang's parser reads it; else ``flag``."""
+        is_known = flag.removeprefix("--").replace("-", "_") in newer_flags()
+        if is_known or any(name.startswith(flag) for name in own):
+            return flag
+        names = self._option_string_actions
+        begun = {names[name].dest: name for name in names if name.startswith(flag)}
+        if len(begun) != 1:
+            return flag
+        (full,) = begun.values()
+        logger.warning("%s is read as %s", flag, full)
+        return full
 
     def format_help(self) -> str:
         if not self.has_options or self.shows_all:

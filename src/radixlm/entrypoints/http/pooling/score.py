@@ -103,7 +103,10 @@ async def _of_tokens(
     vocab = state.intake.facts.vocab
     bad = next((i for i in body.label_token_ids if not 0 <= i < vocab), None)
     if bad is not None:
-        raise InvalidRequest(f"label_token_ids: {bad} is not a token id", "label_token_ids")
+        raise InvalidRequest(  # in SGLang's words
+            f"label_token_ids: Token ID {bad} is out of vocabulary (vocab size: {vocab})",
+            "label_token_ids",
+        )
     prompts = [await _prompt(state, body, item) for item in items]
     outputs = await next_tokens(state, prompts, body.label_token_ids)
     scores = [_scores(body, output) for output in outputs]
