@@ -26,8 +26,11 @@ from radixlm.attention.double_sparsity import (
 )
 from radixlm.attention.select import make_backend
 from radixlm.base.errors import ConfigError
+from radixlm.base.record import replace
 from radixlm.config.execute import ExecuteConfig
+from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import ALONE
+from radixlm.engine.model_info import read_model
 from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.kv import DTYPES, INT4
@@ -38,7 +41,8 @@ from radixlm.step.batch import AttentionSite, ForwardBatch
 CPU = torch.device("cpu")
 GROUP = KvGroup(0, "full", (0, 3), kv_heads=2, head_dim=20, v_dim=12)
 SITE = AttentionSite(1, 0, heads=6, kv_heads=2, head_dim=20, v_dim=12, scale=0.3)
-LATENT = KvGroup(0, "full", (0,), kv_heads=1, head_dim=20, v_dim=12, latent=True)
+WINDOW = replace(GROUP, name="window", window=16)
+HEADS = dict.fromkeys(GROUP.layers, (2, 0, 2))
 needs_cpu = pytest.mark.skipif(not cpu.available, reason=cpu.reason)
 
 
@@ -200,11 +204,11 @@ def test_a_rank_has_the_lists_of_its_heads(tmp_path: Path) -> None:
         ds_channel_config_path=str(tmp_path / "channels.json"),
         ds_heavy_channel_num=4,
     )
-    sparsity = load_sparsity(config, [GROUP], lambda layer: (4, 2, 4))
+    sparsity = load_sparsity(config, [GROUP], dict.fromkeys((0, 3), (4, 2, 4)))
     assert sparsity is not None
     assert sparsity.channels[3].tolist() == [[6, 7, 8, 9], [9, 10, 11, 12]]
     with pytest.raises(ConfigError, match="--tp-size 1"):
-        load_sparsity(config, [GROUP], lambda layer: (4, 1, 4))
+        load_sparsity(config, [GROUP], dict.fromkeys((0, 3), (4, 1, 4)))
 
 
 def test_layers_that_do_not_see_all_tokens_need_no_list(tmp_path: Path) -> None:
@@ -215,13 +219,25 @@ def test_layers_that_do_not_see_all_tokens_need_no_list(tmp_path: Path) -> None:
         enable_double_sparsity=True, ds_channel_config_path=str(path), ds_heavy_channel_num=2
     )
     decoder = describe(json.loads((cached_tiny("Llama4ForCausalLM") / "config.json").read_text()))
-    heads = [own_kv_heads(decoder, ALONE.attn, layer) for layer in range(4)]
-    assert heads == [None, None, None, (2, 0, 2)], "layers with chunks of tokens"
-    sparsity = load_sparsity(config, [GROUP], lambda layer: heads[layer])
+    heads = own_kv_heads(decoder, ALONE.attn)
+    assert heads == {3: (2, 0, 2)}, "the others have chunks of tokens"
+    sparsity = load_sparsity(config, [GROUP], heads)
     assert sparsity is not None
     assert sparsity.channels[3].tolist() == [[5, 6], [8, 7]]
     with pytest.raises(ConfigError, match="no layer"):
-        load_sparsity(config, [GROUP], lambda _: None)
+        load_sparsity(config, [GROUP], {})
+    stage = load_sparsity(config, [replace(WINDOW, layers=(0, 1))], heads)
+    assert stage is not None, "layer 3 is another rank's"
+    assert (stage.channels, stage.digest) == ({}, sparsity.digest)
+    assert stage.width(WINDOW) == 0
+
+
+@pytest.mark.parametrize(
+    ("arch", "full"), [("MiniMaxM3VLForCausalLM", [0]), ("DeepseekV32ForCausalLM", [])]
+)
+def test_layers_with_an_index_of_their_own_stay_as_they_are(arch: str, full: list[int]) -> None:
+    decoder = describe(json.loads((cached_tiny(arch) / "config.json").read_text()))
+    assert list(own_kv_heads(decoder, ALONE.attn)) == full
 
 
 @pytest.mark.parametrize(
@@ -246,15 +262,12 @@ def test_files_that_do_not_fit_are_refused(
     fields: dict[str, Any] = {"ds_heavy_channel_num": 8, **more}
     config = ExecuteConfig(enable_double_sparsity=True, ds_channel_config_path=str(path), **fields)
     with pytest.raises(ConfigError, match=message):
-        load_sparsity(config, [GROUP])
+        load_sparsity(config, [GROUP], HEADS)
 
 
 def test_what_the_option_needs() -> None:
     with pytest.raises(ConfigError, match="--ds-channel-config-path FILE"):
-        load_sparsity(ExecuteConfig(enable_double_sparsity=True), [GROUP])
-    config = ExecuteConfig(enable_double_sparsity=True, ds_channel_config_path="f")
-    with pytest.raises(ConfigError, match="no layer"):
-        load_sparsity(config, [LATENT])
+        load_sparsity(ExecuteConfig(enable_double_sparsity=True), [GROUP], HEADS)
     with pytest.raises(ConfigError, match="cpu and torch_native"):
         kernels = bind("cpu", {"all": "reference"})
         make_backend("triton", (GROUP,), kernels, CPU, sparsity=_sparsity(1, 1))
@@ -272,6 +285,15 @@ def _channels_of_radix_tiny(folder: Path) -> dict[str, Any]:
         "ds_heavy_token_num": 32,
         "ds_sparse_decode_threshold": 64,
     }
+
+
+@pytest.mark.parametrize("model", [{"is_embedding": True}, {"model_path": "BertModel"}])
+def test_models_that_only_read_are_refused(model: dict[str, Any], tmp_path: Path) -> None:
+    if "model_path" in model:
+        model = {"model_path": str(cached_tiny(model["model_path"]))}
+    config = ServerConfig.from_kwargs(**model, **_channels_of_radix_tiny(tmp_path))
+    with pytest.raises(ConfigError, match="makes vectors"):
+        read_model(config)
 
 
 @needs_cpu

@@ -9,7 +9,7 @@ channels of a head, W heavy ones, V channels of a value.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 
@@ -30,31 +30,24 @@ LABEL_MOST = 16383.0  # of a query's labels: sums of their products with int8 fi
 
 
 class DoubleSparsity(Record, eq=False):
-    """``channels``: int32 [K, W] by layer; ``tokens``: how many a head attends to; ``threshold``:
-    sequences of fewer tokens are dense."""
+    """``channels``: int32 [K, W] by layer of this rank; ``tokens``: how many a head attends to;
+    ``threshold``: sequences of fewer tokens are dense; ``digest``: what the labels of all ranks'
+    caches depend on."""
 
     channels: Mapping[int, Tensor]
     tokens: int
     threshold: int
+    digest: str = ""
 
     @property
     def first_position(self) -> int:
         """Output tokens from here on are sparse."""
         return max(self.threshold - 1, self.tokens)
 
-    @property
-    def digest(self) -> str:
-        """What the labels of a cache depend on."""
-        parts = sha256()
-        for layer in sorted(self.channels):
-            parts.update(self.channels[layer].numpy().tobytes())
-        return parts.hexdigest()[:16]
-
     def width(self, group: KvGroup) -> int:
         """Labels of a key of the group; 0 where its layers stay dense."""
-        if group.latent or group.window or group.compress_ratio:
-            return 0
-        return int(self.channels[group.layers[0]].shape[1])
+        channels_KW = self.channels.get(group.layers[0])
+        return 0 if channels_KW is None else int(channels_KW.shape[1])
 
 
 class SparseStep(Record, eq=False):
@@ -91,12 +84,12 @@ def sparse_step(batch: ForwardBatch, sparsity: DoubleSparsity) -> SparseStep | N
 def load_sparsity(
     execute: ExecuteConfig,
     groups: Iterable[KvGroup],
-    kv_heads: Callable[[int], tuple[int, int, int] | None] | None = None,
+    heads: Mapping[int, tuple[int, int, int]],
 ) -> DoubleSparsity | None:
-    """What the options ask for, for the attention layers of these groups; None without
-    --enable-double-sparsity. ``kv_heads``: of a layer on one of several ranks, how many it has
-    on all of them, the first of this rank's and the one behind them; None of a layer that stays
-    dense. ConfigError for a file that does not fit the model."""
+    """What the options ask for, for the attention layers of a rank's groups; None without
+    --enable-double-sparsity. ``heads``: of each of the model's layers that may be sparse, on any
+    rank, how many KV heads it has on all of them, the first of this rank's and the one behind them.
+    ConfigError for a file that does not fit the model."""
     if not execute.enable_double_sparsity:
         return None
     if execute.ds_channel_config_path is None:
@@ -104,23 +97,19 @@ def load_sparsity(
             f"--enable-double-sparsity needs {FLAG} FILE: "
             "`radixlm calibrate double-sparsity MODEL --text FILE -o FILE` writes one"
         )
-    full = [g for g in groups if not (g.latent or g.window or g.compress_ratio)]
-    heads = {
-        layer: (group.kv_heads, 0, group.kv_heads) if kv_heads is None else kv_heads(layer)
-        for group in full
-        for layer in group.layers
-    }
-    if not any(heads.values()):
+    if not heads:
         raise ConfigError(
-            "--enable-double-sparsity: the model has no layer whose keys stand for all tokens "
-            "(windows are short, latents have few channels already); leave the flag out"
+            "--enable-double-sparsity: the model has no layer that attends to all tokens alike "
+            "(windows and indexes read few tokens, latents have few channels); leave the flag out"
         )
     path, kind = execute.ds_channel_config_path, execute.ds_heavy_channel_type
     wanted, listed = (path, kind, execute.ds_heavy_channel_num), _read_json(path)
     channels: dict[int, Tensor] = {}
-    for group in full:
+    for group in groups:
+        if not any(layer in heads for layer in group.layers):
+            continue
         for layer in group.layers:
-            if (own := heads[layer]) is None:  # nobody reads what its pool keeps of it
+            if (own := heads.get(layer)) is None:  # nobody reads what its pool keeps of it
                 channels[layer] = torch.arange(wanted[2]).int().repeat(group.kv_heads, 1)
                 continue
             count, begin, end = own
@@ -131,7 +120,10 @@ def load_sparsity(
                     f"--enable-double-sparsity: this rank has {group.kv_heads} of layer {layer}'s "
                     f"{count} KV heads in blocks of the weights' format; use --tp-size 1"
                 )
-    return DoubleSparsity(channels, execute.ds_heavy_token_num, execute.ds_sparse_decode_threshold)
+    digest = sha256(json.dumps([listed, *wanted[1:]]).encode()).hexdigest()[:16]
+    return DoubleSparsity(
+        channels, execute.ds_heavy_token_num, execute.ds_sparse_decode_threshold, digest
+    )
 
 
 def _read_json(path: str) -> dict[str, object]:

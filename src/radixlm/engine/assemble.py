@@ -337,8 +337,8 @@ def _attention(
     execute = config.execute
     phases = (execute.prefill_attention_backend, execute.decode_attention_backend)
     name = execute.attention_backend or "torch_native"
-    heads_at = partial(own_kv_heads, info.decoder, ranks.attn)
-    sparsity = load_sparsity(execute, model.kv_groups, heads_at)
+    heads = own_kv_heads(info.decoder, ranks.attn)
+    sparsity = load_sparsity(execute, model.kv_groups, heads)
     return make_backend(name, model.kv_groups, kernels, device, *phases, sparsity)
 
 

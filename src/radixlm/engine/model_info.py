@@ -223,7 +223,8 @@ def read_model(config: ServerConfig) -> tuple[ModelInfo, Config]:
 def _pooling(
     config: ServerConfig, c: Config, decoder: Decoder, folder: Path
 ) -> tuple[Decoder, SentenceTransformersConfig | None]:
-    """The model with the head of a sentence-transformers folder, or of --is-embedding."""
+    """The model with the head of a sentence-transformers folder, or of --is-embedding. ConfigError
+    for an option of models that generate."""
     sentence = read_sentence_transformers(folder)
     if decoder.pool is None and (sentence is not None or config.model.is_embedding):
         decoder = vectors(
@@ -231,6 +232,11 @@ def _pooling(
         )
     if sentence is not None:
         decoder = with_modules(decoder, sentence, str(folder / "modules.json"))
+    if decoder.pool is not None and config.execute.enable_double_sparsity:
+        raise ConfigError(
+            "--enable-double-sparsity: the model makes vectors of texts, and only tokens that it "
+            "generates are sparse; leave the flag out"
+        )
     return decoder, sentence
 
 

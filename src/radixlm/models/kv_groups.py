@@ -2,6 +2,7 @@
 
 from radixlm.arch.spec import (
     Attention,
+    AttentionExtras,
     Block,
     CompressedSparseAttention,
     Decoder,
@@ -31,16 +32,27 @@ def group_key(decoder: Decoder, layer: int, merge_windows: bool) -> Key:
     return (window, mixer.kv_heads, mixer.k_row, mixer.v_dim, False, 0)
 
 
-def own_kv_heads(decoder: Decoder, group: Group, layer: int) -> tuple[int, int, int] | None:
-    """KV heads of a layer of the whole model, and this rank's first and the one behind them; None
-    where a token does not see all tokens alike."""
-    mixer = decoder.blocks[layer].attention
-    assert isinstance(mixer, Attention)
-    extras = mixer.extras
-    if mixer.window or (extras and (extras.attention_chunk_size or extras.alibi_slopes)):
-        return None
-    cut = cut_heads(mixer.heads, mixer.kv_heads, group)
-    return (mixer.kv_heads, *(cut.kv if cut.heads else (0, mixer.kv_heads)))
+def own_kv_heads(decoder: Decoder, group: Group) -> dict[int, tuple[int, int, int]]:
+    """Of each layer whose tokens attend to all before them by one kernel: KV heads of the whole
+    model, and this rank's first and the one behind them."""
+    heads = {}
+    for layer, block in enumerate(decoder.blocks):
+        mixer = block.attention
+        if isinstance(mixer, Attention) and not mixer.window and _is_plain(mixer.extras):
+            cut = cut_heads(mixer.heads, mixer.kv_heads, group)
+            heads[layer] = (mixer.kv_heads, *(cut.kv if cut.heads else (0, mixer.kv_heads)))
+    return heads
+
+
+def _is_plain(extras: AttentionExtras | None) -> bool:
+    return extras is None or not (
+        extras.attention_chunk_size
+        or extras.alibi_slopes
+        or extras.indexer
+        or extras.block_sparse
+        or extras.dynamic_mask_topk
+        or extras.dual_chunk
+    )
 
 
 def entry_key(decoder: Decoder, layer: int) -> Key | None:
