@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,16 @@ def _run(name: str, case: Case, sparsity: DoubleSparsity, prompt: int = 0) -> to
     batch.prompt_len_S += prompt
     backend.begin(batch)
     return backend.run(*new_rows(case, SITE, torch.float32), SITE)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, INT4], ids=str)
+def test_triton_equals_the_definition(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode and three output tokens, two of them sparse; rows take turns in little memory."""
+    case = Case.random(SITE, [(1, 130), (3, 60)], 16, 7, cache_dtype=dtype)
+    monkeypatch.setattr("radixlm.attention.triton_sparse._SCORES", 2500)
+    ours, theirs = (_run(name, case, _sparsity(40, 62)) for name in ("triton", "torch_native"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @needs_cpu
@@ -268,9 +279,9 @@ def test_files_that_do_not_fit_are_refused(
 def test_what_the_option_needs() -> None:
     with pytest.raises(ConfigError, match="--ds-channel-config-path FILE"):
         load_sparsity(ExecuteConfig(enable_double_sparsity=True), [GROUP], HEADS)
-    with pytest.raises(ConfigError, match="cpu and torch_native"):
-        kernels = bind("cpu", {"all": "reference"})
-        make_backend("triton", (GROUP,), kernels, CPU, sparsity=_sparsity(1, 1))
+    parts: Any = ("triton", (GROUP,), bind("cpu", {"all": "reference"}), CPU)
+    with pytest.raises(ConfigError, match="torch_native for decode"):
+        make_backend(*parts, decode="torch_native", sparsity=_sparsity(1, 1))
 
 
 def _channels_of_radix_tiny(folder: Path) -> dict[str, Any]:

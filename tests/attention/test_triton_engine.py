@@ -3,6 +3,8 @@ with chunked prompts, a batch of two and a cached prefix."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +54,24 @@ def test_the_same_tokens_with_all_kernels() -> None:
     folder = cached_tiny("Qwen3ForCausalLM", num_hidden_layers=2)
     expected = answers(folder, "torch_native")
     assert answers(folder, "triton", kernel=["all=triton"]) == expected
+
+
+def test_double_sparsity(tmp_path: Path) -> None:
+    """Answers beyond 12 tokens attend to 8 of them."""
+    lists = [list(range(16))] * 2
+    names = [f"model.layers.{layer}.self_attn.qk_proj" for layer in range(2)]
+    (tmp_path / "channels.json").write_text(json.dumps(dict.fromkeys(names, lists)))
+    options = {
+        "enable_double_sparsity": True,
+        "ds_channel_config_path": str(tmp_path / "channels.json"),
+        "ds_heavy_channel_num": 4,
+        "ds_heavy_token_num": 8,
+        "ds_sparse_decode_threshold": 12,
+    }
+    folder = cached_tiny("Qwen3ForCausalLM", num_hidden_layers=2)
+    expected = answers(folder, "torch_native", **options)
+    assert answers(folder, "triton", **options) == expected
+    assert answers(folder, "torch_native") != expected
 
 
 def test_prompts_by_one_backend_and_decodes_by_another() -> None:

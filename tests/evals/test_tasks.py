@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,27 @@ def test_needle(tmp_path: Path) -> None:
     assert str(task.items[0].question).count("three") >= 4
 
 
+def test_several_needles() -> None:
+    task = load_task("multi-needle", TaskOptions(lengths=(40,), num_needles=3))
+    item = task.items[0]
+    assert all(f"is {code}." in str(item.question) for code in item.answer)
+    assert str(item.question).startswith("The code")
+    assert score(task, 0, f"They are {item.answer[2]} and {item.answer[0]}.") == 2 / 3
+    with pytest.raises(ConfigError, match="--num-needles 13: at most 12 in a text"):
+        load_task("multi-needle", TaskOptions(num_needles=13))
+
+
+def test_variable_tracking() -> None:
+    task = load_task("variable-tracking", TaskOptions(lengths=(40, 60), num_needles=3))
+    item = task.items[-1]
+    a, b, c = item.answer
+    text, _, asked = str(item.question).rpartition("\n\n")
+    value = re.findall(r"\d{5}", asked)[0]
+    chain = [(a, value), (b, f"VAR {a}"), (c, f"VAR {b}")]
+    assert re.findall(r"VAR (\w+) = (.*?)\.", text) == chain
+    assert score(task, len(task.items) - 1, f"{a}, {b}") == 2 / 3
+
+
 LONG = (  # dataset, answer, right, its score, worse, its score
     ("hotpotqa", "the Red Sea", "Red sea.", 1.0, "red hill", 0.5),
     ("gov_report", "a b c d", "a b c d", 1.0, "a x c", 4 / 7),
@@ -271,7 +293,8 @@ def test_bundled_grades_calls_json_and_text() -> None:
 
 
 def test_errors_name_what_is_missing(tmp_path: Path) -> None:
-    for name in set(TASKS) - {"bundled", "needle", "humaneval"}:
+    made = {"bundled", "needle", "multi-needle", "variable-tracking", "humaneval"}
+    for name in set(TASKS) - made:
         with pytest.raises(ConfigError, match=f"{name} needs --data-path"):
             load_task(name, TaskOptions())
     with pytest.raises(ConfigError, match="unknown task 'gsm9k'"):

@@ -51,7 +51,7 @@ def make_backend(
         if prefill != decode or not first.takes_sparsity:
             raise ConfigError(
                 f"--enable-double-sparsity: --attention-backend {prefill} with {decode} for decode "
-                "has no kernel for it; cpu and torch_native have, for both"
+                "has no kernel for it; cpu, triton and torch_native have, for both"
             )
         first.sparsity = sparsity
     if prefill == decode:

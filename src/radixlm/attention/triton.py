@@ -21,13 +21,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from radixlm.attention import cudnn
+from radixlm.attention.double_sparsity import is_plain
 from radixlm.attention.paged import PagedBackend
+from radixlm.attention.triton_sparse import (
+    SparseAttention,
+    TritonPool,
+    labels_nbytes,
+    sparse_rows,
+)
 from radixlm.base.errors import ConfigError, InvariantError
 from radixlm.base.record import Record
 from radixlm.kernels.dispatch import Kernels
 from radixlm.kernels.ops.kv import FLOAT8, FLOATS
 from radixlm.kernels.ops.rope import QkNorm
-from radixlm.kernels.triton import kv, rope
+from radixlm.kernels.triton import rope
 from radixlm.kernels.triton.attention_plan import FIXED_SPLITS, UNBOUNDED, Cut, Work, make_plan
 from radixlm.kernels.triton.attention_run import (
     MAX_DIM,
@@ -52,20 +59,6 @@ log = logging.getLogger(__name__)
 
 NAME = "triton"
 _INTERPRETED_SMS = 4  # so few that small tests have splits
-
-
-class TritonPool(PagedPool):
-    """PagedPool that copies pages of all layers with one launch for each tensor."""
-
-    def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
-        for tensor in (self.k_LPBKC, self.v_LPBKV, *self.scales):
-            if tensor is None or not tensor.numel():
-                continue
-            if not kv.takes(tensor):
-                raise InvariantError(
-                    f"pages of a {tensor.device} tensor cannot be copied by Triton"
-                )
-            kv.copy_pages(tensor, source, target)
 
 
 class Workspace:
@@ -107,7 +100,7 @@ class TritonBackend(PagedBackend):
     are in the dtype of q, but see ``computed_in``."""
 
     name = NAME
-    pool_class = TritonPool
+    takes_sparsity = True
 
     def __init__(self, groups: Sequence[KvGroup], kernels: Kernels, device: torch.device) -> None:
         if device.type != "cuda" and not interpreting():
@@ -131,9 +124,10 @@ class TritonBackend(PagedBackend):
         self._storable = (*FLOATS, *(dtype for dtype in FLOAT8 if kind_of(dtype, device) != 3))
         self._memory = Workspace(device)
         self._tree: TreeMask | None = None
+        self._sparse: SparseAttention | None = None
         self._has_bidirectional = False  # the mask is of bidirectional spans
         self._has_cudnn = True  # until it fails
-        self._works: dict[Cut, Work] = {}
+        self._works: dict[tuple[Cut, bool], Work] = {}
         self._launches: dict[tuple[object, ...], list[Launch]] = {}
 
     def set_batch_invariant(self, is_on: bool) -> None:
@@ -141,12 +135,31 @@ class TritonBackend(PagedBackend):
         of its kind, at some cost in large batches. Off by default."""
         self.fixed_splits = FIXED_SPLITS if is_on else 0
 
+    def page_nbytes(self, group: KvGroup, page_size: int, dtype: torch.dtype) -> int:
+        """Bytes of one page over the group's layers."""
+        width = 0 if self.sparsity is None else self.sparsity.width(group)
+        rows = len(group.layers) * group.kv_heads * group.rows_per_page(page_size)
+        return super().page_nbytes(group, page_size, dtype) + rows * labels_nbytes(width)
+
+    def make_pool(
+        self, group: KvGroup, num_pages: int, page_size: int, dtype: torch.dtype
+    ) -> TritonPool:
+        """Allocate and keep the group's pool."""
+        pool = TritonPool(group, num_pages, page_size, dtype, self.device, self.sparsity)
+        self.pools[group.index] = pool
+        return pool
+
     def begin(self, batch: ForwardBatch) -> None:
         """Keep the batch; its plans are made on the device when a layer first needs them."""
         assert batch.kv_len_S.dtype == batch.query_start_S1.dtype == torch.int32
         self._batch = batch
         self._works = {}
         self._launches = {}
+        rows = None if self.sparsity is None else sparse_rows(batch, self.sparsity)
+        self._sparse = None
+        if rows is not None and self.sparsity is not None:
+            tokens, take = self.sparsity.tokens, self._memory.take
+            self._sparse = SparseAttention(rows, tokens, take, self.num_sms, self.is_hopper)
         self._tree = bidirectional_mask(batch) if batch.bidirectional_spans else None
         self._has_bidirectional = bool(batch.bidirectional_spans)
         batch.fused_attn = cast(FusedAttentionRunner, self) if self._prepares_qk else None
@@ -205,7 +218,34 @@ class TritonBackend(PagedBackend):
         self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
     ) -> Tensor:
         """Attend over the cache. ``k_TKD`` and ``v_TKV`` are the step's own K and V if the layer
-        stored them, for cuDNN."""
+        stored them."""
+        batch, pool = self._batch_and_pool(site)
+        if k_TKD is not None and isinstance(pool, TritonPool):
+            pool.label(site.layer, batch.store_GT[site.group])
+        out = self._attend_dense(q_THD, k_TKD, v_TKV, site)
+        sparse = self._sparse_of(site)
+        if sparse is not None:
+            assert isinstance(pool, TritonPool)
+            q_THD = _rows(q_THD).to(computed_in(q_THD.dtype, pool.dtype))
+            table = batch.page_table_GSP[site.group]
+            sparse.attend(q_THD, out.view(len(out), site.heads, -1), pool, cache_of(pool, site),
+                          site, table)  # fmt: skip
+        return out
+
+    def _sparse_of(self, site: AttentionSite) -> SparseAttention | None:
+        """The step's sparse rows, where the layer has any."""
+        pool = self.pools[site.group]
+        has_labels = isinstance(pool, TritonPool) and pool.width > 0
+        return self._sparse if has_labels and is_plain(site) else None
+
+    def _kv_len_S(self, batch: ForwardBatch, site: AttentionSite) -> Tensor:
+        """For dense attention."""
+        sparse = self._sparse_of(site)
+        return batch.kv_len_S if sparse is None else sparse.rows.dense_len_S
+
+    def _attend_dense(
+        self, q_THD: Tensor, k_TKD: Tensor | None, v_TKV: Tensor | None, site: AttentionSite
+    ) -> Tensor:
         batch, pool = self._batch_and_pool(site)
         if self._uses_cudnn(batch, pool, q_THD, k_TKD, v_TKV, site):
             assert k_TKD is not None and v_TKV is not None
@@ -226,7 +266,8 @@ class TritonBackend(PagedBackend):
         )
         table = batch.page_table_GSP[site.group]
         cache = cache_of(pool, site)
-        step = StepTensors(batch.query_start_S1, batch.kv_len_S, table, self._tree_of(site))
+        lengths = self._kv_len_S(batch, site)
+        step = StepTensors(batch.query_start_S1, lengths, table, self._tree_of(site))
         for launch in self._launches_of(site, q_THD.dtype, pool, table.shape[1]):
             shape = Shape(site, launch.tile)
             attend(
@@ -258,6 +299,7 @@ class TritonBackend(PagedBackend):
         key = (
             site.heads, site.kv_heads, site.head_dim, site.v_dim, site.window, site.chunk,
             has_extras(site, False), dtype, pool.dtype, max_len, site.looks_ahead,
+            self._sparse_of(site) is None,
         )  # fmt: skip
         launches = self._launches.get(key)
         if launches is None:
@@ -280,7 +322,7 @@ class TritonBackend(PagedBackend):
                 queries, self.fixed_splits, batch.max_query_len if has_tree else 0,
             )  # fmt: skip
             num_units = cut.max_units(batch.num_tokens, batch.num_sequences)
-            work = self._work(cut, num_units, batch)
+            work = self._work(cut, num_units, batch, site)
             partials = None
             if cut.min_split_len < UNBOUNDED:
                 num_rows = shape.partial_rows(num_units)
@@ -291,14 +333,15 @@ class TritonBackend(PagedBackend):
             launches.append(Launch(tile, work, num_units, partials))
         return launches
 
-    def _work(self, cut: Cut, num_units: int, batch: ForwardBatch) -> Work:
+    def _work(self, cut: Cut, num_units: int, batch: ForwardBatch, site: AttentionSite) -> Work:
         """The plan of a cut, made once in a step."""
-        work = self._works.get(cut)
+        key = cut, self._sparse_of(site) is None
+        work = self._works.get(key)
         if work is None:
             numbers = Work.num_numbers(num_units, batch.num_sequences)
             memory = self._memory.take(f"plan {len(self._works)}", numbers, torch.int32)
-            work = self._works[cut] = Work.within(memory, num_units, batch.num_sequences)
-            make_plan(work, batch.query_start_S1, batch.kv_len_S, cut)
+            work = self._works[key] = Work.within(memory, num_units, batch.num_sequences)
+            make_plan(work, batch.query_start_S1, self._kv_len_S(batch, site), cut)
         return work
 
 

@@ -30,14 +30,14 @@ _WHOLE = (  # flag, other names, field's default, help
     ("--num-shots", (), None, "examples before each question (gsm8k: 5)"),
     ("--limit", ("--num-questions", "--num-examples"), None, "ask the first N items"),
     ("--seed", (), 0, "of draws, intervals and sampling"),
-    ("--num-needles", (), 4, "needles for each length and depth"),
+    ("--num-needles", (), 4, "needles for each length and depth; of multi-needle, in each text"),
     ("--num-samples", (), 1, "ask each item N times; gives pass@k"),
 )
 
 
 def build_parser() -> Parser:
     """All flags of this verb."""
-    listed = "\n".join(f"  {name:<10} {text}" for name, (_, text) in TASKS.items())
+    listed = "\n".join(f"  {name:<17} {text}" for name, (_, text) in TASKS.items())
     parser = Parser(
         "radixlm eval",
         "How right the answers of a model are.",

@@ -1,4 +1,4 @@
-"""Long prompts: needles hidden at depths of a text, and LongBench's files."""
+"""Long prompts: needles and chains of variables hidden in a text, and LongBench's files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
 
 from radixlm.base.errors import ConfigError
@@ -21,6 +21,7 @@ from radixlm.evals.items import (
     read_text,
 )
 
+_TEXTS = 5  # of each length, with several needles
 _CITIES = "Oslo Lima Rome Cairo Kyoto Quito Delhi Accra Paris Hanoi Seoul Tunis".split()
 _SUBJECTS = "The baker,A gardener,The old clock,A small boat,The teacher,Our neighbour".split(",")
 _VERBS = "waits near,looks at,walks past,remembers,paints,talks about".split(",")
@@ -30,15 +31,9 @@ _OBJECTS = "the river,a quiet street,the market,an open window,the hill,a red do
 def needle(options: TaskOptions) -> Task:
     """Find a number that one sentence of a long text tells. `--lengths` in words, `--depths` in
     percent of the text, `--num-needles` for each pair; --data-path: a text to hide them in."""
-    if any(length < 20 for length in options.lengths) or options.num_needles < 1:
-        raise ConfigError(
-            "--lengths and --num-needles: lengths of 20 words or more, 1 needle or more"
-        )
     if any(not 0 <= depth <= 100 for depth in options.depths):
         raise ConfigError("--depths: between 0 (at the start) and 100 (at the end)")
-    given = ""
-    if options.data_path is not None:
-        given = read_text(options.path("needle", "TEXT"))
+    given = _given(options, 1)
     items = []
     for length in options.lengths:
         for depth in options.depths:
@@ -51,6 +46,73 @@ def needle(options: TaskOptions) -> Task:
                 name = f"{length}-{depth}-{number}"
                 items.append(Item(name, question, code, group=f"{length} words, depth {depth}%"))
     return Task(items, _grade_needle, 32)
+
+
+def multi_needle(options: TaskOptions) -> Task:
+    """Find `--num-needles` numbers in a text: the share of them that the answer has."""
+    items = []
+    for draw, name, length, sentences in _texts(options, len(_CITIES)):
+        codes = {
+            city: str(draw.randrange(1000, 10000))
+            for city in draw.sample(_CITIES, options.num_needles)
+        }
+        hidden = [f"The code for {city} is {code}." for city, code in codes.items()]
+        asked = ", ".join(draw.sample(list(codes), len(codes)))
+        question = f"{_spread(sentences, hidden)}\n\nWhat are the codes for {asked}?"
+        items.append(Item(name, question, list(codes.values()), group=f"{length} words"))
+    return Task(items, _grade_share, 32 * options.num_needles)
+
+
+def variable_tracking(options: TaskOptions) -> Task:
+    """Name the variables of a chain of `--num-needles` assignments, spread over a text, which all
+    have one value (RULER's variable tracking, arXiv:2404.06654): the share of them in the answer.
+    """
+    items = []
+    for draw, name, length, sentences in _texts(options, 26):
+        value = str(draw.randrange(10000, 100000))
+        letters = draw.sample(string.ascii_uppercase, options.num_needles)
+        names = [f"{letter}{draw.randrange(100, 1000)}" for letter in letters]
+        values = [value, *(f"VAR {one}" for one in names)]
+        hidden = [f"VAR {one} = {of}." for one, of in zip(names, values, strict=False)]
+        question = (
+            f"{_spread(sentences, hidden)}\n\nWhich variables have the value {value}, directly or "
+            "by another variable? Write their names."
+        )
+        items.append(Item(name, question, names, group=f"{length} words"))
+    return Task(items, _grade_share, 32 * options.num_needles)
+
+
+def _given(options: TaskOptions, most: int) -> str:
+    """The text of --data-path, "" without. ``most``: for --num-needles if above 1."""
+    if any(length < 20 for length in options.lengths) or options.num_needles < 1:
+        raise ConfigError(
+            "--lengths and --num-needles: lengths of 20 words or more, 1 needle or more"
+        )
+    if 1 < most < options.num_needles:
+        raise ConfigError(f"--num-needles {options.num_needles}: at most {most} in a text")
+    return "" if options.data_path is None else read_text(options.path("needle", "TEXT"))
+
+
+def _texts(options: TaskOptions, most: int) -> Iterator[tuple[random.Random, str, int, list[str]]]:
+    """Texts of each length: draws, name, length in words, sentences."""
+    given = _given(options, most)
+    for length in options.lengths:
+        for number in range(_TEXTS):
+            draw = random.Random(f"{options.seed}/{length}/{number}")
+            yield draw, f"{length}-{number}", length, _sentences(draw, length, given)
+
+
+def _spread(sentences: list[str], hidden: Sequence[str]) -> str:
+    """A text with hidden sentences at even distances, the first of them first."""
+    places = [len(sentences) * i // len(hidden) for i in range(len(hidden))]
+    for place, one in reversed(list(zip(places, hidden, strict=True))):
+        sentences.insert(place, one)
+    return " ".join(sentences)
+
+
+def _grade_share(item: Item, reply: Reply) -> Grade:
+    found = [one for one in item.answer if one in reply.text]
+    return Grade(len(found) / len(item.answer), found or None)
 
 
 def _sentences(draw: random.Random, num_words: int, given: str) -> list[str]:

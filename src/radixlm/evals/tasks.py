@@ -19,6 +19,11 @@ TASKS: dict[str, tuple[str, str]] = {
     "humaneval": ("radixlm.evals.code:humaneval", "Python functions, run against tests"),
     "ifeval": ("radixlm.evals.instructions:ifeval", "instructions that a program can check"),
     "needle": ("radixlm.evals.long_context:needle", "a number hidden in a long text"),
+    "multi-needle": ("radixlm.evals.long_context:multi_needle", "several numbers in a long text"),
+    "variable-tracking": (
+        "radixlm.evals.long_context:variable_tracking",
+        "variables of one value in a long text",
+    ),
     "longbench": ("radixlm.evals.long_context:longbench", "questions about long texts"),
 }
 # option -> the tasks that read it
@@ -29,7 +34,8 @@ _ONLY = {
     "language": ("mgsm",),
     "group": ("mmlu", "bundled"),
     "prompt_template": ("longbench",),
-    **dict.fromkeys(("lengths", "depths", "num_needles"), ("needle",)),
+    **dict.fromkeys(("lengths", "num_needles"), ("needle", "multi-needle", "variable-tracking")),
+    "depths": ("needle",),
     **dict.fromkeys(("allow_code_execution", "code_timeout_s"), ("humaneval",)),
 }
 
