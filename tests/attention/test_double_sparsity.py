@@ -44,6 +44,7 @@ GROUP = KvGroup(0, "full", (0, 3), kv_heads=2, head_dim=20, v_dim=12)
 SITE = AttentionSite(1, 0, heads=6, kv_heads=2, head_dim=20, v_dim=12, scale=0.3)
 WINDOW = replace(GROUP, name="window", window=16)
 HEADS = dict.fromkeys(GROUP.layers, (2, 0, 2))
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 needs_cpu = pytest.mark.skipif(not cpu.available, reason=cpu.reason)
 
 
@@ -82,7 +83,7 @@ def _run(name: str, case: Case, sparsity: DoubleSparsity, prompt: int = 0) -> to
     return backend.run(*new_rows(case, SITE, torch.float32), SITE)
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+@needs_triton
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, INT4], ids=str)
 def test_triton_equals_the_definition(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decode and three output tokens, two of them sparse; rows take turns in little memory."""
@@ -174,12 +175,18 @@ def test_the_rows_of_a_step() -> None:
     assert step.max_len == 32
 
 
-@needs_cpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
-def test_labels_move_with_pages(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param("cpu", torch.bfloat16, marks=needs_cpu),
+        pytest.param("cpu", torch.int8, marks=needs_cpu),
+        pytest.param("triton", torch.int8, marks=needs_triton),
+    ],
+)
+def test_labels_move_with_pages(name: str, dtype: torch.dtype) -> None:
     case = Case.random(SITE, [(1, 95)], 16, 2, cache_dtype=dtype)
     sparsity = _sparsity(9, 0)
-    backend, batch = _backend("cpu", case, sparsity)
+    backend, batch = _backend(name, case, sparsity)
     pool = backend.pools[0]
     backend.begin(batch)
     rows = new_rows(case, SITE, torch.float32)
