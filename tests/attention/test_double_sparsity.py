@@ -327,6 +327,10 @@ OPTIONS: list[dict[str, Any]] = [
     {"attention_backend": "torch_native"},
     {"chunked_prefill_size": 64, "page_size": 64},
     {"speculative_algorithm": "NGRAM"},
+    {"streaming_window": 1500},
+    {"tp_size": 2},
+    {"enable_hierarchical_cache": True, "hicache_ratio": 2.0},
+    {"target_itl_ms": 5.0, "chunked_prefill_size": 32},
 ]
 
 

@@ -26,8 +26,9 @@ def test_each_verb_explains_itself(verb: str, capsys) -> None:
 
 
 def test_an_unknown_verb_exits_with_2(capsys) -> None:
-    assert main(["nonsense"]) == 2
-    assert "nonsense" in capsys.readouterr().err
+    assert main(["nonsense"]) == main(["longcontext"]) == 2
+    assert "nonsense" in (shown := capsys.readouterr().err)
+    assert "did you mean 'long-context'?" in shown
 
 
 def test_help_and_the_client_need_no_torch() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from radixlm.base.errors import CheckpointError, ConfigError, RequestError, TransferError
 from radixlm.base.lazy import load
+from radixlm.base.nearest import suggestion
 
 # verb -> (module:function taking the remaining arguments, one line of help)
 VERBS: dict[str, tuple[str, str]] = {
@@ -44,7 +45,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     verb = args[0].replace("_", "-")
     if verb not in VERBS:
-        print(f"radixlm bench: unknown verb {args[0]!r}\n\n{usage()}", file=sys.stderr)
+        near = suggestion(verb, VERBS)
+        print(f"radixlm bench: unknown verb {args[0]!r}{near}\n\n{usage()}", file=sys.stderr)
         return 2
     return run(f"radixlm bench {verb}", load(VERBS[verb][0]), args[1:])
 
