@@ -4,6 +4,10 @@ server's?
 
     PYTHONPATH=src python bench/soak_pages.py --minutes 5
     PYTHONPATH=src python bench/soak_pages.py --requests 2000 --kill-seconds 15
+    PYTHONPATH=src python bench/soak_pages.py --requests 500 --router PYTHON
+
+With --router the pairs are drawn by SGLang's router 0.3.2 in PD mode, which PYTHON can import
+(`pip install sglang-router==0.3.2`).
 
 One prefill server keeps pages on a full disk (a tmpfs of 1 MB; in a folder where none can be
 mounted), the other in a slow store; both decode servers use one folder, the second with write_back.
@@ -24,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +128,12 @@ class Soak:
     """The load, and what was found. ``servers``: two for prefill, then two for decode, then the
     plain one."""
 
-    def __init__(self, servers: Sequence[ServerProcess], ports: Sequence[int], seed: int) -> None:
+    def __init__(
+        self, servers: Sequence[ServerProcess], ports: Sequence[int], seed: int, router: str = ""
+    ) -> None:
+        """``router``: the address of a router before the pairs; else they are drawn here."""
         self.servers, self._ports = servers, ports
+        self._router = HttpClient(router) if router else None
         self.clients = [HttpClient(server.base_url) for server in servers]
         self.bodies, self._random = draw_bodies(seed), random.Random(seed)
         self._wanted: dict[int, Any] = {}
@@ -153,18 +161,21 @@ class Soak:
         """The answer of a drawn pair; again where a server died with the request."""
         until_s = time.monotonic() + RETRY_S
         while time.monotonic() < until_s:
-            first, second = self._random.randrange(2), 2 + self._random.randrange(2)
-            fields = {
-                "bootstrap_host": "127.0.0.1",
-                "bootstrap_port": self._ports[first],
-                "bootstrap_room": self._random.getrandbits(63),
-            }
-            calls = (
-                self.clients[i].ask("POST", "/generate", body | fields) for i in (first, second)
-            )
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            if not isinstance(answers[1], BaseException) and answers[1].status == 200:
-                return facts(answers[1].json())
+            if self._router is not None:
+                calls = [self._router.ask("POST", "/generate", body)]
+            else:
+                first, second = self._random.randrange(2), 2 + self._random.randrange(2)
+                fields = {
+                    "bootstrap_host": "127.0.0.1",
+                    "bootstrap_port": self._ports[first],
+                    "bootstrap_room": self._random.getrandbits(63),
+                }
+                calls = [
+                    self.clients[i].ask("POST", "/generate", body | fields) for i in (first, second)
+                ]
+            *_, answer = await asyncio.gather(*calls, return_exceptions=True)
+            if not isinstance(answer, BaseException) and answer.status == 200:
+                return facts(answer.json())
             self.counts["sent again"] += 1
             await asyncio.sleep(0.2)
         return None
@@ -192,6 +203,37 @@ class Soak:
                               if line.split("{")[0].endswith(f":{name}"))  # fmt: skip
                     key = f"{name} {server.port}"
                     self.moved[key] = max(self.moved[key], int(sum(map(float, values))))
+
+
+@contextlib.asynccontextmanager
+async def sglang_router(
+    python: str, servers: Sequence[ServerProcess], ports: Sequence[int], log: Path
+) -> AsyncIterator[str]:
+    """The address of SGLang's router before two prefill and two decode servers."""
+    port = free_port()
+    command = [python, "-m", "sglang_router.launch_router", "--pd-disaggregation",
+               "--host", "127.0.0.1", "--port", str(port), "--policy", "random"]  # fmt: skip
+    for server, bootstrap in zip(servers, ports, strict=False):
+        command += ["--prefill", server.base_url, str(bootstrap)]
+    for server in servers[2:4]:
+        command += ["--decode", server.base_url]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    url, until_s = f"http://127.0.0.1:{port}", time.monotonic() + 120
+    client = HttpClient(url)
+    try:
+        while True:
+            with contextlib.suppress(TransferError, OSError):
+                if (await client.ask("GET", "/health")).status == 200:
+                    break
+            if process.poll() is not None or time.monotonic() > until_s:
+                raise RuntimeError(f"the router did not start:\n{log.read_text()[-3000:]}")
+            await asyncio.sleep(0.2)
+        yield url
+    finally:
+        client.close()
+        process.kill()
+        process.wait()
 
 
 @contextlib.contextmanager
@@ -240,7 +282,11 @@ async def soak(args: argparse.Namespace) -> int:
                 await stack.enter_async_context(ServerProcess(flags, home / f"{i}.log"))
                 for i, flags in enumerate(flags_of(home, disk, ports))
             ]
-            made = Soak(servers, ports, args.seed)
+            url = ""
+            if args.router:
+                router = sglang_router(args.router, servers, ports, home / "router.log")
+                url = await stack.enter_async_context(router)
+            made = Soak(servers, ports, args.seed, url)
             end_s = time.monotonic() + args.minutes * 60
             kills = asyncio.create_task(made.run_kills(end_s, args.kill_seconds))
             clients = (made.run_client(end_s, args.requests) for _ in range(args.clients))
@@ -267,6 +313,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=6, help="requests at once")
     parser.add_argument("--kill-seconds", type=float, default=5.0, help="between two kills")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--router", metavar="PYTHON", help="draw pairs by SGLang's router")
     args = parser.parse_args()
     here = str(Path(__file__).parent)  # for SlowStore
     os.environ["PYTHONPATH"] = os.pathsep.join([here, *os.environ.get("PYTHONPATH", "").split(":")])

@@ -19,6 +19,7 @@ KV = ("--max-total-tokens", "8192", "--enable-metrics")
 LORA = ("--lora-paths", *(f"{n}=zoo/models/radix-tiny-lora-{n}" for n in ("upper", "spanish")))
 EAGLE3 = ("--speculative-algorithm", "EAGLE3")
 TWO = ("--tp-size", "2")
+GROUPS = (*TWO, "--dp-size", "2", "--enable-dp-attention")
 Flags = tuple[str, ...]
 
 # name: (model, flags of both, of the prefill server, of the decode server)
@@ -32,6 +33,8 @@ CASES: dict[str, tuple[str, Flags, Flags, Flags]] = {
     "tp 2 to 1": ("", (), TWO, ()),
     "tp 1 to 2": ("", (), (), TWO),
     "tp 2 to 1 with eagle3": ("", EAGLE3, TWO, ()),
+    "attention groups to 1": ("", (), GROUPS, ()),
+    "1 to attention groups": ("", (), (), GROUPS),
     "pp 2 to 1": ("", (), ("--pp-size", "2"), ()),
     "windows": ("Gemma3ForCausalLM", (), (), ()),
     "latents": ("DeepseekV3ForCausalLM", (), (), ()),

@@ -67,6 +67,12 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
+    with _new_pair() as made:
+        yield made
+
+
+@contextlib.contextmanager
+def _new_pair() -> Iterator[Pair]:
     port = _free_port()
     mode = "--disaggregation-mode"
     with contextlib.ExitStack() as stack:
@@ -211,6 +217,45 @@ def test_a_killed_engine_changes_no_answer(pair: Pair, victim: str, after_s: flo
     server.wait_ready()
     want = [pair.prefill.post("/generate", **body).json()["text"] for body in bodies]
     assert got == want
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["bootstrap", "transfer", "first token", "decode"])
+def test_a_killed_prefill_server_changes_no_answer(state: str) -> None:
+    """kill -9 of the whole server, and a request after it."""
+    with _new_pair() as pair:
+        sampling = {"temperature": 0.8, "sampling_seed": 5, "max_new_tokens": 40}
+        body: dict[str, Any] = {"text": _prompt(9, 300), "sampling_params": sampling}
+        want = pair.decode.post("/generate", **body).json()["text"]
+        assert pair.decode.client.post("/flush_cache").status_code == 200
+        victims = (pair.prefill.process, *pair.prefill.engines())
+
+        def kill() -> None:
+            for process in victims:
+                process.kill()
+
+        place = {"bootstrap_host": "127.0.0.1", "bootstrap_port": pair.port}
+        asked = body | place | {"bootstrap_room": random.getrandbits(63), "stream": True}
+        if state != "bootstrap":  # else no request comes to the prefill server
+            pair.pool.submit(pair.prefill.post, "/generate", **asked)
+
+        def read() -> list[Any]:
+            events: list[Any] = []
+            with pair.decode.client.stream("POST", "/generate", json=asked) as stream:
+                for line in stream.iter_lines():
+                    events += _events(line)
+                    if len(events) == {"first token": 1, "decode": 10}.get(state):
+                        kill()
+            return events
+
+        call = pair.pool.submit(read)
+        if state in ("bootstrap", "transfer"):
+            names = ("num_waiting_reqs", "num_running_reqs")
+            pair.decode.wait_for(lambda: call.done() or any(map(pair.decode.info().get, names)), 60)
+            kill()
+        assert call.result(150)[-1]["text"] == want
+        again = asked | {"bootstrap_room": random.getrandbits(63), "stream": False}
+        assert pair.decode.post("/generate", **again).json()["text"] == want
 
 
 @contextlib.contextmanager

@@ -39,8 +39,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[RunningServer]:
         yield running
 
 
-def kill(server: RunningServer, signum: int = signal.SIGKILL) -> None:
-    engine = server.engine()
+def kill(server: RunningServer, signum: int = signal.SIGKILL, rank: int = 0) -> None:
+    engine = server.engines()[rank]
     engine.send_signal(signum)
     engine.wait(30)
     server.wait_ready()
@@ -121,11 +121,17 @@ FEATURES = {
     "states": (),
     "tiers": ("--enable-hierarchical-cache", "--hicache-ratio", "1"),
     "adapter": ("--lora-paths", "one"),
+    "ranks": ("--tp-size", "2"),
+    "stages": ("--pp-size", "2"),
+    "attention groups": ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"),
 }
+SLOW = ("stages", "attention groups")  # tests/engine/test_kept.py has their quick form
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(
+    "feature", [pytest.param(f, marks=pytest.mark.slow if f in SLOW else ()) for f in FEATURES]
+)
 def test_prompts_hit_beside_another_feature(feature: str, tmp_path: Path) -> None:
     """What hit before a kill hits after it, with the same tokens."""
     flags = list(FEATURES[feature])
@@ -151,8 +157,8 @@ def test_prompts_hit_beside_another_feature(feature: str, tmp_path: Path) -> Non
         ask(server)
         before = ask(server)
         assert min(cached for _, cached in before) >= 128
-        for _ in range(2):
-            kill(server)
+        for rank in (0, -1):
+            kill(server, rank=rank)
             after = ask(server)
             assert [ids for ids, _ in after] == [ids for ids, _ in before]
             hits = [(a[1], b[1]) for a, b in zip(after, before, strict=True)]

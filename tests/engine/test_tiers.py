@@ -127,6 +127,22 @@ def test_ranks_keep_their_own_parts(architecture: str) -> None:
     assert len(parts) == 2 and len({len(part.pages) for part in parts.values()}) == 1
 
 
+@contextmanager
+def tiered_groups(tiers: list[DictTier], **options: Any) -> Iterator[radixlm.Engine]:
+    """Two attention groups of one rank each."""
+    with tiered_ranks(tiers, dp_size=2, enable_dp_attention=True, **options) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Gemma3ForCausalLM"])
+def test_attention_groups_keep_pages_of_their_own(architecture: str) -> None:
+    tier = DictTier()
+    model = str(cached_tiny(architecture))
+    compare([tier], 48, tiered_groups, model_path=model, max_total_tokens=4096, page_size=16)
+    parts = tier.__dict__["parts"]
+    assert len(parts) == 2 and all(part.pages for part in parts.values())
+
+
 def test_adapters_have_keys_of_their_own(tmp_path: Path) -> None:
     base, tier = cached_tiny("Qwen3ForCausalLM"), DictTier()
     for name, seed in (("a", 1), ("b", 2)):
@@ -231,10 +247,7 @@ def test_images_are_named_by_their_content(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "word"),
-    [
-        ({"disable_radix_cache": True}, "--disable-radix-cache"),
-        ({"enable_dp_attention": True, "dp_size": 2, "tp_size": 2}, "--enable-dp-attention"),
-    ],
+    [({"disable_radix_cache": True}, "--disable-radix-cache")],
     ids=str,
 )
 def test_what_tiers_do_not_work_with_is_refused(options: dict[str, Any], word: str) -> None:

@@ -20,6 +20,7 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.groups import Ranks, ThreadGroup, thread_ranks
 from radixlm.engine import launch
 from radixlm.engine.assemble import assemble, assemble_rank
+from radixlm.engine.kept import FIRST_BOOT, Boot
 from radixlm.engine.launch import ThreadEngine
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.rank_processes import topology_of
@@ -91,6 +92,7 @@ class ThreadReplica(ThreadEngine):
 
     errors: list[BaseException]
     shared = False
+    boot = FIRST_BOOT
 
     def _serve(self) -> None:
         make = shared_ranks if self.shared else thread_ranks
@@ -112,13 +114,13 @@ class ThreadReplica(ThreadEngine):
 
     def _loaded(self, name: str, peers: ThreadPeers) -> Any:
         if name.endswith(":assemble"):
-            return lambda *args, **given: assemble(*args, peers, **given)
+            return lambda *args, **given: assemble(*args, peers, self.boot, **given)
         module, attribute = name.split(":")
         return getattr(__import__(module, fromlist=[attribute]), attribute)
 
     def _follow(self, peers: ThreadPeers) -> None:
         try:
-            make = assemble_rank(self._config, self._info, peers)
+            make = assemble_rank(self._config, self._info, peers, self.boot)
             loop = RankLoop(peers.ranks.place.rank, peers, make)
             peers.agree(())
             loop.run()
@@ -131,7 +133,9 @@ class ThreadReplica(ThreadEngine):
             peers.fail(error)
 
 
-def thread_engine(monkeypatch: pytest.MonkeyPatch, shared: bool = False, **options: Any) -> Engine:
+def thread_engine(
+    monkeypatch: pytest.MonkeyPatch, shared: bool = False, boot: Boot = FIRST_BOOT, **options: Any
+) -> Engine:
     """``Engine(**options)``, whose ranks are threads; ``shared``: they exchange through shared
     memory, so that steps are programs."""
 
@@ -139,7 +143,7 @@ def thread_engine(monkeypatch: pytest.MonkeyPatch, shared: bool = False, **optio
         config: ServerConfig, given: frozenset[str], info: ModelInfo, tokenizer: Any
     ) -> ThreadReplica:
         replica = ThreadReplica(config, info, tokenizer)
-        replica.shared = shared
+        replica.shared, replica.boot = shared, boot
         return replica
 
     monkeypatch.setattr("radixlm.entrypoints.offline.engine_for_program", make)

@@ -218,12 +218,22 @@ def make_arrivals(
     eagerness: float = 0.5,
 ) -> TurnPort:
     """Binds the feature to a scheduler over a fake executor."""
-    worker = PageWorker(
-        tiers, FakePages(executor), executor.page_size, feature.options.window_pages
-    )
-    port = TurnPort(worker, rng, eagerness)
-    feature.bind(kv_manager, port)
+    port = make_port(executor, tiers, rng, feature, eagerness)
+    feature.bind(kv_manager, [port])
     return port
+
+
+def make_port(
+    executor: FakeExecutor,
+    tiers: Sequence[Tier],
+    rng: random.Random,
+    feature: PageArrivals,
+    eagerness: float = 0.5,
+) -> TurnPort:
+    """The worker of an attention group over its fake executor."""
+    pages, size = FakePages(executor), executor.page_size
+    worker = PageWorker(tiers, pages, size, feature.options.window_pages)
+    return TurnPort(worker, rng, eagerness)
 
 
 def new_feature(

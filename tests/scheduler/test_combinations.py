@@ -35,7 +35,7 @@ from tests.engine.test_features_drafts import MATCHERS
 from tests.fakes.drafts import ForcedDrafts
 from tests.fakes.executor import EOS, VOCAB
 from tests.fakes.scheduler_harness import SchedulerHarness
-from tests.fakes.tiers import DictTier, make_arrivals, new_feature
+from tests.fakes.tiers import DictTier, make_arrivals, make_port, new_feature
 
 POLICIES = ("auto", "best_effort", "wait_complete", "timeout")
 KINDS = ("none", "own", "oracle", "mixed", "adversary", "random", "broken")
@@ -193,15 +193,18 @@ def play(seed: int) -> tuple[int, int, int]:
     parts: tuple[Feature, ...] = features(meant["matcher"], meant["jump"])
     chance = random.Random(seed ^ 0x5A5A)
     arrivals = None
-    if world["radix"] and world.get("groups", 1) == 1 and chance.random() < 0.4:
+    if world["radix"] and chance.random() < 0.4:
         window = 1 if world.get("states") else world.get("window", 0)
         arrivals = new_feature(world["page_size"], window, policy=chance.choice(POLICIES))
         parts = (*parts, arrivals)
     harness = SchedulerHarness(features=parts, drafts=drafts, **world)
     if arrivals is not None:
         arrivals._clock = arrivals.rules._clock = lambda: harness.now_s
-        tiers = filled_tiers(chance, world, prompts)
-        make_arrivals(harness.executor, harness.kv_manager, tiers, chance, arrivals)
+        groups = getattr(harness.executor, "groups", [harness.executor])
+        ports = [
+            make_port(one, filled_tiers(chance, world, prompts), chance, arrivals) for one in groups
+        ]
+        arrivals.bind(harness.kv_manager, ports)
     operator, num_released = random.Random(seed ^ 0x3C3C), 0
     for rid, request in requests.items():
         harness.submit(rid, request.pop("prompt"), request.pop("max_new"), **request)

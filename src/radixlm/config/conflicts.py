@@ -28,7 +28,6 @@ class Conflict:
 
 _RANKS = "every rank is a process of its own"
 _NO_TEXT = "without a tokenizer there are only token ids, and no text"
-_ONE_RANK = "the pools of several ranks are not kept; use --dp-size"
 _COMPILED = "a compiled step does not wait for weights that are copied meanwhile"
 _NO_TREE = "without the radix tree there is no prefix to keep"
 TAKEN_LABELS = ("model_name", "engine_type", "tp_rank", "pp_rank", "dp_rank", "le")
@@ -55,8 +54,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict("disable_radix_cache", "warm_restart", _NO_TREE),
     Conflict("engine_in_process", "warm_restart", "the engine ends with the server"),
     Conflict("device=cuda", "warm_restart", "memory of a GPU ends with its process"),
-    Conflict("tp_size", "warm_restart", _ONE_RANK),
-    Conflict("pp_size", "warm_restart", _ONE_RANK),
+    Conflict("nnodes", "warm_restart", "the server keeps memory of its own host only"),
     Conflict("disable_radix_cache", "enable_lmcache", _NO_TREE),
     Conflict(
         "enable_hierarchical_cache",

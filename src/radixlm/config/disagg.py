@@ -25,11 +25,12 @@ class DisaggConfig(Group):
     disaggregation_transfer_backend: Annotated[
         str,
         "How KV travels: auto (shared memory on one host, else TCP; mooncake, the default, is auto "
-        "too), shm, tcp, or fake (it does not: each server computes for itself).",
+        "too), shm, tcp, mooncake_tcp (Mooncake's transfer engine), nixl (NIXL over UCX), or fake "
+        "(it does not: each server computes for itself).",
         Flag(
-            choices=("auto", "shm", "tcp", "mooncake", "nixl", "ascend", "fake"),
-            built=("auto", "shm", "tcp", "mooncake", "fake"),
-            why="pages travel by shared memory on one host, else by TCP, with the same result",
+            choices=("auto", "shm", "tcp", "mooncake", "mooncake_tcp", "nixl", "ascend", "fake"),
+            built=("auto", "shm", "tcp", "mooncake", "mooncake_tcp", "nixl", "fake"),
+            needs="an NPU",
             part_of=("disaggregation_mode",),
         ),
     ] = "mooncake"

@@ -46,8 +46,8 @@ class MemoryConfig(Group):
     disable_radix_cache: Annotated[bool, "Do not share KV between equal prefixes."] = False
     warm_restart: Annotated[
         bool,
-        "Keep the KV cache in memory of the server, where an engine process that takes the place "
-        "of a killed one finds it again.",
+        "Keep the KV cache of all ranks in memory of the server, where engine processes that take "
+        "the place of killed ones find it again.",
     ] = False
     radix_eviction_policy: Annotated[
         str, "Which cached prefix is evicted first.", Flag(choices=("lru", "lfu"))

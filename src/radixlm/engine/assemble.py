@@ -37,13 +37,13 @@ from radixlm.engine.gpu import (
     why_no_graphs,
 )
 from radixlm.engine.hicache import write_policy
-from radixlm.engine.kept import FIRST_BOOT, Boot, KeptPages, open_memory
+from radixlm.engine.kept import FIRST_BOOT, Boot, KeptPages, make_kept_pools
 from radixlm.engine.kv_events import KvEvents
 from radixlm.engine.kv_scales import with_scaled_cache
 from radixlm.engine.limits import limits_for_pools, scheduler_limits, with_sparsity
 from radixlm.engine.live_weights import WeightUpdater
 from radixlm.engine.load_model import fill, load_model
-from radixlm.engine.memory import MemoryNow, Pools, make_pools, needs_memory, trial_pools
+from radixlm.engine.memory import MemoryNow, Pools, needs_memory, trial_pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.occupation import Occupation
 from radixlm.engine.packed_weights import PackedWeights, available_bytes
@@ -69,6 +69,7 @@ from radixlm.executor.runner import Runner
 from radixlm.kernels.cpu import describe
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.models.build import Model
+from radixlm.models.decoder import DecoderModel
 from radixlm.models.kv_groups import own_kv_heads
 from radixlm.observe.ring import StepRing
 from radixlm.sampling.processors import LogitProcessors
@@ -157,17 +158,10 @@ def load_engine(
         memory = _measure_memory(
             config, info, (model, steps), attn, device, free_bytes, sizes, draft
         )
+    if isinstance(model, DecoderModel) and model.pipeline is not None:
+        model.pipeline.confirms = config.memory.warm_restart
     with needs_memory("the KV cache", "lower --max-total-tokens or --mem-fraction-static"):
-        kept_memory = open_memory(config, info, boot)
-        if kept_memory is not None:  # what it holds is free for the same pools
-            memory = replace(memory, free_bytes=memory.free_bytes + kept_memory.num_held)
-        if kept_memory is None:
-            pools = make_pools(config, info, model, attn, memory, draft, peers.agree)
-            kept = None
-        else:
-            with kept_memory.lent():
-                pools = make_pools(config, info, model, attn, memory, draft, kept_memory.agree)
-            kept = KeptPages(kept_memory, model, attn, pools)
+        pools, kept = make_kept_pools(config, info, model, attn, memory, draft, peers, boot)
     updater = WeightUpdater(config, info, model, boot.weights)
     loader = AdapterLoader(config, model, where) if config.adapters.enable_lora else None
     profiler = Profiler(where, peers.ranks.place.rank, boot.replica)
@@ -296,9 +290,10 @@ def assemble(
         executor = peers.executor(new_runner(config, info, engine))
         kv_manager = make_kv_manager(config, engine.parts.pools, limits, events, engine.kept)
         if pages is not None and arrivals is not None:
-            arrivals.bind(kv_manager, pages.port(executor))
+            ports = pages.ports(executor)
+            arrivals.bind(kv_manager, ports)
             for feature in handover:
-                feature.forget()
+                feature.bind(ports)
         interval = config.schedule.stream_interval
         drafting = make_drafting(config, limits, kv_manager, hooks, ngram)
         own = replace(limits, weights_version=engine.updater.namespace)

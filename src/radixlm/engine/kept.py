@@ -8,6 +8,7 @@ import logging
 import time
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -18,16 +19,18 @@ from torch import Tensor
 
 from radixlm import __version__
 from radixlm.attention.base import AttentionBackend
-from radixlm.base.record import Record
+from radixlm.base.record import Record, replace
 from radixlm.base.units import format_seconds
 from radixlm.config.server_config import ServerConfig, flat
-from radixlm.engine.memory import Pools
+from radixlm.engine.draft_model import LoadedDraft
+from radixlm.engine.memory import MemoryNow, Pools, make_pools
 from radixlm.engine.model_info import ModelInfo
+from radixlm.engine.ranks import Peers
 from radixlm.memory.journal import PageJournal
 from radixlm.memory.journal_replay import JournalReplay
 from radixlm.memory.prefix.radix import RadixCache
 from radixlm.models.build import Model
-from radixlm.pools.memory import KeptMemory
+from radixlm.pools.memory import KeptMemory, kept_rows
 from radixlm.tiers.manifest import weights_digest
 from radixlm.wire.weights import WeightsSource
 
@@ -36,76 +39,128 @@ log = logging.getLogger(__name__)
 
 class Boot(Record):
     """Which start of which engine this is. ``replica``: its number; ``number``: how often it was
-    started before; ``memory``: path of the memory that the server keeps for it; ``weights``: what
-    it serves in place of the checkpoint's weights."""
+    started before; ``memory``: paths of the memory that the server keeps for its ranks;
+    ``weights``: what it serves in place of the checkpoint's weights."""
 
     replica: int = 0
     number: int = 0
-    memory: str = ""
+    memory: tuple[str, ...] = ()
     weights: WeightsSource | None = None
 
 
 FIRST_BOOT: Final = Boot()
 
 
-def open_memory(config: ServerConfig, info: ModelInfo, boot: Boot) -> KeptMemory | None:
-    """The kept memory of this engine; None, with a warning, if it cannot be used."""
+def open_memory(
+    config: ServerConfig, info: ModelInfo, boot: Boot, peers: Peers
+) -> KeptMemory | None:
+    """The kept memory of this rank, warm if that of all ranks is; None, with a warning, if it
+    cannot be used."""
     if not config.memory.warm_restart or not boot.memory:
         return None
     options = flat(config, show_secrets=False)
     weights = "" if config.model.load_format == "dummy" else weights_digest(info.folder)
     facts = (__version__, torch.__version__, options, weights)
     identity = hashlib.sha256(msgspec.json.encode(facts, enc_hook=str)).digest()
+    memory = None
     try:
-        return KeptMemory(boot.memory, identity)
+        memory = KeptMemory(boot.memory[peers.ranks.place.rank], identity)
     except OSError as error:
         log.warning("--warm-restart: %s; after a restart the KV cache will be empty", error)
+    is_warm = memory is not None and memory.is_warm
+    has, is_warm = map(bool, peers.agree((int(memory is not None), int(is_warm))))
+    if memory is None or not has:
         return None
+    if not is_warm:
+        memory.forget()
+    return memory
 
 
 class KeptPages:
-    """The journal of the pools in ``memory``, which seals it."""
+    """The pools of a rank in ``memory``, which it seals. Rank 0 has the journals: of each attention
+    group one, over the pages of all ranks of the group, which it reads in their memory."""
 
     def __init__(
-        self, memory: KeptMemory, model: Model, attn: AttentionBackend, pools: Pools
+        self,
+        memory: KeptMemory,
+        model: Model,
+        attn: AttentionBackend,
+        pools: Pools,
+        peers: Peers,
+        boot: Boot,
     ) -> None:
-        spaces: tuple[list[Tensor], list[Tensor]] = ([], [])
+        tensors: list[tuple[int, Tensor]] = []
         for group, pool in zip(model.kv_groups, attn.pools, strict=True):
             assert pool is not None, "make_pools() comes first"
             space = int(pools.window_tokens > 0 and group.name == "window")
-            spaces[space].extend(tensor for tensor in pool.tensors if tensor.numel())
+            tensors += [(space, tensor) for tensor in pool.tensors if tensor.numel()]
         if pools.states is not None:
             pools.states.zero_null_page()  # a killed step may have written there
-            spaces[1].extend(t[None] for layer in pools.states.layers for t in layer)
-        # rows of bytes, [layers, pages, bytes]
-        self._rows = [[_rows(tensor) for tensor in tensors] for tensors in spaces]
-        num_pages, page_size = pools.sizes.num_full + 1, pools.page_size
-        data = memory.take(PageJournal.num_bytes(num_pages, page_size))
-        self.journal = PageJournal(data, num_pages, page_size, self._digest)
-        self._is_warm = memory.is_warm
+            tensors += [(1, t[None]) for layer in pools.states.layers for t in layer]
+        memory.list_tensors([memory.place_of(space, tensor) for space, tensor in tensors])
+        peers.agree((1,))  # each rank has its pools
+        self.journals: list[PageJournal] = []
+        if peers.is_first:
+            self._make_journals(memory, pools, peers, boot)
+        self._warm = [memory.is_warm] * len(self.journals)
         memory.seal()
 
-    def _digest(self, space: int, page: int, seed: int) -> int:
-        for rows in self._rows[space]:
-            for layer in rows:
-                seed = zlib.crc32(layer[page], seed)
-        return seed
+    def _make_journals(self, memory: KeptMemory, pools: Pools, peers: Peers, boot: Boot) -> None:
+        place, num_pages = peers.ranks.place, pools.sizes.num_full + 1
+        ranks = [kept_rows(path) for path in boot.memory]
+        # a group's ranks follow each other; all stages have parts of its pages
+        num_groups = place.tp // place.attn_tp
+        for group in range(num_groups):
+            own = [r for i, r in enumerate(ranks) if i % place.tp // place.attn_tp == group]
+            rows = [[layer for rank in own for t in rank[space] for layer in t] for space in (0, 1)]
+            data = memory.take(PageJournal.num_bytes(num_pages, pools.page_size))
+            digest = partial(_digest, rows)
+            self.journals.append(PageJournal(data, num_pages, pools.page_size, digest))
 
-    def follow(self, cache: RadixCache) -> None:
-        """Fill a new prefix cache with what is found, if it is the first of a restarted engine."""
-        if self._is_warm:
+    def follow(self, cache: RadixCache, group: int) -> None:
+        """Fill a group's new prefix cache with what is found, if it is the first of a restarted
+        engine."""
+        journal = self.journals[group]
+        if self._warm[group]:
             began_s = time.perf_counter()
-            num_tokens = JournalReplay(self.journal, cache).run()
+            num_tokens = JournalReplay(journal, cache).run()
             elapsed = format_seconds(time.perf_counter() - began_s)
             log.info("%d cached tokens were found again in %s", num_tokens, elapsed)
         else:  # after a failed step, the tree is not to be trusted
-            self.journal.on_reset()
-        self._is_warm = False
-        cache.events = self.journal
+            journal.on_reset()
+        self._warm[group] = False
+        cache.events = journal
         if cache.window is not None:
-            cache.window.on_change = self.journal.on_window
+            cache.window.on_change = journal.on_window
 
 
-def _rows(tensor: Tensor) -> Sequence[NDArray[np.uint8]]:
-    rows: NDArray[np.uint8] = tensor.view(torch.uint8).flatten(2).numpy()
-    return list(rows)
+def make_kept_pools(
+    config: ServerConfig,
+    info: ModelInfo,
+    model: Model,
+    attn: AttentionBackend,
+    memory: MemoryNow,
+    draft: LoadedDraft | None,
+    peers: Peers,
+    boot: Boot,
+) -> tuple[Pools, KeptPages | None]:
+    """``make_pools``, in the memory that the server keeps, if it keeps some."""
+    kept = open_memory(config, info, boot, peers)
+    if kept is None:
+        return make_pools(config, info, model, attn, memory, draft, peers.agree), None
+
+    def agree(numbers: Sequence[int]) -> list[int]:
+        return kept.agree(peers.agree(numbers))
+
+    # what it holds is free for the same pools
+    memory = replace(memory, free_bytes=memory.free_bytes + kept.num_held)
+    with kept.lent():
+        pools = make_pools(config, info, model, attn, memory, draft, agree)
+    return pools, KeptPages(kept, model, attn, pools, peers, boot)
+
+
+def _digest(rows: Sequence[Sequence[NDArray[np.uint8]]], space: int, page: int, seed: int) -> int:
+    """CRC-32 of a page. ``rows``: by space, of each layer uint8 [pages, bytes]."""
+    for layer in rows[space]:
+        seed = zlib.crc32(layer[page], seed)
+    return seed

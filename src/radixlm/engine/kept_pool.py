@@ -5,22 +5,29 @@ import os
 
 
 class KeptPool:
-    """A memfd, if ``is_wanted`` and there are such; ``path`` is how the engine opens it, or ""."""
+    """A memfd for each of ``num_ranks`` ranks, if there are such; ``paths`` are how the ranks open
+    them, empty if there are none."""
 
-    def __init__(self, is_wanted: bool) -> None:
-        self._descriptor = -1
-        if is_wanted and hasattr(os, "memfd_create"):
-            with contextlib.suppress(OSError):  # no descriptor left: restarts will be cold
-                self._descriptor = os.memfd_create("radixlm-kv")
-        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}" if self._descriptor >= 0 else ""
+    def __init__(self, num_ranks: int) -> None:
+        self._descriptors: list[int] = []
+        if hasattr(os, "memfd_create"):
+            try:
+                for _ in range(num_ranks):
+                    self._descriptors.append(os.memfd_create("radixlm-kv"))
+            except OSError:  # no descriptor left: restarts will be cold
+                self.close()
+
+    @property
+    def paths(self) -> list[str]:
+        return [f"/proc/{os.getpid()}/fd/{number}" for number in self._descriptors]
 
     def empty(self) -> None:
         """Forget what is in it."""
-        if self._descriptor >= 0:
-            os.ftruncate(self._descriptor, 0)
+        for number in self._descriptors:
+            os.ftruncate(number, 0)
 
     def close(self) -> None:
         """Free it, once no engine has it open any more."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor, self.path = -1, ""
+        while self._descriptors:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptors.pop())

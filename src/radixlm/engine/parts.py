@@ -163,7 +163,7 @@ def make_kv_manager(
         manager = _make_manager(config, pools, limits, slots)
         if isinstance(manager.prefix_cache, RadixCache):
             if kept is not None:
-                kept.follow(manager.prefix_cache)
+                kept.follow(manager.prefix_cache, group)
             if events is not None:
                 events.follow(manager.prefix_cache, group)
         managers.append(manager)

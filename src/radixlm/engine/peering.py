@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import cast
 
 from radixlm.base.env import TRANSFER_BUFFER_MB, TRANSFER_RETRY_S, TRANSFER_WAIT_S
 from radixlm.config.server_config import ServerConfig
@@ -15,12 +14,13 @@ from radixlm.tiers.manifest import Manifest
 from radixlm.tiers.peer import Incoming, Outgoing, PeerOptions
 from radixlm.transfer.bootstrap import Registration
 from radixlm.transfer.client import Address
+from radixlm.transfer.remote import REMOTE, open_remote
 from radixlm.transfer.secret import LOOPBACK, listen_address, transfer_secret
 from radixlm.wire.cluster_socket import split_address
 
 log = logging.getLogger(__name__)
 
-_BACKENDS = {"shm": ("shm",), "tcp": ("tcp",)}
+_ONLY = ("shm", "tcp", *REMOTE)  # the others: shared memory or TCP
 
 
 def is_paired(config: ServerConfig) -> bool:
@@ -35,39 +35,41 @@ def make_peer(config: ServerConfig, manifest: Manifest, peers: Peers) -> list[Ti
     if not is_paired(config):
         return []
     disagg, secret_file = config.disagg, config.parallel.cluster_secret_file
+    backend, host = disagg.disaggregation_transfer_backend, config.serve.host
+    address = listen_address(secret_file, host)
     options = PeerOptions(
         transfer_secret(secret_file),
-        _BACKENDS.get(disagg.disaggregation_transfer_backend, ("shm", "tcp")),
+        (backend,) if backend in _ONLY else ("shm", "tcp"),
         TRANSFER_WAIT_S.get(),
         TRANSFER_RETRY_S.get(),
+        memory=open_remote(backend, address),
     )
     if disagg.disaggregation_mode == "decode":
         return [Incoming(manifest, options)]
-    topology, rank = topology_of(config), manifest.rectangle.rank
+    topology, its = topology_of(config), peers.ranks.place
 
     def place(address: Address) -> Registration:
         return Registration(
             address,
-            tp_rank=rank % topology.tp,
-            tp_size=topology.tp,
-            pp_rank=rank // topology.tp,
-            pp_size=topology.pp,
-            dp_rank=peers.replica,
-            dp_size=config.parallel.num_replicas,
+            tp_rank=its.attn_tp_rank,
+            tp_size=its.attn_tp,
+            pp_rank=its.stage,
+            pp_size=its.pp,
+            dp_rank=its.attn_dp_rank if topology.attn_dp > 1 else peers.replica,
+            dp_size=config.parallel.dp_size,
             page_size=manifest.page_size,
             kv_cache_dtype=config.memory.kv_cache_dtype,
         )
 
-    host = config.serve.host
     return [
         Outgoing(
             manifest,
             options,
-            listen_address(secret_file, host),
+            address,
             (_bootstrap_host(config), disagg.disaggregation_bootstrap_port),
             place,
             TRANSFER_BUFFER_MB.get() << 20,
-            knows_rooms=rank == 0,
+            knows_rooms=its.stage == its.attn_tp_rank == 0,
         )
     ]
 
@@ -86,5 +88,4 @@ def make_handover(tiers: list[Tier]) -> list[HandoverFeature]:
     if not found:
         return []
     (tier,) = found
-    rooms = cast(Outgoing, tier) if tier.takes_puts else None
-    return [HandoverFeature(rooms, tier.stats)]
+    return [HandoverFeature(tier.takes_puts, tier.stats)]

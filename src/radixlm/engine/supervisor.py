@@ -92,7 +92,7 @@ class EngineSupervisor:
         self._stop_asked = asyncio.Event()
         self._has_given_up = False
         self._reserve = RestartReserve()
-        self._kept = KeptPool(config.memory.warm_restart)
+        self._kept = KeptPool(topology_of(config).world if config.memory.warm_restart else 0)
         self._spawned_s = 0.0
         self._longest_load_s = 0.0  # of the processes that became ready
         self._task: asyncio.Task[None] | None = None
@@ -151,7 +151,7 @@ class EngineSupervisor:
             "options": _sendable(self.config, self.given, self.index),
             "index": self.index,
             "boot": self.num_restarts,
-            "memory": self._kept.path,
+            "memory": self._kept.paths,
             "weights": self.weights(),
             "local_ranks": list(topology.ranks_of(0)[1:]) if topology.world > 1 else None,
             "given": sorted(self.given),

@@ -52,6 +52,7 @@ class EnginePages(Record, eq=False):
     page_bytes: PageBytes
     manifest: Manifest
     options: ArrivalOptions
+    num_groups: int = 1
 
     def begin(self, runner: Runner) -> None:
         """``runner`` has the pools from now on: nothing that was asked for before writes there."""
@@ -59,12 +60,13 @@ class EnginePages(Record, eq=False):
         drafter = runner.drafter
         if isinstance(drafter, ModelDrafter):
             self.page_bytes.filled = lambda: drafter.filled_pages
+            self.worker.others_get = drafter.lack_pages
 
-    def port(self, executor: Executor) -> PagePort:
-        """The workers of all ranks, for a new scheduler."""
+    def ports(self, executor: Executor) -> list[PagePort]:
+        """The workers of the ranks of each attention group, for a new scheduler."""
         if isinstance(executor, Relay):
-            return RankedPort(self.worker, executor)
-        return PagePort(self.worker)
+            return [RankedPort(self.worker, executor, group) for group in range(self.num_groups)]
+        return [PagePort(self.worker)]
 
 
 def make_pages(
@@ -97,8 +99,10 @@ def make_pages(
         page_bytes=page_bytes.page_bytes,
         window_pages=window_pages,
         puts_late=draft is not None,
+        is_prefill=config.disagg.disaggregation_mode == "prefill",
     )
-    worker = PageWorker(tiers, page_bytes, pools.page_size, window_pages)
+    group = peers.ranks.place.attn_dp_rank
+    worker = PageWorker(tiers, page_bytes, pools.page_size, window_pages, group)
     worker.facts = {
         "layout": manifest.layout,
         "page_size": manifest.page_size,
@@ -115,7 +119,7 @@ def make_pages(
         worker.prefault(page_bytes.spans(), free_bytes)
         if memory.hicache_storage_backend == "file" and not window_pages:
             options = replace(options, preload_bytes=room_bytes(free_bytes))
-    return EnginePages(worker, page_bytes, manifest, options)
+    return EnginePages(worker, page_bytes, manifest, options, topology_of(config).attn_dp)
 
 
 def make_feature(
@@ -130,11 +134,6 @@ def _check(config: ServerConfig, page_bytes: PageBytes) -> None:
     if config.memory.disable_radix_cache:
         raise ConfigError(
             "--disable-radix-cache: tiers bring pages into the radix cache; leave it out"
-        )
-    if topology_of(config).attn_dp > 1:
-        raise ConfigError(
-            "--enable-dp-attention: each group has a KV cache of its own, which tiers do not fill "
-            "yet; --dp-size without it works"
         )
     if not page_bytes.nbytes(0) and not page_bytes.nbytes(1):
         raise ConfigError("this model has no KV cache that a tier could keep; leave the tiers out")
@@ -198,7 +197,7 @@ def make_manifest(
             topology.world,
             place.rank // topology.tp * per_stage,
             min((place.rank // topology.tp + 1) * per_stage, len(decoder.blocks)),
-            *_heads(groups, place.rank % topology.tp, topology.tp),
+            *_heads(groups, place.attn_tp_rank, place.attn_tp),
         ),
         page_bytes=page_bytes.page_bytes,
     )

@@ -159,7 +159,8 @@ def boot_of(startup: dict[str, Any]) -> Boot:
     """Which start this is, and what it is to serve."""
     given = startup.get("weights")
     weights = None if given is None else msgspec.convert(given, WeightsSource)
-    return Boot(startup["index"], startup.get("boot", 0), startup.get("memory", ""), weights)
+    memory = tuple(startup.get("memory", ()))
+    return Boot(startup["index"], startup.get("boot", 0), memory, weights)
 
 
 def end_replica(early: StartupReader, error: RankLost) -> int:

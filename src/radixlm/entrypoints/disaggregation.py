@@ -74,9 +74,7 @@ def apply_role(config: ServerConfig, request: GenerateRequest, *, is_native: boo
             min_new_tokens=min(sampling.min_new_tokens, 1),
         )
         if request.replica is None:
-            num_replicas = config.parallel.num_replicas  # as transfer.bootstrap.Directory.ranks
-            is_named = 0 <= hint.dp_rank < num_replicas
-            request.replica = hint.dp_rank if is_named else hint.bootstrap_room % num_replicas
+            request.replica = hint.replica(config.parallel.num_replicas)
     else:
         if hint.dp_rank < 0 and request.replica is not None:
             # to a decode server, data_parallel_rank names the replica of the prefill server

@@ -57,6 +57,7 @@ class DraftEntries:
     ) -> None:
         """``is_head``: token 0 has no entry, since no hidden state comes before it."""
         self._tables, self._page_size, self._is_head = tables, page_size, is_head
+        self._groups = groups
         num_slots = tables.num_slots + 1
         self._first_page = groups.first_pages(num_slots)
         self.base: Int64Array = np.zeros(num_slots, np.int64)
@@ -80,6 +81,10 @@ class DraftEntries:
         self.done[slot], self._since[slot] = -1, self._num_steps
         self._last.pop(slot, None)
         self._blanks = [blank for blank in self._blanks if blank[0] != slot]
+
+    def lack(self, group: int, pages: NDArray[np.int32]) -> None:
+        """These pages of an attention group have come without entries."""
+        self.filled.difference_update((pages + group * self._groups.pages).tolist())
 
     def _empty(self, slot: int, begin: int, end: int) -> None:
         """The pages of these positions lack entries."""

@@ -124,6 +124,10 @@ class ModelDrafter:
         """Pages all of whose entries were written; the set changes with later steps."""
         return self._entries.filled
 
+    def lack_pages(self, group: int, pages: Int32Array) -> None:
+        """Pages that came to an attention group without entries."""
+        self._entries.lack(group, pages)
+
     def release(self, slot: int) -> None:
         """The request of this slot is over."""
         self._entries.release(slot)

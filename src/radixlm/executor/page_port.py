@@ -60,34 +60,37 @@ class PagePort:
 
 
 class RankedPort(PagePort):
-    """Of several ranks, each of which moves its own part of every page."""
+    """Of the ranks of an attention group, each of which moves its own part of every page.
+    ``worker`` is rank 0's, which may be in another group."""
 
-    def __init__(self, worker: PageWorker, relay: Relay) -> None:
+    def __init__(self, worker: PageWorker, relay: Relay, group: int) -> None:
         super().__init__(worker)
-        self._relay = relay
+        self._relay, self._group = relay, group
 
     def send(self, command: Command) -> None:
-        if isinstance(command, Lookup):
+        is_own = self._group == self._worker.group
+        if isinstance(command, Lookup) and is_own:
             found = self._worker.find(command)
             if found is not None and not found.ends:  # then it is of no use what others have
                 self._reports.put(found)
                 return
-        theirs = self._relay.move_pages(command)
+        theirs = self._relay.move_pages(command, self._group)
         if theirs is None:
-            self._worker.send(command, lambda report: None)
+            self._worker.follow(self._group, command, lambda report: None)
             return
         self._open.add(command.job)
-        self._worker.send(command, partial(self._take_own, theirs))
+        self._worker.follow(self._group, command, partial(self._take_own, theirs))
 
-    def _take_own(self, theirs: Future[list[bytes]], mine: Report) -> None:
+    def _take_own(self, theirs: Future[list[bytes]], mine: Report | None) -> None:
         """In a thread of this rank's worker: the others may be done or not."""
         if not isinstance(mine, Arrived):
             theirs.add_done_callback(partial(self._merge, mine))
 
-    def _merge(self, mine: Report, theirs: Future[list[bytes]]) -> None:
+    def _merge(self, mine: Report | None, theirs: Future[list[bytes]]) -> None:
         if theirs.exception() is not None:  # a rank is lost, and the replica with it
             return
-        self._reports.put(lowest([mine, *map(REPORTS.decode, theirs.result())]))
+        reports = [REPORTS.decode(packed) for packed in theirs.result() if packed]
+        self._reports.put(lowest(reports if mine is None else [mine, *reports]))
 
 
 def lowest(reports: Sequence[Report]) -> Report:

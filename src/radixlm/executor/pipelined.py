@@ -29,9 +29,14 @@ from radixlm.step.result import HIDDEN, LOGITS, TAPS, TARGETS, StepResult
 
 
 class LastStage(Protocol):
-    """The last stage as rank 0 sees it. ``has_taps``: it sends what a drafter reads."""
+    """The last stage as rank 0 sees it. ``has_taps``: it sends what a drafter reads; ``confirms``:
+    and at last a result of the kind ``done``."""
 
     has_taps: bool
+    confirms: bool
+
+    @property
+    def done(self) -> str: ...
 
     @property
     def taking(self) -> ThreadPoolExecutor:
@@ -45,10 +50,11 @@ class LastStage(Protocol):
 
 
 class _Pending:
-    """A step whose results are to come: what each is, and the result."""
+    """A step whose results are to come: what each is, and the result. ``done``: the kind of the one
+    that stands for none."""
 
-    def __init__(self, results: deque[tuple[str, Future[Tensor]]]) -> None:
-        self.results = results
+    def __init__(self, results: deque[tuple[str, Future[Tensor]]], done: str) -> None:
+        self.results, self.done = results, done
         self.masks: Mapping[int, NDArray[np.int32]] = {}
 
     def take(self, kind: str) -> Tensor | None:
@@ -80,10 +86,12 @@ class PipelinedRunner(Runner):
             step.batch = _kept(step.batch)
             wanted += [TAPS] if self._last.has_taps else []
         wanted += [TARGETS] * sum(map(num_target_blocks, step.items.prefills))
+        if not wanted and self._last.confirms:  # pages count as computed when all stages have them
+            wanted = [self._last.done]
         results = deque(
             (one, self._last.taking.submit(self._last.take_result, one)) for one in wanted
         )
-        self._pending[plan.index] = _Pending(results)
+        self._pending[plan.index] = _Pending(results, self._last.done)
         return step
 
     def sample(self, step: StepHandle, masks: Mapping[int, NDArray[np.int32]]) -> None:
@@ -96,6 +104,7 @@ class PipelinedRunner(Runner):
         step.logits_RV, step.hidden_TD = pending.take(LOGITS), pending.take(HIDDEN)
         if step.batch is not None:
             step.batch.taps_TN = pending.take(TAPS)
+        pending.take(pending.done)
         super().sample(step, pending.masks)
         self._current = pending
         return super().read(step)

@@ -57,7 +57,7 @@ class RankLoop:
             elif kind == FINISH:
                 self._finish(*msgspec.msgpack.decode(data, type=tuple[int, int]))
             elif kind == PAGES:
-                self._move(*msgspec.msgpack.decode(data, type=tuple[int, tiers.Command]))
+                self._move(*msgspec.msgpack.decode(data, type=tuple[int, int, tiers.Command]))
             elif kind == RENEW:
                 self._renew()
             elif kind == STOP:
@@ -94,15 +94,16 @@ class RankLoop:
         else:
             self._leader.answer(Answer(self.rank, call, data))
 
-    def _move(self, call: int, command: tiers.Command) -> None:
-        """Have this rank's worker move its part of pages; rank 0 awaits the last report."""
+    def _move(self, call: int, group: int, command: tiers.Command) -> None:
+        """Have this rank's worker move its part of pages, if it is of the attention group; rank 0
+        awaits the last report."""
 
-        def answer(report: tiers.Report) -> None:
+        def answer(report: tiers.Report | None) -> None:
             if not isinstance(report, tiers.Arrived):
-                data = msgspec.msgpack.encode(report)
+                data = b"" if report is None else msgspec.msgpack.encode(report)
                 self._leader.answer(Answer(self.rank, call, data))
 
-        self.runner.control("pages", {"command": command, "answer": answer})
+        self.runner.control("pages", {"group": group, "command": command, "answer": answer})
 
     def _finish(self, prepared: int, call: int) -> None:
         """Let what call ``prepared`` has prepared take effect."""

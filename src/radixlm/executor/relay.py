@@ -120,13 +120,14 @@ class Relay:
                 return _merged(mine, within(theirs, self._followers.limit_s, verb))
         return _when_both(mine, theirs, partial(self._finish, verb, args, call, mine))
 
-    def move_pages(self, command: tiers.Command) -> Future[list[bytes]] | None:
-        """Hand a command for page workers on; the reports of the other ranks, packed. None for one
-        that is not answered."""
+    def move_pages(self, command: tiers.Command, group: int) -> Future[list[bytes]] | None:
+        """Hand a command for the page workers of an attention group on; the reports of the other
+        ranks, packed, which are empty of ranks of other groups. None for one that is not
+        answered."""
         call, theirs = -1, None
         if not isinstance(command, tiers.UNANSWERED):
             call, theirs = self._followers.expect()
-        self._followers.tell(PAGES, msgspec.msgpack.encode((call, command)))
+        self._followers.tell(PAGES, msgspec.msgpack.encode((call, group, command)))
         return theirs
 
     def _finish(self, verb: str, args: dict[str, Any], call: int, mine: Future[Any]) -> Any:

@@ -170,6 +170,8 @@ class Pipeline:
     def __init__(self, ranks: Ranks) -> None:
         self._group, self.place = ranks.stages, ranks.place
         self.has_taps = False  # whether a drafter on rank 0 reads hidden states
+        self.confirms = False  # whether the last stage tells rank 0 of each step that it is done
+        self._num_steps = 0
 
     @property
     def is_first(self) -> bool:
@@ -190,6 +192,7 @@ class Pipeline:
     ) -> tuple[Tensor | None, Tensor | None]:
         """This stage's part of a step. Only the last stage has hidden states and logits; rank 0
         gets them by ``take_result``."""
+        self._num_steps += 1
         if not self.is_last:
             model.forward(batch)
             return None, None
@@ -198,7 +201,14 @@ class Pipeline:
         for kind, result in ((LOGITS, logits_RV), (HIDDEN, hidden_TD), (TAPS, batch.taps_TN)):
             if result is not None:
                 self.give_result(kind, result)
+        if self.confirms:
+            self.give_result(self.done, torch.empty(0))
         return hidden_TD, logits_RV
+
+    @property
+    def done(self) -> str:
+        """The kind of result that says that all stages have computed the last step."""
+        return f"done {self._num_steps}"
 
     def begin(self, batch: ForwardBatch) -> None:
         """Receive what the stage before has left, unless that has been done."""

@@ -11,11 +11,13 @@ import math
 import mmap
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -26,8 +28,20 @@ _CHECKSUM: Final = struct.Struct("<I")
 _MAGIC: Final = b"RLKEPT01"
 _ALIGN: Final = 2 << 20
 _MAX_NUMBERS: Final = 16
+_TABLE_AT: Final = 4096  # in the header's block
 
-_lender: list[KeptMemory] = []
+
+class KeptTensor(NamedTuple):
+    """A tensor of a pool in a kept memory: uint8 [layers, pages, row_bytes] from byte ``start``."""
+
+    space: int
+    start: int
+    layers: int
+    pages: int
+    row_bytes: int
+
+
+_lender = threading.local()  # ``memory``: where this thread makes pools
 
 
 class KeptMemory:
@@ -40,13 +54,19 @@ class KeptMemory:
         self._identity, self._numbers, self._end = identity, list[int](), 0
         if os.fstat(self._descriptor).st_size < _ALIGN:
             os.ftruncate(self._descriptor, _ALIGN)
-        self._header = self.take(_HEADER.size + _CHECKSUM.size)
+        self._pieces: list[tuple[int, int, int]] = []  # address, bytes, start
+        self._header = self.take(_ALIGN)
         found = self._read()
         self.is_warm = found is not None
         self._known = found or []
-        if found is None:  # zeros the rest
-            os.ftruncate(self._descriptor, 0)
-            os.ftruncate(self._descriptor, _ALIGN)
+        if found is None:
+            self.forget()
+
+    def forget(self) -> None:
+        """It is not warm, and zeros; to be called before memory is taken."""
+        self.is_warm, self._known = False, []
+        os.ftruncate(self._descriptor, 0)
+        os.ftruncate(self._descriptor, _ALIGN)
 
     def _read(self) -> list[int] | None:
         """The numbers of a whole header of this identity."""
@@ -74,8 +94,25 @@ class KeptMemory:
         start, self._end = self._end, self._end + size
         if os.fstat(self._descriptor).st_size < self._end:
             os.ftruncate(self._descriptor, self._end)
-        mapped = mmap.mmap(self._descriptor, size, offset=start)
-        return np.frombuffer(mapped, np.uint8)[:num_bytes]
+        data = np.frombuffer(mmap.mmap(self._descriptor, size, offset=start), np.uint8)
+        self._pieces.append((data.ctypes.data, size, start))
+        return data[:num_bytes]
+
+    def place_of(self, space: int, tensor: Tensor) -> KeptTensor:
+        """Where a pool's tensor, [layers, pages, ...], lies."""
+        address = tensor.data_ptr()
+        for first, size, start in self._pieces:
+            if first <= address < first + size:
+                layers, pages = tensor.shape[:2]
+                row_bytes = tensor.nbytes // (layers * pages)
+                return KeptTensor(space, start + address - first, layers, pages, row_bytes)
+        raise ValueError("the tensor is not in this memory")
+
+    def list_tensors(self, tensors: Sequence[KeptTensor]) -> None:
+        """Tell other processes what is where (``kept_rows``)."""
+        data = msgspec.msgpack.encode([tuple(one) for one in tensors])
+        self._header[_TABLE_AT : _TABLE_AT + len(data)] = np.frombuffer(data, np.uint8)
+        self._header[_TABLE_AT - 8 : _TABLE_AT].view(np.int64)[0] = len(data)
 
     def seal(self) -> None:
         """All is taken: from now on the next engine may find it warm."""
@@ -87,21 +124,40 @@ class KeptMemory:
     @contextmanager
     def lent(self) -> Iterator[None]:
         """Within it pools on the host are made in this memory."""
-        _lender.append(self)
+        _lender.memory = self
         try:
             yield
         finally:
-            _lender.pop()
+            _lender.memory = None
+
+
+def kept_rows(path: str) -> tuple[list[NDArray[np.uint8]], list[NDArray[np.uint8]]]:
+    """The pools of another rank, whose kept memory is at ``path``, by space: each uint8 [layers,
+    pages, bytes], to read only. OSError if it cannot be opened."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = np.frombuffer(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ), np.uint8)
+    finally:
+        os.close(descriptor)
+    length = int(data[_TABLE_AT - 8 : _TABLE_AT].view(np.int64)[0])
+    table = data[_TABLE_AT : _TABLE_AT + length].tobytes()
+    spaces: tuple[list[NDArray[np.uint8]], list[NDArray[np.uint8]]] = ([], [])
+    for one in map(KeptTensor._make, msgspec.msgpack.decode(table, type=list[list[int]])):
+        num_bytes = one.layers * one.pages * one.row_bytes
+        rows = data[one.start : one.start + num_bytes]
+        spaces[one.space].append(rows.reshape(one.layers, one.pages, one.row_bytes))
+    return spaces
 
 
 def pool_tensor(
     shape: Sequence[int], dtype: torch.dtype, device: torch.device, is_zero: bool = True
 ) -> Tensor:
     """A tensor of a pool. ``is_zero``: in memory that no engine has filled before, all zeros."""
-    if not _lender or device.type != "cpu" or not math.prod(shape):
+    lender: KeptMemory | None = getattr(_lender, "memory", None)
+    if lender is None or device.type != "cpu" or not math.prod(shape):
         make = torch.zeros if is_zero else torch.empty
         return make(*shape, dtype=dtype, device=device)
-    memory = _lender[-1].take(math.prod(shape) * dtype.itemsize)
+    memory = lender.take(math.prod(shape) * dtype.itemsize)
     return torch.from_numpy(memory).view(dtype).view(*shape)
 
 

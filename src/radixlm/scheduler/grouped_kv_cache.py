@@ -2,8 +2,8 @@
 pages and a prefix cache of its own.
 
 Group g has slots [g * n, g * n + n) and its own numbers of pages. A request is given to a group
-when it is admitted: to the one that has the longest prefix of it in its cache, then to the one with
-the most free pages.
+when it is admitted: to the one that pages were brought to for it, then to the one that has the
+longest prefix of it in its cache, then to the one with the most free pages.
 """
 
 from __future__ import annotations
@@ -109,14 +109,12 @@ class GroupedKVCacheManager(KVCacheManager):
         """``spare_pages``: of all groups, among which running requests are spread evenly."""
         limit = min(self.match_limit(request), request.share_limit)
         ids, spare = request.ids[:limit], -(-spare_pages // len(self._parts))
+        chosen = self._parts[request.group] if request.group >= 0 else None
 
-        def worth(part: KVCacheManager) -> tuple[int, int]:
-            # a hit counts like as many free pages: else all requests of one system prompt would
-            # go to one group until it is full
-            hit = part.prefix_cache.peek(ids, request.namespace)
-            return hit // self.page_size + part.num_available, part.slots.num_free
+        def key(part: KVCacheManager) -> tuple[bool, tuple[int, int]]:
+            return part is chosen, part.worth(ids, request.namespace)
 
-        parts = sorted(self._parts, key=worth, reverse=True)
+        parts = sorted(self._parts, key=key, reverse=True)
         return any(part.admit(request, spare) for part in parts)
 
     def allocate(self, request: Request, num_tokens: int) -> bool:

@@ -18,7 +18,8 @@ import numpy as np
 from radixlm.base.record import Record, replace
 from radixlm.memory.check import Holding, check, repair
 from radixlm.memory.pages import NULL_PAGE, PageAllocator
-from radixlm.memory.prefix.base import InsertResult, Match, PrefixCache, Tail
+from radixlm.memory.prefix.base import InsertResult, Match, PrefixCache, Tail, TokenIds
+from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.memory.prefix.window import WindowTable
 from radixlm.memory.slots import SlotAllocator
 from radixlm.scheduler.request import Request
@@ -129,6 +130,13 @@ class KVCacheManager:
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
+
+    def worth(self, ids: TokenIds, namespace: CacheNamespace) -> tuple[int, int]:
+        """Where there are several attention groups, a request goes to the one of the largest. A hit
+        counts like as many free pages: else all requests of one system prompt would go to one group
+        until it is full."""
+        hit = self.prefix_cache.peek(ids, namespace)
+        return hit // self.page_size + self.num_available, self.slots.num_free
 
     def match_limit(self, request: Request) -> int:
         """How many leading tokens may come from the prefix cache. The last token must be computed,

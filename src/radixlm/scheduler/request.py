@@ -59,6 +59,7 @@ class Request:
         "dropped_output",
         "emit_interval",
         "finish",
+        "group",
         "handle",
         "has_token_hook",
         "is_window_locked",
@@ -108,6 +109,7 @@ class Request:
         self.dropped_output = self._ids[:0]  # those of them that were output
         self.num_inserted = 0  # leading tokens whose pages the prefix cache owns
         self.table, self.slot = _NO_SLOT, -1
+        self.group = -1  # of data-parallel attention: where pages were brought to for it
         self.is_window_locked = True
         self.handle: Handle | None = None  # the cached prefix that it has locked
         self.finish: Finish | None = None

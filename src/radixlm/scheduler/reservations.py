@@ -61,10 +61,14 @@ class Reservations:
         """Reserved pages that hold what belongs to ``keys``, which no spare page has yet."""
         self._spare.update(zip(keys, pages.tolist(), strict=True))
 
+    def count_spare(self, keys: Sequence[bytes]) -> int:
+        """How many leading keys have a spare page."""
+        return next((i for i, key in enumerate(keys) if key not in self._spare), len(keys))
+
     def take_spare(self, keys: Sequence[bytes]) -> Int32Array:
         """The pages of leading keys, from now on the caller's: for ``insert_arrived``."""
-        count = next((i for i, key in enumerate(keys) if key not in self._spare), len(keys))
-        return np.array([self._spare.pop(key) for key in keys[:count]], np.int32)
+        spare = keys[: self.count_spare(keys)]
+        return np.array([self._spare.pop(key) for key in spare], np.int32)
 
     def reserve(self, num_pages: int, num_window: int = 0) -> tuple[Int32Array, Int32Array] | None:
         """Pages of both spaces, evicting from the prefix cache if need be; None, and none taken, if

@@ -92,6 +92,15 @@ class Lasting(Protocol):
         ...
 
 
+@runtime_checkable
+class Rooms(Protocol):
+    """The peer tier of a prefill server, which tells decode servers whether to wait. Any thread may
+    call these."""
+
+    def open_room(self, room: int) -> None: ...
+    def close_room(self, room: int) -> None: ...
+
+
 # ---- from the scheduler to the worker of each rank ---------------------------------------------
 
 
@@ -147,6 +156,15 @@ class Used(msgspec.Struct, tag="used", frozen=True):
     keys: list[bytes]
 
 
+class Room(msgspec.Struct, tag="room", frozen=True):
+    """A request whose pages a decode server asks for has come (``is_open``), or is over. No
+    answer."""
+
+    job: int
+    room: int
+    is_open: bool
+
+
 class Admin(msgspec.Struct, tag="admin", frozen=True):
     """An operator's command: "clear", "stats", ...; answered by Told."""
 
@@ -155,8 +173,8 @@ class Admin(msgspec.Struct, tag="admin", frozen=True):
     args: dict[str, Any] = {}
 
 
-Command = Lookup | Get | Put | Cancel | Used | Admin
-UNANSWERED = Cancel, Used
+Command = Lookup | Get | Put | Cancel | Used | Room | Admin
+UNANSWERED = Cancel, Used, Room
 
 # ---- from the worker -----------------------------------------------------------------------------
 

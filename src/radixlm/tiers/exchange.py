@@ -7,7 +7,6 @@ that is the axis of the heads.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,8 +16,6 @@ from radixlm.base.record import Record
 from radixlm.tiers.manifest import Manifest
 
 Bytes = NDArray[np.uint8]
-_TENSOR = re.compile(r"\[([\d, *]+)\] torch\.(\w+)")
-_ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Unequal(ValueError):
@@ -44,16 +41,11 @@ class _Move(Record, eq=False):
 
 
 def tensors(manifest: Manifest, space: int) -> list[_Tensor]:
-    """The tensors of a page, by ``Manifest.layout``."""
-    found: list[_Tensor] = []
-    at = 0
-    for numbers, dtype in _TENSOR.findall(manifest.layout.split(";")[space]):
-        layers, _, *rest = numbers.split(", ")
-        shape = (int(layers), *map(int, rest), _ITEM_BYTES.get(dtype, 1))
-        end = at + int(np.prod(shape))
-        found.append(_Tensor(shape, at, end))
-        at = end
-    return found
+    """The tensors of a page as bytes."""
+    return [
+        _Tensor((one.layers, *one.shape, one.item_bytes), one.start, one.end)
+        for one in manifest.tensors(space)
+    ]
 
 
 class Exchange:

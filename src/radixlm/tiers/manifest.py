@@ -7,7 +7,10 @@ bytes lie and which part of a page they are: it names folders and objects of sto
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +22,37 @@ FORMAT: Final = 1
 _END_BYTES: Final = 64 << 10
 _SAMPLE_BYTES, _SAMPLE_EVERY = 4096, 1 << 20
 _WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz", ".remote")
+
+
+_TENSOR: Final = re.compile(r"\[(\d+), \*, ([\d, ]+)\] torch\.(\w+)")
+_ITEM_BYTES: Final = {
+    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2,
+}  # fmt: skip
+
+
+class PageTensor(Record):
+    """A tensor of a page: [layers, *shape] numbers of ``item_bytes`` each, in the page's bytes
+    [start, end)."""
+
+    layers: int
+    shape: tuple[int, ...]
+    dtype: str
+    item_bytes: int
+    start: int
+    end: int
+
+
+@lru_cache(maxsize=256)
+def page_tensors(layout: str, space: int) -> tuple[PageTensor, ...]:
+    """The tensors of the pages of a space, by ``Manifest.layout``."""
+    found: list[PageTensor] = []
+    at = 0
+    for layers, numbers, dtype in _TENSOR.findall(layout.partition(";")[2 * space]):
+        shape, size = tuple(map(int, numbers.split(", "))), _ITEM_BYTES.get(dtype, 1)
+        end = at + int(layers) * math.prod(shape) * size
+        found.append(PageTensor(int(layers), shape, dtype, size, at, end))
+        at = end
+    return tuple(found)
 
 
 class PageGroup(Record):
@@ -94,6 +128,10 @@ class Manifest(Record):
     def storage_digest(self) -> bytes:
         """SHA-256 over ``digest``, the layout, what rounds, and the rank's part."""
         return _digest(self.digest, self.layout, self.numerics, self.rectangle, self.page_bytes)
+
+    def tensors(self, space: int) -> tuple[PageTensor, ...]:
+        """What the bytes of a page of the space are."""
+        return page_tensors(self.layout, space)
 
     def differences(self, other: Manifest) -> list[str]:
         """The fields of ``digest`` in which two manifests differ, with both values."""

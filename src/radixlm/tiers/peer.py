@@ -27,6 +27,7 @@ from radixlm.tiers.manifest import Manifest
 from radixlm.transfer.bootstrap import Directory, Registration, register_in_thread
 from radixlm.transfer.client import Address, Damaged, Differs, TransferClient, timed_out
 from radixlm.transfer.outbox import Outbox
+from radixlm.transfer.remote import RemoteMemory
 from radixlm.transfer.server import ServedPages, TransferServer
 from radixlm.wire.transfer import FAKE_HOST, Hint, Want
 
@@ -41,13 +42,15 @@ _pack = msgspec.msgpack.encode
 
 class PeerOptions(Record):
     """``secret``: of the transfer protocol. ``wait_s``: for a prefill server that is alive.
-    ``retry_s``: before one that failed is asked again. ``backends``: best first."""
+    ``retry_s``: before one that failed is asked again. ``backends``: best first; ``memory``: of the
+    one whose library moves the bytes."""
 
     secret: bytes
     backends: tuple[str, ...] = ("shm", "tcp")
     wait_s: float = 300.0
     retry_s: float = 5.0
     verifies_shared: bool = False
+    memory: RemoteMemory | None = None
 
 
 class Outgoing:
@@ -77,7 +80,9 @@ class Outgoing:
             lambda payload, packed, space: _exchange(manifest, packed, space).cut(payload),
             knows_rooms,
         )
-        self.server = TransferServer(self.outbox, pages, options.secret, host, options.backends)
+        self.server = TransferServer(
+            self.outbox, pages, options.secret, host, options.backends, options.memory
+        )
         address = Address(self.server.host, self.server.port)
         self._is_over = register_in_thread(*bootstrap, registration(address))
         self.open_room, self.close_room = self.outbox.open_room, self.outbox.close_room
@@ -334,6 +339,7 @@ class Incoming:
             self._packed,
             options.backends,
             verifies_shared=options.verifies_shared,
+            memory=options.memory,
         )
         try:
             self._manifests[address] = msgspec.msgpack.decode(client.manifest, type=Manifest)

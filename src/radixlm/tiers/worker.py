@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from radixlm.base.errors import InvalidRequest
 from radixlm.memory.keys import window_key
 from radixlm.tiers.base import (
+    UNANSWERED,
     Admin,
     Arrived,
     Cancel,
@@ -37,6 +38,8 @@ from radixlm.tiers.base import (
     Payload,
     Put,
     Report,
+    Room,
+    Rooms,
     Tier,
     Told,
     Used,
@@ -88,12 +91,18 @@ class _Task:
 
 class PageWorker:
     """Owns ``tiers``, asked in their order; ``pages``: the pools; ``window_pages``: how many pages
-    of space 1 the end of a prefix needs (0: there is no such space)."""
+    of space 1 the end of a prefix needs (0: there is no such space); ``group``: of data-parallel
+    attention, whose pages it moves."""
 
     def __init__(
-        self, tiers: Sequence[Tier], pages: PageStore, page_size: int, window_pages: int = 0
+        self,
+        tiers: Sequence[Tier],
+        pages: PageStore,
+        page_size: int,
+        window_pages: int = 0,
+        group: int = 0,
     ) -> None:
-        self.tiers = list(tiers)
+        self.tiers, self.group = list(tiers), group
         self._pages, self._page_size, self._window_pages = pages, page_size, window_pages
         if not pages.nbytes(1):
             self._window_pages = 0  # another rank has such layers
@@ -106,6 +115,8 @@ class PageWorker:
         self.errors: Counter[str] = Counter()  # by tier
         self.facts: dict[str, Any] = {}  # of the pages, for operators
         self.attach: Callable[[str, Any], Tier] | None = None  # makes a storage
+        # told of pages that come to another group: (group, pages)
+        self.others_get: Callable[[int, Pages], None] = lambda group, pages: None
 
     # ---- called by the executor's thread ---------------------------------------------------------
 
@@ -118,6 +129,10 @@ class PageWorker:
         if isinstance(command, Used):
             for tier in self._lasting():
                 tier.used(command.keys)
+            return
+        if isinstance(command, Room):
+            for room in (tier for tier in self.tiers if isinstance(tier, Rooms)):
+                (room.open_room if command.is_open else room.close_room)(command.room)
             return
         task = _Task(command, answer, self._epoch, self._pages.fence())
         name, count = "gets", 1
@@ -133,6 +148,16 @@ class PageWorker:
                 self._threads.append(thread)
                 thread.start()
         self._queues[name].put(task)
+
+    def follow(self, group: int, command: Command, answer: Callable[[Report | None], None]) -> None:
+        """``send`` a command of a group, if it is this rank's; else the answer is None at once."""
+        if group == self.group:
+            self.send(command, answer)
+            return
+        if isinstance(command, Get):
+            self.others_get(group, np.frombuffer(command.pages, np.int32))
+        if not isinstance(command, UNANSWERED):
+            answer(None)
 
     def find(self, command: Lookup) -> Found | None:
         """The answer to a lookup at once, by any thread; None where a tier must be waited for."""
@@ -197,7 +222,7 @@ class PageWorker:
         return future
 
     def _follow(self, args: dict[str, Any]) -> None:
-        self.send(args["command"], args["answer"])
+        self.follow(args["group"], args["command"], args["answer"])
 
     # ---- threads ---------------------------------------------------------------------------------
 

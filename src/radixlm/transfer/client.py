@@ -27,6 +27,7 @@ from radixlm.transfer.frames import (
     said_to,
 )
 from radixlm.transfer.outbox import MARK_BYTES, Bytes, arena_bytes, arena_views
+from radixlm.transfer.remote import BUFFER_BYTES, RemoteMemory
 from radixlm.wire.transfer import (
     VERSION,
     Alive,
@@ -36,6 +37,7 @@ from radixlm.wire.transfer import (
     Ready,
     Refused,
     SharedArena,
+    Slot,
     Taken,
     Want,
     Welcome,
@@ -92,6 +94,42 @@ class _Mapped:
         self.generations, self.slots = arena_views(self._map, arena.slot_bytes, arena.num_slots)
 
 
+class _Remote:
+    """Pages of the peer that a library reads, into a buffer of this connection."""
+
+    def __init__(self, memory: RemoteMemory, welcome: Welcome) -> None:
+        self._memory, self._welcome = memory, welcome
+        most = max((arena.slot_bytes for arena in welcome.remote), default=0)
+        if not 0 < most <= MAX_ARENA_BYTES:
+            raise ValueError("no arena has such sizes")
+        self._buffer = np.empty(max(most, BUFFER_BYTES), np.uint8)
+        memory.expose(self._buffer)
+
+    def read(self, want: Want, out: Sequence[Bytes], ready: Ready, done: int) -> None:
+        """Fill the rows of ``out`` from ``done`` on, which have one size; their checksums are to be
+        compared, since a slot may be given to another page meanwhile."""
+        size = want.sizes[done]
+        addresses = [self._address(slot, want.sizes[i]) for i, slot in enumerate(ready.slots, done)]
+        count = len(self._buffer) // size
+        for first in range(0, len(addresses), count):
+            part = addresses[first : first + count]
+            rows = self._buffer[: len(part) * size].reshape(len(part), size)
+            self._memory.read(self._welcome.endpoint, part, rows)
+            for row, target in zip(rows, out[done + first :], strict=False):
+                np.copyto(target, row)
+
+    def _address(self, slot: Slot, size: int) -> int:
+        if not 0 <= slot.arena < len(self._welcome.remote):
+            raise TransferError("a slot of no arena")
+        arena = self._welcome.remote[slot.arena]
+        if not 0 <= slot.number < arena.num_slots or size != arena.slot_bytes:
+            raise TransferError("a slot of another size or of none")
+        return arena.address + slot.number * size
+
+    def close(self) -> None:
+        self._memory.hide(self._buffer)
+
+
 class TransferClient:
     """One connection; for one thread at a time, but ``close`` may come from any."""
 
@@ -103,15 +141,18 @@ class TransferClient:
         backends: tuple[str, ...] = ("shm", "tcp"),
         *,
         verifies_shared: bool = False,
+        memory: RemoteMemory | None = None,
     ) -> None:
         """Connect; TransferError if there is no peer that knows the secret, Differs if its pages
-        are of another kind. ``verifies_shared``: checksums of pages in shared memory, too."""
+        are of another kind. ``verifies_shared``: checksums of pages in shared memory, too;
+        ``memory``: of a backend whose library reads pages."""
         try:
             sock = socket.create_connection((address.host, address.port), CONNECT_S)
         except (OSError, ValueError) as error:  # ValueError: no host has such a name
             raise TransferError(f"{address.host}:{address.port}: {error}") from error
         self._frames = client_frames(sock, PROGRESS_S)
         self._verifies_shared = verifies_shared
+        self._remote: _Remote | None = None
         self.num_bytes: dict[str, int] = {}
         self.copy_s = 0.0  # what reading pages took, without waiting for them
         try:
@@ -120,6 +161,8 @@ class TransferClient:
             self._frames.end_s = 0.0
             self.manifest, self.backend = welcome.manifest, welcome.backend
             self._arenas = [_Mapped(arena) for arena in welcome.arenas]
+            if memory is not None and welcome.backend == memory.name:
+                self._remote = _Remote(memory, welcome)
         except TransferError:
             self.close()
             raise
@@ -201,16 +244,18 @@ class TransferClient:
             raise TransferError(f"pages {ready.first} to {end} where {done} follows")
         if not want.is_data:
             return end
-        if ready.slots:
+        if ready.slots and self._remote is not None:
+            self._remote.read(want, out, ready, done)
+        elif ready.slots:
             self._copy(want, out, ready, done)
         for i, checksum in enumerate(ready.checksums, done):
             if not ready.slots:
                 self._frames.receive_into(out[i])
-            if not ready.slots or self._verifies_shared:
+            if not ready.slots or self._verifies_shared or self._remote is not None:
                 # at once, while the page is in the CPU's cache and the next one is on its way
                 if zlib.crc32(out[i].data) != checksum:
                     raise Damaged(f"page {i} is damaged")
-        name = "shm" if ready.slots else "tcp"
+        name = self.backend if ready.slots else "tcp"
         self.num_bytes[name] = self.num_bytes.get(name, 0) + sum(want.sizes[done:end])
         return end
 
@@ -235,6 +280,9 @@ class TransferClient:
     def close(self) -> None:
         with suppress(OSError):
             self._frames.close()
+        remote, self._remote = self._remote, None
+        if remote is not None:
+            remote.close()
 
 
 def timed_out(deadline_s: float) -> bool:

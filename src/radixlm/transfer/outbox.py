@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from radixlm.wire.transfer import SharedArena, Slot
+from radixlm.wire.transfer import RemoteArena, SharedArena, Slot
 
 Bytes = NDArray[np.uint8]
 MARK_BYTES: Final = 32
@@ -42,6 +42,9 @@ class Arena:
 
     def shared(self) -> SharedArena:
         return SharedArena(os.getpid(), self.descriptor, self.slot_bytes, self.num_slots, self.mark)
+
+    def remote(self) -> RemoteArena:
+        return RemoteArena(self.slots.ctypes.data, self.slot_bytes, self.num_slots)
 
     def close(self) -> None:
         if self.descriptor >= 0:

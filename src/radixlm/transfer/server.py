@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Callable
 from typing import Final
 
+from msgspec.structs import replace
+
 from radixlm.base.errors import TransferError
 from radixlm.base.record import Record
 from radixlm.transfer.frames import (
@@ -24,6 +26,7 @@ from radixlm.transfer.frames import (
     server_frames,
 )
 from radixlm.transfer.outbox import Bytes, Outbox, Page
+from radixlm.transfer.remote import RemoteMemory
 from radixlm.wire.transfer import (
     VERSION,
     Alive,
@@ -73,8 +76,14 @@ class TransferServer:
         secret: bytes,
         host: str,
         backends: tuple[str, ...] = ("shm", "tcp"),
+        memory: RemoteMemory | None = None,
     ) -> None:
+        """``memory``: of a backend whose library reads the outbox."""
         self._outbox, self._pages, self._secret, self._backends = outbox, pages, secret, backends
+        self._memory = memory
+        if memory is not None:
+            for arena in outbox.arenas:
+                memory.expose(arena.slots)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self.host, self.port = self._listener.getsockname()[:2]
@@ -158,9 +167,15 @@ class TransferServer:
             reason = "its pages differ" if differences else f"no backend of {hello.backends} works"
             client.send(Refused(reason, tuple(differences)))
             return "", b""
-        arenas = [arena.shared() for arena in self._outbox.arenas] if shared[0] == "shm" else []
         said = proof(self._secret, "server", nonce, hello.nonce, self._pages.manifest)
-        client.send(Welcome(said, self._pages.manifest, shared[0], tuple(arenas)))
+        welcome = Welcome(said, self._pages.manifest, shared[0])
+        if shared[0] == "shm":
+            arenas = tuple(arena.shared() for arena in self._outbox.arenas)
+            welcome = replace(welcome, arenas=arenas)
+        elif self._memory is not None and shared[0] == self._memory.name:
+            remote = tuple(arena.remote() for arena in self._outbox.arenas)
+            welcome = replace(welcome, remote=remote, endpoint=self._memory.endpoint)
+        client.send(welcome)
         return shared[0], hello.manifest
 
     def _answer(
@@ -200,7 +215,7 @@ class TransferServer:
         slots = []
         if not want.is_data:
             client.send(Ready(first, [0] * len(pages)))
-        elif backend == "shm" and not want.is_cut:
+        elif backend != "tcp" and not want.is_cut:
             slots = [page.slot for page in pages]
             client.send(Ready(first, [page.checksum for page in pages], slots))
         else:

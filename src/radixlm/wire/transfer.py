@@ -33,6 +33,10 @@ class Hint(msgspec.Struct, frozen=True):
     deadline_s: float = 0.0
     dp_rank: int = -1
 
+    def replica(self, count: int) -> int:
+        """The replica or attention group that computes it, of ``count`` of the prefill server."""
+        return self.dp_rank if 0 <= self.dp_rank < count else self.bootstrap_room % count
+
 
 class Challenge(msgspec.Struct, tag="challenge", frozen=True):
     """The first message of a server. ``nonce``: 32 random bytes."""
@@ -64,13 +68,24 @@ class SharedArena(msgspec.Struct, frozen=True):
     mark: bytes
 
 
+class RemoteArena(msgspec.Struct, frozen=True):
+    """Slots at ``address`` of the server, which a library reads from other hosts."""
+
+    address: int
+    slot_bytes: int
+    num_slots: int
+
+
 class Welcome(msgspec.Struct, tag="welcome", frozen=True):
-    """The client may ask. ``backend``: of those that it offered; ``arenas``: of backend shm."""
+    """The client may ask. ``backend``: of those that it offered; ``arenas``: of backend shm;
+    ``remote`` and ``endpoint``: of backends of a library, which knows the server by it."""
 
     proof: bytes
     manifest: bytes
     backend: str
     arenas: tuple[SharedArena, ...] = ()
+    remote: tuple[RemoteArena, ...] = ()
+    endpoint: bytes = b""
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):

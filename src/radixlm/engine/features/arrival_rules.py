@@ -25,7 +25,8 @@ class ArrivalOptions(Record):
     of both spaces. ``window_pages``: pages of the second space that the end of a prefix needs.
     ``puts_late``: a draft model fills its part of pages later on. ``max_put_bytes``: that may wait
     to be read; more are not kept. ``preload_bytes``: of pages that a tier on disk gives back before
-    anyone asks; 0 where there is no such tier."""
+    anyone asks; 0 where there is no such tier. ``is_prefill``: decode servers pull what requests
+    with a hint have computed."""
 
     page_size: int
     policy: Policy = "auto"
@@ -37,6 +38,7 @@ class ArrivalOptions(Record):
     puts_late: bool = False
     max_put_bytes: int = 1 << 30
     preload_bytes: int = 0
+    is_prefill: bool = False
 
 
 class _Rate:
@@ -70,7 +72,7 @@ class _Line:
 
     def seconds(self, num_bytes: float) -> float | None:
         """None where fetches of that size are not known yet."""
-        if num_bytes > _FAR * self._largest:
+        if not self._largest or num_bytes > _FAR * self._largest:
             return None
         fixed, each = self._fit()
         return fixed + each * num_bytes

@@ -8,19 +8,21 @@ prefix cache lacks. Then it is an ordinary prefix hit; what does not come in tim
     retracted, release   nobody waits any more
 
 Here are numbers only: a worker in each rank moves the bytes (``tiers/worker.py``). Pages of a job
-are reserved until its Done, and pages that are read are locked until theirs.
+are reserved until its Done, and pages that are read are locked until theirs. With data-parallel
+attention all groups are asked, and the pages come to the one that can have most of them.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
 
+from radixlm.engine.features.arrival_groups import ArrivalGroup, PagePort
 from radixlm.engine.features.arrival_rules import ArrivalOptions, FetchRules
-from radixlm.engine.features.page_puts import PagePuts, WritePolicy, WriteThrough
-from radixlm.engine.features.preload import Preload
+from radixlm.engine.features.page_puts import WritePolicy, WriteThrough
 from radixlm.memory.keys import NO_KEY, extend_keys, namespace_seed
 from radixlm.memory.prefix.base import Handle, InsertResult
 from radixlm.memory.prefix.namespace import CacheNamespace
@@ -31,7 +33,6 @@ from radixlm.step.plan import Int32Array
 from radixlm.tiers.base import (
     Arrived,
     Cancel,
-    Command,
     Done,
     Found,
     Get,
@@ -47,35 +48,21 @@ MAX_SETTLE_S: Final = 30.0
 _AT_ONCE: Final = WriteThrough()  # of requests whose pages another engine waits for
 
 
-class PagePort(Protocol):
-    """The workers of all ranks."""
-
-    def send(self, command: Command) -> None:
-        """Never waits."""
-        ...
-
-    def poll(self) -> list[Report]:
-        """What has come since the last call: the minimum of all ranks' answers."""
-        ...
-
-    def settle(self, timeout_s: float) -> list[Report]:
-        """Wait until no command is under way; what has come meanwhile."""
-        ...
-
-
 class _Job:
     """A Get and what is reserved for it: ``pages`` behind ``base``, the prefix that ``handle``
     locks, and ``row`` of the second space. ``ids``: the tokens of all of these pages."""
 
     def __init__(
         self,
+        group: ArrivalGroup,
         request: Request,
         get: Get,
         base: Int32Array,
         handle: Handle,
         reserved: tuple[Int32Array, Int32Array],
     ) -> None:
-        self.rid, self.namespace, self.get = request.rid, request.namespace, get
+        self.group, self.get = group, get
+        self.rid, self.namespace = request.rid, request.namespace
         self.base, self.handle, (self.pages, self.row) = base, handle, reserved
         page_size = len(get.tokens) // (4 * len(self.pages))
         self.ids = request.ids[: (len(base) + len(self.pages)) * page_size].copy()
@@ -85,16 +72,19 @@ class _Job:
 
 class _State:
     """Of one request. ``phase``: idle (nothing to wait for), lookup, found (its pages wait for
-    room), fetch, behind (another request's job brings its pages)."""
+    room), fetch, behind (another request's job brings its pages). ``group``: whose cache has or
+    gets most of its prompt."""
 
-    def __init__(self, request: Request, now_s: float) -> None:
-        self.request, self.start_s = request, now_s
+    def __init__(self, request: Request, group: ArrivalGroup, now_s: float) -> None:
+        self.request, self.group, self.start_s = request, group, now_s
         self.namespace, self.keys = request.namespace, list[bytes]()
         self.phase, self.job, self.cached, self.retractions = "idle", -1, 0, 0
         self.num_put, self.num_seen = -1, 0  # pages kept, and inserted; -1: none was inserted yet
+        self.lookups: dict[int, tuple[ArrivalGroup, int]] = {}  # with the pages cached there
         self.found: Found | None = None
         self.num_found = 0  # pages of its prompt that were cached or came
-        self.late: list[tuple[Put, Handle, int]] = []  # and the first page
+        # and the first page
+        self.late: list[tuple[ArrivalGroup, Put, Handle, int]] = []
 
 
 class PageArrivals(Feature):
@@ -117,43 +107,48 @@ class PageArrivals(Feature):
         self.counts: Counter[str] = Counter()  # tokens and requests, for metrics
         self.rules = FetchRules(options, clock)
 
-    def bind(self, kv_manager: KVCacheManager, port: PagePort) -> None:
-        """Serve a new scheduler; what was under way for the one before is forgotten."""
-        self._kv, self._port = kv_manager, port
-        self._size = kv_manager.page_size
+    def bind(self, kv_manager: KVCacheManager, ports: Sequence[PagePort]) -> None:
+        """Serve a new scheduler, with a port for each of its ``parts``; what was under way for the
+        one before is forgotten."""
+        self._kv, self._size = kv_manager, kv_manager.page_size
         self._states: dict[str, _State] = {}
         self._jobs: dict[int, _Job] = {}
         self._lookups: dict[int, str] = {}
-        self._puts = PagePuts(
-            kv_manager, self.options, self.write_policy, port.send, self._next_job, self._seed,
-            self.counts,
-        )  # fmt: skip
         self._fetching: dict[bytes, int] = {}
-        max_pages = self.options.preload_bytes // max(1, self.options.page_bytes[0])
-        self._preload = Preload(kv_manager, max_pages, port.send, self._next_job, self.counts)
-        kv_manager.on_insert = self.inserted
+        self._groups = [
+            ArrivalGroup(
+                part, port, self.options, self.write_policy, self._next_job, self._seed, self.counts
+            )
+            for part, port in zip(kv_manager.parts, ports, strict=True)
+        ]
+        for number, group in enumerate(self._groups):
+            group.number = number
+            group.kv.on_insert = partial(self._inserted, group)
 
     # ---- hooks -------------------------------------------------------------------------------
 
     def arrive(self, request: Request) -> bool:
-        state = self._states[request.rid] = _State(request, self._clock())
-        if self._preload.is_loading:
-            self._take_reports(self._port.poll())
-            self._preload.hold()
+        state = self._states[request.rid] = _State(request, self._groups[0], self._clock())
+        for group in self._groups:
+            if group.preload.is_loading:
+                self._take_reports(group.port.poll())
+                group.preload.hold()
         self._begin(state)
         return False
 
     def tick(self) -> None:
         """Take the workers' reports."""
-        self._take_reports(self._port.poll())
-        self._puts.copy_ahead()
-        self._preload.tick(self._clock(), is_idle=not self._states and not self._jobs)
+        for group in self._groups:
+            self._take_reports(group.port.poll())
+            group.puts.copy_ahead()
+        for group in self._groups:
+            group.preload.tick(self._clock(), is_idle=not self._states and not self._jobs)
 
     def _take_reports(self, reports: list[Report]) -> None:
         for report in reports:
             if isinstance(report, Found):
                 self._take_found(report)
-            elif self._preload.take(report):
+            elif any(group.preload.take(report) for group in self._groups):
                 continue
             elif isinstance(report, Arrived):
                 job = self._jobs.get(report.job)
@@ -184,7 +179,7 @@ class PageArrivals(Feature):
     def _renew(self, state: _State) -> None:
         """Begin again under the keys of other weights."""
         if state.phase == "fetch":
-            self._port.send(Cancel(state.job))
+            state.group.port.send(Cancel(state.job))
         state.namespace, state.keys, state.num_put = state.request.namespace, [], -1
         self._begin(state)
 
@@ -193,9 +188,9 @@ class PageArrivals(Feature):
         state = self._states.get(request.rid)
         if state is None or not state.late:
             return
-        state.num_put = state.late[0][2]
-        for _, handle, _ in state.late:
-            self._kv.reservations.unpin(handle)
+        state.num_put = state.late[0][3]
+        for group, _, handle, _ in state.late:
+            group.kv.reservations.unpin(handle)
         state.late.clear()
 
     def slid(self, request: Request) -> None:
@@ -207,52 +202,69 @@ class PageArrivals(Feature):
         if state is None:
             return
         if state.phase == "fetch":
-            self._port.send(Cancel(state.job))
-        for put, handle, _ in state.late:
-            self._puts.send(put, handle)
+            state.group.port.send(Cancel(state.job))
+        for group, put, handle, _ in state.late:
+            group.puts.send(put, handle)
         if self.options.preload_bytes and state.num_found:
-            self._port.send(Used(self._next_job(), state.keys[: state.num_found]))
+            state.group.port.send(Used(self._next_job(), state.keys[: state.num_found]))
 
     def flush(self) -> None:
         """The prefix cache is about to be emptied: wait for pages that are being moved."""
-        for job in self._jobs:
-            self._port.send(Cancel(job))
-        self._preload.stop()
-        self._take_reports(self._port.settle(MAX_SETTLE_S))
-        self._kv.reservations.make_room(self._kv.pages.num_free + self._kv.reservations.num_spare)
+        for job in self._jobs.values():
+            job.group.port.send(Cancel(job.get.job))
+        for group in self._groups:
+            group.preload.stop()
+        for group in self._groups:
+            self._take_reports(group.port.settle(MAX_SETTLE_S))
+            group.drop_spare()
 
     def stats(self) -> dict[str, float]:
         """Counters since the start and averages, for metrics."""
         return {
             **self.counts,
             **self.rules.stats(),
-            "jobs": len(self._jobs) + len(self._puts),
-            "reserved_tokens": self._kv.reservations.num_pages * self._size,
+            "jobs": len(self._jobs) + sum(len(group.puts) for group in self._groups),
+            "reserved_tokens": self._size
+            * sum(group.kv.reservations.num_pages for group in self._groups),
         }
 
     # ---- which pages -------------------------------------------------------------------------
 
     def _begin(self, state: _State) -> None:
         """Ask the tiers for the pages of the request that the cache lacks."""
-        request, kv = state.request, self._kv
+        request, hint = state.request, state.request.wire.hint
         state.phase, state.retractions, state.start_s = "idle", request.retractions, self._clock()
+        state.lookups, state.found, request.group = {}, None, -1
         if request.arrived is None or request.retractions:
             request.arrived = {}
-        limit = min(kv.match_limit(request), request.share_limit)
+        limit = min(self._kv.match_limit(request), request.share_limit)
         limit += self._has_copied_end(request, limit)
         num_pages = limit // self._size
+        groups = self._groups
+        if hint is not None and self.options.is_prefill:  # where its decode server asks
+            request.group = hint.replica(len(groups))
+            groups = [groups[request.group]]
         if request.wire.embeds is not None or not num_pages:
             return
         self._extend(state, num_pages)
-        cached = kv.prefix_cache.peek(request.ids[:limit], request.namespace) // self._size
-        cached += self._claim(state, cached, num_pages)
-        state.num_found = cached
-        if (num_pages - cached) * self._size < max(self.options.min_tokens, self._size):
+        ids, keys = request.ids[:limit], state.keys[:num_pages]
+        if len(groups) > 1:
+            groups = sorted(groups, key=lambda one: one.worth(ids, request.namespace), reverse=True)
+        there = [group.num_there(ids, keys, request.namespace) for group in groups]
+        state.cached = max(there)
+        state.group = groups[there.index(state.cached)]
+        state.num_found = state.cached
+        self._claim(state)
+        if (num_pages - state.cached) * self._size < max(self.options.min_tokens, self._size):
             return
-        state.phase, state.cached, state.job = "lookup", cached, self._next_job()
-        self._lookups[state.job] = request.rid
-        self.counts["lookups"] += 1
-        self._port.send(Lookup(state.job, state.keys[cached:num_pages], request.wire.hint))
+        state.phase = "lookup"
+        for group, cached in zip(groups, there, strict=True):
+            if hint is None or group is state.group:  # pages of a peer come to one group
+                state.job = self._next_job()
+                state.lookups[state.job] = group, cached
+                self._lookups[state.job] = request.rid
+                self.counts["lookups"] += 1
+                group.port.send(Lookup(state.job, keys[cached:], hint))
 
     def _has_copied_end(self, request: Request, limit: int) -> bool:
         """Whether a page with the last token of the prompt, which is computed in any case, is of
@@ -261,17 +273,17 @@ class PageArrivals(Feature):
         kv, is_pulled = self._kv, request.wire.hint is not None
         return is_all_but_one and kv.min_tail is not None and kv.window is None and not is_pulled
 
-    def _claim(self, state: _State, cached: int, num_pages: int) -> int:
-        """Hand those pages over to the prefix cache that came before the request; how many."""
-        request, kv = state.request, self._kv
-        pages = kv.reservations.take_spare(state.keys[cached:num_pages])
+    def _claim(self, state: _State) -> None:
+        """Hand those pages over to the prefix cache that came before the request."""
+        request, kv, end = state.request, state.group.kv, state.cached * self._size
+        if not kv.reservations.num_spare:
+            return
+        base = kv.prefix_cache.match(request.ids[:end], request.namespace)
+        pages = kv.reservations.take_spare(state.keys[len(base.pages) : state.cached])
         if len(pages):
-            base = kv.prefix_cache.match(request.ids[: cached * self._size], request.namespace)
-            ids = request.ids[: (cached + len(pages)) * self._size]
-            kv.reservations.insert_arrived(ids, base.pages, pages, request.namespace)
+            kv.reservations.insert_arrived(request.ids[:end], base.pages, pages, request.namespace)
             self._note_arrived(request, len(pages), [("storage", len(pages))])
             self.counts["claimed_tokens"] += len(pages) * self._size
-        return len(pages)
 
     def _extend(self, state: _State, num_pages: int) -> None:
         request = state.request
@@ -290,18 +302,24 @@ class PageArrivals(Feature):
     def _take_found(self, found: Found) -> None:
         self.rules.looked_up(found)
         state = self._states.get(self._lookups.pop(found.job, ""))
-        if state is None or state.job != found.job or state.phase != "lookup":
+        if state is None or found.job not in state.lookups or state.phase != "lookup":
             return
         if state.namespace != state.request.namespace:
             return  # found under the keys of other weights
-        state.phase, state.found = ("found", found) if found.ends else ("idle", None)
-        if found.ends:
-            self.counts["found_tokens"] += found.ends[-1] * self._size
+        group, cached = state.lookups.pop(found.job)
+        most = state.cached + (state.found.ends[-1] if state.found is not None else 0)
+        if found.ends and cached + found.ends[-1] > most:
+            state.found, state.group, state.cached = found, group, cached
+        if state.lookups:
+            return
+        state.phase = "found" if state.found is not None else "idle"
+        if state.found is not None:
+            self.counts["found_tokens"] += state.found.ends[-1] * self._size
             self._fetch(state)
 
     def _fetch(self, state: _State) -> None:
         """Reserve pages and have them brought; or wait for a job that brings them; or neither."""
-        found, request, kv = state.found, state.request, self._kv
+        found, request, kv = state.found, state.request, state.group.kv
         assert found is not None
         limit = (state.cached + found.ends[-1]) * self._size
         match = kv.prefix_cache.match(request.ids[:limit], request.namespace)
@@ -346,9 +364,10 @@ class PageArrivals(Feature):
             state.keys[first - 1] if first else NO_KEY,
             ids[first * self._size :].tobytes(),
         )
-        self._jobs[state.job] = _Job(request, get, base, handle, reserved)
+        self._jobs[state.job] = _Job(state.group, request, get, base, handle, reserved)
         self._fetching.update(dict.fromkeys(keys, state.job))
-        self._port.send(get)
+        request.group = state.group.number
+        state.group.port.send(get)
 
     # ---- what came ---------------------------------------------------------------------------
 
@@ -369,7 +388,7 @@ class PageArrivals(Feature):
         """Admit the request with what has arrived by now."""
         job, request = self._jobs.get(state.job) if state.phase == "fetch" else None, state.request
         if job is not None:
-            self._port.send(Cancel(job.get.job))
+            job.group.port.send(Cancel(job.get.job))
             count = job.num_arrived if not len(job.row) else 0
             self._take(job, count)
             tiers = state.found.tiers if state.found is not None else []
@@ -378,7 +397,7 @@ class PageArrivals(Feature):
         state.phase = "idle"
 
     def _take_done(self, done: Done) -> None:
-        if self._puts.take(done):
+        if any(group.puts.take(done) for group in self._groups):
             return
         job = self._jobs.pop(done.job, None)
         if job is None:
@@ -388,8 +407,8 @@ class PageArrivals(Feature):
                 del self._fetching[key]
         if not job.is_taken:
             self._take(job, done.num_pages)
-        self._kv.reservations.release(job.pages, job.row)
-        self._kv.reservations.unpin(job.handle)
+        job.group.kv.reservations.release(job.pages, job.row)
+        job.group.kv.reservations.unpin(job.handle)
         self.rules.fetched(done)
         for name, pages, _, _ in done.tiers:
             self.counts[f"{name}_tokens"] += pages * self._size
@@ -402,16 +421,16 @@ class PageArrivals(Feature):
 
     def _take(self, job: _Job, count: int) -> None:
         """Hand the first ``count`` pages of a job to the prefix cache."""
-        job.is_taken = True
+        job.is_taken, kv = True, job.group.kv
         if not count:
             return
         first, row = len(job.base), job.row if count == len(job.pages) else job.row[:0]
-        self._kv.reservations.insert_arrived(
+        kv.reservations.insert_arrived(
             job.ids[: (first + count) * self._size],
             job.base,
             job.pages[:count],
             job.namespace,
-            row if self._kv.window is not None else None,
+            row if kv.window is not None else None,
         )
         job.pages, job.row = job.pages[count:], job.row[len(row) :]
         self.counts["arrived_tokens"] += count * self._size
@@ -427,11 +446,11 @@ class PageArrivals(Feature):
 
     # ---- what is kept ------------------------------------------------------------------------
 
-    def inserted(self, request: Request, result: InsertResult) -> None:
-        """The prefix cache has taken over pages of a running request."""
+    def _inserted(self, group: ArrivalGroup, request: Request, result: InsertResult) -> None:
+        """The prefix cache of a group has taken over pages of a running request."""
         state = self._states.get(request.rid)
         if state is None:  # it came before this feature
-            state = self._states[request.rid] = _State(request, self._clock())
+            state = self._states[request.rid] = _State(request, group, self._clock())
         end = result.num_cached_pages
         self._extend(state, end)
         cached = min(request.num_cached // self._size, end)
@@ -446,11 +465,12 @@ class PageArrivals(Feature):
             return
         state.num_put = end
         pages, row, hint = result.pages[:end], result.window_pages, request.wire.hint
-        put = self._puts.make(state.keys, request.ids, first, pages, row, hint)
+        put = group.puts.make(state.keys, request.ids, first, pages, row, hint)
+        handle = group.kv.reservations.pin(result.handle)
         if self.options.puts_late:
-            state.late.append((put, self._kv.reservations.pin(result.handle), first))
+            state.late.append((group, put, handle, first))
         else:
-            self._puts.send(put, self._kv.reservations.pin(result.handle))
+            group.puts.send(put, handle)
 
     def _next_job(self) -> int:
         self._last_job += 1

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import msgspec
 import numpy as np
@@ -18,12 +16,6 @@ from radixlm.base.record import Record
 from radixlm.tiers.base import Payload
 from radixlm.tiers.manifest import Manifest, Rectangle
 from radixlm.tiers.stores.base import FLAG, StoreOptions
-
-_TENSOR: Final = re.compile(r"\[(\d+), \*, ([\d, ]+)\] torch\.(\w+)")
-_ITEM_BYTES: Final = {
-    "bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "uint8": 1,
-    "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
 
 
 class Box(Record):
@@ -124,20 +116,15 @@ def _tensors(manifest: Manifest) -> list[tuple[str, int, int, tuple[int, int, in
     """(text without layers and heads, start, end, [layers, outer, heads, inner]) of each tensor."""
     part, found, at = manifest.rectangle, [], 0
     layers, heads = part.end_layer - part.first_layer, part.end_head - part.first_head
-    tensors = [
-        (int(match[1]), [int(dim) for dim in match[2].split(", ")], match[3])
-        for match in _TENSOR.finditer(manifest.layout.partition("; ")[0])
-    ]
-    is_tiled = any(len(dims) == 4 for _, dims, _ in tensors)  # heads first, else tokens
-    for its_layers, dims, dtype in tensors:
-        axis = int(not is_tiled and dims[1:2] == [heads])
-        if its_layers != layers or dtype not in _ITEM_BYTES or dims[axis] != heads:
+    tensors = manifest.tensors(0)
+    is_tiled = any(len(one.shape) == 4 for one in tensors)  # heads first, else tokens
+    for one in tensors:
+        axis = int(not is_tiled and one.shape[1:2] == (heads,))
+        if one.layers != layers or one.shape[axis] != heads:
             break
-        outer, inner = math.prod(dims[:axis]), dims[axis + 1 :]
-        inner_bytes = math.prod(inner) * _ITEM_BYTES[dtype]
-        end = at + layers * outer * heads * inner_bytes
-        found.append((f"{dtype} {outer} {inner}", at, end, (layers, outer, heads, inner_bytes)))
-        at = end
+        outer, inner = math.prod(one.shape[:axis]), list(one.shape[axis + 1 :])
+        shape, at = (layers, outer, heads, math.prod(inner) * one.item_bytes), one.end
+        found.append((f"{one.dtype} {outer} {inner}", one.start, one.end, shape))
     if not found or at != manifest.page_bytes[0] or manifest.page_bytes[1]:
         raise ConfigError(
             f"{FLAG}: pages of {manifest.layout!r} have no parts for head_group and layer_group; "

@@ -1,0 +1,70 @@
+"""Where pages can come to: the KV cache of an engine, or of a group of data-parallel attention."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from radixlm.engine.features.arrival_rules import ArrivalOptions
+from radixlm.engine.features.page_puts import PagePuts, WritePolicy
+from radixlm.engine.features.preload import Preload
+from radixlm.memory.prefix.base import TokenIds
+from radixlm.memory.prefix.namespace import CacheNamespace
+from radixlm.scheduler.kv_cache_manager import KVCacheManager
+from radixlm.tiers.base import Command, Report
+
+
+class PagePort(Protocol):
+    """The workers of the ranks that share a KV cache."""
+
+    def send(self, command: Command) -> None:
+        """Never waits."""
+        ...
+
+    def poll(self) -> list[Report]:
+        """What has come since the last call: the minimum of all ranks' answers."""
+        ...
+
+    def settle(self, timeout_s: float) -> list[Report]:
+        """Wait until no command is under way; what has come meanwhile."""
+        ...
+
+
+class ArrivalGroup:
+    """A KV cache, the workers that move its pages, and what goes on between them. ``number``: of
+    the group."""
+
+    number = 0
+
+    def __init__(
+        self,
+        kv_manager: KVCacheManager,
+        port: PagePort,
+        options: ArrivalOptions,
+        write_policy: WritePolicy,
+        next_job: Callable[[], int],
+        seed_of: Callable[[CacheNamespace], bytes],
+        counts: Counter[str],
+    ) -> None:
+        """``seed_of``: the seed of a namespace's keys; ``counts``: for metrics."""
+        self.kv, self.port = kv_manager, port
+        self.puts = PagePuts(
+            kv_manager, options, write_policy, port.send, next_job, seed_of, counts
+        )
+        max_pages = options.preload_bytes // max(1, options.page_bytes[0])
+        self.preload = Preload(kv_manager, max_pages, port.send, next_job, counts)
+
+    def num_there(self, ids: TokenIds, keys: Sequence[bytes], namespace: CacheNamespace) -> int:
+        """Leading pages of a prompt that are cached, or came before it and wait to be claimed."""
+        cached = self.kv.prefix_cache.peek(ids, namespace) // self.kv.page_size
+        return cached + self.kv.reservations.count_spare(keys[cached:])
+
+    def worth(self, ids: TokenIds, namespace: CacheNamespace) -> tuple[int, int]:
+        """Whether a request with this prompt goes to this group: the one of the largest."""
+        return self.kv.worth(ids, namespace)
+
+    def drop_spare(self) -> None:
+        """Free the pages that nobody has claimed."""
+        reservations = self.kv.reservations
+        reservations.make_room(self.kv.pages.num_free + reservations.num_spare)
