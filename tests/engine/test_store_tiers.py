@@ -101,6 +101,22 @@ def test_engines_share_pages_by_redis_until_it_dies(
             assert MADE[-1].stats()["errors"] >= 1
 
 
+def test_the_host_tier_stands_above_a_store(
+    monkeypatch: pytest.MonkeyPatch, plain: list[int]
+) -> None:
+    """As with --enable-lmcache: what the store gave once is then in RAM."""
+    choose(monkeypatch, "dynamic", DYNAMIC)
+    write(plain)
+    options = {"enable_hierarchical_cache": True, "hicache_ratio": 1.0, "page_size": 16}
+    waits = {"hicache_storage_prefetch_policy": "wait_complete"}
+    with drafted_engine(None, **options, **waits) as engine:
+        for _ in range(2):
+            tokens, hits = answer(engine)
+            assert tokens == plain and hits >= 64
+            assert MADE[-1].stats()["hit_pages"] == hits // 16
+            assert engine.flush_cache()
+
+
 def test_a_store_that_changes_a_byte_of_each_page_is_a_miss(
     monkeypatch: pytest.MonkeyPatch, plain: list[int]
 ) -> None:

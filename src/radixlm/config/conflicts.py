@@ -56,11 +56,6 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict("device=cuda", "warm_restart", "memory of a GPU ends with its process"),
     Conflict("nnodes", "warm_restart", "the server keeps memory of its own host only"),
     Conflict("disable_radix_cache", "enable_lmcache", _NO_TREE),
-    Conflict(
-        "enable_hierarchical_cache",
-        "enable_lmcache",
-        "evicted KV can go to one of them only",
-    ),
     Conflict("cpu_offload_gb", "offload_group_size", "both say which layers stay on the host"),
     Conflict("cpu_offload_gb", "enable_torch_compile", _COMPILED),
     Conflict("offload_group_size", "enable_torch_compile", _COMPILED),

@@ -147,7 +147,7 @@ class MemoryConfig(Group):
         Flag(is_json=True, may_be_file=True, is_secret=True, part_of=_HICACHE),
     ] = None
     enable_lmcache: Annotated[
-        bool, "Keep KV in a server of LMCache instead of the tiers of --enable-hierarchical-cache."
+        bool, "Keep KV in a server of LMCache; with --enable-hierarchical-cache below its tiers."
     ] = False
     lmcache_config_file: Annotated[
         str | None,

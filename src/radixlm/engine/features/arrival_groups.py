@@ -35,10 +35,9 @@ class ArrivalGroup:
     """A KV cache, the workers that move its pages, and what goes on between them. ``number``: of
     the group."""
 
-    number = 0
-
     def __init__(
         self,
+        number: int,
         kv_manager: KVCacheManager,
         port: PagePort,
         options: ArrivalOptions,
@@ -48,7 +47,7 @@ class ArrivalGroup:
         counts: Counter[str],
     ) -> None:
         """``seed_of``: the seed of a namespace's keys; ``counts``: for metrics."""
-        self.kv, self.port = kv_manager, port
+        self.number, self.kv, self.port = number, kv_manager, port
         self.puts = PagePuts(
             kv_manager, options, write_policy, port.send, next_job, seed_of, counts
         )

@@ -117,12 +117,12 @@ class PageArrivals(Feature):
         self._fetching: dict[bytes, int] = {}
         self._groups = [
             ArrivalGroup(
-                part, port, self.options, self.write_policy, self._next_job, self._seed, self.counts
+                number, part, port, self.options, self.write_policy, self._next_job, self._seed,
+                self.counts,
             )
-            for part, port in zip(kv_manager.parts, ports, strict=True)
-        ]
-        for number, group in enumerate(self._groups):
-            group.number = number
+            for number, (part, port) in enumerate(zip(kv_manager.parts, ports, strict=True))
+        ]  # fmt: skip
+        for group in self._groups:
             group.kv.on_insert = partial(self._inserted, group)
 
     # ---- hooks -------------------------------------------------------------------------------
