@@ -32,6 +32,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from server_process import ServerProcess, free_port
 
 from radixlm.base.errors import TransferError
@@ -119,9 +120,13 @@ def draw_bodies(seed: int) -> list[dict[str, Any]]:
 
 
 def facts(answer: Any) -> list[Any]:
-    """What must be equal in two answers."""
-    answers = answer if isinstance(answer, list) else [answer]
-    return [(a["output_ids"], a["meta_info"].get("output_token_logprobs")) for a in answers]
+    """What must be equal in two answers: log-probabilities as float32, which they are, since a
+    router that reads and writes JSON changes the last digit of some."""
+    found = []
+    for one in answer if isinstance(answer, list) else [answer]:
+        logprobs = one["meta_info"].get("output_token_logprobs") or ()
+        found.append((one["output_ids"], [(np.float32(p), token) for p, token, _ in logprobs]))
+    return found
 
 
 class Soak:
