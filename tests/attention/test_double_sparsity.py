@@ -93,6 +93,15 @@ def test_triton_equals_the_definition(dtype: torch.dtype, monkeypatch: pytest.Mo
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@needs_triton
+def test_triton_refuses_layers_with_sinks_in_any_step() -> None:
+    case = Case.random(SITE, [(1, 0)], 16, 1)
+    backend, batch = _backend("triton", case, _sparsity(4, 0))
+    backend.begin(batch)
+    with pytest.raises(ConfigError, match="with sinks; torch_native has"):
+        backend.run(*new_rows(case, SITE, torch.float32), replace(SITE, sinks=torch.ones(6)))
+
+
 @needs_cpu
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d != INT4], ids=str)
 @settings(max_examples=4, derandomize=True, deadline=None)

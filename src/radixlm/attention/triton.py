@@ -233,10 +233,17 @@ class TritonBackend(PagedBackend):
         return out
 
     def _sparse_of(self, site: AttentionSite) -> SparseAttention | None:
-        """The step's sparse rows, where the layer has any."""
+        """The step's sparse rows, where the layer has any. ConfigError for a layer with sinks, in
+        any step: the first one is run at the start."""
         pool = self.pools[site.group]
-        has_labels = isinstance(pool, TritonPool) and pool.width > 0
-        return self._sparse if has_labels and is_plain(site) else None
+        if not (isinstance(pool, TritonPool) and pool.width and is_plain(site)):
+            return None
+        if site.sinks is not None:
+            raise ConfigError(
+                "--enable-double-sparsity: --attention-backend triton has no kernel for layers "
+                "with sinks; torch_native has"
+            )
+        return self._sparse
 
     def _kv_len_S(self, batch: ForwardBatch, site: AttentionSite) -> Tensor:
         """For dense attention."""

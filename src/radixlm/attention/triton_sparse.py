@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from radixlm.attention.double_sparsity import DoubleSparsity, sparse_step
-from radixlm.base.errors import ConfigError, InvariantError
+from radixlm.base.errors import InvariantError
 from radixlm.base.record import Record, replace
 from radixlm.kernels.triton import heavy, kv
 from radixlm.kernels.triton.attention_plan import UNBOUNDED, Work, make_plan
@@ -160,11 +160,6 @@ class SparseAttention:
         page_table_SP: Tensor,
     ) -> None:
         """Replace the sparse rows of ``out``."""
-        if site.sinks is not None:
-            raise ConfigError(
-                "--enable-double-sparsity: --attention-backend triton has no kernel for layers "
-                "with sinks; torch_native and, on a CPU, cpu have"
-            )
         rows, heads = self.rows, site.heads
         q_RHC = q_THC[rows.token_R]
         num, max_len = len(q_RHC) * heads, page_table_SP.shape[1] * cache.page_size
