@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from radixlm import Engine
+from radixlm.base.errors import ConfigError
 from radixlm.engine import kept as kept_module
 from radixlm.engine.kept import Boot, KeptPages
 from tests.fakes.thread_replica import thread_engine
@@ -32,6 +33,11 @@ def ask(engine: Engine) -> tuple[list[list[int]], list[int]]:
     return [one["output_ids"] for one in found], [
         one["meta_info"]["cached_tokens"] for one in found
     ]
+
+
+def test_an_engine_that_is_a_thread_keeps_nothing() -> None:
+    with pytest.raises(ConfigError, match=r"--warm-restart: .* `radixlm serve`"):
+        Engine(model_path=str(cached_tiny("Qwen3ForCausalLM")), warm_restart=True)
 
 
 @pytest.mark.parametrize("name", RANKS)

@@ -221,6 +221,11 @@ def engine_for_program(
         )
     if config.parallel.num_processes > 1 and not config.serve.engine_in_process:
         return ProcessEngine(config, given, info, tokenizer)
+    if config.memory.warm_restart:
+        raise ConfigError(
+            "--warm-restart: the engine is a thread of this program and ends with it; `radixlm "
+            "serve` keeps the KV cache of an engine that was killed"
+        )
     return ThreadEngine(config, info, tokenizer)
 
 
