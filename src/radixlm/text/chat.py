@@ -212,7 +212,9 @@ def _read_parts(parts: list[Any], where: str) -> list[dict[str, Any]]:
         elif kind == "refusal" and isinstance(part.get("refusal"), str):
             read.append({"type": "text", "text": part["refusal"]})
         else:
-            raise InvalidRequest(f"{here}.type {kind!r:.60} is unknown", f"{here}.type")
+            raise InvalidRequest(
+                f"{here}.type {kind!r:.60} is unknown; text and image_url are known", f"{here}.type"
+            )
     return read
 
 

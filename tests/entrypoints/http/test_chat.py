@@ -210,6 +210,18 @@ async def test_cached_tokens_are_reported_by_flag(server: ScriptedServer, toy_fo
             "tool_choice",
         ),
         ({"messages": user("x"), "response_format": {"type": "xml"}}, "response_format.type"),
+        (
+            {"messages": user("x"), "response_format": {"type": "json_object", "schema": 5}},
+            "response_format.schema",
+        ),
+        (
+            {
+                "messages": [*user("x"), {"role": "assistant", "content": "y"}],
+                "continue_final_message": True,
+                "add_generation_prompt": True,
+            },
+            "add_generation_prompt",
+        ),
         ({"messages": user("x"), "modalities": ["audio"]}, "modalities"),
         ({"messages": user("x"), "web_search_options": {"a": 1}}, "web_search_options"),
         ({"messages": user("x"), "session_params": {"id": "no"}}, "session_params.id"),

@@ -326,6 +326,11 @@ async def _render(
             "continue_final_message: the last message must be the assistant's", "messages"
         )
     adds = body.add_generation_prompt
+    if body.continue_final_message and adds:
+        raise InvalidRequest(
+            "add_generation_prompt begins a new message: with continue_final_message send false",
+            "add_generation_prompt",
+        )
     return await render(
         state,
         body.messages,

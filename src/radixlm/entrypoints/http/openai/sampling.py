@@ -73,10 +73,13 @@ def _grammar(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
     if kind == "text":
         return {}
     if kind == "json_object":
-        schema = response_format.get("schema")
-        return {"json_schema": schema if isinstance(schema, dict) else ANY_JSON_OBJECT}
+        return {"json_schema": _schema(response_format, "response_format")}
     if kind == "json_schema":
-        return {"json_schema": _schema(response_format)}
+        where = "response_format.json_schema"
+        wrapper = _wrapper(response_format)
+        if wrapper is None:
+            raise InvalidRequest(f"{where} must be an object with name and schema", where)
+        return {"json_schema": _schema(wrapper, where)}
     if kind == "structural_tag":
         return {"structural_tag": json.dumps(response_format)}
     if kind == "regex" and isinstance(response_format.get("pattern"), str):
@@ -90,11 +93,7 @@ def _grammar(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
     )
 
 
-def _schema(response_format: Mapping[str, Any]) -> Any:
-    where = "response_format.json_schema"
-    wrapper = _wrapper(response_format)
-    if wrapper is None:
-        raise InvalidRequest(f"{where} must be an object with name and schema", where)
+def _schema(wrapper: Mapping[str, Any], where: str) -> Any:
     schema = wrapper.get("schema")
     if schema is None:
         return ANY_JSON_OBJECT
