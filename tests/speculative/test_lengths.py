@@ -267,5 +267,9 @@ def test_asking_in_vain_takes_a_small_share_of_the_steps() -> None:
     assert lengths.pause(1e-3, 16) == 0  # what a step takes is not known
     for _ in range(20):
         lengths.observe_step(16, 16, 0.05)
-    assert [lengths.pause(host_s, 16) for host_s in (1e-4, 1.1e-3, 1.0)] == [0, 4, 8]
+    assert [lengths.pause(host_s, 16) for host_s in (1e-4, 1.1e-3)] == [0, 4]
+    lengths = DraftLength(7, costs=lengths.costs)
+    assert [lengths.pause(1.0, 16) for _ in range(6)] == [8, 16, 32, 64, 64, 64]
+    assert lengths.choose(["r"], [Proposal(np.zeros(7, np.int32), np.full(7, 0.99, np.float32))])[0]
+    assert lengths.pause(1.0, 16) == 8
     assert DraftLength(7, always=True).pause(1.0, 16) == 0

@@ -60,6 +60,7 @@ class Drafting:
         self._num_verified: Int64Array = np.zeros(num_slots, np.int64)
         self._num_proposed: Int64Array = np.zeros(num_slots, np.int64)
         self._num_paused = 0  # steps for which no host drafter is asked
+        self._is_paused = False  # whether the last plan was one of them
         self.counts = DraftCounts(self.has_drafter)
 
     @property
@@ -69,7 +70,8 @@ class Drafting:
 
     def register(self, request: Request) -> None:
         """A request has arrived."""
-        self._num_paused = 0
+        if not self._num_seen:
+            self._num_paused = 0
         wire = request.wire
         if wire.prediction:
             self._own[request.rid] = Prediction(np.frombuffer(wire.prediction, "<i4"))
@@ -86,6 +88,7 @@ class Drafting:
     def plan(self, batch: DecodeBatch, other_tokens: int) -> Drafts | None:
         """Drafts for the rows of the batch, whose next tokens count as computed; their drafts then
         count too. ``other_tokens``: tokens of the step's chunks."""
+        self._is_paused = False
         if not self._most or not (self._own or self.has_drafter):
             return None
         if self._limits.depth and self._limits.stages == 1:
@@ -101,6 +104,7 @@ class Drafting:
             return None
         if self._num_paused and not (self._own or self._proposed):
             self._num_paused -= 1
+            self._is_paused = True
             return None
         computed = table.num_computed[slots]
         caps = np.minimum(table.end[slots] - computed, most)
@@ -270,7 +274,7 @@ class Drafting:
         if not asks_host and (not self.has_device_drafter or self.lengths.is_asleep):
             return
         items = Items.of(plan.items)
-        if items.prefills or not len(items.starts):
+        if self._is_paused or items.prefills or not len(items.starts):
             self.lengths.skip_step()
             return
         draft_steps = 0 if plan.draft_lens is None else int(plan.draft_lens.max(initial=0))

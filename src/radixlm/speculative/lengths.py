@@ -27,8 +27,9 @@ _HELD_STEPS, _HELD_DEVICE_STEPS = 8, 32  # for which a choice of no drafts stand
 # probes of the device's drafter are rarer, as they cost more: steps, rows, steps between
 _DEVICE_PROBES, _PROBED_ROWS, _MAX_DEVICE_PROBE_STEPS = 3, 4, 1024
 _HOPELESS_STEPS = 16384  # between them where drafting costs more than the surest drafts would give
-# share of a step that asking in vain may take, and the longest pause by which it is kept
-_HOST_SHARE, _MAX_PAUSED_STEPS = 0.005, 8
+# share of a step that asking in vain may take, and the longest pauses by which it is kept: the
+# first time, and when it was in vain again
+_HOST_SHARE, _PAUSED_STEPS = 0.005, (8, 16, 32, 64)
 _IDLE_STEPS = 64  # without proposals, after which it rests
 _ASLEEP_STEPS = 7  # in a row for which nothing is asked or observed while it rests
 _SEEN_STEPS, _SEEN_TOKENS = 32, 1024  # which it sees after a rest, before it proposes
@@ -86,6 +87,7 @@ class DraftLength:
         self._probe_after, self._num_probes = 4, 0  # steps to the next; of one that runs
         self._num_seen, self._num_idle = _SEEN_STEPS, 0  # steps since a rest, and without proposals
         self._last_draft_steps, self._is_device = 0, False  # whether ``lens`` runs the probes
+        self._num_vain = 0  # times in a row that asking was in vain
         self._probes_none = False  # the next probe drafts nothing, not more
         self._num_asleep = 0  # steps that the device's drafter rests in any case
 
@@ -118,7 +120,9 @@ class DraftLength:
         if self.always:
             return 0
         step_s = float(self.costs.seconds(np.array([num_tokens]))[0])
-        return min(_MAX_PAUSED_STEPS, int(host_s / (_HOST_SHARE * step_s)))
+        longest = _PAUSED_STEPS[min(self._num_vain, len(_PAUSED_STEPS) - 1)]
+        self._num_vain += 1
+        return min(longest, int(host_s / (_HOST_SHARE * step_s)))
 
     def choose(
         self, rids: Sequence[str], proposals: Sequence[Proposal], other_tokens: int = 0
@@ -135,6 +139,8 @@ class DraftLength:
         else:
             lens, _ = self._best(rows, other_tokens)
             lens = self._with_probes(lens, sizes, histories)
+        if lens.any():
+            self._num_vain = 0
         for history, count in zip(histories, lens.tolist(), strict=True):
             history.rest(is_quiet=not count)
         return lens
