@@ -81,7 +81,11 @@ class Bf16Block {
         p = f, f += SIDES * SIDE;
         weights = (uint16_t*)f, f += GROUP * WEIGHTS / 2;
         q = (uint16_t*)f, f += size_t(q_rows) * size_t(k_pad) / 2;
-        for (int i = 0; i < q_rows; i++) round_query(task, i);
+        for (int i = 0; i < q_rows; i++) {
+            if (i + AHEAD < rows.count)
+                prefetch_bytes(query_of(a, s, task, rows, i + AHEAD), int64_t(s.k_dim) * 4);
+            round_query(task, i);
+        }
         if (is_few) {
             few_q = f, few_weights = f + FEW * k_pad;
             widen_bf16(q, rows.count * k_pad, few_q);
@@ -104,6 +108,7 @@ class Bf16Block {
     static constexpr int GROUP = GROUP_ROWS, SIDE = GROUP * BLOCK;  // SIDE: their scores of a block
     static constexpr int SIDES = Products::SIDES, PENDING = Products::PENDING, WEIGHTS = Products::WEIGHTS;
     static constexpr int BURST = 24;                   // lines that may be prefetched at once
+    static constexpr int AHEAD = 8;                    // queries: tokens are far apart in memory
     static constexpr size_t STAGED_BYTES = 288 << 10;  // of K and V in second-level cache
     using Few = FewKernels<Products::template Chains>;
 
