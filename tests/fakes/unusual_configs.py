@@ -182,6 +182,7 @@ UNUSUAL_CONFIGS: dict[str, dict[str, Any]] = {
     },
     "BailingHybridForCausalLM": {
         **LATENT,
+        "q_lora_rank": None,  # transformers before 5.24 know none
         **ROUTED,
         "num_experts": 8,
         "num_local_experts": 8,

@@ -117,6 +117,7 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
     },
     "BailingHybridForCausalLM": {
         **_TOP,
+        "q_lora_rank": [None, 24],
         "kda_safe_gate": _BOOLS,
         "kda_lower_bound": [-5.0, -1.0],
         "short_conv_kernel_size": [2, 4],

@@ -150,6 +150,7 @@ class ProgramBuilder:
         self.num_positions = min(max_positions, MAX_POSITIONS)
         self.layer_inputs = NOWHERE  # a row holds the inputs of all layers, one after another
         self.has_logits = True  # else another rank gets them
+        self.hidden_dim = dim  # numbers of a row of hidden states
         self.num_taps = 0  # hidden states that a step leaves for a drafter
         self.max_kv_len = sys.maxsize  # the longest sequence that the program can run
         self.is_causal = True  # else a token sees all of its sequence, which fits into the windows

@@ -39,6 +39,7 @@ from radixlm.layers.program import ProgramBuilder, ProgramStream, Unsupported, h
 from radixlm.layers.residual import added
 from radixlm.layers.rope import RopeTables
 from radixlm.layers.shared_block import SharedBlockCaller, make_shared_blocks
+from radixlm.models.handed_rows import HandedRows
 from radixlm.models.kv_groups import entry_places, kv_groups, local_decoder, pool_places, state_rows
 from radixlm.models.program.step import StepProgram, make_program
 from radixlm.models.recurrence import RecurrenceRunner
@@ -94,6 +95,7 @@ class DecoderModel(Module):
         self.stage = stage = stage or Stage(0, count, count)
         self.is_part = not (stage.is_first and stage.is_last)
         self.pipeline = Pipeline(context.ranks) if self.is_part else None
+        self.handed = HandedRows(decoder) if self.is_part else None
         self.adapted: tuple[Adaptable, ...] = ()
         self.head_site = self.embed_site = -1
         self._step_adapters = StepAdapters()
@@ -276,19 +278,16 @@ class DecoderModel(Module):
         if decoder.extra_vocab_rows and decoder.tied:
             raise Unsupported("Decoder.extra_vocab_rows of a tied table")
         stage = self.stage
-        if self.is_part and (decoder.layer_inputs or decoder.altup or decoder.cycles or self.banks):
-            raise Unsupported("several streams, or inputs of each layer, in several stages")
         stream = ProgramStream(program.buffer("residual"))
         if stage.is_first:
             self._emit_embedding(program, stream.residual)
-        else:  # a table without rows gives zeros, which the rows of the stage before replace
-            nothing = struct("EmbedArgs", table=0, vocab=0, dim=decoder.dim)
-            program.ops.embed(y=stream.residual, tied=None, args=nothing, replaced=True)
+        elif self.handed is not None:
+            self.handed.emit_take(program, stream)
         self._emit_blocks(program, stream)
-        if not stage.is_last:
+        if self.handed is not None and not stage.is_last:
             if stream.deferred >= 0:
                 raise Unsupported("a mixture's outcome that joins in the next stage")
-            program.ops.hidden(x=stream.residual, dim=decoder.dim)
+            self.handed.emit_hand_on(program, stream)
             return
         final = stream.residual
         if decoder.norm.kind != "none":
@@ -307,17 +306,17 @@ class DecoderModel(Module):
         if self.decoder.cycles is not None:
             self.cycles.emit(program, stream, self.norm)
             return
-        if self.banks:
+        if self.banks and stage.is_first:
             embeds = program.buffer("embeddings")
             program.ops.copy(x=stream.residual, y=embeds, dim=self.decoder.dim)
-        if self.decoder.altup is not None:
+        if self.decoder.altup is not None and stage.is_first:
             self.altup.emit_begin(program, stream)
         program.emit_taps(stream, layers, -1 if stage.is_first else len(self.blocks))
         for index in range(stage.first, stage.end):
             is_last = index == stage.num_layers - 1
             self.blocks[index].emit(program, stream, is_last)
             program.emit_taps(stream, layers, index)
-        if self.decoder.altup is not None:
+        if self.decoder.altup is not None and stage.is_last:
             self.altup.emit_end(program, stream)
 
     def _emit_embedding(self, program: ProgramBuilder, target: int) -> None:
@@ -396,7 +395,7 @@ class DecoderModel(Module):
             hidden_TD = self.forward(batch)
             if num_rows:
                 lora = None if batch.lora is None else batch.lora.select(rows_R)
-                logits_RV = self._logits(hidden_TD[rows_R], lora)
+                logits_RV = self.stage_logits(hidden_TD[rows_R], lora)
         if needs is not None and needs.final:
             parts = [hidden_TD] if batch.taps_TN is None else [batch.taps_TN, hidden_TD]
             batch.taps_TN = torch.cat(parts, -1)
@@ -414,7 +413,8 @@ class DecoderModel(Module):
         if program is None:
             return self._run_layers(batch)
         x_TD = program.hidden(batch)
-        if self.pipeline is not None and not self.stage.is_last:
+        if self.pipeline is not None and self.handed is not None and not self.stage.is_last:
+            x_TD = self.handed.unpack(x_TD, batch.scratch)
             self.pipeline.hand_on(batch, x_TD, {})
         return x_TD
 
@@ -541,7 +541,7 @@ class DecoderModel(Module):
 
     def whole_logits(self, hidden_RD: Tensor) -> Tensor:
         """``logits`` without adapters, which this rank computes alone."""
-        return self._logits(hidden_RD, None, self.whole_head)
+        return self.stage_logits(hidden_RD, None, self.whole_head)
 
     def logits(self, hidden_RD: Tensor, lora: LoraRows | None = None) -> Tensor:
         """float32 [R, V], scaled and capped; a new tensor. ``lora``: the rows' adapters. All ranks
@@ -550,17 +550,18 @@ class DecoderModel(Module):
             if self.pipeline.place.rank == 0:
                 return self.pipeline.take_result(TARGETS)
             return hidden_RD.new_empty((0, self.decoder.vocab))
-        logits_RV = self._logits(hidden_RD, lora)
+        logits_RV = self.stage_logits(hidden_RD, lora)
         if self.pipeline is not None:
             self.pipeline.give_result(TARGETS, logits_RV)
         return logits_RV
 
-    def _logits(
+    def stage_logits(
         self,
         hidden_RD: Tensor,
         lora: LoraRows | None,
         head: PackedLinear | TiedTable | None = None,
     ) -> Tensor:
+        """``logits`` of the last stage, which stay there. ``head``: another than the model's."""
         decoder = self.decoder
         if decoder.head_layer is not None:
             dense_RD = self.head_dense.run(hidden_RD)

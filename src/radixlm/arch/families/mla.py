@@ -109,6 +109,9 @@ def _convs(at: str) -> tuple[str, ...]:
 BAILING: Names = {
     "embed": AnyOf("model.word_embeddings", "model.embed_tokens"),
     "mixer.q": _either("q_proj"),
+    "mixer.q_a": _either("q_a_proj"),
+    "mixer.q_a_norm": _either("q_a_layernorm"),
+    "mixer.q_b": _either("q_b_proj"),
     "mixer.kv_a": _either("kv_a_proj_with_mqa"),
     "mixer.kv_a_norm": _either("kv_a_layernorm"),
     "mixer.kv_b": _either("kv_b_proj"),
@@ -137,7 +140,7 @@ def bailing_hybrid(c: Config) -> Decoder:
     fades = channel_delta(heads, dim or c.head_dim, width, Norm(c.rms_norm_eps))
     floor = float(c.kda_lower_bound) if c.kda_safe_gate else 0.0
     state = replace(fades, low_rank=False, decay_floor=floor)
-    attends = replace(latent(c.replace(q_lora_rank=None), interleaved=True), gate="head")
+    attends = replace(latent(c, interleaved=True), gate="head")
     shared = c.moe_intermediate_size * c.get("n_shared_experts", 0)
     sparse = corrected_moe(c, Mlp(shared, activation(c)))
     kinds = c.layer_types

@@ -22,7 +22,7 @@ from radixlm.kernels.cpu.extension import address, native
 from radixlm.layers.linear import Adaptable
 from radixlm.layers.program import CachePool, ProgramBuilder, Unsupported
 from radixlm.layers.rope import LengthRope, RopeTables, StaticRope
-from radixlm.models.stages import RESIDUAL
+from radixlm.models.handed_rows import HandedRows
 from radixlm.pools.state import StatePool, StateStep
 from radixlm.step.batch import ForwardBatch
 
@@ -34,6 +34,7 @@ class EmittedModel(Protocol):
 
     decoder: Decoder
     ropes: RopeTables
+    handed: HandedRows | None  # what stages hand on, of a part of a model
 
     @property
     def adapted(self) -> Sequence[Adaptable]:
@@ -113,6 +114,7 @@ class StepProgram:
         self.backend, self.pools, self.states = backend, pools, states
         decoder = model.decoder
         self._dim, self._vocab, self._ropes = decoder.dim, decoder.vocab, model.ropes
+        self._handed = model.handed
         self._takes_embeds = not (
             decoder.positions or decoder.embed_norm_text_only or decoder.add_media_embeds
         )
@@ -144,12 +146,13 @@ class StepProgram:
         if batch.media is not None and batch.media.deepstack_LTD is not None:
             return False
         if batch.carried:  # by the stage before, in place of embeddings
-            return set(batch.carried) == {RESIDUAL}
+            return self._handed is not None and self._handed.accepts(batch.carried)
         return batch.embeds is None or self._takes_embeds
 
     def hidden(self, batch: ForwardBatch) -> Tensor:
-        """Hidden states of all tokens after the final norm: [T, D] float32."""
-        out_TD = torch.empty(batch.num_tokens, self._dim)
+        """Hidden states of all tokens after the final norm, [T, D] float32; what a stage before
+        the last hands on: [T, W]."""
+        out_TD = torch.empty(batch.num_tokens, self._builder.hidden_dim)
         every_T = torch.arange(batch.num_tokens, dtype=torch.int32)
         self._run(batch, every_T, None, out_TD)
         return out_TD
@@ -180,7 +183,8 @@ class StepProgram:
         ids, positions = batch.token_ids_T.int(), batch.positions_T.int()
         embeds, mask_T = None, None
         if batch.carried:
-            embeds = batch.carried[RESIDUAL]
+            assert self._handed is not None
+            embeds = self._handed.pack(batch.carried)
         elif batch.embeds is not None:
             embeds, mask_T = batch.embeds.rows_TD.float().contiguous(), batch.embeds.mask_T
         runs = None if batch.states is None else runs_of(batch.states)
