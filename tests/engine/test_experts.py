@@ -69,6 +69,14 @@ def test_modes_agree_and_count_every_token(folder: Path) -> None:
     assert stat["average_utilization_rate_over_window"] == 1.0  # one rank
 
 
+def test_stages_tell_what_their_layers_chose(folder: Path) -> None:
+    *_, alone = record(folder, "per_token")
+    for file in folder.iterdir():
+        file.unlink()
+    *_, staged = record(folder, "per_token", pp_size=2)
+    assert staged == alone
+
+
 def test_a_pass_has_the_sum_of_its_tokens(folder: Path) -> None:
     *_, detail = record(folder, "per_pass", expert_distribution_recorder_buffer_size=2)
     assert [step["forward_pass_id"] for step in detail["records"]] == [3, 4]  # the last two

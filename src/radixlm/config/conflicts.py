@@ -144,25 +144,18 @@ def attention_group_problems(config: ServerConfig) -> Iterator[str]:
             f"--enable-dp-attention needs a --dp-size that divides --tp-size {p.tp_size}, "
             f"got {p.dp_size}"
         )
-    if p.enable_dp_attention and p.pp_size > 1:
-        yield "--enable-dp-attention cannot be combined with --pp-size; --pp-size 1 works"
     if p.enable_dp_lm_head and not p.enable_dp_attention:
         yield "--enable-dp-lm-head needs --enable-dp-attention, whose groups it splits"
 
 
 def _expert_problems(p: ParallelConfig) -> Iterator[str]:
-    """The placement of experts needs ranks, of one stage."""
+    """The placement of experts needs ranks."""
     names = ("ep_num_redundant_experts", "init_expert_location", "enable_eplb",
              "ep_dispatch_algorithm")  # fmt: skip
     for name in names:
         option = options()[name]
         if is_set(option, getattr(p, name)) and p.tp_size == 1:
             yield f"{option.dashed} needs ranks to place experts on: --tp-size 2 --ep-size 2 works"
-        elif is_set(option, getattr(p, name)) and p.pp_size > 1:
-            yield f"{option.dashed} places the experts of one stage: --pp-size 1 works"
-    for name in ("expert_distribution_recorder_mode", "enable_expert_distribution_metrics"):
-        if is_set(options()[name], getattr(p, name)) and p.pp_size > 1:
-            yield f"{options()[name].dashed} counts the experts of one stage: --pp-size 1 works"
     if p.enable_eplb and (p.expert_distribution_recorder_buffer_size or 0) > (
         steps := p.eplb_rebalance_num_iterations
     ):

@@ -1,8 +1,8 @@
 """ExpertRecorder: which experts the tokens of each step choose, for files, metrics and EPLB.
 
-Every rank chooses for all tokens, so rank 0 counts alone; the others know only whether it records,
-as this may change what a step computes. Legend: L layers, E experts, T tokens,
-K chosen experts, S steps.
+Every rank of a pipeline stage chooses for all tokens, so the first rank of a later stage tells rank
+0, which counts alone. The others know only whether it records, as this may change what a step
+computes. Legend: L layers, E experts, T tokens, K chosen experts, S steps.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -33,6 +34,7 @@ DEFAULT_STEPS = 1000
 _OFF = "the server was started without --expert-distribution-recorder-mode; stat works"
 
 Counts = NDArray[np.int32]
+Choices = Sequence[NDArray[np.int64] | None]  # of each layer [T, K]
 
 
 class RecordedLayer(Protocol):
@@ -60,7 +62,8 @@ class StepTokens(Record):
 class RecorderOptions(Record):
     """``mode``: one of MODES, "" to record for metrics and EPLB alone; ``num_steps``: steps that
     are kept, -1 for all; ``ranks``: those that share the experts; ``is_always_on``: without
-    /start_expert_distribution_record."""
+    /start_expert_distribution_record; ``is_first``: of rank 0; ``send``: of the first rank of a
+    later stage: to rank 0."""
 
     mode: str
     num_steps: int
@@ -68,6 +71,7 @@ class RecorderOptions(Record):
     folder: Path
     is_always_on: bool = False
     is_first: bool = True
+    send: Callable[[Tensor], None] | None = None
 
 
 class MoveSource(Protocol):
@@ -111,12 +115,23 @@ class ExpertRecorder:
         """Whether the last layer, too, must see the tokens that need no logits."""
         return self.has_details and self._is_recording
 
+    @property
+    def is_on(self) -> bool:
+        """Whether steps are recorded, for a file or for metrics and EPLB."""
+        return self._is_recording or self.options.is_always_on
+
     def collect(self, tokens: Callable[[], StepTokens]) -> None:
         """A step has run on these tokens."""
-        if not (self._is_recording or self.options.is_always_on) or not self.options.is_first:
+        if not self.is_on:
             return
+        if self.options.is_first:
+            self.count(self.take(), tokens)
+        elif self.options.send is not None:
+            self.options.send(pack_choices(self.take()))
+
+    def count(self, chosen: Choices, tokens: Callable[[], StepTokens]) -> None:
+        """Count what all layers chose in a step on these tokens."""
         self.num_passes += 1
-        chosen = [None if one is None else one.numpy(force=True) for one in self._take()]
         num_experts = self.placement.counts_LE.shape[1]
         counts_LE: Counts = np.stack(
             [
@@ -139,12 +154,12 @@ class ExpertRecorder:
         if self.needs_all_tokens:
             self._details.append(self._detail(chosen, counts_LE, tokens()))
 
-    def _take(self) -> list[Tensor | None]:
-        return [layer.take_chosen() for layer in self.layers]
+    def take(self) -> list[NDArray[np.int64] | None]:
+        """What this stage's layers chose in the last step."""
+        chosen = (layer.take_chosen() for layer in self.layers)
+        return [None if one is None else one.numpy(force=True) for one in chosen]
 
-    def _detail(
-        self, chosen: list[NDArray[np.int64] | None], counts_LE: Counts, tokens: StepTokens
-    ) -> dict[str, Any]:
+    def _detail(self, chosen: Choices, counts_LE: Counts, tokens: StepTokens) -> dict[str, Any]:
         detail: dict[str, Any] = {"forward_pass_id": self.num_passes, "rank": 0}
         detail["gatherer_key"] = "primary"
         if self.options.mode == "per_pass":
@@ -164,10 +179,11 @@ class ExpertRecorder:
         return {n: float(np.mean(last[-n:])) if last else 1.0 for n in WINDOWS}
 
     def _switch(self, is_on: bool) -> None:
-        for layer in self.layers if self.options.is_first else ():
+        counts = self.options.is_first or self.options.send is not None
+        for layer in self.layers if counts else ():
             layer.record(is_on)
         if is_on:
-            self._take()  # of steps before
+            self.take()  # of steps before
 
     def _start(self, args: dict[str, Any]) -> None:
         self._check_mode()
@@ -200,6 +216,24 @@ class ExpertRecorder:
     def _check_mode(self) -> None:
         if not self.options.mode:
             raise InvalidRequest(_OFF)
+
+
+def pack_choices(chosen: Choices) -> Tensor:
+    """int32: for each layer T, K and [T, K]; 0, 0 for None."""
+    none = np.zeros((0, 0), np.int64)
+    layers = [none if one is None else one for one in chosen]
+    parts = [part for one in layers for part in (one.shape, one.reshape(-1))]
+    return torch.from_numpy(np.concatenate([np.zeros(0), *parts]).astype(np.int32))
+
+
+def unpack_choices(packed: Tensor) -> list[NDArray[np.int64] | None]:
+    """What ``pack_choices`` has packed."""
+    rest, chosen = packed.numpy().astype(np.int64), []
+    while len(rest):
+        rows, width = (int(n) for n in rest[:2])
+        ids, rest = rest[2 : 2 + rows * width], rest[2 + rows * width :]
+        chosen.append(ids.reshape(rows, width) if width else None)
+    return chosen
 
 
 def _write(path: Path, data: dict[str, Any]) -> Callable[[], str]:

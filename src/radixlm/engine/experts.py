@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from radixlm.base import env
 from radixlm.base.errors import ConfigError
+from radixlm.base.record import Record, replace
 from radixlm.config.parallel import ParallelConfig
 from radixlm.distributed import balance
 from radixlm.distributed.balance import Placement
@@ -22,6 +24,8 @@ from radixlm.kernels.cpu.moe import Experts
 from radixlm.layers.experts import ExpertSplit, SplitExperts
 from radixlm.layers.moe import MoeLayer
 from radixlm.models.build import Model, mixtures_of, place_evenly
+from radixlm.models.decoder import DecoderModel
+from radixlm.step.result import CHOICES
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +48,40 @@ def records_experts(parallel: ParallelConfig) -> bool:
     )
 
 
+class _OverStages(Record):
+    """The layers with experts of all pipeline stages, numbered in order: those of this stage from
+    ``first`` on. ``experts``: how many a layer may have, rising; ``groups``: of each layer."""
+
+    num_layers: int
+    first: int
+    experts: tuple[int, ...]
+    groups: int
+
+
+def _look_over(mixtures: Sequence[MoeLayer], ranks: Ranks) -> _OverStages:
+    counts = sorted({layer.spec.experts for layer in mixtures})
+    groups = mixtures[0].spec.groups[0] if mixtures else 0
+    mine = [len(mixtures), *((counts[0], counts[-1], groups) if mixtures else (0, 0, 0))]
+    rows = torch.tensor([mine])
+    if ranks.place.pp > 1:
+        rows = ranks.stages.all_gather_rows(rows, (1,) * ranks.place.pp)
+    layers = [row for row in rows.tolist() if row[0]]
+    experts = sorted({n for row in layers for n in row[1:3]})
+    first = int(rows[: ranks.place.stage, 0].sum())
+    return _OverStages(
+        int(rows[:, 0].sum()), first, tuple(experts), max((row[3] for row in layers), default=1)
+    )
+
+
 class ExpertPlaces:
     """The places of a model's experts on the ranks, and on rank 0 what moves them. ``place`` is
     called while the layers are made, ``finish`` when they are loaded."""
 
     def __init__(self, parallel: ParallelConfig, ranks: Ranks) -> None:
         self._parallel, self._ranks = parallel, ranks
-        self._mixtures: list[MoeLayer] = []
-        self._placement: Placement | None = None
+        self._mixtures: list[MoeLayer] = []  # of this stage
+        self._over: _OverStages | None = None
+        self._placement: Placement | None = None  # of the layers of all stages
         self.recorder: ExpertRecorder | None = None
 
     def place(self, mixtures: Sequence[MoeLayer], ranks: Ranks) -> None:
@@ -60,16 +90,17 @@ class ExpertPlaces:
         extra, location = parallel.ep_num_redundant_experts, parallel.init_expert_location
         asked = extra or parallel.enable_eplb or location != "trivial"
         is_fake = parallel.ep_dispatch_algorithm == "fake"
-        if not mixtures and (extra or location != "trivial"):
+        over = self._look_over(mixtures)
+        if not over.num_layers and (extra or location != "trivial"):
             flag = "--ep-num-redundant-experts" if extra else "--init-expert-location"
             raise ConfigError(f"{flag}: the model has no experts to place; leave it out")
-        if not mixtures and ranks.place.rank == 0:
+        if not over.num_layers and ranks.place.rank == 0:
             for flag in _useless_flags(parallel):
                 log.info("%s changes nothing: the model has no experts", flag)
-        if not mixtures or not (asked or is_fake):
+        if not over.num_layers or not (asked or is_fake):
             place_evenly(mixtures, ranks)
             return
-        counts = sorted({layer.spec.experts for layer in mixtures})
+        counts = over.experts
         num_slots = counts[-1] + extra
         if len(counts) > 1:
             raise ConfigError(
@@ -81,7 +112,7 @@ class ExpertPlaces:
                 f"--ep-num-redundant-experts {extra}: {num_slots} experts do not divide among "
                 f"{size} ranks; {extra + -num_slots % size} does"
             )
-        groups, nodes = mixtures[0].spec.groups[0], parallel.nnodes
+        groups, nodes = over.groups, parallel.nnodes
         if parallel.eplb_algorithm == "deepseek_hierarchical" and groups % nodes:
             raise ConfigError(
                 f"--eplb-algorithm deepseek_hierarchical: {groups} groups of experts do not divide "
@@ -89,20 +120,27 @@ class ExpertPlaces:
             )
         self._mixtures = list(mixtures)
         self._placement = placement = balance.read_location(
-            location, len(mixtures), counts[0], num_slots, size, nodes, groups,
+            location, over.num_layers, counts[0], num_slots, size, nodes, groups,
             parallel.eplb_algorithm,
         )  # fmt: skip
         starts = tuple(range(0, num_slots + 1, num_slots // size))
-        for number, layer in enumerate(mixtures):
+        for number, layer in enumerate(mixtures, over.first):
             row = tuple(placement.logical_LP[number].tolist())
             layer.split(ExpertSplit(ranks.tp, starts, row, self._table(number), is_fake))
+
+    def _look_over(self, mixtures: Sequence[MoeLayer]) -> _OverStages:
+        """All ranks call it at once."""
+        if self._over is None:
+            self._over = _look_over(mixtures, self._ranks)
+        return self._over
 
     def _table(self, number: int) -> Tensor:
         """The slots that tokens use, and the numbers of zero experts behind them."""
         placement, how = self._placement, self._parallel.ep_dispatch_algorithm or "static"
         assert placement is not None
         table_VE = balance.dispatch_table(placement, number, how, self._ranks.tp.size)
-        zeros = torch.arange(self._mixtures[number].spec.zero_experts) + placement.num_slots
+        layer = self._mixtures[number - self._look_over(self._mixtures).first]
+        zeros = torch.arange(layer.spec.zero_experts) + placement.num_slots
         table = torch.from_numpy(table_VE)
         return torch.cat((table, zeros.expand(len(table), -1)), 1).int().contiguous()
 
@@ -112,7 +150,8 @@ class ExpertPlaces:
         if not records_experts(parallel):
             return
         mixtures, mode = mixtures_of(model), parallel.expert_distribution_recorder_mode
-        if not mixtures:
+        over, place = self._look_over(mixtures), self._ranks.place
+        if not over.num_layers:
             flag = (
                 "--enable-eplb" if parallel.enable_eplb else "--expert-distribution-recorder-mode"
             )
@@ -120,8 +159,8 @@ class ExpertPlaces:
             raise ConfigError(
                 f"{flag}: the model has no experts that can be recorded; leave it out"
             )
-        num_experts = max(layer.spec.experts for layer in mixtures)
-        placement = self._placement or balance.trivial(len(mixtures), num_experts, num_experts)
+        num_experts = over.experts[-1]
+        placement = self._placement or balance.trivial(over.num_layers, num_experts, num_experts)
         steps = parallel.eplb_rebalance_num_iterations if parallel.enable_eplb else DEFAULT_STEPS
         options = RecorderOptions(
             mode or "",
@@ -129,8 +168,11 @@ class ExpertPlaces:
             self._ranks.tp.size if self._placement is not None else 1,
             env.EXPERT_RECORDER_DIR.get(),
             is_always_on=parallel.enable_expert_distribution_metrics or parallel.enable_eplb,
-            is_first=self._ranks.place.rank == 0,
+            is_first=place.rank == 0,
         )
+        if place.stage > 0 and place.tp_rank == 0 and isinstance(model, DecoderModel):
+            assert model.pipeline is not None
+            options = replace(options, send=partial(model.pipeline.give_result, CHOICES))
         self.recorder = ExpertRecorder(mixtures, placement, options)
         if parallel.enable_eplb:
             self._check_movable()
@@ -144,7 +186,7 @@ class ExpertPlaces:
             parallel.eplb_min_rebalancing_utilization_threshold,
             parallel.eplb_algorithm,
             parallel.nnodes,
-            self._mixtures[0].spec.groups[0],
+            self._look_over(self._mixtures).groups,
         )
 
     def _check_movable(self) -> None:
@@ -156,6 +198,8 @@ class ExpertPlaces:
                 raise ConfigError("--enable-eplb: the experts of this model have no kernel that "
                                   "lets them move; leave it out")  # fmt: skip
             forms += [zlib.crc32(pack.form(slot).encode()) for slot in range(pack.num_experts)]
+        if not forms:  # of a stage without experts
+            return
         mine, size = torch.tensor(forms)[:, None], self._ranks.tp.size
         all_forms = self._ranks.tp.all_gather_rows(mine, (len(mine),) * size)
         if int(all_forms.min()) != int(all_forms.max()):
@@ -174,9 +218,11 @@ class ExpertPlaces:
             logical_LP[number] = row
         num_experts = self._placement.counts_LE.shape[1]
         self._placement = balance.placement_of(logical_LP, num_experts)
+        first = self._look_over(self._mixtures).first
         for number, row in args["rows"]:
-            experts = self._mixtures[number].experts
-            assert isinstance(experts, SplitExperts)
-            experts.move(row, self._table(number))
+            if first <= number < first + len(self._mixtures):
+                experts = self._mixtures[number - first].experts
+                assert isinstance(experts, SplitExperts)
+                experts.move(row, self._table(number))
         if self.recorder is not None:
             self.recorder.placement = self._placement

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from radixlm.attention.base import AttentionBackend
 from radixlm.base.deferred import TORCH_SHAPES, run_deferred
@@ -35,7 +35,7 @@ from radixlm.executor.grouped_runner import GroupedRunner
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.media_embeddings import ImageVectors, VectorPooler
 from radixlm.executor.model_drafter import ONE_GROUP, ModelDrafter
-from radixlm.executor.pipelined import PipelinedRunner
+from radixlm.executor.pipelined import PipelinedGroupedRunner, PipelinedRunner
 from radixlm.executor.pooling import Pooler
 from radixlm.executor.profile import Profiler
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
@@ -120,13 +120,14 @@ def make_runner(
         profiler=parts.profiler,
     )
     pipeline = model.pipeline if isinstance(model, DecoderModel) else None
-    if pipeline is not None and pipeline.place.rank == 0:
-        return PipelinedRunner(runner_parts, options, pipeline)
+    is_piped = pipeline is not None and pipeline.place.rank == 0
     groups = model.context.attention_groups if isinstance(model, DecoderModel) else None
+    more: dict[str, Any] = {"last": pipeline} if is_piped else {}
     if groups is None:
-        return Runner(runner_parts, options)
-    per_group = num_slots // groups.num_groups
-    return GroupedRunner(runner_parts, options, cast(DecoderModel, model), groups, per_group)
+        return (PipelinedRunner if is_piped else Runner)(runner_parts, options, **more)
+    kind = PipelinedGroupedRunner if is_piped else GroupedRunner
+    more |= {"model": model, "groups": groups}
+    return kind(runner_parts, options, slots_per_group=num_slots // groups.num_groups, **more)
 
 
 def _drafter(

@@ -24,13 +24,39 @@ from radixlm.step.batch import ForwardBatch, HiddenNeeds
 from radixlm.step.plan import EMPTY_DECODES, DecodeBatch, Drafts, Items, PageCopy, StepPlan
 
 
+class StageLink(Protocol):
+    """The other pipeline stages as one of them sees them."""
+
+    @property
+    def is_last(self) -> bool: ...
+
+    def count_step(self) -> None:
+        """A step begins."""
+        ...
+
+    def give_results(
+        self, logits_RV: Tensor | None, hidden_TD: Tensor | None, taps_TN: Tensor | None
+    ) -> None:
+        """Send what the last stage has computed to rank 0."""
+        ...
+
+
 class LayerModel(Model, Protocol):
     """A model whose layers and head can be run apart. ``taps``: what its steps leave for a
     drafter."""
 
     taps: HiddenNeeds | None
 
+    @property
+    def pipeline(self) -> StageLink | None:
+        """None with one stage."""
+        ...
+
     def forward(self, batch: ForwardBatch) -> Tensor: ...
+
+    def stage_logits(self, hidden_RD: Tensor, lora: LoraRows | None) -> Tensor:
+        """``logits`` of the last stage, which stay there."""
+        ...
 
 
 class _Order:
@@ -66,13 +92,17 @@ class GroupedModel:
         self.taps_TN: Tensor | None = None  # what the last step left for a drafter, of all groups
 
     def step(self, batch: ForwardBatch, need_hidden: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Hidden states and logits of all groups, in the order of the step. A group without tokens
-        has run one that nobody reads."""
-        groups, rows = self._groups, self.rows
+        """Hidden states and logits of all groups, in the order of the step; of several stages only
+        the last has them. A group without tokens has run one that nobody reads."""
+        groups, rows, stages = self._groups, self.rows, self._model.pipeline
         needs = self._model.taps
+        if stages is not None:
+            stages.count_step()
         batch.leaves_taps = needs is not None  # the other ranks do not know whether drafts rest
         x_TD = self._model.forward(batch)
         logits_RV = hidden_TD = self.taps_TN = None
+        if stages is not None and not stages.is_last:
+            return None, None
         if needs is not None:
             parts = [part for part in (batch.taps_TN, x_TD if needs.final else None)
                      if part is not None]  # fmt: skip
@@ -82,6 +112,8 @@ class GroupedModel:
             logits_RV = self._logits(own_RD)
         if need_hidden:
             hidden_TD = self._of_all(x_TD)
+        if stages is not None:
+            stages.give_results(logits_RV, hidden_TD, self.taps_TN)
         return hidden_TD, logits_RV
 
     def _of_all(self, x_TD: Tensor) -> Tensor:
@@ -94,11 +126,11 @@ class GroupedModel:
         groups, rows = self._groups, self.rows
         lora = None if self.lora is None else self.lora.select(self.rows_of_tokens)
         if not groups.splits_head:
-            return self._model.logits(groups.gather(own_RD, rows.counts)[rows.places], lora)
+            return self._model.stage_logits(groups.gather(own_RD, rows.counts)[rows.places], lora)
         lora = None if lora is None else lora.select(rows.of_group(groups.group))
         # a group without rows brings none
         own_RV = own_RD.new_empty(0, self.vocab)
-        own_RV = self._model.logits(own_RD, lora) if len(own_RD) else own_RV
+        own_RV = self._model.stage_logits(own_RD, lora) if len(own_RD) else own_RV
         logits_RV = groups.collect(own_RV.float(), rows.counts)
         return logits_RV[rows.places] if len(logits_RV) else logits_RV
 

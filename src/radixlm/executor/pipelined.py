@@ -10,22 +10,24 @@ them while rank 0 waits for room to hand on the next step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from radixlm.distributed.record import Choices, ExpertRecorder, StepTokens, unpack_choices
+from radixlm.executor.grouped_runner import GroupedRunner
 from radixlm.executor.results import StepHandle, needs_hidden, num_target_blocks
 from radixlm.executor.runner import Runner, RunnerOptions, RunnerParts
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import StepPlan
-from radixlm.step.result import HIDDEN, LOGITS, TAPS, TARGETS, StepResult
+from radixlm.step.result import CHOICES, HIDDEN, LOGITS, TAPS, TARGETS, StepResult
 
 
 class LastStage(Protocol):
@@ -43,9 +45,13 @@ class LastStage(Protocol):
         """The thread that calls ``take_result``."""
         ...
 
-    def take_result(self, kind: str) -> Tensor:
-        """Wait for its next result of a kind. They come step by step: logits, hidden states, a
-        drafter's, then the logits of prompt tokens, as far as they are wanted."""
+    @property
+    def num_stages(self) -> int: ...
+
+    def take_result(self, kind: str, stage: int = -1) -> Tensor:
+        """Wait for its next result of a kind, or for that of another stage. They come step by step:
+        logits, hidden states, a drafter's, experts that tokens chose, then the logits of prompt
+        tokens, as far as they are wanted."""
         ...
 
 
@@ -53,8 +59,14 @@ class _Pending:
     """A step whose results are to come: what each is, and the result. ``done``: the kind of the one
     that stands for none."""
 
-    def __init__(self, results: deque[tuple[str, Future[Tensor]]], done: str) -> None:
-        self.results, self.done = results, done
+    def __init__(
+        self,
+        results: deque[tuple[str, Future[Tensor]]],
+        done: str,
+        chosen: tuple[Choices, StepTokens] | None,
+    ) -> None:
+        """``chosen``: the experts that tokens chose in the first stage, and the tokens."""
+        self.results, self.done, self.chosen = results, done, chosen
         self.masks: Mapping[int, NDArray[np.int32]] = {}
 
     def take(self, kind: str) -> Tensor | None:
@@ -67,15 +79,20 @@ class _Pending:
 class PipelinedRunner(Runner):
     """Steps may be launched one after another before the first is read; they are read in order."""
 
-    def __init__(self, parts: RunnerParts, options: RunnerOptions, last: LastStage) -> None:
-        super().__init__(parts, options)
+    def __init__(
+        self, parts: RunnerParts, options: RunnerOptions, last: LastStage, **grouped: Any
+    ) -> None:
+        """``grouped``: the further arguments of a ``GroupedRunner``."""
+        super().__init__(parts, options, **grouped)
         self._last = last
         self._pending: dict[int, _Pending] = {}  # by plan index
         self._reader.target_logits = self._take_target_logits
         self._current: _Pending | None = None  # of the step that is read
+        self._chosen: tuple[Choices, StepTokens] | None = None  # in the step that is launched
 
     def forward(self, plan: StepPlan) -> StepHandle:
         """Compute the first stage's part of the step."""
+        self._chosen = None
         step = super().forward(plan)
         # the next step's inputs take the place of this one's
         step.inputs = copy(step.inputs)
@@ -85,14 +102,21 @@ class PipelinedRunner(Runner):
         if self._tail is not None and step.batch is not None:
             step.batch = _kept(step.batch)
             wanted += [TAPS] if self._last.has_taps else []
-        wanted += [TARGETS] * sum(map(num_target_blocks, step.items.prefills))
-        if not wanted and self._last.confirms:  # pages count as computed when all stages have them
-            wanted = [self._last.done]
-        results = deque(
-            (one, self._last.taking.submit(self._last.take_result, one)) for one in wanted
-        )
-        self._pending[plan.index] = _Pending(results, self._last.done)
+        stages = [(one, -1) for one in wanted]
+        if self._chosen is not None:
+            stages += [(CHOICES, stage) for stage in range(1, self._last.num_stages)]
+        stages += [(TARGETS, -1)] * sum(map(num_target_blocks, step.items.prefills))
+        if not stages and self._last.confirms:  # pages count as computed when all stages have them
+            stages = [(self._last.done, -1)]
+        take, submit = self._last.take_result, self._last.taking.submit
+        results = deque((one, submit(take, one, stage)) for one, stage in stages)
+        self._pending[plan.index] = _Pending(results, self._last.done, self._chosen)
         return step
+
+    def _record(self, recorder: ExpertRecorder, tokens: Callable[[], StepTokens]) -> None:
+        """Keep what the first stage chose until the others' choices are there."""
+        if recorder.is_on:
+            self._chosen = recorder.take(), tokens()
 
     def sample(self, step: StepHandle, masks: Mapping[int, NDArray[np.int32]]) -> None:
         """Keep the masks for when the logits are there."""
@@ -105,6 +129,11 @@ class PipelinedRunner(Runner):
         if step.batch is not None:
             step.batch.taps_TN = pending.take(TAPS)
         pending.take(pending.done)
+        if self._recorder is not None and pending.chosen is not None:
+            chosen, tokens = pending.chosen
+            while (theirs := pending.take(CHOICES)) is not None:
+                chosen = [*chosen, *unpack_choices(theirs)]
+            self._recorder.count(chosen, lambda: tokens)
         super().sample(step, pending.masks)
         self._current = pending
         return super().read(step)
@@ -114,6 +143,10 @@ class PipelinedRunner(Runner):
         logits_RV = self._current.take(TARGETS)
         assert logits_RV is not None
         return logits_RV
+
+
+class PipelinedGroupedRunner(PipelinedRunner, GroupedRunner):
+    """Both: data-parallel attention in several stages."""
 
 
 def _kept(batch: ForwardBatch) -> ForwardBatch:

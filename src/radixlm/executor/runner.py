@@ -342,7 +342,10 @@ class Runner:
             self.attn.begin(batch)
             step.hidden_TD, step.logits_RV = self.model.step(batch, need_hidden)
         if self._recorder is not None:
-            self._recorder.collect(partial(_tokens_of, step, batch))
+            self._record(self._recorder, partial(_tokens_of, step, batch))
+
+    def _record(self, recorder: ExpertRecorder, tokens: Callable[[], StepTokens]) -> None:
+        recorder.collect(tokens)
 
     def _state_rows(self, plan: StepPlan) -> StateRows | None:
         """For recurrent layers: page table rows, first tokens and token counts of the items."""

@@ -181,6 +181,10 @@ class Pipeline:
     def is_last(self) -> bool:
         return self.place.is_last_stage
 
+    @property
+    def num_stages(self) -> int:
+        return self.place.pp
+
     @cached_property
     def taking(self) -> ThreadPoolExecutor:
         """Of rank 0: the thread that takes results. One for all runners: a new one's come after
@@ -192,18 +196,18 @@ class Pipeline:
     ) -> tuple[Tensor | None, Tensor | None]:
         """This stage's part of a step. Only the last stage has hidden states and logits; rank 0
         gets them by ``take_result``."""
-        self._num_steps += 1
+        self.count_step()
         if not self.is_last:
             model.forward(batch)
             return None, None
         self.begin(batch)
         hidden_TD, logits_RV = model.step_alone(batch, need_hidden)
-        for kind, result in ((LOGITS, logits_RV), (HIDDEN, hidden_TD), (TAPS, batch.taps_TN)):
-            if result is not None:
-                self.give_result(kind, result)
-        if self.confirms:
-            self.give_result(self.done, torch.empty(0))
+        self.give_results(logits_RV, hidden_TD, batch.taps_TN)
         return hidden_TD, logits_RV
+
+    def count_step(self) -> None:
+        """A step begins."""
+        self._num_steps += 1
 
     @property
     def done(self) -> str:
@@ -226,15 +230,26 @@ class Pipeline:
             left[TAPS] = batch.taps_TN
         self._send(self.place.stage + 1, {**left, **_left(batch.scratch)})
 
+    def give_results(
+        self, logits_RV: Tensor | None, hidden_TD: Tensor | None, taps_TN: Tensor | None
+    ) -> None:
+        """Of the last stage: send what a step has given to rank 0."""
+        for kind, result in ((LOGITS, logits_RV), (HIDDEN, hidden_TD), (TAPS, taps_TN)):
+            if result is not None:
+                self.give_result(kind, result)
+        if self.confirms:
+            self.give_result(self.done, torch.empty(0))
+
     def give_result(self, kind: str, result: Tensor) -> None:
-        """Of the last stage: send a result to rank 0."""
+        """Send a result to rank 0."""
         if self.place.tp_rank == 0:
             self._send(0, {kind: result})
 
-    def take_result(self, kind: str) -> Tensor:
-        """Of rank 0: the next result of this kind; what nobody asks for is passed over."""
+    def take_result(self, kind: str, stage: int = -1) -> Tensor:
+        """Of rank 0: the next result of this kind, of the last stage unless one is given; what
+        nobody asks for is passed over."""
         while True:
-            ((found, result),) = self._receive(self.place.pp - 1)
+            ((found, result),) = self._receive(stage % self.place.pp)
             if found == kind:
                 return result
 

@@ -13,8 +13,10 @@ from radixlm.step.plan import Int32Array, Item, Items
 from radixlm.wire.replies import Logprobs
 
 # what the last pipeline stage sends to rank 0 of a step: logits of its rows, hidden states of all
-# tokens, hidden states that a drafter reads, logits of prompt tokens
+# tokens, hidden states that a drafter reads, logits of prompt tokens; and each later stage: the
+# experts that tokens chose
 LOGITS, HIDDEN, TAPS, TARGETS = "logits", "hidden", "taps", "targets"
+CHOICES = "choices"
 
 
 class ItemResult(msgspec.Struct, gc=False):
