@@ -13,6 +13,12 @@ namespace RADIX_ISA {
 #endif
 constexpr bool WIDENS = RADIX_UNSIGNED_BY_SIGNED;
 
+#if defined(__AVXVNNI__) && !defined(__AVX512VNNI__)
+#define RADIX_HALVES 1  // sixteen registers hold the sums of three rows, if all meet half a vector at a time
+#else
+#define RADIX_HALVES 0
+#endif
+
 #if defined(__AVX512VNNI__)
 struct vi {
     __m512i v;
@@ -47,7 +53,6 @@ constexpr int INT8_ROWS = 12, INT4_ROWS = 12;
 struct vi {
     __m256i a, b;
 };
-constexpr bool BIASED = false;  // |x| * (w with x's sign): two products of 127 * 127 fit 16 bits
 RADIX_INLINE vi vi_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 RADIX_INLINE vi vi_load(const void* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
@@ -61,6 +66,25 @@ RADIX_INLINE vf to_float(vi x) {
 #else
 RADIX_INLINE vf to_float(vi x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 #endif
+#if RADIX_HALVES
+RADIX_INLINE __m256i& half_of(vi (&panel)[2], int i) { return i % 2 ? panel[i / 2].b : panel[i / 2].a; }
+constexpr bool BIASED = true;  // as with AVX-512
+RADIX_INLINE __m256i dot256(__m256i acc, __m256i unsigned_bytes, __m256i signed_bytes) {
+    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(unsigned_bytes), "x"(signed_bytes));
+    return acc;
+}
+RADIX_INLINE vi dot_xw(vi acc, vi x, vi w) { return {dot256(acc.a, x.a, w.a), dot256(acc.b, x.b, w.b)}; }
+RADIX_INLINE void vi_store(void* p, vi x) {
+    _mm256_storeu_si256((__m256i*)p, x.a), _mm256_storeu_si256((__m256i*)p + 1, x.b);
+}
+RADIX_INLINE vi scale_bytes(vi bytes, vi times, vi plus) {
+    return {_mm256_add_epi8(_mm256_mullo_epi16(bytes.a, times.a), plus.a),
+            _mm256_add_epi8(_mm256_mullo_epi16(bytes.b, times.b), plus.b)};
+}
+constexpr int INT8_ROWS = 3, INT4_ROWS = 3;
+#else
+constexpr bool BIASED = false;  // |x| * (w with x's sign): two products of 127 * 127 fit 16 bits
+constexpr int INT8_ROWS = 2, INT4_ROWS = 2;
 RADIX_INLINE __m256i dot256(__m256i acc, __m256i u, __m256i s) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1)));
 }
@@ -68,17 +92,19 @@ RADIX_INLINE vi dot_xw(vi acc, vi x, vi w) {
     __m256i u = _mm256_abs_epi8(x.a);
     return {dot256(acc.a, u, _mm256_sign_epi8(w.a, x.a)), dot256(acc.b, u, _mm256_sign_epi8(w.b, x.a))};
 }
+#endif
 RADIX_INLINE vi dot_wx(vi acc, vi w, vi x) { return {dot256(acc.a, w.a, x.a), dot256(acc.b, w.b, x.b)}; }
 RADIX_INLINE void split_nibbles(vi x, vi& even, vi& odd) {
     __m256i m = _mm256_set1_epi8(15);
     even = {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
     odd = {_mm256_and_si256(_mm256_srli_epi32(x.a, 4), m), _mm256_and_si256(_mm256_srli_epi32(x.b, 4), m)};
 }
-RADIX_INLINE vi look_up(vi nibbles, const int8_t* table) {
-    const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
-    return {_mm256_shuffle_epi8(t, nibbles.a), _mm256_shuffle_epi8(t, nibbles.b)};
+RADIX_INLINE __m256i look_up(__m256i nibbles, const int8_t* table) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)), nibbles);
 }
-constexpr int INT8_ROWS = 2, INT4_ROWS = 2;
+RADIX_INLINE vi look_up(vi nibbles, const int8_t* table) {
+    return {look_up(nibbles.a, table), look_up(nibbles.b, table)};
+}
 #elif defined(RADIX_NEON)
 struct vi {
     int32x4_t a, b, c, d;

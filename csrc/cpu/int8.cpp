@@ -30,20 +30,69 @@ struct PanelAhead {
 // GCC 12 drops a call that does nothing but prefetch, unless it is inlined first.
 #define RADIX_KEPT __attribute__((always_inline))
 
+#if RADIX_HALVES
+template <int ROWS, bool SIGNED_X>
+RADIX_INLINE void add_bytes(const int8_t* w, const int32_t* x, vi (&acc)[ROWS][2]) {
+    RADIX_UNROLL(4)
+    for (int i = 0; i < 4; i++) {
+        const __m256i b = _mm256_loadu_si256((const __m256i*)w + i);
+        RADIX_UNROLL(3)
+        for (int r = 0; r < ROWS; r++) {
+            const __m256i xv = _mm256_set1_epi32(x[r]);
+            __m256i& sum = half_of(acc[r], i);
+            sum = SIGNED_X ? dot256(sum, b, xv) : dot256(sum, xv, b);
+        }
+    }
+}
+template <int ROWS, bool FP4>
+RADIX_INLINE void add_nibbles(const uint32_t* w, const int32_t* x, vi (&acc)[ROWS][2]) {
+    RADIX_UNROLL(4)
+    for (int i = 0; i < 4; i++) {
+        const __m256i m = _mm256_set1_epi8(15), both = _mm256_loadu_si256((const __m256i*)w + i);
+        __m256i even = _mm256_and_si256(both, m), odd = _mm256_and_si256(_mm256_srli_epi32(both, 4), m);
+        if (FP4) even = look_up(even, RAISED_FP4), odd = look_up(odd, RAISED_FP4);
+        RADIX_UNROLL(3)
+        for (int r = 0; r < ROWS; r++) {
+            __m256i& sum = half_of(acc[r], i);
+            sum = dot256(sum, even, _mm256_set1_epi32(x[r]));
+            sum = dot256(sum, odd, _mm256_set1_epi32(x[ROWS + r]));
+        }
+    }
+}
+#else
+template <int ROWS, bool SIGNED_X>
+RADIX_INLINE void add_bytes(const int8_t* w, const int32_t* x, vi (&acc)[ROWS][2]) {
+    const vi b[2] = {vi_load(w), vi_load(w + 64)};
+    RADIX_UNROLL(12)
+    for (int r = 0; r < ROWS; r++) {
+        const vi xv = vi_set1(x[r]);
+        for (int c = 0; c < 2; c++)
+            acc[r][c] = SIGNED_X ? dot_wx(acc[r][c], b[c], xv) : dot_xw(acc[r][c], xv, b[c]);
+    }
+}
+template <int ROWS, bool FP4>
+RADIX_INLINE void add_nibbles(const uint32_t* w, const int32_t* x, vi (&acc)[ROWS][2]) {
+    vi even[2], odd[2];
+    for (int c = 0; c < 2; c++) {
+        split_nibbles(vi_load(w + c * 16), even[c], odd[c]);
+        if (FP4) even[c] = look_up(even[c], RAISED_FP4), odd[c] = look_up(odd[c], RAISED_FP4);
+    }
+    RADIX_UNROLL(12)
+    for (int r = 0; r < ROWS; r++) {
+        const vi x0 = vi_set1(x[r]), x1 = vi_set1(x[ROWS + r]);
+        for (int c = 0; c < 2; c++) acc[r][c] = dot_wx(dot_wx(acc[r][c], even[c], x0), odd[c], x1);
+    }
+}
+#endif
+
 // acc += x * w of steps [0, steps), four k each; ahead(s) prefetches at step s. x is
 // signed or w is: the other one holds unsigned bytes where the instruction wants them.
 template <int ROWS, bool SIGNED_X, class Ahead>
 RADIX_INLINE void byte_products(const int8_t* w, const int32_t* x, int64_t steps, Ahead ahead,
                                 vi (&acc)[ROWS][2]) {
     for (int64_t s = 0; s < steps; s++) {
-        const vi b[2] = {vi_load(w + s * 128), vi_load(w + s * 128 + 64)};
         ahead(s);
-        RADIX_UNROLL(12)
-        for (int r = 0; r < ROWS; r++) {
-            const vi xv = vi_set1(x[s * ROWS + r]);
-            for (int c = 0; c < 2; c++)
-                acc[r][c] = SIGNED_X ? dot_wx(acc[r][c], b[c], xv) : dot_xw(acc[r][c], xv, b[c]);
-        }
+        add_bytes<ROWS, SIGNED_X>(w + s * 128, x + s * ROWS, acc);
     }
 }
 
@@ -74,17 +123,8 @@ template <int ROWS, bool FP4 = false>
 RADIX_INLINE void nibble_products(const uint32_t* w, const int32_t* x, int64_t s0, int64_t s1,
                                   const PanelAhead& ahead, vi (&acc)[ROWS][2]) {
     for (int64_t s = s0; s < s1; s++) {
-        vi even[2], odd[2];
-        for (int c = 0; c < 2; c++) {
-            split_nibbles(vi_load(w + s * PANEL + c * 16), even[c], odd[c]);
-            if (FP4) even[c] = look_up(even[c], RAISED_FP4), odd[c] = look_up(odd[c], RAISED_FP4);
-        }
         ahead.prefetch(w, s);
-        RADIX_UNROLL(12)
-        for (int r = 0; r < ROWS; r++) {
-            vi x0 = vi_set1(x[2 * s * ROWS + r]), x1 = vi_set1(x[(2 * s + 1) * ROWS + r]);
-            for (int c = 0; c < 2; c++) acc[r][c] = dot_wx(dot_wx(acc[r][c], even[c], x0), odd[c], x1);
-        }
+        add_nibbles<ROWS, FP4>(w + s * PANEL, x + 2 * s * ROWS, acc);
     }
 }
 
@@ -291,7 +331,7 @@ size_t linear_int8_local(const LinearArgs& a) { return WIDENS && a.w.multiple ? 
 
 // Products in registers, as many at a time as hide their latency. Returns the operations done.
 double int8_ceiling(size_t rounds) {
-    constexpr int CHAINS = INT8_ROWS > 2 ? 20 : 4, WEIGHTS = 4;
+    constexpr int CHAINS = INT8_ROWS > 3 ? 20 : INT8_ROWS > 2 ? 6 : 4, WEIGHTS = INT8_ROWS > 3 ? 4 : 1;
     alignas(64) int8_t bytes[(WEIGHTS + 1) * 64] = {};
     vi acc[CHAINS];
     RADIX_UNROLL(20)

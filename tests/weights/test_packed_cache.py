@@ -173,6 +173,7 @@ print(packed_file.VERSION, digest.hexdigest()[:16])
 GOLDEN = {
     "x86_64_v3": "1 79ac543ecbd5203f",
     "avx512": "1 79ac543ecbd5203f",
+    "avxvnni": "1 c58242e69aeccf53",
     "avx512vnni": "1 c58242e69aeccf53",
     "avx512bf16": "1 fecc2d392e7b21b8",
 }

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from radixlm.kernels.cpu import linear
+from radixlm.kernels.cpu.extension import native
 from radixlm.kernels.ops.quantized import (
     SPAN,
     ReferenceQuantized,
@@ -259,6 +260,22 @@ def test_quantized_activations(fmt: str, num_in: int, num_rows: int) -> None:
     assert error(packed.run(x), want) < 2e-3
     exact = x.double() @ packed.unpack().double().T + bias.double()
     assert error(packed.run(x), exact) < 2e-2
+
+
+@pytest.mark.parametrize("fmt", ["w8a8", "w4a8-32", "fp4-32"])
+def test_integer_products_have_the_same_bits_on_every_instruction_set(fmt: str) -> None:
+    weight, bias = make(75, 1088)
+    x = rows(50, 1088)
+    before, found = native().isa(), {}
+    for isa in native().supported_isas():
+        native().select_isa(isa)
+        packed = linear.pack(weight, bias, fmt)
+        parts = [packed.run(x[:count].contiguous(), num_threads=2) for count in (1, 3, 8, 50)]
+        found[isa] = torch.cat(parts)
+    native().select_isa(before)
+    found.pop("portable")  # it may round products before they are added up
+    for isa, got in found.items():
+        assert torch.equal(got, found["x86_64_v3"]), isa
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])

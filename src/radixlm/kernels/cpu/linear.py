@@ -45,6 +45,7 @@ W8A16 = 8  # int8wo where products of bytes are fast: activations of 16 bits in 
 OF_ISA = {
     ("amx", "bf16"): BF16_PAIRS, ("avx512bf16", "bf16"): BF16_PAIRS,
     ("amx", "int8wo"): W8A16, ("avx512bf16", "int8wo"): W8A16, ("avx512vnni", "int8wo"): W8A16,
+    ("avxvnni", "int8wo"): W8A16,
 }  # fmt: skip
 ACT_CODE = {
     "silu": 1, "gelu": 2, "gelu_tanh": 3, "gelu_quick": 4, "relu": 5, "relu2": 6, "tanh": 7,
