@@ -88,11 +88,11 @@ def test_tokens_do_not_depend_on_how_they_were_computed(
 def test_pages_have_the_size_of_the_memory_budget(
     kv_dtype: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from radixlm.engine import assemble
+    from radixlm.engine import kept
 
-    made: list[assemble.Pools] = []
-    make = assemble.make_pools
-    monkeypatch.setattr(assemble, "make_pools", lambda *a: made.append(make(*a)) or made[0])
+    made: list[kept.Pools] = []
+    make = kept.make_pools
+    monkeypatch.setattr(kept, "make_pools", lambda *a: made.append(make(*a)) or made[0])
     folder = cached_tiny("Qwen3ForCausalLM")
     _answers(folder, kv_dtype, [5, 6, 7], attention_backend=backend)
     assert made[0].num_bytes == made[0].num_tokens * NBYTES[kv_dtype]

@@ -18,8 +18,8 @@ ADVICE = "lower --max-total-tokens"
 LIMITED = """
 import resource, sys
 import radixlm
-from radixlm.engine import assemble
-old = assemble.make_pools
+from radixlm.engine import kept
+old = kept.make_pools
 def limited(*args, **kwargs):
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
@@ -27,7 +27,7 @@ def limited(*args, **kwargs):
         return old(*args, **kwargs)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-assemble.make_pools = limited
+kept.make_pools = limited
 try:
     radixlm.Engine(model_path=sys.argv[1], max_total_tokens=2_000_000, cpu_threads=1)
 except radixlm.base.errors.ConfigError as error:

@@ -15,6 +15,12 @@ import torch
 pytest.importorskip("PIL")
 pytest.importorskip("transformers")
 
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
+
+# transformers 5.24: Llama 4 reads a field that its decoder's output lacks
+if not hasattr(MoeCausalLMOutputWithPast, "image_outputs"):
+    MoeCausalLMOutputWithPast.image_outputs = None
+
 from tests.multimodal.app_server import PARTS, PLACE, TEXTS, Served, make_image, part, served, user
 from tests.multimodal.tiny import FAMILIES as FIRST
 from tests.multimodal.tiny import Tiny, save

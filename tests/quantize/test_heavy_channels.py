@@ -32,7 +32,9 @@ def test_a_file_that_a_server_reads(tmp_path: Path) -> None:
     for lists in listed.values():
         assert [sorted(one) for one in lists] == [list(range(groups[0].head_dim))] * len(lists)
     config = ExecuteConfig(enable_double_sparsity=True, ds_channel_config_path=str(out))
-    sparsity = load_sparsity(config, groups)
+    num_heads = groups[0].kv_heads
+    heads = dict.fromkeys(range(len(spec.blocks)), (num_heads, 0, num_heads))
+    sparsity = load_sparsity(config, groups, heads)
     assert sparsity is not None
     assert sparsity.width(groups[0]) == 32
 
