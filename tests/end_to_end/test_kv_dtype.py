@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import radixlm
-from radixlm.engine import assemble
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True}
