@@ -36,7 +36,7 @@ struct Halves {
             store_i8((int8_t*)high + i * 16, upper), store_i8((int8_t*)low + i * 16, lower);
             sum = add(sum, whole);
         }
-        start = -8 * int(lane_tree_sum(sum));
+        start = int(-8u * uint32_t(int(lane_tree_sum(sum))));  // of NaN, too, without overflow
     }
 };
 using QueryGroup = Halves<GROUP_4 / 4>;  // 32 channels of a query

@@ -89,7 +89,7 @@ constexpr int CENTRE = 120;  // of nibbles times their multiple, as unsigned byt
 RADIX_INLINE float group_extra(const Weight& w, bool widens, float scale, float sum) {
     if (w.offset) return scale * sum;
     if (w.multiple && !widens) return -sum;
-    return bits_to_float(uint32_t(int32_t(sum) * -(widens ? CENTRE : w.fp4 ? 12 : 8)));
+    return bits_to_float(uint32_t(int32_t(sum)) * -uint32_t(widens ? CENTRE : w.fp4 ? 12 : 8));
 }
 
 // The even ones of eight bytes, then the odd ones, twice.
