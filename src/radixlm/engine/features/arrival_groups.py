@@ -59,10 +59,6 @@ class ArrivalGroup:
         cached = self.kv.prefix_cache.peek(ids, namespace) // self.kv.page_size
         return cached + self.kv.reservations.count_spare(keys[cached:])
 
-    def worth(self, ids: TokenIds, namespace: CacheNamespace) -> tuple[int, int]:
-        """Whether a request with this prompt goes to this group: the one of the largest."""
-        return self.kv.worth(ids, namespace)
-
     def drop_spare(self) -> None:
         """Free the pages that nobody has claimed."""
         reservations = self.kv.reservations

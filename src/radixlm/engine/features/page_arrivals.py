@@ -249,7 +249,8 @@ class PageArrivals(Feature):
         self._extend(state, num_pages)
         ids, keys = request.ids[:limit], state.keys[:num_pages]
         if len(groups) > 1:
-            groups = sorted(groups, key=lambda one: one.worth(ids, request.namespace), reverse=True)
+            namespace = request.namespace
+            groups = sorted(groups, key=lambda one: one.kv.worth(ids, namespace), reverse=True)
         there = [group.num_there(ids, keys, request.namespace) for group in groups]
         state.cached = max(there)
         state.group = groups[there.index(state.cached)]
