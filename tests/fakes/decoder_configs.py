@@ -78,6 +78,7 @@ DECODER_CONFIGS: dict[str, dict[str, Any]] = {
     "NanoChatForCausalLM": {},
     "BitNetForCausalLM": {},
     "ApertusForCausalLM": {},
+    "Apertus1p5TextForCausalLM": {"output_vocab_size": 380},
     "HunYuanDenseV1ForCausalLM": {
         **WIDE,
         "rope_parameters": {
@@ -217,6 +218,13 @@ DECODER_CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen3NextForCausalLM": {**EXPERTS, **_DELTA, "shared_expert_intermediate_size": 24},
     "Qwen3_5ForCausalLM": _DELTA,
     "Qwen3_5MoeForCausalLM": {**EXPERTS, **_DELTA, "shared_expert_intermediate_size": 24},
+    "LaraMiniForCausalLM": {
+        **EXPERTS,
+        **_DELTA,
+        "shared_expert_intermediate_size": 24,
+        "sliding_window": 7,
+        "layer_types": ["linear_attention", "sliding_attention", "full_attention"],
+    },
     "OlmoHybridForCausalLM": _DELTA,
     "KimiLinearForCausalLM": {
         **LATENT,

@@ -45,6 +45,8 @@ FLAGS: dict[str, dict[str, list[Any]]] = {
     "NanoChatForCausalLM": {**_BIAS, "final_logit_softcapping": [None, 5.0]},
     "BitNetForCausalLM": {**_BIAS, "hidden_act": ["relu2", "silu"]},
     "ApertusForCausalLM": _BIAS,
+    "Apertus1p5TextForCausalLM": {**_BIAS, "output_vocab_size": [None, 384, 381]},
+    "LaraMiniForCausalLM": {**_BIAS, **_TOP, **_RENORM, "sliding_window": [3, 8]},
     "HunYuanDenseV1ForCausalLM": _BIAS,
     "HunYuanMoEV1ForCausalLM": {**_BIAS, "moe_topk": [1, 2, 3]},
     "LagunaForCausalLM": {
@@ -247,6 +249,7 @@ _KINDS = {
     **dict.fromkeys(("LagunaForCausalLM", "MiMoV2FlashForCausalLM"), _SLIDING),
     **dict.fromkeys(("FlintForCausalLM", "Kolibri1ForCausalLM"), _SLIDING),
     "MiniMaxM3VLForCausalLM": ("minimax_m3_sparse", "full_attention"),
+    "LaraMiniForCausalLM": (*_LINEAR, "sliding_attention"),
 }
 # their heads depend on other settings, or they have none
 OWN_SHAPE = {
@@ -290,10 +293,12 @@ def draw(architecture: str, rng: random.Random) -> dict[str, Any]:
             out["num_hidden_layers"] = count
     for key, values in FLAGS[architecture].items():
         out.setdefault(key, rng.choice(values))
+    if out.get("output_vocab_size"):  # a head of fewer rows than the table
+        out["tie_word_embeddings"] = False
     kinds = _KINDS.get(architecture)
     if kinds and architecture != "LagunaForCausalLM":
         layers = out.get("num_hidden_layers", 4)
-        rest = rng.choices(kinds, k=layers - 2)
+        rest = rng.choices(kinds, k=max(0, layers - len(kinds)))
         out["layer_types"] = rng.sample([*kinds, *rest], layers)
     return out
 

@@ -19,6 +19,7 @@ Family = Callable[[Config], Decoder]
 
 ARCHITECTURES: dict[str, str] = {
     "AfmoeForCausalLM": "afmoe:afmoe",
+    "Apertus1p5TextForCausalLM": "llama4:apertus",
     "ApertusForCausalLM": "llama4:apertus",
     "ArceeForCausalLM": "llama:arcee",
     "AriaTextForCausalLM": "moe:aria",
@@ -125,6 +126,7 @@ ARCHITECTURES: dict[str, str] = {
     "KimiLinearForCausalLM": "linear:kimi_linear",
     "Kolibri1ForCausalLM": "moe:kolibri",
     "LagunaForCausalLM": "moe:laguna",
+    "LaraMiniForCausalLM": "linear:lara_mini",
     "Lfm2ForCausalLM": "linear:lfm2",
     "Lfm2MoeForCausalLM": "linear:lfm2_moe",
     "Lfm3ForCausalLM": "linear:lfm3",

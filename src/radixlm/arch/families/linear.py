@@ -1,6 +1,6 @@
-"""Linear attention and short convolutions with some full attention: Qwen3-Next, Qwen 3.5, OLMo
-hybrid, Kimi Linear (arXiv:2510.26692), MiniMax (arXiv:2501.08313), LFM2 and 3, RecurrentGemma
-(arXiv:2404.07839)."""
+"""Linear attention and short convolutions with some full attention: Qwen3-Next, Qwen 3.5, Lara
+Mini, OLMo hybrid, Kimi Linear (arXiv:2510.26692), MiniMax (arXiv:2501.08313), LFM2 and 3,
+RecurrentGemma (arXiv:2404.07839)."""
 
 from __future__ import annotations
 
@@ -112,6 +112,46 @@ def qwen3_5(c: Config) -> spec.Decoder:
 def qwen3_5_moe(c: Config) -> spec.Decoder:
     shared = spec.Mlp(c.shared_expert_intermediate_size, b.activation(c))
     return _qwen(c, b.moe(c, renorm=True, shared=shared, shared_gate=True), DELTA)
+
+
+_LARA = ("linear", "sliding", "linear", "full", "sliding")  # where config.layer_types is missing
+
+
+def lara_mini(c: Config) -> spec.Decoder:
+    """Delta nets, windows with positions, and full attention without. The parts of ``state`` are
+    rows of one matrix, or stored apart."""
+    state, bias = delta_net(c), c.attention_bias
+    kinds = c.layer_types or [f"{_LARA[i % 5]}_attention" for i in range(c.num_hidden_layers)]
+    sliding = b.attention(
+        c,
+        rope=b.rope(c, b.head_dim(c)),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm="head",
+        qk_norm_spec=b.rms(c),
+        window=c.sliding_window,
+    )
+    mixers: dict[str, Mixer] = {
+        "linear_attention": state,
+        "sliding_attention": sliding,
+        "full_attention": replace(sliding, rope=None, window=0),
+    }
+    if unknown := set(kinds) - mixers.keys():
+        raise c.error("layer_types", f"has the unknown type {unknown.pop()!r}")
+    key, value = state.k_heads * state.k_dim, state.v_heads * state.v_dim
+    sizes, whole = (key, key, value, value, state.v_heads, state.v_heads), (_LINEAR + "in_proj",)
+    parts = {"qkv": (0, 1, 2), "gate": (3,), "beta": (4,), "decay": (5,)}
+    names: Names = {
+        **DELTA,
+        "state.norm": AnyOf(_LINEAR + "out_norm", _LINEAR + "norm"),
+        **{
+            role: AnyOf(Named(whole, GroupedParts(1, sizes, take)), DELTA[role])
+            for role, take in ((f"state.{part}", take) for part, take in parts.items())
+        },
+    }
+    shared = spec.Mlp(c.shared_expert_intermediate_size, b.activation(c))
+    sparse = b.moe(c, renorm=c.norm_topk_prob, shared=shared)
+    return b.build_decoder(c, lambda i: mixers[kinds[i]], sparse, names=names)
 
 
 _BEFORE = ("input_layernorm", "attention_layer_norm", "post_attention_layernorm")

@@ -123,7 +123,14 @@ def apertus(c: Config) -> Decoder:
         **{f"ffn.act.{one}": f"{_MLP}act_fn.{one}" for one in ("alpha_p", "alpha_n", "beta")},
         "ffn.act.eps": _MLP + "act_fn.eps",
     }
-    return b.build_decoder(c, mixer, Mlp(c.intermediate_size, "xielu", gated=False), names=names)
+    spoken = c.get("output_vocab_size") or c.vocab_size  # the others are codes of media
+    return b.build_decoder(
+        c.replace(vocab_size=spoken),
+        mixer,
+        Mlp(c.intermediate_size, "xielu", gated=False),
+        names=names,
+        extra_vocab_rows=c.vocab_size - spoken,
+    )
 
 
 def _hunyuan_attention(c: Config) -> Attention:
