@@ -70,6 +70,7 @@ from radixlm.kernels.cpu import describe
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.models.build import Model
 from radixlm.models.decoder import DecoderModel
+from radixlm.models.dump import TensorDump
 from radixlm.models.kv_groups import own_kv_heads
 from radixlm.observe.ring import StepRing
 from radixlm.sampling.processors import LogitProcessors
@@ -116,27 +117,28 @@ class LoadedEngine(Record):
     kept: KeptPages | None = None
 
 
-def load_engine(
-    config: ServerConfig,
-    info: ModelInfo,
-    peers: Peers,
-    commands: Mapping[str, Any],
-    boot: Boot = FIRST_BOOT,
-) -> LoadedEngine:
-    """Load the model and make its pools; ConfigError or CheckpointError if that fails.
-    ``commands``: operators' commands besides those that concern tensors."""
+class _Models(Record):
+    """What this rank computes, loaded. ``num_bytes``: of all weights; ``seconds``: to load them."""
+
+    kernels: Kernels
+    experts: ExpertPlaces
+    packed: PackedWeights
+    model: Model
+    draft: LoadedDraft | None
+    num_bytes: int
+    seconds: float
+
+
+def _load_models(
+    config: ServerConfig, info: ModelInfo, where: torch.device, peers: Peers, boot: Boot
+) -> _Models:
     started_s = time.perf_counter()
-    device = open_device(config)
-    where = device.where
-    _set_threads(config, info)
-    info = with_scaled_cache(config, info, peers.ranks.place)
-    free_bytes = _free_bytes(device, config.parallel.num_processes)
     overrides = dict(item.split("=", 1) for item in config.execute.kernel or ())
     kernels = for_compiling(bind(where.type, overrides), config)
     with needs_memory("the weights", "choose a smaller model or --quantization"):
         experts = ExpertPlaces(config.parallel, peers.ranks)
         packed = PackedWeights(config, info, kernels, peers.ranks)
-        model, weight_bytes = load_model(
+        model, num_bytes = load_model(
             config, info, where, kernels, peers.ranks, experts.place, packed, boot.weights
         )
         experts.finish(model)
@@ -146,75 +148,98 @@ def load_engine(
             draft = load_draft(config, info, model, where, kernels, boot.weights)
         else:
             tap_for_drafter(config, info, model)
-        weight_bytes += draft.num_bytes if draft else 0
-    load_s = time.perf_counter() - started_s
-    attn = _attention(config, info, model, kernels, where, peers.ranks)
+        num_bytes += draft.num_bytes if draft else 0
+    seconds = time.perf_counter() - started_s
+    return _Models(kernels, experts, packed, model, draft, num_bytes, seconds)
+
+
+class _Steps(Record):
+    """How the models' steps run, and the memory that they use. ``graph_sizes`` as above."""
+
+    attn: AttentionBackend
+    compiled: CompiledSteps | None
+    graph_sizes: tuple[int, ...]
+    dump: TensorDump | None
+    pools: Pools
+    kept: KeptPages | None
+
+
+def _make_steps(
+    config: ServerConfig,
+    info: ModelInfo,
+    loaded: _Models,
+    device: Device,
+    free_bytes: int,
+    peers: Peers,
+    boot: Boot,
+) -> _Steps:
+    model, draft = loaded.model, loaded.draft
+    attn = _attention(config, info, model, loaded.kernels, device.where, peers.ranks)
     dump = open_dump(config.execute, model, peers.ranks.place.rank)
-    sizes, steps = ((), None) if dump else (
-        _graph_sizes(config, info, model, attn, kernels), compiled_steps(config, model, attn)
+    sizes, compiled = ((), None) if dump else (
+        _graph_sizes(config, info, model, attn, loaded.kernels), compiled_steps(config, model, attn)
     )  # fmt: skip
-    memory = MemoryNow(free_bytes, weight_bytes)
+    memory = MemoryNow(free_bytes, loaded.num_bytes)
     if isinstance(device, CudaDevice):
-        memory = _measure_memory(
-            config, info, (model, steps), attn, device, free_bytes, sizes, draft
-        )
+        models = (model, compiled)
+        memory = _measure_memory(config, info, models, attn, device, free_bytes, sizes, draft)
     if isinstance(model, DecoderModel) and model.pipeline is not None:
         model.pipeline.confirms = config.memory.warm_restart
     with needs_memory("the KV cache", "lower --max-total-tokens or --mem-fraction-static"):
         pools, kept = make_kept_pools(config, info, model, attn, memory, draft, peers, boot)
+    return _Steps(attn, compiled, sizes, dump, pools, kept)
+
+
+def load_engine(
+    config: ServerConfig,
+    info: ModelInfo,
+    peers: Peers,
+    commands: Mapping[str, Any],
+    boot: Boot = FIRST_BOOT,
+) -> LoadedEngine:
+    """Load the model and make its pools; ConfigError or CheckpointError if that fails.
+    ``commands``: operators' commands besides those that concern tensors."""
+    device = open_device(config)
+    where = device.where
+    _set_threads(config, info)
+    info = with_scaled_cache(config, info, peers.ranks.place)
+    free_bytes = _free_bytes(device, config.parallel.num_processes)
+    loaded = _load_models(config, info, where, peers, boot)
+    steps = _make_steps(config, info, loaded, device, free_bytes, peers, boot)
+    model, draft, attn, pools = loaded.model, loaded.draft, steps.attn, steps.pools
     updater = WeightUpdater(config, info, model, boot.weights)
     loader = AdapterLoader(config, model, where) if config.adapters.enable_lora else None
     profiler = Profiler(where, peers.ranks.place.rank, boot.replica)
-    controls = TensorControls(
-        updater.read, weight_bytes, pools.num_bytes, pools.num_tokens, profiler, peers.take_waited_s
-    )
+    waited_s, sizes = peers.take_waited_s, (pools.num_bytes, pools.num_tokens)
+    controls = TensorControls(updater.read, loaded.num_bytes, *sizes, profiler, waited_s)
     limits = with_sparsity(limits_for_pools(pools, config, info), attn.sparsity)
-
-    again = partial(_fill_again, model, config, info, where, packed)
+    again = partial(_fill_again, model, config, info, where, loaded.packed)
     occupation = Occupation(config, model, again, updater.later, attn, pools, draft, device)
     controls.note_pools(occupation.resident_pool_bytes)
     pages = make_pages(config, info, model, attn.pools, pools, draft, peers)
     parts = EngineParts(
-        model,
-        attn,
-        pools,
+        model, attn, pools,
         {
             **controls.commands(),
             **updater.commands(),
             **WeightsChecker(updater).commands(),
             **commands,
             **(loader.commands() if loader else {}),
-            **experts.commands(),
+            **loaded.experts.commands(),
             **(pages.worker.commands() if pages else {}),
             **occupation.commands(),
         },
-        make_processors(config, info),
-        _media(config, info, where, boot.weights),
-        profiler,
-        steps,
-        loader.table if loader else None,
-        draft,
-        experts.recorder,
-        dump,
-    )
-    facts = _facts(info, pools, limits, weight_bytes, packed.mapped_bytes, load_s) | {
-        "gpu": torch.cuda.get_device_name(where) if where.type == "cuda" else None
-    }
+        make_processors(config, info), _media(config, info, where, boot.weights), profiler,
+        steps.compiled, loader.table if loader else None, draft, loaded.experts.recorder,
+        steps.dump,
+    )  # fmt: skip
+    facts = _facts(info, pools, limits, loaded)
+    facts["gpu"] = torch.cuda.get_device_name(where) if where.type == "cuda" else None
     updater.follow(facts, draft, loader, parts.media, occupation.exchange)
     return LoadedEngine(
-        device,
-        parts,
-        limits,
-        packed,
-        sizes,
-        controls,
-        loader,
-        facts,
-        updater,
-        occupation,
-        pages,
-        kept,
-    )
+        device, parts, limits, loaded.packed, steps.graph_sizes, controls, loader, facts, updater,
+        occupation, pages, steps.kept,
+    )  # fmt: skip
 
 
 def _fill_again(
@@ -337,21 +362,14 @@ def _attention(
     return make_backend(name, model.kv_groups, kernels, device, *phases, sparsity)
 
 
-def _facts(
-    info: ModelInfo,
-    pools: Pools,
-    limits: Limits,
-    weight_bytes: int,
-    mapped_bytes: int,
-    load_s: float,
-) -> dict[str, Any]:
+def _facts(info: ModelInfo, pools: Pools, limits: Limits, loaded: _Models) -> dict[str, Any]:
     """What intake is told when the engine is ready; logged too."""
     log.info(
         "%s: weights %s%s in %s; KV cache of %d tokens (%s reserved, %s); %d threads",
         info.architecture,
-        format_bytes(weight_bytes),
-        " mapped" if mapped_bytes else "",
-        format_seconds(load_s),
+        format_bytes(loaded.num_bytes),
+        " mapped" if loaded.packed.mapped_bytes else "",
+        format_seconds(loaded.seconds),
         pools.num_tokens,
         format_bytes(pools.num_bytes),
         str(pools.dtype).removeprefix("torch."),
@@ -370,9 +388,9 @@ def _facts(
         "max_req_input_len": limits.context_len - 1,
         "context_len": limits.context_len,
         "max_running": limits.max_running,
-        "weight_bytes": weight_bytes,
+        "weight_bytes": loaded.num_bytes,
         "kv_bytes": pools.num_bytes,
-        "load_seconds": load_s,
+        "load_seconds": loaded.seconds,
         "pid": os.getpid(),
         "threads": torch.get_num_threads(),
         "kernels": describe(),

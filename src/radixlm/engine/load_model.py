@@ -57,18 +57,8 @@ def load_model(
     the place of the checkpoint's, which are not kept."""
     dtype = config.model.dtype
     compute, weight = resolve_dtypes(dtype, device, checkpoint_dtype(info.folder))
-    if info.is_transformers and ranks.place.pp > 1:
-        raise ConfigError(
-            f"--pp-size: {info.architecture} runs by transformers, in one stage; use --pp-size 1"
-        )
-    if info.is_transformers and ranks.place.attn_tp < ranks.place.tp:
-        raise ConfigError(
-            f"--enable-dp-attention: {info.architecture} runs by transformers, which has no groups "
-            "of ranks; --dp-size alone works"
-        )
-    if info.is_transformers and ranks.tp.size > 1:
-        log.warning("--tp-size gains nothing here: each rank has the whole transformers model")
     if info.is_transformers:
+        _check_ranks(info, ranks)
         return _load_transformers(config, info, device, weight, kernels)
     quant = checkpoint_quant(info.folder)
     if device.type != "cpu" and quant is None and config.model.quantization in MXFP4:
@@ -104,6 +94,21 @@ def load_model(
             len(info.decoder.blocks),
         )
     return model, report.num_bytes
+
+
+def _check_ranks(info: ModelInfo, ranks: Ranks) -> None:
+    """ConfigError where a model that runs by transformers cannot be cut as asked."""
+    if ranks.place.pp > 1:
+        raise ConfigError(
+            f"--pp-size: {info.architecture} runs by transformers, in one stage; use --pp-size 1"
+        )
+    if ranks.place.attn_tp < ranks.place.tp:
+        raise ConfigError(
+            f"--enable-dp-attention: {info.architecture} runs by transformers, which has no groups "
+            "of ranks; --dp-size alone works"
+        )
+    if ranks.tp.size > 1:
+        log.warning("--tp-size gains nothing here: each rank has the whole transformers model")
 
 
 def fill(

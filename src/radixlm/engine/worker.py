@@ -72,23 +72,29 @@ def prefaulted_memory(early: StartupReader) -> Iterator[None]:
         native().end_lending()
 
 
+def _prepare_process(startup: dict[str, Any], config: ServerConfig, folder: Path) -> str:
+    """Set up signals, stacks on request and logging; the process's name in logs."""
+    # these signals reach the whole process group; the server decides when its engine ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    index = str(startup["index"]) if config.parallel.num_replicas > 1 else ""
+    role = f"rank{index}.{startup['rank']}" if "rank" in startup else f"engine{index}"
+    offer_stacks(folder, role)
+    set_up_logging(role, config.observe.log_level, log_format=config.observe.log_format)
+    return role
+
+
 def main(early: StartupReader) -> int:
     """0 after an orderly end, 2 if the model or the options cannot be served."""
     startup = early.wait()
     if startup is None:  # started early by a server that then did not start
         return 0
     check_parent(int(startup["parent"]))
-    # these signals reach the whole process group; the server decides when its engine ends
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
     config = ServerConfig.from_kwargs(**startup["options"])
-    index = str(startup["index"]) if config.parallel.num_replicas > 1 else ""
-    role = f"rank{index}.{startup['rank']}" if "rank" in startup else f"engine{index}"
     flight_path = Path(startup["inflight_log_path"])
-    offer_stacks(flight_path.parent, role)
-    set_up_logging(role, config.observe.log_level, log_format=config.observe.log_format)
+    role = _prepare_process(startup, config, flight_path.parent)
     if "rank" in startup:
         return follow(config, startup, LeaderLink(startup, config), early)
     codec = scheduler_codec()

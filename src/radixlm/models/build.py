@@ -61,24 +61,14 @@ def build_model(
     scheme = scheme or UnquantizedScheme()
     groups = AttentionGroups(ranks, splits_head) if ranks.place.attn_tp < ranks.place.tp else None
     context = LayerContext(
-        kernels,
-        device,
-        compute_dtype,
-        scheme,
-        ranks,
-        attention_groups=groups,
+        kernels, device, compute_dtype, scheme, ranks, attention_groups=groups,
         cuts_output_head=cuts_output_head,
-    )
+    )  # fmt: skip
     if moe_dense_tp == 1 and any(isinstance(block.ffn, Moe) for block in decoder.blocks):
         context = replace(context, cuts_dense=False)
     model: NativeModel
     if decoder.encoder is not None:
-        if ranks.place.pp > 1:
-            raise ConfigError("--pp-size: an encoder has one stage; use --pp-size 1")
-        if groups is not None:
-            raise ConfigError(
-                "--enable-dp-attention: an encoder has no KV cache to divide; --dp-size alone works"
-            )
+        _refuse_parts_of_encoder(ranks)
         model = EncoderModel(decoder, context, weight_dtype)
     else:
         decoder = untied_with_bias(decoder)
@@ -97,6 +87,15 @@ def build_model(
     if ranks.tp.size > 1:
         (place_experts or place_evenly)(mixtures_of(model), ranks)
     return model
+
+
+def _refuse_parts_of_encoder(ranks: Ranks) -> None:
+    if ranks.place.pp > 1:
+        raise ConfigError("--pp-size: an encoder has one stage; use --pp-size 1")
+    if ranks.place.attn_tp < ranks.place.tp:
+        raise ConfigError(
+            "--enable-dp-attention: an encoder has no KV cache to divide; --dp-size alone works"
+        )
 
 
 def mixtures_of(model: Model) -> list[MoeLayer]:
