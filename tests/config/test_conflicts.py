@@ -83,11 +83,6 @@ NODES = {"nnodes": 2, "tp_size": 2, "dist_init_addr": "h:1", "cluster_secret_fil
         ),
         ({"max_total_tokens": 15, "page_size": 16}, {"page_size": 15}, "holds no page of 16"),
         (
-            {"schedule_low_priority_values_first": True},
-            {"enable_priority_scheduling": True},
-            "needs --enable-priority-scheduling",
-        ),
-        (
             {"bucket_time_to_first_token": [2, 1]},
             {"bucket_time_to_first_token": [1, 2]},
             "--bucket-time-to-first-token must rise from value to value; 1.0 2.0 works",

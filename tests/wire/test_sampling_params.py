@@ -61,8 +61,8 @@ def test_values_inside_the_bounds(name: str, good: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "bad"),
     [
-        ("max_new_tokens", [-1, 1.5, True, "8", math.inf]),
-        ("temperature", [-0.1, math.nan, math.inf, True, "1", 10**400]),
+        ("max_new_tokens", [-1, 1.5, True, "x", "8.5", math.inf]),
+        ("temperature", [-0.1, math.nan, math.inf, True, "x", "inf", "-1", 10**400]),
         ("top_p", [0, -1, 1.01, math.nan]),
         ("top_k", [0, -2, 1.5, True]),
         ("min_p", [-0.1, 1.1, math.nan]),
@@ -78,7 +78,7 @@ def test_values_inside_the_bounds(name: str, good: list[Any]) -> None:
         ("logit_bias", [[1], {"x": 1}, {"-1": 1}, {str(VOCAB): 1}, {"1": math.nan}, {"1": "a"}]),
         ("json_schema", [5, ["a"]]),
         ("regex", [5, {}]),
-        ("ignore_eos", [1, "true"]),
+        ("ignore_eos", [2, "maybe", []]),
         ("custom_params", [5, "x", {"a": 1 << 70}, {"a": "\ud800"}]),
         ("sampling_seed", [1.5, 1 << 63, True]),
         ("no_such_name", [1]),
@@ -89,6 +89,11 @@ def test_values_out_of_bounds_name_the_field(name: str, bad: list[Any]) -> None:
         with pytest.raises(InvalidRequest) as caught:
             read(**{name: value})
         assert caught.value.param == name, value
+
+
+def test_numbers_and_booleans_may_be_strings() -> None:
+    params = read(temperature="0.5", max_new_tokens="7", ignore_eos="true", no_stop_trim=1)
+    assert params == read(temperature=0.5, max_new_tokens=7, ignore_eos=True, no_stop_trim=True)
 
 
 def test_validate_also_checks_what_was_built_by_hand() -> None:

@@ -180,8 +180,6 @@ def schedule_problems(config: ServerConfig) -> Iterator[str]:
         )
     if m.max_total_tokens is not None and m.page_size and m.max_total_tokens < m.page_size:
         yield f"--max-total-tokens {m.max_total_tokens} holds no page of {m.page_size} tokens"
-    if s.schedule_low_priority_values_first and not s.enable_priority_scheduling:
-        yield "--schedule-low-priority-values-first needs --enable-priority-scheduling"
 
 
 def triton_problems(config: ServerConfig) -> Iterator[str]:

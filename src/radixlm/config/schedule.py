@@ -45,7 +45,9 @@ class ScheduleConfig(Group):
         False
     )
     schedule_low_priority_values_first: Annotated[
-        bool, "Lower priority values go first instead."
+        bool,
+        "Lower priority values go first instead.",
+        Flag(part_of=("enable_priority_scheduling",)),
     ] = False
     priority_scheduling_preemption_threshold: Annotated[
         int,

@@ -1,7 +1,8 @@
 """The base of all request bodies, how they are read, and their fields of ``wire/fields.py``.
 
-Bodies are parsed from their bytes in pydantic's strict JSON mode: no number is read from a string,
-NaN, lone surrogates, invalid UTF-8 and nesting beyond the parser's limit are refused.
+Bodies are parsed from their bytes in pydantic's lax JSON mode, as SGLang's: "0.5" is a number where
+one is wanted, "true" and 1 are booleans. NaN, lone surrogates, invalid UTF-8 and nesting beyond the
+parser's limit are refused.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, cast, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.wire import fields as wire
@@ -30,13 +31,7 @@ _BRANCH = re.compile(
 )
 
 
-def _whole(value: Any) -> Any:
-    """2.0 -> 2: JSON writers of some languages have floats only."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Int = Annotated[int, BeforeValidator(_whole, json_schema_input_type=int)]
-Priority = Annotated[Int, Field(ge=-(1 << 31), lt=1 << 31)]
+Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 Ints = Annotated[list[int], Field(fail_fast=True)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
@@ -52,12 +47,10 @@ PerPrompt: TypeAlias = T | list[T | None] | None  # one value for all prompts, o
 
 
 class Body(BaseModel):
-    """Strict and finite. ``api``: the API whose fields of the wire tables it has."""
+    """Finite numbers. ``api``: the API whose fields of the wire tables it has."""
 
     # unknown fields are kept by pydantic, so that ``_settle`` can name them
-    model_config = ConfigDict(
-        strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=()
-    )
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False, protected_namespaces=())
     api: ClassVar[str] = ""
 
 
@@ -120,7 +113,6 @@ def _definition(field: wire.Field, per_prompt: bool) -> Any:
 
 
 _KINDS: dict[Any, Any] = {
-    int: Int,
     tuple[str, ...]: Stops,
     tuple[int, ...]: Ints,
     dict[int, float]: dict[str, float],

@@ -334,6 +334,23 @@ def _read_object(name: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+def _lax(kind: Any) -> Callable[[str, Any], Any]:
+    """The reader of a kind; numbers may be strings, and booleans strings, 0 or 1."""
+    read = _READS[kind]
+    if kind not in (int, float, bool):
+        return read
+
+    def read_lax(name: str, value: Any) -> Any:
+        if isinstance(value, str) or (kind is bool and isinstance(value, int)):
+            try:
+                value = msgspec.convert(value, kind, strict=False)
+            except msgspec.ValidationError:
+                pass  # ``read`` says what is wrong
+        return read(name, value)
+
+    return read_lax
+
+
 def _field(name: str, default: Any) -> Field:
     type_ = SamplingParams.__annotations__[name]
     if not hasattr(type_, "__metadata__"):  # Annotated[...] | None
@@ -355,8 +372,7 @@ _READS: dict[Any, Callable[[str, Any], Any]] = {
     dict[str, Any]: _read_object,
 }
 _READERS = {
-    field.name: _read_json_text if field.is_json else _READS[field.kind]
-    for field in SAMPLING_FIELDS
+    field.name: _read_json_text if field.is_json else _lax(field.kind) for field in SAMPLING_FIELDS
 }
 _CHECKS = [
     (field.name, _READS[field.kind], field.bounds)

@@ -109,3 +109,16 @@ async def test_a_body_over_the_limit_is_413(toy_folder: Any) -> None:
         assert b" 413 " in await reader.readline()
         writer.close()
     server.engine.stop()
+
+
+async def test_several_host_headers_are_refused(server: ScriptedServer) -> None:
+    """RFC 9112, section 3.2; one a request of a connection is right."""
+    one = b"GET /health HTTP/1.1\r\nHost: a\r\n"
+    async with listening(server) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for head, status in ((one, b"200"), (one, b"200"), (one + b"host: a\r\n", b"400")):
+            writer.write(head + b"\r\n")
+            assert (await reader.readline()).split()[1] == status
+            await reader.readuntil(b"\r\n\r\n")
+        assert await reader.read() == b"Invalid HTTP request received."
+        writer.close()

@@ -82,7 +82,7 @@ async def test_choices_behind_a_long_text_are_scored_alone(
         ({"text": "a", "sampling_params": {"temperature": "x"}}, "temperature"),
         ({"text": "a", "sampling_params": {"stop": ["x"] * 2000}}, "stop"),
         ({"text": "a", "sampling_params": []}, "sampling_params"),
-        ({"text": "a", "stream": "yes"}, "stream"),
+        ({"text": "a", "stream": "perhaps"}, "stream"),
         ({"text": "a", "return_logprob": True, "top_logprobs_num": 10**6}, "top_logprobs_num"),
         ({"text": "a", "return_logprob": True, "token_ids_logprob": ["x"]}, "token_ids_logprob"),
         ({"text": "a", "rid": 5}, "rid"),

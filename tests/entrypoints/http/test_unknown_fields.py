@@ -52,6 +52,42 @@ async def test_the_policy_is_of_the_flag(toy_folder: Path, policy: str) -> None:
                 assert got.json()["error"]["param"].endswith(name)
 
 
+LAX: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (CHAT, {"max_tokens": "2", "n": 2.0, "logprobs": "on", "top_logprobs": "1"},
+     {"max_tokens": 2, "n": 2, "logprobs": True, "top_logprobs": 1}),
+    (COMPLETIONS, {"max_tokens": "2", "temperature": "0.5", "echo": 1, "ignore_eos": "yes"},
+     {"max_tokens": 2, "temperature": 0.5, "echo": True, "ignore_eos": True}),
+    (COMPLETIONS, {"stream": "false", "logit_bias": {"5": "-1"}},
+     {"stream": False, "logit_bias": {"5": -1}}),
+    ("/generate", {"return_logprob": "true", "sampling_params": {"max_new_tokens": "2"}},
+     {"return_logprob": True, "sampling_params": {"max_new_tokens": 2}}),
+    ("/v1/messages", {"max_tokens": "2", "stream": 0}, {"max_tokens": 2, "stream": False}),
+    ("/api/chat", {"stream": "off", "logprobs": "1"}, {"stream": False, "logprobs": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "lax", "plain"), LAX, ids=range(len(LAX)))
+async def test_numbers_and_booleans_may_be_strings(
+    server: ScriptedServer, path: str, lax: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    """As pydantic's lax mode reads them, which SGLang's routes use."""
+    base: dict[str, Any] = {"model": "tiny", "messages": USER}
+    if path in ("/generate", COMPLETIONS):
+        base = {"text" if path == "/generate" else "prompt": "a"}
+    answers = [await server.post(path, **base, **fields) for fields in (lax, plain)]
+    assert {one.status_code for one in answers} == {200}, answers[0].text
+    found = [parts_of(one.json()) for one in answers]
+    assert found[0] == found[1]
+
+
+def parts_of(answer: dict[str, Any]) -> list[Any]:
+    """What an answer says, without ids and times."""
+    usage = {**answer.get("usage", {}), **answer.get("meta_info", {})}
+    count = usage.get("completion_tokens", usage.get("output_tokens", answer.get("eval_count")))
+    names = ("choices", "text", "content", "message")
+    return [count, *(answer.get(name) for name in names)]
+
+
 async def test_a_field_is_logged_once(
     server: ScriptedServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

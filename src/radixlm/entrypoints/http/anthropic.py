@@ -30,7 +30,6 @@ from radixlm.entrypoints.http.transport import (
 )
 from radixlm.entrypoints.request_model import (
     Body,
-    Int,
     Objects,
     ResumeBody,
     make,
@@ -67,7 +66,7 @@ class CountRequest(Body):
 class MessagesRequest(CountRequest):
     """POST /v1/messages."""
 
-    max_tokens: Annotated[Int, Field(ge=1)]
+    max_tokens: Annotated[int, Field(ge=1)]
     stream: bool | None = False
     resume: ResumeBody | None = None
     thread: Any = None

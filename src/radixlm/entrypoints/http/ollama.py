@@ -26,7 +26,6 @@ from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body, stream_response
 from radixlm.entrypoints.request_model import (
     Body,
-    Int,
     Objects,
     ResumeBody,
     Strings,
@@ -56,7 +55,7 @@ class OllamaBase(Body):
     format: str | dict[str, Any] | None = None
     think: bool | str | None = None
     logprobs: bool | None = None
-    top_logprobs: Int | None = None
+    top_logprobs: int | None = None
 
 
 @with_fields("ollama")
@@ -84,7 +83,7 @@ class OllamaEmbed(Body):
     model: str
     input: str | Strings | None = None
     prompt: str | None = None
-    dimensions: Int | None = None
+    dimensions: int | None = None
 
 
 class OllamaShow(Body):

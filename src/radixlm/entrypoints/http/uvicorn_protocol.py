@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from radixlm.base.errors import PayloadTooLarge
+from radixlm.base.errors import InvalidRequest, PayloadTooLarge
 from radixlm.entrypoints.http.descriptors import descriptor_limits
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Http(HttpToolsProtocol):
     _num_header_bytes = 0
     _num_begun_bytes = 0  # of headers that are not complete
     _awaits_since_s = 0.0  # since when the rest of a request is awaited; 0: it is not
-    _has_headers = False
+    _has_headers = _has_host = False
     _unread_since_s = 0.0  # since when the client has read nothing; 0: it reads
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -60,7 +60,8 @@ class Http(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._num_header_bytes = self._num_begun_bytes = 0
-        self._awaits_since_s, self._has_headers = time.monotonic(), False
+        self._awaits_since_s = time.monotonic()
+        self._has_headers = self._has_host = False
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -77,6 +78,10 @@ class Http(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value))
+        if name.lower() == b"host":
+            if self._has_host:
+                raise InvalidRequest("several Host headers: send one")  # RFC 9112, 3.2
+            self._has_host = True
         super().on_header(name, value)
 
     def _count(self, num_bytes: int) -> None:

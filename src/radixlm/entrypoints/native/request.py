@@ -14,7 +14,6 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.media import MediaReader, MediaSource, media_of, with_options
 from radixlm.entrypoints.request_model import (
     Body,
-    Int,
     Ints,
     PerPrompt,
     ResumeBody,
@@ -67,8 +66,8 @@ class GenerateBody(Body):
     stream: bool | None = None
     timeout: PerPrompt[Annotated[float, Field(ge=0, le=1e9)]] = None
     return_logprob: PerPrompt[bool] = None
-    logprob_start_len: PerPrompt[Int] = None
-    top_logprobs_num: PerPrompt[Annotated[Int, Field(ge=0)]] = None
+    logprob_start_len: PerPrompt[int] = None
+    top_logprobs_num: PerPrompt[Annotated[int, Field(ge=0)]] = None
     token_ids_logprob: list[Annotated[int, Field(ge=0)] | Ints | None] | None = None
     return_text_in_logprobs: bool | None = None
     score_choices: Strings | None = None

@@ -1,7 +1,8 @@
 """Reasoning between two markers.
 
-White space around the reasoning, and before the text that follows it, is dropped. Markers are never
-emitted: unexpected ones, such as an end marker outside the reasoning, are dropped.
+White space around the reasoning, and before the text that follows it, is dropped. Unexpected
+markers, such as an end marker outside the reasoning, are dropped. Once reasoning has ended, plain
+text that reads as a start marker is text, as in SGLang, and so are the markers that close it.
 """
 
 from radixlm.text.reasoning.table import Markers
@@ -23,6 +24,8 @@ class MarkupReasoning:
         self.is_inside = starts_inside
         self.has_reasoned = False
         self._was_inside = starts_inside
+        self._is_over = False  # a start marker is text from now on
+        self._num_quoted = 0  # start markers in the text that no end marker has closed
         self._stream_reasoning = stream_reasoning
         self._inside = marker_set(
             *markers.starts, *markers.ends, *markers.breaks, *markers.stripped
@@ -105,6 +108,7 @@ class MarkupReasoning:
             scanner.take(len(marker))
         scanner.commit()
         self.is_inside, self._was_inside = False, True
+        self._is_over = marker in self.markers.ends and not self.markers.is_special
 
     def _read_text(self) -> Step[None]:
         """Read up to a start marker; drop white space after reasoning and around markup."""
@@ -119,6 +123,11 @@ class MarkupReasoning:
                 is_blank = False
             if not is_blank:
                 self.add_text(scanner.take(at - scanner.position))
+            if marker and self._is_quoted(marker):
+                spaces = scanner.take(at - scanner.position)
+                self.add_text(("" if is_trimming else spaces) + scanner.take(len(marker)))
+                is_blank = False
+                continue
             if marker:
                 scanner.take(at - scanner.position + len(marker))
                 self.add_text(marker if marker == self.markers.resume else "")
@@ -132,6 +141,15 @@ class MarkupReasoning:
                 return
             if not marker:
                 yield
+
+    def _is_quoted(self, marker: str) -> bool:
+        """Whether a marker in the text is text. Counts those that are open."""
+        if self._is_over and marker in self.markers.starts:
+            self._num_quoted += 1
+            return True
+        is_closed = self._num_quoted > 0 and marker in self.markers.ends
+        self._num_quoted -= is_closed
+        return is_closed
 
     def _drain(self) -> tuple[str, str]:
         text, self._text = "".join(self._text), []

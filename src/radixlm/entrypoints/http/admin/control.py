@@ -16,7 +16,7 @@ from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.http.transport import read_body
-from radixlm.entrypoints.request_model import Body, Int, M, Rid, read
+from radixlm.entrypoints.request_model import Body, M, Rid, read
 
 router = APIRouter(tags=["admin"])
 
@@ -43,8 +43,8 @@ class StartProfile(Body):
     """``activities``: CPU, GPU, MEM, CUDA_PROFILER. Without ``num_steps`` until it is stopped."""
 
     output_dir: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    start_step: Annotated[Int, Field(ge=0)] | None = None
-    num_steps: Annotated[Int, Field(ge=1)] | None = None
+    start_step: Annotated[int, Field(ge=0)] | None = None
+    num_steps: Annotated[int, Field(ge=1)] | None = None
     activities: list[str] | None = None
     with_stack: bool | None = None
     record_shapes: bool | None = None
@@ -57,7 +57,7 @@ class StartProfile(Body):
 
 class WeightsByName(Body):
     name: str
-    truncate_size: Annotated[Int, Field(ge=0, le=1 << 20)] = 100
+    truncate_size: Annotated[int, Field(ge=0, le=1 << 20)] = 100
 
 
 class WeightVersion(Body):
@@ -68,7 +68,7 @@ class WeightVersion(Body):
 class OpenSession(Body):
     """``capacity_of_str_len``: the maximum number of tokens of the session; 0 is no limit."""
 
-    capacity_of_str_len: Annotated[Int, Field(ge=0)] = 0
+    capacity_of_str_len: Annotated[int, Field(ge=0)] = 0
     session_id: Rid | None = None
     timeout: Annotated[float, Field(ge=0, le=1e9)] | None = None
     streaming: bool | None = None

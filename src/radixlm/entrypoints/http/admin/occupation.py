@@ -9,7 +9,7 @@ from radixlm.entrypoints.http.admin.control import get_and_post_on, read_args
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import state_of
-from radixlm.entrypoints.request_model import Body, Int, read
+from radixlm.entrypoints.request_model import Body, read
 
 router = APIRouter(tags=["admin"])
 
@@ -44,7 +44,7 @@ class Sleep(Body):
     """``level`` 0 pauses; 1 gives back weights and KV cache; 2 also leaves the weights to an
     update. ``mode``, of requests under way: abort, wait (for their end), keep (and go on)."""
 
-    level: Int = 1
+    level: int = 1
     mode: str = "abort"
 
 

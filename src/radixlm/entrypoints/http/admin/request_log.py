@@ -17,7 +17,7 @@ from radixlm.entrypoints.http.errors import DiskFull, json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import read_body
-from radixlm.entrypoints.request_model import Body, Int
+from radixlm.entrypoints.request_model import Body
 from radixlm.intake.observer import Observer
 from radixlm.intake.request_state import RequestState
 from radixlm.observe.requestlog import LEVELS, finished, received, time_stats
@@ -35,10 +35,10 @@ class InternalState(Body):
 
 class ConfigureLogging(Body):
     log_requests: bool | None = None
-    log_requests_level: Int | None = None
+    log_requests_level: int | None = None
     log_level: str | None = None
     dump_requests_folder: str | None = None
-    dump_requests_threshold: Int | None = None
+    dump_requests_threshold: int | None = None
     crash_dump_folder: str | None = None
     log_requests_format: str | None = None
 

@@ -20,7 +20,7 @@ from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import state_of
 from radixlm.entrypoints.http.transport import read_body
-from radixlm.entrypoints.request_model import Body, Int, Objects, Strings
+from radixlm.entrypoints.request_model import Body, Objects, Strings
 from radixlm.intake.tensor_spool import FIELD, HANDLES, TensorSpool, read_handles
 from radixlm.intake.weights import WeightsOutcome
 
@@ -52,7 +52,7 @@ class UpdateFromDistributed(UpdateOptions):
 
     names: Strings
     dtypes: Strings
-    shapes: list[list[Int]]
+    shapes: list[list[int]]
     group_name: GroupName = GROUP
     load_format: str | None = None
     selector: Selector | None = None
@@ -63,9 +63,9 @@ class InitWeightsUpdateGroup(Body):
     all servers. ``backend``: gloo or nccl; unset, what the device has."""
 
     master_address: Annotated[str, Field(min_length=1, max_length=256)]
-    master_port: Int | str
-    rank_offset: Int
-    world_size: Int
+    master_port: int | str
+    rank_offset: int
+    world_size: int
     group_name: GroupName = GROUP
     backend: str | None = None
 

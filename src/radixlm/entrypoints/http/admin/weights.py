@@ -16,7 +16,7 @@ from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import read_body
-from radixlm.entrypoints.request_model import Body, Int
+from radixlm.entrypoints.request_model import Body
 from radixlm.hub.locate import Wanted
 from radixlm.intake.weights import WeightsOutcome, WeightsUpdate
 
@@ -39,7 +39,7 @@ class UpdateOptions(Body):
     is_async: bool = False
     keep_pause: bool = False
     torch_empty_cache: bool = False
-    token_step: Annotated[Int, Field(ge=0)] | None = None
+    token_step: Annotated[int, Field(ge=0)] | None = None
     mode: Mode | None = None
 
     @property

@@ -10,7 +10,6 @@ from pydantic import AfterValidator, Field
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.request_model import (
     Body,
-    Int,
     Ints,
     Objects,
     Priority,
@@ -53,8 +52,8 @@ class Generation(Body):
     """What chat and completions have in common."""
 
     model: str | None = None
-    max_tokens: Int | None = None
-    n: Int | None = None
+    max_tokens: int | None = None
+    n: int | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
@@ -68,7 +67,7 @@ class Generation(Body):
     return_spec_tokens_details: bool | None = False
     # of vLLM
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[Int, Field(ge=-1)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
 
 
 @with_fields("completions")
@@ -76,11 +75,11 @@ class CompletionRequest(Generation):
     """POST /v1/completions."""
 
     prompt: str | Ints | Strings | Annotated[list[Ints], Field(max_length=MAX_PROMPTS)]
-    best_of: Int | None = None
+    best_of: int | None = None
     echo: bool | None = False
-    logprobs: Int | None = None
+    logprobs: int | None = None
     suffix: str | None = None
-    prompt_logprobs: Annotated[Int, Field(ge=0)] | None = None  # of vLLM
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None  # of vLLM
 
 
 @with_fields("chat")
@@ -88,9 +87,9 @@ class ChatRequest(Generation):
     """POST /v1/chat/completions."""
 
     messages: Annotated[Objects, AfterValidator(_with_plain_roles)]
-    max_completion_tokens: Int | None = None
+    max_completion_tokens: int | None = None
     logprobs: bool | None = False
-    top_logprobs: Int | None = None
+    top_logprobs: int | None = None
     tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = True

@@ -178,7 +178,7 @@ def _type(described: Mapping[str, Any]) -> str:
     if any(key in described for key in _BOUNDS):
         plain = {key: value for key, value in described.items() if key not in _BOUNDS}
         bounds = [
-            f"{sign} {described[key]:g}"
+            f"{sign} {described[key]}"
             for key, sign in _BOUNDS.items()
             if abs(described.get(key, MAX_INT)) < MAX_INT
         ]

@@ -35,7 +35,6 @@ from radixlm.entrypoints.media import MediaSource, media_of
 from radixlm.entrypoints.native.response import finish_reason
 from radixlm.entrypoints.request_model import (
     Body,
-    Int,
     Ints,
     Priority,
     Rid,
@@ -62,7 +61,7 @@ class EmbeddingRequest(Body):
     input: str | Ints | Strings | list[Ints] | list[TextInput]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = "float"
-    dimensions: Annotated[Int, Field(ge=1)] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
     prompt_name: str | None = None
     user: str | None = None
     rid: Rid | list[Rid] | None = None
@@ -89,7 +88,7 @@ class EncodeRequest(Body):
     text: str | Strings | list[Strings] | None = None
     input_ids: Ints | list[Ints] | None = None
     rid: Rid | list[Rid] | None = None
-    dimensions: Annotated[Int, Field(ge=1)] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
     prompt_name: str | None = None
     priority: Priority | None = None
     image_data: Any = None

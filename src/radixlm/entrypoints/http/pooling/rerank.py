@@ -22,7 +22,7 @@ from radixlm.entrypoints.http.pooling.score import label_logprobs, next_tokens, 
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.tokenization import encode
 from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body
-from radixlm.entrypoints.request_model import Body, Int, Rid, Strings
+from radixlm.entrypoints.request_model import Body, Rid, Strings
 from radixlm.intake.records import Output
 
 router = APIRouter(tags=["pooled"])
@@ -51,7 +51,7 @@ class RerankRequest(Body):
     query: Annotated[str, Field(min_length=1)]
     documents: Documents
     instruct: str | None = None
-    top_n: Annotated[Int, Field(ge=1)] | None = None
+    top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool = True
     model: str | None = None
     rid: Rid | None = None
@@ -63,7 +63,7 @@ class SharedRerankRequest(Body):
     query: Annotated[str, Field(min_length=1)]
     documents: Documents
     instruct: str | None = None
-    top_n: Annotated[Int, Field(ge=1)] | None = None
+    top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool = False
     model: str | None = None
     user: str | None = None

@@ -12,7 +12,6 @@ from radixlm.entrypoints.http.openai.protocol import MAX_TOP_LOGPROBS, ChatReque
 from radixlm.entrypoints.http.responses.toolbox import BUILT_IN, is_remote
 from radixlm.entrypoints.request_model import (
     Body,
-    Int,
     Metadata,
     Objects,
     Priority,
@@ -49,8 +48,8 @@ class ResponsesRequest(Body):
     instructions: str | None = None
     background: bool | None = False
     include: list[str] | None = None
-    max_output_tokens: Annotated[Int, Field(ge=1)] | None = None
-    max_tool_calls: Int | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: int | None = None
     metadata: Metadata | None = None
     parallel_tool_calls: bool | None = True
     previous_response_id: str | None = None
@@ -61,7 +60,7 @@ class ResponsesRequest(Body):
     text: dict[str, Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     tools: Objects | None = None
-    top_logprobs: Annotated[Int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
     user: str | None = None
