@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -110,3 +111,21 @@ async def test_a_bad_field_is_named(
     got = await server.post(PATH, **body)
     assert got.status_code == 400, got.text
     assert got.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_streams_carry_the_ids_of_the_prompt_once(server: ScriptedServer, path: str) -> None:
+    """``return_token_ids``, as vLLM streams it: completions in the choice, chat beside it."""
+    is_chat = path == "/v1/chat/completions"
+    prompt = {"messages": [{"role": "user", "content": "hi"}]} if is_chat else {"prompt": "hi"}
+    body = prompt | {"return_token_ids": True}
+    whole = (await server.post(path, **body)).json()
+    expected = whole["choices"][0]["prompt_token_ids"]
+    assert expected and whole.get("prompt_token_ids") == (expected if is_chat else None)
+    streamed = await server.post(path, stream=True, **body)
+    lines = [line[6:] for line in streamed.text.splitlines() if line.startswith("data: {")]
+    chunks = [json.loads(line) for line in lines]
+    holders = chunks if is_chat else [chunk["choices"][0] for chunk in chunks]
+    assert [one.get("prompt_token_ids") for one in holders] == [
+        expected if place == 0 else None for place in range(len(holders))
+    ]

@@ -279,7 +279,7 @@ ROWS = [
     ),
     chat(
         "request_extensions",
-        has={"choices.0.token_ids": ..., "choices.0.meta_info": ...},
+        has={"choices.0.token_ids": ..., "choices.0.meta_info": ..., "prompt_token_ids": ...},
         priority=1,
         extra_key="k",
         cache_salt="s",

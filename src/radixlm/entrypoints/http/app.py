@@ -16,7 +16,15 @@ from radixlm.config.serve import ServeConfig
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.tensor_updates import TensorUpdates
-from radixlm.entrypoints.http import anthropic, live, not_implemented, ollama, tokenization, ui
+from radixlm.entrypoints.http import (
+    anthropic,
+    live,
+    llama_cpp,
+    not_implemented,
+    ollama,
+    tokenization,
+    ui,
+)
 from radixlm.entrypoints.http.access import AccessObserver
 from radixlm.entrypoints.http.admin import (
     adapters,
@@ -53,7 +61,7 @@ from radixlm.entrypoints.http.responses import routes as responses
 from radixlm.entrypoints.http.responses.background import Responses
 from radixlm.entrypoints.http.responses.store import ResponseStore, store_of
 from radixlm.entrypoints.http.responses.toolbox import servers_of
-from radixlm.entrypoints.http.root_path import WithoutPrefix, prefix_of
+from radixlm.entrypoints.http.root_path import WithoutPrefix, WithVersion, prefix_of
 from radixlm.entrypoints.http.speech import routes as speech
 from radixlm.entrypoints.http.state import ServerState
 from radixlm.entrypoints.http.tls import make_context
@@ -97,6 +105,7 @@ _ROUTERS = (
     grammar.router,
     anthropic.router,
     ollama.router,
+    llama_cpp.router,
     responses.router,
     files.router,
     batches.router,
@@ -125,6 +134,7 @@ def create_app(
     )
     # outside of the other middleware, so that browsers may read its errors too
     app.add_middleware(with_cors, option=config.serve.cors_allowed_origins)
+    app.add_middleware(WithVersion)
     if prefix := prefix_of(config.serve.fastapi_root_path):
         app.servers = [{"url": prefix}]  # in the OpenAPI document
         app.add_middleware(WithoutPrefix, prefix=prefix)  # before all that looks at paths

@@ -32,7 +32,7 @@ INFERENCE_PATHS = frozenset(
     "/tokenize /v1/tokenize /detokenize /v1/detokenize /parse_function_call /separate_reasoning "
     "/v1/models /get_model_info /model_info "
     "/api/chat /api/generate /api/tags /api/ps /api/show /api/version /api/embed "
-    "/api/embeddings".split()
+    "/api/embeddings /completion /infill /apply-template".split()
 )
 # not of administrators, but they change what other requests meet
 SHARED_STATE_PATHS = frozenset(("/abort_request", "/open_session", "/close_session"))

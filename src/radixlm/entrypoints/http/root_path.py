@@ -1,4 +1,5 @@
-"""``--fastapi-root-path``: requests come with the path of a proxy before theirs, or without."""
+"""Paths that clients may write in another way: with a proxy's path before theirs
+(``--fastapi-root-path``), or OpenAI's routes without /v1, as llama.cpp's server has them."""
 
 from __future__ import annotations
 
@@ -25,4 +26,20 @@ class WithoutPrefix:
             scope["path"] = path.removeprefix(self._prefix) or "/"
             if raw.startswith(self._prefix.encode()):
                 scope["raw_path"] = raw.removeprefix(self._prefix.encode()) or b"/"
+        await self._app(scope, receive, send)
+
+
+VERSIONED = frozenset(("/chat/completions", "/completions", "/embeddings", "/models", "/responses"))
+
+
+class WithVersion:
+    """ASGI middleware that puts "/v1" before the paths of ``VERSIONED``."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("path") in VERSIONED:
+            path = f"/v1{scope['path']}"
+            scope = {**scope, "path": path, "raw_path": path.encode()}
         await self._app(scope, receive, send)

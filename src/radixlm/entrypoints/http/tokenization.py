@@ -124,7 +124,8 @@ def longest_token(state: ServerState) -> int:
 class Tokenize(Body):
     """``prompt``, a list of prompts, or ``messages`` of a chat. ``return_token_strs`` (vLLM's) adds
     each token as its vocabulary spells it; ``return_token_bytes`` its bytes in hexadecimal, and 1
-    in ``special_tokens_mask`` for special tokens."""
+    in ``special_tokens_mask`` for special tokens. ``content``, ``add_special`` (false if it is
+    missing) and ``with_pieces`` are llama.cpp's."""
 
     prompt: str | list[str] | None = None
     messages: Objects | None = None
@@ -134,6 +135,9 @@ class Tokenize(Body):
     add_generation_prompt: bool = True
     return_token_strs: bool = False
     return_token_bytes: bool = False
+    content: str | None = None
+    add_special: bool = False
+    with_pieces: bool = False
     model: str | None = None
 
 
@@ -151,6 +155,8 @@ async def tokenize(request: Request) -> Response:
     state = state_of(request)
     state.check_model(args.model)
     tokenizer = state.require_tokenizer()
+    if args.content is not None and args.prompt is None:
+        args.prompt, args.add_special_tokens = args.content, args.add_special
     if (args.prompt is None) == (args.messages is None):
         raise InvalidRequest("exactly one of prompt and messages must be given", "prompt")
     if args.messages is not None:
@@ -176,6 +182,8 @@ async def tokenize(request: Request) -> Response:
         rows = await _encode_rows(state, prompt, adds)
         body = {"tokens": rows, "count": [len(row) for row in rows]}
     body |= await off_loop(8 * len(prompt), _pieces, tokenizer, body["tokens"], args)
+    if args.with_pieces:
+        body["tokens"] = _each(body["tokens"], lambda i: {"id": i, "piece": tokenizer.decode([i])})
     return await json_answer(body | {"max_model_len": length})
 
 
@@ -233,7 +241,8 @@ async def detokenize(request: Request) -> Response:
 
     texts = [await off_loop(4 * len(row), text_of, row) for row in rows]
     shown = texts if is_nested else texts[0]
-    return await json_answer({"text": shown, "prompt": shown})  # vLLM's clients read ``prompt``
+    # vLLM's clients read ``prompt``, llama.cpp's ``content``
+    return await json_answer({"text": shown, "prompt": shown, "content": shown})
 
 
 def _as_texts(value: Any) -> Any:

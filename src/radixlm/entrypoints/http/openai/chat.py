@@ -112,6 +112,7 @@ async def complete(chat: Chat) -> dict[str, Any]:
         ],
         "usage": counted,
         "metadata": {"weight_version": session.state.weight_version},
+        **({"prompt_token_ids": _prompt_ids(session)} if session.body.return_token_ids else {}),
         **spec_details(session.body, [answer.output for answer in answers]),
     }
 
@@ -166,7 +167,7 @@ def _extras(session: ChatSession, output: Output) -> dict[str, Any]:
         extras["hidden_states"] = last_hidden(output, session.state.intake.facts.embed_dim)
     if body.return_token_ids:
         extras["token_ids"] = extras["response_token_ids"] = output.token_ids
-    if body.return_prompt_token_ids:
+    if body.return_prompt_token_ids or body.return_token_ids:
         extras["prompt_token_ids"] = _prompt_ids(session)
     if body.return_meta_info:
         extras["meta_info"] = {
@@ -232,12 +233,16 @@ async def _events(chat: Chat) -> AsyncGenerator[bytes, None]:
     continuous = bool(options and options.continuous_usage_stats)
     counter = _Counter(chat)
     started: dict[int, set[int]] = {}
+    is_first = True
     async with aclosing(conversation.stream(chat.session)) as deltas:
         async for delta in deltas:
             counter.add(delta)
             heads = started.setdefault(delta.index, set())
             for choice in _chunks(chat.session, delta, heads):
                 chunk = chat.envelope("chat.completion.chunk") | {"choices": [choice]}
+                if chat.session.body.return_token_ids and is_first:
+                    chunk["prompt_token_ids"] = _prompt_ids(chat.session)
+                is_first = False
                 if wants_usage or continuous:
                     chunk["usage"] = counter.usage(delta.index) if continuous else None
                 yield event(chunk)

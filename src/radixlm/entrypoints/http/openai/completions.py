@@ -319,4 +319,6 @@ def _delta(
         choice["hidden_states"] = last_hidden(output, call.state.intake.facts.embed_dim)
     if call.body.return_token_ids:
         choice["token_ids"] = output.token_ids
+        if is_first:
+            choice["prompt_token_ids"] = call.requests[prompt].input_ids
     return choice

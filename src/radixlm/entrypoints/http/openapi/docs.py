@@ -23,6 +23,8 @@ facts are served at `/openapi.json`.
 - Fields of vLLM and llama.cpp that have a counterpart are read: `guided_json`, `guided_regex`,
   `guided_choice`, `guided_grammar`, `structured_outputs`, `grammar`, `include_stop_str_in_output`,
   `n_predict`, `repeat_penalty`.
+- OpenAI's routes `/chat/completions`, `/completions`, `/embeddings`, `/models` and `/responses` are
+  served without `/v1` too.
 - Any model name is served by the one model, whose name is in the answer; with
   `--strict-model-name` another name is a 404.
 - Errors have OpenAI's form `{"error": {"message", "type", "param", "code"}}`, and beside it the

@@ -142,7 +142,12 @@ MODEL_INFO = _object(
 )  # fmt: skip
 SERVER_INFO = _object(status=STR, version=STR, internal_states=_list(DICT))
 TOKENS = _object(
-    tokens=_list(_one_of(INT, _list(INT))), count=_one_of(INT, _list(INT)), max_model_len=INT
+    tokens=_list(_one_of(INT, DICT, _list(_one_of(INT, DICT)))),
+    count=_one_of(INT, _list(INT)),
+    max_model_len=INT,
+)
+LLAMA = _object(
+    content=STR, tokens=_list(INT), stop=BOOL, tokens_predicted=INT, tokens_evaluated=INT
 )
 PARSED = _object(normal_text=STR, calls=_list(_object(tool_index=INT, name=STR, parameters=STR)))
 PREDICTIONS = _object(predictions=_one_of(_list(DICT), DICT))
@@ -151,7 +156,7 @@ RANKED = _one_of(
     _object(results=_list(_object(index=INT, relevance_score=NUM))),
 )
 
-TEXTS = _object(text=_one_of(STR, _list(STR)), prompt=_one_of(STR, _list(STR)))
+TEXTS = _object(**dict.fromkeys(("text", "prompt", "content"), _one_of(STR, _list(STR))))
 SPOKEN = _object(text=STR, usage=DICT)
 SUCCEEDED = {JSON: _object(success=BOOL, message=STR)}
 UPDATED = {JSON: _object(success=BOOL, message=STR, num_paused_requests=INT)}
@@ -223,6 +228,10 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/detokenize": {JSON: TEXTS},
     "/v1/detokenize": {JSON: TEXTS},
     "/tokenizer_info": {JSON: DICT},
+    "/completion": {JSON: _one_of(LLAMA, _list(LLAMA)), SSE: STR},
+    "/infill": {JSON: _one_of(LLAMA, _list(LLAMA)), SSE: STR},
+    "/apply-template": {JSON: _object(prompt=STR)},
+    "/props": {JSON: _object(total_slots=INT, chat_template=STR)},
     "/version": {JSON: _object(version=STR)},
     "/concate_and_append_request": {JSON: _object(success=BOOL, copied_tokens=INT, message=STR)},
     "/parse_function_call": {JSON: PARSED},
@@ -300,6 +309,9 @@ EXAMPLES: Mapping[str, Any] = {
     "SharedRerankRequest": {"query": "warm", "documents": ["The sun", "The snow"]},
     "Tokenize": {"prompt": "hello"},
     "Detokenize": {"tokens": [1, 2]},
+    "LlamaCompletion": {"prompt": "hello", "n_predict": 4},
+    "Infill": {"input_prefix": "def f(", "input_suffix": "return 1", "n_predict": 4},
+    "ApplyTemplate": {"messages": [{"role": "user", "content": "hi"}]},
     "ParseFunctionCall": {
         "text": '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
         "tool_call_parser": "hermes",
