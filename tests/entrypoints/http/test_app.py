@@ -171,6 +171,13 @@ async def test_tokenize_and_back(server: ScriptedServer) -> None:
     assert chat["count"] > got["count"]
     assert (await server.post("/detokenize", tokens=[10**9])).json()["error"]["param"] == "tokens"
     assert (await server.post("/tokenize")).status_code == 400
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    plain, with_tools, without = [
+        (await server.post("/tokenize", **chat, **more)).json()["count"]
+        for more in ({}, {"tools": tools}, {"tools": tools, "tool_choice": "none"})
+    ]
+    assert plain == without < with_tools
 
 
 @pytest.mark.parametrize(

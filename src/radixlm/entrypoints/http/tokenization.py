@@ -130,6 +130,7 @@ class Tokenize(Body):
     prompt: str | list[str] | None = None
     messages: Objects | None = None
     tools: Objects | None = None
+    tool_choice: str | dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
@@ -164,7 +165,7 @@ async def tokenize(request: Request) -> Response:
         prompt: str | list[str] = await render(
             state,
             args.messages,
-            tools=args.tools,
+            tools=None if args.tool_choice == "none" else args.tools,
             add_generation_prompt=args.add_generation_prompt,
             template_kwargs=args.chat_template_kwargs,
         )

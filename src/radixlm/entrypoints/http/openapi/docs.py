@@ -35,6 +35,8 @@ facts are served at `/openapi.json`.
   server listens on loopback only.
 - Objects of a JSON schema may contain only the properties that it declares, and its lists only the
   items of `prefixItems`, unless it says otherwise (`additionalProperties`, `items`).
+- Log-probabilities are of the model's own logits, before temperature, penalties, biases and
+  grammars, as SGLang returns them with `SGLANG_RETURN_ORIGINAL_LOGPROB`.
 - Hidden states of `/generate` have one entry per step: the rows of the prompt as a list, then one
   row per token. OpenAI's routes return the row of the last position; streams with the last chunk.
 - `X-Request-Id` is taken from the request or generated, and sent with every response. It is the id
