@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import radixlm.engine.features.page_arrivals as arrivals_module
 import radixlm.tiers.worker as worker_module
 from radixlm.base.errors import InvariantError
 from radixlm.engine.features.page_arrivals import PageArrivals
@@ -298,6 +300,20 @@ def test_pages_are_back_before_a_prompt_asks_for_them() -> None:
     assert bench.arrivals.stats()["claimed_tokens"] == 28
     delta = [d for r in bench.replies for d in getattr(r, "deltas", ()) if d.rid == "a"][-1]
     assert delta.cached_by_tier == {"storage": 28}
+
+
+def test_a_start_waits_for_pages_with_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals_module, "PRELOAD_POLL_S", 0.0)
+    tier, prompt = DictTier("storage"), list(range(1, 30))
+    fill(tier, prompt)
+    bench = preloading(tier)
+    bench.arrivals.preload(1.0)
+    assert bench.kv_manager.reservations.num_spare == 7
+    hanging = preloading(tier, num_pages=100)
+    hanging.port.eagerness = 0.0
+    hanging.arrivals._clock = count(0.0, 0.1).__next__
+    hanging.arrivals.preload(1.0)
+    assert not hanging.kv_manager.reservations.num_spare
 
 
 def test_what_was_used_last_comes_back() -> None:

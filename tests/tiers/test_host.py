@@ -81,6 +81,18 @@ def test_a_page_that_others_compressed_is_taken_over_once() -> None:
     assert tier.stats()["bytes"] == len(blob) and _got(tier, keys) == 1
 
 
+def test_pages_stay_as_they_came_while_there_is_room_and_are_lent() -> None:
+    pytest.importorskip("zstandard")
+    keys = chain(6)
+    tier = HostTier(10 * NBYTES, Codec())
+    tier.put(records(keys[:3]))
+    tier.offer(keys[1], *Codec().encode(payload(1)))
+    assert [row.tobytes() for row in tier.lend(keys)] == [payload(i).tobytes() for i in range(3)]
+    tier.adopt(keys[1], *Codec().encode(payload(1)))
+    assert len(tier.lend(keys)) == 1 and tier.lend(keys[1:]) == []
+    tier.close()
+
+
 def test_a_row_of_a_larger_array_is_copied_and_too_large_pages_dropped() -> None:
     table = np.stack([payload(0), payload(1)])
     keys = chain(2)

@@ -87,6 +87,8 @@ log = logging.getLogger(__name__)
 
 # share of a GPU for weights and pools of models whose steps cannot be profiled
 UNPROFILED_SHARE = 0.85
+# by which a start waits for pages of a tier on disk, so that the first prompts find them
+MAX_PRELOAD_S = 2.0
 
 
 class EngineCore(Record):
@@ -328,6 +330,8 @@ def assemble(
 
     scheduler = make()
     peers.agree(())  # all ranks are ready
+    if arrivals is not None and not boot.number:  # else streams wait for the engine
+        arrivals.preload(MAX_PRELOAD_S)
 
     def close() -> None:
         engine.packed.close()

@@ -148,7 +148,7 @@ def make_segments(
         int(extra["max_size_gb"] * _GB) if "max_size_gb" in extra else budget,
         secret=secret,
         min_free_bytes=int(extra.get("min_free_gb", 1) * _GB),
-        on_packed=host.adopt,
+        on_packed=host.offer,
     )
     tier.flush(_OPEN_S)  # the first prompt finds what a server before this one has kept
     return tier

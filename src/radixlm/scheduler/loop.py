@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 BEAT_S = 1.0
 MAX_RETRY_S = 60.0
 # how often requests are polled that wait for a feature (a grammar that compiles)
-GATE_POLL_S = 0.002
+GATE_POLL_S = 0.001
 
 
 class Executor(Protocol):

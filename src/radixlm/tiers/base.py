@@ -93,6 +93,15 @@ class Lasting(Protocol):
 
 
 @runtime_checkable
+class Lending(Protocol):
+    """A tier that has pages in memory as they came, which need not be copied twice."""
+
+    def lend(self, keys: Sequence[bytes]) -> list[Payload]:
+        """Leading pages, uint8 [nbytes] each, to be read only; fewer where one must be expanded."""
+        ...
+
+
+@runtime_checkable
 class Rooms(Protocol):
     """The peer tier of a prefill server, which tells decode servers whether to wait. Any thread may
     call these."""
@@ -216,3 +225,12 @@ class Told(msgspec.Struct, tag="told", frozen=True):
 
 
 Report = Found | Arrived | Done | Told
+
+
+def failed(command: Command, error: Exception) -> Report:
+    """The report of a job that failed: nothing was found, nothing came."""
+    if isinstance(command, Lookup):
+        return Found(command.job, [])
+    if isinstance(command, Admin):
+        return Told(command.job, error=f"{type(error).__name__}: {error}")
+    return Done(command.job, 0)

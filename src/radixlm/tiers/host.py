@@ -83,6 +83,17 @@ class HostTier:
         whole = [check if isinstance(check, bool) else check.result() for check in checks]
         return whole.index(False) if False in whole else len(whole)
 
+    def lend(self, keys: Sequence[bytes]) -> list[Payload]:
+        lent: list[Payload] = []
+        with self._lock:
+            for key in keys:
+                page = self._pages.get(key)
+                if page is None or page.flags != RAW or isinstance(page.blob, bytes):
+                    break
+                page.is_hot = True
+                lent.append(page.blob)
+        return lent
+
     def put(self, records: Sequence[PageRecord]) -> None:
         pages = []
         for record in records:
@@ -146,6 +157,11 @@ class HostTier:
                 raise
             self.adopt(page.key, flags, blob)
             self._packer.rest()
+
+    def offer(self, key: bytes, flags: int, blob: bytes | Payload) -> None:
+        """Another tier has compressed a page: kept so where the budget is more than half full."""
+        if self._wants_packing:
+            self.adopt(key, flags, blob)
 
     def adopt(self, key: bytes, flags: int, blob: bytes | Payload) -> None:
         """Keep ``blob``, which encodes the page ``key``, instead of its raw payload."""

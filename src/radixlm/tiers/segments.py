@@ -141,6 +141,7 @@ class SegmentTier:
             self._writer.submit(lambda: self._guard(self._store.used, keys))
 
     def recent(self, count: int) -> list[bytes]:
+        self._writer.drain(self._stall_s)  # the index may not be read yet
         return list(self._store.index)[-count:] if not self._is_off() else []
 
     def clear(self) -> None:

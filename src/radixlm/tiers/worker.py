@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
+from itertools import takewhile
 from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
@@ -33,6 +34,7 @@ from radixlm.tiers.base import (
     Found,
     Get,
     Lasting,
+    Lending,
     Lookup,
     PageRecord,
     Payload,
@@ -43,6 +45,7 @@ from radixlm.tiers.base import (
     Tier,
     Told,
     Used,
+    failed,
 )
 from radixlm.tiers.prefault import Spans, prefault
 from radixlm.wire.transfer import Hint
@@ -234,7 +237,7 @@ class PageWorker:
                 report = self._do(task)
             except Exception as error:
                 log.exception("moving pages failed")
-                report = _failure(task.command, error)
+                report = failed(task.command, error)
             self._cancelled.discard(task.command.job)
             task.answer(report)
             del task, report
@@ -334,20 +337,33 @@ class PageWorker:
             is_last_round = True
             for number, tier in enumerate(self.tiers):
                 while done < len(keys) and not self._is_over(task):
-                    batch = slice(done, done + step)
-                    data = [np.empty(nbytes, np.uint8) for _ in keys[batch]]
-                    start_s = time.perf_counter()
-                    got = self._guarded(tier, tier.get, 0, keys[batch], data, hint)
-                    if not got or not self._write(task, space, pages[batch][:got], data[:got]):
+                    batch, start_s = slice(done, done + step), time.perf_counter()
+                    data, is_end = self._rows(tier, keys[batch], nbytes, hint)
+                    got = len(data)
+                    if not got or not self._write(task, space, pages[batch][:got], data):
                         break
                     task.note(tier.name, got, got * nbytes, time.perf_counter() - start_s)
-                    self._promote(task, space, number, done, data[:got])
+                    self._promote(task, space, number, done, data)
                     done, is_last_round = done + got, False
                     if space == 0 and not self._window_pages:
                         task.answer(Arrived(command.job, done))
-                    if got < len(data):
+                    if is_end:
                         break
         return done if nbytes else len(keys)
+
+    def _rows(
+        self, tier: Tier, keys: Sequence[bytes], nbytes: int, hint: Hint | None
+    ) -> tuple[Rows, bool]:
+        """Leading pages of a tier, and whether it has no more of them."""
+        lent: Rows = []
+        if isinstance(tier, Lending):
+            lent = self._guarded(tier, tier.lend, [], keys)
+            lent = list(takewhile(lambda row: len(row) == nbytes, lent))
+        if lent:
+            return lent, False
+        rows = [np.empty(nbytes, np.uint8) for _ in keys]
+        got: int = self._guarded(tier, tier.get, 0, keys, rows, hint)
+        return rows[:got], got < len(rows)
 
     def _write(self, task: _Task, space: int, pages: Pages, data: Rows) -> bool:
         """Writes verified bytes to the pool, unless the job was cancelled meanwhile."""
@@ -480,12 +496,3 @@ def _record(
     if space == 1:
         key, parent = window_key(key), key
     return PageRecord(key, parent, tokens[index], payload, space, hint)
-
-
-def _failure(command: Command, error: Exception) -> Report:
-    """The report of a job that failed: nothing was found, nothing came."""
-    if isinstance(command, Lookup):
-        return Found(command.job, [])
-    if isinstance(command, Admin):
-        return Told(command.job, error=f"{type(error).__name__}: {error}")
-    return Done(command.job, 0)

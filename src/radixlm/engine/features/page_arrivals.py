@@ -14,6 +14,7 @@ attention all groups are asked, and the pages come to the one that can have most
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -42,9 +43,12 @@ from radixlm.tiers.base import (
     Used,
 )
 
+log = logging.getLogger(__name__)
+
 MAX_RESERVED_SHARE: Final = 0.5  # of the pool, for pages on their way
 MAX_SEEDS: Final = 4096
 MAX_SETTLE_S: Final = 30.0
+PRELOAD_POLL_S: Final = 0.002
 _AT_ONCE: Final = WriteThrough()  # of requests whose pages another engine waits for
 
 
@@ -143,6 +147,16 @@ class PageArrivals(Feature):
             group.puts.copy_ahead()
         for group in self._groups:
             group.preload.tick(self._clock(), is_idle=not self._states and not self._jobs)
+
+    def preload(self, limit_s: float) -> None:
+        """Before the first request: bring pages that the tiers had before the start, as many as
+        come within ``limit_s``."""
+        end_s = self._clock() + limit_s
+        while self._clock() < end_s and not all(group.preload.is_over for group in self._groups):
+            self.tick()
+            time.sleep(PRELOAD_POLL_S)
+        if count := self.counts["preloaded_tokens"]:
+            log.info("%d tokens of the KV cache were brought back from disk", count)
 
     def _take_reports(self, reports: list[Report]) -> None:
         for report in reports:

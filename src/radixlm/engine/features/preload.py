@@ -43,12 +43,18 @@ class Preload:
         self._num_arrived = 0
         self._is_held, self._busy_s = False, -REST_S
         self._job = next_job()
+        self._is_told = not max_pages  # which pages there are
         if max_pages:
             send(Admin(self._job, "recent", {"count": max_pages}))
 
     @property
     def is_loading(self) -> bool:
         return bool(self._keys)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to bring."""
+        return self._is_told and not self._wanted and not self._keys
 
     def tick(self, now_s: float, is_idle: bool) -> None:
         """Begin to bring pages, or go on, where nothing else is to do."""
@@ -77,7 +83,7 @@ class Preload:
         if report.job != self._job:
             return False
         if isinstance(report, Told):
-            self._wanted = _last_first(report.data or [])
+            self._wanted, self._is_told = _last_first(report.data or []), True
             return True
         first, end = self._num_arrived, report.num_pages
         self._reservations.keep_spare(self._keys[first:end], self._pages[first:end])
@@ -94,7 +100,7 @@ class Preload:
     def stop(self) -> None:
         """Bring no more."""
         self.hold()
-        self._wanted = []
+        self._wanted, self._is_told = [], True
 
 
 def _last_first(keys: list[bytes]) -> list[bytes]:
