@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from radixlm.base.errors import ConfigError
 from radixlm.config.flag import Flag
 from radixlm.config.option import Option, options
+from radixlm.config.parallel import ParallelConfig
 from radixlm.config.server_config import ServerConfig
 from radixlm.config.states import (
     check_states,
     compile_notes,
+    expert_notes,
     no_effect_notes,
     unbuilt_reason,
     window_notes,
@@ -117,3 +121,18 @@ def test_a_bound_without_compilation_warns() -> None:
     assert note.startswith("--torch-compile-max-bs has no effect")
     assert not list(compile_notes(config.with_values({"enable_torch_compile": True})))
     assert not list(compile_notes(ServerConfig()))
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        ({"ep_num_redundant_experts": 2}, ["--ep-num-redundant-experts"]),
+        ({"ep_dispatch_algorithm": "static"}, ["--ep-dispatch-algorithm"]),
+        ({"ep_dispatch_algorithm": "static", "tp_size": 2}, ["--ep-dispatch-algorithm"]),
+        ({"ep_dispatch_algorithm": "fake", "tp_size": 2}, []),
+        ({"ep_num_redundant_experts": 2, "ep_dispatch_algorithm": "static", "tp_size": 2}, []),
+    ],
+)
+def test_places_of_experts_that_change_nothing_are_told(options: Any, flags: list[str]) -> None:
+    notes = expert_notes(ServerConfig(parallel=ParallelConfig(**options)))
+    assert [note.partition(" has no effect: ")[0] for note in notes] == flags

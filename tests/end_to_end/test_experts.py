@@ -92,12 +92,19 @@ def test_fake_dispatch_draws_the_experts(wanted: list[Any]) -> None:
         assert answers(engine) != wanted
 
 
+def test_places_of_experts_change_nothing_on_one_rank(wanted: list[Any]) -> None:
+    location = json.dumps({"physical_to_logical_map": [[*range(8), 3]] * LAYERS})
+    options = {"ep_num_redundant_experts": 1, "init_expert_location": location}
+    with start(**options, ep_dispatch_algorithm="dynamic") as engine:
+        assert answers(engine) == wanted
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"tp_size": 2, "ep_num_redundant_experts": 1}, "9 experts do not divide among 2 ranks; 2"),
         ({"tp_size": 2, "init_expert_location": "{}"}, "expected a key 'physical_to_logical_map'"),
-        ({"enable_eplb": True}, "--enable-eplb needs ranks to place experts on: --tp-size 2"),
+        ({"enable_eplb": True}, "--enable-eplb needs ranks to move experts between: --tp-size 2"),
         ({"tp_size": 2, "ep_size": 3}, "--ep-size 3 "),
         (
             {

@@ -189,3 +189,28 @@ async def test_streams_outlive_a_link_that_is_cut(
     assert not psutil.wait_procs([rank], 60)[1] and not answers.done()
     ip("link", "set", link, "up")
     assert await answers == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("tc") is None, reason="needs tc, to shape a link")
+async def test_a_slow_link_that_drops_packets_changes_no_token(
+    cluster: Cluster, wanted: list[Any], link: str
+) -> None:
+    """2 Mbit/s each way; what does not fit into 6 KB of queue is lost, and sent again by TCP."""
+    queue = "root tbf rate 2mbit burst 3kb limit 6kb".split()
+    ends = ["tc", "qdisc"], ["ip", "netns", "exec", NAME, "tc", "qdisc"]
+    names = link, f"{NAME}b"
+    cluster.server.wait_ready()
+    for end, name in zip(ends, names, strict=True):
+        subprocess.run([*end, "add", "dev", name, *queue], check=True)
+    try:
+        assert await ask(cluster.server, BODIES) == wanted
+        answers = await running(cluster.server)
+        (rank,) = cluster.node.ranks()
+        rank.kill()
+        assert await answers == wanted
+        shown = subprocess.run(["tc", "-s", "qdisc", "show", "dev", link], capture_output=True)
+        assert "dropped 0," not in shown.stdout.decode()
+    finally:
+        for end, name in zip(ends, names, strict=True):
+            subprocess.run([*end, "del", "dev", name, "root"], check=True)

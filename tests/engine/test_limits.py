@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from radixlm.arch.hf import describe
-from radixlm.engine.limits import attention_length
+from radixlm.config.parallel import ParallelConfig
+from radixlm.config.schedule import ScheduleConfig
+from radixlm.config.server_config import ServerConfig
+from radixlm.engine.limits import _target_itl_s, attention_length
 
 QWEN3_06B = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 32000,
@@ -33,3 +36,10 @@ def test_the_context_that_costs_as_much_as_the_weights(
     changes: dict[str, Any], length: float
 ) -> None:
     assert attention_length(describe({**QWEN3_06B, **changes})) == length
+
+
+def test_a_token_passes_all_stages_within_the_time_between_two() -> None:
+    schedule = ScheduleConfig(target_itl_ms=60.0)
+    for stages in (1, 3):
+        config = ServerConfig(parallel=ParallelConfig(pp_size=stages), schedule=schedule)
+        assert _target_itl_s(config) == pytest.approx(0.06 / stages)

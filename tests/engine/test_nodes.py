@@ -248,6 +248,25 @@ def test_two_nodes_with_one_rank_and_the_choice_of_a_free_one(
     assert (first.agent.node_rank, third.agent.node_rank) == (1, 2)
 
 
+def test_a_node_whose_place_is_taken_asks_once_a_beat(
+    make_hub: Callable[..., Hub],
+    run: Callable[..., Running],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hub, asked = make_hub(nnodes=3), list[int]()
+    join = hub._join
+    monkeypatch.setattr(hub, "_join", lambda *args: (asked.append(1), join(*args)))
+    run(hub)
+    with hub._changed:
+        assert hub._changed.wait_for(lambda: 1 in hub.members, 60)
+    monkeypatch.setattr(node_agent, "BEAT_S", 0.05)
+    monkeypatch.setattr(node_agent, "RETRY_S", 0.2)
+    assert "--node-rank 1 is taken by a" in str(run(hub).join())
+    assert 3 <= len(asked) <= 10
+    assert sum("refused a node" in record.getMessage() for record in caplog.records) == 1
+
+
 def test_another_secret_is_told_on_both_ends(
     make_hub: Callable[..., Hub], run: Callable[..., Running]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -66,6 +67,29 @@ def test_running_requests_get_their_tokens_in_time(depth: int) -> None:
     # a tick takes a millisecond more, which counts between two steps in flight
     took_s = sum(step[2] for step in late) / len(late) + 1e-3 * depth
     assert took_s > 0.85 * target_s, "and no slower than needed"
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_tokens_come_in_time_through_several_stages(stages: int) -> None:
+    """Each request decodes in one of ``stages`` steps."""
+    target_s = 2e-3 * stages
+    bench = TimedHarness(target_itl_s=target_s / stages, stages=stages, depth=stages - 1)
+    prompt, names = [3 + i % 50 for i in range(6000)], [f"r{i}" for i in range(2 * stages)]
+    for name in names:
+        bench.submit(name, [1, 2, 3], 60, ignore_eos=True)
+    for _ in range(9):
+        bench.tick()
+    bench.submit("long", prompt, 4, ignore_eos=True)
+    came_s: list[float] = []
+    while len(bench.out[names[0]]) < 60:
+        before = len(bench.out[names[0]])
+        bench.tick()
+        came_s += [bench.now_s] * (len(bench.out[names[0]]) - before)
+    bench.run()
+    gaps_s = [late - early for early, late in pairwise(came_s)]
+    # a tick takes a millisecond of its own
+    assert max(gaps_s[4:]) < 1.2 * target_s + 1e-3 * stages
+    assert bench.out["long"] == reference(prompt, 4, True)
 
 
 @pytest.mark.parametrize("is_read", [True, False])

@@ -112,6 +112,21 @@ def test_requests_of_one_prompt_fetch_it_once() -> None:
         assert bench.cached[f"b{i}"] >= 28 and bench.out[f"b{i}"] == reference([*prompt, i + 1], 6)
 
 
+def test_a_prompt_of_most_of_the_pool_comes_back_when_there_is_room() -> None:
+    tier, prompt = DictTier(), list(range(1, 62))
+    bench = Bench([tier], random.Random(0), options={"policy": "wait_complete"}, num_pages=24)
+    bench.submit("a", prompt, 2)
+    bench.run()
+    bench.drop_cache()
+    bench.submit("beside", list(range(100, 140)), 9, ignore_eos=True)
+    while not bench.out["beside"]:
+        bench.tick()
+    bench.submit("b", prompt, 2)
+    bench.run()
+    assert bench.cached["b"] == 60 and tier.num_got == 15 and bench.out["b"] == bench.out["a"]
+    assert bench.out["beside"] == reference(list(range(100, 140)), 9, True)
+
+
 @pytest.mark.parametrize("policy", ["auto", "timeout", "best_effort", "wait_complete"])
 def test_how_long_a_request_waits(policy: str) -> None:
     """A storage tier that never answers: only the policy ends the wait."""

@@ -43,7 +43,6 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict("engine_in_process", "dp_size", _RANKS),
     Conflict("engine_in_process", "nnodes", _RANKS),
     Conflict("pp_size", "enable_torch_compile", "a compiled step has all layers"),
-    Conflict("pp_size", "target_itl_ms", "with stages a token takes several steps"),
     Conflict("pp_size", "device=cuda", "stages on GPUs are not built; on a GPU use --tp-size 1"),
     Conflict("skip_tokenizer_init", "chat_template", _NO_TEXT),
     Conflict("skip_tokenizer_init", "completion_template", _NO_TEXT),
@@ -149,13 +148,9 @@ def attention_group_problems(config: ServerConfig) -> Iterator[str]:
 
 
 def _expert_problems(p: ParallelConfig) -> Iterator[str]:
-    """The placement of experts needs ranks."""
-    names = ("ep_num_redundant_experts", "init_expert_location", "enable_eplb",
-             "ep_dispatch_algorithm")  # fmt: skip
-    for name in names:
-        option = options()[name]
-        if is_set(option, getattr(p, name)) and p.tp_size == 1:
-            yield f"{option.dashed} needs ranks to place experts on: --tp-size 2 --ep-size 2 works"
+    """Experts move between ranks."""
+    if p.enable_eplb and p.tp_size == 1:
+        yield "--enable-eplb needs ranks to move experts between: --tp-size 2 --ep-size 2 works"
     if p.enable_eplb and (p.expert_distribution_recorder_buffer_size or 0) > (
         steps := p.eplb_rebalance_num_iterations
     ):

@@ -206,10 +206,7 @@ class ParallelConfig(Group):
         str | None,
         "Which copy of an expert a token uses: static, one for each rank; dynamic, drawn; fake "
         "draws the experts too, to measure balanced loads.",
-        Flag(
-            choices=("static", "dynamic", "fake"),
-            part_of=("ep_num_redundant_experts", "init_expert_location"),
-        ),
+        Flag(choices=("static", "dynamic", "fake")),
     ] = None
     init_expert_location: Annotated[
         str,

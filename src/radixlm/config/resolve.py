@@ -22,6 +22,7 @@ from radixlm.config.states import (
     check_states,
     compile_notes,
     draft_notes,
+    expert_notes,
     no_effect_notes,
     window_notes,
 )
@@ -281,6 +282,7 @@ def resolve(config: ServerConfig, host: HostInfo, explicit: frozenset[str]) -> S
         logger.info("options left open: %s", ", ".join(filled.values()))
     has_window = (host.model or {}).get("has_window")
     notes = (*no_effect_notes(config, config.execute.device), *window_notes(config, has_window))
-    for note in (*notes, *compile_notes(config), *draft_notes(config)):
+    others = (compile_notes, draft_notes, expert_notes)
+    for note in (*notes, *(note for of in others for note in of(config))):
         logger.info("%s", note)
     return config

@@ -85,8 +85,9 @@ class ScheduleConfig(Group):
     target_itl_ms: Annotated[
         float | None,
         "Milliseconds between two tokens of running requests: chunks of prompts beside them get so "
-        "short that a step takes no longer. Unset: on a CPU, beside streams, five times what they "
-        "take without prompts and 50 at least; else chunks of --chunked-prefill-size.",
+        "short that a step takes no longer, or with --pp-size n so many steps. Unset: on a CPU, "
+        "beside streams, five times what they take without prompts and 50 at least; else chunks of "
+        "--chunked-prefill-size.",
         Flag(within="(0, inf)"),
     ] = None
     streaming_window: Annotated[

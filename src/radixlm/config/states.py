@@ -63,6 +63,18 @@ def window_notes(config: ServerConfig, has_window: bool | None) -> Iterator[str]
             yield f"{options()[name].dashed} has no effect: no layer has a sliding window"
 
 
+def expert_notes(config: ServerConfig) -> Iterator[str]:
+    """One line for each option about places of experts that leaves all where they are."""
+    names = ("ep_num_redundant_experts", "init_expert_location", "ep_dispatch_algorithm")
+    given = [name for name in names if is_set(options()[name], config.value(name))]
+    is_alone = config.parallel.tp_size == 1
+    draws_copies = config.parallel.ep_dispatch_algorithm in ("static", "dynamic")
+    has_no_copies = given == ["ep_dispatch_algorithm"] and draws_copies
+    why = "the only rank has all experts" if is_alone else "no expert has a copy"
+    for name in given if is_alone or has_no_copies else ():
+        yield f"{options()[name].dashed} has no effect: {why}"
+
+
 def compile_notes(config: ServerConfig) -> Iterator[str]:
     """One line if --torch-compile-max-bs is set without --enable-torch-compile."""
     option = options()["torch_compile_max_bs"]

@@ -220,10 +220,7 @@ def thread_groups(size: int, timeout_s: float = TIMEOUT_S) -> list[Group]:
 
 
 class Ranks(Record):
-    """The place of a rank and its groups, each of which holds this rank.
-
-    ``exact``: linears are cut by output only, which keeps the bits of one rank.
-    """
+    """The place of a rank and its groups, each of which holds this rank."""
 
     place: Place = Place()
     world: Group = SOLO
@@ -232,13 +229,12 @@ class Ranks(Record):
     experts: Group = SOLO
     expert_tp: Group = SOLO
     stages: Group = SOLO
-    exact: bool = True
 
 
 ALONE = Ranks()
 
 
-def thread_ranks(topology: Topology, exact: bool = True) -> list[Ranks]:
+def thread_ranks(topology: Topology) -> list[Ranks]:
     """The ranks of a whole replica as threads of this process."""
 
     def of(groups: WorldRanks) -> list[Group]:
@@ -258,6 +254,6 @@ def thread_ranks(topology: Topology, exact: bool = True) -> list[Ranks]:
         "stages": of(topology.stage_chains),
     }
     return [
-        Ranks(topology.place(r), exact=exact, **{kind: kinds[kind][r] for kind in kinds})
+        Ranks(topology.place(r), **{kind: kinds[kind][r] for kind in kinds})
         for r in range(topology.world)
     ]

@@ -122,10 +122,10 @@ class Segment:
         """Seconds that this process has waited for other ranks since the last call."""
         return float(self.native.take_waited_s())
 
-    def ranks(self, rank: int, exact: bool = True) -> Ranks:
+    def ranks(self, rank: int) -> Ranks:
         """The groups of world rank ``rank``; those of one rank or of several hosts are ``SOLO``."""
         groups = {kind: self._group(kind, rank) for kind in KINDS}
-        return Ranks(self.layout.topology.place(rank), exact=exact, **groups)
+        return Ranks(self.layout.topology.place(rank), **groups)
 
     def ring(self, rank: int) -> PlanRing:
         """The plan ring of this host: the lowest rank here writes, the others read."""

@@ -90,10 +90,11 @@ def scheduler_limits(config: ServerConfig, info: ModelInfo, tokens: int, page_si
 
 
 def _target_itl_s(config: ServerConfig) -> float | None:
-    """--target-itl-ms in seconds; without it a CPU, whose chunks take long, spares readers."""
-    target_ms = config.schedule.target_itl_ms
-    is_open = config.execute.device == "cpu" and config.parallel.pp_size == 1
-    return (None if is_open else 0.0) if target_ms is None else target_ms / 1e3
+    """What a step may take in seconds, by --target-itl-ms: with stages, a request decodes in one of
+    as many steps. Without it a CPU, whose chunks take long, spares readers."""
+    target_ms, stages = config.schedule.target_itl_ms, config.parallel.pp_size
+    is_open = config.execute.device == "cpu" and stages == 1
+    return (None if is_open else 0.0) if target_ms is None else target_ms / 1e3 / stages
 
 
 def attention_length(decoder: Decoder) -> float:

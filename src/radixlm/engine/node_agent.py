@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import select
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -149,6 +150,7 @@ class NodeAgent:
                     refusal = message.reason
                     if not message.may_retry or time.monotonic() - began_s > RETRY_S:
                         raise ConfigError(f"node 0 at {self.address} refused this node: {refusal}")
+                    select.select([self._woken], [], [], BEAT_S)  # the place is not free at once
             self._socket.count_handshakes()
             if self._socket.num_refused >= MAX_HANDSHAKES:
                 raise ConfigError(

@@ -257,8 +257,9 @@ class Hub:
             reason = f"--node-rank {rank} is taken by {holder.facts.host}; {works}"
             may_retry = True
         if reason:
+            if reason != self._last_refusal:  # it may ask again each second
+                log.error("%s: refused a node: %s", self.address, reason)
             self._last_refusal = reason
-            log.error("%s: refused a node: %s", self.address, reason)
             self._send(Refused(reason, may_retry), identity)
             return
         if holder is None:

@@ -142,7 +142,7 @@ class Followers(Peers):
         )
         self._segment = Segment.create(*_shared(config, [0, *processes.ranks]))
         processes.on_loss = self._segment.poison
-        self.ranks = self._segment.ranks(0, config.parallel.tp_sum != "fast")
+        self.ranks = self._segment.ranks(0)
         self._ring = self._segment.ring(0)
         self._sockets = {**processes.sockets, **(hub.sockets if hub else {})}
         self._num_others = config.parallel.world_size - 1
@@ -245,7 +245,7 @@ class LeaderLink(Peers):
         layout, *waits = _shared(config, startup["ranks"])
         os.ftruncate(descriptor, layout.num_bytes)  # an agent knows no layout
         self._segment = Segment(descriptor, layout, *waits)
-        self.ranks = self._segment.ranks(self.rank, config.parallel.tp_sum != "fast")
+        self.ranks = self._segment.ranks(self.rank)
         self._ring, self._waited_s = self._segment.ring(self.rank), 0.0
         self._lock = threading.Lock()
         # of another node: rank 0 reaches it through the agent, and the others there through it

@@ -45,7 +45,7 @@ from radixlm.tiers.base import (
 
 log = logging.getLogger(__name__)
 
-MAX_RESERVED_SHARE: Final = 0.5  # of the pool, for pages on their way
+MAX_RESERVED_SHARE: Final = 0.5  # of the pool, for the pages of several jobs on their way
 MAX_SEEDS: Final = 4096
 MAX_SETTLE_S: Final = 30.0
 PRELOAD_POLL_S: Final = 0.002
@@ -348,9 +348,7 @@ class PageArrivals(Feature):
             state.phase, state.job = "behind", other
             return
         reserved_pages, most = kv.reservations.num_pages, MAX_RESERVED_SHARE * kv.pages.num_total
-        if count > most:
-            return
-        if reserved_pages + count > most:
+        if reserved_pages and reserved_pages + count > most:
             state.phase = "found"  # asked again when it could be admitted
             return
         num_window = min(self.options.window_pages, count)
@@ -358,6 +356,8 @@ class PageArrivals(Feature):
         reserved = kv.reservations.reserve(count, num_window)
         if reserved is None:
             kv.reservations.unpin(handle)
+            if count > kv.reservations.num_available:  # running requests have the pages
+                state.phase = "found"
             return
         state.cached += more
         self._send_get(state, count, num_window, match.pages, handle, reserved)
