@@ -23,7 +23,7 @@ begun() { [ -z "$FROM" ] || echo "--begun zoo/models/radix-tiny-$1"; }
 stage_base() {
     if [ "$FROM" ]; then
         $train --minutes "$(minutes 0 180)" --out "$out/warm" --begun "$FROM" --rate 0.8 --seed 11
-        $train --out "$out/warm" --export-to "$base"
+        $train --out "$out/warm" --export-to "$base" --mean-with "$FROM"
         return
     fi
     $train --minutes "$(minutes 75 0)" --out "$out/first"

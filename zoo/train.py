@@ -185,6 +185,12 @@ class Run:
         self.save()
 
 
+def mix(model: Tiny, other: Tiny) -> None:
+    """Give the model the mean of both models' weights (model soups, arXiv:2203.05482)."""
+    weights = other.state_dict()
+    model.load_state_dict({name: (w + weights[name]) / 2 for name, w in model.state_dict().items()})
+
+
 def plot(run: Run) -> None:
     """Write the loss over time as a picture, where matplotlib is installed."""
     (run.folder / "losses.json").write_text(json.dumps(run.losses))
@@ -212,6 +218,7 @@ def main() -> None:
     parser.add_argument("--begun", type=Path, help="go on from this model, with new optimizers")
     parser.add_argument("--rate", type=float, default=1.0, help="factor of the learning rates")
     parser.add_argument("--export-to", type=Path, help="only export the saved state to this folder")
+    parser.add_argument("--mean-with", type=Path, help="export the mean of it and of this model")
     args = parser.parse_args()
     tokenizer = args.out / "tokenizer.json"
     if args.begun and not tokenizer.exists():
@@ -222,6 +229,8 @@ def main() -> None:
     run = Run(args.model, args.out, args.minutes, args.seed, args.teacher, args.begun, args.rate)
     run.resume()
     if args.export_to:
+        if args.mean_with:
+            mix(run.model, read(args.mean_with))
         export(run.model, Encoder(tokenizer), args.export_to)
         return
     feed = Feed(tokenizer, args.seed + 1000 * run.step)
