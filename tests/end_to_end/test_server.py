@@ -89,7 +89,7 @@ NONSENSE: list[tuple[str, bytes, dict[str, str]]] = [
     ("/v1/chat/completions", b'{"model": "no such model", "messages": [{"role": "user"}]}', {}),
     ("/v1/chat/completions", b"x" * 10_000_000, {}),
     ("/v1/completions", b'{"prompt": "a", "logprobs": 100000}', {}),
-    ("/v1/completions", b'{"prompt": "a", "priority": true}', {}),
+    ("/v1/completions", b'{"prompt": "a", "priority": 0.5}', {}),
 ]
 # harmless without the field, which the answer names as ignored
 IGNORED: list[tuple[str, dict[str, Any], str]] = [
