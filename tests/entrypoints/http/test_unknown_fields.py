@@ -59,6 +59,7 @@ LAX: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
      {"max_tokens": 2, "temperature": 0.5, "echo": True, "ignore_eos": True}),
     (COMPLETIONS, {"stream": "false", "logit_bias": {"5": "-1"}},
      {"stream": False, "logit_bias": {"5": -1}}),
+    (COMPLETIONS, {"prompt": [True], "priority": True}, {"prompt": [1], "priority": 1}),
     ("/generate", {"return_logprob": "true", "sampling_params": {"max_new_tokens": "2"}},
      {"return_logprob": True, "sampling_params": {"max_new_tokens": 2}}),
     ("/v1/messages", {"max_tokens": "2", "stream": 0}, {"max_tokens": 2, "stream": False}),
@@ -74,7 +75,7 @@ async def test_numbers_and_booleans_may_be_strings(
     base: dict[str, Any] = {"model": "tiny", "messages": USER}
     if path in ("/generate", COMPLETIONS):
         base = {"text" if path == "/generate" else "prompt": "a"}
-    answers = [await server.post(path, **base, **fields) for fields in (lax, plain)]
+    answers = [await server.post(path, **base | fields) for fields in (lax, plain)]
     assert {one.status_code for one in answers} == {200}, answers[0].text
     found = [parts_of(one.json()) for one in answers]
     assert found[0] == found[1]
