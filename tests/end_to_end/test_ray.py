@@ -76,10 +76,10 @@ async def test_streams_outlive_an_actor(server: RunningServer, wanted: list[Any]
 
 def test_a_cluster_without_room_is_told(ray_address: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "radixlm", "serve", "--port", "0", "--model-path", MODEL]
-    flags = "--tp-size 16 --nnodes 16 --use-ray --dist-timeout 1".split()
+    flags = "--tp-size 4 --pp-size 2 --nnodes 8 --use-ray --dist-timeout 1".split()
     environment = {**os.environ, "RAY_ADDRESS": ray_address}
     done = subprocess.run(
         [*command, *flags], env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 2
-    assert "--nnodes 16: the Ray cluster has had no room for 16 bundles" in done.stderr
+    assert "--nnodes 8: the Ray cluster has had no room for 8 bundles" in done.stderr

@@ -248,6 +248,34 @@ def test_two_nodes_with_one_rank_and_the_choice_of_a_free_one(
     assert (first.agent.node_rank, third.agent.node_rank) == (1, 2)
 
 
+def test_a_node_that_asked_for_any_number_takes_another_when_its_own_was_given_away(
+    make_hub: Callable[..., Hub], run: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_agent, "RETRY_S", 0.0)  # a refusal would end it
+    hub = make_hub(nnodes=3)
+    run(hub, rank=-1)
+    with hub._changed:
+        assert hub._changed.wait_for(lambda: 1 in hub.members, 60)
+        hub.generation = "of a new node 0"
+        hub.members = {1: nodes.Member(b"a node that was faster", FACTS)}
+    assert hub.wait().keys() == {1, 2}
+
+
+def test_a_node_that_asked_for_any_number_waits_for_the_place_of_one_that_is_gone(
+    make_hub: Callable[..., Hub], run: Callable[..., Running]
+) -> None:
+    hub = make_hub()
+    with hub._changed:
+        hub.members = {1: nodes.Member(b"killed, which is not known yet", FACTS)}
+    running = run(hub, rank=-1)
+    with hub._changed:
+        assert hub._changed.wait_for(lambda: bool(hub._last_refusal), 60)
+        assert "all 2 nodes of this replica have joined" in hub._last_refusal
+        hub.members = {}
+    assert hub.wait() == {1: FACTS}
+    assert running.thread.is_alive()
+
+
 def test_a_node_whose_place_is_taken_asks_once_a_beat(
     make_hub: Callable[..., Hub],
     run: Callable[..., Running],

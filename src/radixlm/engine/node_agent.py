@@ -90,7 +90,9 @@ class NodeAgent:
         command: Sequence[str] = COMMAND,
     ) -> None:
         """``own_options`` replace node 0's in the startup configs; ``command`` runs a rank."""
-        self.address, self.facts, self.node_rank = address, facts, node_rank
+        self.address, self.facts = address, facts
+        # -1 asks for a free place at each join: another node may have taken the former one
+        self._asked_rank = self.node_rank = node_rank
         self._options, self._timeout_s, self._command = own_options, timeout_s, command
         self._codec = Codec(FromNode0)
         self._secret = secret
@@ -137,7 +139,7 @@ class NodeAgent:
         began_s = time.monotonic()
         refusal = ""
         while not self._is_stopping:
-            self._send(Join(self.node_rank, self.facts))
+            self._send(Join(self._asked_rank, self.facts))
             messages = self._receive(BEAT_S)
             for number, message in enumerate(messages, 1):
                 if isinstance(message, Welcome):

@@ -239,19 +239,17 @@ class Hub:
                 self._lose(f"rank {rank} ended with {how}", code)
 
     def _join(self, identity: bytes, join: Join) -> None:
-        rank = join.node_rank
-        free = self._missing()
-        if rank < 0 and free:
+        rank, free = join.node_rank, self._missing()
+        if rank < 0:
             known = [n for n, member in self.members.items() if member.identity == identity]
-            rank = known[0] if known else free[0]
+            rank = next(iter(known or free), -1)
         holder = self.members.get(rank)
         reason, may_retry = difference(self.facts, join.facts), False
-        if not reason and not 0 < rank < self.nnodes:
-            reason = (
-                f"--node-rank {join.node_rank}: this replica has nodes 0 to {self.nnodes - 1}"
-                if join.node_rank >= 0
-                else f"all {self.nnodes} nodes of this replica have joined"
-            )
+        if not reason and rank < 0:
+            reason = f"all {self.nnodes} nodes of this replica have joined"
+            may_retry = True  # one may be gone, which is not known yet
+        elif not reason and not 0 < rank < self.nnodes:
+            reason = f"--node-rank {rank}: this replica has nodes 0 to {self.nnodes - 1}"
         if not reason and holder is not None and holder.identity != identity:
             works = f"--node-rank {free[0]} is free" if free else "no other is free"
             reason = f"--node-rank {rank} is taken by {holder.facts.host}; {works}"
