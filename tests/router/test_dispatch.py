@@ -36,6 +36,14 @@ async def test_bytes_pass_as_they_came(start_workers: StartWorkers) -> None:
     assert front.outcomes(worker) == ["ok"] and front.is_idle
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/embeddings", "/responses"])
+async def test_openai_routes_without_v1(start_workers: StartWorkers, path: str) -> None:
+    (worker,) = await start_workers(1)
+    async with Front([worker]) as front:
+        await ask(front.url, "POST", f"{path}?a=1", BODY)
+    assert [(seen.target, seen.body) for seen in worker.seen] == [(f"/v1{path}?a=1", BODY)]
+
+
 async def test_all_headers_pass_but_hop_by_hop(start_workers: StartWorkers) -> None:
     (worker,) = await start_workers(1)
     sent = [("X-Foo", "a"), ("x-foo", "b"), ("User-Agent", "me"), ("traceparent", "00-1-2-01")]

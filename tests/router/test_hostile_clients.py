@@ -10,6 +10,7 @@ import random
 import orjson
 import pytest
 
+from radixlm.entrypoints.http.root_path import VERSIONED
 from radixlm.router.answer import json_answer
 from radixlm.router.call import Call
 from radixlm.router.client_stream import ClientStream
@@ -62,13 +63,23 @@ async def send_in_pieces(url: str, data: bytes, draw: random.Random, seen: list[
     return answer
 
 
+def with_version(target: bytes) -> bytes:
+    """The target that the gateway sends: OpenAI's routes have /v1."""
+    path = target.partition(b"?")[0].decode("latin-1")
+    return b"/v1" + target if path in VERSIONED else target
+
+
 async def attack(front: Front, worker: MockWorker, seed: int) -> tuple[int, int]:
     """One hostile conversation; the numbers of its requests that were served and refused."""
     data = conversation(seed)
     worker.seen.clear()
     answers = split_answers(await send_in_pieces(front.url, data, random.Random(seed), worker.seen))
     served = [(seen.target.encode("latin-1"), seen.body) for seen in worker.seen]
-    read = [(path_of(target), body) for method, target, body in readings(data) if method == b"POST"]
+    read = [
+        (with_version(path_of(target)), body)
+        for method, target, body in readings(data)
+        if method == b"POST"
+    ]
     read = [one for one in read if one[0].partition(b"?")[0].decode("latin-1") in DATA_ROUTES]
     assert served == read[: len(served)], (seed, data, served, read)
     statuses = [status for status, _ in answers]

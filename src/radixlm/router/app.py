@@ -14,6 +14,7 @@ from typing import Any
 from radixlm.base.errors import RequestError
 from radixlm.base.lazy import load
 from radixlm.entrypoints.http.descriptors import backlog
+from radixlm.entrypoints.http.root_path import VERSIONED
 from radixlm.router.answer import Access, Routes, error_answer
 from radixlm.router.call import Call, Headers
 from radixlm.router.client_stream import ClientStream
@@ -178,6 +179,8 @@ class Gateway:
 
     def _route(self, call: Call, client: ClientStream) -> Awaitable[None]:
         """What serves a call. RequestError: it may not be served."""
+        if call.path in VERSIONED:
+            call.path = f"/v1{call.path}"
         named, path = call.named, call.path
         kind = self.data_routes.get(path) if call.method == "POST" else None
         call.request_id = self._request_id(named, kind)

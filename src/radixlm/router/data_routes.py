@@ -1,4 +1,5 @@
-"""Data routes that go to a worker as they are: those of RadixLM, SGLang, vLLM and Ollama."""
+"""Data routes that go to a worker as they are: those of RadixLM, SGLang, vLLM, Ollama and
+llama.cpp."""
 
 from __future__ import annotations
 
@@ -42,10 +43,13 @@ DATA_ROUTES = (
     "/api/embed",
     "/api/embeddings",
     "/api/show",
+    "/completion",
+    "/infill",
+    "/apply-template",
 )
 """Paths of POST."""
 
-GET_ROUTES = ("/api/tags", "/api/ps", "/api/version", "/version", "/tokenizer_info")
+GET_ROUTES = ("/api/tags", "/api/ps", "/api/version", "/version", "/tokenizer_info", "/props")
 """Paths of GET that any worker can answer."""
 
 DISAGGREGATED = (
@@ -56,5 +60,7 @@ DISAGGREGATED = (
     "/v1/messages",
     "/api/chat",
     "/api/generate",
+    "/completion",
+    "/infill",
 )
 """Those that generate text, and so need a prefill and a decode worker."""

@@ -194,7 +194,7 @@ def _fields(host: Any, port: Any, room: Any) -> dict[str, Any]:
 
 def _batch_size(call: Call) -> int | None:
     """How many prompts the body has; None for a single one that is not in a list."""
-    if call.path not in ("/generate", "/v1/completions"):
+    if call.path not in ("/generate", "/v1/completions", "/completion"):
         return None
     for name in ("prompt", "text", "input_ids"):
         value = call.fields.get(name)

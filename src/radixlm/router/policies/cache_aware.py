@@ -16,6 +16,7 @@ KEYS = (b'"messages"', b'"prompt"', b'"input_ids"', b'"text"', b'"input"', b'"qu
 USUAL = {  # a search for others goes through the whole body
     "/v1/completions": b'"prompt"',
     "/generate": b'"text"',
+    "/completion": b'"prompt"',
     "/v1/responses": b'"input"',
     "/v1/embeddings": b'"input"',
     "/v1/rerank": b'"query"',
