@@ -1,4 +1,4 @@
-"""The engine process dies while a draft model drafts: in each phase of a step, twice in a row, the
+"""The engine process dies while a drafter drafts: in each phase of a step, twice in a row, the
 answers are those of a run that nothing disturbed."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import pytest
 
 from radixlm.engine.model_info import ASSETS, ZOO
 from tests.end_to_end.server import RunningServer
+from tests.engine.test_draft_models import DEEPSEEK, with_layers
 
 MODELS = (ASSETS / "radix-tiny", ZOO / "radix-tiny-draft", ZOO / "radix-tiny-eagle3")
 pytestmark = pytest.mark.skipif(
@@ -24,6 +25,7 @@ PHASES = {
     "plan": ("radixlm.scheduler.planner", "Planner", "plan"),
     "verify": ("radixlm.executor.runner", "Runner", "forward"),
     "draft": ("radixlm.executor.model_drafter", "ModelDrafter", "_write"),
+    "propose": ("radixlm.speculative.ngram", "NgramDrafter", "propose"),
     "sample": ("radixlm.executor.runner", "Runner", "sample"),
     "commit": ("radixlm.scheduler.commit", "Committer", "commit"),
 }
@@ -85,21 +87,33 @@ BODIES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(
-    scope="module", params=["EAGLE3", pytest.param("STANDALONE", marks=pytest.mark.slow)]
-)
+def model_of(algorithm: str, folder: Path) -> str | None:
+    """The model that the drafter is for; None: the bundled one."""
+    if algorithm != "NEXTN":
+        return None
+    architecture, old, at, names = DEEPSEEK
+    return with_layers(architecture, folder / "model", old, at, **names)
+
+
+SLOW = [pytest.param(one, marks=pytest.mark.slow) for one in ("STANDALONE", "NGRAM", "NEXTN")]
+
+
+@pytest.fixture(scope="module", params=["EAGLE3", *SLOW])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[RunningServer, Path]]:
-    folder = tmp_path_factory.mktemp("deaths")
+) -> Iterator[tuple[RunningServer, Path, list[str]]]:
+    """A server, the folder of the files that kill, and the phases of the drafter."""
+    folder, algorithm = tmp_path_factory.mktemp("deaths"), request.param
     (folder / "sitecustomize.py").write_text(SITE.format(folder=str(folder), phases=PHASES))
     for phase in PHASES:
         (folder / phase).write_text("0")
+    other = "draft" if algorithm == "NGRAM" else "propose"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=":")
-        flags = ("--speculative-algorithm", request.param, "--speculative-num-steps", "3")
-        with RunningServer(*flags, "--max-engine-restarts", "50") as running:
-            yield running, folder
+        flags = ("--speculative-algorithm", algorithm, "--speculative-num-steps", "3")
+        model = model_of(algorithm, folder)
+        with RunningServer(*flags, "--max-engine-restarts", "50", model=model) as running:
+            yield running, folder, [phase for phase in PHASES if phase != other]
 
 
 async def answers(url: str) -> list[list[int]]:
@@ -108,11 +122,11 @@ async def answers(url: str) -> list[list[int]]:
         return [one.json()["output_ids"] for one in await asyncio.gather(*posts)]
 
 
-async def test_two_deaths_in_each_phase(server: tuple[RunningServer, Path]) -> None:
-    running, folder = server
+async def test_two_deaths_in_each_phase(server: tuple[RunningServer, Path, list[str]]) -> None:
+    running, folder, phases = server
     wanted = await answers(running.url)
     assert running.info()["avg_spec_accept_length"] > 1.02
-    for phase in PHASES:
+    for phase in phases:
         (folder / phase).write_text("2")
         # the last phase may have ended with a death that the server has not noticed yet
         async with asyncio.timeout(60):
