@@ -67,6 +67,33 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str], str, floa
         "mtp.",
         0.0,
     ),
+    "MellumForCausalLM": (
+        {**_ONE_WINDOW, "mlp_layer_types": ["sparse"]},
+        {"mtp_layer_types": ["sliding_attention"], "mtp_mlp_layer_types": ["sparse"]},
+        {"model.layers.": "mtp.layers.", "model.norm.": "mtp.norm."},
+        "mtp.",
+        0.0,
+    ),
+    "HYV3ForCausalLM": (
+        {"num_hidden_layers": 1, "mlp_layer_types": ["sparse"]},
+        {},
+        {
+            "model.layers.0.": "model.layers.3.",
+            "model.norm.": "model.layers.3.final_layernorm.",
+        },
+        "model.layers.3.",
+        0.0,
+    ),
+    "BailingHybridForCausalLM": (
+        {"num_hidden_layers": 1, "layer_types": ["full_attention"], "mlp_layer_types": ["sparse"]},
+        {},
+        {
+            "model.layers.0.": "model.layers.3.",
+            "model.norm.": "model.layers.3.final_layernorm.",
+        },
+        "model.layers.3.",
+        0.0,
+    ),
     STEP3P7: (
         {"text_config": _STEP | _ONE_STEP},
         {"layer_types": [*_STEP["layer_types"], "sliding_attention"]},
@@ -79,7 +106,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str], str, floa
     ),
 }  # fmt: skip
 # the projection, and the norms of its two inputs
-JOINTS = {"ExaoneMoeForCausalLM": ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")}
+PRE_FC = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+JOINTS = {"ExaoneMoeForCausalLM": PRE_FC, "MellumForCausalLM": PRE_FC}
 DEEPSEEK_JOINT = ("eh_proj", "enorm", "hnorm")
 
 

@@ -110,9 +110,13 @@ def deepseek_v4(c: Config) -> Draft:
 
 
 def bailing(c: Config) -> Draft:
+    """Layers after the last one, of the kind of the last that attends."""
     decoder, at = _target(c), f"model.layers.{STEP}."
     names = _joint(decoder, at, at, _NEXT_N, norm=at + "final_layernorm")
-    module = _module(decoder, decoder.blocks[-1], names)
+    attends = [block for block in decoder.blocks if block.state is None]
+    if not attends:
+        raise c.error("layer_types", "has no layer of full attention for the draft to be like")
+    module = _module(decoder, attends[-1], names)
     return _normed(c, module, _count(c), c.num_hidden_layers)
 
 
@@ -206,6 +210,20 @@ def exaone_moe(c: Config) -> Draft:
     decoder = _target(
         c.replace(num_hidden_layers=1, layer_types=kinds[:1], mlp_layer_types=["dense"])
     )
+    names = _joint(decoder, "mtp.layers.{i}.", "mtp.", _PRE_FC, norm="mtp.norm")
+    return _normed(c, replace(decoder, names=names), count)
+
+
+def mellum(c: Config) -> Draft:
+    """A layer of the kinds that ``mtp_layer_types`` and ``mtp_mlp_layer_types`` say."""
+    if (count := _count(c)) > 1:
+        raise c.error(_KEY, f"= {count} is not supported (must be 0 or 1)")
+    one: dict[str, Any] = {
+        "num_hidden_layers": 1,
+        "layer_types": c.get("mtp_layer_types") or ["sliding_attention"],
+        "mlp_layer_types": c.get("mtp_mlp_layer_types") or ["sparse"],
+    }
+    decoder = _target(c.replace(**one))
     names = _joint(decoder, "mtp.layers.{i}.", "mtp.", _PRE_FC, norm="mtp.norm")
     return _normed(c, replace(decoder, names=names), count)
 
