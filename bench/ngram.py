@@ -140,8 +140,9 @@ def main(argv: Sequence[str]) -> int:
     config, info = resolved(*with_room(config, given, shapes))
     bench, ratios = Scripted(config, info, 1), list[float]()
     made = pairs(args.kind, args.answer, info.decoder.vocab, args.since)
-    for number in range(-1, args.rounds):  # the first one warms up
-        batch = [next(made) for _ in range(args.batch)]
+    # all at first: git between two rounds would make the next run slower
+    batches = [[next(made) for _ in range(args.batch)] for _ in range(args.rounds + 1)]
+    for number, batch in enumerate(batches, -1):  # the first one warms up
         seconds: dict[bool, tuple[float, int]] = {}
         for drafts in (False, True) if number % 2 else (True, False):
             seconds[drafts] = bench.decode(batch, drafts)

@@ -95,16 +95,16 @@ class Drafting:
             return self._plan_ahead(batch, other_tokens) if self.has_device_drafter else None
         if not (self._own or self.drafters or self._proposed):
             return None
+        if self._num_paused and not (self._own or self._proposed):
+            self._num_paused -= 1
+            self._is_paused = True
+            return None
         table, slots = self._table, batch.slots
         left = self._limits.step_tokens - other_tokens - len(slots)
         most = min(self._most, left)
         if not self._proposed:  # what the device has proposed is there already
             most = min(most, self.lengths.room(len(slots), other_tokens))
         if most <= 0:
-            return None
-        if self._num_paused and not (self._own or self._proposed):
-            self._num_paused -= 1
-            self._is_paused = True
             return None
         computed = table.num_computed[slots]
         caps = np.minimum(table.end[slots] - computed, most)

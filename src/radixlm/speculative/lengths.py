@@ -138,9 +138,9 @@ class DraftLength:
             lens = sizes
         else:
             lens, _ = self._best(rows, other_tokens)
+            if lens.any():
+                self._num_vain = 0
             lens = self._with_probes(lens, sizes, histories)
-        if lens.any():
-            self._num_vain = 0
         for history, count in zip(histories, lens.tolist(), strict=True):
             history.rest(is_quiet=not count)
         return lens
