@@ -244,8 +244,10 @@ def test_a_config_of_speculators_reads_as_the_head_s_own() -> None:
     }
     assert describe_draft(raw) == describe_draft(own)
     assert describe_draft({**raw, "norm_before_residual": True}).residual_is_normed
-    with pytest.raises(CheckpointError, match=r"speculators_model_type.*dflash"):
+    with pytest.raises(CheckpointError, match=r"speculators_model_type.*dflash.*'eagle3' or 'mtp'"):
         describe_draft({**raw, "speculators_model_type": "dflash"})
+    with pytest.raises(CheckpointError, match=r"transformer_layer_config.*'llama'; known: qwen3,"):
+        describe_draft({**raw, "speculators_model_type": "mtp"})
 
 
 def test_hidden_states_that_an_eagle3_head_reads() -> None:

@@ -339,10 +339,15 @@ def test_a_head_for_another_model() -> None:
     spec, target = describe_draft(HEAD), describe(TARGET)
     assert spec is not None
     check_fit(spec, HEAD, target, "Target")
+    padded = replace(spec, has_vocab_map=True, target_vocab=2064)
+    check_fit(padded, HEAD, target, "Target")
     cases = {
         r"hidden states of 256 channels, Target has 512": (spec, replace(target, dim=512)),
         r"hidden states of 99 channels, Target has 256": (replace(spec, target_dim=99), target),
         r"a vocabulary of 2048 tokens, Target has 2000": (spec, replace(target, vocab=2000)),
+        r"a vocabulary of 3000 tokens, Target has 2048": (
+            replace(spec, has_vocab_map=True, target_vocab=3000), target,
+        ),
         r"behind layers \[0, 2, 4\], Target has 4 layers": (
             spec, replace(target, blocks=target.blocks[:4]),
         ),

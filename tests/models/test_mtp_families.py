@@ -175,6 +175,44 @@ def _reference(folder: Path, joined: torch.Tensor) -> tuple[torch.Tensor, torch.
     return made.last_hidden_state[0], stream.reshape(len(joined), -1)
 
 
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Qwen3NextForCausalLM"])
+def test_a_head_of_speculators(architecture: str, tmp_path: Path) -> None:
+    """Of the kind "mtp": a folder of its own, experts packed as in transformers."""
+    is_next = architecture == "Qwen3NextForCausalLM"
+    one = {"num_hidden_layers": 1} | ({"layer_types": ["full_attention"]} if is_next else {})
+    alone, at = cached_tiny(architecture, **one), "mtp_layers.0."
+    generator = torch.Generator().manual_seed(5)
+    own = {f"{at}input_proj.weight": torch.randn(DIM, 2 * DIM, generator=generator) * 0.1}
+    for name in ("token_layernorm", "hidden_layernorm"):
+        own[f"{at}{name}.weight"] = torch.rand(DIM, generator=generator) + 0.5
+    state = reference_model(alone).state_dict()
+    own |= {
+        name.replace("model.layers.0.", at).replace("model.norm.", at + "final_layernorm."): tensor
+        for name, tensor in state.items()
+        if name.startswith(("model.layers.", "model.norm."))
+    }
+    save_file({name: t.contiguous() for name, t in own.items()}, tmp_path / "model.safetensors")
+    layer = json.loads((cached_tiny(architecture) / "config.json").read_text())
+    config = {"speculators_model_type": "mtp", "architectures": ["MTPDraftModel"]}
+    config |= {"num_nextn_predict_layers": 1, "transformer_layer_config": layer}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    target = load_model(cached_tiny(architecture), kernels_of("torch_native"))
+    model = loaded(tmp_path, target, "torch_native")
+    assert model.needs == HiddenNeeds((), True)
+    ids, hidden = ids_and_hidden()
+    logits, passed = run(model, "torch_native", ids, model.combine(hidden))
+    eps, offset = target.decoder.norm.eps, 1.0 if is_next else 0.0
+    embeds = target.embed.run(torch.tensor(ids))
+    both = (
+        rms(embeds, own[at + "token_layernorm.weight"] + offset, eps),
+        rms(hidden, own[at + "hidden_layernorm.weight"] + offset, eps),
+    )
+    joined = torch.cat(both, -1) @ own[at + "input_proj.weight"].T
+    normed, _ = _reference(alone, joined[:, None])
+    assert relative_error(logits, target.logits(normed)) < 1e-4
+    assert relative_error(passed, normed) < 1e-4
+
+
 def test_modules_are_those_in_the_files() -> None:
     """MiMo V2's config does not say how many there are."""
     config = {"architectures": ["MiMoV2FlashForCausalLM"]}

@@ -39,6 +39,7 @@ class Draft(Record):
     residual_is_normed: bool = False  # then: the residual is the normalized hidden state
     join_bias: bool = False
     target_dim: int = 0  # width of the target's hidden states; 0 = the draft's
+    target_vocab: int = 0  # tokens of the target, where the draft's vocabulary is smaller
     # hidden states of so many target layers are concatenated and projected; 0: it reads the
     # target's last hidden state, after the final norm
     taps: int = 0

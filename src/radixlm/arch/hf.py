@@ -28,6 +28,7 @@ from radixlm.arch.validate import check
 from radixlm.base.errors import CheckpointError
 from radixlm.base.lazy import load
 
+_SPECULATORS = {"eagle3": "Eagle3Speculator", "mtp": "MtpSpeculator"}  # by their kind
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _NESTED = ("text_config", "llm_config", "language_config")
 # Keys of a multimodal checkpoint that its text model takes over unless it has them itself ...
@@ -155,16 +156,17 @@ def _of_speculators(raw: dict[str, Any], source: str) -> dict[str, Any]:
     kind = raw.get("speculators_model_type")
     if kind is None:
         return raw
-    if kind != "eagle3":
+    if kind not in _SPECULATORS:
         raise CheckpointError(
-            f"{source}: 'speculators_model_type' = {kind!r} is not supported (must be 'eagle3')"
+            f"{source}: 'speculators_model_type' = {kind!r} is not supported (must be "
+            f"{' or '.join(map(repr, _SPECULATORS))})"
         )
     layer = raw.get("transformer_layer_config")
     if not isinstance(layer, dict):
         raise CheckpointError(f"{source}: 'transformer_layer_config' must be an object")
     model_type = layer.get("model_type") or "llama"
     kept = {key: value for key, value in raw.items() if key != "model_type"}
-    return {**layer, **kept, "architectures": ["Eagle3Speculator"], "model_type": model_type}
+    return {**layer, **kept, "architectures": [_SPECULATORS[kind]], "model_type": model_type}
 
 
 def _identity(raw: Mapping[str, Any], source: str) -> tuple[str, str]:

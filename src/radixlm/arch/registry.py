@@ -263,6 +263,7 @@ DRAFTS: dict[str, str] = {
     "MiMoMTP": "drafts:mimo",
     "MiMoV2MTP": "drafts:mimo_v2",
     "MistralForCausalLMEagle": "drafts:llama_eagle",
+    "MtpSpeculator": "drafts:mtp_speculator",
     "NemotronHForCausalLMMTP": "drafts:nemotron_h",
     "Qwen2ForCausalLMEagle": "drafts:qwen2_eagle",
     "Qwen3_5ForCausalLMMTP": "drafts:qwen3_next",

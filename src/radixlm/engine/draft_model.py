@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 
 FLAG = "--speculative-draft-model-path"
 MIN_AGREEMENT = 0.99  # of the token texts of a draft model and its target
+MAX_PADDED = 0.01  # of a vocabulary, by which two of the same tokenizer may differ
 # the drafts of bundled models, by algorithm: what follows the model's name
 _BUNDLED = {"STANDALONE": "-draft", "EAGLE": "-eagle3", "EAGLE3": "-eagle3"}
 
@@ -335,6 +336,8 @@ def check_fit(spec: Draft, folder: Path, target: Decoder, architecture: str) -> 
     ]
     if spec.owns_head and not spec.has_vocab_map:
         sizes.append(("a vocabulary of {} tokens", spec.decoder.vocab, target.vocab))
+    if spec.target_vocab and abs(spec.target_vocab - target.vocab) > MAX_PADDED * target.vocab:
+        sizes.append(("a vocabulary of {} tokens", spec.target_vocab, target.vocab))
     for what, own, others in sizes:
         if own != others:
             raise ConfigError(

@@ -19,6 +19,12 @@ _NO_NORM = Norm(0.0, kind="none", affine=False)
 _KEY = "num_nextn_predict_layers"
 _NEXT_N = ("eh_proj", "enorm", "hnorm")  # DeepSeek's names, which others took over
 _PRE_FC = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")  # Qwen's
+_SPECULATED = {  # model types of the heads of ``speculators`` -> their targets
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+}
 
 
 def draft_of(c: Config) -> Draft | None:
@@ -78,6 +84,13 @@ def _module(decoder: Decoder, block: Block, names: dict[str, Any]) -> Decoder:
     return replace(decoder, blocks=(block,), names=names)
 
 
+def _last_attending(c: Config, decoder: Decoder) -> Block:
+    attends = [block for block in decoder.blocks if block.state is None]
+    if not attends:
+        raise c.error("layer_types", "has no layer of full attention for the draft to be like")
+    return attends[-1]
+
+
 def next_n(c: Config) -> Draft:
     """Layers after the last one, with their own indexer where the model has indexers. Their token
     table and head (``shared_head.head``) are copies of the model's."""
@@ -113,10 +126,7 @@ def bailing(c: Config) -> Draft:
     """Layers after the last one, of the kind of the last that attends."""
     decoder, at = _target(c), f"model.layers.{STEP}."
     names = _joint(decoder, at, at, _NEXT_N, norm=at + "final_layernorm")
-    attends = [block for block in decoder.blocks if block.state is None]
-    if not attends:
-        raise c.error("layer_types", "has no layer of full attention for the draft to be like")
-    module = _module(decoder, attends[-1], names)
+    module = _module(decoder, _last_attending(c, decoder), names)
     return _normed(c, module, _count(c), c.num_hidden_layers)
 
 
@@ -193,13 +203,22 @@ def nemotron_h(c: Config) -> Draft:
 def qwen3_next(c: Config) -> Draft:
     """A layer of full attention; norms store weight - 1."""
     decoder = _target(c)
-    full = [block for block in decoder.blocks if isinstance(block.mixer, Attention)]
-    if not full:
-        raise c.error("layer_types", "has no layer of full attention for the draft to be like")
     names = _joint(decoder, "mtp.layers.{i}.", "mtp.", _PRE_FC, norm="mtp.norm")
     count, norm = c.get("mtp_num_hidden_layers", 1), rms(c, offset=1.0)
-    module = replace(decoder, blocks=(full[-1],) * count, names=names)
-    return Draft(module, embed_norm=norm, hidden_norm=norm)
+    blocks = (_last_attending(c, decoder),) * count
+    return Draft(replace(decoder, blocks=blocks, names=names), embed_norm=norm, hidden_norm=norm)
+
+
+def mtp_speculator(c: Config) -> Draft:
+    """Qwen's prediction layer with the names of ``speculators``."""
+    if c.model_type not in _SPECULATED:
+        known = ", ".join(_SPECULATED)
+        raise c.error("transformer_layer_config", f"is of {c.model_type!r}; known: {known}")
+    decoder, at = find(_SPECULATED[c.model_type])(c), "mtp_layers.0."
+    joint = ("input_proj", "token_layernorm", "hidden_layernorm")
+    names = _joint(decoder, "mtp_layers.{i}.", at, joint, norm=at + "final_layernorm")
+    module = _module(decoder, _last_attending(c, decoder), names)
+    return Draft(module, embed_norm=decoder.norm, hidden_norm=decoder.norm)
 
 
 def exaone_moe(c: Config) -> Draft:
@@ -292,6 +311,7 @@ def llama_eagle3(c: Config) -> Draft:
         is_projected=False,
         residual_is_normed=bool(c.get("norm_before_residual")),
         target_dim=c.get("target_hidden_size", 0),
+        target_vocab=0 if vocab == c.vocab_size else c.vocab_size,
         taps=size,
         tap_layers=layers,
         taps_norm=rms(c) if c.get("norm_before_fc") else None,
