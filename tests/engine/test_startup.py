@@ -6,10 +6,13 @@ from __future__ import annotations
 import ctypes
 import io
 import json
+import os
 import sys
+import time
 
 import pytest
 
+from radixlm.engine import startup
 from radixlm.engine.startup import HUGE_PAGE, PrefaultedMemory, StartupReader
 from radixlm.kernels.cpu.extension import available, native
 
@@ -50,16 +53,41 @@ def test_unavailable_memory_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None
 def test_weights_use_the_prepared_memory() -> None:
     pages = PrefaultedMemory(2 * HUGE_PAGE)
     end = pages.address + pages.num_bytes
+    pages.prefault()
     native().lend_memory(pages.address, pages.num_bytes)
     first, second = native().Memory(5000), native().Memory(HUGE_PAGE)
     assert (first.address, first.num_bytes) == (pages.address, 8192)
     assert second.address == first.address + 8192
     ctypes.memset(second.address, 7, second.num_bytes)
-    pages.prefault()
-    assert ctypes.string_at(second.address, HUGE_PAGE) == b"\x07" * HUGE_PAGE
     large = native().Memory(HUGE_PAGE)  # more than is available
     assert not pages.address <= large.address < end
     native().end_lending()
     later = native().Memory(4096)
     assert ctypes.string_at(later.address, 4096) == bytes(4096)
     assert ctypes.string_at(second.address, 5) == b"\x07" * 5
+
+
+@LINUX
+def test_huge_pages_that_take_long_are_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    advised: list[tuple[int, int]] = []
+    pages = PrefaultedMemory(6 * HUGE_PAGE)
+    plain = pages._advise
+
+    def note(start: int, advice: int) -> None:
+        advised.append((start // HUGE_PAGE, advice))
+        plain(start, advice)
+
+    # each chunk: huge ones are fast, slow; small ones fast, then slow too; so are huge ones again
+    lasting_s = [0.002, 0.04, 0.006, 0.04, 0.04, 0.04]
+    times_s = iter([time_s for each in lasting_s for time_s in (0.0, each)])
+    monkeypatch.setattr(startup, "CHUNK_BYTES", HUGE_PAGE)
+    monkeypatch.setattr(time, "thread_time", lambda: next(times_s))
+    monkeypatch.setattr(pages, "_advise", note)
+    pages.prefault()
+    assert advised == [(2, startup.MADV_NOHUGEPAGE), (4, startup.MADV_HUGEPAGE)]
+    ctypes.memset(pages.address, 5, pages.num_bytes)
+    monkeypatch.setattr(os, "setpriority", lambda *_: None)  # of the thread that runs the tests
+    pages.collapse()
+    assert advised[2:] == [(0, startup.MADV_HUGEPAGE)]
+    assert ctypes.string_at(pages.address, pages.num_bytes) == b"\x05" * pages.num_bytes
+    pages.free()

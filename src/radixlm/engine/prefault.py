@@ -17,8 +17,8 @@ from radixlm.engine.startup import will_need
 MAX_CACHE_SHARE = 0.5  # of available memory: more would evict what was read before it is used
 MAX_PREFAULT_SHARE = 0.25
 MAX_PREFAULT_BYTES = 2 << 30  # what can be prefaulted while torch is imported
-# packed bytes per byte of a 16 bit checkpoint, rounded down a little
-PACKED_SHARES = {"int4": 0.25, "int8": 0.45, "fp8": 0.45}
+# packed bytes per byte of a 16 bit checkpoint, without scales
+PACKED_SHARES = {"int4": 0.25, "int8": 0.5, "fp8": 0.5}
 
 
 def read_ahead(folder: Path, packed: Sequence[Path] = ()) -> threading.Thread | None:
@@ -36,13 +36,13 @@ def read_ahead(folder: Path, packed: Sequence[Path] = ()) -> threading.Thread | 
 
 
 def prefault_bytes(config: ServerConfig, folder: Path) -> int:
-    """Bytes to prefault for the weights that a CPU packs: a little less than they will take. 0
-    where nothing is packed on the host, a packed file is there, or memory is short."""
+    """Bytes to prefault for the weights that a CPU packs, about what they will take. 0 where
+    nothing is packed on the host, a packed file is there, or memory is short."""
     model = config.model
     if config.execute.device != "cpu" or model.load_format == "dummy":
         return 0
     kind = model.quantization or model.torchao_config or ""
-    share = next((PACKED_SHARES[name] for name in PACKED_SHARES if name in kind), 0.9)
+    share = next((PACKED_SHARES[name] for name in PACKED_SHARES if name in kind), 1.0)
     num_bytes = min(int(share * _weights(folder)[1]), MAX_PREFAULT_BYTES)
     max_bytes = MAX_PREFAULT_SHARE * psutil.virtual_memory().available
     if find_packed(config, folder):

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -18,14 +19,23 @@ from typing import Any
 from radixlm.engine.rank_processes import RankProcesses
 
 HUGE_PAGE = 2 << 20
-CHUNK_BYTES = 32 << 20  # between two chunks the thread checks whether it is to stop
-# of Linux; Python's mmap module holds the GIL during madvise and lacks the second constant
-MADV_HUGEPAGE, MADV_POPULATE_WRITE = 14, 23
+CHUNK_BYTES = 16 << 20  # between two chunks the thread checks whether it is to stop
+SLOWER = 2.0  # small pages are taken where huge ones take so much longer
+SMALL_S = 0.005  # what a chunk of small pages takes where nothing is in the way
+# of Linux; Python's mmap module holds the GIL during madvise and lacks the last constant
+MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_COLLAPSE = 14, 15, 25
 MAP_FAILED = ctypes.c_void_p(-1).value
 PR_SET_PDEATHSIG = 1
 # of one posix_fadvise: Linux reads no more of it than a device's read-ahead, often 128 KiB
 ADVICE_BYTES = 128 << 10
 QUEUED_BYTES = 512 << 10  # asked for and not read yet; other readers of the disk wait behind it
+# made before torch is imported: until its libraries are loaded, no other thread can make one
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 TORCH_LIBRARIES = ("libtorch_python.so", "libtorch_cpu.so")
 
 
@@ -42,12 +52,29 @@ def will_need(files: Iterable[Path]) -> None:
 def _will_need(file: Path) -> None:
     descriptor = os.open(file, os.O_RDONLY)
     try:
-        for start in range(0, os.fstat(descriptor).st_size, ADVICE_BYTES):
+        for start in _missing(file, descriptor, os.fstat(descriptor).st_size):
             os.posix_fadvise(descriptor, start, ADVICE_BYTES, os.POSIX_FADV_WILLNEED)
             if start >= QUEUED_BYTES:
                 os.pread(descriptor, 1, start - QUEUED_BYTES)  # waits until it is read
     finally:
         os.close(descriptor)
+
+
+def _missing(file: Path, descriptor: int, num_bytes: int) -> list[int]:
+    """Where the pieces of a file begin that are not in the page cache: thousands of calls for
+    others would only take the GIL from the thread that imports. All, where Linux does not tell."""
+    starts = range(0, num_bytes, ADVICE_BYTES)
+    if not starts or not os.access(file, os.W_OK):  # Linux says that files of others are cached
+        return list(starts)
+    pages = ctypes.create_string_buffer(-(-num_bytes // mmap.PAGESIZE))
+    with mmap.mmap(descriptor, num_bytes, access=mmap.ACCESS_COPY) as mapped:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        if _libc.mincore(address, num_bytes, pages):
+            return list(starts)
+    found, each = pages.raw, ADVICE_BYTES // mmap.PAGESIZE
+    return [
+        at * ADVICE_BYTES for at in range(len(starts)) if 0 in found[at * each : (at + 1) * each]
+    ]
 
 
 def torch_libraries() -> list[Path]:
@@ -64,16 +91,9 @@ class PrefaultedMemory:
 
     def __init__(self, num_bytes: int) -> None:
         """OSError if the system has no such memory."""
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._libc.mmap.restype = ctypes.c_void_p
-        self._libc.mmap.argtypes = [
-            ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long
-        ]  # fmt: skip
-        self._libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        self._libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         whole = num_bytes + HUGE_PAGE
         protection, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        start_address = self._libc.mmap(None, whole, protection, kind, -1, 0)
+        start_address = _libc.mmap(None, whole, protection, kind, -1, 0)
         if start_address == MAP_FAILED:
             raise OSError(ctypes.get_errno(), "no memory to prefault")
         self.address = -(-start_address // HUGE_PAGE) * HUGE_PAGE
@@ -81,21 +101,50 @@ class PrefaultedMemory:
         end = self.address + self.num_bytes
         self._free(start_address, self.address - start_address)
         self._free(end, start_address + whole - end)
+        self.has_small = False
         self._stopping = threading.Event()
-        self._libc.madvise(self.address, self.num_bytes, MADV_HUGEPAGE)
+        self._advise(0, MADV_HUGEPAGE)
 
     def _free(self, address: int, num_bytes: int) -> None:
         if num_bytes:
-            self._libc.munmap(address, num_bytes)
+            _libc.munmap(address, num_bytes)
+
+    def _advise(self, start: int, advice: int) -> None:
+        if start < self.num_bytes:
+            _libc.madvise(self.address + start, self.num_bytes - start, advice)
 
     def prefault(self) -> None:
-        """Make the pages until ``stop`` is called, or the system cannot (before Linux 5.14). What
-        other threads write into the memory meanwhile stays."""
+        """Make the pages until ``stop`` is called, by writing zeros: a system call that makes them
+        keeps the thread that imports torch from mapping its libraries.
+
+        Huge pages, unless they take much longer than small ones: the host of a virtual machine may
+        have taken free memory back, most often all that huge pages need, which then take 18 times
+        as long.
+        """
+        costs_s = {False: 0.0, True: SMALL_S}  # of the last chunk of huge and of small pages
+        is_small = False
+        for start in range(0, self.num_bytes, CHUNK_BYTES):
+            if self._stopping.is_set():
+                return
+            begun_s = time.thread_time()  # without what other threads and processes take
+            ctypes.memset(self.address + start, 0, min(CHUNK_BYTES, self.num_bytes - start))
+            costs_s[is_small] = time.thread_time() - begun_s
+            was_small, is_small = is_small, SLOWER * costs_s[True] < costs_s[False]
+            if is_small != was_small:
+                self.has_small = True
+                self._advise(start + CHUNK_BYTES, MADV_NOHUGEPAGE if is_small else MADV_HUGEPAGE)
+
+    def collapse(self) -> None:
+        """Make huge pages of the small ones that were taken, at the lowest priority; their bytes
+        stay. Linux 6.1 does it at once, older ones over minutes."""
+        if not self.has_small:
+            return
+        with suppress(OSError, AttributeError):  # of this thread alone, on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        self._advise(0, MADV_HUGEPAGE)
         for start in range(0, self.num_bytes, CHUNK_BYTES):
             size = min(CHUNK_BYTES, self.num_bytes - start)
-            at = self.address + start
-            if self._stopping.is_set() or self._libc.madvise(at, size, MADV_POPULATE_WRITE):
-                return
+            _libc.madvise(self.address + start, size, MADV_COLLAPSE)
 
     def stop(self) -> None:
         """Make no more pages."""

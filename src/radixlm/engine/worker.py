@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from types import FrameType
 from typing import Any
 
@@ -55,6 +56,7 @@ from radixlm.wire.replies import Failed, Ready
 from radixlm.wire.weights import WeightsSource
 
 log = logging.getLogger(__name__)
+COLLAPSE_S = 10.0  # after the start: the first requests come first
 
 
 @contextmanager
@@ -64,12 +66,15 @@ def prefaulted_memory(early: StartupReader) -> Iterator[None]:
         early.drop()
         yield
         return
+    early.finish()
     native().lend_memory(early.pages.address, early.pages.num_bytes)
     try:
         yield
     finally:
-        early.finish()
         native().end_lending()
+    later = Timer(COLLAPSE_S, early.pages.collapse)
+    later.daemon = True
+    later.start()
 
 
 def _prepare_process(startup: dict[str, Any], config: ServerConfig, folder: Path) -> str:
