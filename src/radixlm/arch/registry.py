@@ -282,6 +282,7 @@ MTP_LAYERS: dict[str, str] = {
     "BailingMoeV2ForCausalLM": "drafts:bailing",
     "BailingHybridForCausalLM": "drafts:bailing",
     "HYV3ForCausalLM": "drafts:bailing",
+    "HYV4ForCausalLM": "drafts:hy_v4",
     "Ernie4_5_MoeForCausalLM": "drafts:ernie",
     "Ernie4_5_MoEForCausalLM": "drafts:ernie",
     "ExaoneMoEForCausalLM": "drafts:exaone_moe",

@@ -248,10 +248,11 @@ class DecoderModel(Module):
 
     def tap(self, needs: HiddenNeeds | None) -> None:
         """From now on each step leaves these hidden states in ``ForwardBatch.taps_TN``. ConfigError
-        for models with several residual streams, except all streams behind hyper-connections."""
-        decoder = self.decoder
-        has_others = decoder.streams and needs and needs.layers != (len(decoder.blocks) - 1,)
-        if needs and (decoder.altup or has_others or decoder.gated_streams or decoder.cycles):
+        for those behind layers of models with several residual streams, except all streams behind
+        hyper-connections."""
+        decoder, layers = self.decoder, needs.layers if needs else ()
+        has_others = decoder.streams and layers != (len(decoder.blocks) - 1,)
+        if layers and (decoder.altup or has_others or decoder.gated_streams or decoder.cycles):
             raise ConfigError(
                 "--speculative-algorithm: heads cannot read the hidden states of this model, which "
                 "has several residual streams; STANDALONE and NGRAM work"

@@ -95,12 +95,24 @@ def next_n(c: Config) -> Draft:
     """Layers after the last one, with their own indexer where the model has indexers. Their token
     table and head (``shared_head.head``) are copies of the model's."""
     decoder, at = _target(c), f"model.layers.{STEP}."
-    block = decoder.blocks[-1]
-    if isinstance(block.mixer, LatentAttention) and block.mixer.indexer is not None:
-        index = replace(block.mixer.indexer, is_shared=False)
-        block = replace(block, mixer=replace(block.mixer, indexer=index))
     names = _joint(decoder, at, at, _NEXT_N, norm=at + "shared_head.norm")
-    return _normed(c, _module(decoder, block, names), _count(c), c.num_hidden_layers)
+    return _normed(c, _module(decoder, _choosing(decoder), names), _count(c), c.num_hidden_layers)
+
+
+def _choosing(decoder: Decoder) -> Block:
+    """The last block; if it uses the choice of an earlier one, with an indexer of its own."""
+    block = decoder.blocks[-1]
+    if not isinstance(block.mixer, LatentAttention) or block.mixer.indexer is None:
+        return block
+    index = replace(block.mixer.indexer, is_shared=False)
+    return replace(block, mixer=replace(block.mixer, indexer=index))
+
+
+def hy_v4(c: Config) -> Draft:
+    """Layers without hyper-connections."""
+    decoder, at = replace(_target(c), streams=None), f"model.mtp_layers.{STEP}."
+    names = _joint(decoder, at, at, _NEXT_N, norm=at + "final_layernorm")
+    return _normed(c, _module(decoder, _choosing(decoder), names), _count(c))
 
 
 def deepseek_v4(c: Config) -> Draft:
