@@ -16,6 +16,7 @@ from radixlm.kernels import cpu
 from radixlm.kernels.dispatch import bind
 from radixlm.kernels.ops.kv import DTYPES
 from radixlm.pools.group import KvGroup
+from radixlm.pools.memory import resident_bytes
 from radixlm.pools.pool import PagedPool
 
 pytestmark = pytest.mark.skipif(not cpu.available, reason=cpu.reason)
@@ -58,6 +59,16 @@ def test_eight_bit_caches_agree_with_the_reference_backend(name: str, dtype: tor
     rtol, atol = (0.0, 1e-2) if cpu.isa in ("amx", "avx512bf16") else (1e-4, 1e-5)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+
+
+def test_first_tokens_take_no_huge_pages() -> None:
+    page_bytes = PLAIN.kv_heads * 16 * PLAIN.head_dim * 4
+    pool = CpuPool(PLAIN, (8 << 20) // page_bytes, 16, torch.float32)
+    for layer in range(len(PLAIN.layers)):
+        rows = torch.ones(16, PLAIN.kv_heads, PLAIN.head_dim)
+        pool.write(layer, [0], rows, rows[:, :, : PLAIN.v_dim])
+    for tensor in pool.tensors:
+        assert resident_bytes(tensor) < len(PLAIN.layers) * (1 << 20)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

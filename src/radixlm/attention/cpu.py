@@ -27,6 +27,8 @@ from radixlm.pools.memory import pool_tensor
 from radixlm.pools.pool import PagedPool, page_nbytes
 from radixlm.step.batch import AttentionSite, ForwardBatch
 
+_HUGE_PAGE = 2 << 20
+
 
 class CpuPool:
     """K [L, P, K, B / 16, C, 16] and V [L, P, K, B, V]; a latent group has only rows of C numbers.
@@ -56,8 +58,11 @@ class CpuPool:
         tensors = [pool_tensor((num_layers, *s), of, host, is_zero=False) for s, of in shapes]
         self.k, self.v, *more = self.tensors = tuple(tensors)
         self._heavy = heavy.bind(*more) if more else []
-        for tensor in tensors:  # spares the TLB: layers of a page are far apart
-            native().advise_huge(tensor.data_ptr(), tensor.nbytes)
+        # Huge pages spare the TLB, as layers of a page are far apart. The first tokens' are small:
+        # a short prompt would take a huge page of each layer, 5 ms each on some virtual machines.
+        for part in (layer for tensor in tensors for layer in tensor):
+            if part.nbytes > _HUGE_PAGE:
+                native().advise_huge(part.data_ptr() + _HUGE_PAGE, part.nbytes - _HUGE_PAGE)
 
     @property
     def nbytes_per_page(self) -> int:
