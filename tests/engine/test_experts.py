@@ -29,15 +29,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "records"
 
 
-def record(folder: Path, mode: str | None, **options: Any) -> Iterator[Any]:
-    """The answer of each command around one request, then the file."""
+def record(
+    folder: Path, mode: str | None, prompts: list[Any] = PROMPT, **options: Any
+) -> Iterator[Any]:
+    """The answer of each command around one request or several, then the file."""
     options |= {"max_total_tokens": 256, "expert_distribution_recorder_mode": mode}
     model = str(cached_tiny("Qwen3MoeForCausalLM"))
     with radixlm.Engine(model_path=model, cpu_threads=1, log_level="error", **options) as engine:
         ask = engine._engine.intake.control
         engine.generate(input_ids=[3, 4], sampling_params=PARAMS)  # before the record
         yield engine._wait(ask("start_expert_record"))
-        engine.generate(input_ids=PROMPT, sampling_params=PARAMS)
+        engine.generate(input_ids=prompts, sampling_params=PARAMS)
         yield engine._wait(ask("stop_expert_record"))
         engine.generate(input_ids=[3, 4, 5], sampling_params=PARAMS)  # after it
         yield engine._wait(ask("expert_balance"))
@@ -75,6 +77,26 @@ def test_stages_tell_what_their_layers_chose(folder: Path) -> None:
         file.unlink()
     *_, staged = record(folder, "per_token", pp_size=2)
     assert staged == alone
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_attention_groups_tell_what_each_token_chose(folder: Path, stages: int) -> None:
+    def chosen(**options: Any) -> list[Any]:
+        """Token, position and the experts of each layer, of each token."""
+        *_, detail = record(folder, "per_token", [PROMPT, [20, 21, 22], [30]], **options)
+        for file in folder.iterdir():
+            file.unlink()
+        steps = detail["records"]
+        assert all(sum(s["extend_seq_lens"]) == len(s["input_ids"]) for s in steps)
+        assert all(len(s["input_ids"]) == len(ids) for s in steps for ids in s["topk_ids_of_layer"])
+        return sorted(
+            row
+            for s in steps
+            for row in zip(s["input_ids"], s["positions"], *s["topk_ids_of_layer"], strict=True)
+        )
+
+    groups = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True, "pp_size": stages}
+    assert chosen(**groups) == chosen()
 
 
 def test_a_pass_has_the_sum_of_its_tokens(folder: Path) -> None:

@@ -69,11 +69,6 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict("is_embedding", "streaming_window", "vectors are of whole texts"),
     Conflict("is_embedding", "disaggregation_mode=decode", "an embedding model does not decode"),
     Conflict(
-        "enable_dp_attention",
-        "expert_distribution_recorder_mode=per_token",
-        "rank 0 knows the token ids of its own group only; stat counts all tokens",
-    ),
-    Conflict(
         "enable_pdmux",
         "disaggregation_mode=prefill|decode",
         "the server runs only one of the phases",

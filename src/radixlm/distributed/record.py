@@ -97,6 +97,8 @@ class ExpertRecorder:
         self._details: deque[dict[str, Any]] = deque(maxlen=limit)
         self._balance: deque[float] = deque(maxlen=max(WINDOWS))
         self._is_recording = False  # for a file
+        # of each token of the step, its row among those that ran; None where they are the same
+        self.rows_T: NDArray[np.int64] | None = None
         self.rebalancer: MoveSource | None = None
         self._writer = ThreadPoolExecutor(1, "expert-records")
         self._switch(options.is_always_on)
@@ -156,8 +158,9 @@ class ExpertRecorder:
 
     def take(self) -> list[NDArray[np.int64] | None]:
         """What this stage's layers chose in the last step."""
+        rows_T = slice(None) if self.rows_T is None else self.rows_T
         chosen = (layer.take_chosen() for layer in self.layers)
-        return [None if one is None else one.numpy(force=True) for one in chosen]
+        return [None if one is None else one.numpy(force=True)[rows_T] for one in chosen]
 
     def _detail(self, chosen: Choices, counts_LE: Counts, tokens: StepTokens) -> dict[str, Any]:
         detail: dict[str, Any] = {"forward_pass_id": self.num_passes, "rank": 0}
@@ -183,6 +186,7 @@ class ExpertRecorder:
         for layer in self.layers if counts else ():
             layer.record(is_on)
         if is_on:
+            self.rows_T = None
             self.take()  # of steps before
 
     def _start(self, args: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from radixlm.base.record import replace
 from radixlm.distributed.attention_groups import AttentionGroups
+from radixlm.distributed.record import StepTokens
 from radixlm.executor.media import caught
 from radixlm.executor.results import StepHandle
 from radixlm.executor.runner import Model, Runner, RunnerOptions, RunnerParts, StateRows
@@ -79,6 +80,12 @@ class _Order:
     def padded(self) -> Tensor:
         """The rows of all groups, one after another, as they run."""
         return torch.cat([self.of_group(group) for group in range(len(self.counts))])
+
+    @property
+    def run_as(self) -> NDArray[np.int64]:
+        """Which of the rows that run each row of the step is."""
+        padded = self.padded.numpy()
+        return np.argsort(padded, kind="stable")[len(padded) - len(self.places) :]
 
 
 class GroupedModel:
@@ -156,6 +163,7 @@ class GroupedRunner(Runner):
         dummy = DecodeBatch(("",), np.array([self.tables.dummy]))
         self._idle = Items(dummy, np.zeros(1, np.int64))
         self._own_decodes = (EMPTY_DECODES, EMPTY_DECODES)  # the step's last, and ours of them
+        self._whole: StepHandle  # the step that runs, of all groups
         # adapters of a step's tokens: in its order, of this group's, of all groups' one by one
         self._lora: tuple[LoraRows | None, ...] = (None, None, None)
 
@@ -167,6 +175,9 @@ class GroupedRunner(Runner):
         lora = self._own_adapters(step.lora)
         shape, plan = self._own_inputs.fill(items, 0, 1), replace(step.plan, items=own)
         mine = StepHandle(plan, items, shape, self._own_inputs, lora)
+        self._whole = step
+        if self._recorder is not None:
+            self._recorder.rows_T = self._grouped.tokens.run_as
         super()._run(mine, need_hidden, super()._state_rows(replace(plan, items=items)))
         if self.states is not None and not len(own):
             self.states.zero_null_page()
@@ -177,8 +188,12 @@ class GroupedRunner(Runner):
             step.batch = self._batch_of_all(step)
         self._find_failures(step)
 
+    def _tokens_of(self, step: StepHandle, batch: ForwardBatch) -> StepTokens:
+        """Those of all groups, which rank 0 knows."""
+        return super()._tokens_of(self._whole, self._batch_of_all(self._whole))
+
     def _batch_of_all(self, step: StepHandle) -> ForwardBatch:
-        """The step as rank 0's drafter reads it."""
+        """The step as rank 0's drafter and recorder read it."""
         builder, shape = step.inputs.builder, step.shape
         if shape.is_decode:
             batch = builder.decodes(shape.num_sequences, shape.max_kv_len)

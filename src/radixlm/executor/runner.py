@@ -342,10 +342,16 @@ class Runner:
             self.attn.begin(batch)
             step.hidden_TD, step.logits_RV = self.model.step(batch, need_hidden)
         if self._recorder is not None:
-            self._record(self._recorder, partial(_tokens_of, step, batch))
+            self._record(self._recorder, partial(self._tokens_of, step, batch))
 
     def _record(self, recorder: ExpertRecorder, tokens: Callable[[], StepTokens]) -> None:
         recorder.collect(tokens)
+
+    def _tokens_of(self, step: StepHandle, batch: ForwardBatch) -> StepTokens:
+        kinds = bool(step.items.prefills), bool(len(step.items.decodes.slots))
+        mode = "MIXED" if all(kinds) else "EXTEND" if kinds[0] else "DECODE"
+        lens = [item.count for item in step.plan.items]
+        return StepTokens(batch.token_ids_T.tolist(), batch.positions_T.tolist(), lens, mode)
 
     def _state_rows(self, plan: StepPlan) -> StateRows | None:
         """For recurrent layers: page table rows, first tokens and token counts of the items."""
@@ -498,13 +504,6 @@ def _wanted(step: StepHandle) -> list[LogprobParams | None]:
     if step.drafts is None:
         return wanted
     return [wanted[n] for n in step.drafts.sequence_R.tolist()]
-
-
-def _tokens_of(step: StepHandle, batch: ForwardBatch) -> StepTokens:
-    kinds = bool(step.items.prefills), bool(len(step.items.decodes.slots))
-    mode = "MIXED" if all(kinds) else "EXTEND" if kinds[0] else "DECODE"
-    lens = [item.count for item in step.plan.items]
-    return StepTokens(batch.token_ids_T.tolist(), batch.positions_T.tolist(), lens, mode)
 
 
 def _sampled(step: StepHandle) -> Tensor:
