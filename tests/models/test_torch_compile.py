@@ -85,6 +85,15 @@ def test_the_same_tokens_by_two_graphs(arch: str, monkeypatch: pytest.MonkeyPatc
         assert steps.is_on and steps.num_graphs == 2
 
 
+@pytest.mark.parametrize("ranks", ["tp_size", "pp_size"])
+def test_several_ranks_run_as_they_are(ranks: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with engine("Qwen3ForCausalLM") as plain:
+        want = tokens(plain, 2)
+    with engine("Qwen3ForCausalLM", enable_torch_compile=True, **{ranks: 2}) as one:
+        assert tokens(one, 2) == want
+    assert "runs as it is: what ranks tell each other is not part" in capfd.readouterr().err
+
+
 @NATIVE
 def test_custom_ops_are_part_of_the_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("radixlm.models.decoder.make_program", lambda *_: None)

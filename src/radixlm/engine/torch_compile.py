@@ -68,6 +68,9 @@ def why_not_compiled(model: Model, attn: AttentionBackend) -> str:
         return "the model is not a native decoder"
     if not model.kv_groups or model.decoder.pool is not None:
         return "the model generates no tokens"
+    place = model.context.ranks.place
+    if place.tp * place.pp > 1:
+        return "what ranks tell each other is not part of a graph"
     if model.state_layers:
         return "recurrent layers get their rows from the host"
     if model.decoder.cycles is not None:
