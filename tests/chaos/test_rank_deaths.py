@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import signal
@@ -56,6 +57,27 @@ def ranks_of(server: RunningServer) -> list[psutil.Process]:
         return server.engines()
     except psutil.NoSuchProcess:
         return []
+
+
+async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> list[int]:
+    """The token ids of a stream of server-sent events, each of which has those before it, too."""
+    ids: list[int] = []
+    async with client.stream("POST", "/generate", json={**body, "stream": True}) as answer:
+        lines = [line async for line in answer.aiter_lines() if line]
+    assert lines.pop() == "data: [DONE]"
+    for line in lines:
+        found = json.loads(line.removeprefix("data: "))["output_ids"]
+        assert found[: len(ids)] == ids and len(found) > len(ids), "tokens came twice or changed"
+        ids = found
+    return ids
+
+
+async def answers(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> list[list[int]]:
+    """The token ids of all requests, every other of them a stream."""
+    whole, streams = _reference(client, bodies[::2]), (streamed(client, b) for b in bodies[1::2])
+    found: list[list[int]] = [[]] * len(bodies)
+    found[::2], *found[1::2] = await asyncio.gather(whole, *streams)
+    return found
 
 
 class Killer:
@@ -117,7 +139,7 @@ async def strike(
             killer = Killer(server, num_ranks, num_kills, seed)
             task = asyncio.create_task(killer.run(client))
             while not task.done():
-                assert await _reference(client, bodies) == wanted
+                assert await answers(client, bodies) == wanted
             await task
         _check_nothing_lost(server)
         engines = server.engines()

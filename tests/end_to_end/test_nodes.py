@@ -17,9 +17,12 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from safetensors.torch import load_file
 
 from radixlm import Engine
+from radixlm.weights_client import update_weights_from_tensor
 from tests.end_to_end.server import RunningServer
+from tests.fakes.perturbed import perturbed
 from tests.fakes.tiny_checkpoint import cached_tiny
 
 MODEL = str(cached_tiny("Qwen3ForCausalLM"))
@@ -214,3 +217,21 @@ async def test_a_slow_link_that_drops_packets_changes_no_token(
     finally:
         for end, name in zip(ends, names, strict=True):
             subprocess.run([*end, "del", "dev", name, "root"], check=True)
+
+
+async def test_tensors_reach_all_hosts_and_outlive_a_death(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    other = perturbed(Path(MODEL), tmp_path / "other")
+    with Engine(model_path=str(other), cpu_threads=1, max_total_tokens=4096) as engine:
+        wanted = [shown(engine.generate(**one)) for one in BODIES]
+    server = cluster.server
+    server.wait_ready()
+    tensors = [item for file in other.glob("*.safetensors") for item in load_file(file).items()]
+    for part in (tensors[::2], tensors[1::2]):  # the second update keeps the first one's tensors
+        assert update_weights_from_tensor(server.url, part)["success"]
+    assert await ask(server, BODIES) == wanted
+    answers = await running(server)
+    (rank,) = cluster.node.ranks()
+    rank.kill()
+    assert await answers == wanted

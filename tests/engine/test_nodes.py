@@ -17,13 +17,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 
 from radixlm.base.errors import ConfigError, RankLost
 from radixlm.distributed.remote import HubStore, RemoteValues
 from radixlm.engine import node_agent, nodes
 from radixlm.engine.node_agent import NodeAgent
 from radixlm.engine.node_facts import checkpoint_digest, difference
+from radixlm.engine.node_files import FileKey, fetch
 from radixlm.engine.nodes import Hub
+from radixlm.intake.tensor_spool import TensorSpool
 from radixlm.wire.cluster import NodeFacts
 from radixlm.wire.cluster_socket import local_address, read_secret, split_address
 
@@ -421,3 +424,28 @@ def test_the_secret_comes_from_a_file(tmp_path: Path) -> None:
         read_secret(str(path))
     path.write_text(f"{SECRET}\n")
     assert read_secret(str(path)) == SECRET
+
+
+def test_only_offered_folders_are_sent(make_hub: Callable[..., Hub], tmp_path: Path) -> None:
+    hub, secret = make_hub(), tmp_path / "secret"
+    secret.mkdir()
+    for folder in (tmp_path, secret):
+        data = bytes(5 << 20) + b"end"  # more than one part
+        save_file(
+            {"a": torch.frombuffer(bytearray(data), dtype=torch.uint8)}, folder / "a.safetensors"
+        )
+    values = RemoteValues(hub.address, SECRET)
+    try:
+        fetched: list[TensorSpool] = []
+        asks = threading.Thread(target=lambda: fetched.append(fetch(values, str(tmp_path))))
+        asks.start()  # before or after the offer
+        hub.offer([str(tmp_path)])
+        asks.join(60)
+        (file,) = fetched[0].path.glob("*.safetensors")
+        assert file.read_bytes() == (tmp_path / "a.safetensors").read_bytes()
+        for key in (FileKey(str(secret)), FileKey(str(tmp_path), "secret/a.safetensors")):
+            assert hub._offered.read(key.text) is None
+        with pytest.raises(RankLost, match="node 0 has not sent"):
+            fetch(values, str(secret), 0.05)
+    finally:
+        values.close()

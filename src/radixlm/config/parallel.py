@@ -42,9 +42,9 @@ class ParallelConfig(Group):
     ] = 1
     tp_sum: Annotated[
         str,
-        "How ranks share a layer: 'exact' computes each output whole, which gives the bits of one "
-        "rank; 'fast' adds partial sums; 'auto' is exact on a CPU.",
-        Flag(choices=("auto", "exact", "fast"), built=("auto", "exact"), needs="sums over ranks"),
+        "How ranks share a layer: 'exact', as 'auto', computes each output whole, which gives the "
+        "bits of one rank.",
+        Flag(choices=("auto", "exact"), part_of=("tp_size",)),
     ] = "auto"
     rank_timeout_s: Annotated[
         float,

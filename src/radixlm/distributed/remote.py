@@ -53,6 +53,12 @@ class RemoteValues:
                     self._values[message.key] = message.value
         return self._values.get(key)
 
+    def take(self, key: str, timeout_s: float) -> bytes | None:
+        """``get`` of a value that nobody here reads again."""
+        value = self.get(key, timeout_s)
+        self._values.pop(key, None)
+        return value
+
     def _send(self, message: StoreSet | StoreGet) -> None:
         is_connected = self._socket.socket.poll(CONNECT_MS, 2)  # zmq.POLLOUT
         if not is_connected or not self._socket.send(self._codec.encode(message)):

@@ -66,6 +66,7 @@ from radixlm.executor.device import CudaDevice, Device
 from radixlm.executor.media import EncoderCache
 from radixlm.executor.profile import Profiler
 from radixlm.executor.runner import Runner
+from radixlm.intake.tensor_spool import TensorSpool
 from radixlm.kernels.cpu import describe
 from radixlm.kernels.dispatch import Kernels, bind
 from radixlm.models.build import Model
@@ -206,10 +207,14 @@ def load_engine(
     _set_threads(config, info)
     info = with_scaled_cache(config, info, peers.ranks.place)
     free_bytes = _free_bytes(device, config.parallel.num_processes)
+    copies: list[TensorSpool] = []
+    if boot.weights is not None:
+        weights, copies = peers.bring(boot.weights, info.folder)
+        boot = replace(boot, weights=weights)
     loaded = _load_models(config, info, where, peers, boot)
     steps = _make_steps(config, info, loaded, device, free_bytes, peers, boot)
     model, draft, attn, pools = loaded.model, loaded.draft, steps.attn, steps.pools
-    updater = WeightUpdater(config, info, model, boot.weights)
+    updater = WeightUpdater(config, info, model, peers, boot.weights, copies)
     loader = AdapterLoader(config, model, where) if config.adapters.enable_lora else None
     profiler = Profiler(where, peers.ranks.place.rank, boot.replica)
     waited_s, sizes = peers.take_waited_s, (pools.num_bytes, pools.num_tokens)

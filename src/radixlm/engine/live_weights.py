@@ -34,7 +34,9 @@ from radixlm.engine.draft_model import LoadedDraft
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.offload import is_offloading
 from radixlm.engine.packed_weights import available_bytes
+from radixlm.engine.ranks import Peers
 from radixlm.executor.media import EncoderCache
+from radixlm.intake.tensor_spool import TensorSpool
 from radixlm.layers.module import Module
 from radixlm.models.build import Model, NativeModel, is_transformers, mixtures_of
 from radixlm.models.decoder import DecoderModel
@@ -45,7 +47,6 @@ from radixlm.weights.folder import open_folder
 from radixlm.weights.load import load_weights
 from radixlm.weights.mapper import WeightsMapper
 from radixlm.weights.param_reader import fused_spellings
-from radixlm.weights.safetensors_file import SafetensorsSource
 from radixlm.weights.size import stored_bytes
 from radixlm.weights.source import TensorSource
 from radixlm.wire.weights import WeightsSource
@@ -58,22 +59,38 @@ MAX_SHARE = 0.95
 
 class Prepared(Record, eq=False):
     """Weights that wait to be published. ``calls`` put them in place, in this order; ``adapt`` does
-    so with adapters and returns their digests."""
+    so with adapters and returns their digests. ``copies``: of files of another node."""
 
     source: WeightsSource
     calls: list[Callable[[], None]]
     adapt: Callable[[], dict[int, str]] | None
     seconds: float
+    copies: list[TensorSpool]
+
+
+class Partial(Record):
+    """An update of some tensors."""
+
+    names: list[str]
+    num_bytes: int
 
 
 class WeightUpdater:
     """The weights of one rank. Outlives the schedulers of the engine."""
 
     def __init__(
-        self, config: ServerConfig, info: ModelInfo, model: Model, source: WeightsSource | None
+        self,
+        config: ServerConfig,
+        info: ModelInfo,
+        model: Model,
+        peers: Peers,
+        source: WeightsSource | None,
+        copies: list[TensorSpool],
     ) -> None:
-        """``source``: what was loaded in place of the checkpoint of ``info``."""
-        self._config, self._info, self._model = config, info, model
+        """``source``: what was loaded in place of the checkpoint of ``info``; ``copies`` of its
+        files."""
+        self._config, self._info, self._model, self._peers = config, info, model, peers
+        self._copies = copies
         self.source = source or WeightsSource(str(info.folder), config.model.load_format)
         self.is_original = source is None
         # of a model whose weights are released, too
@@ -143,17 +160,20 @@ class WeightUpdater:
     # ---- commands --------------------------------------------------------------------------
 
     def _prepare(self, args: dict[str, Any]) -> Future[Callable[[], dict[str, Any]]]:
-        """Read the weights of ``source``; of which only the tensors of the ``partial`` folder are
-        new, if it is named."""
+        """Read the weights of ``source``. Of a ``partial`` update only the tensors ``names`` of
+        ``num_bytes`` are new."""
         self._prepared = None
         source = msgspec.convert(args["source"], WeightsSource)
-        return self._thread.submit(self._read_whole, source, args.get("partial"))
+        partial = args.get("partial")
+        return self._thread.submit(
+            self._read_whole, source, None if partial is None else Partial(**partial)
+        )
 
     def _read_whole(
-        self, source: WeightsSource, partial: str | None
+        self, source: WeightsSource, partial: Partial | None
     ) -> Callable[[], dict[str, Any]]:
         try:
-            prepared = self._read(source, partial)
+            prepared = self._read(*self._peers.bring(source, self._info.folder), partial)
         except (RadixError, OSError, RuntimeError, ValueError, MemoryError) as error:
             why = str(error) or type(error).__name__
 
@@ -168,7 +188,9 @@ class WeightUpdater:
 
         return keep
 
-    def _read(self, source: WeightsSource, partial: str | None) -> Prepared:
+    def _read(
+        self, source: WeightsSource, copies: list[TensorSpool], partial: Partial | None
+    ) -> Prepared:
         started_s = time.perf_counter()
         model = self._model
         if not isinstance(model, NativeModel):
@@ -181,8 +203,8 @@ class WeightUpdater:
         folder = Path(source.folder)
         self._check_folder(folder)
         is_empty = model.contents is not None and model.contents.is_dropped
-        only = None if partial is None or is_empty else _names(Path(partial))
-        part_bytes = [_num_bytes(Path(partial))] if partial is not None and not is_empty else []
+        only = None if partial is None or is_empty else frozenset(partial.names)
+        part_bytes = [partial.num_bytes] if partial is not None and not is_empty else []
         self._check_memory(min([stored_bytes(model), *part_bytes]), model.context.device)
         shadow = Shadow(model)
         load_weights(
@@ -198,7 +220,7 @@ class WeightUpdater:
         if self._draft is not None:
             calls.append(self._draft.renew(source))
         if self._media is not None and partial is not None:
-            self._check_part(folder, _names(Path(partial)))
+            self._check_part(folder, frozenset(partial.names))
         elif self._media is not None:
             make = load("radixlm.engine.mm_encoders:encoder_cache")
             other = make(replace(self._info, folder=folder), model.context.device)
@@ -211,7 +233,8 @@ class WeightUpdater:
         if source.digest not in ("", digest):
             raise InvalidRequest(f"{folder}: its files have changed meanwhile; update again")
         seconds = time.perf_counter() - started_s
-        return Prepared(msgspec.structs.replace(source, digest=digest), calls, adapt, seconds)
+        source = msgspec.structs.replace(source, digest=digest)
+        return Prepared(source, calls, adapt, seconds, copies)
 
     def _why_fixed(self) -> str:
         """Why the options do not let weights change; "" if they do."""
@@ -293,6 +316,7 @@ class WeightUpdater:
         if model.contents is not None:
             model.contents.is_dropped = False
         self.source, self.is_original = prepared.source, False
+        self._copies = prepared.copies
         self._tell()
         self._thread.submit(_give_back_memory)
         log.info(
@@ -326,15 +350,6 @@ def digest_of(source: WeightsSource) -> str:
 def _file_digest(path: Path, *version: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _num_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-
-
-def _names(folder: Path) -> frozenset[str]:
-    """The tensors of a partial update."""
-    return frozenset(SafetensorsSource(sorted(folder.glob("*.safetensors"))).sizes())
 
 
 def _give_back_memory() -> None:

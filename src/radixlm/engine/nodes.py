@@ -23,6 +23,7 @@ import zmq
 
 from radixlm.base.errors import ConfigError
 from radixlm.engine.node_facts import difference
+from radixlm.engine.node_files import OfferedFolders
 from radixlm.engine.rank_processes import REFUSED
 from radixlm.wire.cluster import (
     Beat,
@@ -78,6 +79,7 @@ class Hub:
         self._relays: dict[int, tuple[int, Outbox]] = {}  # rank -> its node, other end
         self._values: dict[str, bytes] = {}
         self._waiting: dict[str, list[bytes]] = {}
+        self._offered = OfferedFolders()
         self._on_lost: Callable[[str, int], None] | None = None
         self._lost: tuple[str, int] | None = None
         self._num_refused = 0
@@ -140,6 +142,14 @@ class Hub:
         with self._changed:
             self._changed.wait_for(lambda: key in self._values, timeout_s)
             return self._values.get(key)
+
+    def offer(self, folders: Sequence[str]) -> None:
+        """Let other nodes read these folders, and no others."""
+        with self._changed:
+            self._offered.folders = folders
+            for key in list(self._waiting):
+                if (value := self._offered.read(key)) is not None:
+                    self._answer(key, value)
 
     def close(self, is_final: bool = False) -> None:
         """End the ranks of the other nodes; with ``is_final`` their agents too."""
@@ -226,10 +236,12 @@ class Hub:
             case StoreSet(key, value):
                 self._set(key, value)
             case StoreGet(key):
-                if key in self._values:
-                    self._send(StoreSet(key, self._values[key]), identity)
-                else:
-                    self._waiting.setdefault(key, []).append(identity)
+                self._waiting.setdefault(key, []).append(identity)
+                found = self._values.get(key)
+                if found is None:
+                    found = self._offered.read(key)
+                if found is not None:
+                    self._answer(key, found)
             case _ if message.generation != self.generation:
                 self._send(Leave(message.generation), identity)  # of an earlier rank 0
             case RankMessage(_, rank, data) if rank in self._relays:
@@ -290,9 +302,13 @@ class Hub:
 
     def _set(self, key: str, value: bytes) -> None:
         self._values[key] = value
+        self._answer(key, value)
+        self._changed.notify_all()
+
+    def _answer(self, key: str, value: bytes) -> None:
+        """To those who wait for the key."""
         for identity in self._waiting.pop(key, ()):
             self._send(StoreSet(key, value), identity)
-        self._changed.notify_all()
 
     def _identity(self, node: int) -> bytes:
         member = self.members.get(node)

@@ -9,11 +9,12 @@ import os
 import socket
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import msgspec
 
@@ -23,13 +24,17 @@ from radixlm.distributed.groups import ALONE, Ranks
 from radixlm.distributed.remote import HubStore, KeyValues, RemoteValues, over_hosts
 from radixlm.distributed.shm import SPIN_US, Layout, Segment
 from radixlm.engine.node_facts import node_facts
+from radixlm.engine.node_files import fetch
 from radixlm.engine.nodes import WAIT_S, Hub
 from radixlm.engine.rank_processes import RankProcesses, topology_of
+from radixlm.engine.run_folder import remove_stale
 from radixlm.executor.relay import RENEW, STOP, Answer, Relay, within
 from radixlm.executor.runner import Runner
+from radixlm.intake.tensor_spool import TensorSpool
 from radixlm.scheduler.loop import Executor
 from radixlm.wire.cluster_socket import local_address, read_secret
 from radixlm.wire.pieces import read_pieces
+from radixlm.wire.weights import WeightsSource
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +100,13 @@ class Peers(Protocol):
         """What the scheduler calls in place of rank 0's runner."""
         ...
 
+    def bring(self, source: WeightsSource, own: Path) -> tuple[WeightsSource, list[TensorSpool]]:
+        """``source`` as this rank can read it, and the copies that this took. ``own``: the
+        checkpoint's folder here."""
+        return source, []
+
     def stop(self) -> None:
-        """Rank 0 ends in order: so do the others."""
+        """An orderly end: that of rank 0 ends the others."""
         return
 
     def take_waited_s(self) -> float:
@@ -216,6 +226,11 @@ class Followers(Peers):
         self._relays = True
         return Relay(runner, self)
 
+    def bring(self, source: WeightsSource, own: Path) -> tuple[WeightsSource, list[TensorSpool]]:
+        if self._hub is not None:
+            self._hub.offer(source.deltas)
+        return source, []
+
     def stop(self) -> None:
         self.processes.is_stopping = True  # before the first of them can end
         self.tell(STOP)
@@ -250,11 +265,32 @@ class LeaderLink(Peers):
         self._lock = threading.Lock()
         # of another node: rank 0 reaches it through the agent, and the others there through it
         self._is_lowest = self.rank == min(startup["ranks"])
+        self._config, self._copies = config, WeakSet[TensorSpool]()
         if config.parallel.nnodes > 1:
-            secret = read_secret(config.parallel.cluster_secret_file)
-            values = RemoteValues(str(config.parallel.dist_init_addr), secret)
-            self.ranks = _over_hosts(self.ranks, config, values, generation.decode())
+            with self._values() as values:
+                self.ranks = _over_hosts(self.ranks, config, values, generation.decode())
+
+    @contextmanager
+    def _values(self) -> Iterator[RemoteValues]:
+        """Node 0's store."""
+        p = self._config.parallel
+        values = RemoteValues(str(p.dist_init_addr), read_secret(p.cluster_secret_file))
+        try:
+            yield values
+        finally:
             values.close()
+
+    def bring(self, source: WeightsSource, own: Path) -> tuple[WeightsSource, list[TensorSpool]]:
+        if topology_of(self._config).node_of(self.rank) == 0 or not source.deltas:
+            return source, []
+        remove_stale()  # of ranks that were killed
+        with self._values() as values:
+            spools = [fetch(values, folder) for folder in source.deltas]
+        self._copies.update(spools)
+        # where this node has its checkpoint elsewhere; digests tell whether it is the same
+        folder = source.folder if Path(source.folder).is_dir() else str(own)
+        deltas = tuple(str(spool.path) for spool in spools)
+        return msgspec.structs.replace(source, folder=folder, deltas=deltas), spools
 
     def read(self) -> bytes:
         self._waited_s += self._segment.take_waited_s()
@@ -284,6 +320,10 @@ class LeaderLink(Peers):
         if not data:
             raise RankLost("rank 0 is gone")
         return msgspec.msgpack.decode(data, type=list[int])
+
+    def stop(self) -> None:
+        for copy in self._copies:
+            copy.delete()
 
     def fail(self, error: Exception) -> None:
         """Tell rank 0 why this rank cannot go on."""

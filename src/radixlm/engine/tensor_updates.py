@@ -37,7 +37,7 @@ class TensorUpdates:
         self.groups = WeightGroups(
             p.tp_size * p.pp_size, WEIGHT_GROUP_TIMEOUT_S.get(), config.execute.device == "cuda"
         )
-        self._nnodes, self._intake, self._registry = p.nnodes, intake, intake.weights
+        self._intake, self._registry = intake, intake.weights
         self._loaders = config.model.custom_weight_loader or ()
         self._session: TensorSpool | None = None
         self._asked = WeightsUpdate("", is_partial=True)  # of the session, but the folder
@@ -51,11 +51,6 @@ class TensorUpdates:
         self._registry.check(options)
         if load_format is not None and load_format in self._loaders:
             fill = _converted(fill, load_format)
-        if self._nnodes > 1:
-            raise InvalidRequest(
-                f"--nnodes {self._nnodes} read weights from folders; what works: "
-                "update_weights_from_disk with a model_path that every node has"
-            )
         session, spool = self._session, TensorSpool()
         await fill(spool)  # a session gets the tensors of a call whole, or none of them
         if session is None:

@@ -199,6 +199,7 @@ def follow(
         gc.freeze()
         gc.enable()
         loop.run()
+        leader.stop()
     except RankLost as error:
         log.warning("this rank ends: %s", error)
         return 1

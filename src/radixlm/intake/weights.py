@@ -21,6 +21,7 @@ from radixlm.base.errors import InvalidRequest, Overloaded, RadixError
 from radixlm.base.record import Record
 from radixlm.intake.tensor_spool import TensorSpool
 from radixlm.wire.replies import ControlReply
+from radixlm.wire.tensors import read_header
 from radixlm.wire.weights import WeightsSource
 
 if TYPE_CHECKING:  # it owns this registry
@@ -162,7 +163,7 @@ class WeightsRegistry:
         ready = [replica for replica, _ in engines]
         args = {
             "source": msgspec.to_builtins(source),
-            "partial": update.folder if update.is_partial else None,
+            "partial": _contents(update.folder) if update.is_partial else None,
         }
         try:
             replies = await self._ask(ready, PREPARE, args)
@@ -297,6 +298,13 @@ class WeightsRegistry:
             log.warning("the files of version %s have changed since it was loaded", self.version)
             self.source = msgspec.structs.replace(source, digest=digest)
         self._intake.become_ready({**facts, "weights": digest}, replica.index)
+
+
+def _contents(folder: str) -> dict[str, Any]:
+    """What is in the files of a partial update."""
+    files = sorted(Path(folder).glob("*.safetensors"))
+    names = [name for file in files for name in read_header(file)[0]]
+    return {"names": names, "num_bytes": sum(file.stat().st_size for file in files)}
 
 
 def _merged(folders: Sequence[str]) -> TensorSpool:
