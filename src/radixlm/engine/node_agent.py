@@ -183,6 +183,8 @@ class NodeAgent:
                     self._start_ranks(message.startups)
                 elif isinstance(message, Leave):
                     log.info("node 0 ended this replica")
+                    if message.is_final:  # the ranks were told to stop, and delete their files
+                        self._end_ranks(END_WAIT_S)
                     self._leave()
                     return message.is_final
             if now_s - self._heard_s > LOST_S:
@@ -246,9 +248,9 @@ class NodeAgent:
         while len(self._ready_made) < count:
             self._ready_made.append(RankProcess(self._command))
 
-    def _end_ranks(self) -> None:
+    def _end_ranks(self, wait_s: float = 0.0) -> None:
         for process in self.ranks.values():
-            process.drop()
+            process.drop(wait_s)
         self.ranks = {}
 
     def _send(self, message: ToNode0) -> None:
