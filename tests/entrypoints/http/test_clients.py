@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -161,8 +162,12 @@ async def test_anthropic_streams_tools_and_thinking(claude: anthropic.AsyncAnthr
         messages=user("think about"),
         thinking={"type": "enabled", "budget_tokens": 1024},
     ) as stream:
+        events: list[Any] = [event async for event in stream if event.type.startswith("content")]
         final = await stream.get_final_message()
     assert [block.type for block in final.content] == ["thinking", "text"]
+    last = [event.delta.type for event in events if event.type == "content_block_delta"]
+    assert last.count("signature_delta") == 1 and last.index("signature_delta") > 0
+    assert last[last.index("signature_delta") + 1] == "text_delta"
     answered: Any = final.content[1]
     assert answered.text.strip() == "The answer is 42."
 
@@ -219,6 +224,9 @@ async def test_anthropic_errors(claude: anthropic.AsyncAnthropic, server: Script
     assert bad.value.body["type"] == "error"  # type: ignore[index,call-overload]
     with pytest.raises(anthropic.NotFoundError):
         await claude.messages.create(model="claude", max_tokens=9, messages=user("x"))
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        await claude.models.retrieve("claude")
+    assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index,call-overload]
     source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
     image: Any = [{"role": "user", "content": [{"type": "image", "source": source}]}]
     with pytest.raises(anthropic.BadRequestError, match="text only"):
@@ -239,6 +247,7 @@ async def test_ollama_chat_generate_and_list(llama: ollama.AsyncClient) -> None:
     assert text.eval_count == 4 and text.done_reason == "length"
     listed = await llama.list()
     assert [model.model for model in listed.models] == ["tiny"]
+    assert re.fullmatch("[0-9a-f]{64}", listed.models[0].digest or "")  # Ollama's CLI cuts it
     shown = await llama.show("tiny")
     assert "tools" in (shown.capabilities or [])
 

@@ -49,6 +49,7 @@ async def test_unsupported_routes_of_a_model_are_refused_by_name(
 async def test_embeddings_in_both_forms(pooled: ScriptedServer) -> None:
     got = (await pooled.post("/v1/embeddings", input=["hi", "you"], model="tiny")).json()
     assert [row["index"] for row in got["data"]] == [0, 1]
+    assert got["id"].startswith("embd-") and got["created"] > 0
     first = pooled.tokenizer.encode("hi")[0]
     assert got["data"][0]["embedding"] == [3.0, 4.0 + first]
     assert got["usage"]["prompt_tokens"] == got["usage"]["total_tokens"] > 0

@@ -155,6 +155,7 @@ ROWS = [
     ),
     Row("ollama", "POST /api/show", {"model": "tiny"}, has={"details.family": ...}),
     Row("ollama", "GET /api/tags", has={"models.0.name": "tiny"}),
+    Row("ollama", "GET /api/ps", has={"models.0.expires_at": "9999-12-31T23:59:59Z"}),
     Row("ollama", "GET /api/version", has={"version": ...}),
     Row(
         "anthropic",
@@ -200,6 +201,12 @@ ROWS = [
         has={"scores.0.1": ..., "object": "scoring"},
     ),
     Row("responses", "POST /v1/responses", {"input": "hi"}, has={"status": "completed"}),
+    Row(
+        "responses",
+        "POST /v1/responses",
+        {"input": "hi"},
+        has={"usage.input_tokens_details.cache_write_tokens": 0},
+    ),
     Row("responses", "GET /v1/responses/resp_x", None, 404, NAMED),
     Row("responses", "POST /v1/responses/resp_x/cancel", None, 404, NAMED),
     Row("openai_classify", "POST /v1/classify", {"input": "a"}, REFUSED, NAMED),  # not a classifier

@@ -439,7 +439,10 @@ class _Blocks:
             yield _event("content_block_delta", index=self._index, delta=change)
 
     def close(self) -> Iterator[bytes]:
-        """End the open block."""
+        """End the open block. Clients send thinking back only if it got a signature."""
+        if self._open == ("thinking", 0):
+            change = {"type": "signature_delta", "signature": ""}
+            yield _event("content_block_delta", index=self._index, delta=change)
         if self._open is not None:
             yield _event("content_block_stop", index=self._index)
             self._open = None

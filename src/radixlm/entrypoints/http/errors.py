@@ -125,6 +125,16 @@ def anthropic_body(error: RadixError | None) -> dict[str, Any]:
     return shaped(body_of(error), int(getattr(error, "status", 500)), ANTHROPIC_PATH)
 
 
+def is_anthropic(request: Request) -> bool:
+    """Whether the client is Anthropic's, which reads other forms of errors and model cards."""
+    return "anthropic-version" in request.headers
+
+
+def _form_of(request: Request) -> str:
+    """The path whose form of errors the client reads."""
+    return ANTHROPIC_PATH if is_anthropic(request) else request.url.path
+
+
 def _renamed(body: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """The body with the name that the route has for the field."""
     error = body["error"]
@@ -195,13 +205,13 @@ def add_handlers(app: FastAPI) -> None:
         path = request.url.path
         if getattr(error, "code", None) == QueueFull.code and path.startswith("/v1/"):
             error.status = request.app.state.server.config.serve.queue_full_status  # type: ignore[attr-defined]
-        return error_response(error, path)
+        return error_response(error, _form_of(request))
 
     def response(
         request: Request, status: int, message: str, param: str | None, code: str | None
     ) -> Response:
         body = error_body(message, status, param, code)
-        return json_response(shaped(body, status, request.url.path), status)
+        return json_response(shaped(body, status, _form_of(request)), status)
 
     async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

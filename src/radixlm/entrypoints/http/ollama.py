@@ -1,5 +1,6 @@
 """Ollama's routes. Streams are JSON lines, sampling parameters stand in ``options``."""
 
+import hashlib
 import json
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -41,6 +42,7 @@ from radixlm.wire.unknown import note_unknown
 router = APIRouter(tags=["ollama"])
 
 NDJSON = "application/x-ndjson"
+_NEVER = "9999-12-31T23:59:59Z"  # `ollama ps` reads no expires_at as "Stopping..."
 _REASONS = {"stop": "stop", "tool_calls": "stop", "length": "length", "abort": "abort"}
 _OPTIONS = table_fields("ollama_options")
 
@@ -309,10 +311,19 @@ def _details(state: ServerState) -> dict[str, Any]:
 
 
 @router.get("/api/tags")
-@router.get("/api/ps")
 async def tags(request: Request) -> Response:
     """The model and its adapters."""
-    state = state_of(request)
+    return json_response({"models": _models(state_of(request))})
+
+
+@router.get("/api/ps")
+async def ps(request: Request) -> Response:
+    """The model and its adapters, which stay loaded."""
+    models = _models(state_of(request))
+    return json_response({"models": [one | {"expires_at": _NEVER} for one in models]})
+
+
+def _models(state: ServerState) -> list[dict[str, Any]]:
     weights = state.intake.engine_facts.get("weight_bytes", 0)
     modified = datetime.fromtimestamp(state.started_s, UTC).isoformat()
     model = {
@@ -321,16 +332,23 @@ async def tags(request: Request) -> Response:
         "modified_at": modified,
         "size": weights,
         "size_vram": 0,
-        "digest": "",
+        "digest": _digest(state, state.model_name),
         "details": _details(state),
         "context_length": state.intake.facts.context_len,
     }
     details = model["details"] | {"parent_model": state.model_name}
     adapters = [
-        model | {"name": one.name, "model": one.name, "size": one.num_bytes, "details": details}
+        model
+        | {"name": one.name, "model": one.name, "size": one.num_bytes, "details": details}
+        | {"digest": _digest(state, one.name)}
         for one in state.intake.adapters.entries
     ]
-    return json_response({"models": [model, *adapters]})
+    return [model, *adapters]
+
+
+def _digest(state: ServerState, name: str) -> str:
+    """64 hex digits of the name and the label of the weights: ``ollama list`` prints twelve."""
+    return hashlib.sha256(f"{name} {state.weight_version}".encode()).hexdigest()
 
 
 @router.post("/api/show", openapi_extra=documented(OllamaShow))

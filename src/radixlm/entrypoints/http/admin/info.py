@@ -15,7 +15,7 @@ from radixlm.base.errors import InvalidRequest, RequestError
 from radixlm.config.server_config import flat
 from radixlm.engine.located import tokenizer_folder
 from radixlm.entrypoints.http import ui
-from radixlm.entrypoints.http.errors import json_response
+from radixlm.entrypoints.http.errors import is_anthropic, json_response
 from radixlm.entrypoints.http.resume import known_digest
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.intake.adapters import Loaded
@@ -268,18 +268,13 @@ def _anthropic_card(state: ServerState, adapter: Loaded | None = None) -> dict[s
     }
 
 
-def _is_anthropic(request: Request) -> bool:
-    """Whether the client is Anthropic's, which reads another form of model cards."""
-    return "anthropic-version" in request.headers
-
-
 @router.get("/v1/models")
 async def models(request: Request) -> Response:
     """The models that are served: the base model, then its adapters."""
     state = state_of(request)
-    make = _anthropic_card if _is_anthropic(request) else _card
+    make = _anthropic_card if is_anthropic(request) else _card
     cards = [make(state, one) for one in (None, *state.intake.adapters.entries)]
-    if _is_anthropic(request):
+    if is_anthropic(request):
         ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
         return json_response({"data": cards} | ends)
     return json_response({"object": "list", "data": cards})
@@ -297,5 +292,5 @@ async def model(request: Request, model: str) -> Response:
         adapter = next((one for one in state.intake.adapters.entries if one.name == name), None)
         if adapter is None:
             raise state.no_model(model)
-    make = _anthropic_card if _is_anthropic(request) else _card
+    make = _anthropic_card if is_anthropic(request) else _card
     return json_response(make(state, adapter))

@@ -123,7 +123,14 @@ async def answer_embeddings(state: ServerState, body: EmbeddingRequest) -> dict[
         if body.encoding_format == "base64":
             vector = base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
         data.append({"object": "embedding", "index": index, "embedding": vector})
-    return {"object": "list", "data": data, "model": model, "usage": prompt_usage(results)}
+    return {
+        "id": f"embd-{secrets.token_hex(16)}",
+        "object": "list",
+        "created": int(time.time()),
+        "data": data,
+        "model": model,
+        "usage": prompt_usage(results),
+    }
 
 
 def _input_of(state: ServerState, one: TextInput, where: str) -> Prompt:

@@ -285,7 +285,10 @@ class Writer:
         num_output += before.get("output_tokens", 0)
         self._usage = {
             "input_tokens": num_input,
-            "input_tokens_details": {"cached_tokens": cached + output.cached_tokens},
+            "input_tokens_details": {
+                "cached_tokens": cached + output.cached_tokens,
+                "cache_write_tokens": 0,  # openai 3.57 requires it; writes are not told apart
+            },
             "output_tokens": num_output,
             "output_tokens_details": {"reasoning_tokens": self._session.count(self._reasoning)},
             "total_tokens": num_input + num_output,
