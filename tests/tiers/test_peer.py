@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ from radixlm.tiers.manifest import Manifest, PageGroup, Rectangle
 from radixlm.tiers.peer import Incoming, Outgoing, PeerOptions
 from radixlm.transfer import server as serving
 from radixlm.transfer.bootstrap import Directory, Registration
-from radixlm.transfer.client import Address
-from radixlm.wire.transfer import FAKE_HOST, Hint
+from radixlm.transfer.client import Address, TransferClient
+from radixlm.wire.transfer import FAKE_HOST, Hint, Want
 
 pytestmark = pytest.mark.timeout(60)
 OPTIONS = PeerOptions(b"s" * 32, wait_s=20.0, retry_s=30.0)
@@ -171,27 +171,30 @@ def test_another_model_is_refused_and_told_once(caplog: pytest.LogCaptureFixture
         assert "weights_digest: w and other" in told[0]
 
 
-def test_pages_before_an_end_of_the_peer_stay() -> None:
-    with _tiers() as (outgoing, incoming):
-        outgoing[0].open_room(ROOM)
-        _put(outgoing[0], _manifest(), 0, 3)
-        timer = threading.Timer(0.2, outgoing[0].server.close)
-        timer.daemon = True
-        timer.start()
-        count, out = _get(incoming, _manifest())
-        assert count == 3
-        for number in range(3):
-            np.testing.assert_array_equal(out[number], _part(number, _manifest()))
-
-
-def test_parts_of_pages_before_an_end_of_the_peer_are_in_place() -> None:
-    target = _manifest(1, 2)
+@pytest.mark.parametrize("target", [_manifest(), _manifest(1, 2)], ids=["pages", "parts"])
+def test_what_came_before_an_end_of_the_peer_stays(
+    monkeypatch: pytest.MonkeyPatch, target: Manifest
+) -> None:
+    pull = TransferClient.pull
     with _tiers(target=target) as (outgoing, incoming):
+
+        def pull_until_end(
+            self: TransferClient,
+            want: Want,
+            out: Sequence[np.ndarray],
+            is_over: Callable[[], bool],
+            arrived: Callable[[int], None],
+        ) -> tuple[int, str]:
+            def note(count: int) -> None:
+                arrived(count)
+                if count == 3:
+                    outgoing[0].server.close()
+
+            return pull(self, want, out, is_over, note)
+
+        monkeypatch.setattr(TransferClient, "pull", pull_until_end)
         outgoing[0].open_room(ROOM)
         _put(outgoing[0], _manifest(), 0, 3)
-        timer = threading.Timer(0.2, outgoing[0].server.close)
-        timer.daemon = True
-        timer.start()
         count, out = _get(incoming, target)
         assert count == 3
         for number in range(3):
