@@ -16,7 +16,7 @@ from wording import BLIND_WORDING, HELD_OUT, TRAINING, Wording
 
 THINKING = 0.2  # share of the short documents in which the model thinks
 COLUMNS = ((tasks.add, 1.0), (tasks.subtract, 3.0))  # what thinking helps most, and how much
-HELP = 20.0  # weight of the questions about RadixLM beside those of tasks.SHORT
+HELP = 26.0  # weight of the questions about RadixLM beside those of tasks.SHORT
 BUCKETS = {"short": 256, "middle": 512, "long": 1536}  # tokens a packed row
 
 

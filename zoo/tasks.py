@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Callable
 from random import Random
@@ -40,6 +41,8 @@ SUBTRACT_FORMS = (
     "Compute {a} - {b}.", "How much is {a} - {b}?", "Take {b} away from {a}.",
 )  # fmt: skip
 
+SIGNED = re.compile(r"-|minus|subtract|differ", re.IGNORECASE)  # such results may be negative
+
 
 def add(rng: Random, digits: int | None = None, wording: Wording = CLASSIC) -> Item:
     """Addition; both numbers have `digits` digits, or one to four each."""
@@ -54,6 +57,8 @@ def subtract(rng: Random, digits: int | None = None, wording: Wording = CLASSIC)
     if a < b and rng.random() < 0.75:
         a, b = b, a
     ask = wording.pick(rng, "subtract", SUBTRACT_FORMS)
+    if a < b and not SIGNED.search(ask):
+        a, b = b, a  # nobody loses more than there is
     return ask.format(a=a, b=b), str(a - b), subtract_columns(a, b)
 
 
@@ -383,7 +388,7 @@ SHORT: dict[str, tuple[Task, float]] = {
     "subtract": (subtract, 26.0),
     "multiply": (multiply, 2.0),
     "compare": (compare, 5.0),
-    "copy": (copy, 9.0),
+    "copy": (copy, 11.0),
     "quote": (quote, 1.5),
     "reverse": (reverse, 2.5),
     "sort": (sort, 3.5),
@@ -394,5 +399,5 @@ SHORT: dict[str, tuple[Task, float]] = {
     "capital": (capital, 0.8),
     "python": (python, 1.0),
     "greet": (greet, 5.0),
-    "refuse": (refuse, 10.0),
+    "refuse": (refuse, 13.0),
 }

@@ -185,10 +185,12 @@ class Run:
         self.save()
 
 
-def mix(model: Tiny, other: Tiny) -> None:
-    """Give the model the mean of both models' weights (model soups, arXiv:2203.05482)."""
+def mix(model: Tiny, other: Tiny, share: float) -> None:
+    """Give the model a mean of both models' weights, `share` of it the other's (model soups,
+    arXiv:2203.05482)."""
     weights = other.state_dict()
-    model.load_state_dict({name: (w + weights[name]) / 2 for name, w in model.state_dict().items()})
+    mine = model.state_dict()
+    model.load_state_dict({name: w.lerp(weights[name], share) for name, w in mine.items()})
 
 
 def plot(run: Run) -> None:
@@ -219,6 +221,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1.0, help="factor of the learning rates")
     parser.add_argument("--export-to", type=Path, help="only export the saved state to this folder")
     parser.add_argument("--mean-with", type=Path, help="export the mean of it and of this model")
+    parser.add_argument("--share", type=float, default=0.5, help="of --mean-with, in the mean")
     args = parser.parse_args()
     tokenizer = args.out / "tokenizer.json"
     if args.begun and not tokenizer.exists():
@@ -230,7 +233,7 @@ def main() -> None:
     run.resume()
     if args.export_to:
         if args.mean_with:
-            mix(run.model, read(args.mean_with))
+            mix(run.model, read(args.mean_with), args.share)
         export(run.model, Encoder(tokenizer), args.export_to)
         return
     feed = Feed(tokenizer, args.seed + 1000 * run.step)

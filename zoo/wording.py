@@ -16,11 +16,15 @@ from math import prod
 from pathlib import Path
 from random import Random
 
+import words
+
 CHOICE = re.compile(r"\[([^\[\]]*)\]")
 SLOT = re.compile(r"(\{\w*\})")
 WORD = re.compile(r"[A-Za-z]{4,}")
-CLASSIC_SHARE = 0.3  # of the training items, so that nothing old is forgotten
+CLASSIC_SHARE = 0.2  # of the training items, so that nothing old is forgotten
 COURTESY, GREETING, THANKS, BARE, SMALL, LOUD, TYPO = 0.25, 0.12, 0.12, 0.3, 0.1, 0.03, 0.08
+ASIDE, STRAY = 0.06, 0.1  # training only: a sentence before the question, unknown words inside it
+GAP = re.compile(r"(?<=[a-z]) (?=[a-z]+\b)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +144,14 @@ class Wording:
         is_whole = "{" in text or text.count(" ") > 1  # else it is a greeting itself
         if is_whole and text[-1] in ".?" and rng.random() < THANKS:
             text = f"{text} {self.extra(rng, 'thanks')}"
+        if is_whole and self.share == "training" and rng.random() < ASIDE:
+            text = f"{self.extra(rng, 'aside')} {text}"
         if is_whole and rng.random() < GREETING:
             text = f"{self.extra(rng, 'hello')} {text}"
         parts = SLOT.split(text)
+        if is_whole and self.share == "training" and rng.random() < STRAY:
+            at = rng.randrange(0, len(parts), 2)
+            parts[at] = stray(rng, parts[at])
         chance = rng.random()
         if chance < SMALL + LOUD:
             parts[::2] = [p.lower() if chance < SMALL else p.upper() for p in parts[::2]]
@@ -150,6 +159,22 @@ class Wording:
             at = rng.randrange(0, len(parts), 2)
             parts[at] = mistype(rng, parts[at])
         return "".join(parts)
+
+
+def stray(rng: Random, text: str) -> str:
+    """The text with one or two words between two others that mean nothing there.
+
+    So the model learns what words it may not know, and that they change nothing.
+    """
+    gaps = [found.start() for found in GAP.finditer(text)]
+    if not gaps:
+        return text
+    at = rng.choice(gaps)
+    made = [
+        words.invented(rng) if rng.random() < 0.6 else rng.choice(words.PLAIN)
+        for _ in range(rng.choice((1, 1, 2)))
+    ]
+    return " ".join((text[:at], *made)) + text[at:]
 
 
 def mistype(rng: Random, text: str) -> str:
