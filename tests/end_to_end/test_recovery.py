@@ -271,8 +271,8 @@ def test_an_engine_that_dies_while_connections_hold_all_descriptors_is_replaced(
         finally:
             for connection in kept:
                 connection.close()
-        assert any("file descriptors are left" in line for line in server.log)
         assert server.terminate() == 0
+        assert any("file descriptors are left" in line for line in server.log)
 
 
 async def test_an_engine_that_verifies_drafts_dies(wanted: list[list[int]]) -> None:

@@ -44,7 +44,8 @@ import sys
 sys.modules["radixlm._cpu"] = None
 from radixlm.entrypoints.offline import Engine
 with Engine(model_path=sys.argv[1], quantization=sys.argv[2] or None) as engine:
-    made = engine.generate(input_ids=[5, 6, 7], sampling_params={"max_new_tokens": 3})
+    params = {"max_new_tokens": 3, "ignore_eos": True}
+    made = engine.generate(input_ids=[5, 6, 7], sampling_params=params)
     print(engine.config.execute.attention_backend, made["meta_info"]["completion_tokens"])
 """
 

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the gateway's image has no starlette
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 def prefix_of(option: str) -> str:
