@@ -60,9 +60,14 @@ def without_thinking(text: str) -> str:
     return text.split("</think>")[-1].strip()
 
 
-def direct(folder: Path, items: list[Conversation], thinking: bool) -> list[bool]:
+def direct(
+    folder: Path,
+    items: list[Conversation],
+    thinking: bool,
+    dtype: torch.dtype = torch.bfloat16,
+) -> list[bool]:
     """Score by our own decoder."""
-    encoder, decoder = Encoder(folder / "tokenizer.json"), Decoder(read(folder))
+    encoder, decoder = Encoder(folder / "tokenizer.json"), Decoder(read(folder), dtype)
     prompts = [encoder.ids(render(item, prompt_only=True, thinking=thinking)) for item in items]
     made = decoder.all(prompts, encoder.end, MAX_NEW)
     texts = [
@@ -72,7 +77,12 @@ def direct(folder: Path, items: list[Conversation], thinking: bool) -> list[bool
 
 
 @torch.inference_mode()
-def forced(folder: Path, items: list[Conversation], thinking: bool = False) -> list[bool]:
+def forced(
+    folder: Path,
+    items: list[Conversation],
+    thinking: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+) -> list[bool]:
     """Whether every token of the expected reply is the likeliest where the ones before it stand.
 
     Greedy decoding writes that very reply if and only if this holds, for a hundredth of the work;
@@ -83,7 +93,7 @@ def forced(folder: Path, items: list[Conversation], thinking: bool = False) -> l
     for item in items:
         begin = len(encoder.ids(render(item, prompt_only=True, thinking=thinking)))
         ids = torch.tensor([encoder.ids(render(item).rstrip("\n"))])
-        hidden = model(ids, attention_bias(torch.zeros_like(ids)))[0, begin - 1 : -1]
+        hidden = model(ids, attention_bias(torch.zeros_like(ids)), dtype)[0, begin - 1 : -1]
         likeliest = (hidden @ model.embed.to(hidden.dtype).T).argmax(-1)
         right.append(bool(torch.equal(likeliest, ids[0, begin:])))
     return right

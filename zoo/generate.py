@@ -7,7 +7,6 @@ from model import Tiny, attend, rms_norm
 from torch import Tensor
 from torch.nn import functional as F
 
-DTYPE = torch.bfloat16
 BATCH = 50
 SCORES = 16_000_000  # places of one batch's score matrix
 
@@ -15,11 +14,11 @@ SCORES = 16_000_000  # places of one batch's score matrix
 class Decoder:
     """Greedy decoding of left-padded prompts (rotary positions are relative: padding is free)."""
 
-    def __init__(self, model: Tiny) -> None:
-        self.model, self.shape = model, model.shape
+    def __init__(self, model: Tiny, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.model, self.shape, self.dtype = model, model.shape, dtype
         with torch.no_grad():
-            self.weights = model.layer_weights(DTYPE)
-            self.head = model.embed.to(DTYPE)
+            self.weights = model.layer_weights(dtype)
+            self.head = model.embed.to(dtype)
 
     def _step(self, ids_BL: Tensor, bias: Tensor, past: list[tuple[Tensor, Tensor]]) -> Tensor:
         """Hidden states [B, L, D] of new tokens; the cache in `past` grows by L."""
@@ -28,14 +27,14 @@ class Decoder:
         sin = self.model.sin[start : start + ids_BL.shape[1]]
         x = F.embedding(ids_BL, self.model.embed)
         for i, w in enumerate(self.weights):
-            q, k, v = self.model.project(x, w, cos, sin, DTYPE)
+            q, k, v = self.model.project(x, w, cos, sin, self.dtype)
             if start:
                 k, v = torch.cat((past[i][0], k), 2), torch.cat((past[i][1], v), 2)
                 past[i] = (k, v)
             else:
                 past.append((k, v))
-            x = self.model.finish(x, attend(q, k, v, bias), w, DTYPE)
-        return rms_norm(x, self.model.norm).to(DTYPE)
+            x = self.model.finish(x, attend(q, k, v, bias), w, self.dtype)
+        return rms_norm(x, self.model.norm).to(self.dtype)
 
     @torch.inference_mode()
     def batch(self, prompts: list[list[int]], stop: int, max_new: int) -> list[list[int]]:
