@@ -62,21 +62,19 @@ def batch(folder, layers, max_tokens, pool):
 def compare(plain, shared, shape, steps):
     engines = (plain, shared)
     for engine in engines:
-        engine._num_left = shape.batch_size
-        for index in range(shape.batch_size):
-            engine._mine.send(engine._request(f"{shape.batch_size}-{index}", shape))
-        engine._timed_step(shape, is_prefill=True)
+        engine.send(shape)
+        engine.timed_step(shape)
     for engine in engines:
-        engine._timed_step(shape, is_prefill=False)
+        engine.timed_step(shape)
     pairs = []
     for step in range(steps):
         order = engines if step % 2 else engines[::-1]
-        times = {id(e): e._timed_step(shape, is_prefill=False) for e in order}
+        times = {id(e): e.timed_step(shape) for e in order}
         pairs.append((times[id(plain)], times[id(shared)]))
     for engine in engines:
-        while engine._num_left:
-            engine._timed_step(shape, is_prefill=False)
-        engine._flush()
+        while engine.live:
+            engine.timed_step(shape)
+        engine.flush()
     quarters = statistics.quantiles([b / a for a, b in pairs], n=4)
     first, second = (statistics.median(times) * 1e3 for times in zip(*pairs, strict=True))
     print(

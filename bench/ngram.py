@@ -82,6 +82,7 @@ class Scripted(Batch):
     """A batch whose answers are given."""
 
     pairs: Sequence[tuple[Ints, Ints]] = ()
+    num_left = 0
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -106,15 +107,15 @@ class Scripted(Batch):
         assert drafting is not None
         drafting.lengths.is_off = not drafts
         drafting.flush()
-        self._flush()
-        self._num_runs, self._num_left, steps = self._num_runs + 1, len(pairs), 0
+        self.flush()
+        self._num_runs, self.num_left, steps = self._num_runs + 1, len(pairs), 0
         for number, (prompt, answer) in enumerate(pairs):
             sampling = SamplingParams(max_new_tokens=len(answer), temperature=0.0, ignore_eos=True)
             rid = f"{self._num_runs}-{number}"
             self._mine.send(TokenizedRequest(rid, input_ids=pack_ids(prompt), sampling=sampling))
         self._tick()
         began_s = time.perf_counter()
-        while self._num_left:
+        while self.num_left:
             self._tick()
             steps += 1
         return time.perf_counter() - began_s, steps
@@ -123,7 +124,7 @@ class Scripted(Batch):
         self.replica.scheduler.tick(wait=False)
         for reply in self._mine.receive(0):
             if isinstance(reply, StepReply):
-                self._num_left -= sum(delta.finish is not None for delta in reply.deltas)
+                self.num_left -= sum(delta.finish is not None for delta in reply.deltas)
 
 
 def main(argv: Sequence[str]) -> int:

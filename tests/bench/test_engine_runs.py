@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections import defaultdict
 from pathlib import Path
 
+import psutil
 import pytest
+from tests.fakes.tiny_checkpoint import cached_tiny
 
+from radixlm.base.errors import ConfigError
 from radixlm.bench.cli import main
-from radixlm.bench.one_batch import Shape, with_room
+from radixlm.bench.one_batch import Batch, Shape, with_room
+from radixlm.config.parser import parse
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.assemble import assemble
+from radixlm.engine.model_info import resolved
+from radixlm.wire.channel import MemoryChannel
+from radixlm.wire.replies import StepReply
 
 
 @pytest.fixture
@@ -88,12 +98,59 @@ def test_one_batch_compares_a_drafter_with_none(server_flags, tmp_path: Path, ca
         ("--input-len 9000", "context"),
         ("--batch-size 8 --input-len 200 --output-len 60 --max-total-tokens 512", "one batch"),
         ("--batch-size 4 --input-len 8 --max-running-requests 2", "one batch"),
+        ("--dp-size 2", "--dp-size 2"),
+        ("--warm-restart", "--warm-restart"),
     ],
 )
 def test_one_batch_refuses_shapes_that_do_not_fit(server_flags, flags, text, capsys) -> None:
     own = server_flags[2:] if "--max-total-tokens" in flags else server_flags
     assert main(["one-batch", *flags.split(), *own]) == 2
     assert text in capsys.readouterr().err
+
+
+def tokens_of_a_batch(flags: str, shape: Shape) -> tuple[int, dict[str, list[int]]]:
+    """How many other ranks compute a batch, and its tokens."""
+    model = f"--model-path {cached_tiny('Qwen3MoeForCausalLM')} --cpu-threads 1"
+    words = [*model.split(), "--max-total-tokens", "2048", "--skip-tokenizer-init", *flags.split()]
+    config, given = with_room(*parse(words, "test"), [shape])
+    found: dict[str, list[int]] = defaultdict(list)
+    before = set(psutil.Process().children())
+    with contextlib.closing(Batch(*resolved(config, given), 1, given)) as bench:
+        receive = bench._mine.receive
+
+        def kept(timeout_s: float) -> list[object]:
+            replies = receive(timeout_s)
+            for reply in [one for one in replies if isinstance(one, StepReply)]:
+                for rid, token in zip(reply.rids, reply.tokens, strict=True):
+                    found[rid].append(token)
+                for delta in reply.deltas:
+                    found[delta.rid] += delta.tokens
+            return replies
+
+        bench._mine.receive = kept  # type: ignore[method-assign]
+        prefill_s, decodes_s = bench.run(shape)
+        others = set(psutil.Process().children()) - before
+    assert prefill_s > 0 and len(decodes_s) == shape.output_len - 1
+    assert not any(other.is_running() for other in others)
+    return len(others), found
+
+
+@pytest.mark.parametrize(
+    ("flags", "count"),
+    [
+        ("--pp-size 2", 1),
+        ("--tp-size 2 --ep-size 2 --dp-size 2 --enable-dp-attention", 1),
+    ],
+)
+def test_one_batch_on_several_ranks_has_the_tokens_of_one(flags: str, count: int) -> None:
+    shape = Shape(5, 150, 6)
+    assert tokens_of_a_batch(flags, shape) == (count, tokens_of_a_batch("", shape)[1])
+
+
+def test_an_engine_without_its_ranks_is_refused() -> None:
+    config, info = resolved(*parse(["--tp-size", "2"], "test"))
+    with pytest.raises(ConfigError, match="--tp-size"):
+        assemble(config, info, MemoryChannel.pair()[1])
 
 
 def test_limits_of_the_user_are_kept() -> None:

@@ -1,11 +1,13 @@
 """`radixlm bench one-batch`: one static batch through scheduler and executor, without intake.
 
 All prompts are computed in one step (prefill), then each step gives every request one token, or
-with --speculative-algorithm some (decode). Other options are those of the server (`radixlm serve
---help`).
+with --speculative-algorithm some (decode). With --pp-size a step of either kind lasts until every
+request has got a token: the stages compute parts of it at the same time. Other options are those of
+the server (`radixlm serve --help`).
 """
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
@@ -20,12 +22,18 @@ from tqdm import tqdm
 
 from radixlm.base.errors import ConfigError, EngineError
 from radixlm.base.log import set_up_logging
+from radixlm.base.record import replace
 from radixlm.bench import report
 from radixlm.bench.options import Parser, positive, refuse
 from radixlm.config.parser import parse
 from radixlm.config.server_config import ServerConfig
+from radixlm.engine.affinity import placed
 from radixlm.engine.assemble import EngineCore, assemble
 from radixlm.engine.model_info import ModelInfo, resolved
+from radixlm.engine.rank_processes import RankProcesses, topology_of
+from radixlm.engine.ranks import NO_PEERS, Followers, Peers
+from radixlm.engine.run_folder import RunFolder
+from radixlm.engine.supervisor import startup_of
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.replies import Finish, StepReply
 from radixlm.wire.requests import Control, TokenizedRequest, pack_ids
@@ -116,18 +124,36 @@ def main(argv: Sequence[str]) -> int:
     report.check_writable(args.output_file)
     shapes = [Shape(*s) for s in product(args.batch_size, args.input_len, args.output_len)]
     config, given = parse(rest, "radixlm bench one-batch", parser._option_string_actions)
-    level = config.observe.log_level if "log_level" in given else "warning"
-    set_up_logging("bench", level, log_format=config.observe.log_format)
-    config, info = resolved(*with_room(config, given, shapes))
+    if "log_level" not in given:
+        config = config.with_values({"log_level": "warning"})
+    set_up_logging("bench", config.observe.log_level, log_format=config.observe.log_format)
+    check_one_replica(config)
+    config, given = with_room(config, given, shapes)
+    config, info = resolved(config, given)
     check_shapes(shapes, info)
-    bench = Batch(config, info, args.seed)
-    bench.run(Shape(shapes[0].batch_size, shapes[0].input_len, _WARMUP_OUTPUT))
     results = []
-    for shape in tqdm(shapes, unit="shape", disable=None):
-        runs = [bench.measure(shape, args.run_name) for _ in range(args.repeat)]
-        results.append(min(runs, key=lambda result: result.total_latency))
+    with contextlib.closing(Batch(config, info, args.seed, given)) as bench:
+        bench.run(Shape(shapes[0].batch_size, shapes[0].input_len, _WARMUP_OUTPUT))
+        for shape in tqdm(shapes, unit="shape", disable=None):
+            runs = [bench.measure(shape, args.run_name) for _ in range(args.repeat)]
+            results.append(min(runs, key=lambda result: result.total_latency))
     _print(results, args)
     return 0
+
+
+def check_one_replica(config: ServerConfig) -> None:
+    """ConfigError for what one replica on one host has not."""
+    p = config.parallel
+    for flag, is_set in (
+        (f"--nnodes {p.nnodes}", p.nnodes > 1),
+        (f"--dp-size {p.dp_size} without --enable-dp-attention", p.num_replicas > 1),
+        ("--warm-restart", config.memory.warm_restart),
+    ):
+        if is_set:
+            raise ConfigError(
+                f"{flag}: one-batch runs one replica on this host, without a server; `radixlm "
+                "bench one-batch-server` measures a server"
+            )
 
 
 def with_room(
@@ -135,10 +161,12 @@ def with_room(
 ) -> tuple[ServerConfig, frozenset[str]]:
     """Set the limits that the user left open so that the largest batch fits in one step."""
     prefill = max(shape.batch_size * shape.input_len for shape in shapes)
+    topology = topology_of(config)
+    parts = topology.attn_dp * topology.pp  # each of which has the same number of requests
     values = {
         "chunked_prefill_size": max(prefill, 2048),
         "max_prefill_tokens": max(prefill, config.schedule.max_prefill_tokens),
-        "max_running_requests": max(shape.batch_size for shape in shapes),
+        "max_running_requests": max(-(-s.batch_size // parts) * parts for s in shapes),
         "schedule_conservativeness": 0.0,  # no other request will come
     }
     values = {name: value for name, value in values.items() if name not in given}
@@ -156,16 +184,37 @@ def check_shapes(shapes: Sequence[Shape], info: ModelInfo) -> None:
 
 
 class Batch:
-    """A scheduler with its executor, driven step by step."""
+    """A scheduler with its executor, driven step by step. ``close`` ends its other ranks."""
 
-    def __init__(self, config: ServerConfig, info: ModelInfo, seed: int) -> None:
+    def __init__(
+        self, config: ServerConfig, info: ModelInfo, seed: int, given: frozenset[str] = frozenset()
+    ) -> None:
+        """``given``: the options that the user has set, which other ranks take as they are."""
         self._mine, theirs = MemoryChannel.pair()
-        self.replica: EngineCore = assemble(config, info, theirs)
+        self._folder = RunFolder()
+        self._peers: Peers = NO_PEERS
+        startup = startup_of(config, given, self._folder.path)
+        config = placed(ServerConfig.from_kwargs(**startup["options"]), given, startup)
+        try:
+            if startup["local_ranks"] is not None:
+                self._peers = Followers(RankProcesses(startup), config)
+            self.replica: EngineCore = assemble(config, info, theirs, peers=self._peers)
+        except BaseException:
+            self.close()
+            raise
+        planner = self.replica.scheduler.planner
+        planner.limits = replace(planner.limits, mixed=False)  # no answer begins before all prompts
         self._draw = np.random.default_rng(seed)
         self._vocab = info.decoder.vocab
         self._num_runs = 0
-        # of the last run: requests of all decode steps, and requests that have not ended
-        self._num_rows = self._num_left = 0
+        self.live: set[str] = set()  # requests of this run that have not ended
+        self._ahead: set[str] = set()  # those that have got the next step's token already
+        self._num_rows = 0  # requests of all its decode steps
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._peers.stop()
+        self._folder.remove()
 
     def measure(self, shape: Shape, run_name: str) -> Result:
         """One run of a shape; with a drafter a second one without drafts."""
@@ -200,51 +249,67 @@ class Batch:
     def run(self, shape: Shape) -> tuple[float, list[float]]:
         """(seconds of the prefill, seconds of each decode step) with fresh prompts and an empty
         prefix cache. EngineError if requests still run afterwards."""
-        self._flush()
-        self._num_runs += 1
-        self._num_rows, self._num_left = 0, shape.batch_size
-        for index in range(shape.batch_size):
-            self._mine.send(self._request(f"{self._num_runs}-{index}", shape))
-        prefill_s = self._timed_step(shape, is_prefill=True)
+        self.flush()
+        self.send(shape)
+        prefill_s, self._num_rows = self.timed_step(shape), 0
         decodes_s: list[float] = []
-        while self._num_left and len(decodes_s) < shape.output_len:
-            decodes_s.append(self._timed_step(shape, is_prefill=False))
+        while self.live and len(decodes_s) < shape.output_len:
+            self._num_rows += len(self.live)
+            decodes_s.append(self.timed_step(shape))
         if self.replica.scheduler.planner.running:
             raise EngineError("requests still run after the last step of the batch")
         return prefill_s, decodes_s
+
+    def send(self, shape: Shape) -> None:
+        """Send the requests of a shape."""
+        self._num_runs += 1
+        for index in range(shape.batch_size):
+            request = self._request(f"{self._num_runs}-{index}", shape)
+            self.live.add(request.rid)
+            self._mine.send(request)
 
     def _request(self, rid: str, shape: Shape) -> TokenizedRequest:
         ids = self._draw.integers(0, self._vocab, shape.input_len, np.int32)
         sampling = SamplingParams(max_new_tokens=shape.output_len, temperature=0.0, ignore_eos=True)
         return TokenizedRequest(rid=rid, input_ids=pack_ids(ids), sampling=sampling)
 
-    def _timed_step(self, shape: Shape, is_prefill: bool) -> float:
-        """Seconds of one tick. Every request must get a token in it."""
-        num_rows = self._num_left
-        self._num_rows += 0 if is_prefill else num_rows
-        start_s = time.perf_counter()
-        self.replica.scheduler.tick(wait=False)
-        elapsed_s = time.perf_counter() - start_s
-        count = 0
+    def timed_step(self, shape: Shape) -> float:
+        """Seconds until every live request has got a token: of one tick, unless steps overlap.
+        ConfigError if one waits for others."""
+        scheduler = self.replica.scheduler
+        waiting, self._ahead = (self.live - self._ahead) or set(self.live), set()
+        start_s = end_s = time.perf_counter()
+        while waiting:
+            scheduler.tick(wait=False)
+            end_s = time.perf_counter()
+            served = self._take_tokens()
+            is_together = not served & self._ahead and (served >= waiting or scheduler.inflight)
+            self._ahead |= served - waiting
+            waiting -= served
+            if not is_together:
+                raise ConfigError(
+                    f"--batch-size {shape.batch_size} with {shape.input_len} + {shape.output_len} "
+                    f"tokens does not run as one batch ({len(waiting)} requests wait for others): "
+                    f"the KV cache holds {self.replica.facts['max_total_num_tokens']} tokens; see "
+                    "--mem-fraction-static, --max-running-requests and --chunked-prefill-size"
+                )
+        return end_s - start_s
+
+    def _take_tokens(self) -> set[str]:
+        """The requests that have got tokens since the last call."""
+        served: set[str] = set()
         for reply in self._mine.receive(0):
             if isinstance(reply, StepReply):
-                count += len(reply.tokens)
+                served.update(reply.rids)
                 for delta in reply.deltas:
-                    count += len(delta.tokens)
-                    self._num_left -= delta.finish is not None
-                    _check_finish(delta.finish)
-        if count < num_rows or (is_prefill and count > num_rows):
-            facts = self.replica.facts
-            raise ConfigError(
-                f"--batch-size {shape.batch_size} with {shape.input_len} + {shape.output_len} "
-                f"tokens does not run as one batch ({count} tokens in a step of the "
-                f"{'prefill' if is_prefill else 'decode'}): the KV cache holds "
-                f"{facts['max_total_num_tokens']} tokens; see --mem-fraction-static, "
-                "--max-running-requests and --chunked-prefill-size"
-            )
-        return elapsed_s
+                    if delta.tokens:
+                        served.add(delta.rid)
+                    if delta.finish is not None:
+                        self.live.discard(delta.rid)
+                        _check_finish(delta.finish)
+        return served
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Empty the prefix cache and drop pending replies of the scheduler."""
         self._mine.send(Control("flush", "flush_cache"))
         self.replica.scheduler.tick(wait=False)

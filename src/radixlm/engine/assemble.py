@@ -17,6 +17,7 @@ import torch
 from radixlm.attention.base import AttentionBackend
 from radixlm.attention.double_sparsity import load_sparsity
 from radixlm.attention.select import make_backend
+from radixlm.base.errors import ConfigError
 from radixlm.base.lazy import load
 from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes, format_seconds
@@ -56,6 +57,7 @@ from radixlm.engine.parts import (
     tokenizer_loader,
 )
 from radixlm.engine.peering import make_handover
+from radixlm.engine.rank_processes import topology_of
 from radixlm.engine.ranks import NO_PEERS, Peers
 from radixlm.engine.stores import store_secret
 from radixlm.engine.tiers import EnginePages, make_feature, make_pages
@@ -303,6 +305,11 @@ def assemble(
 ) -> EngineCore:
     """Load the model and build everything around it; ConfigError or CheckpointError if it fails.
     ``ring``: takes records of the steps."""
+    if peers.ranks.place != topology_of(config).place(0):
+        raise ConfigError(
+            "--tp-size, --pp-size: this program computes in one process; `radixlm serve` and "
+            "`radixlm bench one-batch` start the other ranks"
+        )
     ngram = make_ngram(config, info, tokenizer_loader(config, info))
     engine = load_engine(config, info, peers, corpus_commands(ngram), boot)
     limits, processors = engine.limits, ProcessorFeature(engine.parts.processors)

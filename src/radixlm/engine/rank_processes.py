@@ -130,3 +130,5 @@ class RankProcesses(threading.Thread):
                 process.wait(STOP_WAIT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
+        for link in self.sockets.values():
+            link.close()

@@ -28,6 +28,7 @@ from radixlm.engine.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
+INFLIGHT_LOG = "flight"  # the file in the server's folder
 CHECK_S = 0.5
 TERM_WAIT_S = 3.0
 # checks in a row that must find the heartbeat late: after this process itself stood still, the
@@ -80,7 +81,7 @@ class EngineSupervisor:
         self._run_folder = RunFolder()
         self.folder = self._run_folder.path
         self.addresses = [f"ipc://{self.folder}/intake{i}" for i in range(num_intakes)]
-        self.inflight_log_path = self.folder / "flight"
+        self.inflight_log_path = self.folder / INFLIGHT_LOG
         self.process: EngineProcess | None = None
         self.num_restarts = 0
         self.name = f"engine {index}" if config.parallel.num_replicas > 1 else "the engine"
@@ -146,18 +147,11 @@ class EngineSupervisor:
         self._give_up(listener, f"{self.name}: its supervisor ended ({reason})")
 
     def _spawn(self) -> None:
-        topology = topology_of(self.config)
-        startup = {
-            "options": _sendable(self.config, self.given, self.index),
-            "index": self.index,
+        startup = startup_of(self.config, self.given, self.folder, self.index) | {
             "boot": self.num_restarts,
             "memory": self._kept.paths,
             "weights": self.weights(),
-            "local_ranks": list(topology.ranks_of(0)[1:]) if topology.world > 1 else None,
-            "given": sorted(self.given),
             "addresses": self.addresses,
-            "inflight_log_path": str(self.inflight_log_path),
-            "parent": os.getpid(),
             "prefault_bytes": prefault_bytes(self.config, self.checkpoint)
             // self.config.parallel.world_size
             if self.checkpoint
@@ -284,6 +278,21 @@ class EngineSupervisor:
         self._reserve.release()
         self._kept.close()
         self._run_folder.remove()
+
+
+def startup_of(
+    config: ServerConfig, given: frozenset[str], folder: Path, index: int = 0
+) -> dict[str, Any]:
+    """What each process of replica ``index`` must know. ``folder``: the server's own."""
+    topology = topology_of(config)
+    return {
+        "options": _sendable(config, given, index),
+        "index": index,
+        "local_ranks": list(topology.ranks_of(0)[1:]) if topology.world > 1 else None,
+        "given": sorted(given),
+        "inflight_log_path": str(folder / INFLIGHT_LOG),
+        "parent": os.getpid(),
+    }
 
 
 def _sendable(config: ServerConfig, given: frozenset[str], index: int = 0) -> dict[str, Any]:
