@@ -16,6 +16,7 @@ import pytest
 from tests.fakes import toy_tokenizer
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.engine.model_info import ASSETS, DEFAULT_MODEL
 from radixlm.grammar.compile import create_backend
 from radixlm.grammar.spec import (
     GrammarBackend,
@@ -26,7 +27,7 @@ from radixlm.grammar.spec import (
     normalize_spec,
 )
 from radixlm.text.token_bytes import Decoder
-from radixlm.text.tokenizer import Tokenizer
+from radixlm.text.tokenizer import Tokenizer, load_tokenizer
 
 WIDTH = 576  # logits are wider than the vocabulary
 SCHEMA = {
@@ -243,6 +244,27 @@ def test_forced_tokens_are_the_only_allowed_ones(name: str) -> None:
         text += tokenizer().token_text(token)
     assert '{"name": "Ann"}'.startswith(text)
     assert json.loads(text + tokenizer().decode(walk(matcher, random.Random(0)))) == {"name": "Ann"}
+
+
+@pytest.mark.parametrize("name", ["llguidance", "xgrammar"])
+def test_forced_tokens_are_those_of_the_whole_text(name: str) -> None:
+    """Also where a longer token begins inside the forced text: `{"` at the end of `": {`."""
+    bundled = load_tokenizer(ASSETS / DEFAULT_MODEL)
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    head = json.dumps('{"name": "get_weather", "arguments": ')
+    lark = f'start: {head} args "}}"\nargs: %json {json.dumps(schema)}\n'
+    backend = create_backend(name, bundled, [bundled.vocab_size - 1], bundled.vocab_size)
+    assert backend is not None
+    matcher = backend.compile(GrammarSpec("lark", lark)).matcher()
+    text = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
+    tokens = bundled.encode(text, add_special_tokens=False)
+    num_forced = 0
+    for i, token in enumerate(tokens):
+        forced = matcher.forced_tokens()
+        assert forced == tokens[i : i + len(forced)]
+        num_forced += len(forced)
+        assert matcher.accept(token)
+    assert num_forced
 
 
 BAD = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,10 +34,14 @@ class XgrammarMatcher:
 
     masks_forced = False
 
-    def __init__(self, matcher: Any, tokenizer: Tokenizer, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self, matcher: Any, tokenizer: Tokenizer, eos_ids: frozenset[int], pieces: Sequence[bytes]
+    ) -> None:
+        """``pieces``: the text of every token, sorted."""
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
+        self._pieces = pieces
 
     @property
     def is_terminated(self) -> bool:
@@ -76,20 +81,32 @@ class XgrammarMatcher:
             self._matcher.rollback(num_tokens)
 
     def forced_tokens(self) -> list[int]:
-        """See Matcher. Without the last token of the forced text, which may be longer."""
+        """See Matcher. Without the end of the forced text, which longer tokens may begin with."""
         if self.is_terminated:
             return []
         text = self._matcher.find_jump_forward_string()
-        tokens = self._tokenizer.encode(text, add_special_tokens=False)[:-1] if text else []
+        tokens = self._settled(self._tokenizer.encode(text, add_special_tokens=False))
         num_accepted = 0
         while num_accepted < len(tokens) and self._matcher.accept_token(tokens[num_accepted]):
             num_accepted += 1
         self.rollback(num_accepted)
         return tokens[:num_accepted]
 
+    def _settled(self, tokens: list[int]) -> list[int]:
+        """The tokens that stay the same whatever text follows: a tokenizer that writes `{"` as one
+        token does not write `{` before a quote."""
+        end, num_settled = b"", len(tokens)
+        for i in reversed(range(len(tokens))):
+            end = self._tokenizer.token_bytes(tokens[i]) + end
+            at = bisect_right(self._pieces, end)
+            if at < len(self._pieces) and self._pieces[at].startswith(end):
+                num_settled = i
+        return tokens[:num_settled]
+
     def copy(self) -> XgrammarMatcher:
         """See Matcher."""
-        return XgrammarMatcher(self._matcher.fork(), self._tokenizer, self._eos_ids)
+        matcher = self._matcher.fork()
+        return XgrammarMatcher(matcher, self._tokenizer, self._eos_ids, self._pieces)
 
 
 class XgrammarGrammar:
@@ -98,17 +115,23 @@ class XgrammarGrammar:
     warnings: tuple[str, ...] = ()
 
     def __init__(
-        self, library: Any, compiled: Any, tokenizer: Tokenizer, eos_ids: frozenset[int]
+        self,
+        library: Any,
+        compiled: Any,
+        tokenizer: Tokenizer,
+        eos_ids: frozenset[int],
+        pieces: Sequence[bytes],
     ) -> None:
         self._library = library
         self._compiled = compiled
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
+        self._pieces = pieces
 
     def matcher(self) -> XgrammarMatcher:
         """See CompiledGrammar."""
         matcher = self._library.GrammarMatcher(self._compiled)
-        return XgrammarMatcher(matcher, self._tokenizer, self._eos_ids)
+        return XgrammarMatcher(matcher, self._tokenizer, self._eos_ids, self._pieces)
 
 
 class XgrammarBackend:
@@ -128,6 +151,7 @@ class XgrammarBackend:
         self._options = options or GrammarOptions()
         self._lock = threading.Lock()
         self._shared: Any = None
+        self._pieces: list[bytes] = []
 
     def compile(self, spec: GrammarSpec) -> XgrammarGrammar:
         """See GrammarBackend."""
@@ -143,7 +167,9 @@ class XgrammarBackend:
             compiled = self._compile(spec.kind, spec.text, value)
         except (RuntimeError, ValueError, TypeError) as error:
             raise refuse(spec.kind, _short(str(error))) from None
-        return XgrammarGrammar(self._library, compiled, self._tokenizer, self._eos_ids)
+        return XgrammarGrammar(
+            self._library, compiled, self._tokenizer, self._eos_ids, self._pieces
+        )
 
     def _compile(self, kind: Kind, text: str, value: Any) -> Any:
         compiler = self._compiler()
@@ -174,6 +200,7 @@ class XgrammarBackend:
                     b"" if tokenizer.is_special(i) else tokenizer.token_bytes(i)
                     for i in range(tokenizer.vocab_size)
                 ]  # the library takes tokens without text as special tokens
+                self._pieces = sorted(tokens)
                 end_id = len(tokens)
                 info = self._library.TokenizerInfo(
                     [*tokens, b""],
