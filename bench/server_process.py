@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -111,12 +112,20 @@ class ServerProcess:
         rss, fds, threads, processes, shared = totals
         return Sample(time.monotonic(), rss, fds, threads, processes, shared, cpu_s)
 
+    def engines(self) -> list[psutil.Process]:
+        """The engine processes, rank 0 of a replica before the others."""
+        assert self._process is not None, "asked while it runs"
+        found = []
+        for child in psutil.Process(self._process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                if "radixlm.engine.worker" in child.cmdline():
+                    found.append(child)
+        return found
+
     def kill(self, *, is_whole: bool) -> None:
         """SIGKILL to the server, or to its engine."""
         assert self._process is not None, "killed while it runs"
-        root = psutil.Process(self._process.pid)
-        engines = [p for p in root.children() if "resource_tracker" not in " ".join(p.cmdline())]
-        victims = [root] if is_whole else engines[-1:]
+        victims = [psutil.Process(self._process.pid)] if is_whole else self.engines()[-1:]
         for victim in victims:
             victim.kill()
         if is_whole:

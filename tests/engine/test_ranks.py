@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from radixlm.base.errors import CheckpointError, InvalidRequest, RankLost
 from radixlm.config.server_config import ServerConfig
-from radixlm.engine.rank_processes import RankProcesses
+from radixlm.engine.rank_processes import REFUSED, RankProcesses
 from radixlm.engine.ranks import Followers, LeaderLink
 from radixlm.executor.relay import Answer
 
@@ -29,9 +30,6 @@ class Sockets:
         self.ranks = [1, 2]
         self.on_loss: Callable[[str], None] = lambda reason: None
         self.is_stopping = self.has_stopped = False
-
-    def wait(self) -> None:
-        """They run."""
 
     def stop(self) -> None:
         self.has_stopped = True
@@ -99,6 +97,24 @@ def test_ranks_that_are_told_to_stop_may_end_at_once(
     monkeypatch.setattr(first, "tell", lambda kind: expected.append(sockets.is_stopping))
     first.stop()
     assert expected == [True]
+
+
+def test_ranks_are_forked_with_their_own_startup() -> None:
+    def run(startup: dict[str, Any]) -> int:
+        link = socket.socket(fileno=startup["socket"])
+        link.send(json.dumps([startup["rank"], startup["ranks"], startup["name"]]).encode())
+        return REFUSED if link.recv(100) == b"refuse" else 0
+
+    processes = RankProcesses({"local_ranks": [1, 2], "name": "tiny"}, run)
+    for rank, link in processes.sockets.items():
+        assert json.loads(link.recv(100)) == [rank, [0, 1, 2], "tiny"]
+    processes.sockets[1].send(b"refuse")  # no loss: rank 0 hears why
+    processes.is_stopping = True
+    processes.sockets[2].send(b"end")
+    processes.stop()
+    for pid in processes._pids.values():
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, 0)
 
 
 def test_a_call_waits_for_all_ranks_and_gives_their_answers_in_order(replica: Replica) -> None:

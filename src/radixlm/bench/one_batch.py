@@ -34,6 +34,7 @@ from radixlm.engine.rank_processes import RankProcesses, topology_of
 from radixlm.engine.ranks import NO_PEERS, Followers, Peers
 from radixlm.engine.run_folder import RunFolder
 from radixlm.engine.supervisor import startup_of
+from radixlm.engine.worker import run_rank
 from radixlm.wire.channel import MemoryChannel
 from radixlm.wire.replies import Finish, StepReply
 from radixlm.wire.requests import Control, TokenizedRequest, pack_ids
@@ -197,7 +198,7 @@ class Batch:
         config = placed(ServerConfig.from_kwargs(**startup["options"]), given, startup)
         try:
             if startup["local_ranks"] is not None:
-                self._peers = Followers(RankProcesses(startup), config)
+                self._peers = Followers(RankProcesses(startup, run_rank), config)
             self.replica: EngineCore = assemble(config, info, theirs, peers=self._peers)
         except BaseException:
             self.close()

@@ -1,22 +1,22 @@
 """The other ranks of a replica as rank 0 sees them: processes that it starts, watches and ends.
 
 All ranks live and die together: a replica that has lost a rank cannot compute a step. So the first
-end of one of them ends all, rank 0 included, and the server starts another replica. Needs nothing
-but Python's standard library, so that the ranks start while rank 0 imports torch.
+end of one of them ends all, rank 0 included, and the server starts another replica. Ranks are
+forked from rank 0 when it has imported torch: importing takes most of a start, and memory.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from radixlm.distributed.topology import Topology
@@ -41,68 +41,62 @@ def topology_of(config: ServerConfig) -> Topology:
     return Topology(p.tp_size, p.pp_size, attn_dp, p.ep_size, p.moe_dense_tp_size or 0, p.nnodes)
 
 
-class RankProcesses(threading.Thread):
-    """Starts the ranks ``startup["local_ranks"]``. The kernel kills them when this thread ends,
-    which it does with the process."""
+class RankProcesses:
+    """Forks the ranks ``startup["local_ranks"]``, each of which calls ``run`` with its own startup
+    config and ends with the status that it returns. To be made by the main thread: the kernel kills
+    the ranks when that ends. Before OpenMP has threads, which a fork lacks. OSError if the system
+    has no room for a rank."""
 
-    def __init__(self, startup: dict[str, Any]) -> None:
-        super().__init__(name="ranks", daemon=True)
-        self._startup = startup
+    def __init__(self, startup: dict[str, Any], run: Callable[[dict[str, Any]], int]) -> None:
+        self._startup, self._run = startup, run
         self.ranks: list[int] = startup["local_ranks"]
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.sockets: dict[int, socket.socket] = {}
+        self._pids: dict[int, int] = {}
+        self._descriptors: dict[int, int] = {}
         self.on_loss: Callable[[str], None] = lambda reason: None
-        self._error: OSError | None = None
-        self._is_started, self.is_stopping = threading.Event(), False
-        self.start()
+        self.is_stopping = False
+        for rank in self.ranks:
+            self._fork(rank)
+        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watcher.start()
 
-    def run(self) -> None:
-        """Start the ranks, then wait for the first that ends."""
-        try:
-            for rank in self.ranks:
-                self._spawn(rank)
-        except OSError as error:
-            self._error = error
-            return
-        finally:
-            self._is_started.set()
-        self._watch()
-
-    def wait(self) -> None:
-        """Wait until all have been started; OSError if the system has no room for them."""
-        self._is_started.wait()
-        if self._error is not None:
-            raise self._error
-
-    def _spawn(self, rank: int) -> None:
+    def _fork(self, rank: int) -> None:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            process = subprocess.Popen(
-                COMMAND,
-                stdin=subprocess.PIPE,
-                env={**OPENMP_ENVIRONMENT, **os.environ},
-                process_group=0,
-                pass_fds=(theirs.fileno(),),
-            )
-            ranks, parent = [0, *self.ranks], os.getpid()
-            own = {"rank": rank, "ranks": ranks, "socket": theirs.fileno(), "parent": parent}
-        self.processes[rank], self.sockets[rank] = process, mine
-        assert process.stdin is not None
-        with process.stdin as stdin:
-            stdin.write(json.dumps({**self._startup, "local_ranks": None, **own}).encode())
+        own = {"rank": rank, "ranks": [0, *self.ranks], "parent": os.getpid(), "local_ranks": None}
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # what they hold would be written twice
+        self.sockets[rank] = mine
+        self._pids[rank] = os.fork()
+        if not self._pids[rank]:
+            for link in self.sockets.values():
+                link.close()
+            self._become({**self._startup, **own, "socket": theirs.detach()})
+        theirs.close()
+        self._descriptors[rank] = os.pidfd_open(self._pids[rank])
+
+    def _become(self, startup: dict[str, Any]) -> NoReturn:
+        """Be a rank, then end without what the process would do that this was forked from."""
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            code = self._run(startup)
+            logging.shutdown()
+            sys.stdout.flush()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
 
     def _watch(self) -> None:
-        poll, rank_of = select.poll(), {}
-        for rank, process in self.processes.items():
-            descriptor = os.pidfd_open(process.pid)
-            rank_of[descriptor] = rank
-            poll.register(descriptor, select.POLLIN)
-        while rank_of:
-            for descriptor, _ in poll.poll():
-                poll.unregister(descriptor)
-                os.close(descriptor)
-                rank = rank_of.pop(descriptor)
-                code = self.processes[rank].wait()
+        """Wait for the ends of all ranks."""
+        poll, running = select.poll(), {number: rank for rank, number in self._descriptors.items()}
+        for number in running:
+            poll.register(number, select.POLLIN)
+        while running:
+            for number, _ in poll.poll():
+                poll.unregister(number)
+                rank = running.pop(number)
+                code = os.waitstatus_to_exitcode(os.waitpid(self._pids[rank], 0)[1])
                 # a rank that refuses to start has told why, and rank 0 raises it as its own error
                 if not self.is_stopping and code != REFUSED:
                     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -119,16 +113,17 @@ class RankProcesses(threading.Thread):
         os._exit(1)
 
     def _kill(self) -> None:
-        for process in self.processes.values():
-            process.kill()
+        for number in self._descriptors.values():
+            with suppress(ProcessLookupError):  # it has ended
+                signal.pidfd_send_signal(number, signal.SIGKILL)
 
     def stop(self) -> None:
         """Wait for the end of the ranks, which were told to stop, and kill those that do not.
         ``is_stopping`` was set before: their ends are no loss."""
-        for process in self.processes.values():
-            try:
-                process.wait(STOP_WAIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        self._watcher.join(STOP_WAIT_S)
+        self._kill()
+        self._watcher.join()
         for link in self.sockets.values():
             link.close()
+        for number in self._descriptors.values():
+            os.close(number)

@@ -144,7 +144,6 @@ class Followers(Peers):
         self, processes: RankProcesses, config: ServerConfig, hub: Hub | None = None
     ) -> None:
         """``hub``: of the ranks of other nodes, which have been started."""
-        processes.wait()
         self.processes, self._hub = processes, hub
         self.limit_s, self._load_limit_s = (
             config.parallel.rank_timeout_s,

@@ -1,6 +1,6 @@
 """What an engine process does while it imports torch: it has the system read torch's libraries,
-reads its startup config from standard input, starts the other ranks and prefaults the memory for
-its weights. Needs little but Python's standard library.
+reads its startup config from standard input, and prefaults the memory for its weights. Needs
+little but Python's standard library.
 """
 
 import ctypes
@@ -16,14 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from radixlm.engine.rank_processes import RankProcesses
-
 HUGE_PAGE = 2 << 20
 CHUNK_BYTES = 16 << 20  # between two chunks the thread checks whether it is to stop
 SLOWER = 2.0  # small pages are taken where huge ones take so much longer
 SMALL_S = 0.005  # what a chunk of small pages takes where nothing is in the way
 # of Linux; Python's mmap module holds the GIL during madvise and lacks the last constant
-MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_COLLAPSE = 14, 15, 25
+MADV_DONTFORK, MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_COLLAPSE = 10, 14, 15, 25
 MAP_FAILED = ctypes.c_void_p(-1).value
 PR_SET_PDEATHSIG = 1
 # of one posix_fadvise: Linux reads no more of it than a device's read-ahead, often 128 KiB
@@ -104,6 +102,7 @@ class PrefaultedMemory:
         self.has_small = False
         self._stopping = threading.Event()
         self._advise(0, MADV_HUGEPAGE)
+        self._advise(0, MADV_DONTFORK)  # it is for the weights of this process
 
     def _free(self, address: int, num_bytes: int) -> None:
         if num_bytes:
@@ -161,7 +160,6 @@ class StartupReader(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="startup", daemon=True)
         self.pages: PrefaultedMemory | None = None
-        self.ranks: RankProcesses | None = None
         self._is_read = threading.Event()
         self._config: dict[str, Any] | None = None
         self.start()
@@ -173,8 +171,6 @@ class StartupReader(threading.Thread):
         try:
             text = sys.stdin.read()
             self._config = json.loads(text) if text else None
-            if self._config and self._config.get("local_ranks") is not None:
-                self.ranks = RankProcesses(self._config)
             num_bytes = self._config.get("prefault_bytes", 0) if self._config else 0
             if num_bytes >= HUGE_PAGE and sys.platform == "linux":
                 self.pages = PrefaultedMemory(num_bytes)

@@ -1,6 +1,6 @@
 """The engine process: scheduler and executor, or one of the ranks that follow it. ``python -m
-radixlm.engine.worker`` reads its options as JSON from standard input and talks to its intakes over
-the addresses given there."""
+radixlm.engine.worker`` reads its options as JSON from standard input, forks the other ranks, and
+talks to its intakes over the addresses given there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from radixlm.engine.features.inflight_log import InflightLog
 from radixlm.engine.kept import Boot
 from radixlm.engine.model_info import resolved
 from radixlm.engine.multi_channel import MultiChannel
-from radixlm.engine.rank_processes import REFUSED
+from radixlm.engine.rank_processes import REFUSED, RankProcesses
 from radixlm.engine.ranks import NO_PEERS, Followers, LeaderLink, Peers, start_nodes
 from radixlm.engine.scheduler_supervisor import SchedulerSupervisor
 from radixlm.engine.supervisor import STOP_SIGNAL
@@ -60,10 +60,11 @@ COLLAPSE_S = 10.0  # after the start: the first requests come first
 
 
 @contextmanager
-def prefaulted_memory(early: StartupReader) -> Iterator[None]:
+def prefaulted_memory(early: StartupReader | None) -> Iterator[None]:
     """Within it, weights are packed into the prefaulted memory while there is some left."""
-    if early.pages is None or not available:
-        early.drop()
+    if early is None or early.pages is None or not available:
+        if early is not None:
+            early.drop()
         yield
         return
     early.finish()
@@ -96,12 +97,15 @@ def main(early: StartupReader) -> int:
     startup = early.wait()
     if startup is None:  # started early by a server that then did not start
         return 0
+    if "rank" in startup:
+        return run_rank(startup, early)
     check_parent(int(startup["parent"]))
+    ranks = None
+    if startup["local_ranks"] is not None:
+        ranks = RankProcesses(startup, run_rank)  # before there are sockets and signal handlers
     config = ServerConfig.from_kwargs(**startup["options"])
     flight_path = Path(startup["inflight_log_path"])
     role = _prepare_process(startup, config, flight_path.parent)
-    if "rank" in startup:
-        return follow(config, startup, LeaderLink(startup, config), early)
     codec = scheduler_codec()
     channel = MultiChannel([ZmqChannel(a, codec, bind=False) for a in startup["addresses"]])
     channel.log_tail = log_tail(config, role)
@@ -112,16 +116,16 @@ def main(early: StartupReader) -> int:
         flight = InflightLog(flight_path)
         with prefaulted_memory(early):
             peers: Peers = NO_PEERS
-            if early.ranks is not None:
-                hub = start_nodes(startup, config, info.folder, early.ranks)
-                peers = Followers(early.ranks, config, hub)
+            if ranks is not None:
+                hub = start_nodes(startup, config, info.folder, ranks)
+                peers = Followers(ranks, config, hub)
             peers.replica = int(startup["index"])
             boot = boot_of(startup)
             replica = assemble(
                 config, info, channel, (flight,), peers, boot, step_ring(config, flight_path.parent)
             )
     except RankLost as error:
-        return end_replica(early, error)
+        return end_replica(ranks, error)
     except RadixError as error:
         channel.send(Failed(type(error).__name__, str(error)))
         time.sleep(0.2)  # zmq sends in the background; LINGER is 0
@@ -139,7 +143,7 @@ def main(early: StartupReader) -> int:
     try:
         serving.run()
     except RankLost as error:
-        return end_replica(early, error)
+        return end_replica(ranks, error)
     replica.close()
     channel.close()
     peers.stop()
@@ -174,19 +178,21 @@ def boot_of(startup: dict[str, Any]) -> Boot:
     return Boot(startup["index"], startup.get("boot", 0), memory, weights)
 
 
-def end_replica(early: StartupReader, error: RankLost) -> int:
+def end_replica(ranks: RankProcesses | None, error: RankLost) -> int:
     """All ranks end with this one. Status 1, not 2: another replica may have all of its ranks."""
-    if early.ranks is not None:
-        early.ranks.end(str(error))
+    if ranks is not None:
+        ranks.end(str(error))
     log.error("the engine ends: %s", error)
     return 1
 
 
-def follow(
-    config: ServerConfig, startup: dict[str, Any], leader: LeaderLink, early: StartupReader
-) -> int:
-    """Serve as a rank without a scheduler; the exit status."""
-    given = frozenset(startup["given"])
+def run_rank(startup: dict[str, Any], early: StartupReader | None = None) -> int:
+    """Serve as a rank without a scheduler, in a process for it alone; the exit status."""
+    die_with_parent()
+    check_parent(int(startup["parent"]))
+    config, given = ServerConfig.from_kwargs(**startup["options"]), frozenset(startup["given"])
+    _prepare_process(startup, config, Path(startup["inflight_log_path"]).parent)
+    leader = LeaderLink(startup, config)
     leader.replica = int(startup["index"])
     try:
         config, info = resolved(config, given)
