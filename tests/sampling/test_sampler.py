@@ -15,7 +15,7 @@ from torch import Tensor
 from radixlm.base.errors import InvalidRequest
 from radixlm.kernels import cpu
 from radixlm.sampling.drafts import DraftRows
-from radixlm.sampling.logprobs import LOWEST, LogprobRequest, compute_logprobs
+from radixlm.sampling.logprobs import LOWEST, LogprobRequest, Logprobs, compute_logprobs
 from radixlm.sampling.processors import NamedProcessor
 from radixlm.sampling.sampler import Sampler, apply_mask_, unpack_mask
 from radixlm.sampling.table import SamplingTable
@@ -288,32 +288,31 @@ def test_bias_and_processors() -> None:
         table.set(0, SamplingParams(logit_bias={5: 1.0}), ())
 
 
-def test_logprobs_equal_log_softmax() -> None:
+@pytest.mark.parametrize("is_original", [False, True])
+def test_logprobs_equal_log_softmax(monkeypatch: pytest.MonkeyPatch, is_original: bool) -> None:
+    monkeypatch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", str(is_original))
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(1))
-    params = [
-        SamplingParams(temperature=t, top_k=5, logit_bias={1: 2.0}) for t in (0.0, 0.5, 2.0, 1.0)
-    ]
-    reference = torch.log_softmax(logits, -1)
-    wanted = [LogprobRequest(3, (7, 8)), None, LogprobRequest(100), LogprobRequest()]
-    result = make(params, 50).sample(logits.clone(), [0, 1, 2, 3], [0] * 4, None, wanted)
+    temperatures = (0.0, 0.5, 2.0, 1.0)
+    params = [SamplingParams(temperature=t, top_k=5, logit_bias={1: 2.0}) for t in temperatures]
+    allowed_W = torch.tensor([[-1 ^ 4, -1]] * 4, dtype=torch.int32)  # all but token 2
+    biased = logits.clone()
+    biased[:, 1] += 2.0
+    biased[:, 2] = float("-inf")
+    scales = [1.0 if is_original else t or 1.0 for t in temperatures]
+    reference = torch.log_softmax(biased / torch.tensor(scales)[:, None], -1)
+    wanted = [LogprobRequest(3, (7, 8, 2)), None, LogprobRequest(100), LogprobRequest()]
+    result = make(params, 50).sample(logits.clone(), [0, 1, 2, 3], [0] * 4, allowed_W, wanted)
     found = result.logprobs
-    assert found is not None
+    assert isinstance(found, Logprobs)
     for row in (0, 2, 3):
         assert found.chosen[row] == pytest.approx(reference[row, result.tokens_R[row]].item())
     values, ids = torch.sort(reference[0], descending=True)
     assert found.top[0][1] == ids[:3].tolist()
     assert found.top[0][0] == pytest.approx(values[:3].tolist())
-    assert found.of_token_ids[0] == (pytest.approx(reference[0, [7, 8]].tolist()), [7, 8])
+    asked = [*reference[0, [7, 8]].tolist(), LOWEST]
+    assert found.of_token_ids[0] == (pytest.approx(asked), [7, 8, 2])
     assert (found.chosen[1], found.top[1], found.of_token_ids[1]) == (0.0, ([], []), ([], []))
     assert [len(pair[1]) for pair in found.top] == [3, 0, 50, 0]
-    processed = make(params, 50, logprobs_mode="processed").sample(
-        logits.clone(), [0, 1, 2, 3], [0] * 4, None, wanted
-    )
-    assert processed.logprobs is not None
-    biased = logits[2].clone()
-    biased[1] += 2.0
-    expected = torch.log_softmax(biased / 2.0, -1)[processed.tokens_R[2]].item()
-    assert processed.logprobs.chosen[2] == pytest.approx(expected)
 
 
 def test_logprobs_of_ties_and_of_impossible_tokens() -> None:

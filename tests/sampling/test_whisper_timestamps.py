@@ -40,10 +40,6 @@ def test_the_first_token_has_its_own_rules() -> None:
     )
     assert first.isneginf().nonzero().flatten().tolist() == [1, 2, 3]
     assert later.isneginf().nonzero().flatten().tolist() == [1]
-    rows = torch.arange(8.0)[None]
-    only = made(rows, [{"first_only": [2, 4]}], [RowInfo("a", [5], [])])
-    assert only[0].isfinite().nonzero().flatten().tolist() == [2, 4]
-    assert only[0].argmax() == 4
 
 
 def test_options_are_checked() -> None:
@@ -52,8 +48,8 @@ def test_options_are_checked() -> None:
     made.check({"suppress": [1, 2], "times_from": TIMES, "end": END, "latest_first": 3})
     made.check(None)
     for wrong in (
-        {"suppress": [VOCAB]}, {"first_only": "en"}, {"times_from": TIMES}, {"latest_first": -1},
-        {"times_from": 0, "end": 1},
+        {"suppress": [VOCAB]}, {"first_suppress": "en"}, {"times_from": TIMES},
+        {"latest_first": -1}, {"times_from": 0, "end": 1},
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"must|token id"):
             made.check(wrong)

@@ -159,6 +159,13 @@ ALLOW_LONGER_CONTEXT = Variable(
     "Let --context-length exceed the model's maximum.",
     ("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",),
 )
+RETURN_ORIGINAL_LOGPROB = Variable(
+    "RADIXLM_RETURN_ORIGINAL_LOGPROB",
+    False,
+    read_bool,
+    "Log-probabilities of output tokens are those before the temperature.",
+    ("SGLANG_RETURN_ORIGINAL_LOGPROB",),
+)
 CPU_ISA = Variable(
     "RADIXLM_CPU_ISA",
     "",

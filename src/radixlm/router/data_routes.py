@@ -25,6 +25,7 @@ DATA_ROUTES = (
     "/v1/completions/render",
     "/v1/responses",
     "/v1/responses/input_tokens",
+    "/v1/responses/compact",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/embeddings",

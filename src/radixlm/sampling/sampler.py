@@ -26,13 +26,13 @@ Legend: R rows, V vocabulary, W mask words (32 tokens each), F rows of one kind,
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from radixlm.base import env
 from radixlm.base.record import Record, field
 from radixlm.kernels.cpu import extension
 from radixlm.kernels.cpu import sample as native
@@ -50,7 +50,6 @@ from radixlm.sampling.table import (
     SamplingTable,
 )
 
-LogprobsMode = Literal["raw", "processed"]
 _NEG_INF = float("-inf")
 SMALL_VOCAB = 4096
 
@@ -71,20 +70,17 @@ class SampleResult(Record):
 class Sampler:
     """Samples tokens with the parameters of a SamplingTable.
 
-    ``logprobs_mode`` "raw": of the model's own logits; "processed": after steps 1 to 7.
+    Log-probabilities are of the logits after steps 1 to 5 and the temperature, as SGLang's; without
+    the temperature if RADIXLM_RETURN_ORIGINAL_LOGPROB is set.
     """
 
     def __init__(
-        self,
-        table: SamplingTable,
-        logprobs_mode: LogprobsMode = "raw",
-        detect_bad: bool = False,
-        defers: bool = False,
+        self, table: SamplingTable, detect_bad: bool = False, defers: bool = False
     ) -> None:
         """``detect_bad``: mark rows that cannot be drawn from. ``defers``: log-probabilities may
         be returned as ``DeviceLogprobs`` whose copies are not finished."""
         self._table, self._defers = table, defers
-        self._mode = logprobs_mode
+        self._scales_logprobs = not env.RETURN_ORIGINAL_LOGPROB.get()
         self._detect_bad = detect_bad
         self._is_cpu = table.device.type == "cpu"
         self._is_native = self._is_cpu and extension.available
@@ -112,12 +108,9 @@ class Sampler:
         None for none. drafts: which rows verify the drafts of one sequence; else each row is one's.
         """
         positions_R = torch.as_tensor(positions_R, dtype=torch.int64).to(logits_RV.device)
-        raw_RV = logits_RV
         is_plain = mask_RW is None and not self._changes(slots)
         errors: dict[int, str] = {}
         if not is_plain:
-            if wanted is not None and self._mode == "raw":
-                logits_RV = logits_RV.clone()
             errors = self._run_processors(logits_RV, slots, drafts)
         gpu = self._gpu
         if gpu is not None and gpu.takes(logits_RV):
@@ -139,26 +132,30 @@ class Sampler:
         self._record(slots, tokens_R, kept_R, has_counts=gpu is None)
         logprobs: Logprobs | cuda.DeviceLogprobs | None = None
         if wanted is not None:
-            if self._mode == "processed":
-                raw_RV = logits_RV / self._table.parameters(slots)[0][:, TEMPERATURE, None]
             if kept_R is not None and self._is_cpu:  # only those that stand
                 wanted = [
                     one if k else None for one, k in zip(wanted, kept_R.tolist(), strict=True)
                 ]
-            logprobs = self._logprobs(raw_RV, tokens_R, wanted, gpu)
+            logprobs = self._logprobs(self._scaled(logits_RV, slots), tokens_R, wanted, gpu)
         return SampleResult(tokens_R, logprobs, is_bad_R, errors, counts_N)
+
+    def _scaled(self, logits_RV: Tensor, slots: Sequence[int]) -> Tensor:
+        """Logits after the temperature, which is 1 of greedy rows."""
+        if not self._scales_logprobs or self._table.all_unscaled(slots):
+            return logits_RV
+        return logits_RV / self._table.parameters(slots)[0][:, TEMPERATURE, None]
 
     def _logprobs(
         self,
-        raw_RV: Tensor,
+        scaled_RV: Tensor,
         tokens_R: Tensor,
         wanted: Sequence[LogprobRequest | None],
         gpu: cuda.GpuSampler | None,
     ) -> Logprobs | cuda.DeviceLogprobs:
         """Log-probabilities from ``gpu``, or computed with torch."""
         if gpu is None:
-            return _logprobs(raw_RV, tokens_R, wanted)
-        found = gpu.logprobs(raw_RV, tokens_R, wanted)
+            return _logprobs(scaled_RV, tokens_R, wanted)
+        found = gpu.logprobs(scaled_RV, tokens_R, wanted)
         return found.begin_read() if self._defers else found.read()
 
     def _record(

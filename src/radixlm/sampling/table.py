@@ -164,6 +164,10 @@ class SamplingTable:
         floats, ints = torch.from_numpy(floats_R3), torch.from_numpy(ints_R2)
         return self._to_device(floats), self._to_device(ints)
 
+    def all_unscaled(self, slots: Sequence[int]) -> bool:
+        """Whether the temperature of all these slots is 1."""
+        return bool((self.rows_S["temperature"][np.asarray(slots, np.intp)] == 1.0).all())
+
     def _to_device(self, values: Tensor) -> Tensor:
         """Copy to the device without waiting for its queued steps."""
         if self.device.type == "cuda":

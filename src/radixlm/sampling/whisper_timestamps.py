@@ -1,10 +1,9 @@
 """The logit processor of Whisper transcripts: which tokens are allowed where, timestamps included.
 
 Options (``custom_params``): ``suppress``: ids that are never chosen. ``first_suppress``: ids that
-are not chosen first. ``first_only``: the first token is one of these. ``times_from``: ids from here
-on are timestamps, which come in pairs around each segment and never decrease; ``end``: the id that
-ends a text, lower ids are text; ``latest_first``: the first timestamp is at max_first so many steps
-after the earliest.
+are not chosen first. ``times_from``: ids from here on are timestamps, which come in pairs around
+each segment and never decrease; ``end``: the id that ends a text, lower ids are text;
+``latest_first``: the first timestamp is at max_first so many steps after the earliest.
 
 Legend: R rows, V vocabulary.
 """
@@ -29,7 +28,7 @@ class WhisperTimestamps:
 
     def check(self, params: Params) -> None:
         """See LogitProcessor."""
-        for name in ("suppress", "first_suppress", "first_only"):
+        for name in ("suppress", "first_suppress"):
             token_ids(params, name, self._vocab_size)
         if (params or {}).get("times_from") is not None:
             read_int(params, "times_from", 1)
@@ -45,11 +44,6 @@ class WhisperTimestamps:
             logits_V[list(options.get("suppress", ()))] = _NEG_INF
             if not row.output_ids:
                 logits_V[list(options.get("first_suppress", ()))] = _NEG_INF
-                only = list(options.get("first_only", ()))
-                if only:
-                    allowed = logits_V[only].clone()
-                    logits_V.fill_(_NEG_INF)
-                    logits_V[only] = allowed
             if options.get("times_from") is not None:
                 max_first = options.get("latest_first")
                 _apply_timestamp_rules(

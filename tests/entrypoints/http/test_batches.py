@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from tests.fakes.http_server import ScriptedServer, listening, scripted_server
@@ -77,6 +78,45 @@ async def test_a_batch_by_the_client_of_openai(toy_folder: Path, tmp_path: Path)
         await client.files.delete(made.id)
         with pytest.raises(openai.NotFoundError):
             await client.files.retrieve(made.id)
+
+
+async def test_batches_by_the_client_of_anthropic(toy_folder: Path, tmp_path: Path) -> None:
+    def asked(name: str, text: str = "hi", **extra: Any) -> Any:
+        params = {"model": "m", "max_tokens": 500} | extra
+        params["messages"] = [{"role": "user", "content": text}]
+        return {"custom_id": name, "params": params}
+
+    async with (
+        scripted_server(toy_folder, {}, file_storage_path=str(tmp_path)) as server,
+        listening(server) as port,
+        anthropic.AsyncAnthropic(base_url=f"http://127.0.0.1:{port}", api_key="x") as client,
+    ):
+        batches = client.messages.batches
+        made = await batches.create(requests=[asked("b"), asked("x", temperature=-1), asked("a")])
+        assert (made.request_counts.processing, made.results_url) == (3, None)
+        await until(server, made.id.removeprefix("msg"), "completed")
+        done = await batches.retrieve(made.id)
+        assert done.processing_status == "ended" and done.ended_at is not None
+        assert (done.request_counts.succeeded, done.request_counts.errored) == (2, 1)
+        found: Any = {one.custom_id: one.result async for one in await batches.results(made.id)}
+        assert list(found) == ["b", "x", "a"]
+        assert found["a"].message.content[0].text == "Hello there."
+        assert found["x"].error.error.type == "invalid_request_error"
+        server.engine.executor.is_slow = True
+        second = await batches.create(requests=[asked("z", "forever")])
+        await until(server, second.id.removeprefix("msg"), "in_progress")
+        with pytest.raises(anthropic.BadRequestError, match="cancel it"):
+            await batches.delete(second.id)
+        stopped = await batches.cancel(second.id)
+        assert stopped.request_counts.canceled == 1 and stopped.cancel_initiated_at is not None
+        [only] = [one.result.type async for one in await batches.results(second.id)]
+        assert only == "canceled"
+        assert {one.id async for one in batches.list(limit=1)} == {made.id, second.id}
+        await batches.delete(made.id)
+        with pytest.raises(anthropic.NotFoundError):
+            await batches.results(made.id)
+        with pytest.raises(anthropic.BadRequestError, match=r"requests\[1\].*twice"):
+            await batches.create(requests=[asked("a"), asked("a")])
 
 
 async def test_a_batch_outlives_the_process(

@@ -151,6 +151,12 @@ async def test_logprobs_cover_every_token_of_whole_and_stream(server: ScriptedSe
     chunks = await server.events(CHAT, **body)
     parts = [c["choices"][0]["logprobs"] for c in chunks]
     assert [e for part in parts if part for e in part["content"]] == content
+    for chunk in chunks:  # the entries of a chunk are those of its text, of the last the stop's
+        choice = chunk["choices"][0]
+        entries = (choice["logprobs"] or {"content": []})["content"]
+        text = "".join(entry["token"] for entry in entries)
+        ends = choice["finish_reason"] == "stop"
+        assert len(entries) == 1 if ends else "�" in text or text == choice["delta"]["content"]
 
 
 async def test_max_tokens_ends_with_length(server: ScriptedServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,6 +85,57 @@ async def test_items_of_earlier_responses_can_be_referred_to(client: openai.Asyn
     with pytest.raises(openai.NotFoundError, match=references[0]["id"]) as gone:
         await client.responses.create(model="tiny", input=[user, *references])
     assert gone.value.param == "input[1].id"
+
+
+async def test_a_conversation_is_continued_and_grows(client: openai.AsyncOpenAI) -> None:
+    first = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+    talk: Any = await client.conversations.create(items=first, metadata={"a": "b"})  # type: ignore[arg-type]
+    made = await client.responses.create(model="tiny", input="hi", conversation=talk.id)
+    asked: Any = [*first, {"role": "user", "content": "hi"}]
+    whole = await client.responses.create(model="tiny", input=asked)
+    assert made.conversation and made.conversation.id == talk.id
+    assert made.usage and whole.usage and made.usage.input_tokens == whole.usage.input_tokens
+    async with client.responses.stream(
+        model="tiny", input="more", conversation={"id": talk.id}
+    ) as stream:
+        last = await stream.get_final_response()
+    items: Any = [i async for i in client.conversations.items.list(talk.id, limit=2, order="asc")]
+    texts = [item.content[0].text for item in items]
+    assert texts == ["one", "two", "hi", made.output_text, "more", last.output_text]
+    assert len({item.id for item in items}) == 6
+    added = await client.conversations.items.create(talk.id, items=[first[0]])  # type: ignore[list-item]
+    one: Any = await client.conversations.items.retrieve(added.first_id, conversation_id=talk.id)
+    assert one.content[0].text == "one" and one.id == added.data[0].id
+    await client.conversations.items.delete(added.first_id, conversation_id=talk.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.conversations.items.retrieve(added.first_id, conversation_id=talk.id)
+    assert (await client.conversations.update(talk.id, metadata={"k": "v"})).metadata == {"k": "v"}
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(talk.id)
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+        await client.responses.create(input="x", conversation=talk.id, previous_response_id=made.id)
+    assert (await client.conversations.delete(talk.id)).deleted
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.create(input="x", conversation=talk.id)
+
+
+async def test_a_conversation_can_be_compacted(client: openai.AsyncOpenAI) -> None:
+    first = await client.responses.create(model="tiny", input="one")
+    made = await client.responses.compact(model="tiny", input="two", previous_response_id=first.id)
+    users, item = made.output[:-1], made.output[-1]
+    assert [one.content[0].text for one in users] == ["one", "two"]  # type: ignore[union-attr]
+    assert item.type == "compaction"
+    summary = base64.b64decode(item.encrypted_content).decode()
+    assert summary == first.output_text, "the script answers everything alike"
+    kept: Any = [one.model_dump(exclude_none=True, warnings=False) for one in made.output]
+    told = {"role": "assistant", "content": f"Summary of our conversation so far:\n{summary}"}
+    asked: Any = [*({"role": "user", "content": text} for text in ("one", "two")), told]
+    ends: Any = [{"role": "user", "content": "three"}]
+    answers = [
+        await client.responses.create(model="tiny", input=before + ends) for before in (kept, asked)
+    ]
+    counts = [one.usage.input_tokens for one in answers if one.usage]
+    assert counts[0] == counts[1]
 
 
 async def test_stream_events_add_up_to_the_response(client: openai.AsyncOpenAI) -> None:
@@ -173,7 +225,7 @@ async def test_background_can_be_polled_watched_and_cancelled(
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": "x", "include": ["everything"]}, "include"),
         ({"input": "x", "background": True, "store": False}, "background"),
-        ({"input": "x", "conversation": "c"}, "conversation"),
+        ({"input": "x", "conversation": {"id": 3}}, "conversation"),
         ({"input": "x", "temperature": 1e400}, "temperature"),
         ({"input": "x", "text": {"format": "json"}}, "text.format"),
     ],
@@ -198,9 +250,9 @@ def test_a_store_keeps_and_forgets(tmp_path: Path, kind: str) -> None:
         store = RedisStore("redis://x", pytest.importorskip("fakeredis").FakeRedis())
     for name in ("a", "b"):
         store.put(Stored({"id": name, "n": 1}, [], []))
-    store.put(Stored({"id": "a", "n": 2}, [{"x": 1}], [{"role": "user"}]))
-    found = store.get("a")
-    assert found == Stored({"id": "a", "n": 2}, [{"x": 1}], [{"role": "user"}])
+    kept = Stored({"id": "a", "n": 2}, [{"x": 1}], [{"role": "user"}], "owner")
+    store.put(kept)
+    assert store.get("a") == kept
     assert store.delete("a") and not store.delete("a") and store.get("a") is None
 
 

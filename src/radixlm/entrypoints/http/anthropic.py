@@ -21,7 +21,7 @@ from radixlm.entrypoints.http.openai.conversation import (
 )
 from radixlm.entrypoints.http.openai.protocol import ChatRequest
 from radixlm.entrypoints.http.openapi.document import documented
-from radixlm.entrypoints.http.state import state_of
+from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.transport import (
     cancel_on_disconnect,
     named_event,
@@ -85,18 +85,10 @@ class ThreadsNotSupported(InvalidRequest):
 async def messages(request: Request) -> Response:
     """Answer a conversation in Anthropic's form."""
     body = await read_body(request, MessagesRequest)
-    if body.thread:
-        raise ThreadsNotSupported(
-            "thread: this server holds no threads: send all messages", "thread"
-        )
-    reject_unsupported(body)
-    _check_edits(body.context_management)
-    session = await make_chat_session(state_of(request), _chat(body))
-    session.request.clamp_max_tokens = True  # clients send their model's limit
-    message = Message(session, body)
+    message = await make_message(state_of(request), body, chat_of(body))
     if body.stream:
         return await stream_response(request, _events(message), _stream_error)
-    return json_response(await cancel_on_disconnect(request, _complete(message)))
+    return json_response(await cancel_on_disconnect(request, complete(message)))
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=documented(CountRequest))
@@ -108,6 +100,17 @@ async def count_tokens(request: Request) -> Response:
 
 
 # ---- request -------------------------------------------------------------------------------
+
+
+def chat_of(body: MessagesRequest) -> ChatRequest:
+    """The same request in OpenAI's form; InvalidRequest for what is not supported."""
+    if body.thread:
+        raise ThreadsNotSupported(
+            "thread: this server holds no threads: send all messages", "thread"
+        )
+    reject_unsupported(body)
+    _check_edits(body.context_management)
+    return _chat(body)
 
 
 def _chat(body: CountRequest) -> ChatRequest:
@@ -369,7 +372,15 @@ def _stopped(reason: str, output: Output) -> dict[str, Any]:
     return {"stop_reason": _STOP[reason], "stop_sequence": None}
 
 
-async def _complete(message: Message) -> dict[str, Any]:
+async def make_message(state: ServerState, body: MessagesRequest, chat: ChatRequest) -> Message:
+    """The answer to be made of ``body``, whose form of OpenAI is ``chat``."""
+    session = await make_chat_session(state, chat)
+    session.request.clamp_max_tokens = True  # clients send their model's limit
+    return Message(session, body)
+
+
+async def complete(message: Message) -> dict[str, Any]:
+    """The whole answer."""
     (answer,) = await conversation.collect(message.session)
     content = _blocks(message.session, answer)
     whole = message.envelope(content, _usage(answer.output))

@@ -44,7 +44,7 @@ from radixlm.entrypoints.http.admin import (
     weight_tensors,
     weights,
 )
-from radixlm.entrypoints.http.batches import files
+from radixlm.entrypoints.http.batches import files, messages
 from radixlm.entrypoints.http.batches import routes as batches
 from radixlm.entrypoints.http.batches.runner import Batches
 from radixlm.entrypoints.http.browser_guard import with_cors
@@ -57,6 +57,7 @@ from radixlm.entrypoints.http.native.vertex import vertex_router
 from radixlm.entrypoints.http.openai import chat, completions
 from radixlm.entrypoints.http.openapi.document import openapi_of
 from radixlm.entrypoints.http.pooling import embeddings, rerank, score
+from radixlm.entrypoints.http.responses import compact, conversations
 from radixlm.entrypoints.http.responses import routes as responses
 from radixlm.entrypoints.http.responses.background import Responses
 from radixlm.entrypoints.http.responses.store import ResponseStore, store_of
@@ -104,8 +105,11 @@ _ROUTERS = (
     parse.router,
     grammar.router,
     anthropic.router,
+    messages.router,
     ollama.router,
     llama_cpp.router,
+    compact.router,
+    conversations.router,
     responses.router,
     files.router,
     batches.router,

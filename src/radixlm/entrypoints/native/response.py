@@ -100,6 +100,8 @@ class ResponseBuilder:
         for side, got in (("input", output.prompt_logprobs), ("output", output.logprobs)):
             chosen = got.chosen if got else []
             meta[f"{side}_token_logprobs"] = [self._chosen(c) for c in chosen]
+            if side == "output":  # so far, also where an answer holds only what is new
+                meta["output_token_logprobs_length"] = output.completion_tokens
             if need.top:
                 meta[f"{side}_top_logprobs"] = [self._top(t) for t in (got.top if got else [])]
             if need.token_ids:

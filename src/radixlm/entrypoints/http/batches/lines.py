@@ -10,6 +10,8 @@ import msgspec
 import orjson
 
 from radixlm.base.errors import InvalidRequest, RadixError
+from radixlm.entrypoints.http.anthropic import MessagesRequest, chat_of, make_message
+from radixlm.entrypoints.http.anthropic import complete as complete_message
 from radixlm.entrypoints.http.errors import body_of, error_body
 from radixlm.entrypoints.http.openai.chat import answer_chat
 from radixlm.entrypoints.http.openai.completions import complete, make_call
@@ -26,6 +28,7 @@ from radixlm.wire.unknown import collect_unknown
 
 log = logging.getLogger(__name__)
 
+MESSAGES = "/v1/messages"
 BUSY = (429, 503)
 BATCH_PRIORITY = -1000
 MAX_ID_CHARS = 512
@@ -65,6 +68,12 @@ async def _completion(state: ServerState, data: bytes) -> Any:
     return await complete(await make_call(state, body))
 
 
+async def _message(state: ServerState, data: bytes) -> Any:
+    body = read(MessagesRequest, data)
+    chat = _batched(state, chat_of(body))
+    return await complete_message(await make_message(state, body, chat))
+
+
 async def _embedding(state: ServerState, data: bytes) -> Any:
     return await answer_embeddings(state, read(EmbeddingRequest, data))
 
@@ -92,6 +101,7 @@ def _batched(state: ServerState, body: Any) -> Any:
 ENDPOINTS: dict[str, Callable[[ServerState, bytes], Awaitable[Any]]] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _completion,
+    MESSAGES: _message,
     "/v1/embeddings": _embedding,
     "/v1/score": _score,
     "/v1/rerank": _rerank,

@@ -82,9 +82,14 @@ class Batches:
     # ---- life ------------------------------------------------------------------------------
 
     def create(
-        self, state: ServerState, file_id: str, endpoint: str, metadata: dict[str, str] | None
+        self,
+        state: ServerState,
+        file_id: str,
+        endpoint: str,
+        metadata: dict[str, str] | None = None,
+        num_lines: int = 0,
     ) -> Record:
-        """Create and start a batch."""
+        """Create and start a batch. ``num_lines``: of the file, where they are counted already."""
         try:
             self._files.record(file_id)
         except NotFound as error:
@@ -103,7 +108,7 @@ class Batches:
             "error_file_id": None,
             "created_at": now,
             "expires_at": now + WINDOW_S,
-            "request_counts": {"total": 0, "completed": 0, "failed": 0},
+            "request_counts": {"total": num_lines, "completed": 0, "failed": 0},
             "metadata": metadata,
             "owner": identity().owner,
         } | {f"{name}_at": None for name in (*times, "cancelling")}
@@ -138,6 +143,16 @@ class Batches:
         if record["status"] in RUNNING:
             self._finish(record, "cancelled")
         return record
+
+    def delete(self, batch_id: str) -> None:
+        """Delete a batch that has ended, with its files; InvalidRequest if it runs."""
+        record = self.record(batch_id)
+        if record["status"] in RUNNING:
+            raise InvalidRequest("the batch runs: cancel it first", "batch_id")
+        self._path(batch_id, "json").unlink(missing_ok=True)
+        for name in ("input_file_id", "output_file_id", "error_file_id"):
+            if record[name] is not None:
+                self._files.delete(record[name])
 
     async def stop(self) -> None:
         """Stop all batches; the next process continues them."""

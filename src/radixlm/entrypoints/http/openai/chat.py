@@ -259,8 +259,8 @@ def _chunks(session: ChatSession, delta: Delta, heads: set[int]) -> Iterator[dic
     if delta.is_first:
         yield _chunk(delta, {"role": "assistant", "content": ""})
     parts = list(_parts(session, delta, heads))
-    logprobs = _logprobs(session, delta.output)
-    has_more = delta.output.logprobs is not None or session.body.return_token_ids
+    logprobs, stop_logprobs = _split_logprobs(session, delta.output)
+    has_more = bool(logprobs and logprobs["content"]) or session.body.return_token_ids
     if not parts and has_more and delta.output.token_ids:
         parts = [{"content": ""}]
     for place, part in enumerate(parts):
@@ -272,7 +272,7 @@ def _chunks(session: ChatSession, delta: Delta, heads: set[int]) -> Iterator[dic
         yield choice
     if delta.finish_reason is None:
         return
-    last = _chunk(delta, {})
+    last = _chunk(delta, {}) | {"logprobs": stop_logprobs}
     last["finish_reason"] = delta.finish_reason
     last["matched_stop"] = delta.output.finish.matched if delta.output.finish else None
     if delta.schema_error:
@@ -281,6 +281,18 @@ def _chunks(session: ChatSession, delta: Delta, heads: set[int]) -> Iterator[dic
         dim = session.state.intake.facts.embed_dim
         last["delta"]["hidden_states"] = last_hidden(delta.output, dim)
     yield last
+
+
+def _split_logprobs(
+    session: ChatSession, output: Output
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The log-probabilities of the text, and of the token that ended it and has no text."""
+    found, finish = _logprobs(session, output), output.finish
+    has_text = session.request.sampling.no_stop_trim
+    if not found or has_text or finish is None or not isinstance(finish.matched, int):
+        return found, None
+    content = found["content"]
+    return found | {"content": content[:-1]}, found | {"content": content[-1:]}
 
 
 def _chunk(delta: Delta, part: dict[str, Any]) -> dict[str, Any]:

@@ -35,8 +35,10 @@ facts are served at `/openapi.json`.
   server listens on loopback only.
 - Objects of a JSON schema may contain only the properties that it declares, and its lists only the
   items of `prefixItems`, unless it says otherwise (`additionalProperties`, `items`).
-- Log-probabilities are of the model's own logits, before temperature, penalties, biases and
-  grammars, as SGLang returns them with `SGLANG_RETURN_ORIGINAL_LOGPROB`.
+- Log-probabilities of output tokens are those that the token was drawn by, on every route, as in
+  SGLang: after penalties, biases, grammar and temperature (0 counts as 1), before top_k, top_p and
+  min_p; with `SGLANG_RETURN_ORIGINAL_LOGPROB=1`, before the temperature. Those of the prompt are of
+  the model's own logits.
 - Hidden states of `/generate` have one entry per step: the rows of the prompt as a list, then one
   row per token. OpenAI's routes return the row of the last position; streams with the last chunk.
 - `X-Request-Id` is taken from the request or generated, and sent with every response. It is the id
@@ -47,7 +49,9 @@ facts are served at `/openapi.json`.
   calc=http://host:port/mcp`, and in the request `{"type": "mcp", "server_label": "calc",
   "require_approval": "never"}`. A request cannot name other addresses. `web_search` and
   `code_interpreter` use the servers labelled `browser` and `python`.
-- Responses of `/v1/responses` are stored in memory, SQLite or Redis (`--response-store`).
+- Responses of `/v1/responses`, and conversations of `/v1/conversations`, are stored in memory,
+  SQLite or Redis (`--response-store`). `/v1/responses/compact` has the model write a summary; its
+  item holds that text in base64, not encrypted.
 - `--cors-allowed-origins` lists the origins whose pages may call the server; `*`, the default,
   opens the routes of inference to all.
 - Files, batches, stored responses, sessions and running requests belong to the API key that made

@@ -137,6 +137,10 @@ BATCH = _object(
     created_at=INT,
     request_counts=_object(total=INT, completed=INT, failed=INT),
 )
+MESSAGE_BATCH = _object(
+    id=STR, type=_kind("message_batch"), processing_status=STR, request_counts=DICT
+)  # fmt: skip
+CONVERSATION = _object(id=STR, object=_kind("conversation"), created_at=INT, metadata=DICT)
 MODEL_INFO = _object(
     model_path=STR, tokenizer_path=MAYBE_STR, is_generation=BOOL, weight_version=STR
 )  # fmt: skip
@@ -266,6 +270,10 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     },
     "/v1/messages": {JSON: ANTHROPIC, SSE: STR},
     "/v1/messages/count_tokens": {JSON: _object(input_tokens=INT)},
+    "/v1/messages/batches": {JSON: _one_of(MESSAGE_BATCH, _object(data=_list(MESSAGE_BATCH)))},
+    "/v1/messages/batches/{batch_id}": {JSON: _one_of(MESSAGE_BATCH, _object(id=STR, type=STR))},
+    "/v1/messages/batches/{batch_id}/cancel": {JSON: MESSAGE_BATCH},
+    "/v1/messages/batches/{batch_id}/results": {"application/x-jsonl": STR},
     "/api/chat": {JSON: OLLAMA, NDJSON: STR},
     "/api/generate": {JSON: OLLAMA, NDJSON: STR},
     "/api/tags": {JSON: OLLAMA_MODELS},
@@ -279,6 +287,13 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/v1/responses/{response_id}": {JSON: _one_of(RESPONSE, DELETED), SSE: STR},
     "/v1/responses/{response_id}/input_items": {JSON: PAGE},
     "/v1/responses/{response_id}/cancel": {JSON: RESPONSE},
+    "/v1/responses/compact": {JSON: _object(id=STR, output=_list(DICT), usage=DICT)},
+    "/v1/conversations": {JSON: CONVERSATION},
+    "/v1/conversations/{conversation_id}": {JSON: _one_of(CONVERSATION, DELETED)},
+    "/v1/conversations/{conversation_id}/items": {JSON: PAGE},
+    "/v1/conversations/{conversation_id}/items/{item_id}": {
+        JSON: _one_of(CONVERSATION, _object(id=STR, type=STR))
+    },
     "/v1/files": {JSON: _one_of(FILE, PAGE)},
     "/v1/files/{file_id}": {JSON: _one_of(FILE, DELETED)},
     "/v1/files/{file_id}/content": {BYTES: {"type": "string", "format": "binary"}},

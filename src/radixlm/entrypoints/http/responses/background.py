@@ -13,7 +13,11 @@ from radixlm.base.errors import InvalidRequest, NotFound, RadixError
 from radixlm.base.thread_pool import FairThreadPool
 from radixlm.entrypoints.client import run_in
 from radixlm.entrypoints.http.responses.events import response_of_item
-from radixlm.entrypoints.http.responses.schemas import ResponsesRequest
+from radixlm.entrypoints.http.responses.schemas import (
+    ResponsesRequest,
+    conversation_of,
+    messages_of,
+)
 from radixlm.entrypoints.http.responses.store import MemoryStore, ResponseStore, Stored
 from radixlm.entrypoints.http.responses.tool_loop import (
     ResponseRun,
@@ -46,6 +50,7 @@ class Responses:
         self._ended_bytes: dict[str, int] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._saving: set[asyncio.Task[None]] = set()
+        self._changing = asyncio.Lock()  # of conversations
 
     async def make(self, state: ServerState, body: ResponsesRequest) -> ResponseRun:
         """Check a request and render its prompt."""
@@ -53,6 +58,10 @@ class Responses:
             items = [await self._item(item, place) for place, item in enumerate(body.input)]
             body = body.model_copy(update={"input": items})
         before = None
+        if conversation_id := conversation_of(body):
+            items = (await self.conversation(conversation_id)).input_items
+            before = Stored({}, [], messages_of(items))
+            body = body.model_copy(update={"conversation": conversation_id})
         if body.previous_response_id is not None:
             before = await self.get(body.previous_response_id)
         return await make_run(state, body, self.servers, previous_of(body, before))
@@ -77,10 +86,20 @@ class Responses:
             return work(*args)
         return await run_in(self._threads, work, *args)
 
+    async def put(self, stored: Stored) -> None:
+        """Store a response or a conversation."""
+        await self._ask(self.store.put, stored)
+
     async def save(self, run: ResponseRun) -> None:
-        """Store a response in its current state."""
-        if run.is_stored:
-            await self._ask(self.store.put, run.stored())
+        """Store a response in its current state; if it has ended well, its conversation too."""
+        if not run.is_stored:
+            return
+        await self.put(run.stored())
+        response, conversation_id = run.writer.response, run.body.conversation
+        if conversation_id is not None and response["status"] in ("completed", "incomplete"):
+            items = run.items + response["output"]
+            with suppress(NotFound):  # it was deleted
+                await self.change(str(conversation_id), lambda one: one.input_items.extend(items))
 
     def save_later(self, run: ResponseRun) -> None:
         """As ``save``, for callers that cannot wait."""
@@ -88,10 +107,27 @@ class Responses:
         self._saving.add(task)
         task.add_done_callback(self._saving.discard)
 
-    async def get(self, response_id: str) -> Stored | None:
-        """A stored response that the client may see, or None."""
-        stored = await self._ask(self.store.get, response_id)
-        return stored if stored is not None and identity().may_see(stored.owner) else None
+    async def get(self, stored_id: str, kind: str = "response") -> Stored | None:
+        """A stored response, or conversation, that the client may see, or None."""
+        stored = await self._ask(self.store.get, stored_id)
+        if stored is None or stored.response.get("object", kind) != kind:
+            return None
+        return stored if identity().may_see(stored.owner) else None
+
+    async def conversation(self, conversation_id: str) -> Stored:
+        """A conversation; NotFound."""
+        stored = await self.get(conversation_id, "conversation")
+        if stored is None:
+            raise NotFound(f"no conversation {conversation_id!r:.200}", "conversation")
+        return stored
+
+    async def change(self, conversation_id: str, change: Callable[[Stored], Any]) -> Stored:
+        """Change a conversation by ``change`` and store it; NotFound."""
+        async with self._changing:
+            stored = await self.conversation(conversation_id)
+            change(stored)
+            await self.put(stored)
+        return stored
 
     async def stored(self, response_id: str) -> Stored:
         """A stored response; NotFound."""
@@ -114,8 +150,12 @@ class Responses:
         """Delete a response; one that runs is cancelled."""
         await self.find(response_id)
         await self.cancel(response_id)
-        await self._ask(self.store.delete, response_id)
+        await self.forget(response_id)
         self._drop_ended(response_id)
+
+    async def forget(self, stored_id: str) -> None:
+        """Delete a stored response or conversation."""
+        await self._ask(self.store.delete, stored_id)
 
     def fail_unfinished(self) -> int:
         """Mark unfinished responses of an earlier process as failed; how many. Call at start."""

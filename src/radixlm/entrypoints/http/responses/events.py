@@ -349,6 +349,7 @@ def _response(
         "object": "response",
         "created_at": draw_time(),
         "completed_at": None,
+        "conversation": {"id": body.conversation} if body.conversation else None,
         "status": "queued" if body.background else "in_progress",
         "background": bool(body.background),
         "error": None,

@@ -12,7 +12,7 @@ from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.entrypoints.http.errors import body_of, error_body, json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.responses.background import FINAL, Responses
-from radixlm.entrypoints.http.responses.schemas import ResponsesRequest
+from radixlm.entrypoints.http.responses.schemas import ResponsesRequest, page_of_items
 from radixlm.entrypoints.http.responses.tool_loop import ResponseRun, run_events
 from radixlm.entrypoints.http.resume import should_cut
 from radixlm.entrypoints.http.state import state_of
@@ -128,20 +128,17 @@ async def retrieve(
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def input_items(
-    request: Request, response_id: str, limit: int = 20, order: str = "desc"
+    request: Request,
+    response_id: str,
+    limit: int = 20,
+    order: str = "desc",
+    after: str | None = None,
 ) -> Response:
     """The input items of a response."""
     responses = state_of(request).extra(Responses)
-    if not 1 <= limit <= 100:
-        raise InvalidRequest("limit must be from 1 to 100", "limit")
-    if order not in ("asc", "desc"):
-        raise InvalidRequest("order must be asc or desc", "order")
     run = responses.run_of(response_id)
-    items = list(run.items if run else (await responses.stored(response_id)).input_items)
-    shown = (items if order == "asc" else items[::-1])[:limit]
-    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {}
-    more = {"object": "list", "has_more": len(items) > limit}
-    return json_response(more | {"data": shown} | ends)
+    items = run.items if run else (await responses.stored(response_id)).input_items
+    return json_response(page_of_items(items, limit, order, after))
 
 
 @router.delete("/v1/responses/{response_id}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.http.batches.files import page
 from radixlm.entrypoints.http.openai.protocol import MAX_TOP_LOGPROBS, ChatRequest
 from radixlm.entrypoints.http.responses.toolbox import BUILT_IN, is_remote
 from radixlm.entrypoints.request_model import (
@@ -20,6 +22,7 @@ from radixlm.entrypoints.request_model import (
     reject_unsupported,
     with_fields,
 )
+from radixlm.intake.stream_journal import draw_hex
 from radixlm.wire.sampling_params import parameter_names
 
 _INCLUDE = frozenset(
@@ -34,6 +37,7 @@ _INCLUDE = frozenset(
         "web_search_call.results",
     )
 )
+MAX_LISTED = 100
 LOGPROBS = "message.output_text.logprobs"
 _TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
 Message = dict[str, Any]
@@ -50,6 +54,7 @@ class ResponsesRequest(Body):
     include: list[str] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tool_calls: int | None = None
+    conversation: str | dict[str, Any] | None = None
     metadata: Metadata | None = None
     parallel_tool_calls: bool | None = True
     previous_response_id: str | None = None
@@ -66,6 +71,19 @@ class ResponsesRequest(Body):
     user: str | None = None
     priority: Priority | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+def conversation_of(body: ResponsesRequest) -> str | None:
+    """The id of the conversation that a response belongs to."""
+    given = body.conversation
+    found = given.get("id") if isinstance(given, dict) else given
+    if given is not None and not isinstance(found, str):
+        raise InvalidRequest("conversation must be an id, or an object with id", "conversation")
+    if found is not None and body.previous_response_id is not None:
+        raise InvalidRequest(
+            "conversation: leave out previous_response_id, or this", "conversation"
+        )
+    return found
 
 
 def check_request(body: ResponsesRequest) -> None:
@@ -183,6 +201,9 @@ def messages_of(items: str | list[dict[str, Any]], where: str = "input") -> list
             messages += [*results, result]
         elif kind == "mcp_list_tools":
             continue  # the tools are listed again
+        elif kind == "compaction":
+            summary = _summary(item, f"{here}.encrypted_content")
+            messages.append({"role": "assistant", "content": summary})
         elif kind == "function_call_output":
             content = _joined(item.get("output") or "", f"{here}.output")
             call_id = str(item.get("call_id") or "")
@@ -191,6 +212,15 @@ def messages_of(items: str | list[dict[str, Any]], where: str = "input") -> list
             raise InvalidRequest(f"{here}.type {kind!r:.80} is not supported", f"{here}.type")
         last = kind
     return messages
+
+
+def _summary(item: Mapping[str, Any], where: str) -> str:
+    """The summary in an item of /v1/responses/compact."""
+    try:
+        text = base64.b64decode(str(item.get("encrypted_content")), validate=True).decode()
+    except ValueError:
+        raise InvalidRequest(f"{where} is not of this server", where) from None
+    return f"Summary of our conversation so far:\n{text}"
 
 
 def _results(messages: list[Message]) -> list[Message]:
@@ -233,6 +263,45 @@ def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
         else:
             made.append({"type": "text", "text": _joined([part], here)})
     return made
+
+
+def message_of(message: Message) -> dict[str, Any]:
+    """A user message of a chat as an input item."""
+    content = message["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    shown = [
+        {"type": "input_text", "text": part["text"]}
+        if part["type"] == "text"
+        else {"type": "input_image", "detail": "auto", "image_url": part["image_url"]["url"]}
+        for part in parts
+    ]
+    return {"type": "message", "role": message["role"], "content": shown}
+
+
+def listed_items(items: str | Objects) -> Objects:
+    """Input items as they are listed: with type and id, the content of messages as parts."""
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    shown = []
+    for item in items:
+        listed = {"id": f"msg_{draw_hex(16)}", "type": "message", "status": "completed"}
+        listed |= {name: value for name, value in item.items() if value is not None}
+        if isinstance(text := item.get("content"), str):
+            kind = "output_text" if item.get("role") == "assistant" else "input_text"
+            more = {"annotations": []} if kind == "output_text" else {}
+            listed["content"] = [{"type": kind, "text": text} | more]
+        shown.append(listed)
+    return shown
+
+
+def page_of_items(
+    items: Objects, limit: int, order: str, after: str | None = None
+) -> dict[str, Any]:
+    """A page of stored items, oldest first in ``items``."""
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order must be asc or desc", "order")
+    listed = page(items if order == "asc" else items[::-1], after, limit, MAX_LISTED)
+    return listed | {name: listed[name] or "" for name in ("first_id", "last_id")}
 
 
 def _joined(content: Any, where: str) -> str:

@@ -23,7 +23,8 @@ _PREFIX = "radixlm:response:"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A response, the items of its input, the conversation up to its end, and whose it is."""
+    """A response, the items of its input, the conversation up to its end, and whose it is; or a
+    conversation and its items."""
 
     response: dict[str, Any]
     input_items: list[dict[str, Any]]
@@ -61,7 +62,8 @@ class MemoryStore:
     def put(self, stored: Stored) -> None:
         response_id = stored.response["id"]
         self.delete(response_id)
-        data = orjson.dumps((stored.response, stored.input_items, stored.messages))
+        parts = (stored.response, stored.input_items, stored.messages, stored.owner)
+        data = orjson.dumps(parts)
         self._responses[response_id] = data
         self.num_bytes += len(data)
         while len(self._responses) > self._capacity or self.num_bytes > self._max_bytes:

@@ -15,6 +15,7 @@ from radixlm.entrypoints.http.responses.schemas import (
     ResponsesRequest,
     chat_of,
     check_request,
+    listed_items,
     messages_of,
 )
 from radixlm.entrypoints.http.responses.store import Stored
@@ -78,12 +79,7 @@ async def make_run(
         await toolbox.close()
         raise
     writer = Writer(session, body, body.instructions, toolbox)
-    items = body.input
-    if isinstance(items, str):
-        part = {"type": "input_text", "text": items}
-        items = [{"type": "message", "role": "user", "content": [part]}]
-    shown = [{"id": f"item_{i}", "type": "message"} | item for i, item in enumerate(items)]
-    return ResponseRun(state, body, session, writer, toolbox, shown, messages)
+    return ResponseRun(state, body, session, writer, toolbox, listed_items(body.input), messages)
 
 
 async def _session(

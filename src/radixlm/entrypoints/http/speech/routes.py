@@ -148,12 +148,13 @@ async def _call(state: ServerState, transcriber: Transcriber, form: Form) -> Cal
 async def _probe(call: Call, transcriber: TokenTranscriber, index: int) -> tuple[str, float]:
     """The language of a window, and how likely it is that nobody speaks."""
     sampling = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True)
-    need = LogprobParams(token_ids=(transcriber.no_speech,))
+    need = LogprobParams(token_ids=(transcriber.no_speech, *transcriber.languages.values()))
     request = await call.request(transcriber.probe(), call.windows[index][1], sampling, need)
     [[output]] = await generate.collect(call.state, [request])
-    asked = output.logprobs.asked[0] if output.logprobs and output.logprobs.asked else None
-    silence = math.exp(asked[0][0]) if asked and asked[0][0] is not None else 0.0
-    return transcriber.language_of(output.token_ids[0]), silence
+    assert output.logprobs is not None and output.logprobs.asked[0] is not None
+    silence, *languages = (logprob for logprob, _ in output.logprobs.asked[0])
+    spoken = max(zip(languages, transcriber.languages, strict=True), key=lambda pair: pair[0])
+    return spoken[1], math.exp(silence)
 
 
 async def _find_language(call: Call) -> None:

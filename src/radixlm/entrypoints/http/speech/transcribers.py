@@ -207,11 +207,7 @@ class TokenTranscriber(Transcriber):
 
     def probe(self) -> Ask:
         """A prompt whose first token is the language."""
-        return Ask(self._start, {"first_only": list(self.languages.values())})
-
-    def language_of(self, token: int) -> str:
-        """Of a token of ``probe``."""
-        return next((code for code, one in self.languages.items() if one == token), "")
+        return Ask(self._start)
 
     @property
     def no_speech(self) -> int:
