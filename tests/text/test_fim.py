@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.fakes.toy_tokenizer import save, words
 
 from radixlm.base.errors import ConfigError
-from radixlm.text.fim import load_fim_template
+from radixlm.text.fim import FIM_TEMPLATES, detect_fim, load_fim_template
+from radixlm.text.tokenizer import load_tokenizer
 
 
 def test_built_in_names() -> None:
@@ -35,3 +37,11 @@ def test_a_file(tmp_path: Path) -> None:
             load_fim_template(str(file))
     with pytest.raises(ConfigError, match="completion-template"):
         load_fim_template("nothing")
+
+
+def test_a_template_is_found_by_its_tokens(tmp_path: Path) -> None:
+    backend, found = words(), []
+    for tokens in ([], ["<fim_prefix>", "<fim_suffix>"], ["<fim_middle>"]):
+        backend.add_special_tokens(tokens)
+        found.append(detect_fim(load_tokenizer(save(backend, tmp_path))))
+    assert found == [None, None, FIM_TEMPLATES["star_coder"]]

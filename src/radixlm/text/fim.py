@@ -8,6 +8,7 @@ from typing import Literal
 
 from radixlm.base.errors import ConfigError
 from radixlm.base.record import Record
+from radixlm.text.tokenizer import Tokenizer
 
 
 class FimTemplate(Record):
@@ -35,6 +36,15 @@ FIM_TEMPLATES = {
     "star_coder": FimTemplate("<fim_prefix>", "<fim_middle>", "<fim_suffix>", "end"),
     "qwen_coder": FimTemplate("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "end"),
 }
+
+
+def detect_fim(tokenizer: Tokenizer) -> FimTemplate | None:
+    """The built-in template whose marks are tokens of the model; None if there is none."""
+    for template in FIM_TEMPLATES.values():
+        marks = (template.begin, template.middle, template.end)
+        if all(tokenizer.token_id(mark) is not None for mark in marks):
+            return template
+    return None
 
 
 def load_fim_template(argument: str) -> FimTemplate:

@@ -237,6 +237,15 @@ FIELDS: tuple[Field, ...] = (
         "mirostat dynatemp_range dry_multiplier xtc_probability use_beam_search",
     ),
     *_unsupported("openai", "register a class with --logit-processor", "logits_processors"),
+    *_unsupported(
+        "openai", "register a class with --logit-processor, send custom_params", "vllm_xargs"
+    ),
+    *_unsupported(
+        "openai", "the length of the thinking is not bounded", "thinking_token_budget", (None,)
+    ),
+    *_unsupported("openai", "loops are not looked for: send stop", "repetition_detection"),
+    *_unsupported("completions", "send input_embeds to /generate", "prompt_embeds"),
+    *_unsupported("openai", "send token_ids_logprob to /generate", "logprob_token_ids"),
     *_unsupported("chat", "a chat gives no candidates: send n", "best_of", (*EMPTY, 1)),
     *_unsupported("chat", "send continue_final_message, or /v1/completions", "echo"),
     *_unsupported("chat", "send echo and logprobs to /v1/completions", "prompt_logprobs", (None,)),
@@ -258,7 +267,7 @@ FIELDS: tuple[Field, ...] = (
     *_unsupported("messages", "this route calls no tools itself", "mcp_servers"),
     *_unsupported("messages", "this server does not summarise conversations", "compaction"),
     *_unsupported("messages", "this server holds no threads: send all messages", "thread"),
-    *_unsupported("ollama_generate", "not supported on this route", "template context suffix"),
+    *_unsupported("ollama_generate", "not supported on this route", "template context"),
     *_unsupported("ollama_options", "mirostat is not supported", "mirostat"),
     *_unsupported(
         "ollama_options", "this sampler is not supported", "tfs_z typical_p", (*EMPTY, 1)

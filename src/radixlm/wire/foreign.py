@@ -51,9 +51,18 @@ def _structured(name: str, value: Any) -> Parameters:
         raise InvalidRequest(f"{name} must be an object, such as {{'regex': '[0-9]+'}}", name)
     found: Parameters = {}
     for kind, one in value.items():
+        if kind not in _STRUCTURED and kind not in _OF_VLLM:
+            raise InvalidRequest(
+                f"{name}.{kind:.60}: must be one of {', '.join(_STRUCTURED)}", name
+            )
         if one is not None and kind in _STRUCTURED:
             found |= _STRUCTURED[kind](f"{name}.{kind}", one)
     return found
+
+
+# how vLLM's own grammars are compiled
+_OF_VLLM = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties",
+            "whitespace_pattern")  # fmt: skip
 
 
 OF_SAMPLING: Mapping[str, Callable[[str, Any], Parameters]] = {

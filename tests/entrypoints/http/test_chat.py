@@ -104,6 +104,12 @@ async def test_reasoning_is_separate_unless_refused(server: ScriptedServer) -> N
     assert message["reasoning_content"].strip() == "It is simple."
     assert message["content"].strip() == "The answer is 42."
     assert got["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    hidden = (await server.post(CHAT, **body, include_reasoning=False)).json()
+    assert hidden["choices"][0]["message"] == message | {"reasoning_content": None}
+    chunks = await server.events(CHAT, **body, include_reasoning=False)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert not any(delta["reasoning_content"] for delta in deltas)
+    assert "".join(delta["content"] or "" for delta in deltas) == message["content"]
     joined = (await server.post(CHAT, **body, separate_reasoning=False)).json()
     assert "</think>" in joined["choices"][0]["message"]["content"]
 
@@ -151,6 +157,10 @@ async def test_logprobs_cover_every_token_of_whole_and_stream(server: ScriptedSe
     chunks = await server.events(CHAT, **body)
     parts = [c["choices"][0]["logprobs"] for c in chunks]
     assert [e for part in parts if part for e in part["content"]] == content
+    named = await server.post(CHAT, **body, return_tokens_as_token_ids=True, return_token_ids=True)
+    [choice] = named.json()["choices"]
+    names = [entry["token"] for entry in choice["logprobs"]["content"]]
+    assert names == [f"token_id:{i}" for i in choice["token_ids"]]
     for chunk in chunks:  # the entries of a chunk are those of its text, of the last the stop's
         choice = chunk["choices"][0]
         entries = (choice["logprobs"] or {"content": []})["content"]

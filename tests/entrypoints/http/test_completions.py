@@ -73,6 +73,14 @@ async def test_best_of_computes_more_than_it_shows(server: ScriptedServer) -> No
     assert got["usage"]["completion_tokens"] == 3 * one["usage"]["completion_tokens"]
 
 
+async def test_prompts_are_cut_on_either_side(server: ScriptedServer) -> None:
+    ids = [5, 6, 7, 8]
+    for side, kept in (("left", ids[2:]), ("right", ids[:2]), (None, ids[2:])):
+        body = {"prompt": ids, "truncate_prompt_tokens": 2, "truncation_side": side}
+        got = (await server.post(PATH, **body, return_token_ids=True)).json()
+        assert got["choices"][0]["prompt_token_ids"] == kept
+
+
 async def test_suffix_needs_a_template(server: ScriptedServer, toy_folder: Any) -> None:
     refused = await server.post(PATH, prompt="a", suffix="b")
     assert refused.json()["error"]["param"] == "suffix"

@@ -46,6 +46,10 @@ async def test_infill_needs_a_template_for_code(toy_folder: Path) -> None:
         expected = (await made.post("/v1/completions", **filled)).json()
         assert got["content"] == expected["choices"][0]["text"]
         assert got["tokens_evaluated"] == expected["usage"]["prompt_tokens"]
+        ollama = {"model": "tiny", "stream": False, "options": {"num_predict": 4}}
+        same = await made.post("/api/generate", prompt="def f(", suffix="return 1", **ollama)
+        assert same.json()["response"] == got["content"]
+        assert same.json()["prompt_eval_count"] == got["tokens_evaluated"]
 
 
 async def test_templates_pieces_and_properties(server: ScriptedServer) -> None:
@@ -54,6 +58,8 @@ async def test_templates_pieces_and_properties(server: ScriptedServer) -> None:
     ids = (await server.post("/tokenize", messages=messages)).json()["tokens"]
     plain = (await server.post("/tokenize", content=prompt)).json()["tokens"]
     assert plain == ids
+    counted = await server.post("/v1/chat/completions/input_tokens", messages=messages)
+    assert counted.json()["input_tokens"] == len(ids)
     pieces = (await server.post("/tokenize", content="hi there", with_pieces=True)).json()["tokens"]
     assert "".join(one["piece"] for one in pieces) == "hi there"
     back = await server.post("/detokenize", tokens=[one["id"] for one in pieces])

@@ -71,6 +71,32 @@ async def test_bad_inputs_are_named(pooled: ScriptedServer, value: Any) -> None:
     assert got.status_code == 400 and got.json()["error"]["param"] == "input", got.text
 
 
+async def test_inputs_are_truncated_and_pooled_as_in_vllm(pooled: ScriptedServer) -> None:
+    long = [5, 6, 7, 8, 9]
+    short = (await pooled.post("/v1/embeddings", input=long[:2])).json()
+    for path, name in (("/v1/embeddings", "embedding"), ("/pooling", "data")):
+        got = (await pooled.post(path, input=long, truncate_prompt_tokens=2)).json()
+        assert got["data"][0][name] == short["data"][0]["embedding"]
+        assert got["usage"] == short["usage"]
+    whole = (
+        await pooled.post("/v1/embeddings", input=[5] * 9000, truncate_prompt_tokens=-1)
+    ).json()
+    assert whole["usage"]["prompt_tokens"] == 2048
+    refused = await pooled.post("/pooling", input="a", task="classify")
+    assert refused.json()["error"]["param"] == "task"
+
+
+async def test_pairs_are_scored_as_in_vllm(pooled: ScriptedServer) -> None:
+    ranked = await pooled.post("/v1/rerank", query="hi", documents=["hi", "hi there you"])
+    wanted = {row["index"]: row["score"] for row in ranked.json()}
+    for first in ("hi", ["hi", "hi"]):
+        got = (await pooled.post("/score", text_1=first, text_2=["hi", "hi there you"])).json()
+        assert {row["index"]: row["score"] for row in got["data"]} == wanted
+    for wrong in ({"text_1": "a"}, {"text_1": ["a", "b"], "text_2": ["c"]}, {"text_2": "a"}):
+        refused = await pooled.post("/v1/score", **wrong)
+        assert refused.status_code == 400 and "text_1" in refused.text
+
+
 async def test_native_encode(pooled: ScriptedServer) -> None:
     one = (await pooled.post("/encode", text="hi")).json()
     assert len(one["embedding"]) == 2 and one["meta_info"]["prompt_tokens"] > 0

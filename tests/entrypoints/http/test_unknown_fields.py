@@ -148,7 +148,12 @@ async def test_openais_routes_read_them_too(server: ScriptedServer) -> None:
         max_tokens=64,
     )
     assert got.json()["choices"][0]["text"].endswith("STOP")
-    for name, wrong in (("guided_regex", 5), ("guided_choice", "x"), ("structured_outputs", 1)):
+    for name, wrong in (
+        ("guided_regex", 5),
+        ("guided_choice", "x"),
+        ("structured_outputs", 1),
+        ("structured_outputs", {"rule": "a"}),
+    ):
         refused = await server.post(CHAT, messages=USER, **{name: wrong})
         assert refused.status_code == 400 and name in refused.json()["error"]["message"]
 
@@ -156,6 +161,9 @@ async def test_openais_routes_read_them_too(server: ScriptedServer) -> None:
 async def test_what_would_change_the_answer_is_refused_by_name(server: ScriptedServer) -> None:
     for name, value in (
         ("typical_p", 0.5),
+        ("vllm_xargs", {"a": 1}),
+        ("thinking_token_budget", 0),
+        ("repetition_detection", {"max_pattern_size": 3}),
         ("mirostat", 2),
         ("use_beam_search", True),
         ("logits_processors", ["x"]),

@@ -71,7 +71,7 @@ from radixlm.entrypoints.http.uvicorn_protocol import Server as HttpServer
 from radixlm.entrypoints.native.request import default_sampling
 from radixlm.intake.sessions import Sessions
 from radixlm.intake.tokenizer_manager import TokenizerManager
-from radixlm.text.fim import load_fim_template
+from radixlm.text.fim import detect_fim, load_fim_template
 from radixlm.text.tokenizer import Tokenizer
 
 # longer than clients and proxies keep idle connections (5 to 60 s): where the server is the first
@@ -191,6 +191,8 @@ def make_state(
     state.extras[Batches] = Batches(folder / "batches", stored)
     if config.serve.completion_template:
         state.fim = load_fim_template(config.serve.completion_template)
+    elif tokenizer is not None:
+        state.fim = detect_fim(tokenizer)
     if tokenizer is not None:
         set_formats(state, tokenizer)
     return state

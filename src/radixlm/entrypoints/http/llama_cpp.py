@@ -68,7 +68,7 @@ async def completion(request: Request) -> Response:
 
 @router.post("/infill", openapi_extra=documented(Infill))
 async def infill(request: Request) -> Response:
-    """Fill in between two texts (--completion-template)."""
+    """Fill in between two texts, if the tokenizer has the tokens for it (--completion-template)."""
     body = await read_body(request, Infill)
     texts = {"prompt": body.input_prefix + body.prompt, "suffix": body.input_suffix}
     return await _answer(request, body, texts)

@@ -17,6 +17,7 @@ from radixlm import __version__
 from radixlm.base.errors import InvalidRequest, RadixError
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openai import conversation
+from radixlm.entrypoints.http.openai.completions import filled
 from radixlm.entrypoints.http.openai.conversation import ChatSession, make_chat_session
 from radixlm.entrypoints.http.openai.logprobs import chat_logprobs
 from radixlm.entrypoints.http.openai.output_parser import ParsedDelta
@@ -76,6 +77,7 @@ class OllamaGenerate(OllamaBase):
     system: str | None = None
     raw: bool | None = False
     images: list[Any] | None = None
+    suffix: str | None = None
 
 
 @with_fields("ollama_embed")
@@ -168,7 +170,8 @@ async def chat(request: Request) -> Response:
 
 @router.post("/api/generate", openapi_extra=documented(OllamaGenerate))
 async def generate(request: Request) -> Response:
-    """Answer a prompt in Ollama's form, with the chat template unless ``raw``."""
+    """Answer a prompt in Ollama's form, with the chat template unless ``raw``;
+    with ``suffix`` what belongs between the two."""
     body = await read_body(request, OllamaGenerate, any_type=True)
     state = state_of(request)
     state.check_model(body.model)
@@ -180,8 +183,9 @@ async def generate(request: Request) -> Response:
     if body.system:
         messages.insert(0, {"role": "system", "content": body.system})
     chat = _chat(body, messages, None)
-    if body.raw:
-        chat.input_ids = state.require_tokenizer().encode(body.prompt)
+    if body.raw or body.suffix:
+        text = filled(state, body.prompt, body.suffix)
+        chat.input_ids = state.require_tokenizer().encode(text)
         chat.separate_reasoning = False
     session = await make_chat_session(state, chat)
     return await _answer(request, OllamaAnswer(session, body.model, False), body)

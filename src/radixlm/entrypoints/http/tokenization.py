@@ -134,6 +134,8 @@ class Tokenize(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
     return_token_strs: bool = False
     return_token_bytes: bool = False
     content: str | None = None
@@ -160,6 +162,9 @@ async def tokenize(request: Request) -> Response:
         args.prompt, args.add_special_tokens = args.content, args.add_special
     if (args.prompt is None) == (args.messages is None):
         raise InvalidRequest("exactly one of prompt and messages must be given", "prompt")
+    if args.chat_template is not None:
+        message = "chat_template: templates are the operator's (--chat-template)"
+        raise InvalidRequest(message, "chat_template")
     if args.messages is not None:
         template = state.require_template()
         prompt: str | list[str] = await render(
@@ -167,6 +172,7 @@ async def tokenize(request: Request) -> Response:
             args.messages,
             tools=None if args.tool_choice == "none" else args.tools,
             add_generation_prompt=args.add_generation_prompt,
+            continue_final_message=args.continue_final_message,
             template_kwargs=args.chat_template_kwargs,
         )
         adds = template.adds_special_tokens

@@ -163,8 +163,8 @@ def _results(record: Record, files: Files) -> Iterator[bytes]:
     """The lines of the results, in the order of the requests."""
     answers = {}
     for file_id in (record["output_file_id"], record["error_file_id"]):
-        for answer in files.content(file_id).splitlines() if file_id else ():
-            row = orjson.loads(answer)
+        for data in files.content(file_id).splitlines() if file_id else ():
+            row = orjson.loads(data)
             answers[row["custom_id"]] = row["response"]
     unanswered: dict[str, Any] = {"type": "canceled"}
     if record["status"] != "cancelled":

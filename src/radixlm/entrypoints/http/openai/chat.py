@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from radixlm.entrypoints.http.errors import json_answer
+from radixlm.entrypoints.http.errors import json_answer, json_response
 from radixlm.entrypoints.http.middleware import request_id
 from radixlm.entrypoints.http.off_loop import off_loop_of
 from radixlm.entrypoints.http.openai import conversation
@@ -83,6 +83,15 @@ async def chat_completions(request: Request) -> Response:
     return await json_answer(await cancel_on_disconnect(request, complete(chat)))
 
 
+@router.post("/chat/completions/input_tokens", openapi_extra=documented(ChatRequest))
+@router.post("/v1/chat/completions/input_tokens", openapi_extra=documented(ChatRequest))
+async def input_tokens(request: Request) -> Response:
+    """The number of prompt tokens of a conversation (llama.cpp's route)."""
+    body = await read_body(request, ChatRequest)
+    count = len(_prompt_ids(await make_chat_session(state_of(request), body)) or ())
+    return json_response({"object": "response.input_tokens", "input_tokens": count})
+
+
 async def answer_chat(state: ServerState, body: ChatRequest) -> dict[str, Any]:
     """The whole answer, for callers without a connection (batches)."""
     return await complete(Chat(await make_chat_session(state, body)))
@@ -135,7 +144,7 @@ def _choice(session: ChatSession, answer: Answer) -> dict[str, Any]:
         "role": "assistant",
         "content": content if content or not calls else None,
         "refusal": None,
-        "reasoning_content": parsed.reasoning or None,
+        "reasoning_content": (session.shows_reasoning and parsed.reasoning) or None,
         "tool_calls": calls or None,
     }
     choice = {
@@ -155,7 +164,8 @@ def _logprobs(session: ChatSession, output: Output) -> dict[str, Any] | None:
     if not body.logprobs:
         return None
     tokenizer = session.state.require_tokenizer()
-    content = chat_logprobs(tokenizer, output.logprobs, body.top_logprobs or 0)
+    top, as_ids = body.top_logprobs or 0, bool(body.return_tokens_as_token_ids)
+    content = chat_logprobs(tokenizer, output.logprobs, top, as_ids)
     return {"content": content, "refusal": None}
 
 
@@ -302,7 +312,7 @@ def _chunk(delta: Delta, part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parts(session: ChatSession, delta: Delta, heads: set[int]) -> Iterator[dict[str, Any]]:
-    if delta.parsed.reasoning:
+    if delta.parsed.reasoning and session.shows_reasoning:
         yield {"reasoning_content": delta.parsed.reasoning}
     if delta.parsed.text:
         yield {"content": delta.parsed.text}

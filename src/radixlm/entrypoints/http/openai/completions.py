@@ -163,7 +163,7 @@ async def _ids(state: ServerState, body: CompletionRequest, prompt: str | list[i
     """The prompt's token ids, checked, so that an error names the prompt."""
     if isinstance(prompt, str):
         adds = body.add_special_tokens is not False
-        ids = await encode(state, _filled(state, body, prompt), "prompt", adds)
+        ids = await encode(state, filled(state, prompt, body.suffix), "prompt", adds)
     else:
         ids = prompt
         vocab = state.intake.facts.vocab
@@ -177,15 +177,17 @@ async def _ids(state: ServerState, body: CompletionRequest, prompt: str | list[i
     return truncated(body, ids, state.intake.facts.context_len)
 
 
-def _filled(state: ServerState, body: CompletionRequest, prompt: str) -> str:
+def filled(state: ServerState, prompt: str, suffix: str | None) -> str:
     """The prompt with its suffix, in the model's fill-in-the-middle format."""
-    if not body.suffix:
+    if not suffix:
         return prompt
     if state.fim is None:
         raise InvalidRequest(
-            "suffix needs a fill-in-the-middle template: --completion-template", "suffix"
+            "suffix: the model has no known tokens for filling in; name them by "
+            "--completion-template",
+            "suffix",
         )
-    return state.fim.render(prompt, body.suffix)
+    return state.fim.render(prompt, suffix)
 
 
 def _echo(state: ServerState, body: CompletionRequest, prompt: str | list[int]) -> str:
@@ -258,7 +260,8 @@ def _choice(call: Call, index: int, prompt: int, output: Output) -> dict[str, An
 
 
 def _lists(call: Call) -> CompletionLogprobs:
-    return CompletionLogprobs(call.state.require_tokenizer(), call.body.logprobs or 0)
+    tokenizer, body = call.state.require_tokenizer(), call.body
+    return CompletionLogprobs(tokenizer, body.logprobs or 0, bool(body.return_tokens_as_token_ids))
 
 
 async def _events(call: Call) -> AsyncGenerator[bytes, None]:

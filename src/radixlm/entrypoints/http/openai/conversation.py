@@ -91,6 +91,11 @@ class ChatSession:
             calls = tools.create(self.tools.format, self.tools.specs, drop_unknown=drop)
         return OutputParser(thinking, calls, self.body.parallel_tool_calls is False)
 
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether the answer has the reasoning; if not it is still parsed, and left out."""
+        return self.body.include_reasoning is not False
+
     def call_id(self, name: str, index: int) -> str:
         """The id of a tool call."""
         return tools.call_id(self.tools.format or "", name, self.num_earlier_calls + index, draws())

@@ -8,8 +8,10 @@ from radixlm.wire.replies import Logprobs, TopLogprobs
 LOWEST = -9999.0  # JSON has no infinity
 
 
-def token_name(tokenizer: Tokenizer, token_id: int) -> str:
-    """The token's text; its bytes if it is not a whole character."""
+def token_name(tokenizer: Tokenizer, token_id: int, as_ids: bool = False) -> str:
+    """The token's text; its bytes if it is not a whole character. ``as_ids``: vLLM's form."""
+    if as_ids:
+        return f"token_id:{token_id}"
     text = tokenizer.token_text(token_id)
     if "�" not in text:
         return text
@@ -21,23 +23,24 @@ def _finite(value: float | None) -> float | None:
 
 
 def chat_logprobs(
-    tokenizer: Tokenizer, logprobs: Logprobs | None, top: int
+    tokenizer: Tokenizer, logprobs: Logprobs | None, top: int, as_ids: bool = False
 ) -> list[dict[str, Any]]:
-    """``content`` of a chat choice's logprobs, one entry a token."""
+    """``content`` of a chat choice's logprobs, one entry a token; ``as_ids`` as of token_name."""
     entries: list[dict[str, Any]] = []
     if logprobs is None:
         return entries
     for place, (logprob, token_id) in enumerate(logprobs.chosen):
-        entry = _entry(tokenizer, token_id, logprob or 0.0)
+        entry = _entry(tokenizer, token_id, logprob or 0.0, as_ids)
         rows = (logprobs.top[place] if place < len(logprobs.top) else None) or []
-        entry["top_logprobs"] = [_entry(tokenizer, t, lp) for lp, t in rows[:top]]
+        entry["top_logprobs"] = [_entry(tokenizer, t, lp, as_ids) for lp, t in rows[:top]]
         entries.append(entry)
     return entries
 
 
-def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+def _entry(tokenizer: Tokenizer, token_id: int, logprob: float, as_ids: bool) -> dict[str, Any]:
+    named = token_name(tokenizer, token_id, True) if as_ids else tokenizer.token_text(token_id)
     return {
-        "token": tokenizer.token_text(token_id),
+        "token": named,
         "logprob": _finite(logprob),
         "bytes": list(tokenizer.token_bytes(token_id)),
     }
@@ -46,8 +49,8 @@ def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any
 class CompletionLogprobs:
     """Builds the lists of /v1/completions; offsets count on over the chunks of a stream."""
 
-    def __init__(self, tokenizer: Tokenizer, top: int) -> None:
-        self._tokenizer, self._top = tokenizer, top
+    def __init__(self, tokenizer: Tokenizer, top: int, as_ids: bool = False) -> None:
+        self._tokenizer, self._top, self._as_ids = tokenizer, top, as_ids
         self._offset = 0
 
     def skip(self, num_chars: int) -> None:
@@ -64,7 +67,7 @@ class CompletionLogprobs:
         }
         for logprobs in parts:
             for place, (logprob, token_id) in enumerate(logprobs.chosen if logprobs else ()):
-                record["tokens"].append(token_name(self._tokenizer, token_id))
+                record["tokens"].append(self._name(token_id))
                 record["token_logprobs"].append(_finite(logprob))
                 record["text_offset"].append(self._offset)
                 self._offset += len(self._tokenizer.token_text(token_id))
@@ -79,9 +82,12 @@ class CompletionLogprobs:
         """The chosen token is always among them."""
         if logprob is None:
             return None
-        row = {token_name(self._tokenizer, t): _finite(lp) for lp, t in (rows or [])[: self._top]}
-        row.setdefault(token_name(self._tokenizer, token_id), _finite(logprob))
+        row = {self._name(t): _finite(lp) for lp, t in (rows or [])[: self._top]}
+        row.setdefault(self._name(token_id), _finite(logprob))
         return row
+
+    def _name(self, token_id: int) -> str:
+        return token_name(self._tokenizer, token_id, self._as_ids)
 
 
 def prompt_rows(

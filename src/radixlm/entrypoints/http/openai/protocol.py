@@ -68,6 +68,8 @@ class Generation(Body):
     # of vLLM
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    return_tokens_as_token_ids: bool | None = False
 
 
 @with_fields("completions")
@@ -96,6 +98,7 @@ class ChatRequest(Generation):
     reasoning_effort: str | float | None = None
     reasoning: Reasoning | None = None
     separate_reasoning: bool | None = True
+    include_reasoning: bool | None = True  # of vLLM
     stream_reasoning: bool | None = True
     enable_thinking: bool | None = None
     thinking: bool | dict[str, Any] | None = None

@@ -38,12 +38,14 @@ def sampling_of(
 
 
 def truncated(body: Generation, ids: list[int], context_len: int) -> list[int]:
-    """The last ``truncate_prompt_tokens`` ids (vLLM); -1: as many as the context takes."""
+    """The last ``truncate_prompt_tokens`` ids (vLLM), or the first with ``truncation_side`` right;
+    -1: as many as the context takes."""
     count = body.truncate_prompt_tokens
     if count is None or not ids:
         return ids
     most = context_len - 1
-    return ids[-(most if count == -1 else max(1, min(count, most))) :]
+    kept = most if count == -1 else max(1, min(count, most))
+    return ids[:kept] if body.truncation_side == "right" else ids[-kept:]
 
 
 def check_sampling(state: ServerState, sampling: SamplingParams, names: Mapping[str, str]) -> None:

@@ -141,6 +141,11 @@ MESSAGE_BATCH = _object(
     id=STR, type=_kind("message_batch"), processing_status=STR, request_counts=DICT
 )  # fmt: skip
 CONVERSATION = _object(id=STR, object=_kind("conversation"), created_at=INT, metadata=DICT)
+SCORES = _one_of(
+    _object(object=_kind("scoring"), scores=_list(_list(MAYBE_NUM)), usage=USAGE),
+    _object(object=_kind("list"), data=_list(DICT), usage=USAGE),
+)
+COUNTED = _object(object=STR, input_tokens=INT)
 MODEL_INFO = _object(
     model_path=STR, tokenizer_path=MAYBE_STR, is_generation=BOOL, weight_version=STR
 )  # fmt: skip
@@ -264,10 +269,12 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/classify": {JSON: _one_of(POOLED, _list(POOLED))},
     "/v1/rerank": {JSON: RANKED},
     "/v2/rerank": {JSON: RANKED},
+    "/reranking": {JSON: RANKED},
+    "/v1/reranking": {JSON: RANKED},
     "/rerank": {JSON: RANKED},
-    "/v1/score": {
-        JSON: _object(object=_kind("scoring"), scores=_list(_list(MAYBE_NUM)), usage=USAGE)
-    },
+    "/pooling": {JSON: _object(data=_list(DICT), usage=USAGE)},
+    "/v1/score": {JSON: SCORES},
+    "/score": {JSON: SCORES},
     "/v1/messages": {JSON: ANTHROPIC, SSE: STR},
     "/v1/messages/count_tokens": {JSON: _object(input_tokens=INT)},
     "/v1/messages/batches": {JSON: _one_of(MESSAGE_BATCH, _object(data=_list(MESSAGE_BATCH)))},
@@ -283,7 +290,9 @@ ANSWERS: Mapping[str, Mapping[str, Schema]] = {
     "/api/embed": {JSON: _object(model=STR, embeddings=_list(VECTOR))},
     "/api/embeddings": {JSON: _object(embedding=VECTOR)},
     "/v1/responses": {JSON: RESPONSE, SSE: STR},
-    "/v1/responses/input_tokens": {JSON: _object(object=STR, input_tokens=INT)},
+    "/v1/responses/input_tokens": {JSON: COUNTED},
+    "/chat/completions/input_tokens": {JSON: COUNTED},
+    "/v1/chat/completions/input_tokens": {JSON: COUNTED},
     "/v1/responses/{response_id}": {JSON: _one_of(RESPONSE, DELETED), SSE: STR},
     "/v1/responses/{response_id}/input_items": {JSON: PAGE},
     "/v1/responses/{response_id}/cancel": {JSON: RESPONSE},

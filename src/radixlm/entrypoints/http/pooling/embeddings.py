@@ -17,6 +17,7 @@ from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
 from radixlm.entrypoints.http.pooling.pool import (
+    Limit,
     MultimodalPrompt,
     Pair,
     PoolingResult,
@@ -55,29 +56,38 @@ class TextInput(Body):
     video: str | None = None
 
 
-class EmbeddingRequest(Body):
+class Pooled(Body):
+    """What the routes have in common. ``truncate_prompt_tokens``: as in vLLM."""
+
+    model: str | None = None
+    user: str | None = None
+    rid: Rid | list[Rid] | None = None
+    priority: Priority | None = None
+    lora_path: str | None = None
+    truncate_prompt_tokens: Limit | None = None
+
+
+class EmbeddingRequest(Pooled):
     """POST /v1/embeddings."""
 
     input: str | Ints | Strings | list[Ints] | list[TextInput]
-    model: str | None = None
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
     prompt_name: str | None = None
-    user: str | None = None
-    rid: Rid | list[Rid] | None = None
-    priority: Priority | None = None
-    lora_path: str | None = None
 
 
-class ClassifyRequest(Body):
+class PoolingRequest(EmbeddingRequest):
+    """POST /pooling, vLLM's: vectors, or the probabilities of a score head (with
+    ``use_activation`` false its scores)."""
+
+    task: Literal["embed", "classify", "score"] | None = None
+    use_activation: bool | None = None
+
+
+class ClassifyRequest(Pooled):
     """POST /v1/classify."""
 
     input: str | Ints | Strings | list[Ints]
-    model: str | None = None
-    user: str | None = None
-    rid: Rid | list[Rid] | None = None
-    priority: Priority | None = None
-    lora_path: str | None = None
 
 
 @with_fields("encode")
@@ -107,19 +117,41 @@ async def embeddings(request: Request) -> Response:
     )
 
 
-async def answer_embeddings(state: ServerState, body: EmbeddingRequest) -> dict[str, Any]:
-    """The whole answer."""
+@router.post("/pooling", openapi_extra=documented(PoolingRequest))
+async def pooling(request: Request) -> Response:
+    """Vectors, or the probabilities of a score head, in the form of vLLM."""
+    body = await read_body(request, PoolingRequest)
+    return json_response(
+        await cancel_on_disconnect(request, _answer_pooling(state_of(request), body))
+    )
+
+
+async def _answer_pooling(state: ServerState, body: PoolingRequest) -> dict[str, Any]:
+    gives = "classify" if pool_of(state).gives == "scores" else "embed"
+    if body.task is not None and (body.task == "embed") != (gives == "embed"):
+        raise InvalidRequest(f"task: this model does {gives}", "task")
+    activates = gives == "classify" and body.use_activation is not False
+    answer = await answer_embeddings(state, body, activates)
+    data = [{"object": "pooling", "index": one["index"], "data": one["embedding"]}
+            for one in answer["data"]]  # fmt: skip
+    return answer | {"id": answer["id"].replace("embd", "pool"), "data": data}
+
+
+async def answer_embeddings(
+    state: ServerState, body: EmbeddingRequest, activates: bool = False
+) -> dict[str, Any]:
+    """The whole answer. ``activates``: scores as probabilities."""
     model = state.check_model(body.model)
     inputs: list[Any] = list(as_prompts(body.input, "input"))
     prompts = [
         _input_of(state, one, f"input[{i}]") if isinstance(one, TextInput) else one
         for i, one in enumerate(inputs)
     ]
-    priority, adapter = body.priority or 0, state.adapter_of(body.model, body.lora_path)
-    results = await pool(state, prompts, "input", body.rid, priority, body.prompt_name, adapter)
     data = []
+    results = await _pool(state, body, prompts, body.prompt_name)
     for index, one in enumerate(results):
-        vector: Any = truncate(state, one.vector, body.dimensions)
+        vector: Any = probabilities(state, one.vector) if activates else one.vector
+        vector = truncate(state, vector, body.dimensions)
         if body.encoding_format == "base64":
             vector = base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
         data.append({"object": "embedding", "index": index, "embedding": vector})
@@ -131,6 +163,14 @@ async def answer_embeddings(state: ServerState, body: EmbeddingRequest) -> dict[
         "model": model,
         "usage": prompt_usage(results),
     }
+
+
+async def _pool(
+    state: ServerState, body: Pooled, prompts: list[Prompt], prompt_name: str | None = None
+) -> list[PoolingResult]:
+    adapter, priority = state.adapter_of(body.model, body.lora_path), body.priority or 0
+    limit = body.truncate_prompt_tokens
+    return await pool(state, prompts, "input", body.rid, priority, prompt_name, adapter, limit)
 
 
 def _input_of(state: ServerState, one: TextInput, where: str) -> Prompt:
@@ -152,9 +192,7 @@ async def classify_v1(request: Request) -> Response:
     state = state_of(request)
     model = state.check_model(body.model)
     require_score_head(state)
-    adapter = state.adapter_of(body.model, body.lora_path)
-    prompts = as_prompts(body.input, "input")
-    work = pool(state, prompts, "input", body.rid, body.priority or 0, None, adapter)
+    work = _pool(state, body, as_prompts(body.input, "input"))
     results = await cancel_on_disconnect(request, work)
     return json_response(
         {

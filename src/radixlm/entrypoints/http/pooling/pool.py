@@ -3,7 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from radixlm.arch.sentence_transformers import SentenceTransformersConfig
 from radixlm.arch.spec import Pool
@@ -19,6 +21,7 @@ from radixlm.wire.requests import PoolingParams
 from radixlm.wire.sampling_params import SamplingParams
 
 MAX_INPUTS = 2048
+Limit = Annotated[int, Field(ge=-1)]  # truncate_prompt_tokens of vLLM
 # texts that clients of the reference send with an image when they have none
 _NO_TEXT = (None, "", "padding")
 
@@ -99,9 +102,11 @@ async def pool(
     priority: int = 0,
     prompt_name: str | None = None,
     adapter: str | list[str | None] | None = None,
+    limit: int | None = None,
 ) -> list[PoolingResult]:
     """The vectors or scores of ``prompts``, in order. Errors name ``param``. ``prompt_name``: the
-    model's prompt that is put before each text. ``adapter``: a name, or one for each prompt."""
+    model's prompt that is put before each text. ``adapter``: a name, or one for each prompt.
+    ``limit``: tokens that are left of a longer prompt; -1: as many as the context takes."""
     is_whole = pool_of(state).pooling != "last"
     if isinstance(rid, list) and len(rid) != len(prompts):
         raise InvalidRequest(f"rid has {len(rid)} entries for {len(prompts)} inputs", "rid")
@@ -118,7 +123,7 @@ async def pool(
         if isinstance(prompt, MultimodalPrompt):
             read = await _media_prompt(state, prompt, where)
         else:
-            ids, first_len = await _ids(state, prompt, where, param, prefix)
+            ids, first_len = await _ids(state, prompt, where, param, prefix, limit)
         name = rid[index] if isinstance(rid, list) else rid
         if name is not None and not isinstance(rid, list) and len(prompts) > 1:
             name = f"{name}_{index}"
@@ -180,10 +185,15 @@ def _prompt_text(sentence: SentenceTransformersConfig | None, name: str | None) 
 
 
 async def _ids(
-    state: ServerState, prompt: str | list[int] | Pair, where: str, param: str, prefix: str
+    state: ServerState,
+    prompt: str | list[int] | Pair,
+    where: str,
+    param: str,
+    prefix: str,
+    limit: int | None,
 ) -> tuple[list[int], int]:
-    """(token ids, how many of them are of the first text of a pair). They are checked, and with
-    --allow-auto-truncate truncated to the context."""
+    """(token ids, how many of them are of the first text of a pair). They are checked, and
+    truncated to ``limit`` or, with --allow-auto-truncate, to the context."""
     first_len = 0
     if isinstance(prompt, Pair):
         ids, first_len = await _pair_ids(state, prompt, param)
@@ -192,8 +202,11 @@ async def _ids(
     else:
         ids = prompt
     facts = state.intake.facts
-    if len(ids) > facts.context_len and facts.allow_auto_truncate:
-        ids = _truncated(state, ids, facts.context_len)
+    most = facts.context_len if limit == -1 or facts.allow_auto_truncate else len(ids)
+    if limit is not None and limit != -1:
+        most = min(max(limit, 1), most)
+    if len(ids) > most:
+        ids, first_len = _truncated(state, ids, most), min(first_len, most)
     checked = ids[: facts.context_len]  # intake rejects longer ones
     bad = next((i for i in checked if not 0 <= i < facts.vocab), None)
     if bad is not None or not ids:

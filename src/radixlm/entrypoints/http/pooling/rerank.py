@@ -17,8 +17,8 @@ from pydantic import Field
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openapi.document import documented
-from radixlm.entrypoints.http.pooling.pool import MAX_INPUTS, Pair, Prompt, has_scores, pool
-from radixlm.entrypoints.http.pooling.score import label_logprobs, next_tokens, softmax
+from radixlm.entrypoints.http.pooling.labels import label_logprobs, next_tokens, softmax
+from radixlm.entrypoints.http.pooling.pool import MAX_INPUTS, Limit, Pair, Prompt, has_scores, pool
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.tokenization import encode
 from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body
@@ -52,18 +52,20 @@ class RerankRequest(Body):
     documents: Documents
     instruct: str | None = None
     top_n: Annotated[int, Field(ge=1)] | None = None
+    truncate_prompt_tokens: Limit | None = None
     return_documents: bool = True
     model: str | None = None
     rid: Rid | None = None
 
 
 class SharedRerankRequest(Body):
-    """POST /rerank and /v2/rerank, in the form of Cohere and Jina."""
+    """POST /rerank, /v2/rerank and /reranking, in the form of Cohere, Jina and llama.cpp."""
 
     query: Annotated[str, Field(min_length=1)]
     documents: Documents
     instruct: str | None = None
     top_n: Annotated[int, Field(ge=1)] | None = None
+    truncate_prompt_tokens: Limit | None = None
     return_documents: bool = False
     model: str | None = None
     user: str | None = None
@@ -80,15 +82,12 @@ class Ranked:
 
 
 async def rank(
-    state: ServerState, query: str, documents: list[str], instruct: str | None, rid: str | None
+    state: ServerState, body: RerankRequest | SharedRerankRequest, rid: str | None = None
 ) -> list[Ranked]:
     """All documents, best first; those with equal scores in the order of the request."""
-    if has_scores(state):
-        scored = await _by_head(state, query, documents, instruct, rid)
-    elif state.info.is_generation:
-        scored = await _by_answer(state, query, documents, instruct)
-    else:
-        scored = await _by_vectors(state, query, documents, instruct, rid)
+    documents = texts_of(body.documents)
+    limit = body.truncate_prompt_tokens
+    scored = await scores_of(state, body.query, documents, body.instruct, rid, limit)
     ranked = [
         Ranked(score, index, text, output)
         for index, ((score, output), text) in enumerate(zip(scored, documents, strict=True))
@@ -99,8 +98,35 @@ async def rank(
 Scored = list[tuple[float, Output]]
 
 
+async def scores_of(
+    state: ServerState,
+    query: str,
+    documents: list[str],
+    instruct: str | None = None,
+    rid: str | None = None,
+    limit: int | None = None,
+) -> Scored:
+    """The score of each document for the query; ``limit`` as of ``pool``."""
+    if has_scores(state):
+        return await _by_head(state, query, documents, instruct, rid, limit)
+    if not state.info.is_generation:
+        return await _by_vectors(state, query, documents, instruct, rid, limit)
+    if limit is not None:
+        raise InvalidRequest(
+            "truncate_prompt_tokens: this model reads a question behind the document: shorten "
+            "the document",
+            "truncate_prompt_tokens",
+        )
+    return await _by_answer(state, query, documents, instruct)
+
+
 async def _by_head(
-    state: ServerState, query: str, documents: list[str], instruct: str | None, rid: str | None
+    state: ServerState,
+    query: str,
+    documents: list[str],
+    instruct: str | None,
+    rid: str | None,
+    limit: int | None,
 ) -> Scored:
     if is_reranker_template(state):
         texts = [_template_text(state, query, text, instruct) for text in documents]
@@ -108,20 +134,27 @@ async def _by_head(
     else:
         query = _instructed(query, instruct)
         prompts = [Pair(query, text) for text in documents]
-    results = await pool(state, prompts, "documents", rid)
+    results = await pool(state, prompts, "documents", rid, limit=limit)
     return [(one.vector[-1] if len(one.vector) == 2 else one.vector[0], one.output)
             for one in results]  # fmt: skip
 
 
 async def _by_vectors(
-    state: ServerState, query: str, documents: list[str], instruct: str | None, rid: str | None
+    state: ServerState,
+    query: str,
+    documents: list[str],
+    instruct: str | None,
+    rid: str | None,
+    limit: int | None,
 ) -> Scored:
     known = state.info.sentence.prompts if state.info.sentence is not None else {}
     names = [next((n for n in kind if known.get(n)), None) for kind in _PROMPT_NAMES]
     asked: list[Prompt] = [_instructed(query, instruct)]
     ids = (f"{rid}_query", rid) if rid is not None else (None, None)
-    first = (await pool(state, asked, "query", ids[0], prompt_name=names[0]))[0]
-    results = await pool(state, list(documents), "documents", ids[1], prompt_name=names[1])
+    first = (await pool(state, asked, "query", ids[0], prompt_name=names[0], limit=limit))[0]
+    results = await pool(
+        state, list(documents), "documents", ids[1], prompt_name=names[1], limit=limit
+    )
     return [(cosine(first.vector, one.vector), one.output) for one in results]
 
 
@@ -209,7 +242,7 @@ for _method in ("POST", "PUT"):
 async def answer_rerank(state: ServerState, body: RerankRequest) -> list[dict[str, Any]]:
     """Rows of score, document, index and meta_info, best first."""
     state.check_model(body.model)
-    ranked = await rank(state, body.query, texts_of(body.documents), body.instruct, body.rid)
+    ranked = await rank(state, body, body.rid)
     return [
         {
             "score": one.score,
@@ -221,15 +254,16 @@ async def answer_rerank(state: ServerState, body: RerankRequest) -> list[dict[st
     ]
 
 
+@router.post("/reranking", openapi_extra=documented(SharedRerankRequest))
+@router.post("/v1/reranking", openapi_extra=documented(SharedRerankRequest))
 @router.post("/rerank", openapi_extra=documented(SharedRerankRequest))
 @router.post("/v2/rerank", openapi_extra=documented(SharedRerankRequest))
 async def shared_rerank(request: Request) -> Response:
-    """Rank documents for a query, in the form of Cohere and Jina."""
+    """Rank documents for a query, in the form of Cohere, Jina and llama.cpp."""
     body = await read_body(request, SharedRerankRequest)
     state = state_of(request)
     model = state.check_model(body.model)
-    work = rank(state, body.query, texts_of(body.documents), body.instruct, None)
-    ranked = await cancel_on_disconnect(request, work)
+    ranked = await cancel_on_disconnect(request, rank(state, body))
     count = sum(one.output.prompt_tokens for one in ranked)
     results: list[dict[str, Any]] = [
         {"index": one.index, "relevance_score": one.score} for one in ranked[: body.top_n]

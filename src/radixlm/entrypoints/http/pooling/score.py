@@ -1,7 +1,8 @@
 """/v1/score: probabilities of label tokens after each item, or the scores of a score head."""
 
 import math
-from collections.abc import Sequence
+import secrets
+import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -10,24 +11,23 @@ from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest
 from radixlm.entrypoints.http.errors import json_response
-from radixlm.entrypoints.http.middleware import fair_share_key
-from radixlm.entrypoints.http.openai import generate
 from radixlm.entrypoints.http.openapi.document import documented
+from radixlm.entrypoints.http.pooling.labels import label_logprobs, next_tokens, softmax
 from radixlm.entrypoints.http.pooling.pool import (
     MAX_INPUTS,
+    Limit,
     Pair,
     has_scores,
     pool,
     probabilities,
     prompt_usage,
 )
+from radixlm.entrypoints.http.pooling.rerank import scores_of
 from radixlm.entrypoints.http.state import ServerState, state_of
 from radixlm.entrypoints.http.tokenization import encode
 from radixlm.entrypoints.http.transport import cancel_on_disconnect, read_body
 from radixlm.entrypoints.request_model import Body, Ints, Strings
-from radixlm.intake.records import GenerateRequest, Output
-from radixlm.wire.requests import LogprobParams
-from radixlm.wire.sampling_params import SamplingParams
+from radixlm.intake.records import Output
 
 router = APIRouter(tags=["pooled"])
 
@@ -35,20 +35,26 @@ router = APIRouter(tags=["pooled"])
 class ScoreRequest(Body):
     """POST /v1/score. The scores of an item are those of ``label_token_ids`` after query + item; of
     a model with a score head they are its scores of the pair, and ``label_token_ids`` may choose
-    some of its labels by their number."""
+    some of its labels by their number. With ``text_1`` and ``text_2`` the answer is vLLM's: the
+    score of each pair, as of /rerank."""
 
-    query: str | Ints
-    items: str | Strings | list[Ints]
+    query: str | Ints | None = None
+    items: str | Strings | list[Ints] | None = None
     label_token_ids: Annotated[Ints, Field(min_length=1, max_length=1024)] | None = None
     apply_softmax: bool = False
     item_first: bool = False
     temperature: Annotated[float, Field(gt=0)] = 1.0
     model: str | None = None
+    # of vLLM
+    text_1: str | Strings | None = None
+    text_2: str | Strings | None = None
+    truncate_prompt_tokens: Limit | None = None
 
 
+@router.post("/score", openapi_extra=documented(ScoreRequest))
 @router.post("/v1/score", openapi_extra=documented(ScoreRequest))
 async def score(request: Request) -> Response:
-    """Probabilities of label tokens after each item, or scores of each item."""
+    """Probabilities of label tokens after each item, or scores of each item or pair."""
     body = await read_body(request, ScoreRequest)
     return json_response(await cancel_on_disconnect(request, answer_score(state_of(request), body)))
 
@@ -56,6 +62,11 @@ async def score(request: Request) -> Response:
 async def answer_score(state: ServerState, body: ScoreRequest) -> dict[str, Any]:
     """The whole answer."""
     model = state.check_model(body.model)
+    if body.text_1 is not None or body.text_2 is not None:
+        return await _of_pairs(state, body, model)
+    if body.query is None or body.items is None:
+        missing = "query" if body.query is None else "items"
+        raise InvalidRequest(f"{missing} is required, or text_1 and text_2", missing)
     items: list[Any] = [body.items] if isinstance(body.items, str) else list(body.items)
     if not items or len(items) > MAX_INPUTS:
         raise InvalidRequest(f"items must hold 1 to {MAX_INPUTS} entries", "items")
@@ -64,6 +75,31 @@ async def answer_score(state: ServerState, body: ScoreRequest) -> dict[str, Any]
     else:
         scores, usage = await _of_tokens(state, body, items)
     return {"object": "scoring", "model": model, "scores": scores, "usage": usage}
+
+
+async def _of_pairs(state: ServerState, body: ScoreRequest, model: str) -> dict[str, Any]:
+    """vLLM's answer: one text against each of several, or lists of the same length."""
+    first, second = (
+        [value] if isinstance(value, str) else value or [] for value in (body.text_1, body.text_2)
+    )
+    if not first or not second or len(first) not in (1, len(second)) or len(second) > MAX_INPUTS:
+        raise InvalidRequest(
+            f"text_1 and text_2: one text and 1 to {MAX_INPUTS}, or as many of both", "text_2"
+        )
+    rows = [(first[0], second)]
+    if len(first) > 1:
+        rows = [(a, [b]) for a, b in zip(first, second, strict=True)]
+    limit = body.truncate_prompt_tokens
+    scored = [pair for a, many in rows for pair in await scores_of(state, a, many, limit=limit)]
+    count = sum(output.prompt_tokens for _, output in scored)
+    return {
+        "id": f"score-{secrets.token_hex(16)}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": [{"index": i, "object": "score", "score": s} for i, (s, _) in enumerate(scored)],
+        "usage": {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0},
+    }
 
 
 async def _of_head(
@@ -114,19 +150,6 @@ async def _of_tokens(
     return scores, {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0}
 
 
-async def next_tokens(
-    state: ServerState, prompts: Sequence[list[int]], token_ids: Sequence[int]
-) -> list[Output]:
-    """One step after each prompt, with the log-probabilities of ``token_ids``."""
-    need = LogprobParams(-1, 0, tuple(token_ids))
-    sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
-    requests = [
-        GenerateRequest(sampling=sampling, input_ids=ids, logprobs=need, fair_key=fair_share_key())
-        for ids in prompts
-    ]
-    return [outputs[0] for outputs in await generate.collect(state, requests)]
-
-
 async def _prompt(state: ServerState, body: ScoreRequest, item: str | list[int]) -> list[int]:
     query = body.query
     if isinstance(query, str) and isinstance(item, str):
@@ -144,22 +167,8 @@ async def _prompt(state: ServerState, body: ScoreRequest, item: str | list[int])
     return ids
 
 
-def label_logprobs(output: Output, token_ids: Sequence[int]) -> list[float]:
-    """Log-probabilities of ``token_ids`` as the next token."""
-    rows = output.logprobs.asked if output.logprobs else []
-    by_token = {token: logprob for logprob, token in (rows[0] if rows else None) or []}
-    return [by_token.get(i, -math.inf) for i in token_ids]
-
-
 def _scores(body: ScoreRequest, output: Output) -> list[float]:
     logprobs = label_logprobs(output, body.label_token_ids or ())
     if not body.apply_softmax:
         return [math.exp(value) for value in logprobs]
     return softmax([value / body.temperature for value in logprobs])
-
-
-def softmax(logprobs: Sequence[float]) -> list[float]:
-    """The softmax of log-probabilities; equal shares if all are -inf."""
-    top = max(logprobs)
-    weights = [math.exp(value - top) if top > -math.inf else 1.0 for value in logprobs]
-    return [weight / sum(weights) for weight in weights]

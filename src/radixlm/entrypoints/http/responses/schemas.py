@@ -268,7 +268,7 @@ def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
 def message_of(message: Message) -> dict[str, Any]:
     """A user message of a chat as an input item."""
     content = message["content"]
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    parts: Objects = [{"type": "text", "text": content}] if isinstance(content, str) else content
     shown = [
         {"type": "input_text", "text": part["text"]}
         if part["type"] == "text"
@@ -284,12 +284,13 @@ def listed_items(items: str | Objects) -> Objects:
         items = [{"role": "user", "content": items}]
     shown = []
     for item in items:
-        listed = {"id": f"msg_{draw_hex(16)}", "type": "message", "status": "completed"}
-        listed |= {name: value for name, value in item.items() if value is not None}
+        listed: dict[str, Any] = {"id": f"msg_{draw_hex(16)}", "type": "message"}
+        listed |= {"status": "completed"} | {n: v for n, v in item.items() if v is not None}
         if isinstance(text := item.get("content"), str):
-            kind = "output_text" if item.get("role") == "assistant" else "input_text"
-            more = {"annotations": []} if kind == "output_text" else {}
-            listed["content"] = [{"type": kind, "text": text} | more]
+            part: dict[str, Any] = {"type": "input_text", "text": text}
+            if item.get("role") == "assistant":
+                part |= {"type": "output_text", "annotations": []}
+            listed["content"] = [part]
         shown.append(listed)
     return shown
 
