@@ -40,12 +40,6 @@ class ParallelConfig(Group):
         "Pipeline stages.",
         Flag(("--pipeline-parallel-size", "--pp"), within=POSITIVE),
     ] = 1
-    tp_sum: Annotated[
-        str,
-        "How ranks share a layer: 'exact', as 'auto', computes each output whole, which gives the "
-        "bits of one rank.",
-        Flag(choices=("auto", "exact"), part_of=("tp_size",)),
-    ] = "auto"
     rank_timeout_s: Annotated[
         float,
         "Seconds that a rank may be silent in a step until all ranks are replaced.",

@@ -179,8 +179,7 @@ def make_manifest(
         kinds = {str(t.dtype) for layer in pools.states.layers for t in layer}
         groups.append(PageGroup(1, tuple(states), states=(*states.values(), *sorted(kinds))))
     execute, place = config.execute, peers.ranks.place
-    numerics = execute.device, execute.attention_backend, config.model.dtype, execute.kernel
-    rounds = (*numerics, torch.__version__, config.parallel.tp_sum)
+    kernels = execute.device, execute.attention_backend, config.model.dtype, execute.kernel
     per_stage = -(-len(decoder.blocks) // topology.pp)
     return Manifest(
         model=f"{info.architecture} {described}",
@@ -191,7 +190,7 @@ def make_manifest(
         groups=tuple(groups),
         quantization=str(config.model.quantization or ""),
         layout=page_bytes.layout,
-        numerics=" ".join(map(str, rounds)),
+        numerics=" ".join(map(str, (*kernels, torch.__version__))),
         rectangle=Rectangle(
             place.rank,
             topology.world,
