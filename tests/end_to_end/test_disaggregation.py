@@ -22,7 +22,8 @@ import pytest
 from tests.end_to_end.server import RunningServer
 
 pytestmark = pytest.mark.timeout(300)
-ARGS = ("--max-total-tokens", "8192", "--max-engine-restarts", "50", "--enable-metrics")
+ARGS = ("--max-total-tokens", "8192", "--max-engine-restarts", "50", "--enable-metrics",
+        "--completion-template", "qwen_coder")  # fmt: skip
 WORDS = "the capital of France is Paris 17 and 25 quick brown fox list code dog".split()
 
 
@@ -160,6 +161,40 @@ def test_chat_and_lists_of_prompts(pair: Pair) -> None:
     choices = threads[1].result(60).json()["choices"]
     assert threads[0].result(60).json()["usage"]["completion_tokens"] == 2
     assert choices == pair.prefill.post("/v1/completions", **batch).json()["choices"]
+
+
+def _other_routes(seed: int) -> list[tuple[str, dict[str, Any]]]:
+    """Bodies for the routes of llama.cpp, Ollama, Anthropic, and for Responses."""
+    greedy = {"temperature": 0, "n_predict": 6}
+    ollama = {"model": "m", "stream": False, "options": {"num_predict": 6, "temperature": 0}}
+    users = [[{"role": "user", "content": _prompt(seed + i)}] for i in range(2)]
+    return [
+        ("/completion", {"prompt": _prompt(seed + 2), **greedy}),
+        ("/infill", {"input_prefix": _prompt(seed + 3), "input_suffix": " the", **greedy}),
+        ("/api/chat", {"messages": users[0], **ollama}),
+        ("/api/generate", {"prompt": _prompt(seed + 4), **ollama}),
+        ("/v1/messages", {"messages": users[1], "model": "m", "max_tokens": 6, "temperature": 0}),
+        ("/v1/responses", {"input": _prompt(seed + 5), "max_output_tokens": 6, "temperature": 0}),
+    ]
+
+
+def _count(answer: dict[str, Any]) -> int:
+    """Tokens of an answer to one of ``_other_routes``."""
+    counted = answer.get("usage", answer)
+    names = ("tokens_predicted", "eval_count", "output_tokens")
+    return next(int(counted[name]) for name in names if name in counted)
+
+
+def test_other_routes_are_computed_in_pairs_too(pair: Pair) -> None:
+    for path, body in _other_routes(60):
+        first, second = pair.post(path, **body)
+        whole = pair.prefill.post(path, **body).json()
+        assert _count(first) == 1 and _count(second) > 1, path
+        assert _told(second) == _told(whole), path
+        if path == "/v1/responses":  # the decode server's is the answer
+            both = ((pair.prefill, first), (pair.decode, second))
+            kept = [one.client.get(f"{path}/{said['id']}").status_code for one, said in both]
+            assert kept == [404, 200]
 
 
 def test_warm_up_hosts_and_rooms_that_nobody_computes(pair: Pair) -> None:
@@ -315,6 +350,11 @@ def _told(answer: dict[str, Any]) -> Any:
     """What an answer says, without ids and times."""
     if "choices" in answer:
         return [(one.get("text"), one.get("message"), one["logprobs"]) for one in answer["choices"]]
+    if "output" in answer:
+        return [item["content"] for item in answer["output"]]
+    if "meta_info" not in answer:  # llama.cpp's, Ollama's, Anthropic's
+        names = ("content", "message", "response")
+        return [_count(answer), *(answer[name] for name in names if name in answer)]
     meta = answer["meta_info"]
     names = ("input_token_logprobs", "output_token_logprobs", "completion_tokens", "finish_reason")
     return answer["text"], {name: meta.get(name) for name in names}
@@ -337,6 +377,7 @@ def test_the_gateway_gives_what_one_server_gives(pair: Pair, gateway: str) -> No
         ("/v1/completions", {"prompt": [_prompt(83), _prompt(84)], "temperature": 0,
                              "max_tokens": 6}),
     ]  # fmt: skip
+    bodies += _other_routes(86)
     for path, body in bodies:
         got = httpx.post(f"{gateway}{path}", json=body, timeout=60)
         assert got.status_code == 200, got.text

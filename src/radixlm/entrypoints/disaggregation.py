@@ -14,8 +14,14 @@ from radixlm.config.server_config import ServerConfig
 from radixlm.intake.records import GenerateRequest
 from radixlm.wire.transfer import Hint
 
+_FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank")
 MAX_ROOM, MAX_REPLICAS = (1 << 63) - 1, 4096
 _HOST = re.compile(r"[\[\]\w.:%-]{1,255}", re.ASCII)  # names and addresses; no line break for logs
+
+
+def pair_fields(body: object) -> dict[str, Any]:
+    """The fields of a body, to be taken over to chat's form of it."""
+    return {name: getattr(body, name, None) for name in _FIELDS}
 
 
 def hint_of(value_of: Callable[[str], Any], index: int = 0, count: int = 1) -> Hint | None:

@@ -109,6 +109,7 @@ def _unsupported(
 _NO_EXPERTS = "routed experts are not recorded"
 _NO_PROCESSOR_OPTIONS = "a request cannot set options of the media processor"
 _ANTHROPIC = "messages count_tokens"
+_PAIRED = "generate openai responses messages ollama ollama_generate"
 
 FIELDS: tuple[Field, ...] = (
     # request options that several APIs share
@@ -130,10 +131,10 @@ FIELDS: tuple[Field, ...] = (
         ("data_parallel_rank", int, "generate openai"),
         ("routed_dp_rank", int, "generate openai"),
         # of a router before prefill and decode servers; a list has a value a prompt
-        ("bootstrap_host", str | list[str], "generate openai"),
-        ("bootstrap_port", int | None | list[int | None], "generate openai"),
-        ("bootstrap_room", int | list[int], "generate openai"),
-        ("disagg_prefill_dp_rank", int | list[int], "generate openai"),
+        ("bootstrap_host", str | list[str], _PAIRED),
+        ("bootstrap_port", int | None | list[int | None], _PAIRED),
+        ("bootstrap_room", int | list[int], _PAIRED),
+        ("disagg_prefill_dp_rank", int | list[int], _PAIRED),
         ("session_params", dict[str, Any], "generate openai"),
         ("lora_path", str, "generate openai"),
         ("logit_processor", str, "generate openai"),

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest, RadixError
+from radixlm.entrypoints.disaggregation import pair_fields
 from radixlm.entrypoints.http.errors import anthropic_body, json_response
 from radixlm.entrypoints.http.openai import conversation
 from radixlm.entrypoints.http.openai.conversation import (
@@ -122,7 +123,7 @@ def _chat(body: CountRequest) -> ChatRequest:
         "tools": [_tool(tool, place) for place, tool in enumerate(body.tools or ())] or None,
         "enable_thinking": _thinking(body.thinking),
     }
-    chat |= _choice(body.tool_choice) | _output(body)
+    chat |= _choice(body.tool_choice) | _output(body) | pair_fields(body)
     if isinstance(body, MessagesRequest):
         chat["stream"] = body.stream
         for name, alias in parameter_names("chat", "messages").items():

@@ -15,6 +15,7 @@ from fastapi.responses import Response
 
 from radixlm import __version__
 from radixlm.base.errors import InvalidRequest, RadixError
+from radixlm.entrypoints.disaggregation import pair_fields
 from radixlm.entrypoints.http.errors import json_response
 from radixlm.entrypoints.http.openai import conversation
 from radixlm.entrypoints.http.openai.completions import filled
@@ -209,7 +210,7 @@ def _chat(
         values["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif body.format:
         raise InvalidRequest("format must be 'json' or a JSON schema", "format")
-    values |= {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
+    values |= {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs} | pair_fields(body)
     if isinstance(body.think, bool):
         values["enable_thinking"] = body.think
     elif body.think is not None:

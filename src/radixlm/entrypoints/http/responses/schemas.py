@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.disaggregation import pair_fields
 from radixlm.entrypoints.http.batches.files import page
 from radixlm.entrypoints.http.openai.protocol import MAX_TOP_LOGPROBS, ChatRequest
 from radixlm.entrypoints.http.responses.toolbox import BUILT_IN, is_remote
@@ -120,7 +121,7 @@ def chat_of(
         "stream": body.stream,
         "priority": body.priority,
         "chat_template_kwargs": body.chat_template_kwargs,
-    }
+    } | pair_fields(body)
     for name, alias in parameter_names("chat", "responses").items():
         values[name] = getattr(body, alias)
     return make(ChatRequest, {name: v for name, v in values.items() if v is not None})

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radixlm.base.errors import InvalidRequest
+from radixlm.entrypoints.disaggregation import pair_fields
 from radixlm.entrypoints.http.openai import conversation
 from radixlm.entrypoints.http.openai.conversation import ChatSession, make_chat_session
 from radixlm.entrypoints.http.responses.events import Event, Writer
@@ -51,7 +52,9 @@ class ResponseRun:
 
     @property
     def is_stored(self) -> bool:
-        return self.body.store is not False
+        is_half = self.session.request.hint is not None  # of a pair; the decode server keeps it
+        mode = self.state.config.disagg.disaggregation_mode
+        return self.body.store is not False and not (is_half and mode == "prefill")
 
     def output_messages(self) -> list[dict[str, Any]]:
         """The answer so far as messages, without empty items."""
@@ -168,7 +171,8 @@ async def _calls(run: ResponseRun) -> AsyncGenerator[Event, None]:
 
 async def _next_session(run: ResponseRun) -> ChatSession | None:
     """The session with the results in it; None when no token is left to answer with."""
-    body = run.body.model_copy(update={"tool_choice": None})
+    # only the first round is computed by two servers
+    body = run.body.model_copy(update={"tool_choice": None, **dict.fromkeys(pair_fields(run.body))})
     if body.max_output_tokens is not None:
         left = body.max_output_tokens - run.writer.num_tokens
         if left <= 0:
