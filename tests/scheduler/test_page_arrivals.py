@@ -127,6 +127,23 @@ def test_a_prompt_of_most_of_the_pool_comes_back_when_there_is_room() -> None:
     assert bench.out["beside"] == reference(list(range(100, 140)), 9, True)
 
 
+@pytest.mark.parametrize("policy", ["timeout", "best_effort", "wait_complete"])
+def test_pages_come_when_a_chunked_prompt_has_its_own(policy: str) -> None:
+    """What has come is not evicted by the next chunks of a running prompt."""
+    tier, prompt, beside = DictTier(), list(range(1, 62)), list(range(100, 160))
+    bench = Bench([tier], random.Random(0), options={"policy": policy}, num_pages=24, step_tokens=8)
+    bench.submit("a", prompt, 2)
+    bench.run()
+    bench.drop_cache()
+    bench.submit("beside", beside, 9, ignore_eos=True)
+    bench.turns(3)
+    assert bench.scheduler.planner.running[0].is_prefilling
+    bench.submit("b", prompt, 2)
+    bench.run()
+    assert bench.cached["b"] == 60 and tier.num_got == 15
+    assert bench.out["b"] == bench.out["a"] and bench.out["beside"] == reference(beside, 9, True)
+
+
 @pytest.mark.parametrize("policy", ["auto", "timeout", "best_effort", "wait_complete"])
 def test_how_long_a_request_waits(policy: str) -> None:
     """A storage tier that never answers: only the policy ends the wait."""

@@ -131,6 +131,13 @@ class KVCacheManager:
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
+    def pages_of_prompts(self) -> int:
+        """Pages that the prompts of running requests still need."""
+        slots = [request.slot for request in self.requests if request is not None]
+        table = self.table
+        missing = np.maximum(table.prefill_len[slots] - table.num_allocated[slots], 0)
+        return self.pages_for(int(missing.sum()))
+
     def worth(self, ids: TokenIds, namespace: CacheNamespace) -> tuple[int, int]:
         """Where there are several attention groups, a request goes to the one of the largest. A hit
         counts like as many free pages: else all requests of one system prompt would go to one group

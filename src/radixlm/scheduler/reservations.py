@@ -70,11 +70,14 @@ class Reservations:
         spare = keys[: self.count_spare(keys)]
         return np.array([self._spare.pop(key) for key in spare], np.int32)
 
-    def reserve(self, num_pages: int, num_window: int = 0) -> tuple[Int32Array, Int32Array] | None:
+    def reserve(
+        self, num_pages: int, num_window: int = 0, num_left: int = 0
+    ) -> tuple[Int32Array, Int32Array] | None:
         """Pages of both spaces, evicting from the prefix cache if need be; None, and none taken, if
-        there are not enough. Steps that were launched before may still read them."""
+        there are not enough, ``num_left`` of which are left to others. Steps that were launched
+        before may still read them."""
         cache, window = self._prefix_cache, self._window
-        if self.is_closed or num_pages > self.num_available:
+        if self.is_closed or num_pages + num_left > self.num_available:
             return None
         if window is not None and num_window > window.num_free + cache.num_window_evictable:
             return None

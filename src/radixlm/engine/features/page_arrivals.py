@@ -76,8 +76,8 @@ class _Job:
 
 class _State:
     """Of one request. ``phase``: idle (nothing to wait for), lookup, found (its pages wait for
-    room), fetch, behind (another request's job brings its pages). ``group``: whose cache has or
-    gets most of its prompt."""
+    those of other jobs), full (running requests have the room), fetch, behind (another request's
+    job brings its pages). ``group``: whose cache has or gets most of its prompt."""
 
     def __init__(self, request: Request, group: ArrivalGroup, now_s: float) -> None:
         self.request, self.group, self.start_s = request, group, now_s
@@ -184,8 +184,11 @@ class PageArrivals(Feature):
                 return True
         if state.phase == "behind" and state.job not in self._jobs:
             self._begin(state)
-        elif state.phase == "found":
+        elif state.phase in ("found", "full"):
             self._fetch(state)
+        if state.phase == "full":  # it is not admitted either, and has not waited for its pages
+            state.start_s = self._clock()
+            return True
         if state.phase != "idle" and self._is_late(state):
             self._give_up(state)
         return state.phase == "idle"
@@ -353,11 +356,12 @@ class PageArrivals(Feature):
             return
         num_window = min(self.options.window_pages, count)
         handle = kv.reservations.pin(match.handle)
-        reserved = kv.reservations.reserve(count, num_window)
+        left = kv.pages_of_prompts()  # else their next chunks would evict what has come
+        reserved = kv.reservations.reserve(count, num_window, left)
         if reserved is None:
             kv.reservations.unpin(handle)
-            if count > kv.reservations.num_available:  # running requests have the pages
-                state.phase = "found"
+            if count + left > kv.reservations.num_available:
+                state.phase = "full"
             return
         state.cached += more
         self._send_get(state, count, num_window, match.pages, handle, reserved)
