@@ -12,7 +12,7 @@ from radixlm.config.host import HostInfo
 from radixlm.config.parser import parse
 from radixlm.config.resolve import fill_drafts, resolve
 from radixlm.config.server_config import ServerConfig
-from radixlm.config.speculate import MAX_STEPS
+from radixlm.config.speculate import MAX_STEPS, MAX_TREE
 from radixlm.config.states import draft_notes
 
 
@@ -46,10 +46,26 @@ def filled(architecture: str = "X", **given: Any) -> dict[str, Any]:
         ({"algorithm": "NGRAM", "num_draft_tokens": 16}, (15, 16, False, 15)),
         ({"algorithm": "NGRAM", "num_draft_tokens": 4, "num_steps": 9}, (3, 4, False, 3)),
         ({"algorithm": "EAGLE", "num_steps": 3}, (3, 4, False, 3)),
-        # the reference with topk 1, which drafts a chain of so many steps
+        # with topk 1, as the reference, a chain of so many steps; else a tree of so many tokens
         (
-            {"algorithm": "EAGLE", "num_steps": 5, "eagle_topk": 4, "num_draft_tokens": 8},
+            {"algorithm": "EAGLE", "num_steps": 5, "eagle_topk": 1, "num_draft_tokens": 8},
             (5, 6, False, 5),
+        ),
+        (
+            {"algorithm": "EAGLE", "num_steps": 5, "eagle_topk": 4, "num_draft_tokens": 16},
+            (5, 16, False, 5),
+        ),
+        ({"algorithm": "EAGLE3", "num_steps": 4, "eagle_topk": 2}, (4, 8, False, 4)),
+        ({"algorithm": "EAGLE3", "eagle_topk": 4}, (5, 8, True, 7)),
+        ({"algorithm": "EAGLE3", "eagle_topk": 4, "num_draft_tokens": 9}, (5, 9, False, 5)),
+        # no more than the steps make, and than a row of logits each is worth
+        (
+            {"algorithm": "EAGLE", "num_steps": 2, "eagle_topk": 2, "num_draft_tokens": 50},
+            (2, 7, False, 2),
+        ),
+        (
+            {"algorithm": "EAGLE", "num_steps": 6, "eagle_topk": 8, "num_draft_tokens": 500},
+            (6, MAX_TREE, False, 6),
         ),
         ({"algorithm": "EAGLE3", "num_draft_tokens": 8}, (7, 8, False, 7)),
         ({"algorithm": "EAGLE", "num_steps": 99}, (MAX_STEPS, MAX_STEPS + 1, False, MAX_STEPS)),
@@ -79,11 +95,14 @@ def test_lossy_acceptance_is_refused(name: str) -> None:
     resolve(*(lambda pair: (pair[0], host, pair[1]))(parse([*words, "1.0"])))
 
 
-def test_a_tree_is_read_as_a_chain(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("algorithm", "is_chain"), [("NGRAM", True), ("EAGLE3", False)])
+def test_only_draft_models_draft_trees(
+    algorithm: str, is_chain: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
-    config, given = parse(["--speculative-algorithm", "NGRAM", "--speculative-eagle-topk", "4"])
+    config, given = parse(["--speculative-algorithm", algorithm, "--speculative-eagle-topk", "4"])
     resolve(config, HostInfo("cpu", 2, 1 << 34), given)
-    assert "--speculative-eagle-topk has no effect: a draft is a chain of tokens" in caplog.text
+    assert ("--speculative-eagle-topk has no effect" in caplog.text) == is_chain
 
 
 def test_flags_of_another_drafter_are_named() -> None:

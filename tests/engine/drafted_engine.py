@@ -24,7 +24,9 @@ def drafted_engine(drafts: ForcedDrafts | None, **options: Any) -> Iterator[radi
             limits_of = assembly.limits_for_pools
 
             def limits_for_pools(*args: Any) -> Any:
-                return replace(limits_of(*args), max_drafts=drafts.most)
+                limits = limits_of(*args)
+                num_paths = drafts.paths * limits.max_running
+                return replace(limits, max_drafts=drafts.most, max_paths=num_paths)
 
             def scheduler(limits: Any, *args: Any, **more: Any) -> Scheduler:
                 runner, channel, kv_manager, hooks, *rest = args

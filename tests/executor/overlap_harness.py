@@ -52,8 +52,12 @@ class PagedHash:
 
     def __init__(self, num_pages: int) -> None:
         self.kv = torch.full((num_pages * PAGE,), -1, dtype=torch.int64)
-        self.pools: list[object] = []
+        self.pools: list[object] = [self]
         self.num_graph_rows = 0
+
+    def copy_pages(self, source: Sequence[int], target: Sequence[int]) -> None:
+        pages = self.kv.view(-1, PAGE)
+        pages[target] = pages[source].clone()
 
     def begin(self, batch: ForwardBatch) -> None:
         self.is_decode = batch.is_decode
@@ -89,8 +93,11 @@ class HashDrafter:
 
     hidden = None
 
-    def __init__(self, model: PagedHash, tables: DeviceTables) -> None:
+    def __init__(self, model: PagedHash, tables: DeviceTables, tree_size: int = 0) -> None:
+        """``tree_size``: it drafts trees of so many drafts: behind each right one, a wrong one that
+        comes first."""
         self.model, self.tables = PagedHash(len(model.kv) // PAGE), tables
+        self.tree_size = tree_size
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         pages = self.model.kv.view(-1, PAGE)
@@ -99,10 +106,13 @@ class HashDrafter:
     def extend(self, batch: ForwardBatch, tail: StepTail) -> None:
         self.model.kv[batch.store_GT[0]] = batch.token_ids_T
         rows = tail.sequences_R
-        first_R, last_R = batch.query_start_S1[rows], tail.last_R
+        first_R, last_R = batch.query_start_S1[rows], tail.last_R.long()
         assert (last_R >= first_R).all() and (last_R < batch.query_start_S1[rows + 1]).all()
         assert (batch.positions_T[last_R] + 1 == tail.positions_R).all()
-        assert torch.equal(batch.page_table_GSP[0][rows][:, 0].int(), self._pages(tail)[:, 0])
+        of_batch, of_tables = batch.page_table_GSP[0][rows].int(), self._pages(tail)
+        for pages, known, position in zip(of_batch, of_tables, tail.positions_R, strict=True):
+            count = -(-int(position) // PAGE)
+            assert torch.equal(pages[:count], known[:count])
 
     def skip(self, items: Items) -> None:
         raise AssertionError("these tests never let the drafter rest")
@@ -120,7 +130,18 @@ class HashDrafter:
                 assert page, "a place of a draft has no page"
                 self.model.kv[page * PAGE + place % PAGE] = token
                 token = tokens_RK[row, j] = self.model._logits(pages_P, place + 1).argmax()
-        return DeviceProposals(tokens_RK, torch.full(tokens_RK.shape, 0.5))
+        if not self.tree_size:
+            return DeviceProposals(tokens_RK, torch.full(tokens_RK.shape, 0.5))
+        shape = len(lens_R), self.tree_size
+        nodes_RK, parents_RK = torch.full(shape, -1), torch.full(shape, -1)
+        chances_RK = torch.zeros(shape)
+        for row, count in enumerate(lens_R.tolist()):
+            for j in range(count):
+                right = int(tokens_RK[row, j])
+                nodes_RK[row, 2 * j : 2 * j + 2] = torch.tensor([(right + 1) % VOCAB, right])
+                parents_RK[row, 2 * j : 2 * j + 2] = 2 * j - 1
+                chances_RK[row, 2 * j : 2 * j + 2] = torch.tensor([0.9, 0.4]) * 0.5**j
+        return DeviceProposals(nodes_RK, chances_RK, parents_RK)
 
     def release(self, slot: int) -> None:
         pass
@@ -168,10 +189,14 @@ class OverlapHarness:
     ) -> None:
         sizes, most = options.pop("graphs", ()), drafts.most if drafts else 0
         options["max_drafts"] = most
+        options["max_paths"] = drafts.paths * LIMITS.max_running if drafts else 0
+        tree_size = 2 * most if drafts and drafts.kind == "device" and drafts.paths else 0
         runner_options = RunnerOptions(
             PAGE,
             eos_ids=(EOS,),
             max_drafts=most,
+            max_paths=options["max_paths"],
+            tree_size=tree_size,
             **{"max_tokens": 64, "max_updates": 16, **options.pop("runner", {})},
         )
         self.limits = replace(LIMITS, page_size=PAGE, vocab=VOCAB, **options)
@@ -180,11 +205,12 @@ class OverlapHarness:
         self.model = PagedHash(num_pages + 1)
         max_pages = -(-self.limits.context_len // PAGE) + 1
         tables = DeviceTables(
-            slots, max_pages, 1, self.device.where, self.device.is_synchronous, most
+            *(slots, max_pages, 1, self.device.where, self.device.is_synchronous, most),
+            options["max_paths"],
         )
         self.drafter = None
         if drafts is not None and drafts.kind == "device":
-            self.drafter = HashDrafter(self.model, tables)
+            self.drafter = HashDrafter(self.model, tables, tree_size)
         self.runner = Runner(
             RunnerParts(
                 self.model,

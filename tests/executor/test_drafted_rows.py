@@ -127,3 +127,47 @@ def test_the_largest_step_with_drafts_can_be_tried_before_there_are_requests() -
     DummyRun(bench.runner, 8, 40).drafts(3, 17)
     DummyRun(bench.runner, 8, 40).drafts(1, 17)
     assert seen == [[4] * 4, [2] * 8]
+
+
+@pytest.mark.parametrize("kind", ["adversary", "mixed", "random"])
+@pytest.mark.parametrize(("seed", "num_pages"), [(0, 30), (1, 90), (3, 50)])
+def test_trees_give_the_tokens_of_the_plain_run(kind: str, seed: int, num_pages: int) -> None:
+    plain = OverlapHarness(CpuDevice(), num_pages)
+    aborted = workload(plain, seed)
+    most, varies = 1 + 2 * seed, seed % 2 == 1
+    drafts = ForcedDrafts(follower(plain), kind, most, varies, seed=seed, paths=3)
+    wide = OverlapHarness(CpuDevice(), num_pages, drafts, step_tokens=64)
+    aborted |= workload(wide, seed)
+    _same(plain, wide, aborted)
+    assert drafts.num_gained
+
+
+def test_logprobs_of_trees() -> None:
+    def run(bench: OverlapHarness) -> OverlapHarness:
+        for i in range(4):
+            need = LogprobParams(prompt_from=-1, top=2, token_ids=[5, 9]) if i % 2 else None
+            options = {"max_new_tokens": 21, "temperature": 0.7 * i, "sampling_seed": i}
+            options |= {"presence_penalty": 0.6, "min_new_tokens": 9} if i == 3 else {}
+            bench.submit(f"r{i}", [i + 1] * (3 + i), i == 2, need, **options)
+        bench.run()
+        return bench
+
+    plain = run(OverlapHarness())
+    drafts = ForcedDrafts(follower(plain), "mixed", most=4, paths=4)
+    wide = run(OverlapHarness(drafts=drafts, step_tokens=128))
+    assert wide.out == plain.out and wide.logprobs == plain.logprobs
+    assert drafts.num_gained and any(plain.logprobs.values())
+
+
+@pytest.mark.parametrize("graphs", [(), (1, 2, 4, 8)])
+@pytest.mark.parametrize("seed", range(4))
+def test_trees_of_a_drafter_on_the_device(seed: int, graphs: tuple[int, ...]) -> None:
+    """On a device that is late: the drafter goes on in the pages of the path that was right."""
+    plain = OverlapHarness(CpuDevice(), 60)
+    aborted = workload(plain, seed)
+    drafts = ForcedDrafts(follower(plain), "device", 2 + seed, seed % 2 == 1, paths=4)
+    device = SimulatedDevice(seed, (0.0, 0.3, 0.8)[seed % 3]) if graphs else CpuDevice()
+    wide = OverlapHarness(device, 60, drafts, graphs=graphs, step_tokens=64)
+    aborted |= workload(wide, seed)
+    _same(plain, wide, aborted)
+    assert drafts.num_gained

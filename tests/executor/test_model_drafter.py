@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from radixlm.executor.device_tables import DeviceTables
+from radixlm.executor.draft_draws import Draw, sharpness
 from radixlm.executor.draft_entries import PageGroups
-from radixlm.executor.model_drafter import MIN_ROUNDS, ONE_GROUP, Draw, ModelDrafter, sharpness
+from radixlm.executor.model_drafter import MIN_ROUNDS, ONE_GROUP, ModelDrafter
 from radixlm.pools.group import KvGroup
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.table import SamplingTable
@@ -172,7 +173,7 @@ class World:
             self.tables.next_token[slot] = self.texts[slot][-1]
         tail: Any = SimpleNamespace(
             items=Items(batch, starts, tuple(items), drafts),
-            sequences_R=torch.tensor([sequence for sequence, _, _ in rows]),
+            sequences_R=torch.tensor([sequence for sequence, _, _ in rows], dtype=torch.int64),
             slots_R=torch.tensor(slots, dtype=torch.int64),
             last_R=torch.zeros(len(rows)),
             positions_R=torch.tensor([known[slot] for slot in slots]),
@@ -364,7 +365,7 @@ def _drafted(net: MemoryNet, logits_RV: Tensor, temperature: float, first: int) 
     table = SamplingTable(1, VOCAB)
     params = SamplingParams(temperature=temperature, sampling_seed=5)
     table.set(0, params, [])
-    draw = Draw([table.states[0]] * len(logits_RV), net, VOCAB)
+    draw = Draw([table.states[0]] * len(logits_RV), net.target_ids_V, VOCAB)
     return draw(logits_RV, torch.arange(first, first + len(logits_RV)))[0]
 
 

@@ -12,7 +12,7 @@ from radixlm.scheduler.drafting import Drafting
 from radixlm.scheduler.hooks import Hooks
 from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
-from radixlm.speculative.drafter import Proposal
+from radixlm.speculative.drafter import Path, Proposal
 
 Oracle = Callable[[str, Sequence[int], int], list[int]]
 
@@ -25,6 +25,7 @@ class ForcedDrafts:
            random (any number at all, also outside of the vocabulary), broken (raises), device (the
            device's drafter proposes)
     most   drafted tokens of a row; `varies`: any number up to it, by row and step
+    paths  further paths of a tree: each goes along the right tokens for a while, or all the way
     """
 
     name = "forced"
@@ -37,8 +38,10 @@ class ForcedDrafts:
         most: int = 3,
         varies: bool = False,
         seed: int = 0,
+        paths: int = 0,
     ) -> None:
         self.oracle, self.kind, self.most, self.varies = oracle, kind, most, varies
+        self.paths, self.num_gained, self.num_path_tokens = paths, 0, 0
         self.random = random.Random(seed)
         self.ids: dict[str, list[int]] = {}
         self.rounds: dict[str, list[tuple[int, int]]] = {}  # (drafted, accepted)
@@ -72,7 +75,19 @@ class ForcedDrafts:
             "random": lambda: [self.random.randint(-3, 40) for _ in right],
             "broken": lambda: 1 // 0,
         }[self.kind]()
-        return Proposal(np.array(tokens, np.int32), np.full(len(tokens), 0.5, np.float32))
+        survival = np.full(len(tokens), 0.5, np.float32)
+        return Proposal(np.array(tokens, np.int32), survival, self.others(rid, max_tokens))
+
+    def others(self, rid: str, max_tokens: int) -> tuple[Path, ...]:
+        """Further paths; some have none of the right tokens, some all of them."""
+        right, chance, found = self.oracle(rid, self.ids[rid], max_tokens), self.random, []
+        for _ in range(chance.randint(0, self.paths) if self.varies else self.paths):
+            tokens = right[: chance.randint(0, len(right))]
+            tokens += [chance.randint(-1, 40) for _ in range(chance.choice([0, 0, 1, 3]))]
+            if tokens[:max_tokens]:
+                path = np.array(tokens[:max_tokens], np.int32)
+                found.append(Path(path, 0, chance.random()))
+        return tuple(found)
 
     def flush(self) -> None:
         """There is nothing of requests that are over."""
@@ -90,6 +105,20 @@ class ForcedDrafts:
 
     def choose(self, rids: Sequence[str], proposals: Sequence[Any], other_tokens: int) -> Any:
         return np.array([len(one.tokens) for one in proposals], np.int32)
+
+    def choose_paths(self, proposals: Sequence[Any], lens: Any) -> Any:
+        counts = [len(one.others) for one in proposals]
+        if self.varies:
+            counts = [self.random.randint(0, count) for count in counts]
+        return np.array(counts)
+
+    def chose_paths(self, num_rows: int, num_tokens: int) -> None:
+        assert num_rows
+        self.num_path_tokens += num_tokens
+
+    def gained(self, count: int) -> None:
+        assert count > 0
+        self.num_gained += count
 
     def sleeps(self) -> bool:
         return False

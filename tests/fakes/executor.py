@@ -7,11 +7,13 @@ sequence must lie in a page of the slot's table, and a read through a wrong page
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from radixlm.base.record import replace
 from radixlm.step.plan import DecodeBatch, Drafts, Item, Items, PageUpdate, StepPlan
 from radixlm.step.result import ItemResult, StepResult
 
@@ -47,6 +49,9 @@ def with_drafts(items: Items) -> list[tuple[Item, list[int]]]:
         assert len(tokens) == ends[-1], "flat drafts are as long as their lengths say"
         for row, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
             parts[row] = tokens[begin:end]
+        for row, path in enumerate(items.paths, len(items) - len(items.paths)):
+            assert path.tokens is not None
+            parts[row] = path.tokens[1:].tolist()
     return list(zip(items, parts, strict=True))
 
 
@@ -54,6 +59,12 @@ def with_drafts(items: Items) -> list[tuple[Item, list[int]]]:
 class FakeStep:
     plan: StepPlan
     results: list[ItemResult] = field(default_factory=list)
+    winners: dict[int, int] = field(default_factory=dict)
+
+
+def row_of(item: Item) -> int:
+    """The row of the page tables of an item."""
+    return item.slot if item.page_row < 0 else item.page_row
 
 
 class FakeExecutor:
@@ -65,9 +76,9 @@ class FakeExecutor:
         self.kv = np.full((num_pages, page_size), -1, np.int64)
         self.window_kv = np.full((num_window, page_size), -1, np.int64)
         self.window = window
-        self.window_table: dict[int, dict[int, int]] = {slot: {} for slot in range(num_slots)}
+        self.window_table: dict[int, dict[int, int]] = defaultdict(dict)
         self.page_size = page_size
-        self.table: dict[int, dict[int, int]] = {slot: {} for slot in range(num_slots)}
+        self.table: dict[int, dict[int, int]] = defaultdict(dict)
         self.next: dict[int, int] = {}
         self.owner: dict[int, str] = {}
         self.steps: list[StepPlan] = []
@@ -92,17 +103,18 @@ class FakeExecutor:
                 pool[targets] = pool[sources]
         for item, drafted in with_drafts(Items.of(plan.items)):
             assert self.owner[item.slot] == item.rid
-            is_chunk = item.tokens is not None
+            is_chunk, row = item.tokens is not None, row_of(item)
             tokens = item.tokens.tolist() if is_chunk else [self.next[item.slot], *drafted]
             assert len(tokens) == item.count
+            assert item.page_row < 0 or tokens[0] == self.next[item.slot]
             for place, token in enumerate(tokens, item.start):
-                page = self.table[item.slot][place // self.page_size]
+                page = self.table[row][place // self.page_size]
                 self.kv[page, place % self.page_size] = token
                 if self.window:
-                    page = self.window_table[item.slot][place // self.page_size]
+                    page = self.window_table[row][place // self.page_size]
                     assert page != 0, "a token of the window has no page"
                     self.window_kv[page, place % self.page_size] = token
-            self._check_window(item.slot, item.start, item.start + item.count)
+            self._check_window(row, item.start, item.start + item.count)
         return FakeStep(plan)
 
     def sample(self, step: FakeStep, masks: dict[int, Any]) -> None:
@@ -116,11 +128,27 @@ class FakeExecutor:
             ):
                 if not item.emit:
                     break
-                token = self.next[item.slot] = next_token(self.prefix(item.slot, place), mask)
+                token = next_token(self.prefix(row_of(item), place), mask)
                 got.tokens += (token,)
                 if token != draft:
                     break
             step.results.append(got)
+        self._fold(step, Items.of(step.plan.items))
+
+    def _fold(self, step: FakeStep, items: Items) -> None:
+        """Of several paths of drafts, the first with the most tokens gives them."""
+        num = len(items) - len(items.paths)
+        step.results, of_paths = step.results[:num], step.results[num:]
+        rows = {slot: row for row, slot in enumerate(items.decodes.slots.tolist())}
+        for index, (path, got) in enumerate(zip(items.paths, of_paths, strict=True)):
+            row = rows[path.slot]
+            shared = min(len(got.tokens), len(step.results[row].tokens))
+            assert got.tokens[:shared] == step.results[row].tokens[:shared], "paths disagree"
+            if len(got.tokens) > len(step.results[row].tokens):
+                step.results[row], step.winners[row] = got, index
+        for item, got in zip(items, step.results, strict=False):
+            if got.tokens:
+                self.next[item.slot] = got.tokens[-1]
 
     def _check_window(self, slot: int, start: int, end: int) -> None:
         """What a window layer reads for the tokens [start, end) must equal what was written."""
@@ -137,7 +165,7 @@ class FakeExecutor:
         )
 
     def read(self, step: FakeStep) -> StepResult:
-        return StepResult.of(step.plan.items, step.results)
+        return replace(StepResult.of(step.plan.items, step.results), winners=step.winners)
 
     def control(self, verb: str, args: dict[str, Any]) -> Any:
         if verb == "release_memory":
@@ -219,14 +247,20 @@ class GroupedExecutor:
         return [one.forward(self._part(plan, group)) for group, one in enumerate(self.groups)]
 
     def _part(self, plan: StepPlan, group: int) -> StepPlan:
+        items = Items.of(plan.items)
+        slot_of = {path.page_row: path.slot for path in items.paths}
+
         def own(parts: Any) -> list[Any]:
-            return [part for part in parts if part.slot // self.per_group == group]
+            return [
+                part
+                for part in parts
+                if slot_of.get(part.slot, part.slot) // self.per_group == group
+            ]
 
         pages = own(plan.pages)
         if (new := plan.new_pages) is not None:
             columns = zip(new.slots.tolist(), new.columns.tolist(), new.pages, strict=True)
             pages += own(PageUpdate(0, s, c, np.array([page])) for s, c, page in columns)
-        items = Items.of(plan.items)
         index = [i for i, item in enumerate(items) if item.slot // self.per_group == group]
         self.places[group] = {i: place for place, i in enumerate(index)}
         mine: Items | list[Item] = [items[i] for i in index]
@@ -235,7 +269,9 @@ class GroupedExecutor:
             slots = items.decodes.slots[rows]
             rids = tuple(items.decodes.rids[i] for i in rows)
             tokens = [token for i in rows for token in items.drafts_of(i).tolist()]
-            kept = Drafts(drafts.lens[rows], np.array(tokens, np.int32))
+            kept = Drafts(
+                drafts.lens[rows], np.array(tokens, np.int32), paths=tuple(own(drafts.paths))
+            )
             mine = Items(
                 DecodeBatch(rids, slots),
                 items.starts[rows],
@@ -256,7 +292,12 @@ class GroupedExecutor:
         by_slot = {
             item.slot: result
             for step in steps
-            for item, result in zip(step.plan.items, step.results, strict=True)
+            for item, result in zip(step.plan.items, step.results, strict=False)
         }
-        items = self.steps[steps[0].plan.index].items
-        return StepResult.of(items, [by_slot[item.slot] for item in items])
+        items = Items.of(self.steps[steps[0].plan.index].items)
+        results = [by_slot[item.slot] for item in items[: len(items) - len(items.paths)]]
+        row_of = {slot: row for row, slot in enumerate(items.decodes.slots.tolist())}
+        won = [Items.of(one.plan.items).paths[i] for one in steps for i in one.winners.values()]
+        index = {path.page_row: i for i, path in enumerate(items.paths)}
+        winners = {row_of[path.slot]: index[path.page_row] for path in won}
+        return replace(StepResult.of(items, results), winners=winners)

@@ -67,6 +67,7 @@ class SchedulerHarness:
             window, min_tail = 1, None
         if drafts is not None:
             limits["max_drafts"] = drafts.most
+            limits.setdefault("max_paths", drafts.paths * LIMITS.max_running)
         self.limits = replace(LIMITS, **limits)
         size, slots = self.limits.page_size, self.limits.max_running
 

@@ -100,7 +100,7 @@ def play(
         )
         assert not found.errors
         assert isinstance(found.logprobs, Logprobs)
-        counts = [1] * len(live) if found.counts_N is None else found.counts_N.tolist()
+        counts = [1] * len(live) if found.accepted is None else found.accepted.counts_N.tolist()
         first = 0
         for n, drafted, count in zip(live, drafts, counts, strict=True):
             tokens = found.tokens_R[first : first + count].tolist()
@@ -190,10 +190,10 @@ def test_the_walk_stops_at_the_first_difference(lens: list[int], seed: int) -> N
     drafts = [chance.integers(0, 2, length).tolist() for length in lens]
     drawn = [chance.integers(0, 2, length + 1).tolist() for length in lens]
     rows = DraftRows.of(drafts)
-    counts_N, kept_R = rows.accept(torch.tensor([token for row in drawn for token in row]))
+    accepted = rows.accept(torch.tensor([token for row in drawn for token in row]))
     kept: list[bool] = []
-    for count, drafted, tokens in zip(counts_N.tolist(), drafts, drawn, strict=True):
+    for count, drafted, tokens in zip(accepted.counts_N.tolist(), drafts, drawn, strict=True):
         matches = [a == b for a, b in zip(drafted, tokens, strict=False)]
         assert count == (matches.index(False) if False in matches else len(drafted)) + 1
         kept += [True] * count + [False] * (len(tokens) - count)
-    assert kept_R.tolist() == kept
+    assert accepted.kept_R.tolist() == kept

@@ -53,7 +53,12 @@ def plans(draw: st.DrawFn) -> StepPlan:
     drafts = None
     if count and draw(st.booleans()):
         lens = np.array(draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)), np.int32)
-        drafts = Drafts(lens, np.arange(lens.sum(), dtype=np.int32))
+        tokens = np.arange(3, dtype=np.int32)
+        rows = draw(st.lists(st.sampled_from(slots.tolist()), max_size=2))
+        paths = tuple(
+            Item("", slot, 7, 3, tokens, True, page_row=90 + n) for n, slot in enumerate(rows)
+        )
+        drafts = Drafts(lens, np.arange(lens.sum(), dtype=np.int32), paths=paths)
     starts = np.array(draw(st.lists(SMALL, min_size=count, max_size=count)), np.int64)
     items = Items(decodes, starts, tuple(draw(st.lists(chunks(), max_size=3))), drafts)
     new = NewPages(slots, slots + 1, (slots + 2).astype(np.int32)) if draw(st.booleans()) else None
@@ -80,7 +85,7 @@ def same(first: Any, second: Any) -> bool:
 def as_others_see(item: Item) -> tuple[Any, ...]:
     num_targets = None if item.targets is None else len(item.targets)
     whole = (item.slot, item.start, item.count, item.tokens, item.emit, item.targets_at)
-    return (*whole, num_targets, item.hidden_states, item.pooling)
+    return (*whole, num_targets, item.hidden_states, item.pooling, item.page_row)
 
 
 @given(st.lists(plans(), min_size=1, max_size=3), st.booleans())
@@ -136,7 +141,7 @@ def test_every_field_is_known_here() -> None:
     admission = "rid slot sampling prompt_ids output_ids embeds media rope_ids processor adapter"
     assert Admission.__struct_fields__ == (*admission.split(), "adapter_start")
     item = "rid slot start count tokens emit logprobs targets_at targets hidden_states pooling"
-    assert Item.__struct_fields__ == tuple(item.split())
+    assert Item.__struct_fields__ == (*item.split(), "page_row")
     plan = "index items admissions releases pages feature_data new_pages copies draft_lens"
     assert StepPlan.__struct_fields__ == tuple(plan.split())
 

@@ -17,7 +17,7 @@ from radixlm.config.execute import BUILT_ATTENTION, DUAL_CHUNK
 from radixlm.config.host import HostInfo
 from radixlm.config.option import options
 from radixlm.config.server_config import ServerConfig
-from radixlm.config.speculate import MAX_STEPS
+from radixlm.config.speculate import MAX_STEPS, MAX_TREE
 from radixlm.config.states import (
     check_states,
     compile_notes,
@@ -197,25 +197,37 @@ def adjust_adapters(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
         yield Change("max_loras_per_batch", 8, "default on cuda", is_minor=True)
 
 
+TREE_TOKENS = 8
+
+
 def fill_drafts(config: ServerConfig, host: HostInfo) -> Iterator[Change]:
-    """Lengths of drafts: of two that are set, the steps count. The automatic ones are SGLang's."""
+    """Lengths of drafts: of two that are set, the steps count. The automatic ones are SGLang's. A
+    tree has as many tokens as are set, or eight."""
     s = config.speculate
     algorithm, steps = s.speculative_algorithm, s.speculative_num_steps
     tokens = s.speculative_num_draft_tokens
     if algorithm is None or host.model is None:
         return
-    if tokens is not None and (steps is None or algorithm == "NGRAM"):
+    branches = s.speculative_eagle_topk or 1
+    is_tree = branches > 1 and algorithm != "NGRAM"
+    if tokens is not None and (steps is None or algorithm == "NGRAM") and not is_tree:
         steps = max(1, tokens - 1)
         yield Change("speculative_num_steps", steps, "the draft tokens but the first")
     elif steps is None:
         table = load("radixlm.arch.registry:DRAFT_STEPS").get(host.model.get("architecture", ""), 5)
         steps = {"STANDALONE": 3, "NGRAM": 11}.get(algorithm, table)
         yield Change("speculative_num_steps", steps, f"where {algorithm} starts")
-        yield Change("speculative_adaptive", True, "no length of drafts is set")
+        if tokens is None:
+            yield Change("speculative_adaptive", True, "no length of drafts is set")
     if steps > MAX_STEPS:
         steps = MAX_STEPS
         yield Change("speculative_num_steps", steps, "the longest draft")
-    if tokens != steps + 1:
+    if is_tree:
+        most = 1 + branches + (steps - 1) * branches * branches
+        size = min(max(tokens or TREE_TOKENS, 2), most, MAX_TREE)
+        if tokens != size:
+            yield Change("speculative_num_draft_tokens", size, "the tree and the token before it")
+    elif tokens != steps + 1:
         yield Change("speculative_num_draft_tokens", steps + 1, "the draft and the token before it")
 
 

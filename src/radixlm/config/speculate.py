@@ -16,7 +16,9 @@ _ALGORITHM = ("speculative_algorithm",)
 _DETAIL = Flag(part_of=_ALGORITHM)
 _COUNT = Flag(within=POSITIVE, part_of=_ALGORITHM)
 _LOSSY = "an acceptance that changes answers: at 1.0 they are those of a run without drafts"
-_CHAIN = "a draft is a chain of tokens: a tree costs more rows than it saves steps"
+_CHAIN = "NGRAM drafts chains of tokens"
+MAX_TREE = 64
+"""Most tokens of a tree of drafts: a row of logits each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -58,12 +60,13 @@ class SpeculateConfig(Group):
     ] = None
     speculative_eagle_topk: Annotated[
         int | None,
-        "Branches of each draft step; read as 1.",
-        Flag(within=POSITIVE, state="no-op", why=_CHAIN),
+        "Tokens that a draft model tries behind each of as many drafts of a step; above 1, drafts "
+        "are trees.",
+        Flag(within=POSITIVE, part_of=_ALGORITHM),
     ] = None
     speculative_num_draft_tokens: Annotated[
         int | None,
-        "Tokens that are verified together: the draft and the token before it.",
+        "Tokens that are verified together: the draft, a chain or a tree, and the token before it.",
         _COUNT,
     ] = None
     speculative_accept_threshold_single: Annotated[

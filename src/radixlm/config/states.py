@@ -88,7 +88,7 @@ def draft_notes(config: ServerConfig) -> Iterator[str]:
     algorithm = config.speculate.speculative_algorithm
     for name, option in options().items() if algorithm is not None else ():
         is_ngram = name.startswith("speculative_ngram_")
-        others = not is_ngram and name.startswith("speculative_draft_model_path")
+        others = name in ("speculative_draft_model_path", "speculative_eagle_topk")
         is_idle_here = is_ngram if algorithm != "NGRAM" else others
         if is_idle_here and is_set(option, config.value(name)):
             yield f"{option.dashed} has no effect: --speculative-algorithm is {algorithm}"

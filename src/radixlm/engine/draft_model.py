@@ -23,7 +23,7 @@ from radixlm.base.errors import CheckpointError, ConfigError
 from radixlm.base.record import Record, replace
 from radixlm.base.units import format_bytes
 from radixlm.config.server_config import ServerConfig
-from radixlm.engine.drafting import verifies_drafts
+from radixlm.engine.drafting import tree_shape, verifies_drafts, why_chains
 from radixlm.engine.located import tokenizer_folder
 from radixlm.engine.model_info import ASSETS, ZOO, ModelInfo, find_model
 from radixlm.kernels.dispatch import Kernels
@@ -37,6 +37,7 @@ from radixlm.models.shadow import Shadow
 from radixlm.quant.checkpoint import checkpoint_quant
 from radixlm.quant.load_time import make_scheme
 from radixlm.quant.scheme import Scheme
+from radixlm.speculative.trees import TreeShape
 from radixlm.step.batch import HiddenNeeds
 from radixlm.text.tokenizer import load_tokenizer
 from radixlm.weights.dummy import checkpoint_dtype
@@ -68,6 +69,11 @@ class LoadedDraft(Record, eq=False):
     renew: Callable[[WeightsSource], Callable[[], None]]
     # further modules, each of which drafts one token further than the one before
     later: tuple[tuple[DraftModel, AttentionBackend], ...] = ()
+    tree: TreeShape | None = None  # what it drafts; None: chains
+
+    def num_branch_pages(self, page_size: int) -> int:
+        """Pages of its pools besides those of the target's."""
+        return 0 if self.tree is None else self.tree.num_pages(page_size)
 
     @property
     def roots(self) -> list[Module]:
@@ -119,7 +125,12 @@ def load_draft(
     log.info("drafts of %s (%s): weights %s", folder.name, algorithm, format_bytes(num_bytes))
     num_ids = min(net.decoder.vocab, info.decoder.vocab) if net.needs is None else 0
     own = tuple(zip(later, others, strict=True))
-    return LoadedDraft(net, attn, num_ids or info.decoder.vocab, num_bytes, fill, renew, own)
+    num_ids = num_ids or info.decoder.vocab
+    branches, modules = config.speculate.speculative_eagle_topk or 1, 1 + len(own)
+    if branches > 1 and (reason := why_chains(config, info.decoder, modules)):
+        log.warning("--speculative-eagle-topk %d is read as 1: %s", branches, reason)
+    tree = tree_shape(config, info.decoder, modules)
+    return LoadedDraft(net, attn, num_ids, num_bytes, fill, renew, own, tree)
 
 
 def shares_head(config: ServerConfig) -> bool:

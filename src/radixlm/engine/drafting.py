@@ -20,6 +20,7 @@ from radixlm.speculative.corpus import read_corpus, tokens_of
 from radixlm.speculative.costs import CostTable
 from radixlm.speculative.lengths import DraftLength
 from radixlm.speculative.ngram import NgramDrafter, NgramOptions
+from radixlm.speculative.trees import TreeShape
 from radixlm.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ LoadTokenizer = Callable[[], Tokenizer] | None
 # cost of one token more in a step, over that of one token, before it was measured; and of a step of
 # a draft model
 CPU_SLOPE, GPU_SLOPE, DRAFT_SHARE = 0.08, 0.002, 0.1
+MAX_PATHS = 256  # further paths of trees of drafts in a step
 OWN_DRAFTS = 7  # of requests that draft by themselves (a prediction, a grammar)
 
 
@@ -48,6 +50,28 @@ def verifies_drafts(config: ServerConfig, decoder: Decoder) -> bool:
     not on a GPU, where they run in chunks."""
     has_states = any(block.state is not None for block in decoder.blocks)
     return not (has_states and config.execute.device == "cuda")
+
+
+def tree_shape(config: ServerConfig, decoder: Decoder, modules: int = 1) -> TreeShape | None:
+    """The trees of the draft model; None where it drafts chains. ``modules``: that draft."""
+    s, branches = config.speculate, config.speculate.speculative_eagle_topk or 1
+    if branches == 1 or not s.uses_device_drafter or why_chains(config, decoder, modules):
+        return None
+    return TreeShape(branches, (s.speculative_num_draft_tokens or 2) - 1, s.max_drafts)
+
+
+def why_chains(config: ServerConfig, decoder: Decoder, modules: int) -> str:
+    """Why a draft model cannot draft trees, or ""."""
+    if any(block.state is not None for block in decoder.blocks):
+        return "a recurrent state is that of one path"
+    if config.parallel.pp_size > 1:
+        return "pipeline stages verify one path"
+    return "the draft has several modules" if modules > 1 else ""
+
+
+def max_paths(tree: TreeShape | None, max_running: int) -> int:
+    """Paths besides the first that a step verifies at most."""
+    return 0 if tree is None else min(MAX_PATHS, max_running * (tree.size - 1))
 
 
 def make_ngram(

@@ -7,7 +7,7 @@ from radixlm.attention.double_sparsity import DoubleSparsity
 from radixlm.base.record import replace
 from radixlm.config.observe import LOG_EVERY_S, LOG_STEPS
 from radixlm.config.server_config import ServerConfig
-from radixlm.engine.drafting import max_drafts
+from radixlm.engine.drafting import max_drafts, max_paths, tree_shape
 from radixlm.engine.memory import Pools
 from radixlm.engine.model_info import ModelInfo
 from radixlm.engine.rank_processes import topology_of
@@ -26,6 +26,7 @@ def limits_for_pools(pools: Pools, config: ServerConfig, info: ModelInfo) -> Lim
         limits,
         kv_layout=f"{pools.dtype}, pages of {pools.page_size}",
         max_drafts=max_drafts(config, overlap_depth(config, info), info.decoder),
+        max_paths=max_paths(tree_shape(config, info.decoder), limits.max_running),
     )
     if pools.states is None:
         return limits

@@ -137,6 +137,8 @@ def make_pools(
     for net, _ in draft.modules if draft else ():  # their pages are those of the full groups
         nbytes = sum(attn.page_nbytes(g, page_size, dtype) for g in net.kv_groups)
         page_bytes["full"] += attn_dp * nbytes
+        branch_bytes = nbytes * draft.num_branch_pages(page_size) if draft else 0
+        facts = replace(facts, weight_bytes=facts.weight_bytes + branch_bytes)
     if model.kv_groups or draft:
         sizes = pool_sizes(facts, page_bytes["full"], page_bytes["window"], page_size, share)
     else:  # without keys and values, pages take no memory
@@ -166,6 +168,7 @@ def _make_draft_pools(
     """Allocate the pools of a draft model; their bytes."""
     if draft is None:
         return 0
+    num_pages += draft.num_branch_pages(page_size)
     pools = [
         attn.make_pool(group, num_pages, page_size, dtype)
         for net, attn in draft.modules

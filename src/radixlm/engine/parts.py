@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from radixlm.attention.base import AttentionBackend
 from radixlm.base.deferred import TORCH_SHAPES, run_deferred
 from radixlm.base.errors import CheckpointError
-from radixlm.base.record import Record
+from radixlm.base.record import Record, replace
 from radixlm.config.server_config import ServerConfig
 from radixlm.distributed.record import ExpertRecorder
 from radixlm.engine.adapters import AdapterLoader
@@ -88,7 +88,8 @@ def make_runner(
     spaces = tuple(int(has_windows and g.name == "window") for g in model.kv_groups)
     where, is_shared = device.where, device.is_synchronous
     num_spaces = 1 + has_windows
-    tables = DeviceTables(num_slots, max_pages, num_spaces, where, is_shared, limits.max_drafts)
+    sizes = num_slots, max_pages, num_spaces
+    tables = DeviceTables(*sizes, where, is_shared, limits.max_drafts, limits.max_paths)
     sampling = SamplingTable(num_slots, info.decoder.vocab, where)
     detects = is_shared or config.execute.enable_nan_detection
     runner_parts = RunnerParts(
@@ -117,6 +118,8 @@ def make_runner(
         detect_bad=detects,
         max_drafts=limits.max_drafts,
         draft_widths=draft_widths(limits.max_drafts) if has_drafter else (),
+        max_paths=limits.max_paths,
+        tree_size=parts.draft.tree.size if parts.draft and parts.draft.tree else 0,
         profiler=parts.profiler,
     )
     pipeline = model.pipeline if isinstance(model, DecoderModel) else None
@@ -139,8 +142,10 @@ def _drafter(
     groups = ONE_GROUP
     if num_groups > 1:
         groups = PageGroups(tables.num_slots // num_groups, num_pages)
-    size, num_ids = limits.page_size, draft.num_ids
-    return ModelDrafter(draft.net, draft.attn, tables, size, num_ids, draft.later, groups)
+    size, num_ids, tree = limits.page_size, draft.num_ids, draft.tree
+    if tree is not None:
+        tree = replace(tree, first_page=num_groups * num_pages)
+    return ModelDrafter(draft.net, draft.attn, tables, size, num_ids, draft.later, groups, tree)
 
 
 def _pooler(model: Model, media: EncoderCache | None) -> Pooler:

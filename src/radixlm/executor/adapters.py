@@ -61,7 +61,7 @@ class AdapterTable:
         same requests get the same object."""
         if not self._num_used:
             return None
-        is_repeated = not items.prefills and items.num_tokens == len(items.decodes.slots)
+        is_repeated = not items.others and items.num_tokens == len(items.decodes.slots)
         if is_repeated and self._kept[0] is items.decodes:
             return self._kept[1]
         rows = self._make(items)
@@ -78,10 +78,10 @@ class AdapterTable:
         counts = np.ones(len(of_item), np.int64)
         if items.drafts is not None:
             counts[: len(items.starts)] += items.drafts.lens
-        counts[len(items.decodes.slots) :] = [item.count for item in items.prefills]
+        counts[len(items.decodes.slots) :] = [item.count for item in items.others]
         of_token = np.repeat(of_item, counts)
-        first = len(of_token) - sum(item.count for item in items.prefills)
-        for item in items.prefills:
+        first = len(of_token) - sum(item.count for item in items.others)
+        for item in items.others:
             of_token[
                 first : first + np.clip(self._start[item.slot] - item.start, 0, item.count)
             ] = NONE
@@ -90,5 +90,5 @@ class AdapterTable:
         return self._kernels.lora_rows([self._adapters[n] for n in known], adapter_T)
 
     def _numbers(self, items: Items) -> NDArray[np.int64]:
-        slots = np.append(items.decodes.slots, [item.slot for item in items.prefills])
+        slots = np.append(items.decodes.slots, [item.slot for item in items.others])
         return self._by_slot[slots.astype(np.int64)]

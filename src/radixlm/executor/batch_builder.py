@@ -145,14 +145,14 @@ class BatchBuilder:
 
     def draft_rows(self, shape: StepShape) -> DraftRows | None:
         """The rows of logits of a step with drafts."""
-        if shape.first_N1 is None:
+        if shape.first_A1 is None:
             return None
         rows, buffer = shape.num_rows, self._buffer
         next_R, slots_R = (
             buffer.field(one, rows).long() for one in (layout.NEXT_TOKEN, layout.SAMPLE_SLOT)
         )
         ids_R = self._known(buffer.tokens(shape)[next_R.clamp(min=0)].long(), slots_R)
-        return DraftRows(shape.first_N1, torch.where(next_R < 0, -1, ids_R))
+        return DraftRows(shape.first_A1, torch.where(next_R < 0, -1, ids_R), shape.owners_P)
 
     def _locate(
         self, slots_S: Tensor, slots_T: Tensor, positions_T: Tensor, max_kv_len: int

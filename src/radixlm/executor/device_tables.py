@@ -39,6 +39,7 @@ class DeviceTables:
 
     One slot more than ``num_slots``, the dummy slot, is for rows that pad a step to the size of a
     graph. Its pages are all page 0, which no request uses: its rows write there and read nothing.
+    The ``max_paths`` rows of the page tables behind it are for further paths of drafts.
     """
 
     def __init__(
@@ -49,20 +50,21 @@ class DeviceTables:
         device: torch.device,
         is_shared: bool = True,
         max_drafts: int = 0,
+        max_paths: int = 0,
     ) -> None:
         """``is_shared``: the device is the host, and reads the host's tables."""
         self.device, self.is_shared = device, is_shared
         self.num_slots, self.max_pages = num_slots, max_pages
-        self.pages: NDArray[np.int32] = np.zeros((num_spaces, num_slots + 1, max_pages), np.int32)
+        rows = num_slots + 1 + max_paths
+        self.pages: NDArray[np.int32] = np.zeros((num_spaces, rows, max_pages), np.int32)
         self.prompt_len: NDArray[np.int32] = np.zeros(num_slots + 1, np.int32)
         if is_shared:
             self.device_pages = torch.from_numpy(self.pages)
         else:
             self.device_pages = torch.zeros(self.pages.shape, dtype=torch.int32, device=device)
-        shape = 1 + max_drafts, num_slots + 1
-        self.known = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.known = torch.zeros((1 + max_drafts, rows), dtype=torch.int64, device=device)
         self.next_token = self.known[0]
-        self.num_refused = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
+        self.num_refused = torch.zeros(rows, dtype=torch.int32, device=device)
         self.states: list[SlotInputs | None] = [None] * num_slots
         self.num_with_extras = 0  # slots with inputs besides token ids
         self._changed: list[NDArray[np.int64]] = []
@@ -91,7 +93,7 @@ class DeviceTables:
         end = update.first + len(update.pages)
         self.pages[update.group, update.slot, update.first : end] = update.pages
         if not self.is_shared:
-            row = (update.group * (self.num_slots + 1) + update.slot) * self.max_pages
+            row = (update.group * self.pages.shape[1] + update.slot) * self.max_pages
             self._changed.append(np.arange(row + update.first, row + end))
 
     def add(self, new: NewPages) -> None:
@@ -99,6 +101,14 @@ class DeviceTables:
         self.pages[0, new.slots, new.columns] = new.pages
         if not self.is_shared:
             self._changed.append(new.slots * self.max_pages + new.columns)
+
+    def adopt(self, slot: int, page_row: int, first: int, end: int) -> None:
+        """The columns [first, end) of a slot are those of a path of its drafts from now on, as the
+        scheduler will say too."""
+        self.pages[:, slot, first:end] = self.pages[:, page_row, first:end]
+        if not self.is_shared:
+            own = self.device_pages
+            own[:, slot, first:end] = own[:, page_row, first:end]
 
     def changes(self) -> NDArray[np.int64]:
         """Indices into the flat tables that were written since the last call. An index may come

@@ -125,8 +125,10 @@ class DraftEntries:
             return
         chunks = [item for item in items.prefills if item.pooling is None]
         num, is_chunk = len(items.starts), [item.pooling is None for item in items.prefills]
-        firsts_S = batch.query_start_S1[: len(items)].cpu().numpy()
-        firsts_S = np.append(firsts_S[:num], firsts_S[num:][is_chunk]).astype(np.int64)
+        firsts_S = batch.query_start_S1.cpu().numpy()
+        of_decodes = firsts_S[tail.sequences_R[:num].cpu().numpy()]  # of the paths that were right
+        of_chunks = firsts_S[num : len(items) - len(items.paths)][is_chunk]
+        firsts_S = np.append(of_decodes, of_chunks).astype(np.int64)
         slots_S = np.append(items.decodes.slots, [one.slot for one in chunks]).astype(np.int64)
         starts_S = np.append(items.starts, [one.start for one in chunks]).astype(np.int64)
         accepted_S = tail.num_accepted_R[:num].cpu().numpy()

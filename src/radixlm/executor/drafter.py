@@ -29,7 +29,8 @@ from radixlm.step.plan import Int32Array, Items, PageCopy
 
 class StepTail:
     """A step after sampling, on the device. One row for each item that emits, in their order;
-    ``sequences_R`` (int64) is its sequence in the batch. Each tensor is made when it is asked for.
+    ``sequences_R`` (int64) is its sequence in the batch, or the path of drafts that gave its
+    tokens. Each tensor is made when it is asked for.
 
     slots_R          int64
     last_R           int64: index into T of the last place whose token is known: of a decode row
@@ -50,15 +51,18 @@ class StepTail:
     @cached_property
     def sequences_R(self) -> Tensor:
         emits = np.ones(len(self.items), np.bool_)
-        emits[len(self.items.starts) :] = [item.emit for item in self.items.prefills]
-        return self._on_device(np.flatnonzero(emits))
+        emits[len(self.items.starts) :] = [item.emit for item in self.items.others]
+        sequences_A, accepted = self._on_device(np.flatnonzero(emits)), self._step.accepted
+        if accepted is None or accepted.chosen_N is None:
+            return sequences_A
+        return sequences_A[accepted.chosen_N]
 
     @cached_property
     def num_accepted_R(self) -> Tensor:
-        counts_N, num = self._step.counts_N, self._step.shape.num_results
-        if counts_N is None:
+        accepted, num = self._step.accepted, self._step.shape.num_results
+        if accepted is None:
             return torch.zeros(num, dtype=torch.int64, device=self._tables.device)
-        return counts_N - 1
+        return accepted.counts_N - 1
 
     @cached_property
     def slots_R(self) -> Tensor:
@@ -75,7 +79,7 @@ class StepTail:
     @cached_property
     def next_tokens_R(self) -> Tensor:
         sampled_N = self._step.sampled_N
-        if self._step.counts_N is None and sampled_N is not None:
+        if self._step.accepted is None and sampled_N is not None:
             return sampled_N[: self._step.shape.num_results].long()
         return self._tables.next_token[self.slots_R]
 
@@ -83,10 +87,9 @@ class StepTail:
         """A field of each sequence's last accepted row of logits, or of its first."""
         step = self._step
         values = step.inputs.buffer.field(field, step.shape.num_rows).long()
-        if step.shape.first_N1 is None or step.counts_N is None:
+        if step.accepted is None:
             return values
-        first_R = self._on_device(step.shape.first_N1[:-1])
-        return values[first_R + self.num_accepted_R * is_last]
+        return values[step.first_rows(values.device) + self.num_accepted_R * is_last]
 
     def _on_device(self, numbers: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(numbers).to(self._tables.device, non_blocking=True)
@@ -94,10 +97,12 @@ class StepTail:
 
 class DeviceProposals(Record, eq=False):
     """Drafted tokens for the next step: int64 [R, K] and their survival, float32 [R, K]; of row r
-    the first ``lens_R[r]`` count."""
+    the first ``lens_R[r]`` count. Of trees, those that are not negative count, and ``parents_RK``
+    (int64) tells the draft before each, as in ``Proposals``."""
 
     tokens_RK: Tensor
     survival_RK: Tensor
+    parents_RK: Tensor | None = None
 
 
 class DeviceDrafter(Protocol):

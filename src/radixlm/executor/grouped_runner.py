@@ -225,20 +225,23 @@ class GroupedRunner(Runner):
             own = drafts.tokens
             if own is not None:
                 own = own[np.repeat(is_own, drafts.lens)]
-            drafts = Drafts(drafts.lens[index], own) if len(index) else None
+            paths = tuple(path for path in drafts.paths if self._is_own(path.slot))
+            drafts = Drafts(drafts.lens[index], own, paths=paths) if len(index) else None
         prefills = tuple(item for item in items.prefills if self._is_own(item.slot))
         return Items(self._own_decodes[1], items.starts[index], prefills, drafts)
 
     def _set_order(self, items: Items) -> None:
         """Tell the model and its layers which rows come from which group."""
-        prefills, num = items.prefills, self._groups.num_groups
-        slots = np.append(items.decodes.slots, [item.slot for item in prefills]).astype(np.int64)
+        others, num = items.others, self._groups.num_groups
+        slots = np.append(items.decodes.slots, [item.slot for item in others]).astype(np.int64)
         counts = np.ones(len(items), np.int64)
         if items.drafts is not None:
             counts[: len(items.starts)] += items.drafts.lens
         rows = counts.copy()
-        counts[len(items.starts) :] = [item.count for item in prefills]
-        rows[len(items.starts) :] = [item.emit for item in prefills]
+        counts[len(items.starts) :] = [item.count for item in others]
+        rows[len(items.starts) :] = [
+            item.emit if item.page_row < 0 else item.count for item in others
+        ]
         groups = slots // self._per_group
         self._grouped.tokens = tokens = _Order(groups, counts, num)
         self._grouped.rows = _Order(groups, rows, num)

@@ -23,12 +23,13 @@ from torch import Tensor
 
 from radixlm.base.record import Record
 from radixlm.executor.device_tables import DeviceTables
+from radixlm.executor.draft_draws import Draw
 from radixlm.executor.draft_entries import DraftEntries, Int64Array, PageGroups, ranges
+from radixlm.executor.draft_trees import DraftTrees
 from radixlm.executor.drafter import DeviceProposals, StepTail
 from radixlm.pools.group import KvGroup
 from radixlm.pools.pool import KvPool
-from radixlm.sampling.noise import draw_keys, gumbel_noise
-from radixlm.sampling.table import SlotState
+from radixlm.speculative.trees import TreeShape
 from radixlm.step.batch import ForwardBatch, HiddenNeeds
 from radixlm.step.plan import Int32Array, Items, PageCopy
 
@@ -97,7 +98,8 @@ class ModelDrafter:
     """``attn`` has the draft's own pools, whose pages are those of the target's page space 0.
     ``num_ids``: target tokens from this id on are never proposed. ``later``: further modules with
     their attention. Module m reads the hidden states that module m - 1 leaves, and its entry of
-    token i those of token i - 1; it drafts one token further (arXiv:2412.19437, section 2.2)."""
+    token i those of token i - 1; it drafts one token further (arXiv:2412.19437, section 2.2).
+    ``tree``: it drafts trees of this shape; only without further modules."""
 
     def __init__(
         self,
@@ -108,6 +110,7 @@ class ModelDrafter:
         num_ids: int,
         later: Sequence[tuple[DraftNet, Any]] = (),
         groups: PageGroups = ONE_GROUP,
+        tree: TreeShape | None = None,
     ) -> None:
         self.net, self._tables, self._groups = net, tables, groups
         self._modules = ((net, attn), *later)
@@ -118,6 +121,10 @@ class ModelDrafter:
         self.pools: Sequence[KvPool] = [pool for _, one in self._modules for pool in one.pools]
         self._entries = DraftEntries(tables, page_size, self.hidden is not None, groups)
         self._num_rounds = self._num_accepted = 0
+        self._trees: DraftTrees | None = None
+        if tree is not None:
+            assert not later, "a tree needs one module"
+            self._trees = DraftTrees(tree, page_size, self._entries, self.pools, self._step)
 
     @property
     def filled_pages(self) -> set[int]:
@@ -315,7 +322,10 @@ class ModelDrafter:
         assert output is not None, "each row has a new token"
         ends = entries.done[slots]
         states = [tail.sampling.states[slot] for slot in slots.tolist()]
-        draw = Draw(states, self.net, self._num_ids)
+        draw = Draw(states, self.net.target_ids_V, self._num_ids)
+        if self._trees is not None:
+            parts = self._trees.grow(slots, lens, self._tables_of(slots, ends + most), output, draw)
+            return self._proposed(parts, order_R, len(lens_R))
         at_KR = ends + np.arange(most)[:, None]
         store_KR = entries.places(slots, np.minimum(at_KR, ends + lens - 1))
         table_SP = self._tables_of(slots, ends + most)
@@ -335,60 +345,46 @@ class ModelDrafter:
                 module = depth + 1
                 output = self._further(module, output, drafted, num)
                 continue
-            at, row = at_KR[depth, :num], np.arange(num + 1)
-            places = Places(at, store_KR[depth, :num], at + 1, row, row[:-1])
-            batch = self._batch(module, places, table_SP[:num], slots[:num])
-            batch.token_ids_T = self._fed(tokens_R[:num])
             hidden_RD = output.hidden_RD
             if hidden_RD is not None:
                 hidden_RD = hidden_RD[:num]
-            output = self._modules[module][0].draft_step(batch, hidden_RD)
+            at, store = at_KR[depth, :num], store_KR[depth, :num]
+            rows = table_SP[:num], slots[:num], tokens_R[:num]
+            output = self._step(at, store, *rows, hidden_RD, module)
         self._finish(module, output, drafted)
         tokens_RK[index_R] = drafted.tokens_RK
         if self.hidden is None:  # the entries of all but the last draft depend on tokens only
             entries.drafted(slots, ends + lens - 1)
         return DeviceProposals(tokens_RK, survival_RK)
 
+    def _step(
+        self,
+        at_R: Int64Array,
+        store_R: Int64Array,
+        table_RP: Tensor,
+        slots_R: Int64Array,
+        tokens_R: Tensor,
+        hidden_RD: Tensor | None,
+        module: int = 0,
+    ) -> DraftOutput:
+        """What follows one token of each row, whose entry is stored."""
+        row = np.arange(len(at_R) + 1)
+        places = Places(at_R, store_R, at_R + 1, row, row[:-1])
+        batch = self._batch(module, places, table_RP, slots_R)
+        batch.token_ids_T = self._fed(tokens_R)
+        return self._modules[module][0].draft_step(batch, hidden_RD)
 
-class Draw:
-    """Draws drafts: for slots with these sampling parameters."""
-
-    def __init__(self, states: Sequence[SlotState | None], net: DraftNet, num_ids: int) -> None:
-        self._ids_V, self._num_ids = net.target_ids_V, num_ids
-        heats = [1.0 if s is None or s.is_greedy else max(s.temperature, 1e-3) for s in states]
-        self._heat_R1: Tensor | None = None
-        if any(heat != 1.0 for heat in heats):
-            self._heat_R1 = torch.tensor(heats)[:, None]
-        self._noisy = [
-            (row, s.seed, sharpness(heats[row]))
-            for row, s in enumerate(states)
-            if s is not None and heats[row] > 1.0
-        ]
-
-    def __call__(self, logits_RV: Tensor, positions_R: Tensor) -> tuple[Tensor, Tensor]:
-        """The target's ids of the tokens drafted for ``positions_R``, and the chance of each; of
-        the first rows, as many as there are logits."""
-        ids_V, num = self._ids_V, len(logits_RV)
-        if ids_V is None:
-            logits_RV = logits_RV[:, : self._num_ids]
-        if self._heat_R1 is not None:
-            logits_RV = logits_RV / self._heat_R1[:num].to(logits_RV.device)
-        highest_R, tokens_R = logits_RV.max(-1)
-        noisy = [one for one in self._noisy if one[0] < num]
-        if noisy:
-            rows_N, seeds_N = logits_RV.new_tensor([one[:2] for one in noisy], dtype=torch.int64).T
-            sharp_N1 = logits_RV.new_tensor([[one[2]] for one in noisy])
-            count = logits_RV.shape[1]
-            ids_1V = (torch.arange(count, device=rows_N.device) if ids_V is None else ids_V)[None]
-            noise_NV = gumbel_noise(draw_keys(seeds_N, positions_R[rows_N]), ids_1V.int())
-            tokens_R[rows_N] = (logits_RV[rows_N] * sharp_N1 + noise_NV).argmax(-1)
-            highest_R = logits_RV.gather(1, tokens_R[:, None])[:, 0]
-        chance_R = torch.exp(highest_R - torch.logsumexp(logits_RV, -1))
-        return (tokens_R if ids_V is None else ids_V[tokens_R]), chance_R
-
-
-def sharpness(temperature: float) -> float:
-    """What a drafter's logits over the temperature are multiplied with before the target's noise
-    joins them: the less the noise decides, the surer the drafter should be. Up to temperature 1 it
-    drafts the most probable token."""
-    return 2.0 if temperature <= 2.0 else 1.0
+    def _proposed(
+        self, parts: Sequence[tuple[NDArray[Any], ...]], order_R: Int64Array, num_rows: int
+    ) -> DeviceProposals:
+        """Trees of the rows ``order_R``."""
+        assert self._trees is not None
+        size = self._trees.shape.size
+        tokens_RK, parents_RK = (np.full((num_rows, size), -1) for _ in range(2))
+        survival_RK, begin = np.zeros((num_rows, size)), 0
+        for tokens, survival, parents in parts:
+            index = order_R[begin : begin + len(tokens), None], np.arange(tokens.shape[1])
+            tokens_RK[index], survival_RK[index], parents_RK[index] = tokens, survival, parents
+            begin += len(tokens)
+        survival_put = self._put(survival_RK, torch.float32)
+        return DeviceProposals(self._put(tokens_RK), survival_put, self._put(parents_RK))

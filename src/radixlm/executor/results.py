@@ -1,12 +1,13 @@
 """ResultReader: turns what a step left on the device into the results of its items.
 
-Legend: R rows with logits, T tokens, D model width.
+Legend: R rows with logits, T tokens, D model width, N sequences with results, A with logits (of
+further paths of drafts too).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,7 +25,7 @@ from radixlm.executor.step_layout import StepShape
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.sampling import logprobs as lp
 from radixlm.sampling.cuda import DeviceLogprobs
-from radixlm.sampling.drafts import DraftRows
+from radixlm.sampling.drafts import Accepted, DraftRows
 from radixlm.sampling.table import SamplingTable, SlotState
 from radixlm.step.batch import ForwardBatch
 from radixlm.step.plan import Int32Array, Item, Items, StepPlan
@@ -50,7 +51,9 @@ class StepHandle:
     """A launched step. Its tensors are valid once the device has computed them.
 
     sampled_N  int32: R tokens, R marks of rows that are not finite, with drafts the tokens that
-               each sequence produced, then the drafter's tokens and the bits of their survival
+               each sequence produced, and with further paths which of them gave these; then the
+               drafter's tokens and the bits of their survival, and of trees the parents
+    tree_size  drafts of a tree of the drafter; 0: it drafts chains
     """
 
     plan: StepPlan
@@ -60,7 +63,7 @@ class StepHandle:
     lora: LoraRows | None = None  # tokens with adapters
     batch: ForwardBatch | None = None  # for the drafter
     drafts: DraftRows | None = None
-    counts_N: Tensor | None = None
+    accepted: Accepted | None = None
     hidden_TD: Tensor | None = None  # only where an item asks for more than tokens
     logits_RV: Tensor | None = None
     sampled_N: Tensor | None = None
@@ -70,43 +73,75 @@ class StepHandle:
     token_copy: AsyncCopy | None = None  # of sampled_N to the host
     launched_s: float = 0.0  # when the model was launched, monotonic
     done: Event | None = None  # behind the hidden states, where an item wants them
+    tree_size: int = 0
 
     @property
-    def num_proposed(self) -> int:
-        """Tokens that the drafter proposes after the step, refused lengths included."""
+    def proposed_shape(self) -> tuple[int, int, int]:
+        """Numbers that the drafter gives of a draft, rows, and drafts of each; drafts that are not
+        wanted included. (0, 0, 0): it proposes nothing."""
         lens = self.plan.draft_lens
-        return 0 if lens is None else len(lens) * int(lens.max(initial=0))
+        most = 0 if lens is None else int(lens.max(initial=0))
+        if lens is None or not most:
+            return 0, 0, 0
+        return (3, len(lens), self.tree_size) if self.tree_size else (2, len(lens), most)
+
+    @property
+    def num_counted(self) -> int:
+        """Numbers that tell how many of the rows of logits stand."""
+        if self.shape.first_A1 is None:
+            return 0
+        return self.shape.num_results * (1 if self.shape.owners_P is None else 2)
+
+    def first_rows(self, device: torch.device) -> Tensor:
+        """The first row of logits of each result, with drafts: int64 [N]."""
+        assert self.shape.first_A1 is not None
+        first_A = torch.from_numpy(self.shape.first_A1[:-1]).to(device, non_blocking=True)
+        chosen_N = None if self.accepted is None else self.accepted.chosen_N
+        return first_A if chosen_N is None else first_A[chosen_N]
 
 
 class _SampledRows(Record, eq=False):
-    """``tokens`` and ``is_bad`` [R] (or empty: none is) by row of logits. With drafts, sequence n
-    has the rows from ``first_N1[n]`` on, of which ``counts_N[n]`` gave a token; else it has row
-    n."""
+    """``tokens`` and ``is_bad`` [R] (or empty: none is) by row of logits. With drafts, the rows of
+    sequence n are the ``counts_N[n]`` from ``first_N[n]`` on; else it has row n. ``winners``: by
+    sequence, further paths of drafts that gave its tokens."""
 
     tokens: Int32Array
     is_bad: Int32Array
-    first_N1: NDArray[np.int64] | None
+    first_N: NDArray[np.int64] | None
     counts_N: Int32Array | None
-
-    def first_row(self, number: int) -> int:
-        """The first row of a sequence."""
-        return number if self.first_N1 is None else int(self.first_N1[number])
+    winners: Mapping[int, int]
 
     def rows_of(self, number: int) -> range:
         """The rows of a sequence that gave a token."""
-        first, count = self.first_row(number), 1
-        if self.counts_N is not None:
-            count = int(self.counts_N[number])
-        return range(first, first + count)
+        if self.first_N is None or self.counts_N is None:
+            return range(number, number + 1)
+        first = int(self.first_N[number])
+        return range(first, first + int(self.counts_N[number]))
 
 
 def _proposals(step: StepHandle, proposed: Int32Array) -> Proposals:
-    """What the drafter has written behind a step's tokens: [rows, K] tokens, then survivals."""
+    """What the drafter has written behind a step's tokens: [rows, K] tokens, then survivals, and of
+    trees parents."""
     lens = step.plan.draft_lens
     assert lens is not None
-    tokens_RK, bits_RK = proposed.reshape(2, len(lens), -1)
+    tokens_RK, bits_RK, *rest = proposed.reshape(step.proposed_shape)
     is_in_RK = np.arange(tokens_RK.shape[1]) < lens[:, None]
-    return Proposals(lens, tokens_RK[is_in_RK], bits_RK.view(np.float32)[is_in_RK])
+    if rest:
+        is_in_RK, lens = tokens_RK >= 0, np.count_nonzero(tokens_RK >= 0, axis=1).astype(np.int32)
+    survival = bits_RK.view(np.float32)[is_in_RK]
+    return Proposals(lens, tokens_RK[is_in_RK], survival, rest[0][is_in_RK] if rest else None)
+
+
+def _sampled_rows(
+    step: StepHandle, tokens: Int32Array, is_bad: Int32Array, counted: Int32Array
+) -> _SampledRows:
+    """The rows that gave tokens; ``counted``: what tells how many stand, and of which path."""
+    first_A1, num = step.shape.first_A1, step.shape.num_results
+    if first_A1 is None:
+        return _SampledRows(tokens, is_bad, None, None, {})
+    chosen_N = counted[num:] if step.shape.owners_P is not None else np.arange(num)
+    winners = {n: int(chosen_N[n]) - num for n in np.flatnonzero(chosen_N >= num).tolist()}
+    return _SampledRows(tokens, is_bad, first_A1[chosen_N], counted[:num], winners)
 
 
 class ResultReader:
@@ -120,23 +155,21 @@ class ResultReader:
 
     def read(self, step: StepHandle) -> StepResult:
         """Wait for the step and return its results."""
-        rows, first_N1 = step.shape.num_rows, step.shape.first_N1
+        rows = step.shape.num_rows
         sampled = step.token_copy.wait() if step.token_copy is not None else _NO_IDS
         proposals = None
-        if step.num_proposed:
-            sampled, proposed = np.split(sampled, [-2 * step.num_proposed])
+        if num_proposed := math.prod(step.proposed_shape):
+            sampled, proposed = np.split(sampled, [-num_proposed])
             proposals = _proposals(step, proposed)
-        counts = None
-        if first_N1 is not None:
-            sampled, counts = np.split(sampled, [-step.shape.num_results])
-        tokens, is_bad = sampled[:rows], sampled[rows:]
+        end = len(sampled) - step.num_counted
+        is_bad = sampled[rows:end]
+        sampled_rows = _sampled_rows(step, sampled[:rows], is_bad, sampled[end:])
         if step.done is not None:
             step.done.wait()
         if isinstance(step.logprobs, DeviceLogprobs):  # copied before the tokens: they are there
             step.logprobs = step.logprobs.read()
         count = len(step.items.starts)
         prefills: list[ItemResult] = []
-        sampled_rows = _SampledRows(tokens, is_bad, first_N1, counts)
         if step.items.prefills:
             prefills = self._item_results(step, sampled_rows, count)
         detailed = {}
@@ -144,12 +177,15 @@ class ResultReader:
         if count and (has_more or step.failed or np.count_nonzero(is_bad)):
             decodes = self._item_results(step, sampled_rows, 0, count)
             detailed = {i: one for i, one in enumerate(decodes) if not one.is_only_tokens}
-        if first_N1 is None or counts is None:
-            return StepResult(tokens[:count], detailed, prefills, None, proposals)
-        lens, counts = np.diff(first_N1[: count + 1]), counts[:count]
-        is_kept = np.arange(first_N1[count]) < np.repeat(first_N1[:count] + counts, lens)
-        kept = tokens[: first_N1[count]][is_kept]
-        return StepResult(kept, detailed, prefills, counts, proposals)
+        first_N, counts_N = sampled_rows.first_N, sampled_rows.counts_N
+        if first_N is None or counts_N is None:
+            tokens = sampled_rows.tokens[:count]
+            return StepResult(tokens, detailed, prefills, None, proposals)
+        counts = counts_N[:count]
+        before = np.cumsum(counts) - counts
+        kept = np.repeat(first_N[:count] - before, counts) + np.arange(counts.sum())
+        tokens, winners = sampled_rows.tokens[kept], sampled_rows.winners
+        return StepResult(tokens, detailed, prefills, counts, proposals, winners)
 
     @torch.inference_mode()
     def _item_results(
@@ -158,18 +194,23 @@ class ResultReader:
         """The results of the items [first, end), or of the prefills, which begin at ``first``; all
         items before ``first`` are decodes."""
         results: list[ItemResult] = []
-        number = first  # of the sequences with logits
-        token_index = sampled.first_row(first)  # decodes have a row for each token
-        items = step.items.prefills if end is None else step.items[first:end]
+        number = first  # of the sequences with results
+        token_index, items = 0, step.items[first:end]
+        if end is None:
+            items = step.items.prefills
+            token_index = step.shape.num_tokens - sum(item.count for item in step.items.others)
         for item in items:
-            result, count = ItemResult(), item.count
+            result, count, at = ItemResult(), item.count, token_index
             if item.emit:
                 self._set_tokens(step, item, sampled, sampled.rows_of(number), result)
+                if (winner := sampled.winners.get(number)) is not None:
+                    rest = step.items.paths[winner:]
+                    at = step.shape.num_tokens - sum(path.count for path in rest)
                 number += 1
                 if item.tokens is None:
                     count = len(result.tokens)
             if item.targets is not None or item.hidden_states or item.pooling:
-                self._set_extras(step, item, token_index, count, result)
+                self._set_extras(step, item, at, count, result)
             if item.rid in step.failed:
                 result = step.failed[item.rid]
             token_index += item.count
@@ -259,7 +300,7 @@ class ResultReader:
         """Run the head where ``read`` does, for ranks that hold a part of it."""
         if step.hidden_TD is None:
             return
-        first = int(step.items.num_tokens) - sum(item.count for item in step.items.prefills)
+        first = int(step.items.num_tokens) - sum(item.count for item in step.items.others)
         for item in step.items.prefills:
             if item.targets is not None:
                 hidden, lora = self._rows_of(step, first, item.count)

@@ -10,6 +10,7 @@ Legend: R rows with logits, D model width, V vocabulary.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -40,6 +41,7 @@ from radixlm.executor.step_layout import SamplingParamTable, StepPacker
 from radixlm.executor.step_tail import DraftTail
 from radixlm.kernels.ops.lora import LoraRows
 from radixlm.pools.state import StatePool
+from radixlm.sampling.drafts import Accepted
 from radixlm.sampling.processors import LogitProcessors
 from radixlm.sampling.sampler import Sampler, find_bad
 from radixlm.sampling.table import SamplingTable
@@ -99,6 +101,8 @@ class RunnerOptions(Record):
     detect_bad      fail rows whose logits are not finite
     max_drafts      drafted tokens of a sequence that a step verifies at most
     draft_widths    tokens of the decode rows with drafts that get graphs
+    max_paths       further paths of drafts in a step at most
+    tree_size       drafts of a tree of the device's drafter; 0: it drafts chains
     """
 
     page_size: int
@@ -109,6 +113,8 @@ class RunnerOptions(Record):
     detect_bad: bool = True
     max_drafts: int = 0
     draft_widths: tuple[int, ...] = ()
+    max_paths: int = 0
+    tree_size: int = 0
     profiler: Profiler | None = None
 
 
@@ -128,10 +134,11 @@ class Runner:
         num_slots = self.tables.num_slots
         self.params = SamplingParamTable(num_slots, self.sampling.vocab_size)
         self.inputs = self._make_inputs(num_slots)
-        max_rows = num_slots * (1 + options.max_drafts)
+        max_rows = (num_slots + options.max_paths) * (1 + options.max_drafts)
         # steps that verify drafts have more rows of logits: buffers of their own
         self._draft_inputs = self._make_inputs(max_rows) if options.max_drafts else None
-        num_results = 2 * max_rows + num_slots * (1 + 2 * options.max_drafts)
+        num_proposed = 3 * options.tree_size or 2 * options.max_drafts
+        num_results = 2 * max_rows + num_slots * (2 + num_proposed)
         self._token_copies = [AsyncCopy(self.device, num_results) for _ in range(RING)]
         self._num_sampled_steps = 0
         self._reader = ResultReader(self.model, self.tables, self.sampling, self.pooler)
@@ -142,7 +149,8 @@ class Runner:
         self._tail, self.drafter = None, parts.drafter
         if parts.drafter is not None:
             has_states = parts.states is not None
-            self._tail = DraftTail(parts.drafter, self.tables, self.sampling, has_states)
+            size = options.page_size
+            self._tail = DraftTail(parts.drafter, self.tables, self.sampling, size, has_states)
 
     def _make_inputs(self, max_rows: int) -> StepInputs:
         options = self._options
@@ -193,7 +201,7 @@ class Runner:
         self, items: Items, feature_data: Mapping[str, Any], need_hidden: bool
     ) -> tuple[int, int]:
         """Rows of the graph that runs this step, and tokens of each; (0, 1) for none."""
-        if items.prefills or need_hidden or not self.graphs.sizes:
+        if items.others or need_hidden or not self.graphs.sizes:
             return 0, 1
         if self.states is not None or self.tables.num_with_extras or feature_data:
             return 0, 1
@@ -228,7 +236,10 @@ class Runner:
             assert self._draft_inputs is not None, "drafts in a runner of max_drafts 0"
             inputs = self._draft_inputs
         lora = None if self.adapters is None else self.adapters.rows(items)
-        step = StepHandle(plan, items, inputs.fill(items, size, width), inputs, lora)
+        step = StepHandle(
+            plan, items, inputs.fill(items, size, width), inputs, lora,
+            tree_size=self._options.tree_size,
+        )  # fmt: skip
         if plan.copies:
             self.device.launch(partial(self._copy_pages, plan.copies))
         step.launched_s = time.monotonic()
@@ -387,9 +398,7 @@ class Runner:
         if self._tail is not None:
             self.device.launch(partial(self._tail.run, step))
         num_ints = shape.num_rows * (2 if self._options.detect_bad else 1)
-        if shape.first_N1 is not None:
-            num_ints += shape.num_results
-        num_ints += 2 * step.num_proposed
+        num_ints += step.num_counted + math.prod(step.proposed_shape)
         step.token_copy.start(self.device, partial(_sampled, step), num_ints)
 
     @torch.inference_mode()
@@ -406,7 +415,7 @@ class Runner:
             step.logits_RV, slots, positions_R, mask_RW, requests, step.drafts
         )
         step.logprobs, step.errors = sampled.logprobs, sampled.errors
-        self._store_tokens(step, sampled.tokens_R, sampled.is_bad_R, sampled.counts_N)
+        self._store_tokens(step, sampled.tokens_R, sampled.is_bad_R, sampled.accepted)
 
     @torch.inference_mode()
     def _sample_plain(self, step: StepHandle, mask_RW: Tensor | None) -> None:
@@ -425,43 +434,41 @@ class Runner:
             if step.drafts is None:
                 self._set_result(step, tokens_R, is_bad_R)
             else:
-                self._store_tokens(step, tokens_R, is_bad_R, step.drafts.accept(tokens_R)[0])
+                self._store_tokens(step, tokens_R, is_bad_R, step.drafts.accept(tokens_R))
             return
         tokens_R = sample_plain(logits_RV, buffer, step.shape.kinds, mask_RW)
         found_bad_R = find_bad(logits_RV) if self._options.detect_bad else None
-        counts_N = None if step.drafts is None else step.drafts.accept(tokens_R)[0]
-        self._store_tokens(step, tokens_R, found_bad_R, counts_N)
+        accepted = None if step.drafts is None else step.drafts.accept(tokens_R)
+        self._store_tokens(step, tokens_R, found_bad_R, accepted)
 
     def _store_tokens(
-        self, step: StepHandle, tokens_R: Tensor, is_bad_R: Tensor | None, counts_N: Tensor | None
+        self,
+        step: StepHandle,
+        tokens_R: Tensor,
+        is_bad_R: Tensor | None,
+        accepted: Accepted | None,
     ) -> None:
         """Write each sequence's last token to the token table, and set the step's result."""
         slots_R = step.inputs.buffer.field(layout.SAMPLE_SLOT, step.shape.num_rows).long()
-        last_R = tokens_R
-        if counts_N is not None:
-            assert step.drafts is not None
-            first_N = torch.from_numpy(step.drafts.first_N1[:-1]).to(tokens_R.device)
+        last_R, step.accepted = tokens_R, accepted
+        if accepted is not None:
+            counts_N, first_N = accepted.counts_N, step.first_rows(tokens_R.device)
             slots_R, last_R = slots_R[first_N], tokens_R[first_N + counts_N - 1]
             num = step.shape.num_decodes
             refused = step.inputs.buffer.field(layout.COUNT, num) - counts_N[:num].int()
             self.tables.num_refused.index_copy_(0, slots_R[:num], refused)
         self.tables.next_token.index_copy_(0, slots_R, last_R)
-        self._set_result(step, tokens_R, is_bad_R, counts_N)
+        self._set_result(step, tokens_R, is_bad_R)
 
-    def _set_result(
-        self,
-        step: StepHandle,
-        tokens_R: Tensor,
-        is_bad_R: Tensor | None,
-        counts_N: Tensor | None = None,
-    ) -> None:
+    def _set_result(self, step: StepHandle, tokens_R: Tensor, is_bad_R: Tensor | None) -> None:
         """Tokens, marks of bad rows and counts as one tensor, which is copied to the host."""
         parts = [tokens_R.int()]
         if self._options.detect_bad and is_bad_R is not None:
             parts.append(is_bad_R.int())
-        if counts_N is not None:
-            parts.append(counts_N.int())
-            step.counts_N = counts_N
+        if step.accepted is not None:
+            parts.append(step.accepted.counts_N.int())
+            if step.accepted.chosen_N is not None:
+                parts.append(step.accepted.chosen_N.int())
         step.sampled_N = torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _token_mask(
@@ -471,7 +478,7 @@ class Runner:
         if not masks:
             return None
         shape, order = step.shape, [i for i, item in enumerate(step.items) if item.emit]
-        first = np.arange(shape.num_rows + 1) if shape.first_N1 is None else shape.first_N1
+        first = np.arange(shape.num_rows + 1) if shape.first_A1 is None else shape.first_A1
         width = next(iter(masks.values())).shape[-1]
         rows = np.full((shape.num_rows, width), -1, np.int32)
         for n, index in enumerate(order):

@@ -7,8 +7,8 @@ Sampling parameters are in the table too: floats as their bits, seeds as two hal
 A sequence that verifies drafted tokens has a row of logits for each of its tokens, others one or
 none.
 
-Legend: S sequences, N sequences with logits, T tokens, R rows of logits, U changed entries of the
-page tables.
+Legend: S sequences, N sequences with results, P further paths of drafts, A = N + P sequences with
+logits, T tokens, R rows of logits, U changed entries of the page tables.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from radixlm.wire.media import plain_ids
 
 Ints = NDArray[np.int32]
 
-# of a sequence; ROPE_LEN: the least length that its ropes use (of decodes: exactly that);
-# IS_LATE: START and KV_LEN count drafts that the device may have refused;
+# of a sequence; SLOT: its row of the page tables; ROPE_LEN: the least length that its ropes use (of
+# decodes: exactly that); IS_LATE: START and KV_LEN count drafts that the device may have refused;
 # FIRST_TOKEN has S + 1 entries
 SLOT, START, ROPE_LEN, COUNT, KV_LEN, IS_LATE, FIRST_TOKEN = range(7)
 # of a row of logits: its token, the token of the next row of its sequence (-1 for none; only where
@@ -53,7 +53,8 @@ class SamplingKinds(Record):
 @dataclass(slots=True)
 class StepShape:
     """What the host knows of a packed step. ``slots_R``: slots of the rows with logits.
-    ``first_N1``: with drafts, the first row of each sequence that has rows, and R."""
+    ``first_A1``: with drafts, the first row of each sequence that has rows, and R. ``owners_P``:
+    the sequences of which the last ones are further paths of drafts; None: there are none."""
 
     num_sequences: int
     num_tokens: int
@@ -63,7 +64,8 @@ class StepShape:
     slots_R: NDArray[np.int64]
     kinds: SamplingKinds
     is_decode: bool  # every sequence takes its one token from the token table, and emits
-    first_N1: NDArray[np.int64] | None = None
+    first_A1: NDArray[np.int64] | None = None
+    owners_P: NDArray[np.int64] | None = None
     num_decodes: int = 0  # of the sequences of a step with drafts
     num_padded: int = 0  # tokens of its graph
     has_late: bool = False
@@ -77,8 +79,10 @@ class StepShape:
 
     @property
     def num_results(self) -> int:
-        """Sequences with logits."""
-        return self.num_rows if self.first_N1 is None else len(self.first_N1) - 1
+        """Sequences with results."""
+        if self.first_A1 is None:
+            return self.num_rows
+        return len(self.first_A1) - 1 - (0 if self.owners_P is None else len(self.owners_P))
 
     @property
     def num_tail_tokens(self) -> int:
@@ -203,7 +207,7 @@ class StepPacker:
         return _DecodeTemplate(decodes, head, slots[: len(decodes.slots)], prompt_len, kinds)
 
     def _pack_mixed(self, items: Items, head: Ints, ints: Ints) -> StepShape:
-        count, others = len(items), items.prefills
+        count, others = len(items), items.others
         num_decodes = count - len(others)
         slots = np.append(items.decodes.slots, [item.slot for item in others]).astype(np.int64)
         start = np.append(items.starts, [item.start for item in others]).astype(np.int32)
@@ -212,16 +216,18 @@ class StepPacker:
             counts[:num_decodes] += drafts.lens
         num_rows = counts.copy()  # of logits
         counts[num_decodes:] = [item.count for item in others]
-        num_rows[num_decodes:] = [item.emit for item in others]
+        num_rows[num_decodes:] = [item.emit if item.page_row < 0 else item.count for item in others]
         first = head[FIRST_TOKEN]
         first[0] = 0
         np.cumsum(counts, out=first[1 : count + 1])
         head[SLOT, :count], head[START, :count], head[COUNT, :count] = slots, start, counts
+        if items.paths:
+            head[SLOT, count - len(items.paths) : count] = [path.page_row for path in items.paths]
         head[KV_LEN, :count] = start + counts
         head[ROPE_LEN, :count] = self.tables.prompt_len[slots]
         sequence_R = np.repeat(np.arange(count), num_rows)
         sampled_slots, rows = slots[sequence_R], len(sequence_R)
-        first_N1 = np.append(0, np.cumsum(num_rows[num_rows > 0]))
+        first_A1 = np.append(0, np.cumsum(num_rows[num_rows > 0]))
         # the rows of a sequence are its last tokens
         from_end_R = np.cumsum(num_rows)[sequence_R] - np.arange(rows)
         head[TOKEN, :rows] = token_R = first[1:][sequence_R] - from_end_R
@@ -250,7 +256,10 @@ class StepPacker:
         shape.extra_tokens = None if has_room else values
         head[IS_LATE, :count] = 0
         if drafts is not None:
-            shape.first_N1, shape.num_decodes = first_N1, num_decodes
+            shape.first_A1, shape.num_decodes = first_A1, num_decodes
+            if items.paths:
+                index = {slot: n for n, slot in enumerate(items.decodes.slots.tolist())}
+                shape.owners_P = np.array([index[path.slot] for path in items.paths], np.int64)
             if drafts.is_late is not None:
                 head[IS_LATE, :num_decodes], shape.has_late = drafts.is_late, True
         return shape
@@ -297,7 +306,7 @@ class StepPacker:
         shape = StepShape(
             count, num_tokens, 0, width, int(starts.max()) + width, slots_R, kinds, False
         )
-        shape.first_N1 = np.arange(count + 1) * width
+        shape.first_A1 = np.arange(count + 1) * width
         shape.num_decodes, shape.num_padded = count, size * width
         return shape
 

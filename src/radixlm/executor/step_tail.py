@@ -27,11 +27,12 @@ class DraftTail:
         drafter: DeviceDrafter,
         tables: DeviceTables,
         sampling: SamplingTable,
+        page_size: int,
         has_states: bool = False,
     ) -> None:
         """``has_states``: a row whose draft was refused is computed again, and drafts then."""
         self.drafter, self._tables, self._sampling = drafter, tables, sampling
-        self._has_states = has_states
+        self._page_size, self._has_states = page_size, has_states
 
     def run(self, step: StepHandle) -> None:
         """Launch the drafter's work of a step that was sampled."""
@@ -39,37 +40,58 @@ class DraftTail:
         if lens is None:
             self.drafter.skip(step.items)
         else:
-            self._draft(step, lens if step.num_proposed else None)
+            self._draft(step, lens if any(step.proposed_shape) else None)
 
     @torch.inference_mode()
     def _draft(self, step: StepHandle, lens: Int32Array | None) -> None:
         assert step.batch is not None
         tail = StepTail(step, self._tables, self._sampling)
+        if step.items.paths:
+            self._adopt(step, tail)
+        found, shape = None, step.proposed_shape[1:]
         try:
             self.drafter.extend(step.batch, tail)
-            found = None if lens is None else self._propose(tail, lens)
+            if lens is not None:
+                found = self._propose(tail, lens, shape)
         except Exception:  # a drafter can only cost speed
             log.exception("a step goes on without drafts: the drafter failed")
-            found = self._none(tail, lens)
+            self._forget_all()
+            found = None if lens is None else _no_proposals(shape, tail.slots_R.device)
         if found is None:
             return
         assert step.sampled_N is not None
-        num_drafts = found.tokens_RK.shape[1]
-        self._tables.known[1 : 1 + num_drafts, tail.slots_R] = found.tokens_RK.T.clamp(min=0)
+        if not step.tree_size:
+            self._tables.known[1 : 1 + shape[1], tail.slots_R] = found.tokens_RK.T.clamp(min=0)
         bits = found.survival_RK.float().contiguous().view(torch.int32).flatten()
-        step.sampled_N = torch.cat((step.sampled_N, found.tokens_RK.int().flatten(), bits))
+        parts = [step.sampled_N, found.tokens_RK.int().flatten(), bits]
+        if step.tree_size:
+            parents_RK = found.parents_RK
+            parts.append((found.tokens_RK if parents_RK is None else parents_RK).int().flatten())
+        step.sampled_N = torch.cat(parts)
 
-    def _propose(self, tail: StepTail, lens_R: Int32Array) -> DeviceProposals:
-        drafts, width = tail.items.drafts, int(lens_R.max())
+    def _adopt(self, step: StepHandle, tail: StepTail) -> None:
+        """Have the drafter see the pages of the paths that were right, where it goes on."""
+        assert step.accepted is not None and step.accepted.chosen_N is not None
+        num, size = step.shape.num_results, self._page_size
+        chosen_N, accepted_N = step.accepted.chosen_N.tolist(), tail.num_accepted_R.tolist()
+        for chosen, accepted in zip(chosen_N, accepted_N, strict=True):
+            if chosen >= num:
+                path = step.items.paths[chosen - num]
+                first, last = path.start // size, (path.start + accepted) // size
+                self._tables.adopt(path.slot, path.page_row, first, last + 1)
+
+    def _propose(
+        self, tail: StepTail, lens_R: Int32Array, shape: tuple[int, int]
+    ) -> DeviceProposals:
+        drafts = tail.items.drafts
         if self._has_states and drafts is not None:
             accepted_R = tail.num_accepted_R[: len(drafts.lens)].cpu().numpy()
             lens_R = lens_R.copy()
             lens_R[: len(drafts.lens)] *= accepted_R == drafts.lens
-        shape, where = (len(lens_R), width), tail.slots_R.device
         if not lens_R.any():
-            return _no_proposals(shape, where)
+            return _no_proposals(shape, tail.slots_R.device)
         found = self.drafter.propose(tail, lens_R)
-        missing = (0, width - found.tokens_RK.shape[1])
+        missing = (0, shape[1] - found.tokens_RK.shape[1])
         if not missing[1]:
             return found
         pad = torch.nn.functional.pad
@@ -77,13 +99,10 @@ class DraftTail:
             pad(found.tokens_RK, missing, value=-1), pad(found.survival_RK, missing)
         )
 
-    def _none(self, tail: StepTail, lens_R: Int32Array | None) -> DeviceProposals | None:
-        """Proposals of nothing, after which the drafter knows of no request any more."""
+    def _forget_all(self) -> None:
+        """The drafter knows of no request any more."""
         for slot in range(self._tables.num_slots):
             self.drafter.release(slot)
-        if lens_R is None:
-            return None
-        return _no_proposals((len(lens_R), int(lens_R.max())), tail.slots_R.device)
 
 
 def _no_proposals(shape: tuple[int, int], where: torch.device) -> DeviceProposals:

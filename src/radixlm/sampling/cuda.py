@@ -145,7 +145,7 @@ class GpuSampler:
         for row, (state, slot) in enumerate(zip(states, slots, strict=True)):
             rows_RA[row, :-2] = _row(state, penalties.rows_of(slot))
         if drafts is not None:
-            first_R = drafts.first_N1[drafts.sequence_R]
+            first_R = drafts.first_A1[drafts.sequence_R]
             rows_RA[:, -2] = drafts.next_R.data_ptr() + 8 * first_R
             rows_RA[:, -1] = drafts.num_before_R
         return self._put(rows_RA)

@@ -121,7 +121,7 @@ class PenaltyCounts:
 
     def _apply_drafts_(self, logits_RV: Tensor, slots: Sequence[int], drafts: DraftRows) -> None:
         """``apply_`` by sequence; only tokens that were seen or drafted (K of them) can change."""
-        bounds = drafts.first_N1.tolist()
+        bounds = drafts.first_A1.tolist()
         for first, end in pairwise(bounds):
             row = self._row_of.get(slots[first])
             if row is None:

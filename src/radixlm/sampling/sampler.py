@@ -17,6 +17,7 @@ the kept tokens (Gumbel noise needs no renormalization).
 
 A sequence may have several rows, which verify drafted tokens (drafts.py): steps 1, 2 and 5 of a row
 see its drafts as output, and the first draw that is not the next draft ends the sequence's tokens.
+Of several paths of drafts, one gives the tokens.
 
 All arithmetic is by row: a row gives the same token in any batch. On a CPU steps 2 to 9 are one
 call into C++ (csrc/cpu/sampler.cpp), or ``cpu.py`` does steps 6 to 9 if that is not built; on a GPU
@@ -37,7 +38,7 @@ from radixlm.base.record import Record, field
 from radixlm.kernels.cpu import extension
 from radixlm.kernels.cpu import sample as native
 from radixlm.sampling import cpu, cuda
-from radixlm.sampling.drafts import DraftRows
+from radixlm.sampling.drafts import Accepted, DraftRows
 from radixlm.sampling.logprobs import LogprobRequest, Logprobs, Pairs, gather_logprobs
 from radixlm.sampling.noise import draw_keys, gumbel_noise
 from radixlm.sampling.processors import RowInfo
@@ -57,14 +58,14 @@ SMALL_VOCAB = 4096
 class SampleResult(Record):
     """``tokens_R`` int64 on the device. ``logprobs`` only if asked for. ``is_bad_R`` (bool, on the
     device, only if asked for) marks rows whose logits hold a NaN, or allow no token at all.
-    ``errors``: why the logit processor of a row failed. With drafts, ``counts_N`` (int64, on the
-    device) tells how many tokens each sequence produced: those of its first rows."""
+    ``errors``: why the logit processor of a row failed. With drafts, ``accepted`` tells how many
+    tokens each sequence produced: those of the first rows of its chosen path."""
 
     tokens_R: Tensor
     logprobs: Logprobs | cuda.DeviceLogprobs | None = None
     is_bad_R: Tensor | None = None
     errors: dict[int, str] = field(default_factory=dict)
-    counts_N: Tensor | None = None
+    accepted: Accepted | None = None
 
 
 class Sampler:
@@ -126,7 +127,8 @@ class Sampler:
                     self._process(logits_RV, slots, positions_R, mask_RW, drafts)
                 is_bad_R = find_bad(logits_RV) if self._detect_bad else None
                 tokens_R = self._choose(logits_RV, slots, positions_R)
-        counts_N, kept_R = (None, None) if drafts is None else drafts.accept(tokens_R)
+        accepted = None if drafts is None else drafts.accept(tokens_R)
+        kept_R = None if accepted is None else accepted.kept_R
         if gpu is not None:
             gpu.record(rows_RA, tokens_R, kept_R)
         self._record(slots, tokens_R, kept_R, has_counts=gpu is None)
@@ -137,7 +139,7 @@ class Sampler:
                     one if k else None for one, k in zip(wanted, kept_R.tolist(), strict=True)
                 ]
             logprobs = self._logprobs(self._scaled(logits_RV, slots), tokens_R, wanted, gpu)
-        return SampleResult(tokens_R, logprobs, is_bad_R, errors, counts_N)
+        return SampleResult(tokens_R, logprobs, is_bad_R, errors, accepted)
 
     def _scaled(self, logits_RV: Tensor, slots: Sequence[int]) -> Tensor:
         """Logits after the temperature, which is 1 of greedy rows."""

@@ -93,6 +93,8 @@ class Committer:
     def commit(self, plan: StepPlan, result: StepResult) -> StepReply:
         """Apply the results of a step; the reply for intake names each request once at most."""
         reply, items = StepReply([]), Items.of(plan.items)
+        if items.paths:
+            self._choose_paths(items, result)
         if len(items.starts):
             self._commit_decode_batch(items, result, reply)
         for item, item_result in zip(items.prefills, result.prefills, strict=True):
@@ -104,6 +106,15 @@ class Committer:
         if self._drafting is not None and result.proposals is not None:
             self._drafting.keep(items, result.proposals)
         return reply
+
+    def _choose_paths(self, items: Items, result: StepResult) -> None:
+        """Rows whose tokens another path of drafts has given go on in its pages."""
+        assert result.counts is not None
+        for row, index in result.winners.items():
+            path = items.paths[index]
+            end = path.start + int(result.counts[row])
+            self._kv_manager.adopt(self._kv_manager.request_in(path.slot), path.page_row, end)
+        self._kv_manager.free_forks()
 
     # ---- decodes, by columns ---------------------------------------------------------------
 

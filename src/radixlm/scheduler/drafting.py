@@ -22,10 +22,11 @@ from radixlm.scheduler.kv_cache_manager import KVCacheManager
 from radixlm.scheduler.limits import Limits
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.slot_table import Int32Array, Int64Array
-from radixlm.speculative.drafter import NOTHING, Float32Array, HostDrafter, Proposal
+from radixlm.speculative.drafter import NOTHING, Float32Array, HostDrafter, Path, Proposal
 from radixlm.speculative.lengths import DraftLength
 from radixlm.speculative.prediction import Prediction
-from radixlm.step.plan import DecodeBatch, Drafts, Items, StepPlan
+from radixlm.speculative.trees import distinct_paths, num_common, tree_proposal
+from radixlm.step.plan import DecodeBatch, Drafts, Item, Items, StepPlan
 from radixlm.step.result import Proposals, StepResult
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Drafting:
         num_slots = len(self._table.num_computed)
         self._num_verified: Int64Array = np.zeros(num_slots, np.int64)
         self._num_proposed: Int64Array = np.zeros(num_slots, np.int64)
+        self._num_more: dict[int, int] = {}  # by slot, of the last plan: drafts of further paths
         self._num_paused = 0  # steps for which no host drafter is asked
         self._is_paused = False  # whether the last plan was one of them
         self.counts = DraftCounts(self.has_drafter)
@@ -117,9 +119,61 @@ class Drafting:
         self._allocate(slots, computed, lens)
         if not np.count_nonzero(lens):
             return None
+        paths: tuple[Item, ...] = ()
+        if self._limits.max_paths and any(proposal.others for proposal in proposals):
+            paths = self._plan_paths(batch, proposals, lens, left - int(lens.sum()))
         table.num_computed[slots] += lens
         drafted = [one.tokens[:n] for one, n in zip(proposals, lens.tolist(), strict=True)]
-        return Drafts(lens.astype(np.int32), np.concatenate(drafted).astype(np.int32))
+        tokens = np.concatenate(drafted).astype(np.int32)
+        return Drafts(lens.astype(np.int32), tokens, paths=paths)
+
+    def _plan_paths(
+        self, batch: DecodeBatch, proposals: Sequence[Proposal], lens: Int64Array, left: int
+    ) -> tuple[Item, ...]:
+        """Further paths of the rows that draft, the best first, as long as ``left`` tokens and
+        free pages are there."""
+        counts = self.lengths.choose_paths(proposals, lens)
+        wanted = [
+            (path, row)
+            for row in np.flatnonzero(counts * lens).tolist()
+            for path in proposals[row].others[: counts[row]]
+        ]
+        wanted.sort(key=lambda one: -one[0].gain)
+        self._num_more.clear()
+        found: list[Item] = []
+        for path, row in wanted:
+            if len(found) == self._limits.max_paths:
+                break
+            item = self._make_path(batch, row, path, self._limits.max_running + 1 + len(found))
+            if item.count > left or not self._give_pages(item):
+                continue
+            found.append(item)
+            left -= item.count
+            num_new = len(path.tokens) - path.num_shared
+            self._num_more[item.slot] = self._num_more.get(item.slot, 0) + num_new
+        self.lengths.chose_paths(int(np.count_nonzero(lens)), sum(item.count for item in found))
+        return tuple(found)
+
+    def _make_path(self, batch: DecodeBatch, row: int, path: Path, page_row: int) -> Item:
+        slot = int(batch.slots[row])
+        known = self._kv_manager.request_in(slot).ids
+        return Item(
+            batch.rids[row],
+            slot,
+            len(known) - 1,
+            1 + len(path.tokens),
+            np.append(known[-1], path.tokens).astype(np.int32),
+            True,
+            batch.logprobs.get(row),
+            hidden_states=row in batch.hidden,
+            page_row=page_row,
+        )
+
+    def _give_pages(self, path: Item) -> bool:
+        """Pages for a path, and as many for its request, which may go on in them."""
+        request, end = self._kv_manager.request_in(path.slot), path.start + path.count
+        has_room = end <= request.num_allocated or self._kv_manager.allocate(request, end)
+        return has_room and self._kv_manager.fork(request, path.page_row, path.start, end)
 
     def _choose(
         self, batch: DecodeBatch, caps: Int64Array, other_tokens: int
@@ -177,13 +231,25 @@ class Drafting:
         if not len(proposal.tokens) and self.drafters and request.rid not in self._broken:
             proposal = self._ask(request, most)
         tokens = np.asarray(proposal.tokens)[: min(most, len(proposal.survival))]
-        is_wrong = (tokens < 0) | (tokens >= self._limits.vocab)
-        if np.count_nonzero(is_wrong):  # no token of the vocabulary, or a placeholder of media
-            tokens = tokens[: int(is_wrong.argmax())]
+        tokens = self._valid(tokens)
         survival = proposal.survival[: len(tokens)]
         if request.has_token_hook:
             tokens, survival = self._guide(request, tokens, survival, most)
-        return Proposal(tokens, survival) if len(tokens) else NOTHING
+        if not len(tokens):
+            return NOTHING
+        others = (self._guided_path(request, path, most) for path in proposal.others)
+        return Proposal(tokens, survival, distinct_paths(tokens, others))
+
+    def _valid(self, tokens: Int32Array) -> Int32Array:
+        """The tokens before the first that is none of the vocabulary, or a placeholder of media."""
+        is_wrong = (tokens < 0) | (tokens >= self._limits.vocab)
+        return tokens[: int(is_wrong.argmax())] if np.count_nonzero(is_wrong) else tokens
+
+    def _guided_path(self, request: Request, path: Path, most: int) -> Path:
+        tokens = self._valid(np.asarray(path.tokens)[:most])
+        if request.has_token_hook:
+            tokens = np.array(self._hooks.drafts(request, tokens.tolist(), most), np.int32)
+        return Path(tokens, path.num_shared, path.gain)
 
     def _guide(
         self, request: Request, tokens: Int32Array, survival: Float32Array, most: int
@@ -261,11 +327,21 @@ class Drafting:
     def observe(self, items: Items, result: StepResult) -> None:
         """The results of a step that verified drafts."""
         assert items.drafts is not None and result.counts is not None
-        rids, lens = items.decodes.rids, items.drafts.lens.tolist()
-        for rid, drafted, produced in zip(rids, lens, result.counts.tolist(), strict=True):
+        rids, lens, slots = items.decodes.rids, items.drafts.lens.tolist(), items.decodes.slots
+        rows = zip(rids, lens, result.counts.tolist(), strict=True)
+        begin = 0
+        for row, (rid, drafted, produced) in enumerate(rows):
+            accepted = produced - 1
             if drafted:
-                self.lengths.observe(rid, drafted, produced - 1)
-                self.counts.add(rid, drafted, produced - 1)
+                if row in result.winners:  # the first path alone tells how right its drafts are
+                    run = result.tokens[begin : begin + accepted]
+                    accepted = num_common(items.drafts_of(row), run)
+                    self.lengths.gained(produced - 1 - accepted)
+                self.lengths.observe(rid, drafted, accepted)
+                num_more = self._num_more.get(int(slots[row]), 0)
+                self.counts.add(rid, drafted + num_more, produced - 1)
+            begin += produced
+        self._num_more.clear()
         self.counts.totals.num_steps += 1
 
     def observe_step(self, plan: StepPlan, seconds: float) -> None:
@@ -287,7 +363,10 @@ class Drafting:
         for slot, begin, end in zip(slots, [0, *ends], ends, strict=False):
             request = self._kv_manager.requests[slot]
             if request is not None and end > begin:
-                proposal = Proposal(proposals.tokens[begin:end], proposals.survival[begin:end])
+                tokens, survival = proposals.tokens[begin:end], proposals.survival[begin:end]
+                proposal = Proposal(tokens, survival)
+                if proposals.parents is not None:
+                    proposal = tree_proposal(tokens, survival, proposals.parents[begin:end])
                 self._proposed[slot] = (request.rid, request.num_tokens, proposal)
 
     def flush(self) -> None:

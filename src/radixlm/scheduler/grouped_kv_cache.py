@@ -137,6 +137,16 @@ class GroupedKVCacheManager(KVCacheManager):
         for part, own in self._split(slots):
             part.free_saved(own)
 
+    def fork(self, request: Request, page_row: int, start: int, end: int) -> bool:
+        return self._of(request).fork(request, page_row, start, end)
+
+    def adopt(self, request: Request, page_row: int, num_tokens: int) -> None:
+        self._of(request).adopt(request, page_row, num_tokens)
+
+    def free_forks(self) -> None:
+        for part in self._parts:
+            part.free_forks()
+
     def insert(self, request: Request) -> None:
         self._of(request).insert(request)
 

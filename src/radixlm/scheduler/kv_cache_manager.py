@@ -1,9 +1,9 @@
 """KVCacheManager: which request holds which pages and slot, and what the prefix cache holds.
 
 Pages and slots change owner only in ``admit``, ``allocate``, ``insert``, ``free_out_of_window``,
-``trim`` and ``free``. A request's pages are first those of the cached prefix that it has locked,
-then its own; ``insert`` moves whole computed pages from the second part to the first. Models with
-sliding-window layers or recurrent states have a second page table.
+``trim``, ``fork``, ``adopt`` and ``free``. A request's pages are first those of the cached prefix
+that it has locked, then its own; ``insert`` moves whole computed pages from the second part to the
+first. Models with sliding-window layers or recurrent states have a second page table.
 
 A hit goes on behind whole pages: where a page of the prefix cache or of a running request has the
 next tokens (``min_tail`` or more), it is copied, and the copy is the request's own.
@@ -22,6 +22,7 @@ from radixlm.memory.prefix.base import InsertResult, Match, PrefixCache, Tail, T
 from radixlm.memory.prefix.namespace import CacheNamespace
 from radixlm.memory.prefix.window import WindowTable
 from radixlm.memory.slots import SlotAllocator
+from radixlm.scheduler.forks import Forks
 from radixlm.scheduler.request import Request
 from radixlm.scheduler.reservations import Reservations
 from radixlm.scheduler.slot_table import Int64Array, SlotTable
@@ -69,6 +70,7 @@ class KVCacheManager:
         self.min_tail = min_tail
         second = window.pages if window is not None else None
         self.reservations = Reservations(pages, second, prefix_cache)
+        self._forks = Forks(pages) if second is None else Forks(pages, second)
         # told of what ``insert`` has put into the prefix cache
         self.on_insert: Callable[[Request, InsertResult], None] | None = None
         self.num_hit_tokens = 0
@@ -389,6 +391,39 @@ class KVCacheManager:
                 assert self.window is not None
                 self.window.pages.free(page)
 
+    def fork(self, request: Request, page_row: int, start: int, end: int) -> bool:
+        """Give another path of drafts, at [start, end) of the request, pages in a row of the page
+        tables; False, and no change, if they would have to come from others."""
+        first, window = start // self.page_size, self.window
+        count, num_free = self.pages_for(end) - first, self.pages.num_free
+        if count > num_free and Forks.may_evict(count, self.num_available):
+            self.reservations.make_room(count)
+        fork = self._forks.take(page_row, first, count)
+        if fork is None:
+            return False
+        rows = (request.pages,) if window is None else (request.pages, request.window)
+        for group, (row, pages) in enumerate(zip(rows, fork.pages, strict=True)):
+            whole = np.concatenate((row[:first], pages)).astype(np.int32)
+            self.updates.append(PageUpdate(group, page_row, 0, whole))
+            if start % self.page_size:
+                copy = PageCopy(group, request.slot, int(row[first]), int(pages[0]))
+                self.copies.append(copy)
+        return True
+
+    def adopt(self, request: Request, page_row: int, num_tokens: int) -> None:
+        """A path of drafts was right: the request goes on in its pages, up to ``num_tokens``."""
+        fork = self._forks.of(page_row)
+        count = self.pages_for(num_tokens) - fork.first
+        rows = (request.pages,) if self.window is None else (request.pages, request.window)
+        for row, pages in zip(rows, fork.pages, strict=True):
+            own = row[fork.first : fork.first + count]
+            own[:], pages[:count] = pages[:count].copy(), own.copy()
+        self._add_update(request, fork.first, fork.first + count)
+
+    def free_forks(self) -> None:
+        """The step with further paths of drafts is over."""
+        self._forks.free()
+
     def _num_pages(self, request: Request) -> int:
         return request.num_allocated // self.page_size
 
@@ -495,7 +530,8 @@ class KVCacheManager:
     def holdings(self, running: Iterable[Request]) -> list[Holding]:
         """What each running request has of its own, and the prefix that it has locked; and pages
         that are on their way."""
-        return [*map(self._holding, running), *self.reservations.holdings()]
+        others = (*self.reservations.holdings(), *self._forks.holdings())
+        return [*map(self._holding, running), *others]
 
     def _holding(self, r: Request) -> Holding:
         own = slice(r.num_inserted // self.page_size, self._num_pages(r))

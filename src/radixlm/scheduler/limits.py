@@ -64,5 +64,6 @@ class Limits(Record):
     kv_layout: str = ""
     first_sparse: int | None = None  # output tokens from here on have other numbers than prompts
     max_drafts: int = 0  # drafted tokens of a row that a step verifies at most
+    max_paths: int = 0  # further paths of trees of drafts in a step, of all rows
     log_interval: int = 0  # steps between two log lines about the load; 0: none
     log_every_s: float = 0.0  # and seconds, at least

@@ -3,6 +3,9 @@
 A step of R rows and D drafts yields R tokens and the drafts that are accepted, and costs what steps
 of R + D tokens have cost. Drafts are taken by their survival, the surest first, up to the number at
 which tokens per second are highest; none if that is not clearly better than no drafts at all.
+
+A further path of a tree of drafts costs its own tokens and the one before them. Paths are taken by
+the tokens that they are expected to add, up to the number at which the rate is highest.
 """
 
 from __future__ import annotations
@@ -10,11 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from radixlm.speculative.costs import CostTable, Float64Array
 from radixlm.speculative.drafter import Proposal
 from radixlm.speculative.trial import Trial
 from radixlm.step.plan import Int32Array
+
+Int64Array = NDArray[np.int64]
 
 _MARGIN = 1.04  # of the rate without drafts, which drafts must pass
 _DECAY = 0.88  # of what was observed of a request, by draft: old ones count for little
@@ -33,6 +39,7 @@ _HOST_SHARE, _PAUSED_STEPS = 0.005, (8, 16, 32, 64)
 _IDLE_STEPS = 64  # without proposals, after which it rests
 _ASLEEP_STEPS = 7  # in a row for which nothing is asked or observed while it rests
 _SEEN_STEPS, _SEEN_TOKENS = 32, 1024  # which it sees after a rest, before it proposes
+_PATH_RATE = 0.05  # of the means of what further paths cost and give
 _SUREST = 0.97  # chance of each draft where it is not known what will be drafted
 
 
@@ -67,8 +74,8 @@ class _History:
 
 class DraftLength:
     """``max_drafts``: most drafts of a row. ``is_fixed``: the number was set by the user: a row
-    drafts all that is proposed, or nothing. ``always``: drafts are verified whatever they cost, to
-    measure acceptance."""
+    drafts all that is proposed, with all paths, or nothing. ``always``: drafts are verified
+    whatever they cost, to measure acceptance."""
 
     def __init__(
         self,
@@ -90,6 +97,12 @@ class DraftLength:
         self._num_vain = 0  # times in a row that asking was in vain
         self._probes_none = False  # the next probe drafts nothing, not more
         self._num_asleep = 0  # steps that the device's drafter rests in any case
+        # of the last choice: each row's survival, and tokens of prompts beside them
+        self._rows, self._other_tokens = list[Float64Array](), 0
+        # tokens of further paths, and what they give, of a row that drafts; rows of the last
+        # choice of paths, and what came of it so far
+        self._path_tokens = self._path_gain = 0.0
+        self._num_path_rows = self._num_gained = 0
 
     # ---- choices -----------------------------------------------------------------------------
 
@@ -134,16 +147,54 @@ class DraftLength:
             for history, proposal in zip(histories, proposals, strict=True)
         ]
         sizes = np.array([len(row) for row in rows], np.int32)
+        self._rows, self._other_tokens = rows, other_tokens
         if self.always:
             lens = sizes
         else:
-            lens, _ = self._best(rows, other_tokens)
+            lens, _ = self._best(rows, other_tokens, proposals)
             if lens.any():
                 self._num_vain = 0
             lens = self._with_probes(lens, sizes, histories)
         for history, count in zip(histories, lens.tolist(), strict=True):
             history.rest(is_quiet=not count)
         return lens
+
+    def choose_paths(self, proposals: Sequence[Proposal], lens: Int64Array) -> Int64Array:
+        """How many further paths of each row to verify, int64 [rows], where ``lens`` drafts of its
+        first path are."""
+        counts = np.array([len(one.others) for one in proposals]) * (lens > 0)
+        if self.always or self.is_fixed or not counts.any():
+            return counts
+        rows, num_known = np.repeat(np.arange(len(counts)), counts), len(counts)
+        gains = np.concatenate([self._gains(n, one) for n, one in enumerate(proposals) if lens[n]])
+        widths = np.array([1 + len(path.tokens) for n, one in enumerate(proposals) if lens[n]
+                           for path in one.others])  # fmt: skip
+        order = np.argsort(-gains, kind="stable")
+        num_drafts = zip(self._rows, lens.tolist(), strict=True)
+        expected = num_known + sum(float(row[:num].sum()) for row, num in num_drafts)
+        given = expected + np.append(0.0, np.cumsum(gains[order]))
+        num_tokens = num_known + int(lens.sum()) + self._other_tokens
+        rates = given / self.costs.seconds(num_tokens + np.append(0, np.cumsum(widths[order])))
+        best = int(rates.argmax())
+        return np.bincount(rows[order[:best]], minlength=num_known)
+
+    def _gains(self, row: int, proposal: Proposal) -> Float64Array:
+        """Of each further path, by what came of earlier drafts."""
+        trust = float(self._rows[row].sum()) / max(float(proposal.survival.sum()), 1e-6)
+        return trust * np.array([path.gain for path in proposal.others], np.float64)
+
+    def chose_paths(self, num_rows: int, num_tokens: int) -> None:
+        """Of ``num_rows`` rows that draft, further paths of ``num_tokens`` tokens are verified."""
+        if self._num_path_rows:
+            gain = self._num_gained / self._num_path_rows
+            self._path_gain += _PATH_RATE * (gain - self._path_gain)
+        self._path_tokens += _PATH_RATE * (num_tokens / num_rows - self._path_tokens)
+        self._num_path_rows, self._num_gained = num_rows, 0
+
+    def gained(self, count: int) -> None:
+        """A further path has given so many tokens more than the first."""
+        self._num_gained += count
+        self.trial.accepted(count)
 
     def sleeps(self) -> bool:
         """Whether the device's drafter rests in the next step too, so that nothing is asked."""
@@ -235,8 +286,11 @@ class DraftLength:
         plain_s, twice_s = self.costs.seconds(rows * np.array([1, 2]) + other_tokens)
         # a draft must gain more than its place in the step costs
         is_taken = survival >= (0.0 if self.is_fixed else (twice_s - plain_s) / plain_s)
-        gains = np.append(0.0, np.cumsum((survival * is_taken).sum(axis=0)))[steps]
-        counts = np.append(0, np.cumsum(is_taken.sum(axis=0)))[steps]
+        is_first = np.append(0, np.full(most, is_taken[:, 0].sum()))
+        gains = np.append(0.0, np.cumsum((survival * is_taken).sum(axis=0)))
+        gains = (gains + self._path_gain * is_first)[steps]
+        counts = np.append(0, np.cumsum(is_taken.sum(axis=0)))
+        counts = (counts + self._path_tokens * is_first)[steps]
         forward_s = self.costs.seconds(counts + (rows + other_tokens))
         rates = (rows + gains) / (forward_s + self.costs.drafts_s(steps))
         best = int(rates.argmax())
@@ -253,15 +307,23 @@ class DraftLength:
     def _hold(self, is_none: bool) -> None:
         self._num_held = _HELD_STEPS if is_none else 0
 
-    def _best(self, rows: Sequence[Float64Array], other_tokens: int) -> tuple[Int32Array, float]:
+    def _best(
+        self, rows: Sequence[Float64Array], other_tokens: int, proposals: Sequence[Proposal] = ()
+    ) -> tuple[Int32Array, float]:
         """Drafts of each row at which tokens per second are highest, and that rate over the rate
-        without drafts; (zeros, 0) if none is worth it. ``rows``: survival by depth."""
+        without drafts; (zeros, 0) if none is worth it. ``rows``: survival by depth; of the
+        ``proposals`` only further paths count."""
         none = np.zeros(len(rows), np.int32)
         sizes = np.array([len(row) for row in rows])
         if self.is_fixed:  # a row is taken whole
             owners = np.argsort([-float(row.mean()) if len(row) else 0.0 for row in rows])
-            gains = np.array([row.sum() for row in rows])[owners]
-            widths = sizes[owners]
+            gains, widths = np.array([row.sum() for row in rows]), sizes
+            if any(one.others for one in proposals):
+                gains = gains + [self._gains(n, one).sum() for n, one in enumerate(proposals)]
+                widths = widths + [
+                    sum(1 + len(path.tokens) for path in one.others) for one in proposals
+                ]
+            gains, widths = gains[owners], widths[owners]
         else:  # survival falls with depth, so that a row's drafts are taken from the first on
             flat = np.concatenate(rows) if rows else np.zeros(0)
             order = np.argsort(-flat, kind="stable")

@@ -37,7 +37,8 @@ _NO_SAMPLING = SamplingParams()
 
 
 class _Chunk(msgspec.Struct, array_like=True, gc=False):
-    """An item that does not decode. ``tokens`` None: its one token is ``known``."""
+    """An item that does not decode, or a further path of drafts. ``tokens`` None: its one token is
+    ``known``."""
 
     slot: int
     start: int
@@ -49,6 +50,7 @@ class _Chunk(msgspec.Struct, array_like=True, gc=False):
     num_targets: int  # -1: none are wanted
     hidden_states: bool
     pooling: PoolingParams | None
+    page_row: int
 
 
 class _Entry(msgspec.Struct, array_like=True, gc=False):
@@ -113,7 +115,7 @@ class PlanEncoder:
             _bytes(next_token[decodes.slots]),
             tuple(decodes.hidden),
             None if drafts is None else (_bytes(drafts.lens), _bytes(drafts.tokens)),
-            tuple(_chunk(item, next_token) for item in items.prefills),
+            tuple(_chunk(item, next_token) for item in items.others),
             tuple(map(_entry, plan.admissions)),
             plan.releases,
             tuple((p.group, p.slot, p.first, _bytes(p.pages)) for p in plan.pages),
@@ -141,11 +143,13 @@ class PlanDecoder:
             slots = _ints(frame.slots).astype(np.int64)
             self._decodes = DecodeBatch(("",) * len(slots), slots, {}, frozenset(frame.hidden))
         decodes, chunks = self._decodes, frame.chunks
-        drafts = (
-            None if frame.drafts is None else Drafts(_ints(frame.drafts[0]), _ints(frame.drafts[1]))
-        )
+        others, drafts = tuple(map(_item, chunks)), None
+        prefills = tuple(item for item in others if item.page_row < 0)
+        if frame.drafts is not None:
+            lens, tokens = map(_ints, frame.drafts)
+            drafts = Drafts(lens, tokens, paths=others[len(prefills) :])
         starts = _ints(frame.starts).astype(np.int64)
-        items = Items(decodes, starts, tuple(map(_item, chunks)), drafts)
+        items = Items(decodes, starts, prefills, drafts)
         new = None
         if frame.new_pages is not None:
             new_slots, columns, pages = map(_ints, frame.new_pages)
@@ -178,6 +182,7 @@ def _chunk(item: Item, next_token: Int64Array) -> _Chunk:
         -1 if item.targets is None else len(item.targets),
         item.hidden_states,
         item.pooling,
+        item.page_row,
     )
 
 
@@ -195,6 +200,7 @@ def _item(chunk: _Chunk) -> Item:
         targets,
         chunk.hidden_states,
         chunk.pooling,
+        chunk.page_row,
     )
 
 

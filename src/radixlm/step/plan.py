@@ -31,7 +31,8 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     after each of its places).
 
     Prompt log-probabilities are wanted of the ids ``targets``, which follow the item's places from
-    ``targets_at`` (an offset into the item) on.
+    ``targets_at`` (an offset into the item) on. ``page_row``: of a further path of drafts
+    (``Drafts.paths``), the row of the page tables that has its pages; -1: that of its slot.
     """
 
     rid: str
@@ -45,6 +46,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     targets: Int32Array | None = None
     hidden_states: bool = False
     pooling: PoolingParams | None = None
+    page_row: int = -1
 
 
 class DecodeBatch(Record, eq=False):
@@ -70,15 +72,21 @@ class Drafts(Record, eq=False):
     has proposed last, which the host does not know yet.
 
     ``is_late``: rows of which a step with drafts is still in flight. Their starts count all of its
-    drafts as accepted, and the device subtracts those that it has refused."""
+    drafts as accepted, and the device subtracts those that it has refused.
+
+    ``paths``: further paths of trees of drafts, of which ``tokens`` has the first. Each is an item
+    of its row's slot and start, with the row's token and the path's drafts as ``tokens``, in pages
+    of its own (``page_row``); it is sampled after each of its places."""
 
     lens: Int32Array
     tokens: Int32Array | None
     is_late: NDArray[np.bool_] | None = None
+    paths: tuple[Item, ...] = ()
 
 
 class Items(Sequence[Item]):
-    """The sequences of a step: those that decode, then the ``prefills``.
+    """The sequences of a step: those that decode, then the ``prefills``, then further paths of
+    drafts.
 
     The n-th that decodes computes the tokens at ``starts[n]`` to ``starts[n] + drafts.lens[n]``:
     the first from the device's token table, the others from ``drafts``. Each of these places has
@@ -116,17 +124,30 @@ class Items(Sequence[Item]):
     @property
     def num_tokens(self) -> int:
         num_drafted = 0 if self.drafts is None else int(self.drafts.lens.sum())
-        return len(self.starts) + num_drafted + sum(item.count for item in self.prefills)
+        return len(self.starts) + num_drafted + sum(item.count for item in self.others)
+
+    @property
+    def paths(self) -> tuple[Item, ...]:
+        """The further paths of drafts."""
+        return () if self.drafts is None else self.drafts.paths
+
+    @property
+    def others(self) -> tuple[Item, ...]:
+        """The sequences behind those that decode, which have tokens of their own."""
+        return (*self.prefills, *self.paths) if self.paths else self.prefills
 
     def drafts_of(self, index: int) -> Int32Array:
         """The drafted tokens of an item, as far as the host knows them."""
+        if index >= len(self) - len(self.paths):
+            tokens = self[index].tokens
+            return _NO_TOKENS if tokens is None else tokens[1:]
         if self.drafts is None or self.drafts.tokens is None or index >= len(self.drafts.lens):
             return _NO_TOKENS
         end = int(self.drafts.lens[: index + 1].sum())
         return self.drafts.tokens[end - int(self.drafts.lens[index]) : end]
 
     def __len__(self) -> int:
-        return len(self.starts) + len(self.prefills)
+        return len(self.starts) + len(self.prefills) + len(self.paths)
 
     @overload
     def __getitem__(self, index: int) -> Item: ...
@@ -149,7 +170,7 @@ class Items(Sequence[Item]):
                 Item(*row, None, True, them.logprobs.get(i), 0, None, i in them.hidden)
                 for i, row in enumerate(rows)
             ]
-            self._whole = (*decodes, *self.prefills)
+            self._whole = (*decodes, *self.others)
         return self._whole
 
 

@@ -46,25 +46,29 @@ class ItemResult(msgspec.Struct, gc=False):
 
 class Proposals(Record, eq=False):
     """Drafted tokens for the next step, by item that emits: ``lens`` of each, then flat ``tokens``
-    and ``survival`` (float32): the estimated chance that the token is accepted if those before it
-    are."""
+    and ``survival`` (float32): the estimated chance that the token and those before it are
+    accepted. ``parents`` (flat): of trees, the index in its item of the draft before each, -1 for
+    none; parents come first. None: each follows the one before it."""
 
     lens: Int32Array
     tokens: Int32Array
     survival: NDArray[np.float32]
+    parents: Int32Array | None = None
 
 
 class StepResult(Record):
     """``tokens``: of the sequences that decode, in the order of the plan's decode batch; with
     ``counts`` so many of each (accepted drafts + 1), else one of each.
     ``detailed``: by index, those of them with more than tokens. ``prefills``: the other items.
-    ``proposals``: of the device's drafter."""
+    ``proposals``: of the device's drafter. ``winners``: by index, sequences that decode whose
+    tokens a further path of drafts has given (an index into ``Items.paths``), in its pages."""
 
     tokens: Int32Array
     detailed: Mapping[int, ItemResult] = field(default_factory=dict)
     prefills: Sequence[ItemResult] = ()
     counts: Int32Array | None = None
     proposals: Proposals | None = None
+    winners: Mapping[int, int] = field(default_factory=dict)
 
     @staticmethod
     def of(plan_items: Sequence[Item], results: Sequence[ItemResult]) -> StepResult:

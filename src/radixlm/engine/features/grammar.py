@@ -49,12 +49,12 @@ class _State:
     __slots__ = (
         *(
             "after",
+            "committed",
             "error",
             "errors",
             "forced",
             "jumps",
             "matcher",
-            "num_committed",
             "pending",
             "request",
         ),
@@ -66,11 +66,11 @@ class _State:
         self.matcher: Matcher | None = None
         self.takes_drafts = True
         self.error: RequestError | None = None  # a grammar can prove too complex while it runs
-        # of the step's rows: what must follow the token that is being sampled, and why it cannot
-        # be sampled (the first row's is ``error``); and how many of these tokens were committed
-        self.forced: list[list[int]] = []
-        self.errors: dict[int, RequestError] = {}
-        self.num_committed = 0
+        # by the drafts before a token that is being sampled: what must follow it, and why it
+        # cannot be sampled (the first one's is ``error``); which of the tokens were committed
+        self.forced: dict[tuple[int, ...], list[int]] = {}
+        self.errors: dict[tuple[int, ...], RequestError] = {}
+        self.committed: tuple[int, ...] = ()
 
     def start(self) -> None:
         """Make a matcher; InvalidRequest for a grammar that was refused."""
@@ -206,17 +206,20 @@ class GrammarFeature(Feature):
         found: dict[int, Mask] = {}
         num_rows = sum(len(drafts) + 1 for _, _, drafts in work)
         rows = np.zeros((num_rows, (self._vocab + 31) // 32), np.int32)
+        for _, state, _ in work:  # several times where there are several paths of drafts
+            state.forced, state.errors, state.committed = {}, {}, ()
         for index, state, drafts in work:
             own, rows = np.split(rows, [len(drafts) + 1])
-            state.forced, state.errors, state.num_committed = [], {}, 0
             try:
                 self._advance(state)
                 self._fill_along(state, drafts, own)
             except RequestError as error:
-                if not state.forced:
+                befores = (tuple(drafts[:n]) for n in range(len(drafts) + 1))
+                failed = next(before for before in befores if before not in state.forced)
+                if not failed:
                     state.error = error
                 else:  # a matcher that failed cannot go back
-                    state.errors[len(state.forced)] = error
+                    state.errors[failed] = error
                     state.takes_drafts = False
                     state.start()
             # before the grammar; or unreachable, or complete: what is sampled is dropped
@@ -233,7 +236,7 @@ class GrammarFeature(Feature):
         assert state.matcher is not None
         start, num_accepted = (state.after, state.tail), 0
         carried: list[int] = []
-        for row, token in zip(rows, (None, *drafts), strict=True):
+        for at, (row, token) in enumerate(zip(rows, (None, *drafts), strict=True)):
             if token is not None:
                 is_accepted = self._step(state, token)
                 if is_accepted is None:
@@ -244,7 +247,7 @@ class GrammarFeature(Feature):
                 carried = carried[1:]
             elif state.after is None:
                 carried = self._fill(state, row)
-            state.forced.append(carried)
+            state.forced[tuple(drafts[:at])] = carried
         if drafts:
             state.matcher.rollback(num_accepted)
             state.after, state.tail = start
@@ -331,10 +334,10 @@ class GrammarFeature(Feature):
             return False
         if state.error is not None:
             raise state.error
-        for row in range(state.num_committed, state.num_committed + len(tokens)):
-            if row in state.errors:
-                raise state.errors[row]
-        state.num_committed += len(tokens)
+        for token in tokens:
+            if state.committed in state.errors:
+                raise state.errors[state.committed]
+            state.committed = (*state.committed, token)
         state.pending.extend(tokens)
         if not self._eos_ids:
             return self._is_complete(state)
@@ -355,9 +358,9 @@ class GrammarFeature(Feature):
         if state is None:
             return ()
         tokens: list[int] = []
-        if 0 < state.num_committed <= len(state.forced):
-            tokens = state.forced[state.num_committed - 1]
-        state.forced = []
+        if state.committed:
+            tokens = state.forced.get(state.committed[:-1], [])
+        state.forced = {}
         tokens = tokens or self._forced_now(state)
         self.num_forced += len(tokens)
         return tokens
