@@ -1,4 +1,4 @@
-"""Whether trees of drafts would be worth their rows: tokens a round of the bundled EAGLE-3 head.
+"""What trees of drafts are worth, by rows of a step: tokens a round of the bundled EAGLE-3 head.
 
 A tree has the drafts of highest probability (EAGLE-2, arXiv:2406.16858), each node with the
 ``--branches`` best tokens behind it; a chain the best token at each place. Greedy, held-out

@@ -95,7 +95,8 @@ def model_of(algorithm: str, folder: Path) -> str | None:
     return with_layers(architecture, folder / "model", old, at, **names)
 
 
-SLOW = [pytest.param(one, marks=pytest.mark.slow) for one in ("STANDALONE", "NGRAM", "NEXTN")]
+DRAFTERS = ("STANDALONE", "NGRAM", "NEXTN", "EAGLE3 4", "STANDALONE 4")  # branches of trees
+SLOW = [pytest.param(one, marks=pytest.mark.slow) for one in DRAFTERS]
 
 
 @pytest.fixture(scope="module", params=["EAGLE3", *SLOW])
@@ -103,7 +104,7 @@ def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[RunningServer, Path, list[str]]]:
     """A server, the folder of the files that kill, and the phases of the drafter."""
-    folder, algorithm = tmp_path_factory.mktemp("deaths"), request.param
+    folder, (algorithm, *branches) = tmp_path_factory.mktemp("deaths"), request.param.split()
     (folder / "sitecustomize.py").write_text(SITE.format(folder=str(folder), phases=PHASES))
     for phase in PHASES:
         (folder / phase).write_text("0")
@@ -111,6 +112,9 @@ def server(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=":")
         flags = ("--speculative-algorithm", algorithm, "--speculative-num-steps", "3")
+        if branches:
+            more = ("--speculative-eagle-topk", *branches, "--speculative-num-draft-tokens", "12")
+            flags = (*flags, *more)
         model = model_of(algorithm, folder)
         with RunningServer(*flags, "--max-engine-restarts", "50", model=model) as running:
             yield running, folder, [phase for phase in PHASES if phase != other]

@@ -4,6 +4,7 @@ drafts, answers are those of the engine without a drafter."""
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,15 +14,17 @@ from radixlm.base.record import replace
 from radixlm.config.server_config import ServerConfig
 from radixlm.engine import drafting as engine_drafting
 from radixlm.engine.drafting import max_paths, tree_shape
-from radixlm.engine.model_info import read_model
 from radixlm.speculative.lengths import DraftLength
 from tests.engine.drafted_engine import drafted_engine, follower
-from tests.engine.test_draft_models import DEEPSEEK, NEEDS_MODELS, TARGET
+from tests.engine.test_draft_models import (
+    DEEPSEEK,
+    NEEDS_MODELS,
+    prompts,  # noqa: F401  (a fixture)
+)
 from tests.engine.test_drafted_engine import facts
 from tests.engine.test_drafted_pairs import ask, draw
 from tests.engine.test_drafted_worlds import DrawnLength, World, name_of, play
 from tests.fakes.drafts import ForcedDrafts
-from tests.fakes.tiny_checkpoint import cached_tiny
 
 
 def compare(count: int, seed: int, most: int, paths: int, options: dict[str, Any]) -> ForcedDrafts:
@@ -35,8 +38,8 @@ def compare(count: int, seed: int, most: int, paths: int, options: dict[str, Any
         assert engine.tokenizer is not None
         encode = engine.tokenizer.encode
         plain = ask(engine, requests)
-    prompts = {request["prompt"]: encode(request["prompt"]) for request in requests}
-    known = [[*ids, *one["output_ids"]] for ids in prompts.values() for one in plain]
+    ids_of = {request["prompt"]: encode(request["prompt"]) for request in requests}
+    known = [[*ids, *one["output_ids"]] for ids in ids_of.values() for one in plain]
     drafts = ForcedDrafts(follower(known), "mixed", most, varies=True, seed=seed, paths=paths)
     with drafted_engine(drafts, **options) as engine:
         wide = ask(engine, requests)
@@ -128,14 +131,16 @@ def test_many_trees_of_draft_models(
 
 
 @NEEDS_MODELS
-def test_trees_accept_more_than_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_accept_more_than_chains(
+    monkeypatch: pytest.MonkeyPatch,
+    prompts: list[list[int]],  # noqa: F811
+) -> None:
     """With as many steps; and all that is reported counts the path that was right."""
 
     def always(most: int, *_: Any) -> DraftLength:
         return DraftLength(most, is_fixed=True, always=True)
 
     monkeypatch.setattr(engine_drafting, "DraftLength", always)
-    texts = [f"Count from {n} to twenty, then say the days of the week." for n in range(6)]
     sampling = {"temperature": 0, "max_new_tokens": 48}
     means = {}
     for branches, tokens in ((1, 4), (4, 8)):
@@ -144,7 +149,7 @@ def test_trees_accept_more_than_chains(monkeypatch: pytest.MonkeyPatch) -> None:
             speculative_algorithm="EAGLE3", speculative_eagle_topk=branches, cpu_threads=1,
             max_total_tokens=8192, **drafted,
         ) as engine:  # fmt: skip
-            answers = engine.generate(texts, sampling)
+            answers = engine.generate(input_ids=prompts[:8], sampling_params=sampling)
             state = engine.get_server_info()["internal_states"][0]
         metas = [answer["meta_info"] for answer in answers]
         for meta in metas:
@@ -152,7 +157,7 @@ def test_trees_accept_more_than_chains(monkeypatch: pytest.MonkeyPatch) -> None:
             assert meta["spec_num_proposed_drafts"] <= rounds * (tokens - 1)
             accepted = sum(n * c for n, c in enumerate(meta["spec_correct_drafts_histogram"]))
             assert accepted == meta["spec_num_correct_drafts"]
-            assert rounds + accepted >= meta["completion_tokens"] - 1
+            assert rounds + accepted >= meta["completion_tokens"] - 2
         total = sum(meta["spec_verify_ct"] for meta in metas)
         correct = sum(meta["spec_num_correct_drafts"] for meta in metas)
         assert state["avg_spec_accept_length"] == pytest.approx(1 + correct / total, abs=0.01)
@@ -161,15 +166,18 @@ def test_trees_accept_more_than_chains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_trees_are_read_as_chains() -> None:
-    def shape(model: str, modules: int = 1, **options: Any) -> Any:
+    def shape(
+        modules: int = 1, has_states: bool = False, algorithm: str = "EAGLE3", **options: Any
+    ) -> Any:
         config = ServerConfig.from_kwargs(
-            model_path=model, speculative_algorithm="EAGLE3", speculative_eagle_topk=4,
-            speculative_num_steps=3, speculative_num_draft_tokens=8, **options,
+            speculative_algorithm=algorithm, speculative_eagle_topk=4, speculative_num_steps=3,
+            speculative_num_draft_tokens=8, **options,
         )  # fmt: skip
-        return tree_shape(config, read_model(config)[0].decoder, modules)
+        block = SimpleNamespace(state=object() if has_states else None)
+        return tree_shape(config, SimpleNamespace(blocks=[block]), modules)  # type: ignore[arg-type]
 
-    found = shape(str(TARGET))
+    found = shape()
     assert (found.branches, found.size, found.depth) == (4, 7, 3)
     assert max_paths(found, 4) == 24 and max_paths(None, 4) == 0
-    assert shape(str(TARGET), pp_size=2) is None and shape(str(TARGET), 2) is None
-    assert shape(str(cached_tiny("BambaForCausalLM"))) is None
+    assert shape(pp_size=2) is None and shape(2) is None and shape(has_states=True) is None
+    assert shape(algorithm="NGRAM") is None

@@ -171,8 +171,9 @@ def release(harness: SchedulerHarness, rng: random.Random) -> bool:
     return replies[-3].ok
 
 
-def play(seed: int) -> tuple[int, int, int]:
-    """One case; how many tokens were drafted and accepted, and how often memory was released."""
+def play(seed: int) -> tuple[int, int, int, int]:
+    """One case; how many tokens were drafted, accepted, and given by further paths of trees, and
+    how often memory was released."""
     rng = random.Random(seed)
     world, kind = draw_world(rng), rng.choice(KINDS)
     world |= draw_stages(random.Random(~seed))
@@ -186,7 +187,9 @@ def play(seed: int) -> tuple[int, int, int]:
     if kind != "none":
         most = rng.choice([1, 2, 3, 7])
         oracle = oracle_of(outputs, prompts)
-        drafts = Drafts(oracle, kind, most, varies=rng.random() < 0.5, seed=seed)
+        shape = random.Random(seed ^ 0x7EE5)  # of the trees
+        paths = 0 if world.get("states") or world.get("stages") else shape.choice([0, 3, 6])
+        drafts = Drafts(oracle, kind, most, varies=rng.random() < 0.5, seed=seed, paths=paths)
         for rid, request in requests.items():
             if rng.random() < 0.4 and outputs[rid]:
                 request["prediction"] = predicted(rng, outputs[rid])
@@ -224,14 +227,14 @@ def play(seed: int) -> tuple[int, int, int]:
             assert (got.kind, got.matched, got.status) == end, (seed, rid)
     rounds = [one for each in drafts.rounds.values() for one in each] if drafts else []
     drafted, accepted = np.array(rounds, np.int64).reshape(-1, 2).sum(0).tolist()
-    return drafted, accepted, num_released
+    return drafted, accepted, drafts.num_gained if drafts else 0, num_released
 
 
 @pytest.mark.parametrize("first", range(0, 240, 40))
 def test_drawn_cases(first: int) -> None:
     cases = [play(seed) for seed in range(first, first + 40)]
-    drafted, accepted, num_released = np.sum(cases, axis=0)
-    assert drafted > accepted > 50
+    drafted, accepted, gained, num_released = np.sum(cases, axis=0)
+    assert drafted > accepted > 50 and gained
     assert num_released > 2
 
 

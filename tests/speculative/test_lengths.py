@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from radixlm.speculative.costs import CostTable
-from radixlm.speculative.drafter import NOTHING, Proposal
+from radixlm.speculative.drafter import NOTHING, Path, Proposal
 from radixlm.speculative.lengths import DraftLength
 
 # ms of a step by its tokens, as measured on a CPU (docs/performance.md) and two extremes
@@ -273,3 +273,55 @@ def test_asking_in_vain_takes_a_small_share_of_the_steps() -> None:
     assert lengths.choose(["r"], [Proposal(np.zeros(7, np.int32), np.full(7, 0.99, np.float32))])[0]
     assert lengths.pause(1.0, 16) == 8
     assert DraftLength(7, always=True).pause(1.0, 16) == 0
+
+
+def tree(first: list[float], gains: list[float], width: int) -> Proposal:
+    """A tree with paths of ``width`` tokens that are expected to add ``gains``."""
+    paths = tuple(Path(np.zeros(width, np.int32), 0, gain) for gain in gains)
+    return Proposal(np.zeros(len(first), np.int32), np.array(first, np.float32), paths)
+
+
+def measured(costs: str, lengths: DraftLength) -> DraftLength:
+    """After steps of many sizes in a world of these costs."""
+    world = World(costs, 1, 0.5)
+    for _ in range(60):
+        for num_tokens in (1, 4, 12, 2, 30, 7):
+            lengths.observe_step(1, num_tokens, world.cost(num_tokens))
+    return lengths
+
+
+@pytest.mark.parametrize(("costs", "wanted"), [("GPU", 2), ("16 bit", 1), ("steep", 0)])
+def test_paths_are_verified_where_they_raise_the_rate(costs: str, wanted: int) -> None:
+    lengths = measured(costs, DraftLength(4, costs=CostTable(SLOPES.get(costs, 0.08))))
+    proposal = tree([0.9, 0.8, 0.7], [1.0, 0.1], 3)
+    lens = lengths.choose(["r"], [proposal])
+    lens[:] = 3
+    assert lengths.choose_paths([proposal], lens.astype(np.int64)).tolist() == [wanted]
+    assert lengths.choose_paths([proposal], np.zeros(1, np.int64)).tolist() == [0]
+
+
+def test_a_tree_whose_size_is_set_is_taken_whole_or_not_at_all() -> None:
+    small, large = tree([0.9, 0.8], [0.4], 2), tree([0.9, 0.8], [0.4, 0.3, 0.2], 9)
+    for costs, proposal, takes in (("GPU", large, True), ("16 bit", small, True),
+                                   ("8 bit", large, False)):  # fmt: skip
+        lengths = measured(costs, DraftLength(2, True, CostTable(SLOPES.get(costs, 0.08))))
+        lengths._num_steps = 0  # no probe now
+        lens = lengths.choose(["r"], [proposal]).astype(np.int64)
+        assert lens.tolist() == [2 * takes], costs
+        assert lengths.choose_paths([proposal], lens).tolist() == [takes * len(proposal.others)]
+
+
+def test_paths_count_before_anything_is_drafted() -> None:
+    """What they have cost and given so far, when the device's drafter asks for a length."""
+    plain, trees = (measured("8 bit", DraftLength(3, True)) for _ in range(2))
+    for lengths in (plain, trees):
+        for _ in range(80):
+            lengths.observe("r", 3, 1)
+    assert plain._best_lens([0.6], 0).any()
+    for _ in range(80):
+        trees.chose_paths(1, 30)
+    assert not trees._best_lens([0.6], 0).any()
+    for _ in range(80):
+        trees.chose_paths(1, 30)
+        trees.gained(8)
+    assert trees._best_lens([0.6], 0).any()

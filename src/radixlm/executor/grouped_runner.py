@@ -159,7 +159,8 @@ class GroupedRunner(Runner):
         super().__init__(parts, options)
         self.model = self._grouped = GroupedModel(model, groups, self.sampling.vocab_size)
         self._groups, self._per_group = groups, slots_per_group
-        self._own_inputs = self._make_inputs(self.tables.num_slots * (1 + options.max_drafts))
+        max_rows = (self.tables.num_slots + options.max_paths) * (1 + options.max_drafts)
+        self._own_inputs = self._make_inputs(max_rows)
         dummy = DecodeBatch(("",), np.array([self.tables.dummy]))
         self._idle = Items(dummy, np.zeros(1, np.int64))
         self._own_decodes = (EMPTY_DECODES, EMPTY_DECODES)  # the step's last, and ours of them
