@@ -37,8 +37,8 @@ class Always(DraftLength):
 def held_out(count: int) -> list[list[int]]:
     """Prompts of the zoo that no training has seen."""
     sys.path.insert(0, str(ZOO))
-    from chat import Encoder, render
-    from data import EVALUATIONS, evaluation
+    from chat import Encoder, render  # noqa: PLC0415
+    from data import EVALUATIONS, evaluation  # noqa: PLC0415
 
     encoder = Encoder(Path(radixlm.__file__).parent / "assets/radix-tiny/tokenizer.json")
     tasks = [task for task in EVALUATIONS if task != "passage-long"]

@@ -197,3 +197,41 @@ def test_the_walk_stops_at_the_first_difference(lens: list[int], seed: int) -> N
         assert count == (matches.index(False) if False in matches else len(drafted)) + 1
         kept += [True] * count + [False] * (len(tokens) - count)
     assert accepted.kept_R.tolist() == kept
+
+
+@given(
+    lens=st.lists(st.integers(0, 4), min_size=1, max_size=5),
+    paths=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 4)), max_size=6),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_the_first_path_with_the_most_drafts_wins(
+    lens: list[int], paths: list[tuple[int, int]], seed: int
+) -> None:
+    chance = np.random.default_rng(seed)
+    owners = [owner % len(lens) for owner, _ in paths]
+    drawn = [chance.integers(0, 2, 5).tolist() for _ in lens]  # the same on all paths
+    drafts = [chance.integers(0, 2, count).tolist() for count in lens]
+    drafts += [chance.integers(0, 2, count).tolist() for _, count in paths]
+    of = [*range(len(lens)), *owners]
+    rows = DraftRows.of(drafts)
+    if paths:
+        rows = DraftRows(rows.first_A1, rows.next_R, np.array(owners))
+    drawn_R = [
+        drawn[n][j] for n, some in zip(of, drafts, strict=True) for j in range(len(some) + 1)
+    ]
+    accepted = rows.accept(torch.tensor(drawn_R))
+
+    def right(number: int) -> int:
+        pairs = zip(drafts[number], drawn[of[number]], strict=False)
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), len(drafts[number]))
+
+    kept = [False] * len(drawn_R)
+    for n in range(len(lens)):
+        sequences = [i for i, owner in enumerate(of) if owner == n]
+        winner = max(sequences, key=lambda i: (right(i), -i))
+        assert accepted.counts_N[n] == right(winner) + 1
+        assert accepted.chosen_N is None or accepted.chosen_N[n] == winner
+        first = int(rows.first_A1[winner])
+        kept[first : first + right(winner) + 1] = [True] * (right(winner) + 1)
+    assert accepted.kept_R.tolist() == kept

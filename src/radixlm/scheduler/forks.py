@@ -17,7 +17,7 @@ from radixlm.memory.pages import PageAllocator
 from radixlm.step.plan import Int32Array
 
 NO_SLOT = -1
-_ROOM_SHARE = 8  # paths have at most this part of the pages that can be had
+_ROOM = 8  # times the pages of a path must be had before the prefix cache gives some up for it
 
 
 class Fork(NamedTuple):
@@ -38,7 +38,7 @@ class Forks:
     def may_evict(num_pages: int, num_available: int) -> bool:
         """Whether so many pages may be taken from the prefix cache: they are free again after the
         step, and serve the next one."""
-        return num_pages * _ROOM_SHARE <= num_available
+        return num_pages * _ROOM <= num_available
 
     def take(self, page_row: int, first: int, num_pages: int) -> Fork | None:
         """Free pages for a path; None if there are not enough."""

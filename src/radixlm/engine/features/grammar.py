@@ -55,6 +55,7 @@ class _State:
             "forced",
             "jumps",
             "matcher",
+            "num_filled",
             "pending",
             "request",
         ),
@@ -71,6 +72,7 @@ class _State:
         self.forced: dict[tuple[int, ...], list[int]] = {}
         self.errors: dict[tuple[int, ...], RequestError] = {}
         self.committed: tuple[int, ...] = ()
+        self.num_filled = 0  # masks of the path that is gone along
 
     def start(self) -> None:
         """Make a matcher; InvalidRequest for a grammar that was refused."""
@@ -210,18 +212,12 @@ class GrammarFeature(Feature):
             state.forced, state.errors, state.committed = {}, {}, ()
         for index, state, drafts in work:
             own, rows = np.split(rows, [len(drafts) + 1])
+            state.num_filled = 0
             try:
                 self._advance(state)
                 self._fill_along(state, drafts, own)
             except RequestError as error:
-                befores = (tuple(drafts[:n]) for n in range(len(drafts) + 1))
-                failed = next(before for before in befores if before not in state.forced)
-                if not failed:
-                    state.error = error
-                else:  # a matcher that failed cannot go back
-                    state.errors[failed] = error
-                    state.takes_drafts = False
-                    state.start()
+                self._fail(state, drafts, own, error)
             # before the grammar; or unreachable, or complete: what is sampled is dropped
             is_free = ~own.any(axis=1)
             own[is_free] = -1
@@ -230,6 +226,20 @@ class GrammarFeature(Feature):
         if work:
             self._mask_s += 0.1 * ((time.perf_counter() - began_s) / num_rows - self._mask_s)
         return found
+
+    def _fail(self, state: _State, drafts: Sequence[int], rows: Mask, error: RequestError) -> None:
+        """The matcher has failed behind the first ``num_filled`` of the drafts."""
+        failed = tuple(drafts[: state.num_filled])
+        if not failed and failed not in state.forced:
+            state.error = error
+            return
+        if failed not in state.forced:
+            state.errors[failed] = error
+        else:  # an earlier path has got on: this one ends where it failed
+            for row, token in zip(rows[len(failed) :], (*drafts[len(failed) :], 0), strict=True):
+                _allow_alone(row, (token + 1) % self._vocab)
+        state.takes_drafts = False  # a matcher that failed cannot go back
+        state.start()
 
     def _fill_along(self, state: _State, drafts: Sequence[int], rows: Mask) -> None:
         """Write the masks of the next token, and of those after each draft."""
@@ -247,7 +257,7 @@ class GrammarFeature(Feature):
                 carried = carried[1:]
             elif state.after is None:
                 carried = self._fill(state, row)
-            state.forced[tuple(drafts[:at])] = carried
+            state.forced[tuple(drafts[:at])], state.num_filled = carried, at + 1
         if drafts:
             state.matcher.rollback(num_accepted)
             state.after, state.tail = start
