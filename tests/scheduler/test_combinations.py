@@ -38,6 +38,7 @@ from tests.fakes.scheduler_harness import SchedulerHarness
 from tests.fakes.tiers import DictTier, make_arrivals, make_port, new_feature
 
 POLICIES = ("auto", "best_effort", "wait_complete", "timeout")
+UNTREED = ("states", "stages", "depth", "waits_for_chunks", "max_micro_batch")
 KINDS = ("none", "own", "oracle", "mixed", "adversary", "random", "broken")
 
 
@@ -112,6 +113,12 @@ def draw_stages(rng: random.Random) -> dict[str, Any]:
     return found
 
 
+def with_trees(world: dict[str, Any], seed: int) -> tuple[dict[str, Any], str]:
+    """A world and a drafter in which further paths are verified."""
+    kept = {name: value for name, value in world.items() if name not in UNTREED}
+    return kept | {"step_tokens": 4 * world["step_tokens"]}, "adversary" if seed % 2 else "mixed"
+
+
 def alone(world: dict[str, Any], request: dict[str, Any]) -> tuple[list[int], Any]:
     """The tokens and the end of a request that has the engine for itself."""
     fields = {**request}
@@ -171,12 +178,13 @@ def release(harness: SchedulerHarness, rng: random.Random) -> bool:
     return replies[-3].ok
 
 
-def play(seed: int) -> tuple[int, int, int, int]:
-    """One case; how many tokens were drafted, accepted, and given by further paths of trees, and
-    how often memory was released."""
+def play(seed: int, paths: int = 0) -> tuple[int, int, int, int]:
+    """One case, with trees of so many further paths; how many tokens were drafted, accepted, and
+    given by further paths, and how often memory was released."""
     rng = random.Random(seed)
     world, kind = draw_world(rng), rng.choice(KINDS)
     world |= draw_stages(random.Random(~seed))
+    world, kind = with_trees(world, seed) if paths else (world, kind)
     meant = {"matcher": rng.choice(sorted(MATCHERS)), "jump": rng.random() < 0.7}
     family = [rng.randint(1, VOCAB - 1) for _ in range(24)]
     requests = {f"r{i}": draw_request(rng, family) for i in range(rng.randint(1, 6))}
@@ -187,8 +195,6 @@ def play(seed: int) -> tuple[int, int, int, int]:
     if kind != "none":
         most = rng.choice([1, 2, 3, 7])
         oracle = oracle_of(outputs, prompts)
-        shape = random.Random(seed ^ 0x7EE5)  # of the trees
-        paths = 0 if world.get("states") or world.get("stages") else shape.choice([0, 3, 6])
         drafts = Drafts(oracle, kind, most, varies=rng.random() < 0.5, seed=seed, paths=paths)
         for rid, request in requests.items():
             if rng.random() < 0.4 and outputs[rid]:
@@ -233,12 +239,24 @@ def play(seed: int) -> tuple[int, int, int, int]:
 @pytest.mark.parametrize("first", range(0, 240, 40))
 def test_drawn_cases(first: int) -> None:
     cases = [play(seed) for seed in range(first, first + 40)]
-    drafted, accepted, gained, num_released = np.sum(cases, axis=0)
-    assert drafted > accepted > 50 and gained
+    drafted, accepted, _, num_released = np.sum(cases, axis=0)
+    assert drafted > accepted > 50
     assert num_released > 2
+
+
+def test_drawn_trees() -> None:
+    """The same with trees of drafts, where these are verified."""
+    cases = [play(seed, 2 + seed % 5) for seed in range(3000, 3040)]
+    assert np.sum(cases, axis=0)[2] > 100
 
 
 @pytest.mark.slow
 def test_many_drawn_cases() -> None:
     for seed in range(240, 2240):
         play(seed)
+
+
+@pytest.mark.slow
+def test_many_drawn_trees() -> None:
+    for seed in range(3040, 5040):
+        play(seed, 2 + seed % 5)
