@@ -16,6 +16,7 @@ from radixlm.config.states import (
     compile_notes,
     expert_notes,
     no_effect_notes,
+    tree_notes,
     unbuilt_reason,
     window_notes,
 )
@@ -121,6 +122,13 @@ def test_a_bound_without_compilation_warns() -> None:
     assert note.startswith("--torch-compile-max-bs has no effect")
     assert not list(compile_notes(config.with_values({"enable_torch_compile": True})))
     assert not list(compile_notes(ServerConfig()))
+
+
+def test_a_policy_of_eviction_without_a_tree_warns() -> None:
+    config = ServerConfig().with_values({"radix_eviction_policy": "lfu"})
+    assert not list(tree_notes(config))
+    (note,) = tree_notes(config.with_values({"disable_radix_cache": True}))
+    assert note.startswith("--radix-eviction-policy has no effect")
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,6 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict("skip_tokenizer_init", "chat_template", _NO_TEXT),
     Conflict("skip_tokenizer_init", "completion_template", _NO_TEXT),
     Conflict("skip_tokenizer_init", "grammar_backend=xgrammar|outlines|llguidance", _NO_TEXT),
-    Conflict("disable_radix_cache", "radix_eviction_policy", _NO_TREE),
     Conflict("disable_radix_cache", "enable_hierarchical_cache", _NO_TREE),
     Conflict("disable_radix_cache", "kv_events_config", _NO_TREE),
     Conflict("disable_radix_cache", "warm_restart", _NO_TREE),

@@ -24,6 +24,7 @@ from radixlm.config.states import (
     draft_notes,
     expert_notes,
     no_effect_notes,
+    tree_notes,
     window_notes,
 )
 from radixlm.config.values import show
@@ -294,7 +295,7 @@ def resolve(config: ServerConfig, host: HostInfo, explicit: frozenset[str]) -> S
         logger.info("options left open: %s", ", ".join(filled.values()))
     has_window = (host.model or {}).get("has_window")
     notes = (*no_effect_notes(config, config.execute.device), *window_notes(config, has_window))
-    others = (compile_notes, draft_notes, expert_notes)
+    others = (compile_notes, draft_notes, expert_notes, tree_notes)
     for note in (*notes, *(note for of in others for note in of(config))):
         logger.info("%s", note)
     return config

@@ -83,6 +83,14 @@ def compile_notes(config: ServerConfig) -> Iterator[str]:
         yield f"{option.dashed} has no effect: it is for --enable-torch-compile"
 
 
+def tree_notes(config: ServerConfig) -> Iterator[str]:
+    """One line if --radix-eviction-policy is set and nothing is cached."""
+    option = options()["radix_eviction_policy"]
+    is_chosen = is_set(option, config.memory.radix_eviction_policy)
+    if is_chosen and config.memory.disable_radix_cache:
+        yield f"{option.dashed} has no effect: --disable-radix-cache leaves nothing to evict"
+
+
 def draft_notes(config: ServerConfig) -> Iterator[str]:
     """One line for each option of another drafter than the one that is used."""
     algorithm = config.speculate.speculative_algorithm
