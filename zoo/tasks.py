@@ -384,8 +384,8 @@ def refuse(rng: Random, wording: Wording = CLASSIC) -> Item:
 
 
 SHORT: dict[str, tuple[Task, float]] = {
-    "add": (add, 18.0),
-    "subtract": (subtract, 26.0),
+    "add": (add, 21.0),
+    "subtract": (subtract, 30.0),
     "multiply": (multiply, 2.0),
     "compare": (compare, 5.0),
     "copy": (copy, 11.0),
@@ -399,5 +399,5 @@ SHORT: dict[str, tuple[Task, float]] = {
     "capital": (capital, 0.8),
     "python": (python, 1.0),
     "greet": (greet, 5.0),
-    "refuse": (refuse, 13.0),
+    "refuse": (refuse, 15.0),
 }
