@@ -17,7 +17,9 @@
 namespace radix {
 namespace RADIX_ISA {
 
-constexpr int GROUP_ROWS = 32;  // rows that go through the staged blocks together
+constexpr int GROUP_ROWS = 32;                 // rows that go through the staged blocks together
+constexpr int PENDING = 2;                     // items whose weights wait for the sums
+constexpr int WEIGHTS = PENDING * BLOCK + 32;  // numbers from row to row
 
 struct StagedBlock {
     uint32_t *k, *v;  // [TILES][k_pad / 2][16] and [2][v_pad / 16][16][16] pairs
@@ -47,8 +49,7 @@ struct SumOperands {
     int v_pad, n;
 };
 
-// Products: PENDING, how many items' weights wait for the sums; SIDES, how many items' scores are there at
-// once; WEIGHTS; Chains, the order in which products are added up; open(rows), close(), scores(), sums().
+// Products: Chains, the order in which products are added up; open(rows), close(), scores(), sums().
 template <class Products>
 class Bf16Block {
   public:
@@ -57,7 +58,7 @@ class Bf16Block {
         rows = (rows + GROUP - 1) / GROUP * GROUP;
         const size_t staged =
             size_t(blocks_at_once(s, rows)) * BLOCK * (size_t(padded(s.k_dim) + s.v_pad) / 2 + 2);
-        return staged + size_t(rows) * padded(s.k_dim) / 2 + SIDES * SIDE + GROUP * WEIGHTS / 2 + 64 +
+        return staged + size_t(rows) * padded(s.k_dim) / 2 + GROUP * BLOCK + GROUP * WEIGHTS / 2 + 64 +
                size_t(FEW) * (padded(s.k_dim) + BLOCK);
     }
     Bf16Block(const AttnArgs& args, const Shape& shape, const AttnTask& task, const Rows& of,
@@ -78,7 +79,7 @@ class Bf16Block {
             staged[i].k_scale = f, f += BLOCK;
             staged[i].v_scale = f, f += BLOCK;
         }
-        p = f, f += SIDES * SIDE;
+        p = f, f += GROUP * BLOCK;
         weights = (uint16_t*)f, f += GROUP * WEIGHTS / 2;
         q = (uint16_t*)f, f += size_t(q_rows) * size_t(k_pad) / 2;
         for (int i = 0; i < q_rows; i++) {
@@ -105,8 +106,7 @@ class Bf16Block {
     }
 
   private:
-    static constexpr int GROUP = GROUP_ROWS, SIDE = GROUP * BLOCK;  // SIDE: their scores of a block
-    static constexpr int SIDES = Products::SIDES, PENDING = Products::PENDING, WEIGHTS = Products::WEIGHTS;
+    static constexpr int GROUP = GROUP_ROWS;
     static constexpr int BURST = 24;                   // lines that may be prefetched at once
     static constexpr int AHEAD = 8;                    // queries: tokens are far apart in memory
     static constexpr size_t STAGED_BYTES = 288 << 10;  // of K and V in second-level cache
@@ -119,7 +119,7 @@ class Bf16Block {
     const int32_t* pages;
     int kv_head, k_pad, q_rows;
     StagedBlock staged[SPLIT / BLOCK];
-    float* p;                          // [SIDES][32][64], for items that follow each other
+    float* p;                          // [32][64]
     uint16_t* weights;                 // [32][WEIGHTS]
     uint16_t* q;                       // [k_pad / 32][q_rows][32]
     alignas(64) float highest[GROUP];  // maxima of the group's rows
@@ -168,9 +168,7 @@ class Bf16Block {
     void find_maxima(BlockItem& g);
     void raise(const BlockItem& g, int r, float top);
     void softmax_item(BlockItem& g);
-    void score(const BlockItem& g) {
-        Products::scores({q + g.r0 * 32, q_rows, g.block->k, k_pad, g.n, p + g.number % SIDES * SIDE});
-    }
+    void score(const BlockItem& g) { Products::scores({q + g.r0 * 32, q_rows, g.block->k, k_pad, g.n, p}); }
     void weigh() {
         if (num_pending)
             Products::sums(
@@ -269,7 +267,7 @@ template <class Products>
 void Bf16Block<Products>::find_maxima(BlockItem& g) {
     const StagedBlock& b = *g.block;
     const bool has_scales = a.cache.dtype == DT_I8, changes = a.softcap != 0.0f || a.alibi_slopes || a.tree;
-    float* w = p + g.number % SIDES * SIDE;
+    float* w = p;
     for (int r0 = 0; r0 < g.n; r0 += 4) {
         __m512 top[4];
         for (int r = r0; r < r0 + 4; r++, w += BLOCK) {
@@ -299,7 +297,7 @@ void Bf16Block<Products>::softmax_item(BlockItem& g) {
     find_maxima(g);
     const StagedBlock& b = *g.block;
     const bool has_scales = a.cache.dtype == DT_I8;
-    const float* w = p + g.number % SIDES * SIDE;
+    const float* w = p;
     uint16_t* out = weights + g.number % PENDING * BLOCK;
     float* partial = rows.state(s, g.r0) + s.v_pad;
     for (int r = 0; r < g.n; r++, w += BLOCK, out += WEIGHTS, partial += s.state) {
@@ -317,8 +315,8 @@ void Bf16Block<Products>::softmax_item(BlockItem& g) {
     }
 }
 
-// A group of rows goes through the staged blocks. With two sides scores of the next block are begun before
-// those of this one are read, which waits for what was just written.
+// A group of rows goes through the staged blocks. What it reads again and again, its queries, scores,
+// weights and sums, is to stay in first-level cache.
 template <class Products>
 void Bf16Block<Products>::attend(int r0, int n, int num_blocks) {
     BlockItem items[SPLIT / BLOCK];
@@ -333,8 +331,8 @@ void Bf16Block<Products>::attend(int r0, int n, int num_blocks) {
     if (!count) return;
     open_maxima(r0, n);
     pending = items;
-    for (int i = 0, scored = 0; i < count; i++) {
-        while (scored < std::min(count, i + SIDES)) score(items[scored++]);
+    for (int i = 0; i < count; i++) {
+        score(items[i]);
         softmax_item(items[i]);
         num_pending++;
         if ((i + 1) % PENDING == 0) weigh();

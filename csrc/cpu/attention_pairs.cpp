@@ -11,7 +11,6 @@ RADIX_INLINE vf add_pairs(vf sum, vf x, vf y) {
 }
 
 struct PairProducts {
-    static constexpr int SIDES = 1, PENDING = 2, WEIGHTS = PENDING * BLOCK + 32;
     template <int R, int N>
     using Chains = PairChain<R, N>;
 

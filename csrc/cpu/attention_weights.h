@@ -28,20 +28,16 @@ RADIX_INLINE void round_to(vf x0, vf x1, uint16_t* out) {
     const __m512bh h = _mm512_cvtne2ps_pbh(x1.v, x0.v);
     std::memcpy(out, &h, 64);
 }
-// e^x of x <= 0, as 2^(n + f) with |f| <= 1/2: exactly 1 at 0, 0 where x is lower than floats reach. The
-// polynomial (Chebyshev, degree 5) is within 2.4e-7; numbers that are added and taken away round n.
+// e^x of x <= 0, as 2^(whole + part): exactly 1 at 0, 0 where x is lower than floats reach; NaN stays. The
+// polynomial of the part (minimax, degree 3) is within 8.6e-5, a fiftieth of what rounding to bfloat16 takes.
 RADIX_INLINE vf exp_weight(vf x) {
-    const __m512 log2e = _mm512_set1_ps(1.44269504088896341f), rounder = _mm512_set1_ps(12582912.0f);
-    const __m512 c = _mm512_max_ps(_mm512_set1_ps(-200.0f), x.v);  // NaN stays
-    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(c, log2e, rounder), rounder),
-                 f = _mm512_fmsub_ps(c, log2e, n);
-    __m512 p = _mm512_set1_ps(0.001339086681f);
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.009666373953f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.05550356954f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.2402234823f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.6931471825f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-    return {_mm512_scalef_ps(p, n)};
+    const __m512 t = _mm512_mul_ps(x.v, _mm512_set1_ps(1.44269504088896341f));
+    const __m512 part = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    __m512 p = _mm512_set1_ps(0.077067019f);
+    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(0.227645017f));
+    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(0.695116781f));
+    p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(1.0f));
+    return {_mm512_scalef_ps(p, t)};
 }
 
 }  // namespace RADIX_ISA
