@@ -96,8 +96,8 @@ class Scripted(Batch):
             for row, (slot, position) in enumerate(zip(slots, positions_R.tolist(), strict=True)):
                 prompt, answer = self.pairs[int(states[slot].rid.split("-")[1])]
                 tokens_R[row] = int(answer[min(position - len(prompt), len(answer) - 1)])
-            counts_N = None if drafts is None else drafts.accept(tokens_R)[0]
-            return replace(found, tokens_R=tokens_R, counts_N=counts_N)
+            accepted = None if drafts is None else drafts.accept(tokens_R)
+            return replace(found, tokens_R=tokens_R, accepted=accepted)
 
         runner.sampler.sample = sample
 

@@ -29,6 +29,7 @@ DATES = frozenset(
     entrypoints/http/openai/completions.py
     entrypoints/http/pooling/embeddings.py entrypoints/http/responses/events.py
     entrypoints/http/live.py entrypoints/profile.py observe/tracing.py router/page.py
+    entrypoints/http/pooling/score.py entrypoints/http/responses/conversations.py
     entrypoints/http/responses/store.py entrypoints/http/speech/routes.py entrypoints/http/state.py
     """.split()
 )

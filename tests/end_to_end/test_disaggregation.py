@@ -165,7 +165,7 @@ def test_chat_and_lists_of_prompts(pair: Pair) -> None:
 
 def _other_routes(seed: int) -> list[tuple[str, dict[str, Any]]]:
     """Bodies for the routes of llama.cpp, Ollama, Anthropic, and for Responses."""
-    greedy = {"temperature": 0, "n_predict": 6}
+    greedy = {"temperature": 0, "n_predict": 6, "ignore_eos": True}
     ollama = {"model": "m", "stream": False, "options": {"num_predict": 6, "temperature": 0}}
     users = [[{"role": "user", "content": _prompt(seed + i)}] for i in range(2)]
     return [

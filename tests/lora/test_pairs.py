@@ -158,7 +158,7 @@ def test_quantized_caches(dtype: str, plain: Asked) -> None:
     ]
     for index, (a, b, c) in enumerate(zip(*sets, strict=True)):
         other = sets[2][index - 1 if index % 3 else index + 1]
-        assert torch.equal(a, b) and (a - c).abs().mean() < 0.4 * (other - c).abs().mean(), index
+        assert torch.equal(a, b) and (a - c).abs().mean() < 0.6 * (other - c).abs().mean(), index
 
 
 @pytest.mark.parametrize("quantization", ["int8wo", "w8a8_int8", "int4wo-32", "fp8"])

@@ -176,7 +176,8 @@ class Cluster:
 
 
 async def chaos(folder: Path, num_servers: int, num_streams: int, new: int, num_kills: int) -> None:
-    """As many rounds of streams as kills, a server killed amid each; each round as the calm one."""
+    """A round of streams for each kill, and further ones while fewer streams than kills have moved;
+    each round as the calm one."""
     calls = [call(number, new) for number in range(num_streams)]
     adapter, draw = write_adapter(ASSETS / "radix-tiny", folder), random.Random(23)
     with Cluster(num_servers, adapter) as cluster:

@@ -120,7 +120,7 @@ def test_sampler_calls_a_processor_once_for_all_its_rows() -> None:
     drafts = DraftRows.of([[3, 7]])
     rows = sampler.sample(torch.zeros(3, VOCAB), [0] * 3, [3, 4, 5], drafts=drafts)
     assert rows.tokens_R.tolist() == [3, 3, 3]
-    assert rows.counts_N is not None and rows.counts_N.tolist() == [2]
+    assert rows.accepted is not None and rows.accepted.counts_N.tolist() == [2]
     assert [r.output_ids for r in calls[1]] == [[9, 3], [9, 3, 3], [9, 3, 3, 7]]
     assert table.state(0).output_ids == [9, 3, 3, 3]
 
