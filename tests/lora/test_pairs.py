@@ -149,6 +149,7 @@ def test_quantized_caches(dtype: str, plain: Asked) -> None:
     with Asked.opened(kv_cache_dtype=dtype) as asked:
         near, again = (asked.rows({"max_new_tokens": 1}, **options) for _ in range(2))
     exact = plain.rows({"max_new_tokens": 1}, **options)
+    most = 0.6 if dtype == "fp8_e5m2" else 0.25  # two bits of mantissa are few
     sets = [
         [
             torch.tensor([one[0] for one in row["meta_info"]["input_token_logprobs"][1:]])
@@ -158,7 +159,7 @@ def test_quantized_caches(dtype: str, plain: Asked) -> None:
     ]
     for index, (a, b, c) in enumerate(zip(*sets, strict=True)):
         other = sets[2][index - 1 if index % 3 else index + 1]
-        assert torch.equal(a, b) and (a - c).abs().mean() < 0.6 * (other - c).abs().mean(), index
+        assert torch.equal(a, b) and (a - c).abs().mean() < most * (other - c).abs().mean(), index
 
 
 @pytest.mark.parametrize("quantization", ["int8wo", "w8a8_int8", "int4wo-32", "fp8"])

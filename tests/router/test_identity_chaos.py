@@ -188,7 +188,9 @@ async def chaos(folder: Path, num_servers: int, num_streams: int, new: int, num_
         assert await cluster.round(calls) == calm
         calm_s = time.monotonic() - began_s
         num_before = 0
-        for number in range(num_kills):
+        for number in range(4 * num_kills):
+            if number >= num_kills and num_before >= num_kills:
+                break
             victim = draw.randrange(num_servers)
             streams = asyncio.create_task(cluster.round(calls))
             await asyncio.sleep(calm_s * draw.uniform(0.2, 0.6))

@@ -13,7 +13,7 @@ from radixlm.speculative.trees import tree_proposal
 from tests.fakes.drafts import ForcedDrafts
 from tests.fakes.executor import reference
 from tests.fakes.scheduler_harness import SchedulerHarness, serve_drawn
-from tests.scheduler.test_drafting import KINDS, oracle
+from tests.scheduler.test_drafting import KINDS, oracle, run_in_a_tight_pool
 
 
 @pytest.mark.parametrize("varies", [False, True])
@@ -49,12 +49,7 @@ def test_no_request_is_retracted_for_a_path() -> None:
     drafts = ForcedDrafts(oracle, "adversary", most=4, paths=6)
     wrong = Path(np.array([1, 1], np.int32), 0, 0.5)
     drafts.others = lambda rid, most: (wrong,) * 6  # type: ignore[method-assign]
-    harness = SchedulerHarness(25, drafts=drafts, page_size=1, reserve=0.0, step_tokens=64)
-    harness.submit("long", [1, 2, 3], 20, ignore_eos=True)
-    harness.submit("short", [4, 5, 6], 10, ignore_eos=True)
-    harness.run()
-    assert harness.out["long"] == reference([1, 2, 3], 20, ignore_eos=True)
-    assert harness.scheduler.planner.num_retracted == 0
+    run_in_a_tight_pool(drafts, step_tokens=64)
 
 
 def test_paths_are_in_the_step_and_its_counts() -> None:

@@ -4,6 +4,7 @@ the pages are those of the run without it."""
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,6 +131,16 @@ def test_the_end_of_the_context(length: int) -> None:
     assert max(ends) == 39  # nothing is sampled behind the last token
 
 
+def run_in_a_tight_pool(drafts: ForcedDrafts | None, **options: Any) -> None:
+    """The pool has pages for the tokens of both requests alone: neither is retracted."""
+    harness = SchedulerHarness(25, drafts=drafts, page_size=1, reserve=0.0, **options)
+    harness.submit("long", [1, 2, 3], 20, ignore_eos=True)
+    harness.submit("short", [4, 5, 6], 10, ignore_eos=True)
+    harness.run()
+    assert harness.out["long"] == reference([1, 2, 3], 20, ignore_eos=True)
+    assert harness.scheduler.planner.num_retracted == 0
+
+
 @pytest.mark.parametrize("drafter", [None, "adversary", "mixed"])
 @pytest.mark.parametrize("radix", [True, False])
 def test_pages_ahead_are_given_back_before_a_request_is_retracted(
@@ -137,12 +148,7 @@ def test_pages_ahead_are_given_back_before_a_request_is_retracted(
 ) -> None:
     """The pages fit the tokens of both requests, but not those of refused drafts too."""
     drafts = ForcedDrafts(oracle, drafter, most=8) if drafter else None
-    harness = SchedulerHarness(25, drafts=drafts, page_size=1, reserve=0.0, radix=radix)
-    harness.submit("long", [1, 2, 3], 20, ignore_eos=True)
-    harness.submit("short", [4, 5, 6], 10, ignore_eos=True)
-    harness.run()
-    assert harness.out["long"] == reference([1, 2, 3], 20, ignore_eos=True)
-    assert harness.scheduler.planner.num_retracted == 0
+    run_in_a_tight_pool(drafts, radix=radix)
 
 
 def test_drafts_take_what_chunks_leave() -> None:
