@@ -103,13 +103,20 @@ def test_rows_without_a_valid_token(monkeypatch: pytest.MonkeyPatch) -> None:
     pair.check(logits, 7)
 
 
-def test_logprobs_are_of_the_raw_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logprobs_are_of_the_processed_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(REQUESTS, VOCAB, monkeypatch)
     logits = logits_of(len(REQUESTS))
     logits[:, 100:110] = 20.0  # ties by id
     wanted: list[LogprobRequest | None] = [LogprobRequest(5), None, LogprobRequest(0, (4, 2499))]
     wanted += [LogprobRequest(2, (9,))] * 4
     pair.check(logits, 7, wanted=wanted)
+
+
+def test_logprobs_are_behind_a_grammar_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair([{"temperature": 0.0}, {"temperature": 0.7}], VOCAB, monkeypatch)
+    mask = torch.full((2, (VOCAB + 31) // 32), 0x0F0F0F0F, dtype=torch.int32)
+    wanted: list[LogprobRequest | None] = [LogprobRequest(3), LogprobRequest(3, (1, 9))]
+    pair.check(logits_of(2), 7, mask_RW=mask, wanted=wanted)
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
